@@ -20,11 +20,9 @@ from typer.core import TyperGroup
 from lazyshard import __version__
 from lazyshard.format.records import End
 from lazyshard_producer.check import describe_run
-from lazyshard_producer.configuration.arguments import Sorted, sort_arguments
-from lazyshard_producer.configuration.assembly import Flags, assemble
-from lazyshard_producer.configuration.config import read_config
-from lazyshard_producer.configuration.flags import flags_given, with_options
-from lazyshard_producer.configuration.init import DEFAULT_FILE, write_example
+from lazyshard_producer.configuration.assembly import assemble
+from lazyshard_producer.configuration.command_line import Flags, Sorted, flags_given, sort_arguments, with_options
+from lazyshard_producer.configuration.config import DEFAULT_FILE, read_config, write_example
 from lazyshard_producer.configuration.reload import Reload
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.metrics import open_metrics

@@ -25,9 +25,8 @@ from lazyshard.stream.listing import list_chunks
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.retire import list_kept
 from lazyshard.stream.writer_opening import find_manifest
-from lazyshard_producer.configuration.problems import is_url
+from lazyshard_producer.configuration.problems import MAX_NAME_BYTES, is_python, is_url
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
-from lazyshard_producer.configuration.source_problems import MAX_NAME_BYTES, is_python
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.following.journal import DIRECTORY, named_journals, remove_journals
 from lazyshard_producer.following.ledger import KIND as FOLLOWED

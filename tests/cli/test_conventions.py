@@ -20,7 +20,7 @@ from lazyshard.cli.command import app
 from lazyshard.cli.main import main
 from lazyshard_producer.cli import main as produced
 from lazyshard_producer.command import app as producer_app
-from lazyshard_producer.configuration.arguments import sort_arguments
+from lazyshard_producer.configuration.command_line import sort_arguments
 from tests.cli.commands import ROOT, environment, lazyshard
 from tests.stream.consuming import cursor
 from tests.stream.streams import produce

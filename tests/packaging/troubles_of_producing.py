@@ -17,7 +17,8 @@ from lazyshard.cli.main import main as lazyshard
 from lazyshard.conversion.indexed import IndexedReader
 from lazyshard.format.records import Owner
 from lazyshard_producer.cli import main as producer
-from lazyshard_producer.configuration.settings import Amount, Limits
+from lazyshard_producer.configuration.quantities import Amount
+from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.limits import Claim, Room, Situation, ahead_reason, room_reason, why_kept
 from lazyshard_producer.holding.shelf import Stock
 from lazyshard_producer.rows.recipe import Recipe, Workers

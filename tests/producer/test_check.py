@@ -9,7 +9,8 @@ import pytest
 
 from lazyshard_producer.check import MAX_SHOWN, describe_run
 from lazyshard_producer.cli import main
-from lazyshard_producer.configuration.settings import Amount, Limits, Settings, SourceSettings
+from lazyshard_producer.configuration.quantities import Amount
+from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from tests.producer.commands import assert_one_line, plain_sources, rows
 
 

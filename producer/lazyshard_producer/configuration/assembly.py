@@ -9,25 +9,25 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final, get_type_hints
 
-from lazyshard_producer.configuration.arguments import SourceArgument
+from lazyshard_producer.configuration.command_line import Flags, SourceArgument
 from lazyshard_producer.configuration.config import PATH_KEYS, ConfigFile
-from lazyshard_producer.configuration.option import Option
-from lazyshard_producer.configuration.options import BY_NAME, OPTIONS
-from lazyshard_producer.configuration.row_options import DEFAULT_MAX_BAD_ROWS
-from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
-from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
+from lazyshard_producer.configuration.problems import find_problems, flag
+from lazyshard_producer.configuration.row_settings import DEFAULT_MAX_BAD_ROWS
+from lazyshard_producer.configuration.settings import (
+    BY_NAME,
+    OPTIONS,
+    SOURCE_OPTIONS,
+    Described,
+    Limits,
+    Settings,
+    SourceSettings,
+)
 from lazyshard_producer.configuration.source_paths import Found, expand_source, is_indexed, is_pipe
 from lazyshard_producer.errors import Problem, SettingsInvalid
-
-_FIELDS: Final = {
-    "log_every_seconds": "log_every_s",
-    "idle_seconds": "idle_s",
-    "store_patience_seconds": "store_patience_s",
-}
-"""Where a setting is called otherwise than its option."""
 
 _STAND_INS: Final[dict[str, Any]] = {"out": "out", "samples_per_chunk": 1}
 """In the place of what is needed and missing, so that the rest can be looked at."""
@@ -37,28 +37,12 @@ _FOLLOWS_FROM: Final = {
     "consumers": "retain",
     "marker": "finished_by",
     "idle_seconds": "finished_by",
+    **{option.name: option.about.needs for option in OPTIONS if option.about.needs is not None},
 }
 """What may be wrong only because something else could not be read."""
 
 _ABOUT: Final = {"resume": "standard input and pipes", "indexed_rows": "Megatron's .idx files"}
 """What a flag about sources is about that is not about followed directories."""
-
-_LIMITS: Final = frozenset(one.name for one in fields(Limits))
-
-
-@dataclass(frozen=True, slots=True)
-class Flags:
-    """What the command line says.
-
-    Attributes:
-        sources: each --source and --follow, in order.
-        values: the texts behind each other flag, by name of option; of those that were given.
-        problems: what cannot be about the sources.
-    """
-
-    sources: Sequence[SourceArgument] = ()
-    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    problems: Sequence[Problem] = ()
 
 
 def assemble(flags: Flags, config: ConfigFile | None) -> Settings:
@@ -69,7 +53,7 @@ def assemble(flags: Flags, config: ConfigFile | None) -> Settings:
     """
     assembly = _Assembly(flags, config)
     settings = assembly.settings()
-    if settings is None or assembly.problems:
+    if assembly.problems:
         raise SettingsInvalid.of(assembly.problems)
     return settings
 
@@ -104,8 +88,8 @@ class _Assembly:
         self._where: dict[str, str] = {}
         self._sources_given = bool(flags.sources or (config is not None and config.sources))
 
-    def settings(self) -> Settings | None:
-        """Returns the settings, None where some cannot be."""
+    def settings(self) -> Settings:
+        """Returns the settings, with stand-ins for what cannot be."""
         groups = list(self._groups())
         self._share_flags(groups)
         owners: list[_Group] = []
@@ -127,38 +111,44 @@ class _Assembly:
             values.setdefault(name, stand_in)
         if values.get("on_bad_row", "fail") != "fail":
             values.setdefault("max_bad_rows", DEFAULT_MAX_BAD_ROWS)
-        limits = Limits(**{name: values.pop(name) for name in _LIMITS & values.keys()})
-        try:
-            return Settings(sources=tuple(sources), limits=limits, given=given, **_renamed(values))
-        except SettingsInvalid as error:
-            self._take_over(error.problems, owners)
-            return None
+        limits = Limits(**_fields(values, Limits))
+        settings = Settings(sources=tuple(sources), limits=limits, **_fields(values, Settings))
+        given_of = {number: group.values.keys() for number, group in enumerate(owners)}
+        self._take_over(find_problems(settings, given, given_of), owners)
+        return settings
 
-    def _is_given(self, option: Option) -> bool:
+    def _is_given(self, option: Described) -> bool:
         return option.name in self._flags.values or (self._config is not None and option.name in self._config.values)
 
-    def _given(self, option: Option) -> Any:
+    def _given(self, option: Described) -> Any:
         """Returns the value of an option that was given, whatever where it cannot be read."""
         if option.name in self._flags.values:
-            texts = self._flags.values[option.name]
-            return self._read(option, texts, option.kind.from_flags, option.flag, self._unread)
+            return self._read(option, _of_flag(option, self._flags.values[option.name]), option.flag, self._unread)
         assert self._config is not None
         where = self._where[option.name] = self._config.where(option.name)
-        return self._read(option, self._config.values[option.name], option.kind.from_toml, where, self._unread)
+        return self._read(option, self._config.values[option.name], where, self._unread, strict=True)
 
-    def _read(self, option: Option, value: Any, read: Callable[[Any], Any], where: str, unread: set[str]) -> Any:
+    def _read(self, option: Described, value: Any, where: str, unread: set[str], *, strict: bool = False) -> Any:
+        """Returns what a value means; takes note where it cannot be. `strict` is for TOML, which has types."""
+        from pydantic import ValidationError
+
         try:
-            return read(value)
-        except ValueError:
+            return _reader(option).validate_python(value, strict=strict)
+        except ValidationError as error:
             unread.add(option.name)
-            shown = value[-1] if isinstance(value, list | tuple) and value else value
-            self.problems.append(Problem(where, f"{option.kind.expects} is needed, got {reprlib.repr(shown)}"))
+            first = error.errors(include_url=False)[0]
+            cause = first.get("ctx", {}).get("error")
+            why = f"should be {cause}" if cause is not None else first["msg"].removeprefix("Input ")
+            shown = reprlib.repr(value[-1] if isinstance(value, list | tuple) and value else value)
+            self.problems.append(Problem(where, f"{option.about.metavar} is needed, got {shown}: {why}"))
             return None
 
-    def _miss(self, option: Option) -> None:
+    def _miss(self, option: Described) -> None:
         self._unread.add(option.name)
         file = f", or {option.name} in {self._config.name}" if self._config is not None else ""
-        self.problems.append(Problem(option.flag, f"needed, found none; give {option.flag} {option.metavar}{file}"))
+        self.problems.append(
+            Problem(option.flag, f"needed, found none; give {option.flag} {option.about.metavar}{file}")
+        )
 
     def _groups(self) -> Iterator[_Group]:
         if self._flags.sources or self._config is None:
@@ -171,10 +161,10 @@ class _Assembly:
                 yield group
 
     def _group_of_flags(self, argument: SourceArgument) -> _Group:
-        group = _Group(tuple(argument.paths), {}, _flag, follow=argument.flag == "--follow")
+        group = _Group(tuple(argument.paths), {}, flag, follow=argument.flag == "--follow")
         if argument.weights:
             weight = BY_NAME["weight"]
-            value = self._read(weight, argument.weights, weight.kind.from_flags, weight.flag, group.unread)
+            value = self._read(weight, argument.weights[-1], weight.flag, group.unread)
             group.values["weight"] = 1.0 if "weight" in group.unread else value
         return group
 
@@ -194,7 +184,7 @@ class _Assembly:
         group = _Group(tuple(paths), {}, where, follow=given[0] == "follow")
         for option in SOURCE_OPTIONS:
             if option.name in source:
-                value = self._read(option, source[option.name], option.kind.from_toml, where(option.name), group.unread)
+                value = self._read(option, source[option.name], where(option.name), group.unread, strict=True)
                 if option.name not in group.unread:
                     group.values[option.name] = value
         if "weight" in group.unread:
@@ -206,8 +196,8 @@ class _Assembly:
         for option in SOURCE_OPTIONS:
             if option.name not in self._flags.values:
                 continue
-            texts, unread = self._flags.values[option.name], set[str]()
-            value = self._read(option, texts, option.kind.from_flags, option.flag, unread)
+            unread = set[str]()
+            value = self._read(option, _of_flag(option, self._flags.values[option.name]), option.flag, unread)
             about = [group for group in groups if _can_be_about(option, group)]
             for group in about:
                 group.unread |= unread
@@ -244,7 +234,7 @@ def _sources_of(group: _Group) -> list[SourceSettings]:
         ValueError: a blend file cannot be read, or is to share a weight with other sources.
     """
     found = [one for path in group.paths for one in ([Found(path)] if group.follow else expand_source(path))]
-    values = _renamed(group.values)
+    values = _fields(group.values, SourceSettings)
     weight = values.pop("weight", None)
     if weight is not None and len(group.paths) > 1 and any(one.weight is not None for one in found):
         raise ValueError("a blend file with weights shares a --weight with nothing else; give it a --source of its own")
@@ -269,11 +259,7 @@ def _of_format(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "indexed_rows" or is_indexed(path)}
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _can_be_about(option: Option, group: _Group) -> bool:
+def _can_be_about(option: Described, group: _Group) -> bool:
     if option.name == "resume":
         return not group.follow and any(map(is_pipe, group.paths))
     if option.name == "indexed_rows":
@@ -281,5 +267,18 @@ def _can_be_about(option: Option, group: _Group) -> bool:
     return group.follow
 
 
-def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {_FIELDS.get(name, name): value for name, value in values.items()}
+def _fields(values: Mapping[str, Any], owner: type) -> dict[str, Any]:
+    """Returns the values of options, by name, that belong to a class of settings, by field."""
+    return {BY_NAME[name].field: value for name, value in values.items() if BY_NAME[name].owner is owner}
+
+
+def _of_flag(option: Described, texts: Sequence[str]) -> Any:
+    return tuple(texts) if option.about.repeat else texts[-1]
+
+
+@cache
+def _reader(option: Described) -> Any:
+    """Returns what reads the value of an option: pydantic, by the type of its field."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(get_type_hints(option.owner, include_extras=True)[option.field])

@@ -1,4 +1,4 @@
-"""The configuration file: TOML with the names of the flags, read into values that are not yet settings.
+"""The configuration file: TOML with the names of the flags, read into values that are not yet settings; its example.
 
     out = "/shared/stream"           flags of the panel "Stream", with underscores
     samples_per_chunk = 1000
@@ -12,19 +12,22 @@
     [limits]                         flags of the panel "Limits"
 
 What nobody knows is refused, with the nearest name that is known: a limit that was misspelt must not be no limit.
+`lazyshard-producer init` writes an example, made of the same options.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lazyshard_producer.configuration.options import BY_NAME, OPTIONS
-from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
+from lazyshard.store.durable import NEW_FILE_MODE
+from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, PANELS, SOURCE_OPTIONS, Described
 from lazyshard_producer.errors import ExtraMissing, Problem, SettingInvalid
 
 SOURCE: Final = "source"
@@ -55,7 +58,7 @@ class ConfigFile:
 
     def where(self, option: str) -> str:
         """Returns how messages call an option of this file."""
-        table = BY_NAME[option].table
+        table = BY_NAME[option].about.table
         return f"{self.name}: {table}.{option}" if table else f"{self.name}: {option}"
 
     def where_in_source(self, number: int, key: str) -> str:
@@ -143,7 +146,7 @@ def _is_known(name: str, table: str) -> bool:
 def _names(table: str) -> tuple[str, ...]:
     if table == SOURCE:
         return (*PATH_KEYS, *(option.name for option in SOURCE_OPTIONS))
-    return tuple(option.name for option in OPTIONS if option.table == table)
+    return tuple(option.name for option in OPTIONS if option.about.table == table)
 
 
 def _unknown(where: str, names: Sequence[str] | dict[str, Any], table: str) -> Iterator[Problem]:
@@ -178,7 +181,71 @@ def _place(name: str) -> str:
         return f"as a table [{name}]"
     if name == SOURCE:
         return "as a table [[source]]"
-    table = SOURCE if name in PATH_KEYS else BY_NAME[name].table
+    table = SOURCE if name in PATH_KEYS else BY_NAME[name].about.table
     if not table:
         return "at the top of the file, before the first table"
     return f"in [[{SOURCE}]]" if table == SOURCE else f"in [{table}]"
+
+
+DEFAULT_FILE: Final = "lazyshard-producer.toml"
+
+_WIDTH: Final = 100
+
+_GIVEN: Final = ("out", "samples_per_chunk")
+"""What every run needs; the rest of the example is commented out."""
+
+_START: Final = """\
+# What `lazyshard-producer run --config FILE` is to do. `lazyshard-producer check FILE` shows what that means.
+#
+# Each key is a flag with underscores, and the flag counts where both are given. Lines that begin with "#" are
+# examples: take the "#" away to use one. Paths are relative to the directory in which the command is started.
+#
+# A file like this one is to be trusted like a program: transform, where, encode and "python:" sources name code
+# that is run.
+"""
+
+_SOURCES: Final = """\
+
+# Where rows come from: a [[source]] for each. Without weights they are read one after another, in this order.
+[[source]]
+# JSON lines (.gz and .zst too), a pattern such as "data/*.jsonl", or a list of these; Parquet or Arrow files; a
+# directory of a Hugging Face data set; "-" for standard input, or a named pipe; "python:MODULE:FUNCTION".
+path = "data.jsonl"
+
+# Or a directory into which other programs write, for as long as they do:
+# [[source]]
+# follow = "incoming"
+"""
+
+
+def example() -> str:
+    """Returns the text of the example."""
+    top = (option for option in OPTIONS if not option.about.table)
+    parts = [_START, *map(_entry, top), _SOURCES, *map(_entry, SOURCE_OPTIONS)]
+    for table in TABLES:
+        parts.append(f"\n# {PANELS[table]}\n[{table}]\n")
+        parts += [_entry(option) for option in OPTIONS if option.about.table == table]
+    return "".join(parts)
+
+
+def write_example(path: str) -> None:
+    """Writes the example to a file that is not there yet.
+
+    Raises:
+        SettingInvalid: there is something of this name.
+        OSError: the filesystem refused.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, NEW_FILE_MODE)
+    except FileExistsError:
+        raise SettingInvalid(
+            f"{path}: there is a file of this name already, and it is left as it is; give another name", option="FILE"
+        ) from None
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(example())
+
+
+def _entry(option: Described) -> str:
+    lines = "".join(f"# {line}\n" for line in textwrap.wrap(option.about.help, _WIDTH, break_on_hyphens=False))
+    mark = "" if option.name in _GIVEN else "# "
+    return f"\n{lines}{mark}{option.name} = {option.about.example}\n"

@@ -1,56 +1,63 @@
-"""What cannot be about settings: every check that needs no look at any file, and all that is wrong at once.
+"""Settings that do not go together, and texts that cannot be what they are for; all at once, without a look at files.
 
-Pure functions; a problem names the option, what was expected and found, and what would do.
+Types and bounds are pydantic's to check, by the fields of `settings`. A problem names the option, what was expected and
+found, and what would do.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Final
 
+from lazyshard.conversion.indexed import INDEX_SUFFIX
 from lazyshard.format.cursor import check_consumer
-from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
-from lazyshard_producer.configuration.row_problems import row_problems
-from lazyshard_producer.configuration.setting_checks import MAX_SHUFFLE, path_problems
-from lazyshard_producer.configuration.source_problems import source_problems
+from lazyshard_producer.configuration.row_settings import MAX_SHUFFLE, SWIFT
+from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Settings, SourceSettings
 from lazyshard_producer.errors import Problem
 
-if TYPE_CHECKING:
-    from lazyshard_producer.configuration.settings import Limits, Settings
+FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""MODULE:FUNCTION."""
 
-MAX_SEED: Final = 2**63 - 1
-
-_MAX_ROW_BYTES_MAX: Final = 1 << 40
-_MAX_AMOUNT: Final = 2**63 - 1
-_MAX_TOKENS: Final = 2**32 - 1
-_MAX_SEQUENCE: Final = 2**24
-_MAX_TOKEN: Final = 2**31 - 1
-_MAX_WORKERS: Final = 1024
-_MAX_PORT: Final = 65535
+MAX_NAME_BYTES: Final = 255
+"""Of a file's name, on Linux. A file of a longer name never comes, however long it is waited for."""
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ONE_SLASH: Final = re.compile(r"(s3a?|gc?s|az|abfss?|adl|hdfs|https?|oss):/[^/]", re.IGNORECASE)
+_OPTION_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_OWN_OPTIONS: Final = {"model": "--model", "template": "--template", "max_length": "--max-length"}
+_PYTHON: Final = "python:"
+_STDIN: Final = "-"
 
 
-def find_problems(settings: Settings, given: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
-    """Returns all that cannot be, in the order of the options; mostly nothing.
+def find_problems(settings: Settings, given: Set[str], given_of: Mapping[int, Set[str]] | None = None) -> list[Problem]:
+    """Returns all that does not go together, in the order of the options; mostly nothing.
 
     Args:
         settings: to be looked at.
-        given: names of those that were given, where that is known. What is for another option that is not there is
-            refused with its default value too.
+        given: names of the options that were given, be it with their default: those that need another one which is
+            not there are refused.
+        given_of: the same of each source, by its number.
     """
-    return (
-        *source_problems(settings.sources),
-        *path_problems("--out", settings.out),
-        *(_of_store(settings) if is_url(settings.out) else _of_no_store(settings)),
-        *_of_numbers(settings),
-        *row_problems(settings, given),
-        *_of_bad_rows(settings),
-        *_of_limits(settings.limits, given),
-    )
+    return [
+        *_of_sources(settings.sources, given_of or {}),
+        *_of_place(settings),
+        *_of_needs(settings, given),
+        *_of_functions(settings),
+        *_of_columns(settings),
+        *_of_balance(settings),
+        *_of_forms(settings),
+        *_of_lengths(settings, given),
+        *_of_measuring(settings),
+        *_of_encoding(settings),
+        *_of_limits(settings, given),
+    ]
+
+
+def flag(name: str) -> str:
+    """Returns the flag of an option."""
+    return "--" + name.replace("_", "-")
 
 
 def is_url(out: str) -> bool:
@@ -58,92 +65,260 @@ def is_url(out: str) -> bool:
     return _URL.match(out) is not None
 
 
-def _of_store(settings: Settings) -> Iterator[Problem]:
+def is_python(path: str) -> bool:
+    """Whether a path stands for a Python function."""
+    return path.startswith(_PYTHON)
+
+
+def is_live(source: SourceSettings) -> bool:
+    """Whether a source may have no row at the moment and some later, as far as its settings say.
+
+    A named pipe is not told from a file here: that takes a look at it.
+    """
+    return source.follow or source.path == _STDIN or is_python(source.path)
+
+
+def _of_path(option: str, path: str) -> Iterator[Problem]:
+    if not path:
+        yield Problem(option, "a path is needed, got an empty one")
+    elif "\0" in path:
+        yield Problem(option, f"a path cannot hold a NUL character, got {path!r}")
+
+
+def _of_sources(sources: tuple[SourceSettings, ...], given_of: Mapping[int, Set[str]]) -> Iterator[Problem]:
+    if not sources:
+        yield Problem("--source", "at least one source is needed, got none; give --source FILE or --follow DIRECTORY")
+    for number, source in enumerate(sources):
+        broken = list(_of_path(_path_flag(source), source.path))
+        if broken:
+            yield broken[0]._replace(source=number)
+            continue
+        about = _of_following(source) if source.follow else _of_not_following(given_of.get(number, set()))
+        for option, text in (*_of_kind(source), *about):
+            yield Problem(option, f"{source.path}: {text}", number)
+    yield from _of_weights(sources)
+    if sum(source.path == _STDIN for source in sources) > 1:
+        yield Problem("--source", "standard input can be read once, got it more often; leave all but one - out")
+
+
+def _path_flag(source: SourceSettings) -> str:
+    return "--follow" if source.follow else "--source"
+
+
+def _of_kind(source: SourceSettings) -> Iterator[tuple[str, str]]:
+    python = is_python(source.path)
+    if source.follow and (source.path == _STDIN or python):
+        yield "--follow", "only a directory can be followed; give it as --source"
+    elif python and not FUNCTION.fullmatch(source.path[len(_PYTHON) :]):
+        yield "--source", "a Python source is written python:MODULE:FUNCTION"
+    if source.weight is not None and not (math.isfinite(source.weight) and source.weight > 0):
+        yield "--weight", f"a number above 0 is needed, got {source.weight:g}; for no rows of it leave the source out"
+    if source.resume != "skip" and (source.follow or python):
+        yield "--resume", "it is for standard input and pipes, and this goes on where it was; leave it out"
+    if source.indexed_rows != "document" and (source.follow or not source.path.endswith(INDEX_SUFFIX)):
+        yield "--indexed-rows", f"it is for Megatron's {INDEX_SUFFIX} files, and this is none; leave it out"
+
+
+def _of_not_following(given: Set[str]) -> Iterator[tuple[str, str]]:
+    for option in SOURCE_OPTIONS:
+        if option.about.needs == "follow" and option.name in given:
+            yield option.flag, "only followed directories have it; give this one with --follow, or leave the option out"
+
+
+def _of_following(source: SourceSettings) -> Iterator[tuple[str, str]]:
+    plain = SourceSettings(path=source.path)
+    if not _is_name_part(source.pattern):
+        yield "--pattern", f'a pattern for file names is needed, such as "*.jsonl", got {source.pattern!r}'
+    if not _is_file_name(source.marker) or "{name}" not in source.marker or source.marker == "{name}":
+        expected = 'a file name with {name} in it, and more than that, is needed, such as "{name}.done"'
+        yield "--marker", f"{expected}, got {source.marker!r}"
+    elif source.marker != plain.marker and source.finished_by != "marker":
+        yield "--marker", f"it needs --finished-by marker, got --finished-by {source.finished_by}"
+    if source.idle_s != plain.idle_s and source.finished_by != "idle":
+        yield "--idle-seconds", f"it needs --finished-by idle, got --finished-by {source.finished_by}"
+    if not _is_file_name(source.end_marker):
+        text = f'the name of a file in the directory is needed, such as "_END", got {source.end_marker!r}'
+        yield "--end-marker", text
+
+
+def _is_file_name(text: str) -> bool:
+    return _is_name_part(text) and len(text.encode("utf-8", "surrogateescape")) <= MAX_NAME_BYTES
+
+
+def _is_name_part(text: str) -> bool:
+    return bool(text) and text not in (".", "..") and not set(text) & {"/", "\0"}
+
+
+def _of_weights(sources: tuple[SourceSettings, ...]) -> Iterator[Problem]:
+    weighted = [source.weight is not None for source in sources]
+    if all(weighted):
+        return
+    for number, source in enumerate(sources):
+        if any(weighted) and source.weight is None:
+            text = "has none and others have; give all sources a --weight (mixed), or none (in order)"
+            yield Problem("--weight", f"{source.path}: {text}", number)
+        elif not any(weighted) and is_live(source) and number < len(sources) - 1:
+            text = "may never end, and the sources after it would wait for that; put it last, or give all of them a "
+            yield Problem(_path_flag(source), f"{source.path}: {text}--weight (then they are mixed)", number)
+
+
+def _of_place(settings: Settings) -> Iterator[Problem]:
+    yield from _of_path("--out", settings.out)
+    if not is_url(settings.out):
+        if _ONE_SLASH.match(settings.out):
+            scheme, _, place = settings.out.partition(":/")
+            yield Problem("--out", f"a URL has two slashes, {scheme}://{place}; for a directory write ./{settings.out}")
+        if settings.spool is not None:
+            yield Problem("--spool", f"it is for object stores, and --out is a directory, got {settings.spool!r}")
+        return
     scheme, _, place = settings.out.partition("://")
     if scheme.lower() in ("file", "local"):
         yield Problem("--out", f"a directory is given by its path, without {scheme}://, got {settings.out!r}")
     elif not place.strip("/"):
         yield Problem("--out", f"a place behind {scheme}:// is needed, such as BUCKET/PREFIX, got {settings.out!r}")
     if settings.spool is not None:
-        yield from path_problems("--spool", settings.spool)
-    if not 1 <= settings.max_spool <= _MAX_AMOUNT:
-        yield Problem("--max-spool", f"a number of bytes from 1 to {_MAX_AMOUNT} is needed, got {settings.max_spool}")
-    if not (math.isfinite(settings.store_patience_s) and settings.store_patience_s >= 0):
-        text = f"a number of seconds from 0 on is needed, got {settings.store_patience_s:g}"
-        yield Problem("--store-patience-seconds", text)
+        yield from _of_path("--spool", settings.spool)
     if settings.limits.min_free_disk is not None:
         yield Problem("--min-free-disk", "nobody can say what is free in an object store; give --max-disk")
 
 
-def _of_no_store(settings: Settings) -> Iterator[Problem]:
-    if _ONE_SLASH.match(settings.out):
-        scheme, _, place = settings.out.partition(":/")
-        yield Problem("--out", f"a URL has two slashes, {scheme}://{place}; for a directory write ./{settings.out}")
-    if settings.spool is not None:
-        yield Problem("--spool", f"it is for object stores, and --out is a directory, got {settings.spool!r}")
-
-
-def _of_numbers(settings: Settings) -> Iterator[Problem]:
-    for option, value, low, high in (
-        ("--samples-per-chunk", settings.samples_per_chunk, 1, MAX_SAMPLES_PER_CHUNK),
-        ("--max-row-bytes", settings.max_row_bytes, 1, _MAX_ROW_BYTES_MAX),
-        ("--shuffle", settings.shuffle, 0, MAX_SHUFFLE),
-        ("--seed", settings.seed, 0, MAX_SEED),
-        ("--pack", settings.pack, 0, _MAX_TOKENS),
-        ("--pack-buffer", settings.pack_buffer, 1, MAX_SHUFFLE),
-        ("--pack-buffer-bytes", settings.pack_buffer_bytes, 1, _MAX_AMOUNT),
-        ("--split", settings.split, 0, _MAX_SEQUENCE),
-        ("--split-bos", settings.split_bos, 0, _MAX_TOKEN),
-        ("--split-eos", settings.split_eos, 0, _MAX_TOKEN),
-        ("--split-every-bos", settings.split_every_bos, 0, _MAX_TOKEN),
-        ("--split-every-eos", settings.split_every_eos, 0, _MAX_TOKEN),
-        ("--split-overlap", settings.split_overlap, 0, 1),
-        ("--pad", settings.pad, 0, _MAX_SEQUENCE),
-        ("--pad-token", settings.pad_token, 0, _MAX_TOKEN),
-        ("--workers", settings.workers, 0, _MAX_WORKERS),
-        ("--metrics-port", settings.metrics_port, 0, _MAX_PORT),
-    ):
-        if value is not None and not low <= value <= high:
-            yield Problem(option, f"a number from {low} to {high} is needed, got {value}")
-    if settings.rate is not None and not (math.isfinite(settings.rate) and settings.rate > 0):
-        text = f"a number of samples a second above 0 is needed, got {settings.rate:g}; none means no limit"
-        yield Problem("--rate", text)
-    if not (math.isfinite(settings.log_every_s) and settings.log_every_s > 0):
-        yield Problem("--log-every-seconds", f"a number of seconds above 0 is needed, got {settings.log_every_s:g}")
-    if not settings.metrics_host or "\0" in settings.metrics_host:
+def _of_needs(settings: Settings, given: Set[str]) -> Iterator[Problem]:
+    for option in OPTIONS:
+        needs = option.about.needs
+        if needs is not None and option.name in given and not getattr(settings, needs):
+            yield Problem(option.flag, f"it is for {flag(needs)}, and there is none; leave it out")
+    if "\0" in settings.metrics_host:
         yield Problem("--metrics-host", f"an address is needed, such as 127.0.0.1, got {settings.metrics_host!r}")
 
 
-def _of_bad_rows(settings: Settings) -> Iterator[Problem]:
-    if settings.max_bad_rows is None:
-        return
-    if not 0 <= settings.max_bad_rows <= _MAX_AMOUNT:
-        text = f"a number from 0 to {_MAX_AMOUNT} is needed, got {settings.max_bad_rows}"
-        yield Problem("--max-bad-rows", text)
-    if settings.on_bad_row == "fail":
+def _of_functions(settings: Settings) -> Iterator[Problem]:
+    for option, function in (("--transform", settings.transform), ("--where", settings.where)):
+        if function is not None and not FUNCTION.fullmatch(function):
+            yield Problem(option, f"MODULE:FUNCTION is needed, such as my_rows:clean, got {function!r}")
+    if settings.workers > 0 and settings.transform is settings.encode is settings.measure is None:
+        text = f"they run --transform, --encode and --measure, and there is none, got {settings.workers}; leave it out"
+        yield Problem("--workers", text)
+    if settings.max_bad_rows is not None and settings.on_bad_row == "fail":
         text = "the first bad row ends the run with --on-bad-row fail; give --on-bad-row skip or quarantine with it"
         yield Problem("--max-bad-rows", text)
 
 
-def _of_limits(limits: Limits, given: frozenset[str]) -> Iterator[Problem]:
-    ahead = limits.max_ahead.number if limits.max_ahead is not None else None
-    last = limits.retain if isinstance(limits.retain, int) else None
-    for option, value, low, of in (
-        ("--max-ahead", ahead, 0, ""),
-        ("--max-disk", limits.max_disk, 1, " of bytes"),
-        ("--min-free-disk", limits.min_free_disk, 0, " of bytes"),
-        ("--retain", last, 1, " of chunks"),
-    ):
-        if value is not None and not low <= value <= _MAX_AMOUNT:
-            yield Problem(option, f"a number{of} from {low} to {_MAX_AMOUNT} is needed, got {value}")
-    named = list(_of_consumers(limits.consumers))
+def _of_columns(settings: Settings) -> Iterator[Problem]:
+    for new, old in settings.columns:
+        if not new or not old or "=" in old:
+            yield Problem("--columns", f"names of columns as NEW=OLD are needed, got {new!r} = {old!r}")
+    names = [new for new, _ in settings.columns]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Problem("--columns", f"every new name once, got {name!r} {names.count(name)} times")
+
+
+def _of_balance(settings: Settings) -> Iterator[Problem]:
+    ranks, batch = settings.balance, settings.micro_batch_size
+    if ranks is None:
+        return
+    most = max(1, MAX_SHUFFLE // max(1, settings.samples_per_chunk))
+    if ranks > most:
+        yield Problem("--balance", f"a number of ranks from 1 to {most} is needed, got {ranks}; none deals nothing")
+    if settings.shuffle:
+        text = "rows dealt by cost are in an order by chance already, as far as costs allow; leave out one of --shuffle"
+        yield Problem("--balance", f"{text} {settings.shuffle} and --balance {ranks}")
+    if settings.samples_per_chunk % batch:
+        text = f"a number of rows of which --samples-per-chunk {settings.samples_per_chunk} is a multiple is needed"
+        yield Problem("--micro-batch-size", f"{text}, got {batch}")
+    if not settings.cost_per_token and not settings.cost_per_token_squared:
+        text = "a number above 0 is needed here or as --cost-per-token-squared, or rows cost nothing; got 0 for both"
+        yield Problem("--cost-per-token", text)
+
+
+def _of_forms(settings: Settings) -> Iterator[Problem]:
+    """Yields what is wrong about --pack, --split and --pad: one of them at most."""
+    forms = [name for name in ("pack", "split", "pad") if getattr(settings, name)]
+    if not forms:
+        return
+    if len(forms) > 1:
+        text = "a row is packed whole, cut or padded, and one of these alone; leave out all but one of"
+        yield Problem(flag(forms[-1]), f"{text} {', '.join(map(flag, forms))}")
+        return
+    form = flag(forms[0])
+    if settings.encode == SWIFT and ("mode", "rlhf") in settings.encode_option:
+        text = f"{form} is for samples of one sequence, and those of mode=rlhf have several; leave one out"
+        yield Problem("--encode-option", text)
+    names = [new for new, _ in settings.columns]
+    # A transform may add it.
+    made = settings.transform or settings.encode
+    if settings.pack:
+        if settings.shuffle:
+            text = "--pack goes by lengths, so the order of the rows in its buffer counts for nothing; leave it out"
+            yield Problem("--shuffle", f"{text}, and shuffle packs in training")
+        if names and settings.length_field not in names and made is settings.measure is None:
+            text = f"--pack needs the tokens of a row under {settings.length_field!r}; take that column in"
+            yield Problem("--columns", f"{text}, or name another with --length-field")
+        return
+    if settings.balance is not None:
+        text = f"{form} gives rows of the same number of tokens, so there is nothing to be evened out; leave it out"
+        yield Problem("--balance", text)
+    if names and "input_ids" not in names and made is None:
+        yield Problem("--columns", f"{form} needs the tokens of a row under 'input_ids'; take that column in")
+    every = [name for name in ("split_every_bos", "split_every_eos") if getattr(settings, name) is not None]
+    if settings.split and every:
+        if settings.split <= len(every):
+            text = f"a number from {1 + len(every)} is needed, so that a sequence has room for a row's token beside its"
+            yield Problem("--split", f"{text} own, got {settings.split}")
+        elif settings.split_overlap:
+            text = f"it goes not with {flag(every[0])}, whose token is none of what follows; leave out one of the two"
+            yield Problem("--split-overlap", text)
+
+
+def _of_lengths(settings: Settings, given: Set[str]) -> Iterator[Problem]:
+    if "length_field" not in given:
+        return
+    if not settings.pack and settings.balance is None:
+        yield Problem("--length-field", "it is for --pack and --balance, and there is neither; leave it out")
+    elif settings.encode is not None or settings.measure is not None:
+        teller = "--encode" if settings.encode is not None else "--measure"
+        yield Problem("--length-field", f"{teller} tells the tokens of a row; leave out one of the two")
+
+
+def _of_measuring(settings: Settings) -> Iterator[Problem]:
+    measure = settings.measure
+    if measure is None:
+        return
+    for name in ("encode", "split", "pad"):
+        if getattr(settings, name):
+            yield Problem("--measure", f"{flag(name)} tells the length of what it makes; leave out one of the two")
+    if settings.measure_field is not None and (measure == SWIFT or FUNCTION.fullmatch(measure)):
+        yield Problem("--measure-field", f"it is for a tokenizer's folder, and --measure is {measure}; leave it out")
+
+
+def _of_encoding(settings: Settings) -> Iterator[Problem]:
+    if settings.encode is not None and settings.encode != SWIFT and not FUNCTION.fullmatch(settings.encode):
+        yield Problem("--encode", f"{SWIFT} or MODULE:FUNCTION is needed, got {settings.encode!r}")
+    if SWIFT not in (settings.encode, settings.measure):
+        for name in ("model", "template", "max_length", "encode_option"):
+            value = getattr(settings, name)
+            if value not in (None, ()):
+                yield Problem(flag(name), f"it is for {SWIFT}, got {value!r}; leave it out, or give --encode {SWIFT}")
+        return
+    if not settings.model:
+        option = "--encode" if settings.encode == SWIFT else "--measure"
+        yield Problem("--model", f"{option} {SWIFT} needs the model's folder, got none; give --model DIRECTORY")
+    names = [name for name, _ in settings.encode_option]
+    for name in sorted(set(names)):
+        if not _OPTION_NAME.fullmatch(name):
+            yield Problem("--encode-option", f"the name of an option of ms-swift is needed, got {name!r}")
+        elif name in _OWN_OPTIONS:
+            yield Problem("--encode-option", f"{name} has an option of its own; give {_OWN_OPTIONS[name]}")
+        elif names.count(name) > 1:
+            yield Problem("--encode-option", f"every name once, got {name} {names.count(name)} times")
+
+
+def _of_limits(settings: Settings, given: Set[str]) -> Iterator[Problem]:
+    named = list(_of_consumers(settings.limits.consumers))
     yield from named
     # Who says that all are kept knows: a flag may put aside what the file says, or a reload is to change it later.
-    if limits.retain == "all" and "consumers" in given and "retain" not in given and not named:
-        text = (
-            "nothing is deleted without --retain, so it has no effect; give --retain consumed with it, or leave it out"
-        )
-        yield Problem("--consumers", text)
+    if settings.limits.retain == "all" and "consumers" in given and "retain" not in given and not named:
+        text = "nothing is deleted without --retain, so it has no effect; give --retain consumed with it, or leave it"
+        yield Problem("--consumers", f"{text} out")
 
 
 def _of_consumers(names: Iterable[str]) -> Iterator[Problem]:

@@ -6,10 +6,28 @@ Units of bytes are those of the SI (kB = 1,000) and of the IEC (KiB = 1,024), in
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal
 
-from lazyshard_producer.configuration.settings import Amount
+MAX_ROW_BYTES: Final = 64 << 20
+"""Longest row by default, in bytes: far above any text sample, and a few of them fit into any machine."""
+
+MAX_AMOUNT: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """An amount of data.
+
+    Attributes:
+        number: how much, 0 or more.
+        unit: of what.
+    """
+
+    number: int
+    unit: Literal["chunks", "samples", "bytes"]
+
 
 _QUANTITY: Final = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?) *([a-z]*)", re.ASCII | re.IGNORECASE)
 
@@ -33,6 +51,10 @@ _AMOUNT_UNITS: Final[dict[str, Literal["chunks", "samples"]]] = {
 
 _SHOWN_UNITS: Final = ("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)
 
+SIZE: Final = "a size such as 20GB or 512MiB, or a number of bytes"
+AMOUNT: Final = "an amount such as 64chunks, 1000000samples or 20GB"
+RETAIN: Final = '"all", "consumed" or a number of chunks from 1'
+
 
 def parse_bytes(text: str) -> int:
     """Returns a number of bytes, rounded down.
@@ -43,9 +65,9 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: it is none.
     """
-    number, unit = _split(text)
+    number, unit = _split(text, SIZE)
     if (unit or "b") not in _BYTE_UNITS:
-        raise ValueError(text)
+        raise ValueError(SIZE)
     return int(number * _BYTE_UNITS[unit or "b"])
 
 
@@ -58,12 +80,12 @@ def parse_amount(text: str) -> Amount:
     Raises:
         ValueError: it is none.
     """
-    number, unit = _split(text)
+    number, unit = _split(text, AMOUNT)
     if unit not in _AMOUNT_UNITS:
-        return Amount(number=parse_bytes(text), unit="bytes")
-    if number.denominator != 1:
-        raise ValueError(text)
-    return Amount(number=int(number), unit=_AMOUNT_UNITS[unit])
+        number, unit = Fraction(parse_bytes(text)), "bytes"
+    if number.denominator != 1 or number > MAX_AMOUNT:
+        raise ValueError(AMOUNT)
+    return Amount(number=int(number), unit=_AMOUNT_UNITS.get(unit, "bytes"))
 
 
 def parse_retain(text: str) -> Literal["all", "consumed"] | int:
@@ -74,9 +96,9 @@ def parse_retain(text: str) -> Literal["all", "consumed"] | int:
     """
     if text == "all" or text == "consumed":
         return text  # type: ignore[return-value]  # mypy does not narrow a str by ==
-    number = re.fullmatch(r"(?:last[ :]*)?([0-9]+)", text.strip())
-    if number is None:
-        raise ValueError(text)
+    number = re.fullmatch(r"(?:last[ :]*)?([0-9]{1,19})", text.strip())
+    if number is None or not 1 <= int(number[1]) <= MAX_AMOUNT:
+        raise ValueError(RETAIN)
     return int(number[1])
 
 
@@ -99,8 +121,8 @@ def show_amount(amount: Amount) -> str:
     return f"{amount.number:,} {amount.unit if amount.number != 1 else amount.unit[:-1]}"
 
 
-def _split(text: str) -> tuple[Fraction, str]:
+def _split(text: str, expected: str) -> tuple[Fraction, str]:
     found = _QUANTITY.fullmatch(text.strip())
     if found is None:
-        raise ValueError(text)
+        raise ValueError(expected)
     return Fraction(found[1].replace("_", "")), found[2].lower()

@@ -8,18 +8,18 @@ A file that cannot be read, or says what cannot be, changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any, Final, Protocol
 
 from lazyshard.errors import LazyShardError
-from lazyshard_producer.configuration.quantities import show_amount, show_bytes
-from lazyshard_producer.configuration.settings import Amount, Limits, Settings
+from lazyshard_producer.configuration.quantities import Amount, show_amount, show_bytes
+from lazyshard_producer.configuration.settings import OPTIONS, Limits, Settings
 
-_MAY_CHANGE: Final = ("rate", "limits", "log_every_s")
+_NAMES: Final = {"sources": "source"} | {option.field: option.name for option in OPTIONS}
+"""What fields are called in the file."""
 
-_NAMES: Final = {"log_every_s": "log_every_seconds", "sources": "source", "store_patience_s": "store_patience_seconds"}
-"""Where a setting is called otherwise in the file."""
+_MAY_CHANGE: Final = [option for option in OPTIONS if option.about.reload]
 
 
 class Teller(Protocol):
@@ -34,13 +34,12 @@ class Teller(Protocol):
 
 def reloaded(old: Settings, new: Settings) -> tuple[Settings, list[str]]:
     """Returns the settings to go on with, and the names of those in which `new` differs and may not."""
-    taken: dict[str, Any] = {name: getattr(new, name) for name in _MAY_CHANGE}
+    changing = {option.field for option in _MAY_CHANGE if option.owner is Settings} | {"limits"}
     # With another policy its number means something else.
-    if new.on_bad_row == old.on_bad_row:
-        taken["max_bad_rows"] = new.max_bad_rows
-    names = [one.name for one in fields(Settings) if one.name not in (*_MAY_CHANGE, "max_bad_rows")]
-    refused = [_NAMES.get(name, name) for name in names if getattr(old, name) != getattr(new, name)]
-    return replace(old, **taken), refused
+    taken = changing if new.on_bad_row == old.on_bad_row else changing - {"max_bad_rows"}
+    kept = [one.name for one in fields(Settings) if one.name not in changing]
+    refused = [_NAMES[name] for name in kept if getattr(old, name) != getattr(new, name)]
+    return replace(old, **{name: getattr(new, name) for name in taken}), refused
 
 
 class Reload:
@@ -78,17 +77,11 @@ class Reload:
         return settings
 
 
-def _changes(old: Settings, new: Settings) -> list[str]:
-    names = ("rate", "log_every_s", "max_bad_rows")
-    limits = [one.name for one in fields(Limits)]
-    return [*_differences(old, new, names), *_differences(old.limits, new.limits, limits)]
-
-
-def _differences(old: object, new: object, names: Iterable[str]) -> Iterator[str]:
-    for name in names:
-        before, after = getattr(old, name), getattr(new, name)
+def _changes(old: Settings, new: Settings) -> Iterator[str]:
+    for option in _MAY_CHANGE:
+        before, after = (getattr(one.limits if option.owner is Limits else one, option.field) for one in (old, new))
         if before != after:
-            yield f"{_NAMES.get(name, name)} from {_shown(name, before)} to {_shown(name, after)}"
+            yield f"{option.name} from {_shown(option.name, before)} to {_shown(option.name, after)}"
 
 
 def _shown(name: str, value: Any) -> str:

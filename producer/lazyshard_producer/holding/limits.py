@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from lazyshard.stream.consumers import Consumer
-from lazyshard_producer.configuration.quantities import show_amount, show_bytes
-from lazyshard_producer.configuration.settings import Amount, Limits
+from lazyshard_producer.configuration.quantities import Amount, show_amount, show_bytes
+from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.shelf import Stock
 from lazyshard_producer.wording import count, one_line
 

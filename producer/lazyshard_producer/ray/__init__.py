@@ -30,7 +30,7 @@ from lazyshard.errors import RowInvalid, WriterFailed
 from lazyshard.format.records import check_samples_per_chunk
 from lazyshard.store.files import check_folder
 from lazyshard.stream import ChunkWriter
-from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
+from lazyshard_producer.configuration.quantities import MAX_ROW_BYTES
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.ray.pieces import Committer, PieceWriter
 from lazyshard_producer.sources.arrow_rows import RowEncoder, load_pyarrow

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.configuration.megatron_blend import parse_blend
+from lazyshard_producer.configuration.source_paths import parse_blend
 from tests.conversion import megatron_core
 
 

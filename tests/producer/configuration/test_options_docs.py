@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.configuration.config import TABLES, read_config
-from lazyshard_producer.configuration.options import OPTIONS
-from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
+from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS
 from lazyshard_producer.display.metrics import PrometheusMetrics
 from tests.producer.commands import ROOT
 from tests.producer.display.test_metrics import scrape
@@ -29,7 +28,7 @@ def test_the_configuration_file_that_is_shown_has_known_keys_only(tmp_path: Path
     assert len(file.sources) == 2
     for table in TABLES:
         (comment,) = re.findall(rf"^\[{table}\] +# (.*)$", block, re.MULTILINE)
-        assert sorted(comment.split(", ")) == sorted(option.name for option in OPTIONS if option.table == table)
+        assert sorted(comment.split(", ")) == sorted(option.name for option in OPTIONS if option.about.table == table)
 
 
 def test_the_metrics_that_are_named_are_those_that_are_served() -> None:

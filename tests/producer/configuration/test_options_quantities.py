@@ -4,23 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.configuration.option_kinds import (
-    AMOUNT_OR_NONE,
-    BYTES,
-    BYTES_OR_NONE,
-    COLUMNS,
-    NAMES,
-    NUMBER,
-    NUMBER_OR_NONE,
-    RETAIN,
-    TEXT,
-    WHOLE,
-    WHOLE_OR_NONE,
-    Kind,
-    choice,
+from lazyshard_producer.configuration.assembly import assemble
+from lazyshard_producer.configuration.command_line import Flags, SourceArgument
+from lazyshard_producer.configuration.config import ConfigFile
+from lazyshard_producer.configuration.quantities import (
+    Amount,
+    parse_amount,
+    parse_bytes,
+    parse_retain,
+    show_amount,
+    show_bytes,
 )
-from lazyshard_producer.configuration.quantities import parse_amount, parse_bytes, parse_retain, show_amount, show_bytes
-from lazyshard_producer.configuration.settings import Amount
+from lazyshard_producer.configuration.settings import BY_NAME, Limits
+from lazyshard_producer.errors import SettingsInvalid
 
 
 @pytest.mark.parametrize(
@@ -81,7 +77,7 @@ def test_texts_that_are_no_amount(text: str) -> None:
         parse_amount(text)
 
 
-@given(st.integers(0, 2**70), st.sampled_from(["chunks", "samples", "bytes"]))
+@given(st.integers(0, 2**63 - 1), st.sampled_from(["chunks", "samples", "bytes"]))
 def test_an_amount_is_read_back(number: int, unit: Any) -> None:
     assert parse_amount(f"{number} {unit}") == Amount(number=number, unit=unit)
 
@@ -127,90 +123,108 @@ def test_amounts_for_people(amount: Amount, text: str) -> None:
     assert show_amount(amount) == text
 
 
-CHOICE = choice("fail", "skip")
+NEEDED = {"out": "out", "samples_per_chunk": 10, "shuffle": 5, "on_bad_row": "skip", "encode": "m:f"}
+
+
+def of_flags(name: str, *texts: str) -> Any:
+    return _value(name, assemble(Flags([SourceArgument("--source", ["a"])], {name: texts}), _file({})))
+
+
+def of_toml(name: str, value: Any) -> Any:
+    return _value(name, assemble(Flags(), _file({name: value})))
+
+
+def _file(more: dict[str, Any]) -> ConfigFile:
+    return ConfigFile("x", NEEDED | more, ({"path": "a"},), ())
+
+
+def _value(name: str, settings: Any) -> Any:
+    option = BY_NAME[name]
+    return getattr(settings.limits if option.owner is Limits else settings, option.field)
 
 
 @pytest.mark.parametrize(
-    ("kind", "texts", "toml", "value"),
+    ("name", "texts", "toml", "value"),
     [
-        (TEXT, ["a"], "a", "a"),
-        (WHOLE, ["10"], 10, 10),
-        (NUMBER, ["0.5"], 0.5, 0.5),
-        (NUMBER, ["3"], 3, 3.0),
-        (WHOLE_OR_NONE, ["none"], "none", None),
-        (WHOLE_OR_NONE, ["0"], 0, 0),
-        (CHOICE, ["skip"], "skip", "skip"),
-        (BYTES, ["2kB"], "2kB", 2000),
-        (BYTES, ["7"], 7, 7),
-        (BYTES_OR_NONE, ["7"], 7, 7),
-        (BYTES_OR_NONE, ["none"], "none", None),
-        (NUMBER_OR_NONE, ["none"], "none", None),
-        (NUMBER_OR_NONE, ["0.5"], 0.5, 0.5),
-        (AMOUNT_OR_NONE, ["7"], 7, Amount(number=7, unit="chunks")),
-        (AMOUNT_OR_NONE, ["none"], "none", None),
-        (RETAIN, ["7"], 7, 7),
-        (RETAIN, ["all"], "all", "all"),
-        (NAMES, ["a, b", "c"], ["a", "b", "c"], ("a", "b", "c")),
-        (NAMES, ["a"], "a", ("a",)),
-        (COLUMNS, ["n=o,p", "q = r"], {"n": "o", "p": "p", "q": "r"}, (("n", "o"), ("p", "p"), ("q", "r"))),
-        (COLUMNS, ["p,q"], ["p", "q"], (("p", "p"), ("q", "q"))),
+        ("where", ["m:f"], "m:f", "m:f"),
+        ("seed", ["1", "10"], 10, 10),
+        ("log_every_seconds", ["0.5"], 0.5, 0.5),
+        ("log_every_seconds", ["3"], 3, 3.0),
+        ("rate", ["none"], "none", None),
+        ("metrics_port", ["0"], 0, 0),
+        ("on_bad_row", ["quarantine"], "quarantine", "quarantine"),
+        ("max_row_bytes", ["2kB"], "2kB", 2000),
+        ("max_row_bytes", ["7"], 7, 7),
+        ("max_disk", ["none"], "none", None),
+        ("max_ahead", ["7"], 7, Amount(number=7, unit="chunks")),
+        ("max_ahead", ["none"], "none", None),
+        ("retain", ["7"], 7, 7),
+        ("retain", ["all"], "all", "all"),
+        ("columns", ["n=o,p", "q = r"], {"n": "o", "p": "p", "q": "r"}, (("n", "o"), ("p", "p"), ("q", "r"))),
+        ("columns", ["p,q"], ["p", "q"], (("p", "p"), ("q", "q"))),
     ],
 )
-def test_flags_and_toml_give_the_same(kind: Kind, texts: list[str], toml: Any, value: Any) -> None:
-    assert kind.from_flags(texts) == kind.from_toml(toml) == value
+def test_flags_and_toml_give_the_same(name: str, texts: list[str], toml: Any, value: Any) -> None:
+    assert of_flags(name, *texts) == of_toml(name, toml) == value
 
 
-def test_of_a_flag_given_twice_the_last_one_counts() -> None:
-    assert WHOLE.from_flags(["1", "2"]) == 2
+def test_consumers() -> None:
+    given = {"retain": ["1"], "consumers": ["a, b", "c"]}
+    assert assemble(Flags((), given), _file({})).limits.consumers == ("a", "b", "c")
+    assert assemble(Flags(), _file({"retain": 1, "consumers": "a"})).limits.consumers == ("a",)
 
 
 def test_a_name_with_a_comma_can_be_given_in_a_list_only() -> None:
-    assert NAMES.from_toml(["a,b"]) == ("a,b",)
+    assert of_toml("columns", ["a,b"]) == (("a,b", "a,b"),)
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"),
+    ("name", "text"),
     [
-        (WHOLE, "1.5"),
-        (WHOLE, "ten"),
-        (NUMBER, "fast"),
-        (WHOLE_OR_NONE, "None"),
-        (CHOICE, "Fail"),
-        (BYTES, "-1"),
-        (BYTES, "none"),
+        ("seed", "1.5"),
+        ("seed", "ten"),
+        ("rate", "fast"),
+        ("metrics_port", "None"),
+        ("on_bad_row", "Fail"),
+        ("max_row_bytes", "-1"),
+        ("max_row_bytes", "none"),
+        ("encode_option", "left"),
     ],
 )
-def test_texts_of_another_kind(kind: Kind, text: str) -> None:
-    with pytest.raises(ValueError):
-        kind.from_flags([text])
+def test_texts_of_another_kind(name: str, text: str) -> None:
+    with pytest.raises(SettingsInvalid) as error:
+        of_flags(name, text)
+    assert [problem.option for problem in error.value.problems] == [BY_NAME[name].flag]
 
 
 @pytest.mark.parametrize(
-    ("kind", "toml"),
+    ("name", "toml"),
     [
-        (TEXT, 1),
-        (WHOLE, "10"),
-        (WHOLE, True),
-        (WHOLE, 1.0),
-        (NUMBER, "0.5"),
-        (NUMBER, False),
-        (NUMBER, 10**400),
-        (WHOLE_OR_NONE, "5"),
-        (CHOICE, 1),
-        (CHOICE, "other"),
-        (BYTES, 1.5),
-        (BYTES, -1),
-        (BYTES, True),
-        (BYTES, "none"),
-        (AMOUNT_OR_NONE, [1]),
-        (RETAIN, {}),
-        (NAMES, 1),
-        (NAMES, ["a", 1]),
-        (COLUMNS, "a"),
-        (COLUMNS, {"a": 1}),
-        (COLUMNS, [1]),
+        ("where", 1),
+        ("seed", "10"),
+        ("seed", True),
+        ("seed", 1.0),
+        ("rate", "0.5"),
+        ("rate", False),
+        ("rate", 10**400),
+        ("metrics_port", "5"),
+        ("on_bad_row", 1),
+        ("on_bad_row", "other"),
+        ("max_row_bytes", 1.5),
+        ("max_row_bytes", -1),
+        ("max_row_bytes", True),
+        ("max_row_bytes", "none"),
+        ("max_ahead", [1]),
+        ("retain", {}),
+        ("consumers", 1),
+        ("consumers", ["a", 1]),
+        ("columns", "a"),
+        ("columns", {"a": 1}),
+        ("columns", [1]),
+        ("encode_option", ["a=b"]),
     ],
 )
-def test_toml_of_another_kind(kind: Kind, toml: Any) -> None:
-    with pytest.raises(ValueError):
-        kind.from_toml(toml)
+def test_toml_of_another_kind(name: str, toml: Any) -> None:
+    with pytest.raises(SettingsInvalid) as error:
+        of_toml(name, toml)
+    assert [problem.option.replace(".", " ").split()[-1] for problem in error.value.problems] == [name]

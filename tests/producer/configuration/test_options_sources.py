@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.configuration.arguments import SourceArgument, sort_arguments
+from lazyshard_producer.configuration.command_line import SourceArgument, sort_arguments
 from lazyshard_producer.configuration.source_paths import expand_path
 
 

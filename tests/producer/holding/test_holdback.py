@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard.stream.consumers import forget_consumer
-from lazyshard_producer.configuration.settings import Amount
+from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.holding.limits import SILENT_S
 from tests.producer.holding.holdback_bench import Bench
 

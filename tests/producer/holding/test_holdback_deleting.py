@@ -7,7 +7,7 @@ import pytest
 
 from lazyshard.errors import ProducerFenced
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard_producer.configuration.settings import Amount
+from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.holding.shelf import chunk_size
 from tests.producer.holding.holdback_bench import Bench
 

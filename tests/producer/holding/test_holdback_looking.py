@@ -9,7 +9,7 @@ import pytest
 
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.stream.consumers import list_consumers
-from lazyshard_producer.configuration.settings import Amount
+from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.holding.shelf import Stock, measure_stock
 from tests.producer.holding.holdback_bench import Bench
 

@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard_producer.configuration.settings import Amount, Limits
+from lazyshard_producer.configuration.quantities import Amount
+from lazyshard_producer.configuration.settings import Limits
 from tests.producer.holding.holdback_world import Reader, World
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=150)

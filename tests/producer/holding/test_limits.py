@@ -11,7 +11,8 @@ from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
 from lazyshard.stream.consumers import Consumer
-from lazyshard_producer.configuration.settings import Amount, Limits
+from lazyshard_producer.configuration.quantities import Amount
+from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.holdback import retry_s
 from lazyshard_producer.holding.limits import (
     SILENT_S,

@@ -16,7 +16,8 @@ from lazyshard.format.batch import EncodedRow
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard_producer.cli import main
-from lazyshard_producer.configuration.settings import EncodingSettings, Settings
+from lazyshard_producer.configuration.row_settings import EncodingSettings
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
 from lazyshard_producer.rows.encoding import load_encoder
 from lazyshard_producer.rows.recipe import Maker, Recipe

@@ -12,7 +12,8 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.errors import SkipSample
 from lazyshard_producer.cli import main
-from lazyshard_producer.configuration.settings import MeasureSettings, Settings, SourceSettings
+from lazyshard_producer.configuration.row_settings import MeasureSettings
+from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
 from lazyshard_producer.rows.measure import load_counter
 from tests.producer.commands import assert_one_line, rows, run_arguments

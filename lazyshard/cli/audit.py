@@ -27,7 +27,7 @@ from lazyshard.inspection.tracing_states import (
 )
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import Consumer, list_consumers
-from lazyshard.stream.opening import open_now
+from lazyshard.stream.stream import open_now
 
 _FATES: Final = {
     "to_come": "to come",

@@ -39,8 +39,7 @@ from lazyshard.inspection.inspection import ShownRow, describe_chunk, overview, 
 from lazyshard.inspection.survey import tolerate
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import list_consumers
-from lazyshard.stream.opening import open_now
-from lazyshard.stream.stream import Stream
+from lazyshard.stream.stream import Stream, open_now
 
 ROWS_OF_CHUNK: Final = 3
 

@@ -43,8 +43,7 @@ from lazyshard.inspection.tracing_states import SavedState, read_state, state_of
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import list_consumers
 from lazyshard.stream.cursor import read_cursor
-from lazyshard.stream.opening import open_now
-from lazyshard.stream.stream import Stream
+from lazyshard.stream.stream import Stream, open_now
 
 _FIRST_MATCHES: Final = 20
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.errors import LengthsMissing, StreamMismatch
 from lazyshard.stream import StreamReader
-from lazyshard.stream.opening import open_now
+from lazyshard.stream.stream import open_now
 from lazyshard.stream.token_lengths import lengths_not_ours, read_lengths
 
 __all__ = ["lengths_by_index", "lengths_by_sample"]

@@ -21,7 +21,7 @@ from lazyshard.plan.sequences import make_sequences
 from lazyshard.plan.shuffle import permutation
 from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence
 from lazyshard.stream import StreamReader
-from lazyshard.stream.window_lengths import WindowLengths
+from lazyshard.stream.token_lengths import WindowLengths
 
 _log = logging.getLogger("lazyshard")
 

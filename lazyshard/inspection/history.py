@@ -29,9 +29,9 @@ from lazyshard.memory import loads
 from lazyshard.store.files import open_file, read_file, size_of
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.consumers import list_consumers
+from lazyshard.stream.listing import Published
 from lazyshard.stream.manifest import read_manifest
-from lazyshard.stream.opening import open_now
-from lazyshard.stream.published import Published
+from lazyshard.stream.stream import open_now
 
 MOST_TRAINED: Final = 20
 """Consumers that are told of: those furthest behind."""

@@ -22,10 +22,9 @@ from lazyshard.format.row import parse_row
 from lazyshard.format.seal import DealtByCost, Made, Seal, SourceRows
 from lazyshard.inspection.disk_use import sampled_chunks
 from lazyshard.inspection.row_facts import Keys, Lengths
+from lazyshard.stream.listing import Published
 from lazyshard.stream.manifest import read_manifest
-from lazyshard.stream.opening import open_now
-from lazyshard.stream.published import Published
-from lazyshard.stream.stream import Stream
+from lazyshard.stream.stream import Stream, open_now
 from lazyshard.stream.token_lengths import chunk_seal
 
 SAMPLED_CHUNKS: Final = 200

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from lazyshard.errors import StreamInvalid
 from lazyshard.format.arrays import DTYPES
 from lazyshard.store.urls import stream_path
-from lazyshard.stream.opening import open_now
+from lazyshard.stream.stream import open_now
 from lazyshard.stream.token_lengths import chunk_seal, lengths_missing
 
 _STEPS: Final = 1024

@@ -2,13 +2,13 @@
 
 - `writer`: what a producer writes with; of that `lock`, `writer_opening`, `recovery`: how it begins; `publishing`,
   `open_chunk`: chunks; `head`: what readers are told
-- `chunk`, `chunk_files`, `listing`, `published`, `stream` with `native_stream` and `foreign_stream`, `open_chunks`,
-  `reader`: the readers' side; `scattered`: rows in any order
+- `chunk`, `chunk_files`, `listing`, `stream` with `native_stream` and `foreign_stream`, `reader`: the readers' side;
+  `scattered`: rows in any order
 - `waiting`, `pacing`: waiting for a producer, and what is said meanwhile; `node_poll`: one process of a node polls for
   all; `watchdog`: what somebody is stuck in
 - `cursor`, `consumers`: how far a stream's consumers are; `retire`: what nobody needs is deleted; `run_state`: the
   state of a run and its course
-- `token_lengths`: lengths in tokens, as sealed; `opening`: a directory as it is now
+- `token_lengths`: lengths in tokens, as sealed
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lazyshard.lazy import lazily
 if TYPE_CHECKING:
     from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers, read_reading, write_reading
     from lazyshard.stream.cursor import CursorOwner, read_cursor, write_cursor
-    from lazyshard.stream.published import Published
+    from lazyshard.stream.listing import Published
     from lazyshard.stream.reader import StreamReader
     from lazyshard.stream.retire import list_kept, read_retired
     from lazyshard.stream.writer import ChunkWriter
@@ -54,7 +54,7 @@ _HOMES: Final = {
         "read_cursor",
         "write_cursor",
     ),
-    "published": ("Published",),
+    "listing": ("Published",),
     "reader": ("StreamReader",),
     "retire": (
         "list_kept",

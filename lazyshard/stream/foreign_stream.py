@@ -17,11 +17,10 @@ from lazyshard.format.records import Encoding
 from lazyshard.store.files import again_if_stale
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk, open_foreign
-from lazyshard.stream.listing import Scan, scan_chunks
-from lazyshard.stream.published import Published
+from lazyshard.stream.listing import Published, Scan, scan_chunks
 
 if TYPE_CHECKING:
-    from lazyshard.stream.mirror_chunks import MirroredChunks
+    from lazyshard.stream.native_stream import MirroredChunks
 
 _LISTING_SHARE: Final = 0.05
 """The share of the time between two listings that the first of them may take."""

@@ -1,7 +1,7 @@
-"""Which chunks a directory holds, by listing it.
+"""What is published of a stream at one moment, and which chunks a directory holds, by listing it.
 
-O(chunks): for writers, and where head.json is lost. For readers of foreign directories there is `scan_chunks`, which
-keeps numbers instead of names.
+Listing is O(chunks): for writers, and where head.json is lost. For readers of foreign directories there is
+`scan_chunks`, which keeps numbers instead of names.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from lazyshard.format.names import (
     parse_chunk_name,
     parse_tokens_name,
 )
+from lazyshard.format.records import Head
 from lazyshard.store.files import again_if_stale, check_folder, list_names, unreadable
 from lazyshard.store.urls import UrlPath
 
@@ -51,6 +52,28 @@ _BATCH: Final = 1 << 14
 
 _Integers: TypeAlias = npt.NDArray[np.int64]
 _NONE: Final = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What is published at one moment.
+
+    Attributes:
+        chunks: complete chunks: those of the half-open range [0, chunks).
+        samples: rows in them.
+        ended: nothing will follow.
+        head: what the producer tells of itself, None where it does not.
+        gap: a chunk that lacks its data or its marker although it should have both, None if there is no such chunk.
+        short: rows of the newest chunk of a foreign stream where they are fewer than samples_per_chunk, so that it
+            counts only once the stream has ended; None otherwise.
+    """
+
+    chunks: int
+    samples: int
+    ended: bool
+    head: Head | None = None
+    gap: int | None = None
+    short: int | None = None
 
 
 def other_files(names: Iterable[str]) -> str:

@@ -1,10 +1,10 @@
-"""`NativeStream`: a stream of ours, with a manifest and seals, for reading."""
+"""`NativeStream`: a stream of ours, with manifest and seals, for reading; `MirroredChunks`: one in an object store."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lazyshard.errors import FileInvalid, SealInvalid, StreamMismatch
 from lazyshard.format.fields import FORMAT
@@ -13,12 +13,9 @@ from lazyshard.format.records import End, Head, Manifest
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import again_if_stale, read_file, read_replaced_file
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream.chunk import Chunk, open_sealed
-from lazyshard.stream.published import Published
+from lazyshard.stream.chunk import Chunk, open_copy, open_sealed
+from lazyshard.stream.listing import Published
 from lazyshard.stream.retire import list_kept, read_retired
-
-if TYPE_CHECKING:
-    from lazyshard.stream.mirror_chunks import MirroredChunks
 
 
 class NativeStream:
@@ -38,8 +35,6 @@ class NativeStream:
         self.samples_per_chunk = manifest.samples_per_chunk
         self.mirrored: MirroredChunks | None = None
         if isinstance(directory, UrlPath):
-            from lazyshard.stream.mirror_chunks import MirroredChunks
-
             self.mirrored = MirroredChunks(directory, manifest.stream_id, self.check_identity)
         else:
             self._manifest = os.path.join(directory, MANIFEST)
@@ -144,3 +139,45 @@ class NativeStream:
     def retired(self) -> int:
         """Reads the retired mark."""
         return read_retired(self.directory, self.stream_id)
+
+
+class MirroredChunks:
+    """Opens chunks by number; each is fetched once for all processes of the node.
+
+    Args:
+        directory: the stream's URL.
+        stream_id: its identity.
+        check_identity: raises if another stream is at the URL now.
+    """
+
+    def __init__(self, directory: UrlPath, stream_id: str, check_identity: Callable[[], None]) -> None:
+        # The machinery of object stores, which readers of directories need not import.
+        from lazyshard.store.mirror import Mirror, ReadAhead
+        from lazyshard.store.mirror_room import chunks_ahead
+
+        self._mirror = Mirror(directory, stream_id, check_identity)
+        self._ahead = ReadAhead(self._mirror.fetch, chunks_ahead())
+
+    @property
+    def folder(self) -> Path:
+        """Where the copies lie: a folder of this node that is this stream's alone."""
+        return self._mirror.folder
+
+    @property
+    def fetched(self) -> int:
+        """How many chunks this process has fetched, those ahead included."""
+        return self._mirror.fetched
+
+    def open(self, number: int) -> Chunk:
+        """Opens a published chunk. Raises as `Mirror.open` and `Chunk` do."""
+        try:
+            seal, file, arrays = self._mirror.open(number)
+        except SealInvalid as error:
+            error.args = (f"{error}; restore the file from a copy",)
+            raise
+        self._ahead.opened(number)
+        return open_copy(file, seal, arrays)
+
+    def distrust(self, number: int) -> None:
+        """Removes the copy of a chunk that was found to be damaged: the object may be whole."""
+        self._mirror.drop(number)

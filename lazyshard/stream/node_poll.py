@@ -35,7 +35,7 @@ import xxhash
 
 from lazyshard.errors import FormatInvalid
 from lazyshard.format.records import Head
-from lazyshard.stream.published import Published
+from lazyshard.stream.listing import Published
 
 MEMORY: Final = "/dev/shm"  # noqa: S108
 """Memory of this node on every Linux; a fixed place, since processes of one job may differ in TMPDIR."""

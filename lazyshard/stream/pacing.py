@@ -17,8 +17,7 @@ from lazyshard.format.records import Head
 from lazyshard.store.files import list_names
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.head import process_ended, process_gone
-from lazyshard.stream.listing import has_unpublished_rows, other_files
-from lazyshard.stream.published import Published
+from lazyshard.stream.listing import Published, has_unpublished_rows, other_files
 
 FIRST_POLL_S: Final = 0.005
 LAST_POLL_S: Final = 5.0

@@ -15,9 +15,9 @@ from lazyshard.format.batch import CheckedArrays
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.format.seal import DealtByCost
 from lazyshard.store.urls import check_place, stream_path
-from lazyshard.stream.chunk import Chunk
+from lazyshard.stream.chunk import Chunk, OpenChunks
+from lazyshard.stream.listing import Published
 from lazyshard.stream.node_poll import NodePoll, decode_head, decode_retired, encode_retired
-from lazyshard.stream.open_chunks import OpenChunks
 from lazyshard.stream.pacing import (
     ReaderWait,
     chunk_missing,
@@ -27,7 +27,6 @@ from lazyshard.stream.pacing import (
     next_report,
     stream_gone,
 )
-from lazyshard.stream.published import Published
 from lazyshard.stream.stream import Stream, open_stream
 from lazyshard.stream.waiting import Waiting
 

@@ -10,8 +10,8 @@ import pytest
 
 from lazyshard.cli.main import main
 from lazyshard.part import Part
-from lazyshard.stream.opening import open_now
 from lazyshard.stream.retire import retire
+from lazyshard.stream.stream import open_now
 from tests.cli.commands import lazyshard
 from tests.cli.traced_runs import commit, make_stream, run_of, save, two_ranks
 from tests.producer.commands import run as produce

@@ -19,8 +19,8 @@ from lazyshard.errors import ChunkCorrupt, StreamInvalid, StreamMissing, StreamU
 from lazyshard.inspection import inspection
 from lazyshard.inspection.inspection import Overview, describe_chunk, overview, read_rows
 from lazyshard.inspection.row_facts import MAX_BINS, Bin, Keys, Lengths
-from lazyshard.stream.opening import open_now
 from lazyshard.stream.retire import retire
+from lazyshard.stream.stream import open_now
 from tests.stream.damage import delete, edit, flip, put, stream
 from tests.stream.streams import foreign, produce
 

@@ -9,8 +9,8 @@ import pytest
 
 from lazyshard.errors import StateMismatch
 from lazyshard.inspection.tracing_sources import Origin, Origins, PlaceRows, SourcePlace, find_source, find_text
-from lazyshard.stream.opening import open_now
 from lazyshard.stream.retire import retire
+from lazyshard.stream.stream import open_now
 from tests.producer.commands import run
 from tests.stream.streams import foreign, produce
 

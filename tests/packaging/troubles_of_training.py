@@ -14,7 +14,7 @@ from lazyshard import BadRows, Filter, LazyShardedDataset, load
 from lazyshard.errors import SkipSample
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.stream import pacing
-from lazyshard.stream.published import Published
+from lazyshard.stream.listing import Published
 from lazyshard.stream.retire import retire
 from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.position import check_fits

@@ -9,7 +9,7 @@ import numpy as np
 
 from lazyshard import ChunkWriter
 from lazyshard.format.names import seal_name
-from lazyshard.stream.opening import open_now
+from lazyshard.stream.stream import open_now
 from lazyshard.stream.token_lengths import chunk_seal, read_lengths
 
 

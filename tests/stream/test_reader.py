@@ -277,7 +277,7 @@ def test_bad_row_does_not_hide_the_good_ones_around_it(tmp_path: Path) -> None:
 
 
 def test_open_chunks_are_bounded_and_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.stream.open_chunks.OPEN_CHUNKS", 3)
+    monkeypatch.setattr("lazyshard.stream.chunk.OPEN_CHUNKS", 3)
     reader = StreamReader(produce(tmp_path, 20))
     before = open_descriptors()
     assert list(reader) == rows(0, 20)
@@ -324,7 +324,7 @@ def test_pickled_reader_reads_and_leaves_open_files_behind(tmp_path: Path) -> No
 
 
 def test_threads_sharing_a_reader_read_the_right_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.stream.open_chunks.OPEN_CHUNKS", 1)
+    monkeypatch.setattr("lazyshard.stream.chunk.OPEN_CHUNKS", 1)
     reader = StreamReader(produce(tmp_path, 40))
     wrong: list[object] = []
 

@@ -17,7 +17,7 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import WaitTimeout
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.stream.head import RateMeter
-from lazyshard.stream.listing import has_unpublished_rows
+from lazyshard.stream.listing import Published, has_unpublished_rows
 from lazyshard.stream.pacing import (
     describe_producer,
     expected_wait,
@@ -26,7 +26,6 @@ from lazyshard.stream.pacing import (
     next_poll,
     next_report,
 )
-from lazyshard.stream.published import Published
 from tests.stream.streams import produce, rows
 
 

@@ -34,12 +34,11 @@ from lazyshard.format.names import MANIFEST, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_file
 from lazyshard.store.urls import UrlPath, is_url, stream_path
-from lazyshard.stream.listing import scan_chunks
-from lazyshard.stream.opening import rows_of_first_chunk
+from lazyshard.stream.listing import Published, scan_chunks
 from lazyshard.stream.pacing import FIRST_POLL_S, FIRST_REQUEST_S, describe_producer, expected_wait, next_poll
-from lazyshard.stream.published import Published
 from lazyshard.stream.reader import GRACE_S, StreamReader
 from lazyshard.stream.retire import read_retired
+from lazyshard.stream.stream import rows_of_first_chunk
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import check_entry, plain_name, read_count

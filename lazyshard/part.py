@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from lazyshard.errors import StateInvalid
 
-__all__ = ["MAX_SAMPLES", "Part", "check_integer", "check_ranges", "refused"]
-
 MAX_SAMPLES: Final = 2**62
 """No real stream has as many, so that all index arithmetic stays within 64 bits."""
 

@@ -22,20 +22,6 @@ from lazyshard.format.fields import check_version, inside, members, printable, r
 from lazyshard.format.state import RunState
 from lazyshard.part import MAX_SAMPLES, Part, check_integer, refused
 
-__all__ = [
-    "BLEND",
-    "BLEND_FORMAT",
-    "MAX_SHARES",
-    "BlendPartState",
-    "BlendShare",
-    "BlendState",
-    "Piece",
-    "blend_shares",
-    "given_shares",
-    "read_shares",
-]
-
-
 BLEND_FORMAT: Final = 1
 """The only format of a blend's state that there is."""
 

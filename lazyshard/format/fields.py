@@ -24,11 +24,6 @@ from lazyshard.errors import FileInvalid, FormatInvalid, StateInvalid, VersionUn
 from lazyshard.memory import loads
 from lazyshard.part import check_integer, refused
 
-__all__ = [
-    "parse_size",
-]
-
-
 _STREAM_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 

@@ -20,11 +20,6 @@ import orjson
 from lazyshard.errors import RowInvalid
 from lazyshard.memory import dumps, loads, quick_loads
 
-__all__ = [
-    "advise",
-]
-
-
 _TYPE: Final = "Type is not JSON serializable: "
 """How orjson begins, before the name of the type."""
 

@@ -64,20 +64,7 @@ class SealedArrays:
         Raises:
             SealInvalid: one is missing or wrong.
         """
-        size = fields.integer("arrays_bytes", 0, MAX_SAMPLES)
-        offsets = fields.packed("arrays_offsets", "<u8", samples + 1)
-        if offsets[0] != 0:
-            raise fields.refuse("arrays_offsets", "the first row's arrays at byte 0", f"byte {offsets[0]}")
-        falls = np.flatnonzero(offsets[1:] < offsets[:-1])
-        if len(falls):
-            row = int(falls[0])
-            raise fields.refuse(
-                "arrays_offsets",
-                "starts that do not fall",
-                f"row {row} from byte {offsets[row]} to byte {offsets[row + 1]}",
-            )
-        if offsets[-1] != size:
-            raise fields.refuse("arrays_bytes", f"{offsets[-1]}, where the arrays of the last row end", str(size))
+        offsets = _read_offsets(fields, "arrays_offsets", "arrays_bytes", samples, empty_rows=True)
         return cls(offsets, fields.packed("arrays_xxh3", "<u8", samples))
 
 
@@ -149,8 +136,7 @@ class Seal:
         if fields.integer("chunk", 0, MAX_CHUNKS) != chunk:
             raise fields.refuse("chunk", f"{chunk}, as in the file's name", str(fields.values["chunk"]))
         samples = fields.integer("samples", 1, MAX_SAMPLES_PER_CHUNK)
-        offsets = fields.packed("offsets", "<u8", samples + 1)
-        _check_offsets(fields, offsets)
+        offsets = _read_offsets(fields, "offsets", "bytes", samples, empty_rows=False)
         return cls(
             chunk=chunk,
             offsets=offsets,
@@ -162,18 +148,23 @@ class Seal:
         )
 
 
-def _check_offsets(fields: Fields, offsets: npt.NDArray[np.uint64]) -> None:
-    size = fields.integer("bytes", 1, MAX_SAMPLES)
+def _read_offsets(
+    fields: Fields, field: str, size_field: str, samples: int, *, empty_rows: bool
+) -> npt.NDArray[np.uint64]:
+    """Returns where each of so many rows begins, and where the last one ends; checks them against the file's size."""
+    offsets = fields.packed(field, "<u8", samples + 1)
+    size = fields.integer(size_field, 0 if empty_rows else 1, MAX_SAMPLES)
     if offsets[0] != 0:
-        raise fields.refuse("offsets", "a first row at byte 0", f"byte {offsets[0]}")
-    falls = np.flatnonzero(offsets[1:] <= offsets[:-1])
+        raise fields.refuse(field, "a first row at byte 0", f"byte {offsets[0]}")
+    starts, ends = offsets[:-1], offsets[1:]
+    falls = np.flatnonzero(ends < starts if empty_rows else ends <= starts)
     if len(falls):
         row = int(falls[0])
-        raise fields.refuse(
-            "offsets", "rising row starts", f"row {row} from byte {offsets[row]} to byte {offsets[row + 1]}"
-        )
+        expected = "row starts that do not fall" if empty_rows else "rising row starts"
+        raise fields.refuse(field, expected, f"row {row} from byte {offsets[row]} to byte {offsets[row + 1]}")
     if offsets[-1] != size:
-        raise fields.refuse("bytes", f"{offsets[-1]}, where the last row ends", str(size))
+        raise fields.refuse(size_field, f"{offsets[-1]}, where the last row ends", str(size))
+    return offsets
 
 
 @dataclass(frozen=True, slots=True)

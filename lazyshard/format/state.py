@@ -35,14 +35,6 @@ from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.memory import loads
 from lazyshard.part import MAX_SAMPLES, Part, check_integer, refused
 
-__all__ = [
-    "FORMAT",
-    "KIND",
-    "Place",
-    "SequenceState",
-]
-
-
 STATE_FORMAT: Final = 1
 """The only format of a run's state that there is. It counts apart from that of streams."""
 

@@ -40,8 +40,6 @@ import numpy.typing as npt
 from lazyshard.plan.deal import check_field
 from lazyshard.plan.shuffle import permutation
 
-__all__ = ["PER_TOKEN", "PER_TOKEN_SQUARED", "Balance", "Cost"]
-
 PER_TOKEN: Final = 1.0
 PER_TOKEN_SQUARED: Final = 4e-5
 """What a row costs for the square of its tokens, in units of what a token costs by itself.

@@ -31,13 +31,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BlendTable",
-    "next_stream",
-    "shares",
-    "whole_parts",
-]
-
 
 def shares(weights: Sequence[float]) -> tuple[float, ...]:
     """Return the weights divided by their sum.

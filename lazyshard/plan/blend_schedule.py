@@ -30,13 +30,6 @@ import numpy.typing as npt
 
 from lazyshard.plan.blend import BlendTable, whole_parts
 
-__all__ = [
-    "BlendCourse",
-    "BlendPiece",
-    "BlendSchedule",
-    "Ramp",
-]
-
 
 class BlendPiece(NamedTuple):
     """A stretch of a blend with the same weights.

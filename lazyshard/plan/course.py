@@ -43,8 +43,6 @@ from lazyshard.plan.deal import Deal, Gaps, Rules, int64_array, outside
 from lazyshard.plan.segment import Segment
 from lazyshard.plan.shuffle import window_sample, window_samples
 
-__all__ = ["Course", "Draw", "Place", "Run"]
-
 _OPEN: Final = -1
 """The length of an epoch as long as the end of the stream is not known."""
 

@@ -52,19 +52,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "UNIT_NAMES",
-    "Deal",
-    "Gaps",
-    "Rules",
-    "auto_unit",
-    "check_field",
-    "int64_array",
-    "named_unit",
-    "outside",
-    "window_positions",
-]
-
 
 def check_field(name: str, value: object, low: int, stop: int | None = None) -> None:
     """Refuse a configuration value that is not an `int` in the half-open range [low, stop).

@@ -31,8 +31,6 @@ from operator import index as as_int
 
 from lazyshard.plan.deal import check_field, outside
 
-__all__ = ["Layout", "Sharding"]
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -36,13 +36,6 @@ import numpy.typing as npt
 from lazyshard.plan.deal import Deal, Gaps, Rules, outside
 from lazyshard.plan.shuffle import window_place, window_sample, window_samples
 
-__all__ = [
-    "Carried",
-    "Segment",
-    "Slices",
-    "Stretch",
-]
-
 
 class Slices:
     """`size` numbers in `lanes` contiguous slices of `each`, the first `more` of them longer by one."""

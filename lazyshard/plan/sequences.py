@@ -43,25 +43,6 @@ from lazyshard.plan.splitting import (
     split_rest,
 )
 
-__all__ = [
-    "ATTENTION_MASK",
-    "INPUT_IDS",
-    "LABELS",
-    "MOST_ID",
-    "NO_LABEL",
-    "POSITION_IDS",
-    "PackRule",
-    "PadRule",
-    "Rule",
-    "Sequences",
-    "completed",
-    "cut_tokens",
-    "make_sequences",
-    "pad_tokens",
-    "tokens_of",
-]
-
-
 INPUT_IDS: Final = "input_ids"
 LABELS: Final = "labels"
 POSITION_IDS: Final = "position_ids"

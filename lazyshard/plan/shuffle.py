@@ -61,19 +61,6 @@ import numpy.typing as npt
 
 from lazyshard.plan.deal import Deal, check_field
 
-__all__ = [
-    "KEPT_PERMUTATIONS",
-    "expected_neighbours",
-    "largest_distance",
-    "mix64",
-    "permutation",
-    "window_for_distance",
-    "window_place",
-    "window_sample",
-    "window_samples",
-]
-
-
 _MASK: Final[int] = 2**64 - 1
 _GAMMA: Final[int] = 0x9E3779B97F4A7C15
 _MULTIPLIER_1: Final[int] = 0xBF58476D1CE4E5B9

@@ -38,18 +38,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BEGINNING",
-    "Cut",
-    "Piece",
-    "SplitRule",
-    "SplitSequence",
-    "cut_after",
-    "pack_samples",
-    "split_documents",
-    "split_rest",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRule:

@@ -39,8 +39,6 @@ from lazyshard.plan.course import Course
 from lazyshard.plan.deal import check_field
 from lazyshard.plan.segment import Segment
 
-__all__ = ["AtEnd", "Ending", "PartSteps", "StepPlace", "Steps"]
-
 
 class StepPlace(NamedTuple):
     """What a step takes: positions of the half-open range [start, stop) of every lane, counted from a part's begin."""

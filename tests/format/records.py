@@ -53,24 +53,24 @@ class Record:
     Attributes:
         file: its name in the stream.
         decode: reads it; takes the bytes and the path for messages.
-        error: what a refusal is.
         golden: its bytes.
         value: what they say; None where it cannot be compared.
         wrong: what is refused.
         values: any such value that can be written.
         newest: its newest format.
         optional: fields that may be missing.
+        error: what a refusal is.
     """
 
     file: str
     decode: Callable[..., Any]
-    error: type[FormatInvalid]
     golden: bytes
     value: Any
     wrong: list[Wrong]
     values: st.SearchStrategy[Any]
     newest: int = 1
     optional: tuple[str, ...] = ()
+    error: type[FormatInvalid] = FileInvalid
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -83,7 +83,6 @@ RECORDS: Final = {
     "end": Record(
         "stream.end",
         End.decode,
-        FileInvalid,
         b'{"format":1,"chunks":3,"samples":25}\n',
         End(3, 25),
         [
@@ -97,7 +96,6 @@ RECORDS: Final = {
     "owner": Record(
         "stream.owner",
         Owner.decode,
-        FileInvalid,
         b'{"format":1,"epoch":2,"token":"00c0ffee","host":"node1","pid":42,"since":1700000000.5}\n',
         Owner(2, "00c0ffee", "node1", 42, 1700000000.5),
         [
@@ -112,7 +110,6 @@ RECORDS: Final = {
     "retired": Record(
         "retired.json",
         Retired.decode,
-        FileInvalid,
         b'{"format":1,"stream_id":"%s","chunks_before":20,"updated_at":1700000001.25}\n' % STREAM_ID.encode(),
         Retired(STREAM_ID, 20, 1700000001.25),
         [
@@ -125,7 +122,6 @@ RECORDS: Final = {
     "manifest": Record(
         "stream.json",
         Manifest.decode,
-        FileInvalid,
         b'{"format":1,"stream_id":"%s","samples_per_chunk":1000,"created_at":1700000000.5}\n' % STREAM_ID.encode(),
         Manifest(STREAM_ID, 1000, 1700000000.5),
         [
@@ -147,7 +143,6 @@ RECORDS: Final = {
     "head": Record(
         "head.json",
         Head.decode,
-        FileInvalid,
         b'{"format":1,"chunks":3,"samples":25,"ended":false,"state":"running","rate":12.5,'
         b'"host":"node1","pid":42,"updated_at":1700000001.25}\n',
         Head(3, 25, False, "running", 12.5, "node1", 42, 1700000001.25),
@@ -179,7 +174,6 @@ RECORDS: Final = {
     "hint": Record(
         "cursors/sft.reading.json",
         lambda data, *file: ReadingMark.decode(data, "sft", *file),
-        FileInvalid,
         b'{"format":1,"consumer":"sft","stream_id":"%s","dp_size":8,"window":3,"needs_chunks":64,'
         b'"updated_at":1700000001.25}\n' % STREAM_ID.encode(),
         ReadingMark("sft", STREAM_ID, 8, 3, 64, 1700000001.25),
@@ -204,7 +198,6 @@ RECORDS: Final = {
     "cursor": Record(
         "cursors/sft.json",
         lambda data, *file: Cursor.decode(data, "sft", *file),
-        FileInvalid,
         b'{"format":1,"consumer":"sft","stream_id":"%s","consumed":2048,"chunks_before":20,'
         b'"plan":{"dp_size":8,"seed":0},"updated_at":1700000001.25}\n' % STREAM_ID.encode(),
         Cursor("sft", STREAM_ID, 2048, 20, {"dp_size": 8, "seed": 0}, 1700000001.25),
@@ -230,7 +223,6 @@ RECORDS: Final = {
     "seal": Record(
         "chunk_00007.jsonl.completed",
         lambda data, *file: Seal.decode(data, 7, *file),
-        SealInvalid,
         b'{"format":1,"chunk":7,"samples":2,"bytes":34,"offsets":"AAAAAAAAAAAPAAAAAAAAACIAAAAAAAAA",'
         b'"xxh3":"9oaKxn4L9YfgN7nyWtPycQ==","tokens":"AwAAAAcAAAA=","source":{"in.jsonl":34},"sealed_at":1700000002.5}\n',
         None,
@@ -253,6 +245,7 @@ RECORDS: Final = {
         ),
         newest=2,
         optional=("tokens", "source"),
+        error=SealInvalid,
     ),
 }
 

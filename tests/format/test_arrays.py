@@ -263,11 +263,11 @@ def _packed(*values: int) -> str:
     ("values", "field", "expected", "actual"),
     [
         ({"arrays_bytes": -1}, "arrays_bytes", "an integer from 0 to 4611686018427387904", "-1"),
-        ({"arrays_bytes": 24}, "arrays_bytes", "16, where the arrays of the last row end", "24"),
+        ({"arrays_bytes": 24}, "arrays_bytes", "16, where the last row ends", "24"),
         (
             {"arrays_offsets": _packed(16, 8)},
             "arrays_offsets",
-            "starts that do not fall",
+            "row starts that do not fall",
             "row 1 from byte 16 to byte 8",
         ),
         ({"arrays_offsets": _packed(16)}, "arrays_offsets", "3 numbers of 8 bytes", "16 bytes"),

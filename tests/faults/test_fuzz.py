@@ -55,8 +55,8 @@ def test_sample_of_each_target_breaks_nothing(target: str, part: int, tmp_path: 
     numbers = range(count // 4, count) if part else range(count // 4)
     found = [cases.run(target, SEED, number) for number in numbers]
     assert [(number, one.broken) for number, one in zip(numbers, found, strict=True) if one.broken is not None] == []
-    # Some are taken: with all refused at the door nothing behind it would be tried.
-    assert any(one.taken for one in found) or target == "cursors"
+    # Some are taken: with all refused at the door nothing behind it would be tried. Of arrays few are.
+    assert any(one.taken for one in found) or target == "cursors" or (target == "arrays" and not part)
 
 
 @settings(max_examples=300, derandomize=True, database=None)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.command_line import Flags
+from lazyshard_producer.configuration.command_line import Flags, SourceArgument
 from lazyshard_producer.configuration.config import ConfigFile
 from lazyshard_producer.configuration.problems import is_live
 from lazyshard_producer.configuration.settings import SourceSettings
@@ -27,7 +27,9 @@ def refusal(*sources: dict[str, Any], **values: Any) -> SettingsInvalid | None:
 def refused(*sources: dict[str, Any], **values: Any) -> list[str]:
     """Returns the keys of what is refused."""
     error = refusal(*sources, **values)
-    return [] if error is None else [problem.option.replace(".", " ").split()[-1] for problem in error.problems]
+    names = [] if error is None else [problem.option.replace(".", " ").split()[-1] for problem in error.problems]
+    # What is missing in the file is called by its flag.
+    return [name.removeprefix("--").replace("-", "_") for name in names]
 
 
 def test_every_problem_is_found_at_once() -> None:
@@ -121,6 +123,20 @@ def test_the_error_survives_pickling_with_its_problems() -> None:
         ({"where": ":f"}, "--where"),
         ({"where": "1m:f"}, "--where"),
         ({"columns": ["a", "a"]}, "--columns"),
+        ({"measure": "m:f", "encode": "m:g"}, "--measure"),
+        ({"measure": "m:f", "split": 10}, "--measure"),
+        ({"measure": "m:f", "pad": 10}, "--measure"),
+        ({"measure": "m:f", "pack": 10, "length_field": "n"}, "--length-field"),
+        ({"measure": "m:f", "measure_field": "text"}, "--measure-field"),
+        ({"measure_field": "text"}, "--measure-field"),
+        ({"measure": "swift"}, "--model"),
+        ({"measure": "m:f", "model": "/model"}, "--model"),
+        ({"encode": "nothing"}, "--encode"),
+        ({"encode": "swift"}, "--model"),
+        ({"encode": "m:f", "max_length": 3}, "--max-length"),
+        ({"encode": "swift", "model": "m", "max_length": 0}, "--max-length"),
+        ({"encode": "swift", "model": "m", "encode_option": {"model": "b"}}, "--encode-option"),
+        ({"encode": "swift", "model": "m", "encode_option": {"--a": "1"}}, "--encode-option"),
         ({"max_bad_rows": 1}, "--max-bad-rows"),
         ({"max_bad_rows": -1, "on_bad_row": "skip"}, "--max-bad-rows"),
         ({"max_ahead": -1}, "--max-ahead"),
@@ -248,4 +264,12 @@ def test_what_is_live() -> None:
 
 
 def test_standard_input_is_given_once() -> None:
-    assert refused({"path": "-", "weight": 1}, {"path": "-", "weight": 1}) == ["--source"]
+    assert refused({"path": "-", "weight": 1}, {"path": "-", "weight": 1}) == ["source"]
+
+
+def test_an_option_of_swift_is_given_once() -> None:
+    values = {"encode": ["swift"], "model": ["m"], "encode_option": ["a=1", "a=2"]}
+    given = Flags([SourceArgument("--source", ["a"])], {"out": ["o"], "samples_per_chunk": ["1"], **values})
+    with pytest.raises(SettingsInvalid) as error:
+        assemble(given, None)
+    assert [problem.option for problem in error.value.problems] == ["--encode-option"]

@@ -17,12 +17,11 @@ from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.row_settings import EncodingSettings
-from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
+from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.rows.encoding import load_encoder
 from lazyshard_producer.rows.recipe import Maker, Recipe
 from tests.harness.processes.commands import Commands
-from tests.producer.commands import assert_one_line, plain_sources, run_arguments
+from tests.producer.commands import assert_one_line, run_arguments
 
 HERE = "tests.producer.encoders"
 ROWS = 60
@@ -207,40 +206,6 @@ def test_ended_stream_whose_end_was_not_told_is_completed(tmp_path: Path) -> Non
 def test_encoder_that_cannot_be_had_is_a_setting_that_cannot_be(name: str, text: str) -> None:
     with pytest.raises(SettingInvalid, match=text):
         load_encoder(EncodingSettings(encode=name))
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"encode": "nothing"}, ("--encode", "swift or MODULE:FUNCTION is needed, got 'nothing'")),
-        ({"encode": "swift"}, ("--model", "--encode swift needs the model's folder, got none; give --model DIRECTORY")),
-        ({"model": "m"}, ("--model", "it is for swift, got 'm'; leave it out, or give --encode swift")),
-        (
-            {"encode": "m:f", "max_length": 3},
-            ("--max-length", "it is for swift, got 3; leave it out, or give --encode swift"),
-        ),
-        (
-            {"encode": "swift", "model": "m", "max_length": 0},
-            ("--max-length", "a number from 1 to 2147483647 is needed, got 0"),
-        ),
-        (
-            {"encode": "swift", "model": "m", "encode_option": (("model", "b"),)},
-            ("--encode-option", "model has an option of its own; give --model"),
-        ),
-        (
-            {"encode": "swift", "model": "m", "encode_option": (("a", "1"), ("a", "2"))},
-            ("--encode-option", "every name once, got a 2 times"),
-        ),
-        (
-            {"encode": "swift", "model": "m", "encode_option": (("--a", "1"),)},
-            ("--encode-option", "the name of an option of ms-swift is needed, got '--a'"),
-        ),
-    ],
-)
-def test_options_that_do_not_go_together(options: dict[str, Any], problem: tuple[str, str]) -> None:
-    with pytest.raises(SettingsInvalid) as error:
-        Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=1, **options)
-    assert [(one.option, one.text) for one in error.value.problems] == [problem]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -13,8 +13,7 @@ from lazyshard import StreamReader
 from lazyshard.errors import SkipSample
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.row_settings import MeasureSettings
-from lazyshard_producer.configuration.settings import Settings, SourceSettings
-from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
+from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.rows.measure import load_counter
 from tests.producer.commands import assert_one_line, rows, run_arguments
 from tests.stream.streams import produce, seal
@@ -157,23 +156,3 @@ def test_what_is_no_tokenizer_is_refused(source: Path, tmp_path: Path, capfd: py
         assert_one_line(capfd.readouterr().err, "--measure")
     with pytest.raises(SettingInvalid):
         load_counter(MeasureSettings(measure=str(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("more", "option"),
-    [
-        ({"measure": "m:f", "encode": "m:g"}, "--measure"),
-        ({"measure": "m:f", "split": 10}, "--measure"),
-        ({"measure": "m:f", "pad": 10}, "--measure"),
-        ({"measure": "m:f", "pack": 10, "length_field": "n"}, "--length-field"),
-        ({"measure": "m:f", "measure_field": "text"}, "--measure-field"),
-        ({"measure_field": "text"}, "--measure-field"),
-        ({"measure": "swift"}, "--model"),
-        ({"measure": "m:f", "model": "/model"}, "--model"),
-        ({"workers": 2}, "--workers"),
-    ],
-)
-def test_what_does_not_go_together(more: dict[str, Any], option: str) -> None:
-    with pytest.raises(SettingsInvalid) as refused:
-        Settings(sources=(SourceSettings(path="a"),), out="out", samples_per_chunk=1, **more)
-    assert [problem.option for problem in refused.value.problems] == [option]

@@ -26,6 +26,14 @@ MOST_CALLS: Final = 120
 
 
 @pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Commands]:
+    """One for each test: it must not outlive the disks that are mounted meanwhile."""
+    (tmp_path / "nursery").mkdir()
+    with Commands(tmp_path / "nursery") as nursery:
+        yield nursery
+
+
+@pytest.fixture
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
     with Disk(tmp_path, request.param) as disk:
         yield disk

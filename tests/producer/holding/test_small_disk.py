@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,14 @@ def check_failed(stream: Stream, status: int, err: str, reason: str) -> None:
 
 def wide(path: Path, count: int) -> None:
     path.write_bytes(b"".join(b'{"id":%d,"text":"%s"}\n' % (number, b"x" * 500) for number in range(count)))
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Commands]:
+    """One for each test: it must not outlive the disks that are mounted meanwhile."""
+    (tmp_path / "nursery").mkdir()
+    with Commands(tmp_path / "nursery") as nursery:
+        yield nursery
 
 
 @pytest.mark.parametrize("kind", ["plain", "followed while it grows"])

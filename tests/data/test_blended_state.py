@@ -340,5 +340,5 @@ def test_a_schedule_may_be_changed_on_the_way(streams: Path) -> None:
     assert read == [["a4", "b4", "a5", "a6", "a7", "a8", "a9", "a10"]]
     blended = blend(streams, {"a": 1, "b": 1}, schedule=[(4, (0, 1))], ramp="linear", **options)
     assert [blended.shares_at(step) for step in (0, 3, 4)] == [(7 / 15, 8 / 15), (1 / 9, 8 / 9), (0, 1)]
-    with pytest.raises(ValueError, match="a schedule counts in optimiser steps: give micro_batches_per_step"):
+    with pytest.raises(ValueError, match="a schedule counts in optimiser steps: give order=Order"):
         blend(streams, {"a": 1, "b": 1}, schedule=[(5, (1, 0))])

@@ -16,10 +16,10 @@ from lazyshard.format.records import Head, ProducerState
 from lazyshard.stream import pacing
 from lazyshard.stream.listing import Published
 from lazyshard.stream.retire import retire
+from lazyshard_swift.arguments import check_combinations
 from lazyshard_swift.checkpoints import load_position
+from lazyshard_swift.gate import Gate
 from lazyshard_swift.position import check_fits
-from lazyshard_swift.settings_checks import check_combinations
-from lazyshard_swift.stream import Gate
 from tests.packaging.trouble_words import STREAM, Row, dataset, logged, told, without_rights
 from tests.stream.streams import produce
 from tests.swift.unit.runs import megatron, position

@@ -17,9 +17,8 @@ from typing import Any
 from swift.arguments import SftArguments
 
 from lazyshard import LazyShardedDataset
-from lazyshard_swift.encoded import EncodedRows, encoders
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.rows import RowEncoder
+from lazyshard_swift.rows import EncodedRows, RowEncoder, encoders
 from tests.swift.unit.test_encoded import same
 
 

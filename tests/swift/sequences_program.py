@@ -21,7 +21,7 @@ import torch
 from swift.utils.transformers_utils import get_packed_seq_params
 
 from lazyshard import StreamReader
-from lazyshard_swift.encoded import encoders
+from lazyshard_swift.rows import encoders
 from tests.swift.encoded_program import make_template
 
 

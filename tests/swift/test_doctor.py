@@ -48,7 +48,7 @@ class Place:
         assert sections == [
             name
             for name in ("versions", "start-up", "extensions", "hook points", "verdict")
-            if name != "hook points" or not (self.version is None or ms_swift.is_too_old(self.version))
+            if name != "hook points" or self.version is not None
         ]
         found = {finding.subject: finding for finding in findings}
         assert len(found) == len(findings)
@@ -89,7 +89,6 @@ TROUBLES: list[tuple[str | None, list[str], set[str], dict[str, str]]] = [
     # The bridge is not needed by older releases.
     ("4.0.0", ["mcore-bridge"], set(), {"mcore-bridge": "not needed"}),
     ("4.7.0", [], {"ms-swift", MEGATRON, SWIFT}, {"ms-swift": "'ms-swift>=4.0,<4.7'", SWIFT: "may run"}),
-    ("3.12.6", ["mcore-bridge"], {"ms-swift", MEGATRON, SWIFT}, {MEGATRON: "3.12.6", SWIFT: "4.0.0"}),
 ]
 
 

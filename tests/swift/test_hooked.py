@@ -104,20 +104,6 @@ def test_other_version_is_told_once(
     assert f"ms-swift {name} " in text and "Could not be hooked" not in text
 
 
-def test_of_an_ms_swift_that_is_too_old_nothing_is_touched_but_to_refuse_the_flag(
-    engine: types.ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    install(monkeypatch, "3.12.6")
-    hooked.extend(engine, "engine_extension")
-    assert vars(engine)["value"] == 1
-    assert hooked.outcomes() == ()
-    for number, name in enumerate(hooked.REFUSING):
-        engine.__name__ = name
-        hooked.extend(engine, "engine_extension")
-        assert vars(engine)["value"] == 2 + number
-    assert caplog.messages == []
-
-
 @pytest.mark.parametrize(
     ("variables", "told"),
     [

@@ -34,8 +34,7 @@ def examine() -> list[Finding]:
     version = ms_swift.version()
     folder = ms_swift.folder()
     needed = {ms_swift.SWIFT: _ANY, ms_swift.MEGATRON: (*_ANY, *_megatron_needs(version))}
-    looked_up = version is not None and folder is not None and not ms_swift.is_too_old(version)
-    found = ms_swift.check_points(ms_swift.POINTS, folder) if folder is not None and looked_up else []
+    found = ms_swift.check_points(ms_swift.POINTS, folder) if version is not None and folder is not None else []
     return [
         *_versions(version, folder, needed[ms_swift.MEGATRON]),
         *_startup(),
@@ -121,8 +120,6 @@ def _verdict(
     missing = [name for name in needed if ms_swift.distribution_version(name) is None]
     if version is None:
         return "cannot start: ms-swift is not installed", False
-    if ms_swift.is_too_old(version):
-        return f"stops before training: needs ms-swift {ms_swift.needed()}", False
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         return f"does not start, with or without the option: {_listed(missing)} {verb} not installed", False

@@ -1,8 +1,4 @@
-"""ms-swift's template outside of training: opened for the producer; its samples as rows; its facts.
-
-The arguments of `lazyshard-producer run` with `--encode swift` or `--measure swift` are ms-swift's, read by its own
-parser and completed by its own defaults, so that a template comes out as it does in training with the same ones,
-without a model's weights.
+"""ms-swift's template: its samples as rows, the facts of it, and the cache of encoded samples on the node.
 
 What it has encoded becomes a row with numpy arrays, and that the same again, every list, tensor and number as it was:
 
@@ -16,13 +12,20 @@ encoded samples has the same form (`lazyshard.data.tensors`) but keeps no value 
 What decides about a template's encoding is kept as plain facts in the manifest of an encoded stream, and compared. Both
 sides make them of a template object, the producer of the one that it encodes with, the trainer of its own. So what is
 compared is what was used, not what was written on a command line.
+
+`--sharded_lazy_encode_cache DIR` keeps what ms-swift's template makes of raw rows, for all processes of the node. What
+is kept is found again only by a run that would make the same of a row. What decides about that is more than an encoded
+stream tells of itself: columns, variables of the environment that templates read, plugins.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -30,25 +33,16 @@ import orjson
 import torch
 import xxhash
 
+from lazyshard.data.encode_cache import cache_place
+from lazyshard.data.settings import EncodeCache
+from lazyshard.data.shared import Stats
 from lazyshard.data.tensors import MARKS, NUMPY, TENSOR, TUPLE, array_of_list, array_of_tensor
 from lazyshard.data.tensors import unpack as unpack_value
 from lazyshard.format.records import Encoding
 from lazyshard_swift import ms_swift
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.rows import RowEncoder
-
-_ENVIRONMENT: Final = {
-    # There are as many processes as are wanted, and each has one core.
-    "TOKENIZERS_PARALLELISM": "false",
-    "OMP_NUM_THREADS": "1",
-    # Each would tell the same: what is loaded, and what is not installed.
-    "LOG_LEVEL": "ERROR",
-    "TRANSFORMERS_VERBOSITY": "error",
-}
-"""Of this process and its workers, where the user has not said otherwise."""
-
-MODES: Final = ("train", "rlhf")
-"""Modes of a template in which it encodes for training: `mode` is `rlhf` for DPO and its like."""
+from lazyshard_swift.parallel import notice
+from lazyshard_swift.settings import packing_length
 
 _COUNTS: Final = ("length", "lengths")
 """Keys that end so hold a number or two, which are shorter as they are."""
@@ -76,63 +70,19 @@ _ATTRIBUTES: Final = {
 OF_ROWS: Final = ("columns", "auto_columns")
 """Facts about what is done to rows before the template gets them: nothing that a trainer of encoded rows does."""
 
+_READ: Final = re.compile(r"""(?:get_env_args|environ\.get|getenv)\(\s*['"](\w+)['"]""")
+"""How ms-swift's templates read a variable of the environment; its `get_env_args` takes the name in capitals."""
+
+_READ_BY_QWEN: Final = (
+    *("IMAGE_FACTOR", "MIN_PIXELS", "MAX_PIXELS", "MAX_RATIO", "FRAME_FACTOR", "SPATIAL_MERGE_SIZE"),
+    *("VIDEO_MIN_PIXELS", "VIDEO_MAX_PIXELS", "VIDEO_TOTAL_PIXELS", "FPS", "FPS_MIN_FRAMES", "FPS_MAX_FRAMES"),
+    *("IMAGE_MIN_TOKEN_NUM", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MIN_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM", "MODEL_SEQ_LEN"),
+    "FORCE_QWENVL_VIDEO_READER",
+)
+"""By the packages that its templates use for pictures and videos (ms-swift 4.6: `swift/model/models/qwen.py`)."""
+
 _PROCESSORS: Final = ("image_processor", "video_processor", "feature_extractor")
 """Parts of a processor that make numbers of pictures and sounds."""
-
-
-def open_encoder(
-    model: str, template: str | None, max_length: int | None, options: Sequence[tuple[str, str]]
-) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
-    """Returns what encodes a row as ms-swift would before training it, and what it encodes with.
-
-    Args:
-        model: the model's folder or name.
-        template: the template's name; None for the model's.
-        max_length: of which longer rows make no sample; None for what the model takes.
-        options: names and values of other options of ms-swift; besides these `mode`, one of `MODES`.
-
-    Raises:
-        SettingsRefused: ms-swift is not installed or too old, or cannot encode by these options.
-    """
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    try:
-        from swift.arguments import BaseArguments
-        from swift.utils import parse_args
-    except ImportError as cause:
-        raise SettingsRefused(f"swift needs ms-swift {ms_swift.needed()}: {cause}") from cause
-    given = dict(options)
-    mode = given.pop("mode", MODES[0])
-    if mode not in MODES:
-        raise SettingsRefused(f"mode is one of {', '.join(MODES)}, got {mode!r}", argument="mode")
-    asked = {"model": model, "template": template, "max_length": max_length, **given}
-    flags = [text for name, value in asked.items() if value is not None for text in (f"--{name}", str(value))]
-    args, left = parse_args(BaseArguments, flags)
-    if left:
-        raise SettingsRefused(f"ms-swift has no option {left[0]} for what it encodes with", argument=left[0])
-    if args.truncation_strategy == "split":
-        raise SettingsRefused(
-            "truncation_strategy split makes several samples of one row: split long rows with --transform, or choose "
-            "delete, left or right",
-            argument="truncation_strategy",
-        )
-    made = args.get_template()
-    if made.use_model:
-        raise SettingsRefused(
-            f"the template {made.template_meta.template_type} encodes with the model itself, so only training can do it"
-        )
-    made.set_mode(mode)
-    columns = args.columns if isinstance(args.columns, dict) else None
-    encoder = RowEncoder(
-        made,
-        columns=columns,
-        auto_columns=not args.disable_auto_column_mapping,
-        keep_unused=not args.remove_unused_columns,
-    )
-    return (
-        lambda row: pack(encoder(row)),
-        of_producer(made, columns, not args.disable_auto_column_mapping),
-    )
 
 
 def pack(encoded: dict[str, Any]) -> dict[str, Any]:
@@ -245,3 +195,84 @@ def digest(value: Any) -> str:
     """Returns XXH3 (64 bits) of a value in JSON with sorted keys, 16 hexadecimal digits."""
     data = orjson.dumps(value, default=str, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return xxhash.xxh3_64_hexdigest(data)
+
+
+def encode_cache(args: Any, template: Any) -> EncodeCache:
+    """Returns the cache of a data set of raw rows; one without a directory where none is asked for.
+
+    Raises:
+        SettingsRefused: with this template nothing can be kept, or the directory lies in that of a stream.
+    """
+    directory = args.sharded_lazy_encode_cache
+    if directory is None:
+        return EncodeCache()
+    if ms_swift.release(ms_swift.version() or "") is None:
+        raise _cache_refused("what is kept is found again by the version of ms-swift, which this one does not tell")
+    if getattr(template, "use_model", False):
+        raise _cache_refused(
+            f"the template {template.template_meta.template_type} encodes with the model itself, which training "
+            f"changes: leave it out"
+        )
+    for stream in args.dataset:
+        try:
+            cache_place(directory, stream)
+        except ValueError as cause:
+            raise _cache_refused(f"{cause}") from cause
+    return EncodeCache(directory, args.sharded_lazy_encode_cache_size, cache_facts(args, template))
+
+
+def cache_facts(args: Any, template: Any) -> Encoding:
+    """Returns all that decides about what is made of a row, as plain facts."""
+    columns = args.columns if isinstance(args.columns, dict) else None
+    kind = type(template)
+    return {
+        **of_producer(template, columns, not getattr(args, "disable_auto_column_mapping", False)),
+        "keep_unused": not args.remove_unused_columns,
+        "packing_length": packing_length(args),
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "attributes": digest({name: value for name, value in vars(template).items() if _is_setting(name, value)}),
+        "environment": digest({name: os.environ[name] for name in sorted(_variables()) if name in os.environ}),
+        "plugins": digest([_content(name) for name in _plugin_names(getattr(args, "external_plugins", None))]),
+    }
+
+
+def tell_cache(directory: object, stats: Sequence[Stats]) -> None:
+    """Tells how much of what a rank drew of its streams was in the cache."""
+    encoded, found = sum(one.encoded for one in stats), sum(one.from_cache for one in stats)
+    left = sum(one.not_cached for one in stats)
+    more = f"; {left} of what it encoded could not be cached" if left else ""
+    notice(f"--sharded_lazy_encode_cache {directory}: this rank encoded {encoded} rows and found {found} encoded{more}")
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    """Returns whether an attribute of a template is a plain one, such as templates keep of their settings."""
+    if isinstance(value, list | tuple):
+        return not name.startswith("_") and all(_is_setting(name, one) for one in value)
+    return not name.startswith("_") and (value is None or type(value) in (str, bool, int, float))
+
+
+@functools.cache
+def _variables() -> frozenset[str]:
+    """Returns the variables of the environment that the templates of the installed ms-swift read."""
+    place = ms_swift.folder()
+    names = set(_READ_BY_QWEN)
+    for file in sorted((place / "template").rglob("*.py")) if place is not None else ():
+        for name in _READ.findall(file.read_text(encoding="utf-8")):
+            names |= {name, name.upper()}
+    return frozenset(names)
+
+
+def _plugin_names(given: Any) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())
+
+
+def _content(name: str) -> str:
+    """Returns a digest of a plugin: what it registers may encode otherwise once it is changed."""
+    try:
+        return xxhash.xxh3_64_hexdigest(Path(name).read_bytes())
+    except OSError:
+        return name
+
+
+def _cache_refused(reason: str) -> SettingsRefused:
+    return SettingsRefused(f"--sharded_lazy_encode_cache: {reason}", argument="sharded_lazy_encode_cache")

@@ -38,8 +38,6 @@ EXTENSIONS: "dict[str, str]" = {
     "swift.pipelines.train.sft": "lazyshard_swift.pipeline",
     "swift.megatron.trainers.base": "lazyshard_swift.megatron",
     "swift.trainers.mixin": "lazyshard_swift.huggingface",
-    # Of ms-swift 3, where the options are added for one purpose: to refuse them.
-    "swift.llm.argument.base_args.data_args": "lazyshard_swift.arguments",
 }
 
 

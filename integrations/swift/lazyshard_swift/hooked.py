@@ -24,9 +24,6 @@ from lazyshard_swift import ms_swift
 WARNED: Final = "LAZYSHARD_SWIFT_WARNED"
 """Environment variable that is set once the warning was given, for the processes that are started from here on."""
 
-REFUSING: Final = ("swift.cli.main", "swift.llm.argument.base_args.data_args")
-"""What is extended of an ms-swift that is too old for the flag, to refuse it there; nothing else of it is touched."""
-
 _RANKS: Final = ("RANK", "NODE_RANK", "GROUP_RANK")
 """Environment variables that are 0 or unset in the one process that warns. RANK alone would not do: it is unset in the
 launcher of every machine."""
@@ -66,22 +63,17 @@ def failures() -> tuple[Outcome, ...]:
 def extend(module: ModuleType, extension: str) -> None:
     """Calls the extension's `extend(module)`, records how it went, and warns if need be; raises nothing.
 
-    An ms-swift that is too old is told so by the extensions that refuse the flag, and goes on in silence without it.
-
     Args:
         module: the module of ms-swift, whose code has just run.
         extension: the name of the module that extends it.
     """
-    too_old = ms_swift.is_too_old(_installed())
-    if too_old and module.__name__ not in REFUSING:
-        return
     try:
         importlib.import_module(extension).extend(module)
         outcome = Outcome(module.__name__, extension, True)
     except Exception as error:
         outcome = Outcome(module.__name__, extension, False, _reason(error, module))
     _outcomes[module.__name__] = outcome
-    if not outcome.ok or not (too_old or ms_swift.is_supported(_installed() or "")):
+    if not outcome.ok or not ms_swift.is_supported(_installed() or ""):
         warn_once()
 
 

@@ -15,33 +15,35 @@ What would have to be known before it is there, of a live stream or of samples t
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from dataclasses import replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from lazyshard import LazyShardError, StreamReader
+from lazyshard import LazyShardError, Order, StreamReader
 from lazyshard.data.index_lengths import lengths_by_sample
 from lazyshard.data.order import is_dealt
 from lazyshard.data.rank import Rank
 from lazyshard.errors import LengthsMissing, StreamMismatch
-from lazyshard.store.urls import stream_path
+from lazyshard.store.files import list_names
+from lazyshard.store.urls import is_url, stream_path
 from lazyshard.stream import read_retired
-from lazyshard_swift import encoded, parallel, rows, settings
-from lazyshard_swift.blend import BlendStream, Streams, length_of, units_of, weights_of
+from lazyshard.stream.listing import other_files
+from lazyshard_swift import parallel, rows, settings
 from lazyshard_swift.checkpoints import Checkpoints
-from lazyshard_swift.encoded import Encode, encoders
-from lazyshard_swift.errors import ResumeRefused, SettingsRefused
-from lazyshard_swift.parallel import FOREIGN, Facts, attend, notice, stream_id_of
-from lazyshard_swift.planning import decide, resume_checkpoint
+from lazyshard_swift.encoding import encode_cache
+from lazyshard_swift.errors import SettingsRefused, StreamTooShort, each_of, refused
+from lazyshard_swift.gate import open_data
+from lazyshard_swift.parallel import FOREIGN, Facts, Streams, attend, notice, stream_id_of
+from lazyshard_swift.planning import batch_sizes, decide, resume_checkpoint
 from lazyshard_swift.position import BLENDED
-from lazyshard_swift.rows import RowEncoder
-from lazyshard_swift.run_plan import RunPlan, how_it_goes_on
+from lazyshard_swift.rows import RowEncoder, encoders
+from lazyshard_swift.run_plan import SHOWN, how_it_goes_on, state_of
 from lazyshard_swift.settings import grouping_refused, groups_by_length
-from lazyshard_swift.settings_checks import check_directory
 from lazyshard_swift.stream import TrainStream
 
 _FEW: Final = tuple(7 * number % 23 for number in range(400))
@@ -56,44 +58,45 @@ GROUPING_TOLD: Final = (
 
 
 def open_train_stream(args: Any, template: Any) -> TrainStream:
-    """Opens the stream that the arguments name, waiting for it if it is not there yet. A collective.
+    """Opens the streams that the arguments name, waiting for those that are not there yet. A collective.
 
     Raises:
-        SettingsRefused: the arguments do not fit the stream.
+        SettingsRefused: the arguments do not fit the streams.
         ResumeRefused, PositionInvalid: the checkpoint's position cannot be used.
-        StreamTooShort: the stream has ended with less than a micro batch a rank.
-        WaitTimeout, LazyShardError: the stream cannot be read.
+        StreamTooShort: a stream has ended with less than a micro batch a rank.
+        WaitTimeout, LazyShardError: a stream cannot be read.
     """
     attend()
     rows.prepare_packing(args, template)
     rank = parallel.data_parallel_rank(args)
-    if len(args.dataset) > 1:
-        return _open_blend(args, rank, template, _encoder(args, template))
-    directory = args.dataset[0]
-    facts = facts_of(args, directory, rank)
-    (encoder,) = encoders([directory], template, _encoder(args, template), rows.packing_length(args))
-    options = _options(args, template)
+    directories = tuple(args.dataset)
+    streams = Streams(directories, tuple(facts_of(args, directory, rank) for directory in directories))
+    if streams.blended:
+        streams = replace(streams, weights=weights_of(args, streams), stopping=args.stopping_strategy)
+    encode = encoders(directories, template, _encoder(args, template), settings.packing_length(args))
+    lengths = None
     if groups_by_length(args):
-        lengths = read_lengths(args, directory, facts, sampler_of(settings.is_megatron(args)))
-        plan = decide(args, directory, facts, rank, lengths.digest)
-        stream: TrainStream = GroupedStream(plan, encoder, lengths.tokens, **options)
+        lengths = read_lengths(args, directories[0], streams.facts[0], sampler_of(settings.is_megatron(args)))
+    facts = positions_of(args, streams, rank)
+    plan = decide(args, streams, facts, rank, None if lengths is None else lengths.digest)
+    tokens = None if lengths is None else lengths.tokens
+    stream = TrainStream(plan, encode, lengths=tokens, **_options(args, template))
+    if lengths is not None:
         notice(GROUPING_TOLD)
-    else:
-        plan = decide(args, directory, facts, rank)
-        stream = TrainStream(plan, encoder, **options)
-    if plan.saved is None:
-        check_whole(directory, plan.stream_id, plan.consumer)
+    for directory, name, one in zip(directories, streams.names, streams.facts, strict=True):
+        if plan.saved is None or (streams.blended and state_of(plan.saved, name) is None):
+            check_whole(directory, stream_id_of(one.stream), plan.consumer)
     begin(stream, args)
     return stream
 
 
 def _options(args: Any, template: Any) -> dict[str, Any]:
-    """Returns the options of a stream or blend that follow from the arguments alone."""
+    """Returns the options of a `TrainStream` that follow from the arguments alone."""
     return {
         "max_wait": args.sharded_lazy_max_wait,
         "on_bad_sample": args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
         "samples_per_chunk": args.sharded_lazy_samples_per_chunk,
-        "cache": encoded.encode_cache(args, template),
+        "cache": encode_cache(args, template),
     }
 
 
@@ -117,7 +120,7 @@ def facts_of(args: Any, directory: str, rank: Rank) -> Facts:
         StreamMismatch: the ranks see different streams.
         WaitTimeout, LazyShardError: the stream cannot be read.
     """
-    check_directory(directory)
+    _check_directory(directory)
     try:
         reader = StreamReader(directory, args.sharded_lazy_samples_per_chunk, max_wait=args.sharded_lazy_max_wait)
     except ValueError as cause:
@@ -139,13 +142,36 @@ def facts_of(args: Any, directory: str, rank: Rank) -> Facts:
     return facts
 
 
+def _check_directory(directory: str) -> None:
+    """Refuses a directory that holds other things than a stream; one that is empty or not there may yet become one.
+
+    Raises:
+        SettingsRefused: naming some of what is there.
+    """
+    try:
+        found = other_files(list_names(stream_path(directory)))
+    except FileNotFoundError:
+        return
+    except OSError:
+        if is_url(directory):
+            raise
+        return
+    if found:
+        raise refused(
+            "dataset",
+            f"--dataset {directory}: there is no stream in it, but other files ({found}). A stream has files named "
+            f"chunk_00000.jsonl and so on; `lazyshard-producer run --source FILES --out STREAM --samples-per-chunk "
+            f"1000` makes one",
+        )
+
+
 def _encoder(args: Any, template: Any) -> RowEncoder:
     return RowEncoder(
         template,
         columns=args.columns if isinstance(args.columns, dict) else None,
         auto_columns=not getattr(args, "disable_auto_column_mapping", False),
         keep_unused=not args.remove_unused_columns,
-        packing_length=rows.packing_length(args),
+        packing_length=settings.packing_length(args),
     )
 
 
@@ -165,30 +191,64 @@ def check_whole(directory: str, stream_id: str | None, consumer: str) -> None:
         )
 
 
-def _open_blend(args: Any, rank: Rank, template: Any, raw: Encode) -> BlendStream:
-    """Opens the streams that the arguments name, waiting for those that are not there yet. A collective.
+def weights_of(args: Any, streams: Streams) -> tuple[float, ...]:
+    """Returns what was given, or the samples of each stream.
 
-    Raises: as `open_train_stream`.
+    Raises:
+        SettingsRefused: nothing was given, and a stream is still being produced; or a weight is not above 0.
     """
-    directories = tuple(args.dataset)
-    facts = tuple(facts_of(args, directory, rank) for directory in directories)
-    streams = Streams(directories, facts, weights_of(args, directories, facts), args.stopping_strategy)
-    ended = all(one.ended for one in facts)
-    if ended and settings.progress(args, live=False).steps is None:
-        samples = length_of(args, streams, rank)
-    else:
-        # Steps decide, and the gate finds the end.
-        ended, samples = False, sum(one.samples for one in facts)
-    plan = decide(args, streams.where, Facts(BLENDED, 1, samples, ended), rank)
-    streams = replace(streams, units=units_of(args, streams, plan))
-    encode = encoders(directories, template, raw, rows.packing_length(args))
-    stream = BlendStream(plan, streams, encode, **_options(args, template))
-    for number, directory in enumerate(directories):
-        name = stream.names[number]
-        if plan.saved is None or plan.saved.blend is None or name not in plan.saved.blend.names:
-            check_whole(directory, stream_id_of(facts[number].stream), plan.consumer)
-    begin(stream, args)
-    return stream
+    given = args.interleave_prob
+    if given:
+        if not all(weight > 0 for weight in given):
+            raise refused(
+                "interleave_prob",
+                f"--interleave_prob {' '.join(map(str, given))}: weights are numbers above 0",
+            )
+        return tuple(map(float, given))
+    pairs = zip(streams.directories, streams.facts, strict=True)
+    live = [directory for directory, one in pairs if not one.ended or not one.samples]
+    if live:
+        raise refused(
+            "interleave_prob",
+            f"--dataset has {len(streams.directories)} streams, and {live[0]} is still being produced or empty, so "
+            f"their sizes do not say how to blend them: give the share of each with --interleave_prob",
+        )
+    weights = tuple(float(one.samples) for one in streams.facts)
+    shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights[:SHOWN])
+    notice(f"the streams of --dataset are blended by their sizes, {shares}; --interleave_prob gives other shares")
+    return weights
+
+
+def positions_of(args: Any, streams: Streams, rank: Rank) -> Facts:
+    """Returns what all ranks know of the stream, or of the positions of the blend. A collective.
+
+    Raises:
+        StreamTooShort: an epoch of the blend has less than a micro batch of every rank.
+    """
+    if not streams.blended:
+        return streams.facts[0]
+    if all(one.ended for one in streams.facts) and settings.progress(args, live=False).steps is None:
+        return Facts(BLENDED, 1, _length_of_blend(args, streams, rank), True)
+    # Steps decide, and the gate finds the end.
+    return Facts(BLENDED, 1, sum(one.samples for one in streams.facts), False)
+
+
+def _length_of_blend(args: Any, streams: Streams, rank: Rank) -> int:
+    found = 0
+    if parallel.is_first():
+        batch_size, _ = batch_sizes(args, rank.dp_size)
+        own = {"samples_per_chunk": args.sharded_lazy_samples_per_chunk, "max_wait": args.sharded_lazy_max_wait}
+        with contextlib.suppress(ValueError):
+            found = len(open_data(streams, rank, None, Order(), own, {"batch_size": batch_size}))
+    found = parallel.agree(found)
+    if not found:
+        raise StreamTooShort(
+            f"{streams.where}: an epoch of the blend has less than one micro batch for {each_of(rank.dp_size)}: "
+            f"one of the streams is too short for its share",
+            directory=streams.where,
+            samples=sum(one.samples for one in streams.facts),
+        )
+    return found
 
 
 class Lengths(NamedTuple):
@@ -202,48 +262,6 @@ class Lengths(NamedTuple):
 
     tokens: npt.NDArray[np.uint32]
     digest: str
-
-
-class GroupedStream(TrainStream):
-    """A stream as ms-swift's training data set, with the lengths that its samplers ask for.
-
-    Args:
-        plan: what was decided.
-        encoder: makes samples of rows.
-        tokens: of each sample; as many are handed out as an epoch has.
-        options: as of `TrainStream`.
-    """
-
-    def __init__(self, plan: RunPlan, encoder: Encode, tokens: npt.NDArray[np.uint32], **options: Any) -> None:
-        super().__init__(plan, encoder, **options)
-        self._tokens = tokens[: plan.epoch_samples]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves the lengths behind too: samplers are in the main process."""
-        return {name: value for name, value in super().__getstate__().items() if name != "_tokens"}
-
-    def __getitem__(self, index: int | Literal["lengths"]) -> Any:
-        """Returns an encoded sample, or by "lengths" a list of the tokens of all."""
-        if isinstance(index, str):
-            if index != "lengths":
-                raise KeyError(index)
-            return self._tokens.tolist()
-        return super().__getitem__(index)
-
-    def _check_present(self, draws: int) -> None:
-        """Refuses to go on where a chunk is gone, since the sampler may draw any."""
-        plan = self.plan
-        assert plan.stream_id is not None
-        retired = read_retired(stream_path(plan.directory), plan.stream_id)
-        if retired:
-            raise ResumeRefused(
-                f"{plan.directory}: its producer has deleted the chunks below {retired}, and a run with "
-                f"--group_by_length true may need all of them: start on the stream anew from the weights alone, "
-                f"without it, or produce the stream anew with --retain all",
-                checkpoint=plan.checkpoint,
-                expected="all chunks",
-                actual=f"those from {retired} on",
-            )
 
 
 def sampler_of(megatron: bool) -> type[Any]:

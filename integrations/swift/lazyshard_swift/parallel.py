@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Any, Final, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from lazyshard.data import resolve_rank
 from lazyshard.data.rank import Rank
 from lazyshard.errors import StreamMismatch, redact
+from lazyshard.store.urls import stream_name
 from lazyshard_swift import settings
 
 _T = TypeVar("_T")
@@ -45,6 +47,8 @@ class Facts(NamedTuple):
         samples: samples published.
         ended: whether nothing will follow.
         dealt: whether its rows were dealt by cost, so that they are to be read in order.
+
+    Of a blend: of its positions, as if they were the samples of one stream.
     """
 
     stream: str
@@ -52,6 +56,49 @@ class Facts(NamedTuple):
     samples: int
     ended: bool
     dealt: bool = False
+
+    @property
+    def total(self) -> int | None:
+        """Samples of the stream, None if it was still being produced when the run started."""
+        return self.samples if self.ended else None
+
+
+Stopping = Literal["first_exhausted", "all_exhausted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The streams that a run trains, one or several in a blend; the same on every rank.
+
+    Attributes:
+        directories: of the streams.
+        facts: what all ranks know of each.
+        weights: of each, in samples.
+        stopping: where a blend ends.
+        units: how many samples of each a rank is dealt in a row; empty before that is decided.
+    """
+
+    directories: tuple[str, ...]
+    facts: tuple[Facts, ...]
+    weights: tuple[float, ...] = (1.0,)
+    stopping: Stopping = "first_exhausted"
+    units: tuple[int, ...] = ()
+
+    @property
+    def blended(self) -> bool:
+        """Whether there are several."""
+        return len(self.directories) > 1
+
+    @property
+    def where(self) -> str:
+        """The directories, for messages."""
+        return ", ".join(self.directories)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """How the state of a blend calls them."""
+        pairs = zip(self.directories, self.facts, strict=True)
+        return tuple(stream_id_of(facts.stream) or stream_name(directory) for directory, facts in pairs)
 
 
 def data_parallel_rank(args: Any) -> Rank:

@@ -14,8 +14,8 @@ from lazyshard_swift import hooked, ms_swift, settings
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.hooked import wrap
 
-_STREAMS: Final = ("lazyshard_swift.stream", "lazyshard_swift.blend", "lazyshard_swift.opening")
-"""The modules of our data sets."""
+_STREAM: Final = "lazyshard_swift.stream"
+"""The module of our data set."""
 
 
 def extend(module: ModuleType) -> None:
@@ -122,4 +122,4 @@ def _check_hooks(args: Any) -> None:
 
 def is_stream(dataset: Any) -> bool:
     """Returns whether a training data set is ours, without loading what ours needs."""
-    return type(dataset).__module__ in _STREAMS
+    return type(dataset).__module__ == _STREAM

@@ -17,9 +17,17 @@ from lazyshard.stream.run_state import course_of
 from lazyshard_swift import settings
 from lazyshard_swift.checkpoints import TRACKER, check_whole, load_position
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort, each_of
-from lazyshard_swift.parallel import Facts, notice, stream_id_of
-from lazyshard_swift.position import BLENDED, GROUPED, Position, check_fits
-from lazyshard_swift.run_plan import RunPlan, consumed_after, end_of_epochs, goes_straight_on, gone_on, without
+from lazyshard_swift.parallel import Facts, Streams, notice, stream_id_of
+from lazyshard_swift.position import GROUPED, Position, check_fits
+from lazyshard_swift.run_plan import (
+    RunPlan,
+    consumed_after,
+    end_of_epochs,
+    goes_straight_on,
+    gone_on,
+    state_of,
+    without,
+)
 from lazyshard_swift.settings import (
     check_distance_reach,
     distance_told,
@@ -30,13 +38,13 @@ from lazyshard_swift.settings import (
 )
 
 
-def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | None = None) -> RunPlan:
-    """Decides how a stream is read.
+def decide(args: Any, streams: Streams, facts: Facts, rank: Rank, lengths: str | None = None) -> RunPlan:
+    """Decides how a stream or a blend is read.
 
     Args:
         args: ms-swift's arguments. Epochs are taken out of Megatron's where steps decide.
-        directory: of the stream.
-        facts: what all ranks know of it.
+        streams: what is trained, without the units that are decided here.
+        facts: what all ranks know of the stream, or of the positions of the blend.
         rank: of this process.
         lengths: digest of what the order of ``--group_by_length true`` follows from; None without it.
 
@@ -46,7 +54,7 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | N
         ResumeRefused: the checkpoint was trained on another stream, or in an order that these arguments do not give.
         StreamTooShort: the stream has ended with less than a micro batch a rank.
     """
-    checkpoint = resume_checkpoint(args)
+    directory, checkpoint = streams.where, resume_checkpoint(args)
     saved = None if checkpoint is None else load_position(checkpoint)
     live = not facts.ended
     progress = settings.progress(args, live)
@@ -64,12 +72,14 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | N
         most = None if progress.steps is None else progress.steps * global_batch
         check_distance_reach(args.sharded_lazy_shuffle_distance, directory, total, most, rank.dp_size)
     part = Part(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
-    unit = unit_of(args, facts, part, progress, (layout, window), saved)
+    units = _units(args, streams, part, progress, (layout, window), saved)
+    # The positions of a blend are dealt one by one; its streams have units of their own.
+    unit = facts.samples_per_chunk if streams.blended else units[0]
     if saved is None and args.sharded_lazy_shuffle_distance is not None:
         notice(distance_told(args.sharded_lazy_shuffle_distance, size, total, rank.dp_size, unit))
     span = window_positions(window, size, unit)
     plan = RunPlan(
-        directory=directory,
+        streams=replace(streams, units=units),
         facts=facts,
         rank=rank,
         batch_size=batch_size,
@@ -317,30 +327,28 @@ def order_of(args: Any, live: bool, saved: Position | None, facts: Facts) -> tup
     return ("block", 0) if blocks and not live else ("strided", window)
 
 
-def unit_of(
+def _units(
     args: Any,
-    facts: Facts,
+    streams: Streams,
     part: Part,
     progress: settings.Progress,
     order: tuple[str, int],
     saved: Position | None,
-) -> int:
-    """Returns how many samples a rank is dealt in a row."""
+) -> tuple[int, ...]:
+    """Returns how many samples of each stream a rank is dealt in a row."""
     layout, window = order
-    if facts.stream == BLENDED:
-        # Of positions of the blend, whose streams have units of their own.
-        return facts.samples_per_chunk
-    if layout == GROUPED:
-        return facts.samples_per_chunk
-    if layout == "block":
-        asked = parse_unit(args.sharded_lazy_unit)
-        if asked not in (None, "auto", "chunk"):
-            notice(
-                f"--sharded_lazy_unit {asked} is put aside: with --data_sharding true ms-swift shuffles each rank's "
-                f"chunks as a whole"
-            )
-        return facts.samples_per_chunk
-    return stream_unit(args, facts, part, progress, window, None if saved is None else saved.state)
+    if layout == "strided":
+        return tuple(
+            stream_unit(args, facts, part, progress, window, state_of(saved, name))
+            for name, facts in zip(streams.names, streams.facts, strict=True)
+        )
+    asked = parse_unit(args.sharded_lazy_unit)
+    if asked not in (None, "auto", "chunk"):
+        notice(
+            f"--sharded_lazy_unit {asked} is put aside: with --data_sharding true ms-swift shuffles each rank's "
+            f"chunks as a whole"
+        )
+    return tuple(facts.samples_per_chunk for facts in streams.facts)
 
 
 def stream_unit(

@@ -3,26 +3,67 @@
 On the ordinary path ms-swift first maps the whole data set (columns renamed, `query`/`response`, Alpaca and ShareGPT
 rows turned into `messages`) and encodes afterwards. The same classes are applied here to one row at a time.
 
+Of an encoded stream the template is not asked, but compared with what the rows were encoded with. Rows that the
+producer has cut (`--split`) or padded (`--pad`) are said to be so by the fact `form`.
+
 With ``--packing true`` the rows of the stream are packs already, as `lazyshard-producer run --pack` publishes them.
 Where ms-swift packs by itself, a sample of its `PackingDataset` is the list of the encoded rows of a pack, and its
 template's collator takes such lists apart, puts all rows of the micro batch one behind the other, and gives each
 positions from 0, from which the borders between them (`cu_seqlens`) follow. The same lists are made here of rows that
-are packs. (ms-swift 4.6: `swift/dataset/packing.py`; `data_collator` and `packing_row` in `swift/template/base.py`.)
+are packs, and with ``--padding_free`` of sequences that were cut, whose documents it keeps apart. (ms-swift 4.6:
+`swift/dataset/packing.py`; `data_collator` and `packing_row` in `swift/template/base.py`.)
+
+The producer encodes by the same template outside of training (`open_encoder`). The arguments of `lazyshard-producer
+run` with `--encode swift` or `--measure swift` are ms-swift's, read by its own parser and completed by its own
+defaults, so that a template comes out as it does in training with the same ones, without a model's weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 from lazyshard import LazyShardError, StreamReader
+from lazyshard.data.settings import EncodeCache
 from lazyshard.errors import ChunkRetired, SkipSample
 from lazyshard.format.batch import decode_pack
+from lazyshard.format.records import Encoding, differences
 from lazyshard.format.row import parse_row
 from lazyshard.memory import raise_if_short
+from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL, POSITION_IDS
+from lazyshard.store.urls import stream_path
+from lazyshard.stream.manifest import read_manifest
+from lazyshard_swift import ms_swift
+from lazyshard_swift.encoding import OF_ROWS, fingerprint, of_producer, pack, unpack
 from lazyshard_swift.errors import SettingsRefused
+from lazyshard_swift.settings import packing_refused
+
+Encode: TypeAlias = Callable[..., Any]
 
 _PRODUCE = "make them where the stream is produced, with `lazyshard-producer run --pack TOKENS`"
+
+FORM: Final = "form"
+SPLIT: Final = "split"
+PAD: Final = "pad"
+LENGTH: Final = "length"
+LENGTHS: Final = "lengths"
+
+_LEFT_OUT: Final = {SPLIT: (FORM, "max_length", "truncation_strategy"), PAD: (FORM,)}
+"""By form: what need not be alike. How long a row might be before it was cut is nothing for who trains the pieces."""
+
+_ENVIRONMENT: Final = {
+    # There are as many processes as are wanted, and each has one core.
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    # Each would tell the same: what is loaded, and what is not installed.
+    "LOG_LEVEL": "ERROR",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+"""Of this process and its workers, where the user has not said otherwise."""
+
+MODES: Final = ("train", "rlhf")
+"""Modes of a template in which it encodes for training: `mode` is `rlhf` for DPO and its like."""
 
 
 class RowEncoder:
@@ -137,16 +178,6 @@ def prepare_packing(args: Any, template: Any) -> None:
         template.padding_free = True
 
 
-def packing_length(args: Any) -> int | None:
-    """Returns the most tokens of a pack, None where samples are not packed."""
-    if not getattr(args, "packing", False):
-        return None
-    length: int | None = getattr(args, "packing_length", None) or args.max_length
-    if length is None:
-        raise _packing_refused("--packing true needs to know the most tokens of a pack: give --packing_length N")
-    return length
-
-
 def check_packs(args: Any, reader: StreamReader, samples: int) -> None:
     """Refuses a stream of packs without ``--packing``, and one of other rows with it, as far as there are rows yet.
 
@@ -167,7 +198,7 @@ def check_packs(args: Any, reader: StreamReader, samples: int) -> None:
         return
     wrong = _mismatch(decode_pack(row) is not None, bool(getattr(args, "packing", False)))
     if wrong is not None:
-        raise _packing_refused(f"--dataset {reader.directory}: {wrong}")
+        raise packing_refused(f"--dataset {reader.directory}: {wrong}")
 
 
 def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[dict[str, Any]], Any]) -> Any:
@@ -228,5 +259,179 @@ def _mismatch(is_pack: bool, packing: bool) -> str | None:
     return None
 
 
-def _packing_refused(message: str) -> SettingsRefused:
-    return SettingsRefused(message, argument="packing")
+def encoders(
+    directories: Sequence[str], template: Any, raw: Encode, packing_length: int | None = None
+) -> tuple[Encode, ...]:
+    """Returns what makes samples of the rows of each of these streams, which are there.
+
+    Args:
+        directories: of the streams.
+        template: ms-swift's, in its training mode; is told where samples are lists of documents.
+        raw: makes samples of rows that are not encoded.
+        packing_length: most tokens of a pack, where rows are packs; None where they are not.
+
+    Raises:
+        SettingsRefused: a stream's rows were encoded otherwise than the template would encode them; or sequences are
+            blended with other rows, which ms-swift's collator takes apart from each other alone.
+    """
+    found: list[Encode] = []
+    forms: list[Any] = []
+    for directory in directories:
+        manifest = read_manifest(stream_path(directory), None)
+        if manifest is None or manifest.encoding is None:
+            found.append(raw)
+            forms.append(None)
+        else:
+            check_encoding(directory, manifest.encoding, fingerprint(template))
+            forms.append(manifest.encoding.get(FORM))
+            apart = bool(getattr(template, "padding_free", False))
+            found.append(EncodedRows(packing_length, forms[-1], apart=apart))
+    if SPLIT in forms and getattr(template, "padding_free", False):
+        if set(forms) != {SPLIT}:
+            others = [directory for directory, form in zip(directories, forms, strict=True) if form != SPLIT]
+            raise SettingsRefused(
+                f"--dataset {' '.join(directories)}: with --padding_free true sequences (lazyshard-producer run "
+                f"--split) are blended with sequences alone, and {', '.join(others)} holds others: give --padding_free "
+                f"false",
+                argument="padding_free",
+            )
+        template.packing = True
+    return tuple(found)
+
+
+class EncodedRows:
+    """Turns encoded rows into what the template has returned; an `encode_fn` for `LazyShardedDataset`.
+
+    Args:
+        packing_length: most tokens of a pack, where rows are packs; None where they are not.
+        form: "split" or "pad" where rows were cut or padded, else None.
+        apart: whether a sequence that was cut becomes the list of the documents in it.
+    """
+
+    def __init__(self, packing_length: int | None = None, form: Any = None, *, apart: bool = False) -> None:
+        self._packing_length = packing_length
+        self._form = form
+        self._apart = apart
+
+    def __call__(self, row: dict[str, Any]) -> Any:
+        """Returns the sample; of a pack the list of its samples, of a sequence that of its documents if asked for.
+
+        Raises:
+            ValueError: it is a pack and was to be none, or the other way round; or it has more tokens than a pack may
+                have.
+        """
+        sample = encode_packs(row, self._packing_length, unpack)
+        if self._form == SPLIT:
+            return _documents(sample) if self._apart else _begun(sample)
+        return _padded(sample) if self._form == PAD else sample
+
+
+def _begun(sample: dict[str, Any]) -> dict[str, Any]:
+    """Returns tokens of which the first is nobody's label: ms-swift rolls labels, so the last one would predict it.
+
+    As of any sample of ms-swift's, those included that it cuts itself (``--truncation_strategy split``).
+    """
+    if sample.get(LABELS):
+        sample[LABELS][0] = NO_LABEL
+    return sample
+
+
+def _documents(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the documents of a sequence, or parts of them, as samples; each has positions from 0."""
+    names = [name for name in (INPUT_IDS, LABELS) if sample.get(name)]
+    starts = [place for place, position in enumerate(sample[POSITION_IDS]) if position == 0]
+    borders = zip(starts, [*starts[1:], len(sample[POSITION_IDS])], strict=True)
+    return [
+        _begun({**{name: sample[name][start:stop] for name in names}, LENGTH: stop - start, LENGTHS: [stop - start]})
+        for start, stop in borders
+    ]
+
+
+def _padded(sample: dict[str, Any]) -> dict[str, Any]:
+    """Returns a padded row as one of all its tokens, of which the last ones have no label: positions go by `length`."""
+    sample.pop(ATTENTION_MASK, None)
+    tokens = len(sample[INPUT_IDS])
+    return sample | {LENGTH: tokens, LENGTHS: [tokens]}
+
+
+def check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
+    """Compares what a stream's rows were encoded with to what this run would encode them with.
+
+    Raises:
+        SettingsRefused: naming all that differs.
+    """
+    if stream.get("kind") != own.get("kind"):
+        raise SettingsRefused(
+            f"--dataset {directory}: its rows were encoded by {stream.get('function', stream.get('kind'))}, not by "
+            f"ms-swift's template, so its trainer cannot take them: produce the stream anew with --encode swift, or "
+            f"without --encode",
+            argument="dataset",
+        )
+    found = differences(stream, own, leave_out=(*OF_ROWS, *_LEFT_OUT.get(str(stream.get(FORM)), ())))
+    if found:
+        raise SettingsRefused(
+            f"--dataset {directory}: its rows were encoded otherwise than this run would encode them: "
+            f"{'; '.join(found)} (there: the stream, here: this run). Train with the settings of the stream, or "
+            f"produce it anew with those of this run",
+            argument="dataset",
+        )
+
+
+def for_stream(cache: EncodeCache, encode: Encode | None) -> EncodeCache:
+    """Returns the cache of a stream's data set; none where its rows are encoded, or not to be."""
+    return EncodeCache() if encode is None or isinstance(encode, EncodedRows) else cache
+
+
+def open_encoder(
+    model: str, template: str | None, max_length: int | None, options: Sequence[tuple[str, str]]
+) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
+    """Returns what encodes a row as ms-swift would before training it, and what it encodes with.
+
+    Args:
+        model: the model's folder or name.
+        template: the template's name; None for the model's.
+        max_length: of which longer rows make no sample; None for what the model takes.
+        options: names and values of other options of ms-swift; besides these `mode`, one of `MODES`.
+
+    Raises:
+        SettingsRefused: ms-swift is not installed or too old, or cannot encode by these options.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        from swift.arguments import BaseArguments
+        from swift.utils import parse_args
+    except ImportError as cause:
+        raise SettingsRefused(f"swift needs ms-swift {ms_swift.needed()}: {cause}") from cause
+    given = dict(options)
+    mode = given.pop("mode", MODES[0])
+    if mode not in MODES:
+        raise SettingsRefused(f"mode is one of {', '.join(MODES)}, got {mode!r}", argument="mode")
+    asked = {"model": model, "template": template, "max_length": max_length, **given}
+    flags = [text for name, value in asked.items() if value is not None for text in (f"--{name}", str(value))]
+    args, left = parse_args(BaseArguments, flags)
+    if left:
+        raise SettingsRefused(f"ms-swift has no option {left[0]} for what it encodes with", argument=left[0])
+    if args.truncation_strategy == "split":
+        raise SettingsRefused(
+            "truncation_strategy split makes several samples of one row: split long rows with --transform, or choose "
+            "delete, left or right",
+            argument="truncation_strategy",
+        )
+    made = args.get_template()
+    if made.use_model:
+        raise SettingsRefused(
+            f"the template {made.template_meta.template_type} encodes with the model itself, so only training can do it"
+        )
+    made.set_mode(mode)
+    columns = args.columns if isinstance(args.columns, dict) else None
+    encoder = RowEncoder(
+        made,
+        columns=columns,
+        auto_columns=not args.disable_auto_column_mapping,
+        keep_unused=not args.remove_unused_columns,
+    )
+    return (
+        lambda row: pack(encoder(row)),
+        of_producer(made, columns, not args.disable_auto_column_mapping),
+    )

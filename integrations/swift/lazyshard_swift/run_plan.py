@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final
 
 from lazyshard.data.rank import Rank
 from lazyshard.errors import redact
-from lazyshard.format.blend_state import BlendShare, BlendState
+from lazyshard.format.blend_state import BlendShare, BlendState, blend_shares
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
+from lazyshard.stream import Published
 from lazyshard.stream.run_state import (
     course_of,
     draws_of,
@@ -33,9 +34,12 @@ from lazyshard.stream.run_state import (
     without_steps,
 )
 from lazyshard_swift.errors import ranks
-from lazyshard_swift.parallel import Facts, stream_id_of
+from lazyshard_swift.parallel import Facts, Streams, stream_id_of
 from lazyshard_swift.position import Position, stamp
 from lazyshard_swift.settings import Progress, Skip
+
+SHOWN: Final = 20
+"""Streams of which the log tells the share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,8 @@ class RunPlan:
     """What was decided for a run; the same on every rank but for `rank`.
 
     Attributes:
-        directory: of the stream.
-        facts: what all ranks know of it.
+        streams: what it trains.
+        facts: what all ranks know of the stream, or of the positions of the blend.
         rank: whose samples this process reads.
         batch_size: samples of a rank in a micro batch.
         layout: "strided", or "block" or "grouped" in an order of the stock sampler's own.
@@ -61,11 +65,11 @@ class RunPlan:
         skipped: what the run was told not to train, by this start and those before.
         index_offset: the trainer's indices and this are those of the current part; a multiple of the ranks.
         one_pass: whether the trainer is given the rest of the run as one epoch: see `lazyshard_swift.run_plan`.
-        blend: what tells of the streams of a blend, of which this is the plan as if it were one stream; None for one.
+        blend: gives the state of a blend after so many samples of the run; None for one stream.
         grouping: digest of what the order of a grouped run follows from; None for others.
     """
 
-    directory: str
+    streams: Streams
     facts: Facts
     rank: Rank
     batch_size: int
@@ -83,8 +87,13 @@ class RunPlan:
     skipped: tuple[str, ...] = ()
     index_offset: int = 0
     one_pass: bool = False
-    blend: Blended | None = None
+    blend: Callable[[int], BlendState] | None = None
     grouping: str | None = None
+
+    @property
+    def directory(self) -> str:
+        """Of the stream, or of all that are blended, for messages."""
+        return self.streams.where
 
     @property
     def stream_id(self) -> str | None:
@@ -94,7 +103,7 @@ class RunPlan:
     @property
     def total(self) -> int | None:
         """Samples of the stream, None if it was still being produced when the run started."""
-        return self.facts.samples if self.facts.ended else None
+        return self.facts.total
 
     @property
     def course(self) -> Course:
@@ -120,16 +129,17 @@ class RunPlan:
         """
         return draws_of(self.state, consumed)
 
-    def end(self, consumed: int, total: int, step_samples: int) -> tuple[str, str]:
-        """Returns for the log what has ended, and what was not trained of it, after so many samples of the run.
+    def end(self, consumed: int, published: Sequence[Published], step_samples: int) -> tuple[str, str]:
+        """Returns for the log what has ended, and what was not trained, after so many samples of the run.
 
         Args:
             consumed: samples trained.
-            total: samples of the stream, which has ended.
+            published: what is published of each stream.
             step_samples: samples of a step, over all ranks.
         """
         if self.blend is not None:
-            return self.blend.end(consumed, step_samples)
+            return self._end_of_blend(consumed, published, step_samples)
+        total = published[0].samples
         course = self.course
         drawn = min(self.draws_after(consumed), course.epoch_length(total))
         left_over = course.leftover(total) + course.dp * (course.epoch_length(total) - drawn)
@@ -137,6 +147,30 @@ class RunPlan:
             f"the stream has ended with {total} samples",
             f" and {left_over} left over, fewer than the {step_samples} of a step",
         )
+
+    def _end_of_blend(self, consumed: int, published: Sequence[Published], step_samples: int) -> tuple[str, str]:
+        streams, now = self.streams, self._trained(consumed)
+        left = [max(0, seen.samples - count) for seen, count in zip(published, now, strict=True)]
+        shown = list(zip(streams.directories, published, left, strict=True))[:SHOWN]
+        parts = [f"{number} of the {seen.samples} of {directory}" for directory, seen, number in shown if number]
+        untrained = f"; not trained: {', '.join(parts)}" if parts else ""
+        if streams.stopping != "first_exhausted":
+            return "every stream of the blend has ended", untrained
+        # The first that the next step would draw past its end; samples that are no whole micro batch are no help.
+        then = self._trained(consumed + step_samples)
+        spare = [
+            number - (after - before) if seen.ended else float("inf")
+            for seen, number, before, after in zip(published, left, now, then, strict=True)
+        ]
+        first = min(range(len(spare)), key=spare.__getitem__)
+        return f"{streams.directories[first]} has ended with {published[first].samples} samples", untrained
+
+    def _trained(self, consumed: int) -> list[int]:
+        """Returns how many samples of each stream were trained after so many of the run."""
+        assert self.blend is not None
+        state = self.blend(consumed)
+        counts = dict(zip(state.names, (member.consumed for member in state.members), strict=True))
+        return [counts[name] for name in self.streams.names]
 
     def steps_left(self, global_batch: int) -> int | None:
         """Returns how many whole steps are left of the epochs that were asked for; None where steps decide."""
@@ -165,7 +199,7 @@ class RunPlan:
             skipped=self.skipped,
             # The stock sampler's own shuffle is no course of ours.
             state=with_consumed(self.state, consumed) if self.layout == "strided" else None,
-            blend=None if self.blend is None else self.blend.state_after(consumed),
+            blend=None if self.blend is None else self.blend(consumed),
             grouping=self.grouping,
         )
 
@@ -176,32 +210,53 @@ class RunPlan:
             newest: the position.
             others: those of older checkpoints from which the run may be gone on with.
         """
-        if self.blend is not None:
-            return self.blend.cursors(newest, others)
-        done = [self._chunks_before(position) for position in (newest, *others)]
-        size = self.facts.samples_per_chunk
-        cursor = make_cursor(self, self.stream_id, size, newest.state, min(done), newest.consumed)
-        return [(self.directory, cursor)]
+        streams = self.streams
+        blend: tuple[BlendShare, ...] = ()
+        if newest.blend is not None:
+            blend = blend_shares(newest.blend, dict(zip(streams.names, streams.directories, strict=True)))
+        # Otherwise another epoch may follow.
+        ends = self.stop_at_end and streams.stopping == "first_exhausted"
+        found = []
+        for directory, name, facts in zip(streams.directories, streams.names, streams.facts, strict=True):
+            states = [state_of(position, name) for position in (newest, *others)]
+            # The sampler's own shuffle, which has no state, needs all chunks.
+            done = [chunks_before(state, facts.total) if state is not None and ends else 0 for state in states]
+            found.append((directory, self._cursor(facts, newest, states[0], min(done), blend)))
+        return found
 
-    def _chunks_before(self, position: Position) -> int:
-        """Returns how many chunks a run that goes on from a position cannot need again."""
-        if position.state is None or not self.stop_at_end:
-            # Another epoch may follow, or the sampler's shuffle needs them all.
-            return 0
-        return chunks_before(position.state, self.total)
+    def _cursor(
+        self, facts: Facts, position: Position, state: RunState | None, before: int, blend: tuple[BlendShare, ...]
+    ) -> Cursor:
+        size = facts.samples_per_chunk
+        return Cursor(
+            consumer=self.consumer,
+            stream_id=stream_id_of(facts.stream),
+            consumed=position.consumed if state is None else state.consumed,
+            chunks_before=before,
+            plan={
+                "dp_size": self.rank.dp_size,
+                "unit": size if state is None else state.unit,
+                "window": self.window * size if state is None else state.window,
+                "seed": self.seed,
+                "batch_size": self.batch_size,
+            },
+            updated_at=time.time(),
+            state=state,
+            blend=blend,
+        )
 
 
-class Blended(Protocol):
-    """What tells of the streams of a blend."""
+def state_of(position: Position | None, name: str) -> RunState | None:
+    """Returns where a stream stood at a position; None where it was not trained yet, or has no state.
 
-    def state_after(self, consumed: int) -> BlendState:
-        """Returns the state of the blend after so many samples of the run."""
-
-    def end(self, consumed: int, step_samples: int) -> tuple[str, str]:
-        """Returns which stream has ended, and what was not trained of all of them; see `RunPlan.end`."""
-
-    def cursors(self, newest: Position, others: Sequence[Position]) -> list[tuple[str, Cursor]]:
-        """Returns the cursors of all streams; see `RunPlan.cursors`."""
+    Args:
+        position: of a run over this stream alone, or over a blend.
+        name: how the state of a blend calls the stream.
+    """
+    if position is None or position.blend is None:
+        return None if position is None else position.state
+    blend = position.blend
+    return blend.members[blend.names.index(name)] if name in blend.names else None
 
 
 def chunks_before(state: RunState, total: int | None) -> int:
@@ -212,44 +267,6 @@ def chunks_before(state: RunState, total: int | None) -> int:
         # It has drawn more than there is: of a stream that was cut.
         return 0
     return done // state.samples_per_chunk
-
-
-def make_cursor(
-    plan: RunPlan,
-    stream_id: str | None,
-    samples_per_chunk: int,
-    state: RunState | None,
-    before: int,
-    consumed: int = 0,
-    blend: tuple[BlendShare, ...] = (),
-) -> Cursor:
-    """Returns the cursor of a stream.
-
-    Args:
-        plan: of the run.
-        stream_id: of the stream.
-        samples_per_chunk: of the stream.
-        state: where the run stands in it; None under the stock sampler's own shuffle.
-        before: chunks that are done with.
-        consumed: samples trained, where there is no state.
-        blend: how the stream is blended with others; empty where it is not.
-    """
-    return Cursor(
-        consumer=plan.consumer,
-        stream_id=stream_id,
-        consumed=consumed if state is None else state.consumed,
-        chunks_before=before,
-        plan={
-            "dp_size": plan.rank.dp_size,
-            "unit": samples_per_chunk if state is None else state.unit,
-            "window": plan.window * samples_per_chunk if state is None else state.window,
-            "seed": plan.seed,
-            "batch_size": plan.batch_size,
-        },
-        updated_at=time.time(),
-        state=state,
-        blend=blend,
-    )
 
 
 def how_it_goes_on(plan: RunPlan) -> str:

@@ -39,6 +39,9 @@ _ITEM: Final = re.compile(rf"({'|'.join(KINDS)})\s+(\d{{1,18}}):(\d{{1,18}})")
 
 DISTANCE: Final = "sharded_lazy_shuffle_distance"
 
+_OF_ORDERS: Final = ("shuffle_window", "shuffle_distance", "unit", "skip")
+"""Arguments for an order of ours, without ``sharded_lazy_``."""
+
 
 class Progress(NamedTuple):
     """By what a run is measured.
@@ -205,6 +208,28 @@ def window_of_distance(distance: int, samples_per_chunk: int) -> int:
     return window
 
 
+def check_distance(distance: int, window: int | None, shuffle: bool, streams: int) -> None:
+    """Refuses what is no distance, and what contradicts it among the arguments.
+
+    Raises:
+        SettingsRefused: with the way out.
+    """
+    why = None
+    if distance < 1:
+        why = "a distance is a number of samples from 1; --sharded_lazy_shuffle_window 0 keeps the order of the stream"
+    elif window is not None:
+        why = f"it chooses the window, and --sharded_lazy_shuffle_window {window} is one: leave out one of them"
+    elif not shuffle:
+        why = "it shuffles, --train_dataloader_shuffle false does not: leave out one of them"
+    elif streams > 1:
+        why = (
+            "it is one of neighbours in one stream, and --dataset has several, each with chunks of its own size: give "
+            "--sharded_lazy_shuffle_window, which is in chunks of each"
+        )
+    if why is not None:
+        raise SettingsRefused(f"--{DISTANCE} {distance}: {why}", argument=DISTANCE)
+
+
 def check_distance_reach(
     distance: int, directory: str, samples: int | None, run_samples: int | None, ranks: int
 ) -> None:
@@ -268,3 +293,44 @@ def distance_told(distance: int, samples_per_chunk: int, samples: int | None, ra
 def grouping_refused(why: str) -> SettingsRefused:
     """Returns the error, with the reason and the way out in `why`."""
     return SettingsRefused(f"--group_by_length true: {why}", argument="group_by_length")
+
+
+def check_grouping(args: Any) -> None:
+    """Refuses what cannot work together with ``--group_by_length true``, if that is given."""
+    if not groups_by_length(args):
+        return
+    if len(args.dataset) > 1:
+        raise grouping_refused(
+            "it is for one stream, and --dataset has several: leave it out, or train one after the other"
+        )
+    if getattr(args, "packing", False):
+        raise grouping_refused("packs are all of about one length already: leave it out")
+    if is_megatron(args) and getattr(args, "padding_free", False):
+        raise grouping_refused(
+            "with --padding_free true, which is Megatron-SWIFT's default, nothing is padded, so nothing is won by it: "
+            "leave it out, or give --padding_free false"
+        )
+    if not getattr(args, "train_dataloader_shuffle", True):
+        raise grouping_refused("it shuffles, --train_dataloader_shuffle false does not: leave out one of them")
+    for name in _OF_ORDERS:
+        value = getattr(args, f"sharded_lazy_{name}")
+        if value is not None:
+            raise grouping_refused(
+                f"the order is that of ms-swift's sampler over the whole stream, and --sharded_lazy_{name} {value} is "
+                f"for an order of lazyshard's: leave out one of them"
+            )
+
+
+def packing_length(args: Any) -> int | None:
+    """Returns the most tokens of a pack, None where samples are not packed."""
+    if not getattr(args, "packing", False):
+        return None
+    length: int | None = getattr(args, "packing_length", None) or args.max_length
+    if length is None:
+        raise packing_refused("--packing true needs to know the most tokens of a pack: give --packing_length N")
+    return length
+
+
+def packing_refused(message: str) -> SettingsRefused:
+    """Returns the error of ``--packing``."""
+    return SettingsRefused(message, argument="packing")

@@ -1,37 +1,40 @@
-"""`TrainStream`: what ms-swift gets as its training data set, and the gate before each step of it.
+"""`TrainStream`: what ms-swift gets as its training data set.
+
+It holds one stream, or several that are blended (`--dataset A B --interleave_prob 0.8 0.2`). To ms-swift and its
+trainers both are one stream, whose samples are the positions of the blend.
 
 The data set has the length that ms-swift plans with: that of an epoch once the stream has ended, that of the run while
 it is live. Its indices go on past that length, strided over the ranks, into the epochs that follow: samplers hand out
 ``epoch * len + i``.
-
-The gate says before each step whether its data is there, and whether the run goes on. Every rank asks it in its main
-process, from the same published numbers, so all of them go on, stop or give up at the same step without a word between
-them, pipeline stages that never see data included. The DataLoader's workers, which read ahead, have no deadline of
-their own.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from lazyshard import BadRows, EncodeCache, LazyShardedDataset, LazyShardError, Order, StreamReader
+from lazyshard import BadRows, BlendedDataset, EncodeCache, LazyShardError, Order, StreamReader
+from lazyshard.data.rank import Rank
 from lazyshard.data.shared import Stats
-from lazyshard.errors import ChunkMissing, ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
-from lazyshard.format.state import RunState
+from lazyshard.errors import ChunkMissing, ChunkRetired, redact
+from lazyshard.format.blend_state import BlendState
 from lazyshard.plan.course import Course
-from lazyshard_swift import encoded, errors, parallel, settings
-from lazyshard_swift.encoded import Encode
-from lazyshard_swift.errors import ResumeRefused, StreamTooShort
+from lazyshard.store.urls import stream_path
+from lazyshard.stream import read_retired
+from lazyshard_swift import parallel, settings
+from lazyshard_swift.encoding import tell_cache
+from lazyshard_swift.errors import ResumeRefused
+from lazyshard_swift.gate import Gate, load_state, members, open_data
 from lazyshard_swift.parallel import notice
 from lazyshard_swift.position import GROUPED
-from lazyshard_swift.run_plan import RunPlan
+from lazyshard_swift.rows import Encode
+from lazyshard_swift.run_plan import SHOWN, RunPlan
 
 ENDLESS: Final = 2**50
 """Indices of a data set that goes on from epoch to epoch."""
@@ -42,98 +45,117 @@ TOLD_EVERY_S: Final = 60.0
 _LOOK_S: Final = 5.0
 """How long a chunk that a checkpoint goes on with may stay invisible."""
 
-_SAVE_S: Final = 1800.0
-"""How long a rank that has given up may take to save what was trained, with all others."""
-
 
 class TrainStream(Dataset[Any]):
-    """A stream as ms-swift's training data set.
+    """A stream, or a blend of several, as ms-swift's training data set.
 
     Args:
         plan: what was decided.
-        encoder: makes samples of rows, raw or encoded ones.
+        encode: makes samples of rows, raw or encoded ones; one for each stream.
         max_wait: how many seconds a step may wait for its data.
         on_bad_sample: "substitute" or "raise".
         samples_per_chunk: for foreign directories.
         cache: of encoded samples.
+        lengths: u32 of shape (samples,): tokens of each sample, for samplers that group by length; else None.
+
+    Raises:
+        ResumeRefused: the checkpoint's state does not fit one of the streams.
     """
 
     def __init__(
         self,
         plan: RunPlan,
-        encoder: Encode,
+        encode: Sequence[Encode],
         *,
         max_wait: float,
         on_bad_sample: settings.OnBadSample,
         samples_per_chunk: int | None,
         cache: EncodeCache = EncodeCache(),
+        lengths: npt.NDArray[np.uint32] | None = None,
     ) -> None:
-        self.plan = plan
         self._told_at = time.monotonic()
         self._cache = cache.directory
-        common: dict[str, Any] = {
-            "dp_rank": plan.rank.dp_rank,
-            "dp_size": plan.rank.dp_size,
-            "samples_per_chunk": samples_per_chunk,
-            "batch_size": plan.batch_size,
-        }
+        self._lengths = None if lengths is None else lengths[: plan.epoch_samples]
         # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
-        own: dict[str, Any] = {"consumer": plan.consumer}
+        waiting = {"max_wait": float("inf"), "bad_rows": BadRows(on_bad_sample), "cache": cache}
+        rank = plan.rank
         if plan.layout == GROUPED:
             # The sampler's indices are samples, of which it takes some for each rank: there are no lanes.
-            own = {"dp_rank": 0, "dp_size": 1}
-        order = Order(unit=plan.state.unit, layout="strided", shuffle_window=plan.window, seed=plan.seed)
-        self._dataset = LazyShardedDataset(
-            plan.directory,
-            encoder,
-            order=order if plan.layout == "strided" else replace(order, layout="block"),
-            num_samples=ENDLESS if plan.layout == "strided" else plan.epoch_samples,
-            max_wait=float("inf"),
-            bad_rows=BadRows(on_bad_sample),
-            cache=encoded.for_stream(cache, encoder),
-            **{**common, **own},
+            rank = Rank(0, 1)
+        else:
+            waiting["consumer"] = plan.consumer
+        steps = plan.state.parts[-1].draws_per_step // plan.batch_size if plan.streams.blended else 0
+        order = Order(
+            layout="strided", shuffle_window=plan.window, seed=plan.seed, micro_batches_per_step=steps or None
         )
-        self._dataset.reader.quiet = True
-        asked = LazyShardedDataset(plan.directory, order=order, num_samples=ENDLESS, max_wait=max_wait, **common)
-        self.gate = Gate(asked, plan.stop_at_end, begun=plan.state.consumed > 0)
-        if plan.layout == "strided" and plan.state != _begun_now(plan.state):
-            for dataset in (self._dataset, asked):
-                load_state(dataset, plan.state.to_dict(), plan.checkpoint or plan.directory)
+        own: dict[str, Any] = {"samples_per_chunk": samples_per_chunk}
+        whole: dict[str, Any] = {"num_samples": ENDLESS, "batch_size": plan.batch_size}
+        asked = open_data(plan.streams, plan.rank, None, order, own | {"max_wait": max_wait}, whole)
+        if plan.layout != "strided":
+            order, whole["num_samples"] = replace(order, layout="block"), plan.epoch_samples
+        self._dataset = open_data(plan.streams, rank, encode, order, own | waiting, whole)
+        for dataset in members(self._dataset):
+            dataset.reader.quiet = True
+        begun = _state_to_load(plan)
+        if begun is not None:
+            for data in (self._dataset, asked):
+                load_state(data, begun, plan.checkpoint or plan.directory)
+        shift = 0
+        if isinstance(asked, BlendedDataset):
+            # Positions count from where the plan's current part begins; the blend's own part may have begun elsewhere.
+            shift = (plan.consumed_before - asked.consumed_before) // plan.rank.dp_size
+            blend = asked
+            plan = replace(plan, blend=lambda consumed: BlendState.from_dict(blend.state_dict(consumed), "the blend"))
+        self.plan = plan
+        self._offset = plan.index_offset + shift * plan.rank.dp_size
+        self.gate = Gate(asked, plan.stop_at_end, begun=plan.state.consumed > 0, shift=shift)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the gate behind: it is the main process's."""
-        return {name: value for name, value in self.__dict__.items() if name != "gate"}
+        """Leaves behind what is the main process's: the gate, and the lengths, for which samplers ask."""
+        state = {name: value for name, value in self.__dict__.items() if name not in ("gate", "_lengths")}
+        return state | {"plan": replace(self.plan, blend=None)}
 
     def __len__(self) -> int:
         """What ms-swift takes for the length of an epoch, over all ranks."""
         return self.plan.epoch_samples
 
-    def __getitem__(self, index: int) -> Any:
-        """Returns an encoded sample. Raises as `LazyShardedDataset` does."""
-        return self._dataset[index + self.plan.index_offset]
+    def __getitem__(self, index: int | Literal["lengths"]) -> Any:
+        """Returns an encoded sample, or by "lengths" a list of the tokens of all where samples are grouped by them.
+
+        Raises as `LazyShardedDataset` does.
+        """
+        if isinstance(index, str):
+            if index != "lengths" or self._lengths is None:
+                raise KeyError(index)
+            return self._lengths.tolist()
+        return self._dataset[index + self._offset]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns the encoded samples of a batch."""
-        offset = self.plan.index_offset
+        offset = self._offset
         return self._dataset.__getitems__([index + offset for index in indices] if offset else indices)
 
     def __repr__(self) -> str:
         """Says what is read, for the log."""
-        facts, plan = self.plan.facts, self.plan
-        state = "ended" if facts.ended else "still being produced"
+        plan, streams = self.plan, self.plan.streams
+        data = self._dataset
+        shares = [f"{share:.4g} of " for share in data.shares] if isinstance(data, BlendedDataset) else [""]
+        shown = [
+            f"{share}{redact(directory)} ({facts.samples} samples published, {facts.samples_per_chunk} per chunk, "
+            f"{'ended' if facts.ended else 'still being produced'})"
+            for share, directory, facts in zip(shares, streams.directories, streams.facts, strict=True)
+        ]
+        some = ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
         order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the stream"
-        if plan.state.unit != facts.samples_per_chunk:
+        if plan.state.unit != plan.facts.samples_per_chunk:
             order = f"dealt in units of {plan.state.unit} samples, {order}"
         if plan.layout != "strided":
             order = f"{'grouped by length' if plan.layout == GROUPED else 'shuffled'} by ms-swift's sampler"
-        return (
-            f"TrainStream({redact(plan.directory)}, {state}, {facts.samples} samples published, "
-            f"{facts.samples_per_chunk} per chunk, rank {plan.rank.dp_rank} of {plan.rank.dp_size}, {order})"
-        )
+        return f"TrainStream({some}; rank {plan.rank.dp_rank} of {plan.rank.dp_size}, {order})"
 
     def stats(self) -> Sequence[Stats]:
         """Returns what this rank and its workers have met so far, of each stream."""
-        return [self._dataset.stats()]
+        return [dataset.stats() for dataset in members(self._dataset)]
 
     def why_it_stops(self, consumed: int, step_samples: int) -> tuple[str, str]:
         """Returns why the gate allows no further step, and what was not trained, for `parallel.stopped`.
@@ -144,7 +166,7 @@ class TrainStream(Dataset[Any]):
         """
         if self.gate.gave_up is not None:
             return "no data came in time", ""
-        return self.plan.end(consumed, self.gate.published_samples(), step_samples)
+        return self.plan.end(consumed, self.gate.published(), step_samples)
 
     def tell_progress(self, consumed: int, *, at_once: bool = False) -> None:
         """Tells how much of what is published was trained: now and then, or at once.
@@ -168,16 +190,15 @@ class TrainStream(Dataset[Any]):
     def tell_cache(self) -> None:
         """Tells, at the end of a training, how much of what this rank drew was in the cache, if there is one."""
         if self._cache is not None:
-            encoded.tell_cache(self._cache, self.stats())
+            tell_cache(self._cache, self.stats())
 
     def first_sample(self) -> Any | None:
         """Returns the first sample that the first rank trains if it is there already, without waiting."""
         plan = self.plan
         # A sampler in an order of its own decides by itself with which it goes on.
-        draws = plan.draws if plan.layout == "strided" else 0
-        ready = plan.facts.ended or plan.facts.samples >= plan.course.needed(draws)
+        index = plan.draws * plan.rank.dp_size if plan.layout == "strided" else 0
         try:
-            return self._dataset[draws * plan.rank.dp_size] if ready else None
+            return self[index - plan.index_offset] if self.gate.has(index) else None
         except ChunkRetired:
             # Trained to the end: no sample follows, and the first one was deleted.
             return None
@@ -226,8 +247,17 @@ class TrainStream(Dataset[Any]):
     def _check_present(self, draws: int) -> None:
         """Refuses to go on at a position whose chunks are gone."""
         plan = self.plan
-        samples = open_samples(plan.course, plan.rank.dp_rank, draws, plan.total, plan.stop_at_end)
-        check_present(self.gate.reader, samples)
+        if plan.layout == GROUPED:
+            _check_nothing_retired(plan)
+            return
+        asked = members(self.gate.data)
+        spots = [(plan.course, draws)]
+        if plan.streams.blended:
+            courses = [dataset._draws.indices().course for dataset in asked]
+            spots = [(course, course.current.draws) for course in courses]
+        for (course, at), dataset, facts in zip(spots, asked, plan.streams.facts, strict=True):
+            samples = open_samples(course, plan.rank.dp_rank, at, facts.total, plan.stop_at_end)
+            check_present(dataset.reader, samples)
 
 
 def open_samples(course: Course, lane: int, position: int, total: int | None, stop_at_end: bool) -> list[int]:
@@ -248,23 +278,15 @@ def open_samples(course: Course, lane: int, position: int, total: int | None, st
     return samples
 
 
-def _begun_now(state: RunState) -> RunState:
-    """Returns the state of a run that begins anew, with the ranks and rules of this one."""
-    return replace(state, parts=(replace(state.parts[-1], draws=0, epoch=None, skip=(), first_step=0),), consumed=0)
-
-
-def load_state(dataset: Any, state: dict[str, Any], where: str) -> None:
-    """Has a data set, of one stream or of a blend, go on from a state.
-
-    Raises:
-        ResumeRefused: the state does not fit it.
-    """
-    try:
-        dataset.load_state_dict(state)
-    except StateMismatch as cause:
-        raise ResumeRefused(
-            f"{where}: {cause}", checkpoint=where, expected=cause.expected, actual=cause.actual
-        ) from cause
+def _state_to_load(plan: RunPlan) -> dict[str, Any] | None:
+    """Returns the state with which the data sets go on; None where they begin."""
+    if plan.streams.blended:
+        return None if plan.saved is None or plan.saved.blend is None else plan.saved.blend.to_dict()
+    state = plan.state
+    part = replace(state.parts[-1], draws=0, epoch=None, skip=(), first_step=0)
+    if plan.layout != "strided" or state == replace(state, parts=(part,), consumed=0):
+        return None
+    return state.to_dict()
 
 
 def _in_first_epoch(course: Course, draws: int, total: int) -> bool:
@@ -273,107 +295,6 @@ def _in_first_epoch(course: Course, draws: int, total: int) -> bool:
         return course.epoch(total) == 0 and draws <= course.epoch_length(total)
     except ValueError:
         return False
-
-
-class Gate:
-    """Decides step by step.
-
-    Args:
-        dataset: this rank's samples in order, strided, without an end (`num_samples`), with the deadline that counts.
-        stop_at_end: whether a step that reaches past the end of the stream is not trained.
-        begun: whether the run has trained a step in an earlier start.
-
-    Attributes:
-        stopped: whether a step was refused.
-        gave_up: why, where all ranks gave up waiting; None where the stream has ended.
-    """
-
-    def __init__(self, dataset: LazyShardedDataset, stop_at_end: bool, *, begun: bool = False) -> None:
-        self._dataset = dataset
-        self._stop_at_end = stop_at_end
-        self._begun = begun
-        self.stopped = False
-        self.gave_up: WaitTimeout | StoreUnavailable | None = None
-        self._timer: threading.Timer | None = None
-
-    def allows(self, first: int, stop: int, *, saves: bool = False) -> bool:
-        """Returns whether a step is to be trained, waiting until that is certain.
-
-        Args:
-            first: the step's first position in this rank's lane, in the current part of the run.
-            stop: the position after its last.
-            saves: whether a refused step leads to a checkpoint, the same on all ranks. Where all ranks give up, the
-                step is then refused, and `end` raises the error.
-
-        Raises:
-            WaitTimeout, StoreUnavailable: its data did not come in time.
-            StreamTooShort: the stream has ended before even the first step was full.
-        """
-        if self.stopped:
-            return False
-        try:
-            past = self._past(stop - 1)
-        except IndexError as cause:
-            # Not even one micro batch for each rank.
-            if not self._begun or not self._stop_at_end:
-                raise self._too_short() from cause
-            past = True
-        except (StoreUnavailable, WaitTimeout) as error:
-            if not saves or not self._all_give_up(error, stop):
-                raise
-            return False
-        if self._stop_at_end and past:
-            if not first and not self._begun:
-                raise self._too_short()
-            self.stopped = True
-        return not self.stopped
-
-    def _all_give_up(self, error: WaitTimeout | StoreUnavailable, stop: int) -> bool:
-        """Returns whether all ranks have given up before the same step, so that they can save a checkpoint together.
-
-        A rank that has seen the data in the last moment trains, and waits for the others in its first collective.
-        """
-        timer = errors.end_within(_SAVE_S, error)
-        if not parallel.all_come(f"gave up before {stop}"):
-            timer.cancel()
-            return False
-        self.stopped, self.gave_up, self._timer = True, error, timer
-        return True
-
-    def end(self) -> None:
-        """Raises what made all ranks give up, once what they have trained is saved; does nothing at a stream's end."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.gave_up is not None:
-            raise self.gave_up
-
-    def _past(self, position: int) -> bool:
-        """Returns whether a position of this rank's lane is behind the end of the stream; waits for it."""
-        rank = self._dataset.rank
-        return self._dataset.draw(position * rank.dp_size + rank.dp_rank).epoch > 0
-
-    @property
-    def reader(self) -> StreamReader:
-        """The reader of this rank's samples, with the deadline that counts."""
-        return self._dataset.reader
-
-    def published_samples(self) -> int:
-        """Returns how many samples are published now."""
-        return self._dataset.published().samples
-
-    def _too_short(self) -> StreamTooShort:
-        samples = self.published_samples()
-        return StreamTooShort(
-            f"{self.where}: the stream has ended with {samples} samples, fewer than one step takes: "
-            f"nothing can be trained. Use a smaller global batch, or --sharded_lazy_on_end repeat",
-            directory=self.where,
-            samples=samples,
-        )
-
-    @property
-    def where(self) -> str:
-        """What is read, for messages."""
-        return str(self._dataset.directory)
 
 
 def check_present(reader: StreamReader, samples: Iterable[int]) -> None:
@@ -402,3 +323,18 @@ def check_present(reader: StreamReader, samples: Iterable[int]) -> None:
         raise ResumeRefused(text, expected=f"chunk {cause.chunk}", actual="deleted") from cause
     finally:
         reader.max_wait = patience
+
+
+def _check_nothing_retired(plan: RunPlan) -> None:
+    """Refuses to go on with any chunk gone, where ms-swift's sampler by length may draw from all."""
+    assert plan.stream_id is not None
+    retired = read_retired(stream_path(plan.directory), plan.stream_id)
+    if retired:
+        raise ResumeRefused(
+            f"{plan.directory}: its producer has deleted the chunks below {retired}, and a run with "
+            f"--group_by_length true may need all of them: start on the stream anew from the weights alone, "
+            f"without it, or produce the stream anew with --retain all",
+            checkpoint=plan.checkpoint,
+            expected="all chunks",
+            actual=f"those from {retired} on",
+        )

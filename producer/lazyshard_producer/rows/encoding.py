@@ -36,7 +36,7 @@ from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name
 from lazyshard_producer.user_functions import load_function, name_error, name_value
 
-_SWIFT_OPENER: Final = "lazyshard_swift.encoding:open_encoder"
+_SWIFT_OPENER: Final = "lazyshard_swift.rows:open_encoder"
 """Takes model, template, max_length and options; returns a function of a row, and the encoding."""
 
 _VALUE_CHARACTERS: Final = 120

@@ -24,9 +24,8 @@ from lazyshard.format.arrays import fill_row, pack_row
 from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
 from lazyshard.format.row import check_row, encode_row
 from lazyshard.plan.splitting import pack_samples
-from lazyshard_swift.encoded import EncodedRows
 from lazyshard_swift.encoding import pack as pack_values
-from lazyshard_swift.rows import RowEncoder
+from lazyshard_swift.rows import EncodedRows, RowEncoder
 
 CAPACITY = 300
 

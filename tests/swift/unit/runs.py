@@ -20,8 +20,8 @@ from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard_swift import parallel
 from lazyshard_swift.checkpoints import save_position
-from lazyshard_swift.opening import GroupedStream, open_train_stream, read_lengths
-from lazyshard_swift.parallel import Facts
+from lazyshard_swift.opening import open_train_stream, read_lengths
+from lazyshard_swift.parallel import Facts, Streams
 from lazyshard_swift.planning import decide
 from lazyshard_swift.position import Position
 from lazyshard_swift.rows import RowEncoder
@@ -151,16 +151,21 @@ def facts_of(directory: Path, samples_per_chunk: int | None = None) -> Facts:
     return Facts(reader.stream_id, reader.samples_per_chunk, published.samples, published.ended)
 
 
+def decide_one(args: Any, directory: object, found: Facts, rank: Rank, lengths: str | None = None) -> RunPlan:
+    """Plans a run over one stream."""
+    return decide(args, Streams((str(directory),), (found,)), found, rank, lengths)
+
+
 def decided(args: Any, samples: int = 100, ended: bool = True, dp: int = 2, per_chunk: int = 4) -> RunPlan:
     """Plans a run over a stream of which the facts alone are known."""
-    return decide(args, DIRECTORY, facts(samples, ended, per_chunk), Rank(0, dp))
+    return decide_one(args, DIRECTORY, facts(samples, ended, per_chunk), Rank(0, dp))
 
 
 def plan(args: Any, directory: Path, rank: int, dp: int) -> RunPlan:
     found, lengths = facts_of(directory), None
     if groups_by_length(args):
         lengths = read_lengths(args, str(directory), found, sampler_of(is_megatron(args))).digest
-    return decide(args, str(directory), found, Rank(rank, dp), lengths)
+    return decide_one(args, directory, found, Rank(rank, dp), lengths)
 
 
 def sampler_of(megatron: bool) -> type[Any]:
@@ -177,9 +182,8 @@ def open_stream(run: RunPlan, *, max_wait: float = 0.0) -> TrainStream:
     encoder = cast("RowEncoder", lambda row: row["id"])
     options: dict[str, Any] = {"max_wait": max_wait, "on_bad_sample": "raise", "samples_per_chunk": None}
     if run.grouping is not None:
-        tokens = lengths_by_sample(StreamReader(run.directory, max_wait=max_wait), run.total)
-        return GroupedStream(run, encoder, tokens, **options)
-    return TrainStream(run, encoder, **options)
+        options["lengths"] = lengths_by_sample(StreamReader(run.directory, max_wait=max_wait), run.total)
+    return TrainStream(run, (encoder,), **options)
 
 
 def open_streams(args: Any, directory: Path, dp: int) -> list[TrainStream]:

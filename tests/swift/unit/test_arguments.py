@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard_swift import arguments, errors, ms_swift
+from lazyshard_swift import arguments
 from lazyshard_swift.errors import SettingsRefused
 from tests.swift.defaults import DEFAULTS
 from tests.swift.unit.runs import refused
@@ -245,18 +245,6 @@ def test_refusal_comes_before_ms_swift_looks_at_anything(
         parse(classes.SftArguments, "--dataset a --sharded_lazy true --streaming true")
     # Errors have their exit codes before the first check.
     assert (looked, installed) == ([], [True])
-
-
-@pytest.mark.parametrize("version", ["2.6.1", "3.12.6"])
-def test_ms_swift_that_is_too_old_refuses_the_flag_and_nothing_else(
-    classes: Any, installed: list[bool], monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    monkeypatch.setattr(ms_swift, "version", lambda: version)
-    assert parse(classes.SftArguments, "--dataset a --max_length 9").seen == ["a"]
-    with refused(SettingsRefused, version, "4.0.0", "pip install", argument="sharded_lazy") as error:
-        parse(classes.SftArguments, "--dataset stream --sharded_lazy true --max_length 9")
-    assert errors.code_of(error.value) == errors.REFUSED
-    assert installed == [True]
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ from lazyshard.stream.retire import retire
 from lazyshard_swift import checkpoints, parallel
 from lazyshard_swift.checkpoints import Checkpoints, is_whole, let_go_of_cursors, load_position, save_position
 from lazyshard_swift.parallel import Facts
-from lazyshard_swift.planning import decide
 from tests.stream.streams import foreign, names, produce
 from tests.swift.unit import runs
-from tests.swift.unit.runs import as_rank, hugging_face, megatron, open_streams, plan, position, refused
+from tests.swift.unit.runs import as_rank, decide_one, hugging_face, megatron, open_streams, plan, position, refused
 
 CONSUMER = "run 1"
 
@@ -285,7 +284,7 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
 def test_directory_that_another_program_fills_has_a_cursor_too(tmp_path: Path, output: Path) -> None:
     directory = foreign(tmp_path / "foreign", *[b'{"id": 1}\n{"id": 2}\n'] * 8, end=True)
     args = args_of(output, sharded_lazy_samples_per_chunk=2)
-    run = decide(args, str(directory), Facts("first-row-0123456789abcdef", 2, 16, True), Rank(0, 2))
+    run = decide_one(args, directory, Facts("first-row-0123456789abcdef", 2, 16, True), Rank(0, 2))
     save(Checkpoints(run, str(output)), output, 2)
     assert (cursor(directory).stream_id, told(directory)) == (None, (8, 4))
 

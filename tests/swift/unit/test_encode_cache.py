@@ -11,10 +11,11 @@ from lazyshard import EncodeCache, LazyShardedDataset, Order
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import Stats
 from lazyshard_swift import ms_swift
-from lazyshard_swift.blend import Streams
-from lazyshard_swift.encoded import EncodedRows, _variables, cache_facts, encode_cache, for_stream, tell_cache
+from lazyshard_swift.encoding import _variables, cache_facts, encode_cache, tell_cache
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.parallel import Facts
+from lazyshard_swift.gate import members, open_data
+from lazyshard_swift.parallel import Facts, Streams
+from lazyshard_swift.rows import EncodedRows, for_stream
 from tests.swift.unit.runs import hugging_face, refused
 from tests.swift.unit.test_encoded import encoded, of_raw, raw, template
 
@@ -109,14 +110,14 @@ def test_of_a_blend_raw_streams_have_one(tmp_path: Path) -> None:
     streams = Streams(directories, parts, (0.5, 0.5), "all_exhausted")
     own = {"cache": EncodeCache(tmp_path / "cache", fingerprint={"v": 1})}
     for expected in ((4, 0), (0, 4)):
-        blend = streams.open(Rank(0, 1), (EncodedRows(), of_raw), own, {"order": Order(layout="strided")})
+        blend = open_data(streams, Rank(0, 1), (EncodedRows(), of_raw), Order(layout="strided"), own, {})
         assert len([blend[index] for index in range(8)]) == 8
-        assert [one[5:7] for one in blend.stats()] == [(0, 0), expected]
+        assert [one.stats()[5:7] for one in members(blend)] == [(0, 0), expected]
 
 
 def test_what_was_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr("lazyshard_swift.encoded.notice", told.append)
+    monkeypatch.setattr("lazyshard_swift.encoding.notice", told.append)
     tell_cache(
         "/c", [Stats(0, 0, 0.0, encoded=3, from_cache=4), Stats(0, 0, 0.0, encoded=1, from_cache=0, not_cached=2)]
     )

@@ -13,14 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard import BFLOAT16, ChunkWriter, LazyShardedDataset, StreamReader
+from lazyshard import BFLOAT16, ChunkWriter, LazyShardedDataset, Order, StreamReader
 from lazyshard.data.rank import Rank
 from lazyshard.format.arrays import pack_row
-from lazyshard_swift.blend import Streams
-from lazyshard_swift.encoded import EncodedRows, encoders
 from lazyshard_swift.encoding import fingerprint, of_producer, pack, unpack
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.parallel import Facts
+from lazyshard_swift.gate import open_data
+from lazyshard_swift.parallel import Facts, Streams
+from lazyshard_swift.rows import EncodedRows, encoders
 from tests.swift.unit.runs import refused
 
 
@@ -99,7 +99,7 @@ def test_encoder_is_asked_for_samples_of_raw_streams_alone(tmp_path: Path) -> No
     assert found[1] is of_raw
     facts = tuple(Facts(name, 2, 4, True) for name in "ab")
     streams = Streams(directories, facts, (0.5, 0.5), "all_exhausted")
-    blend = streams.open(Rank(0, 1), found, {}, {"layout": "strided"})
+    blend = open_data(streams, Rank(0, 1), found, Order(layout="strided"), {}, {})
     samples = sorted((blend[index]["input_ids"] for index in range(8)), key=str)
     assert samples == sorted([[0, 1], [1, 1], [2, 1], [3, 1], [0], [-1], [-2], [-3]], key=str)
 

@@ -29,6 +29,7 @@ from lazyshard.errors import (
     TooManyBadSamples,
     WaitTimeout,
 )
+from lazyshard.stream import Published
 from lazyshard_swift import errors
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.parallel import stopped
@@ -305,7 +306,7 @@ def test_rank_ends_with_the_launcher() -> None:
 def test_end_of_a_stream(checkpoint: str | None, told: str) -> None:
     """As the README has it."""
     args = megatron(micro_batch_size=2, global_batch_size=8, train_iters=60)
-    why, left = decided(args, 203).end(200, 203, 8)
+    why, left = decided(args, 203).end(200, [Published(1, 203, True)], 8)
     assert stopped(why, left, step=25, planned=60, trained=200, checkpoint=checkpoint) == (
         "the stream has ended with 203 samples: training stops after step 25 of 60, on all ranks alike, with 200 "
         f"samples trained and 3 left over, fewer than the 8 of a step{told}"

@@ -13,7 +13,8 @@ from lazyshard import LazyShardedDataset
 from lazyshard.errors import WaitTimeout
 from lazyshard_swift import parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
-from lazyshard_swift.stream import Gate, check_present
+from lazyshard_swift.gate import Gate, members
+from lazyshard_swift.stream import check_present
 from tests.data.options import grouped
 from tests.stream.streams import produce
 from tests.swift.unit.runs import refused
@@ -194,12 +195,13 @@ def test_all_ranks_or_none_find_that_all_have_come(monkeypatch: pytest.MonkeyPat
 
 def test_sample_whose_chunk_was_deleted_is_refused_naming_it(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 24, PER_CHUNK)
-    check_present(gate(directory, 1, 2, 1).reader, [15, 21])
+    check_present(members(gate(directory, 1, 2, 1).data)[0].reader, [15, 21])
     # One that is not published yet is not looked for.
-    check_present(gate(directory, 1, 2, 1).reader, [15, 24, 900])
+    check_present(members(gate(directory, 1, 2, 1).data)[0].reader, [15, 24, 900])
     for chunk in (5, 7):
         (directory / f"chunk_{chunk:05d}.jsonl").unlink()
-    fresh = gate(directory, 1, 2, 1)
+    (dataset,) = members(gate(directory, 1, 2, 1).data)
+    reader = dataset.reader
     with refused(ResumeRefused, expected="chunk 5", actual="deleted"):
-        check_present(fresh.reader, [15, 21])
-    check_present(fresh.reader, [3, 9])
+        check_present(reader, [15, 21])
+    check_present(reader, [3, 9])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard_swift import errors, launcher
+from lazyshard_swift import launcher
 from lazyshard_swift.launcher import flag_is_on
 from tests.swift.programs import PATHS, environment, run
 
@@ -136,21 +136,6 @@ def test_megatron_that_is_not_installed_is_told(
         told = capsys.readouterr().err
         assert (told == "") == (missing is None or not code)
         assert not told or f"pip install {missing};" in told
-
-
-@pytest.mark.parametrize("version", ["2.6.1", "3.12.6", "3.13.0.dev0"])
-def test_ms_swift_that_is_too_old_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str
-) -> None:
-    monkeypatch.setattr("lazyshard_swift.ms_swift.version", lambda: version)
-    script = "raise SystemExit('started')"
-    for flag, code in (("true", errors.REFUSED), ("false", 1)):
-        command = [sys.executable, "-S", "-c", script, "--sharded_lazy", flag]
-        result = extended().subprocess.run(command, **({"stderr": subprocess.DEVNULL} if code == 1 else {}))
-        assert (result.returncode, result.args) == (code, command)
-        told = capsys.readouterr().err
-        assert told.count("\n") == (code == errors.REFUSED)
-        assert all(words in told for words in (version, "4.0.0", "pip install")) == (code == errors.REFUSED)
 
 
 def test_command_that_is_not_there_leaves_the_signals_alone(tmp_path: Path) -> None:

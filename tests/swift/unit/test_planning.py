@@ -15,13 +15,14 @@ from lazyshard.errors import LazyShardError
 from lazyshard.plan.deal import Rules
 from lazyshard_swift.checkpoints import save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
-from lazyshard_swift.planning import batch_sizes, decide, resume_checkpoint
+from lazyshard_swift.planning import batch_sizes, resume_checkpoint
 from lazyshard_swift.settings import Progress
 from tests.data.swift_samplers import megatron_batches
 from tests.stream.streams import produce
 from tests.swift.unit.runs import (
     DIRECTORY,
     checkpoint,
+    decide_one,
     decided,
     facts,
     hugging_face,
@@ -98,11 +99,11 @@ def test_a_stream_that_was_dealt_by_cost_is_not_shuffled_once_more(
     args: Any, window: int, told: bool, notices: list[str], tmp_path: Path
 ) -> None:
     dealt = facts()._replace(dealt=True)
-    run = decide(args, DIRECTORY, dealt, Rank(0, 2))
+    run = decide_one(args, DIRECTORY, dealt, Rank(0, 2))
     assert (run.layout, run.window) == ("strided", window)
     assert ["dealt by cost" in text for text in notices] == [True] * told
     for begun in (0, 8):
-        run = decide(resumed(tmp_path, window=begun), DIRECTORY, dealt, Rank(0, 2))
+        run = decide_one(resumed(tmp_path, window=begun), DIRECTORY, dealt, Rank(0, 2))
         assert (run.layout, run.window) == ("strided", begun), "a run keeps the window that it began with"
 
 
@@ -292,7 +293,7 @@ def test_consumer_is_the_users_else_that_of_the_checkpoint_else_that_of_the_fold
 
 
 def test_all_ranks_decide_the_same_and_a_plan_survives_pickling() -> None:
-    runs = [decide(megatron(train_iters=7), DIRECTORY, facts(), Rank(rank, 4)) for rank in range(4)]
+    runs = [decide_one(megatron(train_iters=7), DIRECTORY, facts(), Rank(rank, 4)) for rank in range(4)]
     assert len({dataclasses.replace(run, rank=Rank(0, 4)) for run in runs}) == 1
     assert pickle.loads(pickle.dumps(runs)) == runs
 

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from lazyshard.data.rank import Rank
 from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.errors import ResumeRefused
-from lazyshard_swift.planning import decide
 from lazyshard_swift.run_plan import RunPlan
 from tests.stream.streams import produce
-from tests.swift.unit.runs import checkpoint, facts_of, hugging_face, megatron, plan, refused
+from tests.swift.unit.runs import checkpoint, decide_one, facts_of, hugging_face, megatron, plan, refused
 from tests.swift.unit.trainers import Trained, resumed, train
 
 PER_CHUNK = 3
@@ -310,4 +309,4 @@ def test_stream_that_was_cut_is_refused(tmp_path: Path, streams: dict[int, Path]
     for samples in (1, 12, 51):
         facts = facts_of(streams[61])._replace(samples=samples)
         with refused(ResumeRefused, checkpoint=str(history.checkpoint), actual=str(samples)):
-            resumed(decide(history.args(Shape(1, 1, 1)), str(streams[61]), facts, Rank(0, 1)))
+            resumed(decide_one(history.args(Shape(1, 1, 1)), streams[61], facts, Rank(0, 1)))

@@ -1,4 +1,4 @@
-"""Each refusal of `settings_checks` names the argument; what follows from what works."""
+"""Each refusal of `arguments` names the argument; what follows from what works."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from lazyshard.format.cursor import check_consumer
 from lazyshard_swift import settings
+from lazyshard_swift.arguments import check_combinations
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.settings import Progress
-from lazyshard_swift.settings_checks import check_combinations
 from tests.swift.unit.runs import hugging_face, megatron, refused
 
 

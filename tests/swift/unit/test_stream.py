@@ -28,7 +28,7 @@ def resumable(directory: Path, folder: Path, step: int) -> dict[str, Any]:
 def test_stream_is_opened_by_what_the_arguments_say_and_travels_to_workers_without_its_gate(tmp_path: Path) -> None:
     stream = opened(produce(tmp_path / "s", 9, 2), num_train_epochs=1, micro_batch_size=2)
     assert len(stream) == 8
-    assert "ended, 9 samples published, 2 per chunk, rank 0 of 1, shuffled in windows of 8 chunks" in repr(stream)
+    assert "(9 samples published, 2 per chunk, ended); rank 0 of 1, shuffled in windows of 8 chunks" in repr(stream)
     again = pickle.loads(pickle.dumps(stream))
     assert len(again) == 8
     assert not hasattr(again, "gate")

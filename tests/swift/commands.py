@@ -6,7 +6,7 @@
 
     with start_megatron_sft(tmp_path / "run", model, dataset=path, train_iters=50) as training:
         training.wait_for_step(3)
-        training.kill(rank=1)
+        training.kill()
         run = training.wait()
 
 Keyword arguments are options of the command, over the defaults below; None takes a default away. The commands run with
@@ -208,9 +208,7 @@ def read_losses(output_dir: Path) -> dict[int, float]:
 @dataclass(frozen=True)
 class Process:
     pid: int
-    parent: int
     argv: tuple[str, ...]
-    environment: Mapping[str, str]
 
     @property
     def trains(self) -> bool:
@@ -220,8 +218,8 @@ class Process:
         )
 
 
-def processes_of(mark: str) -> list[Process]:
-    """The live processes that carry a mark, whoever their parents are."""
+def processes_of(mark: str, sessions: Iterable[int] = ()) -> list[Process]:
+    """The live processes that carry a mark, whoever their parents are, and those of these sessions."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").iterdir():
@@ -229,17 +227,14 @@ def processes_of(mark: str) -> list[Process]:
             continue
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
-            if wanted not in environment:
-                continue
-            argv = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
             status = (folder / "stat").read_text()
+            argv = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:  # it has just ended, or is another user's
             continue
-        state, parent = status.rpartition(")")[2].split()[:2]
-        if state in "ZX":
+        state, _, _, session = status.rpartition(")")[2].split()[:4]
+        if state in "ZX" or (wanted not in environment and int(session) not in sessions):
             continue
-        pairs = (entry.decode(errors="replace").partition("=") for entry in environment if entry)
-        found.append(Process(int(folder.name), int(parent), tuple(argv), {name: value for name, _, value in pairs}))
+        found.append(Process(int(folder.name), tuple(argv)))
     return found
 
 
@@ -320,28 +315,17 @@ class Training:
         return run
 
     def processes(self) -> list[Process]:
-        """Its live processes, torchrun and DataLoader workers included."""
-        return processes_of(self.mark)
+        """Its live processes, torchrun, DataLoader workers and warm ranks included."""
+        # Each fork of a warm server, which has the server's environment, begins a session and leaves its number.
+        return processes_of(self.mark, {int(path.name[5:]) for path in self.trace.glob("warm_*")})
 
-    def rank_process(self, rank: int) -> int:
-        """Process id of the training process of global rank `rank`."""
-        training = {process.pid: process for process in self.processes() if process.trains}
-        for process in training.values():
-            if process.parent not in training and int(process.environment.get("RANK", "0")) == rank:
-                return process.pid
-        raise AssertionError(f"no process of rank {rank}\n{self.output}")
-
-    def kill(self, rank: int | None = None, number: int = signal.SIGKILL) -> None:
-        """Sends a signal (9) to every process of the command at once, or to the training process of one rank."""
-        pids = [process.pid for process in self.processes()] if rank is None else [self.rank_process(rank)]
-        while pids:
+    def kill(self) -> None:
+        """Sends SIGKILL to every process of the command at once."""
+        while pids := [process.pid for process in self.processes()]:  # again for forks that were just being made
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            if rank is not None or number != signal.SIGKILL:
-                return
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(POLL_S)
-            pids = [process.pid for process in self.processes()]  # forks that were just being made
 
     def leftover_processes(self, timeout_s: float = 10.0) -> list[Process]:
         """What still lives `timeout_s` after the command has ended; empty as soon as nothing does."""
@@ -361,6 +345,7 @@ def start_megatron_sft(
     environment: Mapping[str, str] | None = None,
     packages: Path | None = None,
     command: Sequence[str] = ("megatron", "sft"),
+    warm: bool = True,
     **options: Option,
 ) -> Training:
     """Starts `megatron sft`.
@@ -373,6 +358,8 @@ def start_megatron_sft(
         environment: more variables.
         packages: folder of packages that are taken before the installed ones.
         command: the console command, found beside Python, and its arguments before the options.
+        warm: whether the ranks are forks of a process that has imported what they need, see `warm.py`; not where
+            packages are replaced, or where a rank's own process is looked at.
         options: options of the command.
     """
     more = {
@@ -380,6 +367,8 @@ def start_megatron_sft(
         **MEGATRON_VARIABLES,
         **(environment or {}),
     }
+    if warm and packages is None:
+        more |= _warm("megatron", environment, MEGATRON_VARIABLES)
     return _start(work, model, command, {**MEGATRON, **options}, plugins, more, packages)
 
 
@@ -392,35 +381,34 @@ def start_swift_sft(
     environment: Mapping[str, str] | None = None,
     packages: Path | None = None,
     command: Sequence[str] = ("swift", "sft"),
+    warm: bool = True,
     **options: Option,
 ) -> Training:
-    """Starts `swift sft`; as `start_megatron_sft`. With one process there is no torchrun."""
-    more = {"NPROC_PER_NODE": str(processes)} if processes > 1 else {}
-    return _start(work, model, command, {**SWIFT, **options}, plugins, {**more, **(environment or {})}, packages)
+    """Starts `swift sft`; as `start_megatron_sft`. With one process there is no torchrun, and nothing warm."""
+    more = {**({"NPROC_PER_NODE": str(processes)} if processes > 1 else {}), **(environment or {})}
+    if warm and processes > 1 and packages is None:
+        more |= _warm("swift", environment, {})
+    return _start(work, model, command, {**SWIFT, **options}, plugins, more, packages)
 
 
 def megatron_sft(work: Path, model: Path, *, code: int | None = 0, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
-    """Runs `megatron sft` to its end; other arguments as of `start_megatron_sft`. Ranks are warm, see `warm.py`."""
-    options["environment"] = _warm("swift.megatron.pipelines", options, MEGATRON_VARIABLES)
+    """Runs `megatron sft` to its end; other arguments as of `start_megatron_sft`."""
     with start_megatron_sft(work, model, **options) as training:
         return training.end(code, timeout_s)
 
 
 def swift_sft(work: Path, model: Path, *, code: int | None = 0, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
-    """Runs `swift sft` to its end; other arguments as of `start_swift_sft`. Ranks of several are warm."""
-    if options.get("processes", 2) > 1:
-        options["environment"] = _warm("swift.pipelines", options, {})
+    """Runs `swift sft` to its end; other arguments as of `start_swift_sft`."""
     with start_swift_sft(work, model, **options) as training:
         return training.end(code, timeout_s)
 
 
-def _warm(module: str, options: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a call, with that of warm ranks where it leaves the packages as they are."""
-    environment = dict(options.get("environment") or {})
-    if options.get("packages") is None and "PYTHONPATH" not in environment:
-        whole = {**_environment(Path.cwd()), **variables, "MASTER_PORT": ""}
-        environment |= warm_ranks(module, tuple(sorted(whole.items())))
-    return environment
+def _warm(command: str, environment: Mapping[str, str] | None, variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the variables of warm ranks, none where the caller's leave the packages other than they are."""
+    if environment and "PYTHONPATH" in environment:
+        return {}
+    whole = {**_environment(Path.cwd()), **variables, "MASTER_PORT": ""}
+    return warm_ranks(command, tuple(sorted(whole.items())))
 
 
 def _start(

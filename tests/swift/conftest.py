@@ -44,7 +44,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
             if not folder.exists():
                 building = folder.with_suffix(".building")
                 command = [sys.executable, str(CPU / "tiny_model.py"), str(building), kind, str(layers)]
-                subprocess.run(command, check=True, capture_output=True, timeout=100)
+                subprocess.run(command, check=True, capture_output=True, timeout=300)
                 building.rename(folder)
         return folder
 

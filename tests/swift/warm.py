@@ -1,12 +1,14 @@
 """Ranks of a training as forks of a process that has imported what ms-swift needs: `cpu/warm_server.py`.
 
-For trainings of which a test wants only what they have trained and said. Command and `torchrun` are the real ones.
-Where a start-up is what is tested, or a rank's process is looked at or killed, nothing is warm.
+For trainings of which a test wants only what they have trained and said, killed with kill -9 or not. Command and
+`torchrun` are the real ones. Where a start-up is what is tested, or the process of a rank is looked at or sent other
+signals, nothing is warm.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import subprocess
 import sys
@@ -35,20 +37,26 @@ def _client() -> Path:
     return path
 
 
+def _known(command: str) -> Path:
+    """The file in which the servers of a test run, one in each of its processes, say what is imported."""
+    root = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or _folder())
+    return root / f"imported_by_{command}.json"
+
+
 @cache
-def warm_ranks(module: str, environment: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
-    """Starts a server, at the first call for a module; it ends with this process.
+def warm_ranks(command: str, environment: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    """Starts a server, at the first call for a command; it ends with this process.
 
     Args:
-        module: the part of ms-swift that the ranks import.
+        command: "swift" or "megatron".
         environment: all variables that it is started with.
 
     Returns:
         Variables for the command, which have torchrun start its ranks there.
     """
-    path = _folder() / f"{module}.socket"
+    path = _folder() / f"{command}.socket"
     server = subprocess.Popen(
-        [sys.executable, str(CPU / "warm_server.py"), str(path), module],
+        [sys.executable, str(CPU / "warm_server.py"), str(path), command, str(_known(command))],
         env={**dict(environment), "HOME": str(_folder())},
         cwd=_folder(),
         stdin=subprocess.DEVNULL,
@@ -63,7 +71,7 @@ def warm_ranks(module: str, environment: tuple[tuple[str, str], ...]) -> Mapping
         said.append(line)
         if line == "ready\n":
             return {"PYTHON_EXEC": str(_client()), "WARM_SOCKET": str(path)}
-    raise AssertionError(f"warm_server.py {module} has ended:\n{''.join(said)}")
+    raise AssertionError(f"warm_server.py {command} has ended:\n{''.join(said)}")
 
 
 def _end(server: subprocess.Popen[str]) -> None:

@@ -1,11 +1,12 @@
 """Runs Python scripts in forks of a process that has imported what ms-swift needs, but neither ms-swift nor our hook.
 
-    warm_server.py SOCKET MODULE
+    warm_server.py SOCKET swift|megatron KNOWN.json
 
-To begin with, another process imports MODULE, a part of ms-swift, and tells what else that imports; this one imports
-the same, which takes a rank of a training 5 s of processor time, and prints `ready`. Then it serves `warm_client.py`:
-the fork takes the client's arguments, environment, working directory and files, and runs the script as `python -u`
-does, start-up of the interpreter left out. When the client is killed, so is the fork with all of its session.
+To begin with, another process imports what the ranks of the command import, and lists all modules, unless KNOWN lists
+them already; this one imports the same, which is most of a rank's start, and prints `ready`. Then it serves
+`warm_client.py`: the fork takes the client's arguments, environment, working directory and files, and runs the script
+as `python -u` does, start-up of the interpreter left out. When the client is killed, so is the fork with all of its
+session.
 
 It ends with its parent.
 """
@@ -13,6 +14,7 @@ It ends with its parent.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -23,21 +25,40 @@ import socket
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 OURS: Final = ("swift", "lazyshard", "lazyshard_swift", "mcore_bridge", "__main__", "sitecustomize")
 """Packages that each fork imports by itself: what they do at their import depends on the rank."""
 
-_LISTED: Final = "import json, sys, {module}; print(json.dumps(list(sys.modules)))"
+COMMANDS: Final = {
+    "swift": "from swift.pipelines import sft_main; import swift.trainers.seq2seq_trainer",
+    "megatron": "from swift.megatron import megatron_sft_main; import swift.megatron.trainers.trainer",
+}
+"""What the ranks of a command import; most modules of ms-swift are imported once something of them is asked for."""
+
+_LISTED: Final = "import json, sys; {}; print(json.dumps(list(sys.modules)))"
+
+_MODEL: Final = "transformers.models.qwen3.modeling_qwen3"
+"""Of the models that the tests train."""
 
 
-def import_all(module: str) -> None:
-    """Imports what a module of ms-swift imports, but for `OURS`."""
-    listed = subprocess.run(
-        [sys.executable, "-c", _LISTED.format(module=module)], stdout=subprocess.PIPE, text=True, check=True
-    )
-    for name in json.loads(listed.stdout.splitlines()[-1]):
+def imported_by(name: str, known: Path) -> list[str]:
+    """Returns what the ranks of a command import, from a file if another server has looked already."""
+    if not known.exists():
+        command = [sys.executable, "-c", _LISTED.format(f"{COMMANDS[name]}; import {_MODEL}")]
+        listed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        own = known.with_suffix(f".{os.getpid()}")
+        own.write_text(listed.stdout.splitlines()[-1], encoding="utf-8")
+        own.rename(known)
+    names: list[str] = json.loads(known.read_text(encoding="utf-8"))
+    return names
+
+
+def import_all(names: Iterable[str]) -> None:
+    """Imports modules, but for those of `OURS`."""
+    for name in names:
         if name.partition(".")[0] not in OURS:
             # Some can be imported only from within their package.
             with contextlib.suppress(Exception), warnings.catch_warnings():
@@ -108,8 +129,10 @@ class Server:
 
 def main() -> None:
     """Imports, serves; in a fork runs the script."""
-    path, module = sys.argv[1:]
-    import_all(module)
+    path, name, known = sys.argv[1:]
+    import_all(imported_by(name, Path(known)))
+    # Else a full collection in a fork would write to all objects, and so make a copy of its memory.
+    gc.freeze()
     server = Server(path)
     print("ready", flush=True)
     try:
@@ -120,6 +143,9 @@ def main() -> None:
         return
     os.environ.clear()
     os.environ.update(asked["environment"])
+    if "TRACE_DIR" in os.environ:
+        # By this the tests find the process, whose environment as the system shows it is still the server's.
+        Path(os.environ["TRACE_DIR"], f"warm_{os.getpid()}").touch()
     os.chdir(asked["directory"])
     sys.argv = asked["arguments"]
     script = sys.argv[0]

@@ -29,7 +29,7 @@ TRAININGS: Final = frozenset(
         "tests/swift/test_rescale.py::test_swift_with_4_then_2_then_3_processes",
         "tests/swift/test_resume.py::test_megatron_live_trainer_and_producer_killed",
         "tests/swift/test_same_losses.py::test_swift",
-        "tests/swift/test_waiting.py::test_swift_ends_with_75_and_a_checkpoint[1]",
+        "tests/swift/test_waiting.py::test_swift_ends_with_75_and_a_checkpoint",
     }
 )
 """The real trainings with ms-swift of the quick tier, a minute each. All other tests that train its model are full."""

@@ -167,34 +167,3 @@ def test_a_stream_that_is_still_produced_beside_one_that_has_ended(tmp_path: Pat
     assert 70 - 2 * 2 * MICRO < counts[0] <= 70, "it ends with the live stream"
     assert f"lazyshard: {live} has ended with 70 samples: training stops after step" in run.output
     assert abs(counts[0] - counts[1]) <= 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"interleave_prob": [0.5]}, "--interleave_prob has 1 weights for 2 streams of --dataset"),
-        pytest.param(
-            {"interleave_prob": [0.5, -1]},
-            "--interleave_prob 0.5 -1.0: weights are numbers above 0",
-            marks=pytest.mark.sweep,
-        ),
-        pytest.param(
-            {"sharded_lazy_skip": "samples 1:2"},
-            "--sharded_lazy_skip names samples of one stream, --dataset has",
-            marks=pytest.mark.sweep,
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path: Path, model: Path, options: dict[str, Any], message: str) -> None:
-    run = swift_sft(
-        tmp_path / "run",
-        model,
-        processes=1,
-        dataset=streams(tmp_path, 8, 8),
-        sharded_lazy=True,
-        max_steps=2,
-        code=2,
-        **options,
-    )
-    assert message in run.output
-    assert "Traceback" not in run.output

@@ -6,7 +6,6 @@ The live streams come from the real producer, and begin when the training has; w
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -23,13 +22,11 @@ from tests.swift.consumption import (
     assert_cursor,
     assert_dealt,
     assert_places,
-    assert_stopped_at_end,
     by_epoch,
     position_of,
     train_live,
 )
-from tests.swift.defaults import DEFAULTS
-from tests.swift.streams import producing, published, wait_for_samples, write_jsonl, write_stream
+from tests.swift.streams import write_stream
 
 # One run takes 25 to 35 s on 2 idle cores.
 pytestmark = [pytest.mark.timeout(400)]
@@ -92,41 +89,6 @@ def test_context_parallel_peers_get_the_same_samples(tmp_path: Path, model: Path
     )
     assert_places(run.batches, dp=2, cp=2)
     assert len(assert_dealt(ids_by_dp(run.batches), samples)) == 3
-
-
-@pytest.mark.sweep
-def test_dp4_live_without_padding_free(tmp_path: Path, model: Path) -> None:
-    samples = 141  # 8 whole stripes and 13 rows; 136 samples are 17 steps
-    run = train_live(tmp_path, model, samples, train_iters=50, padding_free=False, dataloader_num_workers=2)
-    assert_places(run.batches, dp=4)
-    assert_stopped_at_end(run, tmp_path / "stream", samples, ranks=4, step_samples=8, planned=50)
-
-
-def test_tp2_dp2_live_puts_data_sharding_aside(tmp_path: Path, model: Path) -> None:
-    samples = 141
-    directory = tmp_path / "stream"
-    # This stream has begun; its producer was killed, and goes on once the training processes are there.
-    with producing(directory, write_jsonl(tmp_path / "stream.source.jsonl", 0, samples), SIZE, 100) as producer:
-        wait_for_samples(directory, 20)
-        producer.kill()
-    begun = published(directory)
-    run = train_live(
-        tmp_path,
-        model,
-        samples,
-        train_iters=50,
-        data_sharding=True,
-        sharded_lazy_max_wait=77.5,
-        **TP2_DP2,
-    )
-    assert begun < samples / 2
-    assert_places(run.batches, dp=2, tp=2)
-    assert_stopped_at_end(run, directory, samples, ranks=2, step_samples=8, planned=50)
-    assert run.output.count("lazyshard: --data_sharding true is put aside") == 1
-    arguments = json.loads((run.output_dir / "args.json").read_bytes())
-    assert arguments["dataset"] == [str(directory)]
-    ours = {name: value for name, value in arguments.items() if name.startswith("sharded_lazy")}
-    assert ours == DEFAULTS | {"sharded_lazy": True, "sharded_lazy_max_wait": 77.5}
 
 
 def test_pp2_dp2_live_goes_on_with_the_next_epoch(tmp_path: Path, model: Path) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.swift.commands import Run, ids_by_dp, megatron_sft, swift_sft
+from tests.swift.commands import swift_sft
 from tests.swift.streams import write_jsonl
 
 SAMPLES: Final = 24
@@ -24,36 +21,6 @@ pytestmark = [pytest.mark.timeout(400)]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_jsonl(tmp_path_factory.mktemp("ordinary") / "rows.jsonl", 0, SAMPLES)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("train", "options", "ranks"),
-    [
-        (megatron_sft, {"micro_batch_size": 1, "global_batch_size": GLOBAL_BATCH}, 4),
-        # Tensor and pipeline peers get the same samples.
-        (megatron_sft, {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}, 1),
-        (swift_sft, {"gradient_accumulation_steps": 2}, 2),
-    ],
-)
-def test_each_sample_once(
-    tmp_path: Path, model: Path, data: Path, train: Callable[..., Run], options: dict[str, Any], ranks: int
-) -> None:
-    run = train(tmp_path / "run", model, dataset=data, num_train_epochs=1, **options)
-    by_dp = ids_by_dp(run.batches)  # fails where peers differ
-    assert {dp: len(ids) for dp, ids in by_dp.items()} == dict.fromkeys(range(ranks), SAMPLES // ranks)
-    assert Counter(number for ids in by_dp.values() for number in ids) == Counter(range(SAMPLES))
-    # Those of a guess among the 512 tokens, ln 512 = 6.24.
-    assert list(run.losses) == list(range(1, SAMPLES // GLOBAL_BATCH + 1))
-    assert all(math.isclose(loss, math.log(512), rel_tol=0.05) for loss in run.losses.values())
-    for step in run.losses:
-        batches = [batch for batch in run.batches if batch.step == step]
-        assert len({number for batch in batches for number in batch.ids}) == GLOBAL_BATCH
-        if ranks > 1:
-            assert {batch.micro for batch in batches} == {0, 1}, "gradient accumulation"
-        else:
-            places = {(batch.rank, batch.tp, batch.pp, batch.dp) for batch in batches}
-            assert places == {(0, 0, 0, 0), (1, 1, 0, 0), (2, 0, 1, 0), (3, 1, 1, 0)}
 
 
 def test_swift_is_the_same_as_without_the_hook(tmp_path: Path, model: Path, data: Path) -> None:

@@ -5,8 +5,6 @@ What was trained after the checkpoint and before the kill is trained again: thos
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from lazyshard.stream import CursorOwner, read_cursor
+from lazyshard.stream import read_cursor
 from tests.swift.commands import (
     RESUMABLE,
     Batch,
@@ -235,15 +233,6 @@ def refusal(work: Path, dataset: Path, train: Any = swift_sft, code: int = 2, **
     return str(message)
 
 
-def test_another_stream_is_refused(tmp_path: Path, model: Path, killed: Killed) -> None:
-    other = write_stream(tmp_path / "other", 0, SAMPLES, SIZE)
-    message = refusal(tmp_path, other, model=model, resume_from_checkpoint=killed.checkpoint, **ONE)
-    assert message.startswith(f"{killed.checkpoint}: ")
-    for stream in (killed.directory, other):
-        assert str(stream) in message
-        assert json.loads((stream / "stream.json").read_bytes())["stream_id"] in message
-
-
 @pytest.mark.parametrize("command", ["swift", "megatron"])
 def test_a_checkpoint_whose_save_was_killed_is_refused(
     tmp_path: Path, model: Path, killed: Killed, command: str
@@ -262,22 +251,6 @@ def test_a_checkpoint_whose_save_was_killed_is_refused(
     assert message.startswith(f"{torn}: ") and message.endswith(f"--{option} {whole}")
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("damage", ["torn position", "deleted chunk"])
-def test_what_is_damaged_is_refused_naming_the_file(tmp_path: Path, model: Path, killed: Killed, damage: str) -> None:
-    checkpoint = shutil.copytree(killed.checkpoint, tmp_path / "checkpoint-10")
-    stream = shutil.copytree(killed.directory, tmp_path / "stream")
-    if damage == "torn position":
-        file = checkpoint / "lazyshard.json"
-        file.write_bytes(file.read_bytes()[:100])
-    else:
-        (following,) = {batch.ids[0] for batch in killed.run.batches if (batch.step, batch.micro) == (11, 0)}
-        file = stream / f"chunk_{following // SIZE:05d}.jsonl"
-        file.unlink()
-    options = {**ONE, "model": model, "sharded_lazy_max_wait": 3}
-    assert str(file) in refusal(tmp_path, stream, resume_from_checkpoint=checkpoint, **options)
-
-
 def test_swift_goes_on_in_its_second_epoch_with_two_ranks(tmp_path: Path, model: Path, killed: Killed) -> None:
     options = {**ONE, "processes": 2, "gradient_accumulation_steps": 2}
     run = swift_sft(
@@ -286,9 +259,3 @@ def test_swift_goes_on_in_its_second_epoch_with_two_ranks(tmp_path: Path, model:
     last = run.output_dir / f"checkpoint-{max(batch.step for batch in run.batches)}"
     assert_every_sample_once([killed.run, run], [killed.checkpoint, last], SAMPLES, epochs=2)
     assert "the trainer takes the rest of the run for one epoch" in run.output
-
-
-def test_second_run_of_a_name_is_refused(tmp_path: Path, model: Path, killed: Killed) -> None:
-    with CursorOwner(killed.directory, "held"):
-        message = refusal(tmp_path, killed.directory, model=model, sharded_lazy_consumer="held", **ONE)
-    assert f"process {os.getpid()} on " in message and "--sharded_lazy_take_over true" in message

@@ -90,27 +90,6 @@ def test_two_epochs_whose_last_steps_are_short(tmp_path: Path, model: Path, proc
     assert evaluated == {f"{steps}/{2 * steps}", f"{2 * steps}/{2 * steps}"}
 
 
-def test_two_processes_live(tmp_path: Path, model: Path) -> None:
-    # 13 whole stripes and 7 rows; 9 steps of 12, then one micro batch of each process that is not trained.
-    samples = 111
-    run = swift_live(
-        tmp_path,
-        model,
-        samples,
-        processes=2,
-        dataset=tmp_path / "stream",
-        sharded_lazy=True,
-        max_steps=40,
-        gradient_accumulation_steps=ACCUMULATION,
-        save_strategy="steps",
-        save_steps=1000,
-        dataloader_num_workers=2,
-    )
-    assert {batch.rank for batch in run.batches} == {0, 1}
-    step_samples = 2 * MICRO * ACCUMULATION
-    assert_stopped_at_end(run, tmp_path / "stream", samples, ranks=2, step_samples=step_samples, planned=40)
-
-
 def test_one_process_live_with_a_configuration_file(tmp_path: Path, model: Path) -> None:
     samples = 63
     configuration = {

@@ -10,42 +10,12 @@ from typing import Any
 import pytest
 
 from tests.swift.commands import ids_by_dp, megatron_sft, swift_sft
-from tests.swift.consumption import MICRO, audited, position_of
+from tests.swift.consumption import MICRO, position_of
 from tests.swift.streams import write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
 
 SAMPLES = 61
-
-
-@pytest.mark.sweep
-def test_swift_with_2_processes_then_1_on_one_file(tmp_path: Path, model: Path) -> None:
-    directory = write_stream(tmp_path / "stream", 0, SAMPLES, 100)
-    options: dict[str, Any] = {
-        "dataset": directory,
-        "output_dir": tmp_path / "output",
-        "sharded_lazy": True,
-        "sharded_lazy_unit": "auto",
-        "train_dataloader_shuffle": False,
-        "save_strategy": "steps",
-        "save_steps": 6,
-    }
-    first = swift_sft(tmp_path / "run1", model, processes=2, max_steps=6, **options)
-    assert "fewer than a chunk of 100 for each of 2 data-parallel ranks, so they are dealt in batches" in first.output
-    assert ids_by_dp(first.batches) == {
-        rank: [number for number in range(24) if number // MICRO % 2 == rank] for rank in (0, 1)
-    }
-    second = swift_sft(
-        tmp_path / "run2",
-        model,
-        processes=1,
-        max_steps=100,
-        resume_from_checkpoint=tmp_path / "output" / "checkpoint-6",
-        **options,
-    )
-    assert ids_by_dp(second.batches) == {0: list(range(24, 60))}
-    epoch = audited(directory, tmp_path / "output")
-    assert (epoch["trained"], epoch["proven"]) == (60, True)
 
 
 def test_megatron_with_4_processes_on_one_file(tmp_path: Path, model: Path) -> None:

@@ -31,16 +31,21 @@ from tests.swift.streams import producing, published, wait_for_samples, write_js
 
 pytestmark = [pytest.mark.timeout(600)]
 
-SAMPLES: Final = 240
+SAMPLES: Final = 140
 """Rows that the producer has, most of which it has not published when it is killed."""
 
-MAX_WAIT_S: Final = 8.0
+MAX_WAIT_S: Final = 6.0
 TO_THE_END_S: Final = 60.0
 """What a command may take beyond that: 3 s in which a rank lets the others come to their own end, some for torchrun."""
 
 UNTIL_GONE_S: Final = 60.0
 
-WAITING: Final[dict[str, Any]] = {"sharded_lazy": True, "dataloader_num_workers": 2, "sharded_lazy_max_wait": 500}
+WAITING: Final[dict[str, Any]] = {
+    "sharded_lazy": True,
+    "dataloader_num_workers": 2,
+    "sharded_lazy_max_wait": 500,
+    "warm": False,
+}
 
 
 @pytest.fixture
@@ -131,16 +136,14 @@ def test_every_megatron_rank_gives_up_with_75_and_a_checkpoint(tmp_path: Path, m
     assert_goes_on(stream, run, checkpoint, lambda: megatron_sft(tmp_path / "run2", model, dataset=stream, **options))
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_swift_ends_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream: Path, processes: int) -> None:
+def test_swift_ends_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream: Path) -> None:
     before = files(stream)
     options: dict[str, Any] = {**WAITING, "sharded_lazy_max_wait": MAX_WAIT_S, "max_steps": 200, "dataset": stream}
-    options |= {"save_strategy": "steps", "save_steps": 1000, "processes": processes}
+    options |= {"save_strategy": "steps", "save_steps": 1000, "processes": 1}
     with start_swift_sft(tmp_path / "run", model, **options) as training:
-        ranks = ("",) if processes == 1 else ("rank 0", "rank 1")
-        run, checkpoint = assert_gave_up(training, stream, ranks)
+        run, checkpoint = assert_gave_up(training, stream, ("",))
         # Without torchrun the rank's own code is passed on.
-        assert training.process.returncode == (75 if processes == 1 else 1)
+        assert training.process.returncode == 75
     assert files(stream) == before
     options |= {"resume_from_checkpoint": checkpoint, "output_dir": run.output_dir}
     assert_goes_on(stream, run, checkpoint, lambda: swift_sft(tmp_path / "run2", model, **options))

@@ -161,7 +161,7 @@ def command(
         answer = partial(_show_source, place=_source(source))
     elif text is not None:
         answer = partial(_show_text, text=text, matches=None if every else _FIRST_MATCHES)
-    shown = _Shown(rows, full, as_json, origins)
+    shown = _RowDisplay(rows, full, as_json, origins)
     return lambda: _run(stream_path(stream), None if state is None else Path(state), consumer, answer, shown)
 
 
@@ -192,7 +192,7 @@ def _source(text: str) -> SourcePlace:
     return SourcePlace(match[1], line=number) if match[2] else SourcePlace(match[1], byte=number)
 
 
-class _Shown(NamedTuple):
+class _RowDisplay(NamedTuple):
     """How answers are shown: with rows, rows unshortened, as JSON, with where rows came from."""
 
     shown: bool
@@ -205,14 +205,14 @@ class _TracedRun(NamedTuple):
     saved: SavedState
     stream: Stream
     tracing: Tracing
-    rows: _Shown
+    rows: _RowDisplay
     origins: Origins
 
 
 _Answer = Callable[[_TracedRun], int]
 
 
-def _run(directory: Path, state: Path | None, consumer: str | None, answer: _Answer, rows: _Shown) -> int:
+def _run(directory: Path, state: Path | None, consumer: str | None, answer: _Answer, rows: _RowDisplay) -> int:
     """Answers a question and returns the exit code. Raises the errors of what is read."""
     saved = _saved(directory, state, consumer)
     if saved is None:

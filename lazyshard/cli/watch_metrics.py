@@ -51,7 +51,7 @@ _CONSUMER: Final = (
 """Metric, field of `lazyshard status --json`, help."""
 
 
-class _Stream(Collector):
+class _StreamCollector(Collector):
     def __init__(self, facts: Callable[[], LastLook[Outlook]], clock: Callable[[], float]) -> None:
         self._facts = facts
         self._clock = clock
@@ -81,7 +81,7 @@ def metrics_page(facts: Callable[[], LastLook[Outlook]], clock: Callable[[], flo
     """
     # A registry of its own: what others in this process register does not belong here.
     registry = CollectorRegistry()
-    registry.register(_Stream(facts, clock))
+    registry.register(_StreamCollector(facts, clock))
     return lambda: generate_latest(registry)
 
 

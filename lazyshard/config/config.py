@@ -92,11 +92,11 @@ class TokenizerConfig(_Section):
         return path
 
 
-class _Call(_Section):
+class _CallSection(_Section):
     function: _Function
 
 
-class _IndexedCall(_Call):
+class _IndexedCall(_CallSection):
     with_indices: _Flag = False
 
 
@@ -107,7 +107,7 @@ class _MapCall(_IndexedCall):
 class StepConfig(_Section):
     """One of ``steps:``, with one of the three keys: the name of a function, or a mapping of its ``function``."""
 
-    message_transform: Annotated[_Call, BeforeValidator(_by_name)] | None = None
+    message_transform: Annotated[_CallSection, BeforeValidator(_by_name)] | None = None
     filter_fn: Annotated[_IndexedCall, BeforeValidator(_by_name)] | None = None
     map: Annotated[_MapCall, BeforeValidator(_by_name)] | None = None
 

@@ -55,16 +55,16 @@ class Mistake(NamedTuple):
         return f"{where}: {self.text}" if where else self.text
 
 
-class Place(NamedTuple):
+class ValuePlace(NamedTuple):
     """Where a value stands: its path as the user wrote it, and its line."""
 
     path: str
     line: int | None
 
-    def under(self, name: str | int, line: int | None) -> Place:
+    def under(self, name: str | int, line: int | None) -> ValuePlace:
         """Returns the place of a value in this one."""
         step = f"[{name}]" if isinstance(name, int) else f".{name}" if self.path else name
-        return Place(f"{self.path}{step}", line)
+        return ValuePlace(f"{self.path}{step}", line)
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Document:
     """
 
     data: Any = None
-    places: dict[Location, Place] = field(default_factory=lambda: {(): Place("", None)})
+    places: dict[Location, ValuePlace] = field(default_factory=lambda: {(): ValuePlace("", None)})
     mistakes: list[Mistake] = field(default_factory=list)
     noted: set[Location] = field(default_factory=set)
 
@@ -88,7 +88,7 @@ class Document:
         if location:
             self.places[location] = self.places[location[:-1]].under(location[-1], line)
         else:
-            self.places[()] = Place("", line)
+            self.places[()] = ValuePlace("", line)
         if len(self.places) > _MOST:
             raise OverflowError(f"more than {_MOST} entries; do aliases repeat each other?")
 

@@ -173,7 +173,7 @@ class IndexHeader:
         raise refuse(file, expected, f"{size}{hint}")
 
 
-class Sequences(NamedTuple):
+class IndexedSequences(NamedTuple):
     """Sequences that follow each other in an index, m of them.
 
     Attributes:
@@ -229,7 +229,7 @@ class IndexedReader:
         check_boundaries(found, first, self.header, self.index)
         return found
 
-    def sequences(self, first: int, stop: int) -> Sequences:
+    def sequences(self, first: int, stop: int) -> IndexedSequences:
         """Returns what the index says of the sequences [first, stop). It takes 20 bytes of memory for each.
 
         Raises:
@@ -241,7 +241,7 @@ class IndexedReader:
         pointers = self._numbers(POINTER, header.pointers_at, first, stop)
         check_sequences(lengths, pointers, first, header, self.data_size, self.index)
         modes = self._numbers(MODE, header.modes_at, first, stop) if header.has_modes else None
-        return Sequences(lengths, pointers, modes)
+        return IndexedSequences(lengths, pointers, modes)
 
     def tokens(self, begin: int, count: int) -> npt.NDArray[Any]:
         """Returns tokens of the data file, of its own type; read-only.

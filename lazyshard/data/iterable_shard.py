@@ -153,13 +153,13 @@ class StreamingShard(IterableDataset[Any]):
         if not self._loaded:
             batches, handed_out, inner = 0, 0, None
         self._loaded = False
-        place = _Place(batches, handed_out, inner)
+        place = _PassPlace(batches, handed_out, inner)
         self._stand(place)
         return self._filled(self._pass(*place))
 
-    def _filled(self, elements: Iterator[tuple[Any, _Place]]) -> Iterator[Any]:
+    def _filled(self, elements: Iterator[tuple[Any, _PassPlace]]) -> Iterator[Any]:
         """Yields what is made of elements; the places of those that are left out get what is made of the next one."""
-        left_out: list[_Place] = []
+        left_out: list[_PassPlace] = []
         for element, place in elements:
             if left_out:
                 # Looking ahead hands out nothing.
@@ -178,7 +178,7 @@ class StreamingShard(IterableDataset[Any]):
             yield made
         if not left_out:
             return
-        end = _Place(self._batches, self._handed_out, self._inner)
+        end = _PassPlace(self._batches, self._handed_out, self._inner)
         made = self._first()
         for earlier in left_out:
             self._stand(earlier)
@@ -198,7 +198,7 @@ class StreamingShard(IterableDataset[Any]):
     def _made(self, element: Any) -> Any:
         return element if self._transform is None else self._transform(element)
 
-    def _note(self, cause: SkipSample, place: _Place, count: int) -> None:
+    def _note(self, cause: SkipSample, place: _PassPlace, count: int) -> None:
         where = f"element {place.handed_out - 1} of this shard in global batch {place.batches}: SkipSample: {cause}"
         self._left_out.skip(lambda: BadSample(where))
         if count == FILL_ROWS:
@@ -208,10 +208,10 @@ class StreamingShard(IterableDataset[Any]):
                 count=count,
             ) from cause
 
-    def _stand(self, place: _Place) -> None:
+    def _stand(self, place: _PassPlace) -> None:
         self._batches, self._handed_out, self._inner = place
 
-    def _pass(self, batches: int, handed_out: int, inner: Any) -> Iterator[tuple[Any, _Place]]:
+    def _pass(self, batches: int, handed_out: int, inner: Any) -> Iterator[tuple[Any, _PassPlace]]:
         """Yields the elements of this shard, and where each stands; `_stand` is told by whoever hands them out."""
         rules = self.sharding
         turn, turns = self._turn()
@@ -241,12 +241,12 @@ class StreamingShard(IterableDataset[Any]):
                 first = kept
             if mine:
                 own = [kept[place] for place in rules.own]
-                yield from _places(own, _Place(batches, handed_out, inner))
+                yield from _places(own, _PassPlace(batches, handed_out, inner))
             batches, handed_out, inner = batches + 1, 0, _state_of(reading)
-            self._stand(_Place(batches, 0, inner))
+            self._stand(_PassPlace(batches, 0, inner))
         if mine:
             last = [(first or {})[at] if begun else kept[at] for begun, at in rules.last(found, batches > 0)]
-            yield from _places(last, _Place(batches, handed_out, inner))
+            yield from _places(last, _PassPlace(batches, handed_out, inner))
 
     def _seed(self) -> None:
         generator = getattr(self.iterable, "generator", None)
@@ -262,19 +262,19 @@ class StreamingShard(IterableDataset[Any]):
         return worker.id, worker.num_workers
 
 
-class _Place(NamedTuple):
+class _PassPlace(NamedTuple):
     """Where a pass stands: see the attributes of `StreamingShard` of these names."""
 
     batches: int
     handed_out: int
     inner: Any
 
-    def before(self) -> _Place:
+    def before(self) -> _PassPlace:
         """Returns the place of one element less."""
         return self._replace(handed_out=self.handed_out - 1)
 
 
-def _places(own: list[Any], place: _Place) -> Iterator[tuple[Any, _Place]]:
+def _places(own: list[Any], place: _PassPlace) -> Iterator[tuple[Any, _PassPlace]]:
     """Yields the elements of a global batch that were not handed out, each with the place behind it."""
     for count, element in enumerate(own[place.handed_out :], place.handed_out + 1):
         yield element, place._replace(handed_out=count)

@@ -18,7 +18,7 @@ from lazyshard.memory import quick_loads, raise_if_short
 from lazyshard.plan.deal import Gaps
 from lazyshard.stream import StreamReader
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
-from lazyshard.stream.chunk_files import Place, read_place
+from lazyshard.stream.chunk_files import RowPlace, read_place
 
 
 class SampleMaker:
@@ -193,8 +193,8 @@ class LateRow(Mapping[str, Any]):
 
     __slots__ = ("_line", "_row")
 
-    def __init__(self, line: bytes | Place) -> None:
-        if not isinstance(line, (bytes, Place)):
+    def __init__(self, line: bytes | RowPlace) -> None:
+        if not isinstance(line, (bytes, RowPlace)):
             raise TypeError(f"a line is bytes or a place, got {type(line).__name__}")
         self._line = line
         self._row: dict[str, Any] | None = None
@@ -232,10 +232,10 @@ class LateRow(Mapping[str, Any]):
 
     def sent(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any]]:
         """As `__reduce__`, for who unpickles it soon and on this machine."""
-        return (_row_at, (self._line,)) if isinstance(self._line, Place) else self.__reduce__()
+        return (_row_at, (self._line,)) if isinstance(self._line, RowPlace) else self.__reduce__()
 
 
-def _row_at(place: Place) -> dict[str, Any]:
+def _row_at(place: RowPlace) -> dict[str, Any]:
     row: dict[str, Any] = _loads(read_place(place))
     return row
 
@@ -255,7 +255,7 @@ class LateRows:
             return list(map(LateRow, lines))
         return [LateRow(self._held(line, int(sample))) for line, sample in zip(lines, samples, strict=False)]
 
-    def _held(self, line: bytes, sample: int) -> bytes | Place:
+    def _held(self, line: bytes, sample: int) -> bytes | RowPlace:
         if len(line) <= LARGE_ROW_BYTES:
             return line
         number, row = divmod(sample, self._reader.samples_per_chunk)

@@ -15,7 +15,7 @@ from lazyshard.data.sequence_forms import SequenceMaker, SequenceSettings
 from lazyshard.data.sequence_plan import SequencePlanner, SequenceWalk, check_beginning
 from lazyshard.data.shared import SharedNumbers, Stats
 from lazyshard.errors import LazyShardError, StateInvalid, StateMismatch
-from lazyshard.format.state import Place, SequenceState
+from lazyshard.format.state import SequenceState, WindowPlace
 from lazyshard.plan.sequences import completed
 from lazyshard.plan.splitting import SplitSequence
 from lazyshard.stream import StreamReader
@@ -45,13 +45,13 @@ class EpochPosition(NamedTuple):
 
     epoch: int
     consumed: int
-    place: Place
+    place: WindowPlace
     within: int
     worker: tuple[int, int] | None = None
     begun: bool = False
 
 
-class _Progress(NamedTuple):
+class _HandedOut(NamedTuple):
     """What a pass in this process has handed out.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Progress(NamedTuple):
     epoch: int
     first: int
     within: int
-    place: Place
+    place: WindowPlace
     walk: SequenceWalk
 
 
@@ -92,7 +92,7 @@ class SequencePasses:
         self._maker = maker
         self._settings = settings
         self._shared = shared
-        self._progress: _Progress | None = None
+        self._progress: _HandedOut | None = None
         self._reported = Stats()
         # Rows in no sequence, of the passes before.
         self._dropped = 0
@@ -225,7 +225,7 @@ class SequencePasses:
                 for at in range(number * size + within, (number + 1) * size):
                     made = self._maker.make(planned[at], walk.window_of(first + at).sequences)
                     within += 1
-                    self._progress = _Progress(epoch, first, within, place, walk)
+                    self._progress = _HandedOut(epoch, first, within, place, walk)
                     self._report(walk.dropped if counts else 0)
                     yield made
                 first, within = first + step, 0

@@ -16,7 +16,7 @@ from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, 
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import form_made
-from lazyshard.format.state import Place, SequenceState
+from lazyshard.format.state import SequenceState, WindowPlace
 from lazyshard.plan.sequences import make_sequences
 from lazyshard.plan.shuffle import permutation
 from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence
@@ -38,9 +38,9 @@ class PlannedWindow(NamedTuple):
         dropped: rows of the window that are in no sequence.
     """
 
-    place: Place
+    place: WindowPlace
     sequences: list[SplitSequence]
-    after: Place | None
+    after: WindowPlace | None
     dropped: int
 
     @property
@@ -72,7 +72,7 @@ class SequencePlanner:
         self._seed = settings.seed
         self._too_long = settings.too_long
 
-    def plan(self, place: Place, epoch: int) -> PlannedWindow:
+    def plan(self, place: WindowPlace, epoch: int) -> PlannedWindow:
         """Returns the sequences of a window, waiting until all of it is published, or the stream has ended.
 
         Raises:
@@ -106,11 +106,11 @@ class SequencePlanner:
             document, offset = made.left
             end = (place.window + 1) * size
             position = int(positions[document]) if document < len(positions) else end
-            after = Place(place.window + 1, place.before + len(sequences), position, offset)
+            after = WindowPlace(place.window + 1, place.before + len(sequences), position, offset)
         first = place.window * size - place.position
         return PlannedWindow(place, sequences, after, int(np.count_nonzero(~kept[first:])))
 
-    def digest(self, place: Place, consumed: int) -> str:
+    def digest(self, place: WindowPlace, consumed: int) -> str:
         """Returns the digest of the lengths that matter to a run which stands behind so many sequences."""
         return self._lengths.digest(place.position // self._lengths.rows, place.window + (consumed > place.before))
 
@@ -158,7 +158,7 @@ class SequencePlanner:
         window, row = divmod(sample, self._lengths.rows)
         return int(self._lengths.of(window)[row])
 
-    def _rows(self, place: Place, epoch: int) -> tuple[_Numbers, _Numbers]:
+    def _rows(self, place: WindowPlace, epoch: int) -> tuple[_Numbers, _Numbers]:
         """Returns the samples from a place on up to the end of its window, in their order, and their lengths."""
         size, first = self._lengths.rows, place.position // self._lengths.rows
         samples, lengths = [], []
@@ -172,7 +172,7 @@ class SequencePlanner:
         skip = place.position - first * size
         return np.concatenate(samples)[skip:], np.concatenate(lengths)[skip:]
 
-    def _check_begins(self, place: Place) -> None:
+    def _check_begins(self, place: WindowPlace) -> None:
         """Refuses a window before which the stream has ended, as far as it was looked at."""
         begin, seen = place.window * self._lengths.rows, self._reader.seen
         if seen.ended and begin > seen.samples:
@@ -210,10 +210,10 @@ class SequenceWalk:
         dropped: rows of the windows met that are in no sequence.
     """
 
-    def __init__(self, planner: SequencePlanner, place: Place, epoch: int) -> None:
+    def __init__(self, planner: SequencePlanner, place: WindowPlace, epoch: int) -> None:
         self._planner = planner
         self._epoch = epoch
-        self._next: Place | None = place
+        self._next: WindowPlace | None = place
         self._windows: deque[PlannedWindow] = deque()
         self.total: int | None = None
         self.dropped = 0
@@ -248,7 +248,7 @@ class SequenceWalk:
         """Returns the window of a sequence that is held; the last one for what is behind the end."""
         return next((window for window in self._windows if window.stop > number), self._windows[-1])
 
-    def place_of(self, number: int) -> Place:
+    def place_of(self, number: int) -> WindowPlace:
         """Returns the place from which a sequence that is held, or the first behind the last, can be made again.
 
         Waits no longer than until the sequence before it is known.

@@ -19,7 +19,7 @@ from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
 from lazyshard.data.steps import EncodeFn, Encoder
 from lazyshard.data.substitutes import BadRowCount
 from lazyshard.errors import LazyShardError
-from lazyshard.format.state import Place
+from lazyshard.format.state import WindowPlace
 from lazyshard.stream import StreamReader
 from lazyshard.stream.token_lengths import lengths_not_ours
 
@@ -114,7 +114,7 @@ class LazyShardedSequences(IterableDataset[Any]):
             raise lengths_not_ours(directory) from cause
         self._settings = settings.in_stream(self._reader.samples_per_chunk)
         self._shared = SharedNumbers()
-        self._start = EpochPosition(0, 0, Place(), 0)
+        self._start = EpochPosition(0, 0, WindowPlace(), 0)
         # Which the main process cannot see of its workers: only that they do.
         self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
         self._attach(check_beginning(self._reader, settings))
@@ -278,4 +278,4 @@ class LazyShardedSequences(IterableDataset[Any]):
 
     def _begun(self) -> EpochPosition:
         """Returns where the passes over the epoch that is set begin."""
-        return self._start if self._start.epoch == self.epoch else EpochPosition(self.epoch, 0, Place(), 0)
+        return self._start if self._start.epoch == self.epoch else EpochPosition(self.epoch, 0, WindowPlace(), 0)

@@ -320,7 +320,7 @@ ADDED_LEVELS: Final = 2
 """How much deeper a row lies in a pack: readers nest no deeper than 1,024."""
 
 
-class PackedRow(NamedTuple):
+class EncodedPack(NamedTuple):
     """A pack.
 
     Attributes:
@@ -355,7 +355,7 @@ def encode_encoded_pack(rows: Sequence[EncodedRow], lengths: Sequence[int]) -> E
     return EncodedRow(encode_pack(lines, lengths), b"".join(row.arrays for row in rows), sum(lengths))
 
 
-def decode_pack(row: dict[str, Any]) -> PackedRow | None:
+def decode_pack(row: dict[str, Any]) -> EncodedPack | None:
     """Returns the pack that a row is, None if it is a row like any other."""
     if len(row) != 2 or PACK not in row or LENGTHS not in row:
         return None
@@ -364,4 +364,4 @@ def decode_pack(row: dict[str, Any]) -> PackedRow | None:
         return None
     if any(type(one) is not dict for one in rows) or any(type(length) is not int or length < 1 for length in lengths):
         return None
-    return PackedRow(rows, lengths)
+    return EncodedPack(rows, lengths)

@@ -176,7 +176,7 @@ _MOST_FACTS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WindowPlace:
     """A window, and where the sequences made of it begin.
 
     Attributes:
@@ -218,7 +218,7 @@ class SequenceState:
     rule: dict[str, int | str | bool | None]
     epoch: int
     consumed: int
-    place: Place
+    place: WindowPlace
     lengths: str
 
     def __post_init__(self) -> None:
@@ -274,5 +274,5 @@ class SequenceState:
         with inside("place"):
             numbers = members(found.pop("place"), ("window", "before", "position", "offset", "lengths"))
             lengths = numbers.pop("lengths")
-            place = Place(**numbers)
+            place = WindowPlace(**numbers)
         return cls(**found, place=place, lengths=lengths)

@@ -60,7 +60,7 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-class _File(NamedTuple):
+class _KeptFile(NamedTuple):
     path: Path
     size: int
     used_at: int
@@ -159,13 +159,13 @@ def drop(path: Path) -> None:
     remove(path)
 
 
-def _files(folder: Path) -> Iterator[_File]:
+def _files(folder: Path) -> Iterator[_KeptFile]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name):
                 with contextlib.suppress(FileNotFoundError):
                     found = entry.stat(follow_symlinks=False)
-                    yield _File(folder / entry.name, found.st_size, found.st_mtime_ns)
+                    yield _KeptFile(folder / entry.name, found.st_size, found.st_mtime_ns)
 
 
 def _lock(fd: int) -> bool:

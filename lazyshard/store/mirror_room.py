@@ -124,7 +124,7 @@ def _number(variable: str, default: int) -> int:
     return int(text)
 
 
-class _File(NamedTuple):
+class _MirrorFile(NamedTuple):
     path: Path
     size: int
     used_at: int
@@ -240,14 +240,14 @@ def _data_of(other: Path) -> Path | None:
     return other.with_suffix(DATA_SUFFIX) if other.suffix == ARRAYS_SUFFIX else None
 
 
-def _files(root: Path) -> Iterator[_File]:
+def _files(root: Path) -> Iterator[_MirrorFile]:
     for folder in _entries(root):
         if not folder.is_dir(follow_symlinks=False):
             continue
         for entry in _entries(Path(folder)):
             with contextlib.suppress(FileNotFoundError):
                 found = entry.stat(follow_symlinks=False)
-                yield _File(Path(entry), found.st_size, found.st_mtime_ns, found.st_atime_ns == _UNREAD)
+                yield _MirrorFile(Path(entry), found.st_size, found.st_mtime_ns, found.st_atime_ns == _UNREAD)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

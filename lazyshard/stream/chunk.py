@@ -32,7 +32,7 @@ from lazyshard.format.seal import DealtByCost, Seal
 from lazyshard.memory import quick_loads
 from lazyshard.store.files import OpenFile, again_if_stale, open_file, open_unread, read_file
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream.chunk_files import MARKED, SEALED, ChunkArrays, CompleteFile, Place, damaged
+from lazyshard.stream.chunk_files import MARKED, SEALED, ChunkArrays, CompleteFile, RowPlace, damaged
 from lazyshard.stream.foreign_rows import BLANKS, MAX_ROW_BYTES, find_rows, line_number
 
 LARGE_ROW_BYTES: Final = 64 << 10
@@ -198,7 +198,7 @@ class Chunk:
         self.check(line, row)
         return line
 
-    def place(self, row: int) -> Place | None:
+    def place(self, row: int) -> RowPlace | None:
         """Returns where a row lies, for another process to read it again.
 
         None where nobody took digests, and of a chunk of an object store: its copy may be gone by then.
@@ -207,7 +207,7 @@ class Chunk:
             return None
         start = self._offsets[row]
         digest = self._digests[8 * row : 8 * row + 8]
-        return Place(os.path.abspath(self.path), self.number, row, start, self._offsets[row + 1] - start, digest)
+        return RowPlace(os.path.abspath(self.path), self.number, row, start, self._offsets[row + 1] - start, digest)
 
     @property
     def size(self) -> int:

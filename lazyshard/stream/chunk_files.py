@@ -315,7 +315,7 @@ ROW_MEMORY: Final = RowMemory()
 """This process's."""
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """A row of a sealed chunk.
 
     Attributes:
@@ -335,7 +335,7 @@ class Place(NamedTuple):
     digest: bytes
 
 
-def read_place(place: Place) -> bytes:
+def read_place(place: RowPlace) -> bytes:
     """Reads and checks a row that another process has read and checked before.
 
     Raises:
@@ -368,7 +368,7 @@ def read_place(place: Place) -> bytes:
     )
 
 
-def _file_of(place: Place) -> CompleteFile:
+def _file_of(place: RowPlace) -> CompleteFile:
     # Each step is atomic, so threads need no lock, which a fork could leave locked.
     file = _open_files.pop(place.path, None)
     if file is None:

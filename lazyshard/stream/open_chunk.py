@@ -50,7 +50,7 @@ class OpenChunk:
         arrays: takes the arrays of the rows; None in a stream whose rows hold none.
     """
 
-    def __init__(self, number: int, path: Path, steps: Steps, arrays: OpenArrays | None = None) -> None:
+    def __init__(self, number: int, path: Path, steps: WriteSteps, arrays: OpenArrays | None = None) -> None:
         self.number = number
         self.path = path
         self.arrays = arrays
@@ -151,7 +151,7 @@ class OpenArrays:
         file: what is written, once it was passed on.
     """
 
-    def __init__(self, path: Path, steps: Steps) -> None:
+    def __init__(self, path: Path, steps: WriteSteps) -> None:
         self.file = PieceFile(path, steps)
         self._offsets = array("Q", [0])
         self._digests = array("Q")
@@ -193,7 +193,7 @@ class PieceFile:
         limit: bytes of it at which `grown` is to be called.
     """
 
-    def __init__(self, path: Path, steps: Steps) -> None:
+    def __init__(self, path: Path, steps: WriteSteps) -> None:
         self.path = path
         self.buffer = bytearray()
         self.limit = 1
@@ -273,7 +273,7 @@ class PieceFile:
             os.close(fd)
 
 
-class Steps:
+class WriteSteps:
     """Does steps in order: here each at once, in the caller's thread."""
 
     def do(self, step: Callable[[], object], size: int = 0) -> int:
@@ -305,7 +305,7 @@ class Steps:
         return True
 
 
-class StepsInThread(Steps):
+class StepsInThread(WriteSteps):
     """Does them in a thread that lives until `stop`, at the latest until the interpreter ends."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from lazyshard.store.durable import publish_bytes, rename, sync_directory
 from lazyshard.store.files import MAX_PLAIN_BYTES
 from lazyshard.stream.head import Announcer
 from lazyshard.stream.lock import WriterLock
-from lazyshard.stream.open_chunk import OpenArrays, OpenChunk, Steps
+from lazyshard.stream.open_chunk import OpenArrays, OpenChunk, WriteSteps
 from lazyshard.stream.recovery import Recovered
 
 _log = logging.getLogger("lazyshard")
@@ -68,7 +68,7 @@ class ChunkSequence:
         publish_s: seconds from the last row of the last published chunk to its being told.
     """
 
-    def __init__(self, directory: Path, opened: Opened, steps: Steps, clock: Callable[[], float]) -> None:
+    def __init__(self, directory: Path, opened: Opened, steps: WriteSteps, clock: Callable[[], float]) -> None:
         self.full_chunks = self.published_chunks = opened.found.chunks
         self.published_samples = opened.found.samples
         self.source: Any = opened.found.last.source if opened.found.last else None

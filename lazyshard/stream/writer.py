@@ -20,7 +20,7 @@ from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
 from lazyshard.format.records import Encoding, ProducerState, check_encoding
 from lazyshard.format.row import check_line, encode_row
 from lazyshard.stream.head import check_state
-from lazyshard.stream.open_chunk import Steps, StepsInThread
+from lazyshard.stream.open_chunk import StepsInThread, WriteSteps
 from lazyshard.stream.publishing import ChunkSequence, WriterFailure
 from lazyshard.stream.writer_opening import check_still_ours, open_for_writing
 
@@ -99,7 +99,7 @@ class ChunkWriter:
         self.samples_per_chunk = self._opened.manifest.samples_per_chunk
         self._lock = self._opened.lock
         self._failure = WriterFailure(self.directory, self._lock)
-        self._steps = StepsInThread() if overlap else Steps()
+        self._steps = StepsInThread() if overlap else WriteSteps()
         self._chunks = ChunkSequence(self.directory, self._opened, self._steps, clock)
         try:
             # Looking through a long stream takes its time: another producer may have come meanwhile.

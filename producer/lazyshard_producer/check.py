@@ -30,7 +30,7 @@ from lazyshard_producer.out_directory import (
 )
 from lazyshard_producer.rows.pipeline import Pipeline, describe
 from lazyshard_producer.rows.refusals import Refusals
-from lazyshard_producer.sources.source import Place
+from lazyshard_producer.sources.source import RowOrigin
 from lazyshard_producer.wording import count, one_line
 
 PATIENCE_S: Final = 2.0
@@ -47,7 +47,7 @@ class PreviewedRow:
         refused: why it would be refused.
     """
 
-    place: Place
+    place: RowOrigin
     line: bytes
     refused: str | None = None
 
@@ -65,7 +65,7 @@ def preview(settings: Settings, rows: int, *, clock: Callable[[], float] = time.
         return []
     found: list[PreviewedRow] = []
 
-    def refuse(error: RowInvalid, place: Place, line: bytes | None) -> None:
+    def refuse(error: RowInvalid, place: RowOrigin, line: bytes | None) -> None:
         found.append(PreviewedRow(place, line or b"", error.reason or str(error)))
 
     committed, samples = _committed(settings)

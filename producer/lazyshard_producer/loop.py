@@ -22,7 +22,7 @@ from lazyshard_producer.holding.holdback import Gate
 from lazyshard_producer.holding.limits import read_claims
 from lazyshard_producer.holding.shelf import Shelf
 from lazyshard_producer.rows.pipeline import Pipeline
-from lazyshard_producer.rows.reader import Batch, Reader, Stats
+from lazyshard_producer.rows.reader import Batch, Reader, RowStats
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import Tally, held_rows
 
@@ -193,7 +193,7 @@ class RowLoop:
     def __init__(
         self,
         reader: Reader,
-        stats: Stats,
+        stats: RowStats,
         writer: ChunkWriter,
         *,
         pace: Pace | None,

@@ -21,7 +21,7 @@ import lazyshard_producer.errors
 import lazyshard_swift.errors
 from lazyshard.format.records import STATES
 from lazyshard_producer.display import metrics
-from lazyshard_producer.holding.limits import Kept
+from lazyshard_producer.holding.limits import KeptChunks
 from tests.packaging import troubles_of_files, troubles_of_producing, troubles_of_training
 from tests.packaging.messages import LOGGED, read_golden
 from tests.packaging.test_import_directions import ROOT
@@ -157,7 +157,7 @@ def test_the_table_of_exit_codes_has_all_and_only_those_that_are_defined() -> No
 
 def test_every_reason_of_a_wait_has_its_row() -> None:
     assert set(table("What the producer waits for", "reason")) == set(get_args(metrics.Reason))
-    assert set(table("What the producer waits for", "kept by")) == set(get_args(get_type_hints(Kept)["by"]))
+    assert set(table("What the producer waits for", "kept by")) == set(get_args(get_type_hints(KeptChunks)["by"]))
     assert set(table("What a rank waits for", "state")) == set(STATES)
 
 

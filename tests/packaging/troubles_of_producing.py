@@ -19,7 +19,7 @@ from lazyshard.format.records import Owner
 from lazyshard_producer.cli import main as producer
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding.limits import Claim, Room, Situation, ahead_reason, room_reason, why_kept
+from lazyshard_producer.holding.limits import ByteLimit, Claim, Situation, ahead_reason, room_reason, why_kept
 from lazyshard_producer.holding.shelf import Stock
 from lazyshard_producer.rows.recipe import Recipe, Workers
 from tests.packaging.trouble_words import STREAM, said, told
@@ -47,7 +47,7 @@ def held(limits: Limits, *claims: Claim) -> Situation:
 def holds() -> str:
     far = ahead_reason(held(Limits(max_ahead=Amount(number=64, unit="chunks"))))
     near = ahead_reason(held(Limits(max_ahead=Amount(number=59, unit="chunks")), SFT))
-    stock, room = Stock(first=0, stop=64, size=6_400_000, largest=100_000), Room(limit=6_400_000, chunk=100_000)
+    stock, room = Stock(first=0, stop=64, size=6_400_000, largest=100_000), ByteLimit(limit=6_400_000, chunk=100_000)
 
     def full(limits: Limits, *claims: Claim) -> str:
         kept = why_kept(claims, limits, 64)

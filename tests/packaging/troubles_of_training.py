@@ -18,7 +18,7 @@ from lazyshard.stream.listing import Published
 from lazyshard.stream.retire import retire
 from lazyshard_swift.arguments import check_combinations
 from lazyshard_swift.checkpoints import load_position
-from lazyshard_swift.gate import Gate
+from lazyshard_swift.gate import StepGate
 from lazyshard_swift.position import check_fits
 from tests.packaging.trouble_words import STREAM, Row, dataset, logged, told, without_rights
 from tests.stream.streams import produce
@@ -134,7 +134,7 @@ def position_torn() -> None:
 
 def too_short() -> None:
     produce(STREAM, 3)
-    Gate(dataset(dp_size=2, batch_size=2, layout="strided", num_samples=2**50), True).allows(0, 2)
+    StepGate(dataset(dp_size=2, batch_size=2, layout="strided", num_samples=2**50), True).allows(0, 2)
 
 
 def live() -> LazyShardedDataset:

@@ -24,7 +24,7 @@ from lazyshard_producer.position import FilePosition
 from lazyshard_producer.ray.pieces import PieceReader, list_pieces
 from lazyshard_producer.rows.refusals import Quarantine
 from lazyshard_producer.sources.files import open_regular
-from lazyshard_producer.sources.source import Place
+from lazyshard_producer.sources.source import RowOrigin
 from tests.security.hostile import SECRET, command, link_to, outside, producer, second_name_of, unchanged, write_stream
 
 FILES: Final = (
@@ -146,7 +146,7 @@ def test_quarantine_is_written_to_no_other_file(kind: str, tmp_path: Path, elsew
     put(tmp_path / "out" / "quarantine.jsonl", plants.get(kind, os.mkfifo))
     with pytest.raises(FileRefused, match="expected a file, found"):
         quarantine = Quarantine(tmp_path / "out", 0, check_owner=lambda: tmp_path)
-        quarantine.add(Place("a.jsonl", 1, 0), "no JSON", b"x")
+        quarantine.add(RowOrigin("a.jsonl", 1, 0), "no JSON", b"x")
         quarantine.sync()
     assert unchanged(elsewhere)
 

@@ -19,7 +19,7 @@ from lazyshard.format.names import chunk_name
 from lazyshard.store.files import open_file
 from lazyshard.stream import StreamReader, chunk_files
 from lazyshard.stream.chunk import Chunk, open_foreign, open_sealed
-from lazyshard.stream.chunk_files import Place, read_place
+from lazyshard.stream.chunk_files import RowPlace, read_place
 from lazyshard.stream.scattered import HeldChunks
 from tests.stream.streams import foreign, open_descriptors, produce, seal
 
@@ -256,7 +256,7 @@ def none_open() -> Iterator[None]:
     chunk_files._open_files.clear()
 
 
-def place_of(directory: Path, chunk: int, row: int) -> Place:
+def place_of(directory: Path, chunk: int, row: int) -> RowPlace:
     place = StreamReader(directory).chunk(chunk).place(row)
     assert place is not None
     return place

@@ -15,7 +15,7 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced, ProducerLocked, WriterFailed
 from lazyshard.store import durable
 from lazyshard.stream import open_chunk
-from lazyshard.stream.open_chunk import Steps, StepsInThread
+from lazyshard.stream.open_chunk import StepsInThread, WriteSteps
 from tests.stream.streams import DEADLINE_S, head, names, produce, python, rows, wait_until
 from tests.stream.test_writer_faults import STEPS, check_prefix
 
@@ -231,9 +231,9 @@ def test_owner_is_checked_without_touching_the_stream(tmp_path: Path) -> None:
             writer.close()
 
 
-@pytest.fixture(params=[Steps, StepsInThread])
-def steps(request: pytest.FixtureRequest) -> Iterator[Steps]:
-    made: Steps = request.param()
+@pytest.fixture(params=[WriteSteps, StepsInThread])
+def steps(request: pytest.FixtureRequest) -> Iterator[WriteSteps]:
+    made: WriteSteps = request.param()
     yield made
     made.stop()
 
@@ -249,7 +249,7 @@ def fail() -> None:
     raise OSError("lost")
 
 
-def test_steps_are_done_in_order(steps: Steps) -> None:
+def test_steps_are_done_in_order(steps: WriteSteps) -> None:
     done: list[int] = []
     for number in range(100):
         steps.do(functools.partial(done.append, number), 1 << 20)
@@ -274,7 +274,7 @@ def test_nothing_is_done_after_a_step_that_failed(thread: StepsInThread) -> None
 
 def test_failure_of_a_step_at_once_is_raised_at_once() -> None:
     with pytest.raises(OSError, match="lost"):
-        Steps().do(fail)
+        WriteSteps().do(fail)
 
 
 def test_failure_of_a_step_in_the_thread_is_raised_by_a_later_call(thread: StepsInThread) -> None:

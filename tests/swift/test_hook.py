@@ -63,7 +63,7 @@ def test_module_is_extended_after_its_own_code(engine: Path) -> None:
     assert importlib.import_module("engine.main").value == 2
     assert importlib.import_module("engine.other").value == 1
     assert calls() == ["engine.main"]
-    assert hooked.outcomes() == (hooked.Outcome("engine.main", "engine_extension", True),)
+    assert hooked.outcomes() == (hooked.ModuleOutcome("engine.main", "engine_extension", True),)
 
 
 def test_extended_module_looks_like_any_other(engine: Path) -> None:
@@ -158,7 +158,7 @@ def test_error_of_the_module_is_its_own(engine: Path) -> None:
 def test_extension_that_fails_harms_nothing(extension: str, reason: str, engine: Path) -> None:
     write(engine / "engine_extension.py", extension)
     assert importlib.import_module("engine.main").value == 1
-    assert hooked.failures() == (hooked.Outcome("engine.main", "engine_extension", False, reason),)
+    assert hooked.failures() == (hooked.ModuleOutcome("engine.main", "engine_extension", False, reason),)
 
 
 def test_extension_or_its_package_that_is_missing(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_supported_and_extended_is_silent(
     install(monkeypatch, "4.6.0")
     hooked.extend(engine, "engine_extension")
     assert vars(engine)["value"] == 2
-    assert hooked.outcomes() == (hooked.Outcome("engine", "engine_extension", True, ""),)
+    assert hooked.outcomes() == (hooked.ModuleOutcome("engine", "engine_extension", True, ""),)
     assert hooked.failures() == ()
     assert caplog.messages == []
 

@@ -101,13 +101,13 @@ def _is_there(extension: str) -> bool:
     return Path(__file__).with_name(f"{extension.rpartition('.')[2]}.py").is_file()
 
 
-def _answer(checked: ms_swift.Checked) -> str:
+def _answer(checked: ms_swift.CheckedHookPoint) -> str:
     place = checked.file if checked.line is None else f"{checked.file}:{checked.line}"
     return f"{place} ({checked.point.purpose})" if checked.problem is None else f"{place}: {checked.problem}"
 
 
 def _verdict(
-    command: str, version: str | None, needed: Iterable[str], found: Iterable[ms_swift.Checked]
+    command: str, version: str | None, needed: Iterable[str], found: Iterable[ms_swift.CheckedHookPoint]
 ) -> tuple[str, bool]:
     """Returns what the command would do, and whether that is what is wanted."""
     own = [checked for checked in found if command in checked.point.commands]

@@ -84,7 +84,7 @@ def load_state(data: Data, state: dict[str, Any], where: str) -> None:
         ) from cause
 
 
-class Gate:
+class StepGate:
     """Decides step by step.
 
     Args:

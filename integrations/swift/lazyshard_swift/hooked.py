@@ -30,7 +30,7 @@ launcher of every machine."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ModuleOutcome:
     """What became of one module of ms-swift.
 
     Attributes:
@@ -46,16 +46,16 @@ class Outcome:
     reason: str = ""
 
 
-_outcomes: Final[dict[str, Outcome]] = {}
+_outcomes: Final[dict[str, ModuleOutcome]] = {}
 _lock: Final = threading.Lock()
 
 
-def outcomes() -> tuple[Outcome, ...]:
+def outcomes() -> tuple[ModuleOutcome, ...]:
     """Returns what became of the modules that were imported so far, of each the last time."""
     return tuple(_outcomes.values())
 
 
-def failures() -> tuple[Outcome, ...]:
+def failures() -> tuple[ModuleOutcome, ...]:
     """Returns those of `outcomes` that were not extended."""
     return tuple(outcome for outcome in outcomes() if not outcome.ok)
 
@@ -69,9 +69,9 @@ def extend(module: ModuleType, extension: str) -> None:
     """
     try:
         importlib.import_module(extension).extend(module)
-        outcome = Outcome(module.__name__, extension, True)
+        outcome = ModuleOutcome(module.__name__, extension, True)
     except Exception as error:
-        outcome = Outcome(module.__name__, extension, False, _reason(error, module))
+        outcome = ModuleOutcome(module.__name__, extension, False, _reason(error, module))
     _outcomes[module.__name__] = outcome
     if not outcome.ok or not ms_swift.is_supported(_installed() or ""):
         warn_once()

@@ -78,7 +78,7 @@ def _attach(trainer: Any, stream: Any) -> None:
     from lazyshard_swift.checkpoints import Checkpoints
     from lazyshard_swift.parallel import notice
 
-    class Steps(TrainerCallback):  # type: ignore[misc]
+    class StepsCallback(TrainerCallback):  # type: ignore[misc]
         """Checks where a resumed run goes on, and sees to the end of one whose stream has ended."""
 
         stopped = False
@@ -108,7 +108,7 @@ def _attach(trainer: Any, stream: Any) -> None:
                 stream.gate.end()
 
     trainer._lazyshard = Checkpoints(stream.plan, trainer.args.output_dir)
-    trainer.add_callback(Steps())
+    trainer.add_callback(StepsCallback())
 
 
 def _stopped(trainer: Any, stream: Any) -> str:

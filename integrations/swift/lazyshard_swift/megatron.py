@@ -34,7 +34,7 @@ class _Stopped(Exception):
     """Leaves ms-swift's loop where the gate allows no further step. Raised on all ranks before the same step."""
 
 
-class _Steps:
+class _StepsHook:
     """A callback of the trainer, and what this run keeps. Any other event passes by.
 
     Args:
@@ -111,7 +111,7 @@ def _attach(trainer: Any, stream: TrainStream) -> None:
 
     stream.check_resume(trainer.state.consumed_train_samples, trainer.state.iteration)
     _plan_steps(trainer, stream)
-    trainer._lazyshard = _Steps(trainer, stream, Checkpoints(stream.plan, trainer.args.output_dir))
+    trainer._lazyshard = _StepsHook(trainer, stream, Checkpoints(stream.plan, trainer.args.output_dir))
     trainer.callbacks.append(trainer._lazyshard)
 
 
@@ -140,7 +140,7 @@ def _plan_steps(trainer: Any, stream: TrainStream) -> None:
 @contextlib.contextmanager
 def saving(trainer: Any) -> Iterator[None]:
     """Within it ms-swift saves a checkpoint, of any run; the position in a stream is kept with it."""
-    ours: _Steps | None = getattr(trainer, "_lazyshard", None)
+    ours: _StepsHook | None = getattr(trainer, "_lazyshard", None)
     if ours is None:
         yield
         return
@@ -189,7 +189,7 @@ def _finish(trainer: Any) -> None:
     """Ends a training as ms-swift ends it after its last step: what is not logged yet, a checkpoint, the callbacks."""
     from lazyshard_swift.parallel import notice, stopped
 
-    ours: _Steps = trainer._lazyshard
+    ours: _StepsHook = trainer._lazyshard
     args, state, module = trainer.args, trainer.state, _trainer_module()
     planned, args.train_iters = args.train_iters, state.iteration
     metrics = getattr(trainer, "_train_metrics", None)

@@ -144,7 +144,7 @@ class HookPoint:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedHookPoint:
     """What was found of a hook point.
 
     Attributes:
@@ -207,7 +207,7 @@ POINTS: Final = (
 """Those of the releases that are supported."""
 
 
-def check_points(points: Iterable[HookPoint], folder: Path) -> list[Checked]:
+def check_points(points: Iterable[HookPoint], folder: Path) -> list[CheckedHookPoint]:
     """Returns what the sources have of the hook points.
 
     Args:
@@ -222,7 +222,7 @@ def check_points(points: Iterable[HookPoint], folder: Path) -> list[Checked]:
             trees[point.module] = _parse(path)
         tree = trees[point.module]
         line, problem = (None, tree) if isinstance(tree, str) else _look(point, tree)
-        found.append(Checked(point, path.relative_to(folder.parent).as_posix(), line, problem))
+        found.append(CheckedHookPoint(point, path.relative_to(folder.parent).as_posix(), line, problem))
     return found
 
 

@@ -251,7 +251,7 @@ def _length_of_blend(args: Any, streams: Streams, rank: Rank) -> int:
     return found
 
 
-class Lengths(NamedTuple):
+class SampleLengths(NamedTuple):
     """How long the samples of a stream are.
 
     Attributes:
@@ -288,7 +288,7 @@ def check_sampler(sampler: type[Any] | None) -> None:
         raise grouping_refused("not with the sampler of this ms-swift: leave it out, or upgrade to a later ms-swift 4")
 
 
-def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) -> Lengths:
+def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) -> SampleLengths:
     """Reads what the sampler sorts by, and makes sure that all ranks sort by the same. A collective.
 
     Args:
@@ -320,7 +320,7 @@ def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) ->
             expected=first,
             actual=mine,
         )
-    return Lengths(tokens, mine)
+    return SampleLengths(tokens, mine)
 
 
 def _few_in_order(sampler: type[Any]) -> list[list[int]]:

@@ -30,7 +30,7 @@ from lazyshard.stream import read_retired
 from lazyshard_swift import parallel, settings
 from lazyshard_swift.encoding import tell_cache
 from lazyshard_swift.errors import ResumeRefused
-from lazyshard_swift.gate import Gate, load_state, members, open_data
+from lazyshard_swift.gate import StepGate, load_state, members, open_data
 from lazyshard_swift.parallel import notice
 from lazyshard_swift.position import GROUPED
 from lazyshard_swift.rows import Encode
@@ -108,7 +108,7 @@ class TrainStream(Dataset[Any]):
             plan = replace(plan, blend=lambda consumed: BlendState.from_dict(blend.state_dict(consumed), "the blend"))
         self.plan = plan
         self._offset = plan.index_offset + shift * plan.rank.dp_size
-        self.gate = Gate(asked, plan.stop_at_end, begun=plan.state.consumed > 0, shift=shift)
+        self.gate = StepGate(asked, plan.stop_at_end, begun=plan.state.consumed > 0, shift=shift)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind what is the main process's: the gate, and the lengths, for which samplers ask."""

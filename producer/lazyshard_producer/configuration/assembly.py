@@ -26,7 +26,7 @@ from lazyshard_producer.configuration.settings import (
     Settings,
     SourceSettings,
 )
-from lazyshard_producer.configuration.source_paths import Found, expand_source, is_indexed, is_pipe
+from lazyshard_producer.configuration.source_paths import FoundSource, expand_source, is_indexed, is_pipe
 from lazyshard_producer.errors import Problem, SettingsInvalid
 
 _STAND_INS: Final[dict[str, Any]] = {"out": "out", "samples_per_chunk": 1}
@@ -233,7 +233,7 @@ def _sources_of(group: _Group) -> list[SourceSettings]:
     Raises:
         ValueError: a blend file cannot be read, or is to share a weight with other sources.
     """
-    found = [one for path in group.paths for one in ([Found(path)] if group.follow else expand_source(path))]
+    found = [one for path in group.paths for one in ([FoundSource(path)] if group.follow else expand_source(path))]
     values = _fields(group.values, SourceSettings)
     weight = values.pop("weight", None)
     if weight is not None and len(group.paths) > 1 and any(one.weight is not None for one in found):
@@ -245,7 +245,7 @@ def _sources_of(group: _Group) -> list[SourceSettings]:
     return sources
 
 
-def _shares(weight: float | None, found: Sequence[Found]) -> list[float | None]:
+def _shares(weight: float | None, found: Sequence[FoundSource]) -> list[float | None]:
     if weight is None:
         return [one.weight for one in found]
     if not (weight > 0 and math.isfinite(weight)):

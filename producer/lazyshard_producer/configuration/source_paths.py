@@ -28,7 +28,7 @@ MEGATRON_BLEND: Final = "megatron-blend:"
 """Begins the path of a file of such prefixes."""
 
 
-class Found(NamedTuple):
+class FoundSource(NamedTuple):
     """A source that a path stands for.
 
     Attributes:
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     weight: float | None = None
 
 
-def expand_source(path: str) -> list[Found]:
+def expand_source(path: str) -> list[FoundSource]:
     """Returns the sources that a path of --source stands for: those of a pattern, a prefix or a blend file.
 
     Raises:
@@ -48,10 +48,10 @@ def expand_source(path: str) -> list[Found]:
     """
     if path.startswith(MEGATRON_BLEND):
         entries = read_blend(path[len(MEGATRON_BLEND) :])
-        return [Found(_index(entry.prefix), entry.weight) for entry in entries]
+        return [FoundSource(_index(entry.prefix), entry.weight) for entry in entries]
     if path.startswith(MEGATRON):
         path = _index(path[len(MEGATRON) :])
-    return [Found(found) for found in expand_path(path)]
+    return [FoundSource(found) for found in expand_path(path)]
 
 
 def is_indexed(path: str) -> bool:

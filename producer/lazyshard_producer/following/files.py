@@ -22,7 +22,7 @@ from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.following.journal import FollowState
 from lazyshard_producer.following.ledger import Ledger
 from lazyshard_producer.following.listing import DirectoryListing, Finished, FinishedWatch, Look, NameRules, is_packed
-from lazyshard_producer.following.reading import Completion, PackedFile, Piece, PlainFile, refuse_growth
+from lazyshard_producer.following.reading import Completion, FollowedLines, PackedFile, PlainFile, refuse_growth
 from lazyshard_producer.position import FilePosition, plain_name
 from lazyshard_producer.sources.files import refuse_source
 from lazyshard_producer.sources.source import Rows
@@ -207,7 +207,7 @@ class FollowedFiles:
             if entry.file is not None:
                 entry.file.close()
 
-    def _record(self, name: str, piece: Piece | None) -> Rows | None:
+    def _record(self, name: str, piece: FollowedLines | None) -> Rows | None:
         """Returns the rows of a piece, noted in the ledger, unless it holds no line."""
         if piece is None or piece.end == piece.begin:
             return None

@@ -26,7 +26,7 @@ from lazyshard_producer.following.journal import (
     segment_line,
 )
 from lazyshard_producer.following.listing import DirectoryListing, NameRules, is_packed
-from lazyshard_producer.following.reading import Piece
+from lazyshard_producer.following.reading import FollowedLines
 from lazyshard_producer.position import (
     FilePosition,
     LinePosition,
@@ -62,7 +62,7 @@ class FollowPosition(NamedTuple):
     """
 
     serial: int
-    piece: Piece | None = None
+    piece: FollowedLines | None = None
     row: int = -1
 
 
@@ -154,7 +154,7 @@ class Ledger:
         """The place after all that was read."""
         return FollowPosition(self._serial)
 
-    def add_piece(self, name: str, piece: Piece) -> Rows:
+    def add_piece(self, name: str, piece: FollowedLines) -> Rows:
         """Takes notice of a piece of a file; returns its rows."""
         self._begun = True
         serial = self._serial = self._serial + 1

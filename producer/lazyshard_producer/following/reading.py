@@ -35,7 +35,7 @@ from lazyshard_producer.sources.sequential import DigestedText, TextPosition
 from lazyshard_producer.sources.source import Rows
 
 
-class Piece(NamedTuple):
+class FollowedLines(NamedTuple):
     """Lines that follow each other in a file.
 
     Attributes:
@@ -144,7 +144,7 @@ class PlainFile:
         with self._opened() as fd:
             self._check_part(fd)
 
-    def read(self, until: FilePosition | None = None) -> Piece | None:
+    def read(self, until: FilePosition | None = None) -> FollowedLines | None:
         """Returns the next lines, of about 1 MiB, up to a place that an earlier run came to; None where nothing is new.
 
         Raises:
@@ -216,7 +216,7 @@ class PlainFile:
             before = self._close_line(fd, before)
         return _Reading(LineSplitter(self._name, self._max_row_bytes, self.state.lines), before, identity)
 
-    def _read_on(self, fd: int, reading: _Reading, until: FilePosition | None) -> Piece | None:
+    def _read_on(self, fd: int, reading: _Reading, until: FilePosition | None) -> FollowedLines | None:
         wanted = BLOCK_BYTES if until is None else min(BLOCK_BYTES, until.offset - reading.fed)
         data = os.pread(fd, wanted, reading.fed)
         self.at_end = until is None and len(data) < wanted
@@ -228,7 +228,7 @@ class PlainFile:
         text = reading.before + data
         of = partial(_plain_position, self.state, text, reading.fed, reading.head)
         at = reading.splitter.position
-        piece = Piece(rows, self.state, self.state if at == self.state.lines else of(at), of)
+        piece = FollowedLines(rows, self.state, self.state if at == self.state.lines else of(at), of)
         reading.before = text[-FINGERPRINT_BYTES:]
         self.state = piece.end
         self._looked = reading.fed
@@ -353,7 +353,7 @@ class PackedFile:
         self._text: PackedText | None = None
         self._left = b""
 
-    def read(self, until: FilePosition | None = None) -> Piece | None:
+    def read(self, until: FilePosition | None = None) -> FollowedLines | None:
         """Returns the next lines; see `PlainFile.read`."""
         text = self._open() if self._text is None else self._text
         left = self._left or text.read()
@@ -370,7 +370,7 @@ class PackedFile:
         begin, self.state = self.state, self._lines.reached.digested()
         if until is not None and self.state.offset >= until.offset:
             self.diverged = self.state != until
-        return Piece(rows, begin, self.state, TextPosition.digested)
+        return FollowedLines(rows, begin, self.state, TextPosition.digested)
 
     def close(self) -> None:
         """Closes the file."""

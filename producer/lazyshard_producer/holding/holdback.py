@@ -15,9 +15,9 @@ from typing import Final, Literal, Protocol
 
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.limits import (
+    ByteLimit,
     Claim,
-    Kept,
-    Room,
+    KeptChunks,
     Situation,
     ahead_in_chunks,
     ahead_reason,
@@ -177,16 +177,16 @@ class Holdback:
             return None
         chunk = stock.largest
         if limits.max_disk is not None and stock.size + chunk > limits.max_disk:
-            return self._no_room(published, samples, stock, Room(limit=limits.max_disk, chunk=chunk))
+            return self._no_room(published, samples, stock, ByteLimit(limit=limits.max_disk, chunk=chunk))
         if limits.min_free_disk is not None:
             free = self._shelf.free_bytes()
             if free is not None and free - chunk < limits.min_free_disk:
                 return self._no_room(
-                    published, samples, stock, Room(limit=limits.min_free_disk, chunk=chunk, free=free)
+                    published, samples, stock, ByteLimit(limit=limits.min_free_disk, chunk=chunk, free=free)
                 )
         return None
 
-    def _no_room(self, published: int, samples: int, stock: Stock, room: Room) -> Hold:
+    def _no_room(self, published: int, samples: int, stock: Stock, room: ByteLimit) -> Hold:
         kept = why_kept(self._claims, self._limits, published)
         more = deletable(self._claims, self._limits, published) > self._first
         return _hold_for_room(
@@ -289,7 +289,7 @@ def _hold_ahead(situation: Situation) -> Hold:
 
 
 def _hold_for_room(
-    situation: Situation, kept: Kept, stock: Stock, room: Room, *, deadlock: bool, trouble: str | None
+    situation: Situation, kept: KeptChunks, stock: Stock, room: ByteLimit, *, deadlock: bool, trouble: str | None
 ) -> Hold:
     """Returns the hold for a run that has no room for another chunk.
 

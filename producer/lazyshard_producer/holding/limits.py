@@ -64,7 +64,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptChunks:
     """Why chunks that are on disk may not be deleted.
 
     Attributes:
@@ -148,22 +148,22 @@ def deletable(claims: Sequence[Claim], limits: Limits, published: int) -> int:
     return min(claim.done for claim in claims) if kept.by == "consumer" else 0
 
 
-def why_kept(claims: Sequence[Claim], limits: Limits, published: int) -> Kept:
+def why_kept(claims: Sequence[Claim], limits: Limits, published: int) -> KeptChunks:
     """Returns why no more than `deletable` may be deleted: what has to change before more may."""
     if limits.retain == "all":
-        return Kept(by="all")
+        return KeptChunks(by="all")
     there = {claim.name for claim in claims if claim.committed_at is not None}
     if missing := tuple(sorted(set(limits.consumers) - there)):
-        return Kept(by="unregistered", names=missing)
+        return KeptChunks(by="unregistered", names=missing)
     if not claims:
-        return Kept(by="nobody")
+        return KeptChunks(by="nobody")
     done = min(claim.done for claim in claims)
     if published - _last(limits) <= done:
-        return Kept(by="last")
-    return Kept(by="consumer", names=tuple(claim.name for claim in claims if claim.done == done))
+        return KeptChunks(by="last")
+    return KeptChunks(by="consumer", names=tuple(claim.name for claim in claims if claim.done == done))
 
 
-def is_deadlock(claims: Sequence[Claim], kept: Kept, published: int) -> bool:
+def is_deadlock(claims: Sequence[Claim], kept: KeptChunks, published: int) -> bool:
     """Whether a consumer waits for chunks that only deleting can make room for, and nobody can bring that about.
 
     For a producer that is at a hard limit and can delete nothing now. A consumer that waits reaches no checkpoint, so
@@ -231,7 +231,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class ByteLimit:
     """A limit of bytes that is reached.
 
     Attributes:
@@ -262,7 +262,7 @@ def ahead_reason(situation: Situation) -> str:
 
 
 def room_reason(
-    situation: Situation, kept: Kept, stock: Stock, room: Room, *, deadlock: bool, trouble: str | None
+    situation: Situation, kept: KeptChunks, stock: Stock, room: ByteLimit, *, deadlock: bool, trouble: str | None
 ) -> str:
     """Returns why a run is held that has no room for another chunk. For the arguments see `hold_for_room`."""
     keepers = tuple(claim for claim in situation.claims if kept.by == "consumer" and claim.name in kept.names)
@@ -290,7 +290,7 @@ def room_reason(
     return one_line("; ".join(parts) + _dead(situation, keepers))
 
 
-def _why(situation: Situation, kept: Kept, keepers: Sequence[Claim]) -> str:
+def _why(situation: Situation, kept: KeptChunks, keepers: Sequence[Claim]) -> str:
     """Returns why no more can be deleted."""
     if kept.by == "all":
         return "--retain all deletes nothing"
@@ -308,7 +308,7 @@ def _why(situation: Situation, kept: Kept, keepers: Sequence[Claim]) -> str:
     return f"chunk {keepers[0].done} and those after it are kept for {_named(keepers)}, {when}"
 
 
-def _advice(situation: Situation, kept: Kept, stock: Stock, room: Room, wanted: int) -> str:
+def _advice(situation: Situation, kept: KeptChunks, stock: Stock, room: ByteLimit, wanted: int) -> str:
     """Returns what would end a deadlock."""
     if room.free is None:
         size = (wanted - stock.first + 1) * room.chunk

@@ -33,7 +33,7 @@ from lazyshard.stream import ChunkWriter
 from lazyshard_producer.configuration.quantities import MAX_ROW_BYTES
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.ray.pieces import Committer, PieceWriter
-from lazyshard_producer.sources.arrow_rows import RowEncoder, load_pyarrow
+from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
 from lazyshard_producer.sources.source import PIECE_ROWS
 
 try:
@@ -56,7 +56,7 @@ _PICKLED: Final = "ray.data.arrow_pickled_object"
 _log = logging.getLogger("lazyshard")
 
 
-class Written(NamedTuple):
+class WrittenPiece(NamedTuple):
     """What a write task reports.
 
     Attributes:
@@ -70,7 +70,7 @@ class Written(NamedTuple):
     digest: int
 
 
-class LazyShardSink(Datasink[Written]):  # type: ignore[misc]
+class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
     """Writes a data set as a stream; for `ray.data.Dataset.write_datasink`.
 
     Every row is published exactly once, whatever tasks or workers fail and are run again. If the driver fails, write
@@ -139,7 +139,7 @@ class LazyShardSink(Datasink[Written]):  # type: ignore[misc]
             writer.close(end=False, state="failed")
             raise
 
-    def write(self, blocks: Iterable[Any], ctx: Any) -> Written:
+    def write(self, blocks: Iterable[Any], ctx: Any) -> WrittenPiece:
         """Writes the rows of a task's blocks. Called by Ray, on a worker.
 
         Raises:
@@ -159,7 +159,7 @@ class LazyShardSink(Datasink[Written]):  # type: ignore[misc]
             tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
             for lines in encode_tables(tables, f"task {ctx.task_idx}", self._max_row_bytes):
                 piece.add(lines)
-            return Written(ctx.task_idx, len(piece), piece.commit())
+            return WrittenPiece(ctx.task_idx, len(piece), piece.commit())
         finally:
             piece.abandon()
 
@@ -217,7 +217,7 @@ def encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Itera
             continue
         try:
             plain = _without_tensors(pa, table)
-            encoder = RowEncoder(pa, plain.schema, max_row_bytes)
+            encoder = ArrowRowEncoder(pa, plain.schema, max_row_bytes)
         except ValueError as cause:
             raise _refuse(str(cause), task, row + 1) from cause
         for batch in plain.to_batches(max_chunksize=PIECE_ROWS):

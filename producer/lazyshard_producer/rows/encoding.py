@@ -54,7 +54,7 @@ _REPLACED: Final = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)
 Tokens = Mapping[str, npt.NDArray[np.int64]]
 
 
-class Encoder:
+class ReadyEncoder:
     """An encoder that is ready.
 
     Attributes:
@@ -158,7 +158,7 @@ def form_of(settings: Settings) -> Form:
 
 
 @functools.cache
-def load_encoder(settings: EncodingSettings) -> Encoder:
+def load_encoder(settings: EncodingSettings) -> ReadyEncoder:
     """Returns the encoder; loading ms-swift takes seconds, so once in a process.
 
     Raises:
@@ -168,9 +168,9 @@ def load_encoder(settings: EncodingSettings) -> Encoder:
     form = {} if settings.form is None else {"form": settings.form}
     if settings.encode != SWIFT:
         function = load_function(settings.encode, "--encode")
-        return Encoder(function, _facts({"kind": "function", "function": settings.encode, **form}, function))
+        return ReadyEncoder(function, _facts({"kind": "function", "function": settings.encode, **form}, function))
     function, encoding = open_swift(settings, "--encode")
-    return Encoder(function, check_encoding({**encoding, **form}))
+    return ReadyEncoder(function, check_encoding({**encoding, **form}))
 
 
 def open_swift(settings: EncodingSettings, option: str) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:

@@ -14,11 +14,11 @@ from typing import Final
 
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition
-from lazyshard_producer.rows.mixing import MixPosition, Piece
-from lazyshard_producer.rows.reader import Batch, BegunUnit, MadeRow, Stats, Unit
-from lazyshard_producer.rows.recipe import Made, Maker, Work, Workers
+from lazyshard_producer.rows.mixing import MixPosition, SourceSpan
+from lazyshard_producer.rows.reader import Batch, BegunUnit, MadeRow, RowStats, Unit
+from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Work, Workers
 from lazyshard_producer.rows.sequences import Blocks, Splitter, Stripes, made_rows
-from lazyshard_producer.sources.source import Place
+from lazyshard_producer.sources.source import RowOrigin
 
 READY_S: Final = 0.1
 """How long to wait for workers at a time: signals are looked at in between."""
@@ -37,7 +37,7 @@ class MakingReader:
 
     def __init__(
         self,
-        stats: Stats,
+        stats: RowStats,
         maker: Maker | None,
         workers: Workers | None,
         *,
@@ -58,8 +58,8 @@ class MakingReader:
         self._warn = warn
         self._watchdog = watchdog
         self._begun = stats.rows  # rows in work, and before them
-        self._under_way: deque[tuple[Piece, int, Work]] = deque()
-        self._piece: Piece | None = None
+        self._under_way: deque[tuple[SourceSpan, int, Work]] = deque()
+        self._piece: SourceSpan | None = None
         self._next = 0
         self._finished = False
         self._made: Iterator[Batch] = iter(())
@@ -94,7 +94,7 @@ class MakingReader:
             self._finished = self._piece is None
         return not self._finished
 
-    def _make_here(self) -> tuple[Piece, int, list[Made]] | None:
+    def _make_here(self) -> tuple[SourceSpan, int, list[MadeOfRow]] | None:
         """Returns the next piece, the index of a row in it and what was made of it; None if there is no row now."""
         if not self._advance():
             return None
@@ -112,7 +112,7 @@ class MakingReader:
         self._begun += 1
         return piece, index, made
 
-    def _make_there(self, workers: Workers) -> tuple[Piece, int, list[Made]] | None:
+    def _make_there(self, workers: Workers) -> tuple[SourceSpan, int, list[MadeOfRow]] | None:
         """Sends rows to the workers, and returns the same of the rows that were sent off first, if that is ready."""
         while len(self._under_way) < workers.most and self._advance():
             piece, first = self._piece, self._next
@@ -132,7 +132,7 @@ class MakingReader:
         self._under_way.popleft()
         return piece, first, made
 
-    def _batches(self, piece: Piece, first: int, made: list[Made]) -> Iterator[Batch]:
+    def _batches(self, piece: SourceSpan, first: int, made: list[MadeOfRow]) -> Iterator[Batch]:
         """Deals with source rows one by one, as the batches made of them are asked for."""
         for index, row in enumerate(made, first):
             place = piece.place(index)
@@ -221,5 +221,5 @@ class MakingReader:
         return 0
 
 
-def _in_words(place: Place) -> str:
+def _in_words(place: RowOrigin) -> str:
     return f"the functions that make rows, at {place.file}:{place.line}"

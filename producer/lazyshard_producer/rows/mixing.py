@@ -18,7 +18,7 @@ from typing import Any, Final
 from lazyshard.plan.blend import next_stream, shares
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition, plain_name
-from lazyshard_producer.sources.source import Line, Place, Position, Rows, Source
+from lazyshard_producer.sources.source import Line, Position, RowOrigin, Rows, Source
 
 Opener = Callable[[int, "dict[str, Any] | None"], Source]
 """Opens the source of a number at a position, None for its start."""
@@ -44,7 +44,7 @@ class MixPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SourceSpan:
     """Rows of one source that follow each other in the run.
 
     Attributes:
@@ -61,7 +61,7 @@ class Piece:
     lines: Sequence[Line]
     before: MixPosition
 
-    def place(self, index: int) -> Place:
+    def place(self, index: int) -> RowOrigin:
         """Returns where `lines[index]` comes from."""
         return self.rows.place(self.first + index)
 
@@ -251,7 +251,7 @@ class Mixer:
         if weights is not None:
             self._open_all()
 
-    def read(self) -> Piece | None:
+    def read(self) -> SourceSpan | None:
         """Returns the next rows, none where there are none at the moment; None when all sources are finished.
 
         Raises:
@@ -330,12 +330,12 @@ class Mixer:
         for one in self._inputs:
             one.close()
 
-    def _nothing(self, index: int) -> Piece:
+    def _nothing(self, index: int) -> SourceSpan:
         """Returns a piece without rows, since a source has none at the moment."""
         self._waiting = index
         rows = self._inputs[index].rows
         assert rows is not None
-        return Piece(index, rows, 0, (), self.position({}))
+        return SourceSpan(index, rows, 0, (), self.position({}))
 
     def _finished(self) -> list[bool]:
         """Returns whether the end of each source was met. Those added stay out of a unit that was begun before."""
@@ -379,7 +379,7 @@ class Mixer:
             self._turns.set_finished(index, False)
         return one.stop > 0
 
-    def _take(self, index: int) -> Piece:
+    def _take(self, index: int) -> SourceSpan:
         """Moves past the rows that follow each other: as many as are at hand, and as it is the source's turn."""
         one = self._inputs[index]
         assert one.rows is not None
@@ -398,7 +398,7 @@ class Mixer:
         one.next += count
         one.position = one.rows.position(one.next - 1)
         lines = one.rows.lines
-        return Piece(index, one.rows, first, lines if count == len(lines) else lines[first : one.next], before)
+        return SourceSpan(index, one.rows, first, lines if count == len(lines) else lines[first : one.next], before)
 
     def _fill(self, index: int) -> bool:
         """Reads on in a source; returns whether there is a row, and notes where its end is met."""

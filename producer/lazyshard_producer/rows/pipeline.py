@@ -18,7 +18,7 @@ from lazyshard_producer.position import RunPosition, decode_position, plain_name
 from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.making import MakingReader
 from lazyshard_producer.rows.mixing import Mixer
-from lazyshard_producer.rows.reader import BegunUnit, PlainReader, Reader, Stats
+from lazyshard_producer.rows.reader import BegunUnit, PlainReader, Reader, RowStats
 from lazyshard_producer.rows.recipe import Maker, Recipe, Workers
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
 from lazyshard_producer.rows.sequences import Blocks, Splitter, Stripes, packing, shuffling
@@ -116,7 +116,7 @@ class Pipeline:
             # Behind the import of functions: where that fails, nothing goes on.
             warn(f"from here on rows are made or ordered in another way than before: {told}")
         self.names: Final = mixer.names
-        self.stats: Final = Stats(mixer, refusals, start, described, warn)
+        self.stats: Final = RowStats(mixer, refusals, start, described, warn)
         begun = _begun_unit(start, settings)
         stripes: Stripes | Splitter | None = None
         if settings.splitting is not None:

@@ -15,14 +15,14 @@ from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.mixing import Mixer, MixPosition
 from lazyshard_producer.rows.refusals import Refusals
-from lazyshard_producer.sources.source import Place
+from lazyshard_producer.sources.source import RowOrigin
 from lazyshard_producer.wording import count
 
 Line: TypeAlias = bytes | EncodedRow
 """A row as it is published: a line of JSON with its newline, or an encoded row."""
 
 
-class Stats:
+class RowStats:
     """What was counted of the rows of a run, and the positions that seals keep.
 
     Args:
@@ -54,7 +54,7 @@ class Stats:
         self._warn = warn
         self._warned: set[str] = set()
 
-    def count_duplicate(self, place: Place) -> None:
+    def count_duplicate(self, place: RowOrigin) -> None:
         """Counts a row that names a key twice; says so of the first of each source."""
         self.duplicate += 1
         if place.file not in self._warned:
@@ -100,9 +100,9 @@ class Batch:
 
     def __init__(
         self,
-        stats: Stats,
+        stats: RowStats,
         lines: Sequence[Line | RowInvalid],
-        place: Callable[[int], Place],
+        place: Callable[[int], RowOrigin],
         position: Callable[[int], RunPosition],
         *,
         tokens: Sequence[int] | None = None,
@@ -137,7 +137,7 @@ class Reader(Protocol):
 class PlainReader:
     """Gives the rows of the sources as they are."""
 
-    def __init__(self, stats: Stats) -> None:
+    def __init__(self, stats: RowStats) -> None:
         self._stats = stats
         self._read = stats.rows
 
@@ -173,7 +173,7 @@ class MadeRow(NamedTuple):
     """
 
     line: Line
-    place: Place
+    place: RowOrigin
     tokens: int = 0
     squares: int = 0
 
@@ -197,7 +197,7 @@ class Unit:
         of: how many source rows these are, by number of the source.
     """
 
-    def __init__(self, stats: Stats, made: Sequence[MadeRow], before: MixPosition, of: Mapping[int, int]) -> None:
+    def __init__(self, stats: RowStats, made: Sequence[MadeRow], before: MixPosition, of: Mapping[int, int]) -> None:
         self.made: Final = made
         self._stats = stats
         self._before = before

@@ -40,7 +40,7 @@ from lazyshard_producer.configuration.quantities import MAX_ROW_BYTES
 from lazyshard_producer.configuration.row_settings import EncodingSettings, MeasureSettings, PadSettings
 from lazyshard_producer.errors import WorkerFailed
 from lazyshard_producer.rows.encoding import (
-    Encoder,
+    ReadyEncoder,
     load_encoder,
     pad_row,
     read_document,
@@ -93,7 +93,7 @@ class Recipe:
         return bool(chosen or self.encoding or self.measuring or self.length_field is not None)
 
 
-class Made(NamedTuple):
+class MadeOfRow(NamedTuple):
     """What became of one row.
 
     Attributes:
@@ -127,9 +127,9 @@ class Maker:
         self._where = _load(recipe.where, "--where") if recipe.where else None
         self._transform = _load(recipe.transform, "--transform") if recipe.transform else None
         self._counter = load_counter(recipe.measuring) if recipe.measuring else None
-        self._encoder: Encoder | None = load_encoder(recipe.encoding) if recipe.encoding else None
+        self._encoder: ReadyEncoder | None = load_encoder(recipe.encoding) if recipe.encoding else None
 
-    def make(self, line: Line | RowInvalid, index: int) -> Made:
+    def make(self, line: Line | RowInvalid, index: int) -> MadeOfRow:
         """Returns what becomes of a row; what the user's functions raise is a reason to refuse it."""
         duplicate = False
         try:
@@ -147,21 +147,21 @@ class Maker:
             rows = list(self._rows(row, index))
             return self._made([self._encode(made) for made in rows], rows, duplicate)
         except RowInvalid as refused:
-            return Made([], refused, duplicate)
+            return MadeOfRow([], refused, duplicate)
 
-    def _made(self, lines: Sequence[Line], rows: Sequence[dict[str, Any]], duplicate: bool) -> Made:
+    def _made(self, lines: Sequence[Line], rows: Sequence[dict[str, Any]], duplicate: bool) -> MadeOfRow:
         if self._split:
             documents = [read_document(row, line) for row, line in zip(rows, lines, strict=False)]
-            return Made([line for line, _ in documents], None, duplicate, [tokens for _, tokens in documents])
+            return MadeOfRow([line for line, _ in documents], None, duplicate, [tokens for _, tokens in documents])
         if self._padding is not None:
             padded = [self._pad(self._padding, row, line) for row, line in zip(rows, lines, strict=False)]
-            return Made([line for line, _ in padded], None, duplicate, [tokens for _, tokens in padded])
+            return MadeOfRow([line for line, _ in padded], None, duplicate, [tokens for _, tokens in padded])
         if self._measure is None and self._counter is None:
-            return Made(lines, None, duplicate)
+            return MadeOfRow(lines, None, duplicate)
         tokens = [self._tokens(row, line) for row, line in zip(rows, lines, strict=False)]
         if not self._arrays and self._encoder is None:
             lines = [line if isinstance(line, bytes) else line.line for line in lines]
-        return Made(lines, None, duplicate, tokens)
+        return MadeOfRow(lines, None, duplicate, tokens)
 
     def _tokens(self, row: dict[str, Any], line: Line) -> int:
         """Returns the tokens of a row: measured, told by its encoder, or as they stand in its field, or in its seal."""
@@ -296,7 +296,7 @@ _PER_WORKER: Final = 2
 
 _PR_SET_PDEATHSIG: Final = 1
 
-Work: TypeAlias = "Future[tuple[list[Made], float]]"
+Work: TypeAlias = "Future[tuple[list[MadeOfRow], float]]"
 """Rows that were sent off."""
 
 _maker: Maker | None = None
@@ -325,7 +325,7 @@ class Workers:
         except BrokenProcessPool as cause:
             raise _died() from cause
 
-    def result(self, work: Work, timeout: float) -> list[Made] | None:
+    def result(self, work: Work, timeout: float) -> list[MadeOfRow] | None:
         """Returns what was made of rows that were sent off, None if that is not ready within so many seconds.
 
         Raises:
@@ -387,7 +387,7 @@ def _begin(recipe: Recipe, parent: int) -> None:
     _maker = Maker(recipe)
 
 
-def _make(lines: list[bytes | EncodedRow | RowInvalid], index: int) -> tuple[list[Made], float]:
+def _make(lines: list[bytes | EncodedRow | RowInvalid], index: int) -> tuple[list[MadeOfRow], float]:
     assert _maker is not None
     started = time.perf_counter()
     made = [_maker.make(line, index + number) for number, line in enumerate(lines)]

@@ -32,7 +32,7 @@ from lazyshard.inspection.history import RefusedRows as QuarantineSummary
 from lazyshard.memory import loads
 from lazyshard.store.durable import create, open_own, rename, sync, sync_directory, write_all
 from lazyshard.store.files import open_file
-from lazyshard_producer.sources.source import Place
+from lazyshard_producer.sources.source import RowOrigin
 from lazyshard_producer.wording import count, one_line
 
 OnBadRow = Literal["fail", "skip", "quarantine"]
@@ -71,7 +71,7 @@ class Quarantine:
         """Its size in bytes with all rows so far."""
         return self._size
 
-    def add(self, place: Place, reason: str, line: bytes | None) -> None:
+    def add(self, place: RowOrigin, reason: str, line: bytes | None) -> None:
         """Adds a row, its line None where nobody has it.
 
         Raises:
@@ -202,13 +202,13 @@ class Refusals:
         count: int,
         *,
         quarantine_bytes: int = 0,
-        tell: Callable[[RowInvalid, Place, bytes | None], None] | None = None,
+        tell: Callable[[RowInvalid, RowOrigin, bytes | None], None] | None = None,
     ) -> None:
         self._policy = policy
         self._quarantine = quarantine
         self._quarantine_bytes = quarantine_bytes
         self._tell = tell
-        self._first: tuple[RowInvalid, Place] | None = None
+        self._first: tuple[RowInvalid, RowOrigin] | None = None
         self.most = most
         self.count = count
 
@@ -218,7 +218,7 @@ class Refusals:
         # What earlier runs have kept there stays, whatever this one does.
         return self._quarantine.size if self._quarantine is not None else self._quarantine_bytes
 
-    def take(self, error: RowInvalid, place: Place, line: bytes | EncodedRow | RowInvalid | None) -> None:
+    def take(self, error: RowInvalid, place: RowOrigin, line: bytes | EncodedRow | RowInvalid | None) -> None:
         """Takes a refused row; its line is kept if there is one, and all of the row is in it.
 
         Raises:
@@ -275,14 +275,14 @@ class Refusals:
             self._quarantine.close()
 
 
-def locate(error: RowInvalid, place: Place) -> RowInvalid:
+def locate(error: RowInvalid, place: RowOrigin) -> RowInvalid:
     """Returns the error for a refused row with its place: file, line, and byte in the file."""
     byte = _byte(error, place)
     mend = "Mend the row, or what refuses it," if byte is None or _is_made(error) else "Mend that line"
     return _at(place, error, f"{_found(error, place)} {mend} and run the same command again; nothing is lost")
 
 
-def _at(place: Place, error: RowInvalid, message: str) -> RowInvalid:
+def _at(place: RowOrigin, error: RowInvalid, message: str) -> RowInvalid:
     byte = _byte(error, place)
     return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=byte)
 
@@ -293,7 +293,7 @@ def _text_of(line: bytes | EncodedRow | RowInvalid | None) -> bytes | None:
     return line if isinstance(line, bytes) else None
 
 
-def _found(error: RowInvalid, place: Place) -> str:
+def _found(error: RowInvalid, place: RowOrigin) -> str:
     """Returns where the row is and what is wrong with it, as a sentence."""
     byte = _byte(error, place)
     name, text = ("standard input", "input") if place.file == "-" else (place.file, "file")
@@ -302,7 +302,7 @@ def _found(error: RowInvalid, place: Place) -> str:
     return f"{name}:{place.line}:{where} {reason}{'' if reason.endswith('?') else '.'}"
 
 
-def _byte(error: RowInvalid, place: Place) -> int | None:
+def _byte(error: RowInvalid, place: RowOrigin) -> int | None:
     return None if place.byte is None else place.byte + (error.byte or 0)
 
 

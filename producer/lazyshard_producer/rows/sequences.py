@@ -45,10 +45,10 @@ from lazyshard_producer.configuration.row_settings import SplitSettings
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.encoding import document_of, write_tokens
 from lazyshard_producer.rows.mixing import MixPosition
-from lazyshard_producer.rows.reader import Batch, BegunUnit, Line, MadeRow, Stats, Unit
-from lazyshard_producer.rows.recipe import Made
+from lazyshard_producer.rows.reader import Batch, BegunUnit, Line, MadeRow, RowStats, Unit
+from lazyshard_producer.rows.recipe import MadeOfRow
 from lazyshard_producer.rows.refusals import locate
-from lazyshard_producer.sources.source import Place
+from lazyshard_producer.sources.source import RowOrigin
 
 _PACK_BYTES: Final = MAX_ROW_BYTES // 2
 """The rows of a pack hold no more in all, so that readers take it, whose text is longer than theirs."""
@@ -57,7 +57,7 @@ _MOST: Final = 64
 """Sequences that are made at a time: of a book there are thousands."""
 
 
-def made_rows(made: Made, place: Place) -> list[MadeRow]:
+def made_rows(made: MadeOfRow, place: RowOrigin) -> list[MadeRow]:
     """Returns the rows that were made of the source row at a place."""
     if not made.tokens:  # nobody asks for them
         return [MadeRow(line, place) for line in made.lines]
@@ -145,7 +145,7 @@ class Stripes:
 
     def __init__(
         self,
-        stats: Stats,
+        stats: RowStats,
         balance: Balance,
         cost: Cost,
         *,
@@ -269,7 +269,7 @@ class Stripes:
         return found
 
 
-class _Document(NamedTuple):
+class _OpenDocument(NamedTuple):
     """A row of which not all tokens are published.
 
     Attributes:
@@ -282,7 +282,7 @@ class _Document(NamedTuple):
 
     unit: Unit
     row: int
-    place: Place
+    place: RowOrigin
     tokens: Mapping[str, npt.NDArray[Any]]
     framed: int
 
@@ -299,7 +299,7 @@ class _Sequence(NamedTuple):
 
     line: Line
     tokens: int
-    place: Place
+    place: RowOrigin
     end: Callable[[], RunPosition]
 
 
@@ -316,7 +316,7 @@ class Splitter:
 
     def __init__(
         self,
-        stats: Stats,
+        stats: RowStats,
         settings: SplitSettings,
         *,
         arrays: bool,
@@ -333,7 +333,7 @@ class Splitter:
         self._begun = begun
         self._cut = cut
         self._warn = warn
-        self._documents: list[_Document] = []
+        self._documents: list[_OpenDocument] = []
         self._at = BEGINNING
         self._left = 0  # tokens from there on
         self._last: MixPosition | None = None  # behind all of them
@@ -389,17 +389,17 @@ class Splitter:
             tokens=[one.tokens for one in made],
         )
 
-    def _document(self, unit: Unit, row: int) -> _Document:
+    def _document(self, unit: Unit, row: int) -> _OpenDocument:
         made = unit.made[row]
         assert isinstance(made.line, EncodedRow)
         framed = made.tokens + self._rule.bos + self._rule.eos
-        return _Document(unit, row, made.place, document_of(made.line), framed)
+        return _OpenDocument(unit, row, made.place, document_of(made.line), framed)
 
     def _lengths(self) -> list[int]:
         frame = self._rule.bos + self._rule.eos
         return [one.framed - frame for one in self._documents]
 
-    def _go_on(self, begun: BegunUnit, added: Sequence[_Document]) -> Cut:
+    def _go_on(self, begun: BegunUnit, added: Sequence[_OpenDocument]) -> Cut:
         """Returns where in these documents to go on, in the unit of which a part is published."""
         if begun.find(row.data for row in (added[0].unit.made if added else ())):
             at = Cut(begun.skip - 1, self._cut) if self._cut else Cut(begun.skip, 0)

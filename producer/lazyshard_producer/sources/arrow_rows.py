@@ -262,7 +262,7 @@ def _fields(kind: Any) -> Sequence[Any]:
     return [kind.field(index) for index in range(kind.num_fields)]
 
 
-class RowEncoder:
+class ArrowRowEncoder:
     """Writes the rows of batches of one schema.
 
     Args:

@@ -292,7 +292,7 @@ _LOOK_S: Final = 0.5
 """How soon the thread of a reader that was closed ends, where closing could not wake it."""
 
 
-class ReadAhead:
+class TextReadAhead:
     """Reads a text in a thread. To be used by one thread, and closed; it is a `CompressedText` itself.
 
     Args:
@@ -375,12 +375,12 @@ class PackedText:
 
     def read(self) -> bytes:
         """Returns the next block of text; see `CompressedText`."""
-        if self.size > _AHEAD_BYTES and not isinstance(self._text, ReadAhead):
-            self._text = ReadAhead(self._text)
+        if self.size > _AHEAD_BYTES and not isinstance(self._text, TextReadAhead):
+            self._text = TextReadAhead(self._text)
         return self._text.read()
 
     def close(self) -> None:
         """Closes the file. May be called twice."""
-        if isinstance(self._text, ReadAhead):
+        if isinstance(self._text, TextReadAhead):
             self._text.close()
         self._file.close()

@@ -33,7 +33,7 @@ from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
-from lazyshard_producer.sources.source import PYTHON, Context, Place, Rows, Source
+from lazyshard_producer.sources.source import PYTHON, Context, RowOrigin, Rows, Source
 from lazyshard_producer.user_functions import load_function, name_error, name_value
 
 _FRAMES: Final = 3
@@ -237,7 +237,7 @@ class GeneratorSource(Source):
             return Rows(
                 [line for line, _ in rows],
                 lambda index: rows[index][1],
-                lambda index: Place(self.name, rows[index][1].rows, None),
+                lambda index: RowOrigin(self.name, rows[index][1].rows, None),
             )
         if failure is not None:
             raise failure

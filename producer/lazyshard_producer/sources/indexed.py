@@ -17,14 +17,14 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import orjson
 
-from lazyshard.conversion.indexed import IndexedReader, Ints, Sequences, data_path
+from lazyshard.conversion.indexed import IndexedReader, IndexedSequences, Ints, data_path
 from lazyshard.errors import IndexedInvalid, RowInvalid
 from lazyshard.memory import dumps
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
 from lazyshard_producer.sources.files import KnownFile, refuse_changed, refuse_os_error, refuse_source
-from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, Place, Rows, Source
+from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, RowOrigin, Rows, Source
 from lazyshard_producer.wording import count
 
 _PIECE_SEQUENCES: Final = 64 << 10
@@ -34,7 +34,7 @@ _LEAST_TOKEN_BYTES: Final = 2
 """What a number takes in JSON at the least: a digit, and what parts it from the next."""
 
 
-class Piece(NamedTuple):
+class SequenceBlock(NamedTuple):
     """Sequences that are read together.
 
     Attributes:
@@ -88,24 +88,24 @@ class RowMaker:
         if len(piece.bounds) == 2 and _LEAST_TOKEN_BYTES * sequences > self._most:
             # Not looked at: so much memory is only for those who have asked for it.
             return [self._too_long(count(sequences, "sequence"))]
-        found: Sequences | None = None
+        found: IndexedSequences | None = None
         try:
             found = self._reader.sequences(piece.first, piece.first + sequences)
             return self._lines(row, piece, found)
         except IndexedInvalid as error:
             raise self._in_document(error, piece, found) from error
 
-    def _documents(self, row: int) -> Piece:
+    def _documents(self, row: int) -> SequenceBlock:
         bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self.total))
         first = int(bounds[0])
         # One document at least, whatever it holds.
         documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
-        return Piece(first, bounds[: documents + 1] - first)
+        return SequenceBlock(first, bounds[: documents + 1] - first)
 
-    def _sequences(self, row: int) -> Piece:
-        return Piece(row, np.arange(min(PIECE_ROWS, self.total - row) + 1))
+    def _sequences(self, row: int) -> SequenceBlock:
+        return SequenceBlock(row, np.arange(min(PIECE_ROWS, self.total - row) + 1))
 
-    def _lines(self, row: int, piece: Piece, found: Sequences) -> list[bytes | RowInvalid]:
+    def _lines(self, row: int, piece: SequenceBlock, found: IndexedSequences) -> list[bytes | RowInvalid]:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.lengths)])
         counts = np.diff(ends[piece.bounds])
         if _LEAST_TOKEN_BYTES * int(counts[0]) > self._most:
@@ -120,7 +120,7 @@ class RowMaker:
             for (low, high), document in zip(itertools.pairwise(bounds), documents, strict=True)
         ]
 
-    def _tokens(self, found: Sequences, stop: int) -> Any:
+    def _tokens(self, found: IndexedSequences, stop: int) -> Any:
         """Returns the tokens of the first sequences: with one read where they lie one behind another."""
         lengths, pointers = found.lengths[:stop], found.pointers[:stop]
         ends = pointers + lengths * self._reader.header.token.itemsize
@@ -132,7 +132,9 @@ class RowMaker:
         ]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self._reader.header.token), *parts])
 
-    def _line(self, tokens: Any, found: Sequences, low: int, high: int, document: int | None) -> bytes | RowInvalid:
+    def _line(
+        self, tokens: Any, found: IndexedSequences, low: int, high: int, document: int | None
+    ) -> bytes | RowInvalid:
         if self._reader.header.is_integral:
             values = tokens.astype(np.int64)
         else:
@@ -175,7 +177,9 @@ class RowMaker:
             low, high = (middle, high) if self._reader.boundaries(middle, middle)[0] <= sequence else (low, middle)
         return low
 
-    def _in_document(self, error: IndexedInvalid, piece: Piece, found: Sequences | None) -> IndexedInvalid:
+    def _in_document(
+        self, error: IndexedInvalid, piece: SequenceBlock, found: IndexedSequences | None
+    ) -> IndexedInvalid:
         """Returns the error with the document in which it is, if it is in one."""
         sequence = error.sequence
         if sequence is None and error.byte is not None and found is not None:
@@ -258,7 +262,7 @@ class IndexedSource(Source):
                 raise
         numbers = range(self._position + 1, self._position + len(lines) + 1)
         self._position += len(lines)
-        return Rows(lines, lambda index: numbers[index], lambda index: Place(self.name, numbers[index], None))
+        return Rows(lines, lambda index: numbers[index], lambda index: RowOrigin(self.name, numbers[index], None))
 
     def entry(self, position: int) -> dict[str, Any]:
         """Returns the entry of a position, which is how many rows are before.

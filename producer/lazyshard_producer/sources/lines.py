@@ -29,7 +29,7 @@ from lazyshard_producer.sources.files import (
     refuse_os_error,
     refuse_truncated,
 )
-from lazyshard_producer.sources.source import Context, Place, Rows, Source
+from lazyshard_producer.sources.source import Context, RowOrigin, Rows, Source
 
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -91,10 +91,10 @@ def _line_rows(
             return table[index][2]
         return LinePosition(offset(index + 1), start.line + index + 1, start.blank)
 
-    def place(index: int) -> Place:
+    def place(index: int) -> RowOrigin:
         index = range(len(lines))[index]
         begin, line = (offset(index), start.line + index) if table is None else table[index][:2]
-        return Place(name, line + 1, begin)
+        return RowOrigin(name, line + 1, begin)
 
     return Rows(lines, position, place)
 

@@ -36,7 +36,7 @@ arrays or its length in tokens is known; or why the source could not give it (it
 that the rows after it can still be had."""
 
 
-class Place(NamedTuple):
+class RowOrigin(NamedTuple):
     """Where a row comes from, for people.
 
     Attributes:
@@ -81,7 +81,7 @@ class Rows(NamedTuple):
 
     lines: Sequence[Line] = ()
     position: Callable[[int], Position] = _of_no_row
-    place: Callable[[int], Place] = _of_no_row
+    place: Callable[[int], RowOrigin] = _of_no_row
 
 
 class Source(ABC):

@@ -43,7 +43,7 @@ from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import check_entry, plain_name, read_count
 from lazyshard_producer.sources.files import refuse_os_error, refuse_source
-from lazyshard_producer.sources.source import Context, Line, Place, Rows, Source
+from lazyshard_producer.sources.source import Context, Line, RowOrigin, Rows, Source
 
 KIND: Final = "stream"
 
@@ -146,9 +146,9 @@ class StreamSource(Source):
             count = range(len(lines))[index] + 1
             return StreamPosition(sample + count, size + sum(map(_size, lines[:count])))
 
-        def place(index: int) -> Place:
+        def place(index: int) -> RowOrigin:
             number, row = divmod(sample + range(len(lines))[index], self._reader.samples_per_chunk)
-            return Place(str(self._directory / chunk_name(number)), row + 1, None)
+            return RowOrigin(str(self._directory / chunk_name(number)), row + 1, None)
 
         return Rows(lines, position, place)
 

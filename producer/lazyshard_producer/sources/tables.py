@@ -17,9 +17,9 @@ import pybase64
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
-from lazyshard_producer.sources.arrow_rows import RowEncoder, load_pyarrow
+from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
 from lazyshard_producer.sources.files import KnownFile, file_size, refuse_changed, refuse_os_error, refuse_source
-from lazyshard_producer.sources.source import Context, Place, Rows, Source
+from lazyshard_producer.sources.source import Context, RowOrigin, Rows, Source
 
 
 def list_table_files(directory: str, suffix: str) -> list[str]:
@@ -150,7 +150,7 @@ class TableSource(Source):
         self._known: dict[int, KnownFile] = {}
         self._position: TablePosition = self.start
         self._table: Table | None = None
-        self._encoder: RowEncoder | None = None
+        self._encoder: ArrowRowEncoder | None = None
         self._sizes = [file_size(file) for file in files]
         self._bytes_before = sum(self._sizes[: self._position.file])
         # At once, so that what cannot be read is refused before anything is published.
@@ -195,7 +195,7 @@ class TableSource(Source):
         return Rows(
             lines,
             lambda index: TablePosition(file, before + numbers[index]),
-            lambda index: Place(name, before + numbers[index], None),
+            lambda index: RowOrigin(name, before + numbers[index], None),
         )
 
     def entry(self, position: TablePosition) -> dict[str, Any]:
@@ -238,9 +238,9 @@ class TableSource(Source):
             self.close()
             raise
 
-    def _choose_encoder(self, path: str, schema: Any) -> RowEncoder:
+    def _choose_encoder(self, path: str, schema: Any) -> ArrowRowEncoder:
         try:
-            return RowEncoder(self._pa, schema, self._context.max_row_bytes)
+            return ArrowRowEncoder(self._pa, schema, self._context.max_row_bytes)
         except ValueError as cause:
             raise refuse_source(path, "every column under a name of its own", str(cause)) from None
 

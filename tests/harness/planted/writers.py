@@ -16,7 +16,7 @@ from lazyshard.stream import lock, publishing, recovery, writer_opening
 from lazyshard.stream import lock as locking
 from lazyshard.stream.listing import Listing
 from lazyshard.stream.lock import Workplace, WriterLock
-from lazyshard.stream.open_chunk import OpenChunk, Steps
+from lazyshard.stream.open_chunk import OpenChunk, WriteSteps
 from lazyshard.stream.publishing import ChunkSequence
 from tests.harness.writers.crashes import Mutant
 
@@ -93,10 +93,10 @@ def torn_seal() -> None:
 
 def next_chunk_overtakes() -> None:
     """Publishes a chunk before the one that is still on its way."""
-    original = Steps.do
+    original = WriteSteps.do
     held: list[Callable[[], object]] = []
 
-    def do(self: Steps, step: Callable[[], object], size: int = 0) -> int:
+    def do(self: WriteSteps, step: Callable[[], object], size: int = 0) -> int:
         if size or not isinstance(step, functools.partial):
             return original(self, step, size)
         held.append(step)
@@ -104,13 +104,13 @@ def next_chunk_overtakes() -> None:
             held.pop()()
         return 0
 
-    def wait(self: Steps, number: int | None = None) -> None:
+    def wait(self: WriteSteps, number: int | None = None) -> None:
         if number is None:
             while held:
                 held.pop()()
 
-    Steps.do = do  # type: ignore[method-assign]
-    Steps.wait = wait  # type: ignore[method-assign]
+    WriteSteps.do = do  # type: ignore[method-assign]
+    WriteSteps.wait = wait  # type: ignore[method-assign]
 
 
 def arrays_after_seal() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.following.directory import FollowedDirectory
 from lazyshard_producer.following.ledger import FollowPosition
-from lazyshard_producer.sources.source import Context, Line, Place
+from lazyshard_producer.sources.source import Context, Line, RowOrigin
 
 
 class Follower:
@@ -26,7 +26,7 @@ class Follower:
         self.context = Context(out or directory.parent, limit)
         self.now = 1000.0
         self.published: list[Line] = []
-        self.places: list[Place] = []
+        self.places: list[RowOrigin] = []
         self.position: dict[str, Any] | None = None
         self.bound: list[Line] = []
         self.open()

@@ -17,7 +17,7 @@ from lazyshard_producer.holding.holdback import retry_s
 from lazyshard_producer.holding.limits import (
     SILENT_S,
     Claim,
-    Kept,
+    KeptChunks,
     ahead_in_chunks,
     deletable,
     is_deadlock,
@@ -122,30 +122,38 @@ def test_publishable_covers_every_need_and_no_more_than_the_slowest_allows(claim
 @pytest.mark.parametrize(
     ("claims", "limits", "published", "may", "kept"),
     [
-        ([claim(done=5)], Limits(), 10, 0, Kept(by="all")),
-        ([], consumed(), 10, 0, Kept(by="nobody")),
-        ([claim(done=5)], consumed(), 10, 5, Kept(by="consumer", names=("a",))),
-        ([claim("a", done=5), claim("b", done=3)], consumed(), 10, 3, Kept(by="consumer", names=("b",))),
-        ([claim("a", done=5), claim("b", done=5)], consumed(), 10, 5, Kept(by="consumer", names=("a", "b"))),
+        ([claim(done=5)], Limits(), 10, 0, KeptChunks(by="all")),
+        ([], consumed(), 10, 0, KeptChunks(by="nobody")),
+        ([claim(done=5)], consumed(), 10, 5, KeptChunks(by="consumer", names=("a",))),
+        ([claim("a", done=5), claim("b", done=3)], consumed(), 10, 3, KeptChunks(by="consumer", names=("b",))),
+        ([claim("a", done=5), claim("b", done=5)], consumed(), 10, 5, KeptChunks(by="consumer", names=("a", "b"))),
         # Who has left no cursor that counts is done with nothing.
-        ([claim("a", done=5), claim("b", needs=9)], consumed(), 10, 0, Kept(by="consumer", names=("b",))),
-        ([claim("a", done=5), Claim(name="b", problem="torn")], consumed(), 10, 0, Kept(by="consumer", names=("b",))),
+        ([claim("a", done=5), claim("b", needs=9)], consumed(), 10, 0, KeptChunks(by="consumer", names=("b",))),
+        (
+            [claim("a", done=5), Claim(name="b", problem="torn")],
+            consumed(),
+            10,
+            0,
+            KeptChunks(by="consumer", names=("b",)),
+        ),
         # Names that must have a cursor.
-        ([claim("a", done=5)], consumed("a"), 10, 5, Kept(by="consumer", names=("a",))),
-        ([claim("a", done=5)], consumed("a", "c", "b"), 10, 0, Kept(by="unregistered", names=("b", "c"))),
-        ([claim("b", needs=9), claim("a", done=5)], consumed("b"), 10, 0, Kept(by="unregistered", names=("b",))),
-        ([], consumed("a"), 10, 0, Kept(by="unregistered", names=("a",))),
+        ([claim("a", done=5)], consumed("a"), 10, 5, KeptChunks(by="consumer", names=("a",))),
+        ([claim("a", done=5)], consumed("a", "c", "b"), 10, 0, KeptChunks(by="unregistered", names=("b", "c"))),
+        ([claim("b", needs=9), claim("a", done=5)], consumed("b"), 10, 0, KeptChunks(by="unregistered", names=("b",))),
+        ([], consumed("a"), 10, 0, KeptChunks(by="unregistered", names=("a",))),
         # The newest chunk stays, whatever was committed; so do the last ones that were asked for.
-        ([claim(done=10)], consumed(), 10, 9, Kept(by="last")),
-        ([claim(done=9)], consumed(), 10, 9, Kept(by="last")),
-        ([claim(done=8)], consumed(), 10, 8, Kept(by="consumer", names=("a",))),
-        ([claim(done=10)], Limits(retain=4), 10, 6, Kept(by="last")),
-        ([claim(done=5)], Limits(retain=4), 10, 5, Kept(by="consumer", names=("a",))),
-        ([claim(done=3)], Limits(retain=20), 10, 0, Kept(by="last")),
-        ([claim(done=0)], consumed(), 0, 0, Kept(by="last")),
+        ([claim(done=10)], consumed(), 10, 9, KeptChunks(by="last")),
+        ([claim(done=9)], consumed(), 10, 9, KeptChunks(by="last")),
+        ([claim(done=8)], consumed(), 10, 8, KeptChunks(by="consumer", names=("a",))),
+        ([claim(done=10)], Limits(retain=4), 10, 6, KeptChunks(by="last")),
+        ([claim(done=5)], Limits(retain=4), 10, 5, KeptChunks(by="consumer", names=("a",))),
+        ([claim(done=3)], Limits(retain=20), 10, 0, KeptChunks(by="last")),
+        ([claim(done=0)], consumed(), 0, 0, KeptChunks(by="last")),
     ],
 )
-def test_deletable_and_why_no_more(claims: list[Claim], limits: Limits, published: int, may: int, kept: Kept) -> None:
+def test_deletable_and_why_no_more(
+    claims: list[Claim], limits: Limits, published: int, may: int, kept: KeptChunks
+) -> None:
     assert deletable(claims, limits, published) == may
     assert why_kept(claims, limits, published) == kept
 

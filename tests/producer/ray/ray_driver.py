@@ -19,7 +19,7 @@ import numpy as np
 import ray
 from ray.data import Dataset
 
-from lazyshard_producer.ray import LazyShardSink, Written
+from lazyshard_producer.ray import LazyShardSink, WrittenPiece
 
 DEADLINE_S: Final = 90.0
 
@@ -51,7 +51,7 @@ class DyingSink(LazyShardSink):
         flags.mkdir()
         self._flags = flags
 
-    def write(self, blocks: Iterable[Any], ctx: Any) -> Written:
+    def write(self, blocks: Iterable[Any], ctx: Any) -> WrittenPiece:
         dies = ctx.task_idx in (1, 2, 4) and once(self._flags / str(ctx.task_idx))
         if not dies:
             return super().write(blocks, ctx)

@@ -28,7 +28,7 @@ from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.rows import sequences
 from lazyshard_producer.rows.reader import MadeRow
 from lazyshard_producer.rows.sequences import packing
-from lazyshard_producer.sources.source import Place
+from lazyshard_producer.sources.source import RowOrigin
 from tests.plan.evenness import evenness, step_costs
 from tests.producer.commands import run_arguments
 from tests.producer.rows import draining
@@ -185,7 +185,7 @@ def test_a_buffer_ends_by_its_bytes_too(length: int, tmp_path: Path) -> None:
 
 def test_a_pack_holds_no_more_bytes_than_readers_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequences, "_PACK_BYTES", 20)
-    place = Place("a", 1, 0)
+    place = RowOrigin("a", 1, 0)
     rows = [MadeRow(b'{"a":%d}\n' % number, place, 1, 1) for number in range(5)]  # of 8 bytes
     rows.append(MadeRow(b'{"a":"%s"}\n' % (b"x" * 20), place, 1, 1))
     packs = packing(10, 1000, 10).arrange(rows, 0)

@@ -7,12 +7,12 @@ import pytest
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.rows.recipe import Made, Maker, Recipe
+from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Recipe
 
 HERE = "tests.producer.recipes"
 
 
-def made(recipe: Recipe, line: bytes, index: int = 0) -> Made:
+def made(recipe: Recipe, line: bytes, index: int = 0) -> MadeOfRow:
     return Maker(recipe).make(line, index)
 
 
@@ -26,19 +26,19 @@ def refused(recipe: Recipe, line: bytes, index: int = 0) -> str:
 
 def test_a_row_that_is_only_filtered_stays_as_it_is_to_the_byte() -> None:
     line = b'{"x" : 1.50, "y":"\\u00e4"}'
-    assert made(Recipe(where=f"{HERE}:even"), line + b"\r\n") == Made([line + b"\n"])
-    assert made(Recipe(where=f"{HERE}:even"), line, 1) == Made([])
+    assert made(Recipe(where=f"{HERE}:even"), line + b"\r\n") == MadeOfRow([line + b"\n"])
+    assert made(Recipe(where=f"{HERE}:even"), line, 1) == MadeOfRow([])
 
 
 def test_columns_are_renamed_and_the_others_left_out() -> None:
-    assert made(Recipe(columns=(("text", "body"), ("id", "id"))), b'{"id":1,"body":"b","more":2}') == Made(
+    assert made(Recipe(columns=(("text", "body"), ("id", "id"))), b'{"id":1,"body":"b","more":2}') == MadeOfRow(
         [b'{"text":"b","id":1}\n']
     )
 
 
 def test_columns_come_before_the_filter_and_the_filter_before_the_transform() -> None:
     recipe = Recipe(columns=(("id", "n"),), where=f"{HERE}:even", transform=f"{HERE}:fails_on_three")
-    assert made(recipe, b'{"n":3}', 1) == Made([])
+    assert made(recipe, b'{"n":3}', 1) == MadeOfRow([])
     assert refused(recipe, b'{"n":3}', 2).startswith("--transform raised ValueError: three is too many (recipes.py:")
 
 
@@ -51,7 +51,7 @@ def test_columns_come_before_the_filter_and_the_filter_before_the_transform() ->
     ],
 )
 def test_a_transform_gives_a_row_none_or_several(name: str, index: int, lines: list[bytes]) -> None:
-    assert made(Recipe(transform=f"{HERE}:{name}"), b'{"id":1}', index) == Made(lines)
+    assert made(Recipe(transform=f"{HERE}:{name}"), b'{"id":1}', index) == MadeOfRow(lines)
 
 
 def test_a_key_named_twice_is_noticed() -> None:
@@ -108,4 +108,4 @@ AWKWARD = Awkward()
 
 
 def test_an_optional_index_is_given() -> None:
-    assert made(Recipe(transform=f"{__name__}:AWKWARD"), b"{}", 4) == Made([b'{"index":4}\n'])
+    assert made(Recipe(transform=f"{__name__}:AWKWARD"), b"{}", 4) == MadeOfRow([b'{"index":4}\n'])

@@ -8,10 +8,10 @@ import pytest
 
 from lazyshard.errors import FileRefused, ProducerFenced, RowInvalid
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
-from lazyshard_producer.sources.source import Place
+from lazyshard_producer.sources.source import RowOrigin
 
 ERROR = RowInvalid("not a row: odd", reason="odd", byte=3)
-PLACE = Place("a.jsonl", 2, 10)
+PLACE = RowOrigin("a.jsonl", 2, 10)
 
 
 def workplace(out: Path) -> Path:
@@ -38,7 +38,7 @@ def test_first_bad_row_ends_the_run_with_its_place() -> None:
 
 def test_bad_row_of_a_source_without_bytes_has_its_row_only() -> None:
     with pytest.raises(RowInvalid, match=r"^rows.parquet:7: odd. Mend the row, or what refuses it, and run"):
-        Refusals("fail", None, None, 0).take(ERROR, Place("rows.parquet", 7, None), None)
+        Refusals("fail", None, None, 0).take(ERROR, RowOrigin("rows.parquet", 7, None), None)
 
 
 def test_one_row_more_than_allowed_ends_the_run() -> None:
@@ -56,7 +56,7 @@ def test_one_bad_row_is_counted_as_one() -> None:
     with pytest.raises(
         RowInvalid, match=r"^more than 1 bad row \(--max-bad-rows\), .* one: standard input:7: byte 13 of"
     ):
-        refusals.take(ERROR, Place("-", 7, 10), b"x")
+        refusals.take(ERROR, RowOrigin("-", 7, 10), b"x")
 
 
 def test_a_reason_that_asks_ends_in_no_full_stop_too() -> None:
@@ -69,8 +69,8 @@ def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None
     file = quarantine(tmp_path)
     refusals = Refusals("quarantine", None, file, 0)
     refusals.take(ERROR, PLACE, b"{broken\r\n")
-    refusals.take(ERROR, Place("b", 1, None), b"\xff")
-    refusals.take(ERROR, Place("c", 1, 0), None)
+    refusals.take(ERROR, RowOrigin("b", 1, None), b"\xff")
+    refusals.take(ERROR, RowOrigin("c", 1, 0), None)
     refusals.sync()
     assert refusals.quarantine_bytes == (tmp_path / "quarantine.jsonl").stat().st_size
     refusals.close()

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.errors import WorkerFailed
-from lazyshard_producer.rows.recipe import Made, Recipe, Workers
+from lazyshard_producer.rows.recipe import MadeOfRow, Recipe, Workers
 from tests.producer.commands import ROOT, environment
 
 HERE = "tests.producer.recipes"
 
 
-def results(workers: Workers, lines: list[bytes]) -> list[list[Made]]:
+def results(workers: Workers, lines: list[bytes]) -> list[list[MadeOfRow]]:
     under_way = [workers.submit([line], index) for index, line in enumerate(lines)]
     found = []
     for work in under_way:
@@ -31,7 +31,7 @@ def test_rows_come_back_as_they_went_with_what_was_refused() -> None:
     workers = Workers(Recipe(transform=f"{HERE}:some"), 2)
     try:
         first, second, third = results(workers, [b'{"a":1}', b'{"a":2}', b"bad"])
-        assert (first, second) == ([Made([])], [Made([b'{"a":2,"copy":0}\n'])])
+        assert (first, second) == ([MadeOfRow([])], [MadeOfRow([b'{"a":2,"copy":0}\n'])])
         assert third[0].refused is not None
         assert third[0].refused.byte == 0
     finally:

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.sources.arrow import open_tables
-from lazyshard_producer.sources.source import Context, Place
+from lazyshard_producer.sources.source import Context, RowOrigin
 from lazyshard_producer.sources.tables import TablePosition, TableSource
 
 
 class Row(NamedTuple):
     value: Any
     position: TablePosition
-    place: Place
+    place: RowOrigin
 
 
 def open_table_source(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.sources.arrow_rows import RowEncoder
+from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
 pytest.importorskip("pyarrow.compute")
@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow.compute")
 def encoded(array: Any, max_row_bytes: int = 1 << 20) -> list[Any]:
     """A column "a" of these values as JSON and back; a refused row as its reason."""
     batch = pa.record_batch({"a": array})
-    lines = RowEncoder(pa, batch.schema, max_row_bytes).encode(batch)
+    lines = ArrowRowEncoder(pa, batch.schema, max_row_bytes).encode(batch)
     return [line.reason if isinstance(line, RowInvalid) else json.loads(line)["a"] for line in lines]
 
 
@@ -148,12 +148,12 @@ def test_a_row_nested_deeper_than_json_writers_go() -> None:
 )
 def test_two_columns_of_one_name(schema: Any) -> None:
     with pytest.raises(ValueError, match="named 'a'"):
-        RowEncoder(pa, schema, 100)
+        ArrowRowEncoder(pa, schema, 100)
 
 
 def test_rows_without_columns() -> None:
     batch = pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([])))
-    assert RowEncoder(pa, batch.schema, 100).encode(batch) == [b"{}\n", b"{}\n"]
+    assert ArrowRowEncoder(pa, batch.schema, 100).encode(batch) == [b"{}\n", b"{}\n"]
 
 
 def kinds() -> st.SearchStrategy[Any]:

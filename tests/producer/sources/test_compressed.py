@@ -18,7 +18,7 @@ from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.sources.decompression import open_text
 from lazyshard_producer.sources.sequential import CompressedJsonLines
-from lazyshard_producer.sources.source import Line, Place
+from lazyshard_producer.sources.source import Line, RowOrigin
 from tests.producer.commands import environment
 from tests.producer.sources.reading import lines, open_kind, position_after, take
 
@@ -131,8 +131,8 @@ def test_place_of_a_row_is_in_the_text(pack: Callable[[bytes], bytes], tmp_path:
     path.write_bytes(pack(BOM + b"\n11\n22\n"))
     with closing(open_at(path)) as source:
         assert [rows.place(index) for _, rows, index in take(source)] == [
-            Place(str(path), 2, 4),
-            Place(str(path), 3, 7),
+            RowOrigin(str(path), 2, 4),
+            RowOrigin(str(path), 3, 7),
         ]
 
 

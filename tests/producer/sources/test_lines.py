@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.position import LinePosition
 from lazyshard_producer.sources.lines import LineSplitter
-from lazyshard_producer.sources.source import Place, Rows
+from lazyshard_producer.sources.source import RowOrigin, Rows
 
 BOM = b"\xef\xbb\xbf"
 NAME = "a.jsonl"
@@ -17,7 +17,7 @@ NAME = "a.jsonl"
 
 class Row(NamedTuple):
     line: bytes | None  # None: too long
-    place: Place
+    place: RowOrigin
     position: LinePosition
 
 
@@ -69,11 +69,11 @@ def test_lines(text: bytes, lines: list[bytes], blank: int) -> None:
 def test_places_and_marks_count_blank_lines_and_bytes() -> None:
     rows, mark = split([b"5\n66\n\n", b"7\n\r\n8"], start=LinePosition(100, 10, 3))
     assert rows == [
-        Row(b"5\n", Place(NAME, 11, 100), LinePosition(102, 11, 3)),
+        Row(b"5\n", RowOrigin(NAME, 11, 100), LinePosition(102, 11, 3)),
         # The last row of a block takes the blank lines after it along.
-        Row(b"66\n", Place(NAME, 12, 102), LinePosition(106, 13, 4)),
-        Row(b"7\n", Place(NAME, 14, 106), LinePosition(110, 15, 5)),
-        Row(b"8", Place(NAME, 16, 110), LinePosition(111, 16, 5, True)),
+        Row(b"66\n", RowOrigin(NAME, 12, 102), LinePosition(106, 13, 4)),
+        Row(b"7\n", RowOrigin(NAME, 14, 106), LinePosition(110, 15, 5)),
+        Row(b"8", RowOrigin(NAME, 16, 110), LinePosition(111, 16, 5, True)),
     ]
     assert mark == rows[-1].position
 
@@ -148,4 +148,4 @@ def test_a_line_of_any_length_takes_no_more_memory_than_the_longest_row(part: by
     assert "longer than the 10000 bytes" in str(error)
     assert hint in str(error)
     assert (error.byte, good) == (0, b"{}\n")
-    assert rows.place(1) == Place(NAME, 2, 20 * len(block) + 1)
+    assert rows.place(1) == RowOrigin(NAME, 2, 20 * len(block) + 1)

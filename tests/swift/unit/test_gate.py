@@ -1,4 +1,4 @@
-"""`Gate`: the same decision on every rank, without a word between them, on real streams."""
+"""`StepGate`: the same decision on every rank, without a word between them, on real streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lazyshard import LazyShardedDataset
 from lazyshard.errors import WaitTimeout
 from lazyshard_swift import parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
-from lazyshard_swift.gate import Gate, members
+from lazyshard_swift.gate import StepGate, members
 from lazyshard_swift.stream import check_present
 from tests.data.options import grouped
 from tests.stream.streams import produce
@@ -31,15 +31,15 @@ SETTINGS = [
 
 def gate(
     directory: Path, rank: int, dp: int, batch: int, window: int = 0, *, stop_at_end: bool = True, max_wait: float = 0.0
-) -> Gate:
+) -> StepGate:
     place: dict[str, Any] = {"dp_rank": rank, "dp_size": dp, "batch_size": batch, "layout": "strided"}
     dataset = LazyShardedDataset(
         directory, num_samples=2**50, max_wait=max_wait, **grouped(**place, shuffle_window=window)
     )
-    return Gate(dataset, stop_at_end)
+    return StepGate(dataset, stop_at_end)
 
 
-def decisions(asked: Gate, per_step: int, steps: int, first_step: int = 0) -> list[bool | str]:
+def decisions(asked: StepGate, per_step: int, steps: int, first_step: int = 0) -> list[bool | str]:
     """What the gate says of each step: whether it is trained, or the name of an error."""
     found: list[bool | str] = []
     for step in range(first_step, steps):

@@ -157,7 +157,7 @@ class IndexReader:
 
     def lengths(self) -> npt.NDArray[np.signedinteger[Any]]:
         """Returns the tokens of the sample that each index draws; see `LazyShardedDataset.__getitem__`."""
-        from lazyshard.data.index_lengths import lengths_by_index, lengths_by_sample
+        from lazyshard.data.index_space import lengths_by_index, lengths_by_sample
 
         if self._length_given_up or self.order.blended:
             raise length_given_up(self._reader.directory)

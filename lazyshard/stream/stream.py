@@ -1,20 +1,29 @@
-"""The two kinds of stream directory behind one face, which of them a directory is, and what is in it now."""
+"""The two kinds of stream directory behind one face, which of them a directory is, and what is in it now.
+
+`ForeignStream` reads what other people's scripts make: `chunk_*.jsonl` beside empty `.completed` files, closed by an
+empty `stream.end` or not.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from lazyshard.errors import FileRefused, StreamInvalid, StreamUnsealed
-from lazyshard.format.names import HEAD, MANIFEST, OWNER
+from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
 from lazyshard.format.records import Encoding
-from lazyshard.store.files import is_there
+from lazyshard.store.files import again_if_stale, is_there
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk, open_foreign
-from lazyshard.stream.foreign_stream import ForeignStream, is_usual, look_foreign
-from lazyshard.stream.listing import Published, scan_chunks
+from lazyshard.stream.listing import Published, Scan, scan_chunks
 from lazyshard.stream.manifest import how_to_mark, manifest_lost, read_manifest, stream_missing
 from lazyshard.stream.native_stream import MirroredChunks, NativeStream
+
+if TYPE_CHECKING:
+    from lazyshard.stream.native_stream import MirroredChunks
 
 
 class Stream(Protocol):
@@ -185,3 +194,211 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
             f"the last holds"
         )
     return ForeignStream(directory, samples_per_chunk, found)
+
+
+_LISTING_SHARE: Final = 0.05
+"""The share of the time between two listings that the first of them may take."""
+
+_LISTED_AGAIN_S: Final = 60.0
+"""Who waits lists again after so long at the latest, however long it took."""
+
+
+_MANY: Final = 1000
+"""A directory of fewer chunks is listed at once where it has an end: that takes 2 ms."""
+
+
+class ForeignLook(NamedTuple):
+    """What is known of a foreign directory.
+
+    Attributes:
+        ended: whether there was an end before `scan` was made.
+        scan: what was listed, with what was looked up since.
+        listed: how many chunks were complete when it was listed; 0 if it was not.
+        again_at: when it may be listed again, in seconds of `time.monotonic`.
+    """
+
+    ended: bool
+    scan: Scan
+    listed: int
+    again_at: float
+
+
+_NOTHING: Final = ForeignLook(False, Scan(0, 0, 0, {}, frozenset()), 0, 0.0)
+"""What is known before the first look."""
+
+
+def look_foreign(directory: Path) -> ForeignLook:
+    """Returns whether there is an end, and what is listed after that look. Raises as `scan_chunks`."""
+    started = time.monotonic()
+    # What is in an object store is refused, or not there yet.
+    ended = not isinstance(directory, UrlPath) and _has_end(directory)
+    scan = scan_chunks(directory)
+    took = time.monotonic() - started
+    return ForeignLook(ended, scan, scan.complete, started + took + min(took / _LISTING_SHARE, _LISTED_AGAIN_S))
+
+
+def is_usual(directory: Path) -> bool:
+    """Looks up whether the first chunk is there under the usual names, and no file that only producers of ours write.
+
+    Such a directory need not be listed to be read. Raises OSError if it cannot be looked into.
+    """
+    others = (MANIFEST, HEAD, OWNER)
+    return _is_complete(directory, 0, chunk_name(0)) and not any(
+        again_if_stale((directory / name).exists) for name in others
+    )
+
+
+def _is_complete(directory: Path, chunk: int, data_name: str) -> bool:
+    return all(again_if_stale((directory / name).exists) for name in (seal_name(chunk), data_name))
+
+
+def _has_end(directory: Path) -> bool:
+    return again_if_stale((directory / END).exists)
+
+
+class ForeignStream:
+    """A directory that somebody else fills. A chunk is looked up, and scanned once when it is opened.
+
+    Only a listing tells exactly how many chunks are there: others may make them in any order, and leave gaps. It takes
+    0.2 s among 200,000 chunks of a local disk. So while nobody waits for more than is known, names are looked up: by
+    doubling steps at first, then one by one. A gap that is overlooked so is found when its chunk is opened, and counts
+    from then on. Rows that lie behind an end would be dropped in silence: an end that appears is believed by a listing,
+    one that was there from the start when the last chunk is opened, or by `check_end` where nobody will open it.
+
+    Args:
+        directory: the stream's directory.
+        samples_per_chunk: rows in every chunk but the last.
+        found: what the first look goes by; None if its names are known to be usual (`is_usual`).
+    """
+
+    def __init__(self, directory: Path, samples_per_chunk: int, found: ForeignLook | None = None) -> None:
+        self.directory = directory
+        self.stream_id: str | None = None
+        self.samples_per_chunk = samples_per_chunk
+        self.arrays = False
+        self.encoding: Encoding | None = None
+        self.mirrored: MirroredChunks | None = None
+        self._known = found or _NOTHING
+        self._odd: dict[int, str] = {}
+        self._newest: tuple[int, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves behind when to list again: another machine has another clock."""
+        return self.__dict__ | {"_known": self._known._replace(again_at=0.0)}
+
+    def published(self, wanted: int | None = None) -> Published:
+        """Looks how many chunks are complete, and counts the rows of the newest one once."""
+        self._known = self._look(wanted)
+        ended, scan = self._known.ended, self._known.scan
+        gap = scan.gap
+        if ended and gap is None and scan.data > scan.complete:
+            # Rows that were written but never marked complete: the end must not drop them in silence.
+            gap = scan.complete
+        ended = ended and gap is None
+        self._odd = scan.odd
+        chunks = scan.complete
+        rows = self.samples_per_chunk
+        if chunks:
+            try:
+                rows = self._rows_of_newest(chunks - 1)
+            except FileNotFoundError:
+                # Listed, but the filesystem still remembers that it was not there.
+                return Published(chunks - 1, (chunks - 1) * self.samples_per_chunk, False, gap=chunks - 1)
+        short = rows if rows < self.samples_per_chunk and not ended else None
+        if short is not None:
+            # The marker of the last chunk comes before `stream.end`; until that is there, a short one does not count.
+            chunks, rows = chunks - 1, self.samples_per_chunk
+        samples = chunks * self.samples_per_chunk - (self.samples_per_chunk - rows)
+        return Published(chunks, samples, ended, gap=gap, short=short)
+
+    def check_identity(self) -> None:
+        """Does nothing: a foreign stream has no identity."""
+
+    def check_end(self) -> None:
+        """Lists the directory if an end was believed without that.
+
+        Raises:
+            StreamInvalid: there are other chunks than were found by their names, or one is missing.
+        """
+        known = self._known
+        if not known.ended or known.listed:
+            return
+        found = look_foreign(self.directory)
+        if found.scan.gap is not None or max(found.scan.data, found.scan.complete) != known.scan.complete:
+            raise StreamInvalid(
+                f"{self.directory}: there is an end, and {known.scan.complete} chunks were found by their names "
+                f"when it was opened, but a listing shows {found.scan.data} files of rows and {found.scan.seals} "
+                f"markers, of which the first {found.scan.complete} chunks are complete; complete chunk "
+                f"{found.scan.complete} and start again",
+                directory=str(self.directory),
+                chunk=found.scan.complete,
+            )
+        self._known = found
+
+    def open_chunk(self, chunk: int) -> Chunk:
+        """Opens a published chunk and finds its rows. Raises, if it is the last one, as `check_end`."""
+        if chunk == self._known.scan.complete - 1:
+            self.check_end()
+        return self._open(chunk)
+
+    def _open(self, chunk: int) -> Chunk:
+        try:
+            if chunk >= self._known.listed:
+                # Among those that were looked up by doubling steps one may still be written.
+                os.stat(self.directory / seal_name(chunk))
+            return open_foreign(self.directory / self._odd.get(chunk, chunk_name(chunk)), chunk)
+        except FileNotFoundError:
+            self._known = look_foreign(self.directory)
+            self._odd = self._known.scan.odd
+            if chunk >= self._known.listed:
+                raise
+            return open_foreign(self.directory / self._known.scan.data_name(chunk), chunk)
+
+    def retired(self) -> int:
+        """Returns 0: nobody deletes chunks of a foreign stream by rules that a reader could know."""
+        return 0
+
+    def _look(self, wanted: int | None) -> ForeignLook:
+        known = self._known
+        if wanted is None:
+            return look_foreign(self.directory)
+        ended = _has_end(self.directory)
+        scan = self._look_up(known.scan)
+        if known is _NOTHING and scan.complete >= _MANY:
+            return known._replace(ended=ended, scan=scan)
+        if known.ended != ended or (known.ended and scan is not known.scan):
+            return look_foreign(self.directory)
+        if wanted > scan.complete * self.samples_per_chunk and not known.ended and time.monotonic() >= known.again_at:
+            return look_foreign(self.directory)
+        return known._replace(scan=scan)
+
+    def _look_up(self, scan: Scan) -> Scan:
+        """Returns the scan with the chunks that have been completed since; the same where there are none."""
+
+        def is_there(chunk: int) -> bool:
+            return _is_complete(self.directory, chunk, scan.data_name(chunk))
+
+        # Those that come one by one are looked up one by one: they may come out of order.
+        complete, step, growth = scan.complete, 1, 1 if scan.complete else 2
+        while is_there(complete + step - 1):
+            complete, step = complete + step, growth * step
+        # The first that is missing is less than `step` further on.
+        while step := step // 2:
+            if is_there(complete + step - 1):
+                complete += step
+        if complete == scan.complete:
+            return scan
+        return replace(scan, complete=complete, data=max(scan.data, complete), seals=max(scan.seals, complete))
+
+    def _rows_of_newest(self, chunk: int) -> int:
+        if self._newest is None or self._newest[0] != chunk:
+            opened = self._open(chunk)
+            if len(opened) > self.samples_per_chunk:
+                raise StreamInvalid(
+                    f"{opened.path}: expected at most {self.samples_per_chunk} rows (samples_per_chunk), found "
+                    f"{len(opened)}",
+                    directory=str(self.directory),
+                    chunk=chunk,
+                )
+            self._newest = (chunk, len(opened))
+        return self._newest[1]

@@ -20,10 +20,9 @@ from typer.core import TyperGroup
 from lazyshard import __version__
 from lazyshard.format.records import End
 from lazyshard_producer.check import describe_run
-from lazyshard_producer.configuration.assembly import assemble
+from lazyshard_producer.configuration.assembly import Reload, assemble
 from lazyshard_producer.configuration.command_line import Flags, Sorted, flags_given, sort_arguments, with_options
 from lazyshard_producer.configuration.config import DEFAULT_FILE, read_config, write_example
-from lazyshard_producer.configuration.reload import Reload
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.metrics import open_metrics
 from lazyshard_producer.display.progress import Display, choose_display, say

@@ -19,7 +19,7 @@ from lazyshard.data.rank import Rank
 from lazyshard.data.shared import EPOCH
 from lazyshard.errors import RankInvalid, StreamInvalid, StreamMismatch, StreamUnsealed
 from lazyshard.plan.course import Draw
-from lazyshard.stream import foreign_stream
+from lazyshard.stream import stream as foreign_streams
 from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, loader
 from tests.stream.streams import foreign, produce
@@ -301,7 +301,7 @@ def test_leftover_is_counted_and_logged_by_the_first_rank(stream: Path, caplog: 
 def test_end_that_leaves_its_last_chunk_over_is_proved_first(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign_stream, "_MANY", 1)
+    monkeypatch.setattr(foreign_streams, "_MANY", 1)
     rows = [b'{"id":%d}\n' % number for number in range(8)]
     # Found by doubling steps: 6 chunks, of which two ranks with batches of two read four.
     (foreign(tmp_path, *rows, end=True) / "chunk_00006.jsonl.completed").unlink()

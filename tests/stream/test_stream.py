@@ -26,11 +26,10 @@ from lazyshard.errors import (
     StreamUnsealed,
     WaitTimeout,
 )
-from lazyshard.stream import foreign_stream
-from lazyshard.stream.foreign_stream import ForeignStream
+from lazyshard.stream import stream as foreign_streams
 from lazyshard.stream.listing import list_chunks, scan_chunks
 from lazyshard.stream.native_stream import NativeStream
-from lazyshard.stream.stream import open_stream
+from lazyshard.stream.stream import ForeignStream, open_stream
 from tests.stream.damage import edit
 from tests.stream.streams import foreign, names, produce, rows
 
@@ -221,7 +220,7 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_foreign_chunks_are_looked_up_and_only_an_end_is_listed(
     end: bool, many: int, most: int, tmp_path: Path, listings: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign_stream, "_MANY", many)
+    monkeypatch.setattr(foreign_streams, "_MANY", many)
     foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(300)), end=end)
     reader = StreamReader(tmp_path, 1)
     assert (reader.seen.chunks, reader.seen.ended) == (300, end)
@@ -242,7 +241,7 @@ def test_foreign_chunks_are_looked_up_and_only_an_end_is_listed(
 def test_rows_behind_an_end_that_was_believed_are_an_error(
     gap: int, missing: str, behind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign_stream, "_MANY", 1)
+    monkeypatch.setattr(foreign_streams, "_MANY", 1)
     foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(4)), end=True)
     (tmp_path / f"chunk_{gap:05d}.jsonl{missing}").unlink()
     for end in ("", ".completed"):
@@ -270,14 +269,14 @@ def test_foreign_directory_is_listed_for_who_waits_and_at_the_end(
 ) -> None:
     foreign(tmp_path, b'{"id":0}\n')
     clock, listed = [100.0], []
-    monkeypatch.setattr("lazyshard.stream.foreign_stream.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("lazyshard.stream.stream.time.monotonic", lambda: clock[0])
 
     def scan(directory: Path) -> Any:
         listed.append(directory)
         clock[0] += 2.0
         return scan_chunks(directory)
 
-    monkeypatch.setattr(foreign_stream, "scan_chunks", scan)
+    monkeypatch.setattr(foreign_streams, "scan_chunks", scan)
     reader = StreamReader(tmp_path, 1)
     foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(4)))
     # Of what is out of order, or otherwise named, a listing tells; until then it is waited for.

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import xxhash
 
 from lazyshard import LazyShardError, Order, StreamReader
-from lazyshard.data.index_lengths import lengths_by_sample
+from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.order import is_dealt
 from lazyshard.data.rank import Rank
 from lazyshard.errors import LengthsMissing, StreamMismatch

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from lazyshard_producer.configuration.assembly import Reload, reloaded
 from lazyshard_producer.configuration.quantities import Amount
-from lazyshard_producer.configuration.reload import Reload, reloaded
 from lazyshard_producer.configuration.settings import Limits, Settings
 from lazyshard_producer.errors import SettingInvalid
 from tests.producer.commands import ids, plain_sources, rows, start, wait_until

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from lazyshard import StreamReader
-from lazyshard.data.index_lengths import lengths_by_sample
+from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.rank import Rank
 from lazyshard.format.state import RunState
 from lazyshard.part import Part

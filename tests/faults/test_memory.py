@@ -94,12 +94,12 @@ def test_a_producer_stops_and_goes_on(more: tuple[str, ...], source: Path, tmp_p
 
 def test_a_long_bad_row_does_not_kill_a_producer(source: Path, tmp_path: Path) -> None:
     text = tmp_path / "rows.jsonl"
-    text.write_bytes(ROWS[0] + b"x" * (14 << 20) + b"\n" + ROWS[2])
+    text.write_bytes(ROWS[0] + b"x" * (12 << 20) + b"\n" + ROWS[2])
     command = ("run", "--source", text, "--out", tmp_path / "out", *MORE, "--on-bad-row", "quarantine")
     done = limited("-m", "lazyshard_producer", *command)
     assert done.returncode == 0, done.stderr
     (line,) = (tmp_path / "out" / "quarantine.jsonl").read_bytes().splitlines()
-    assert json.loads(line)["row"] == "x" * (14 << 20)
+    assert json.loads(line)["row"] == "x" * (12 << 20)
 
 
 LOOKS: Final = (

@@ -17,7 +17,7 @@ from lazyshard.format.seal import Seal
 from lazyshard_producer.configuration.settings import SourceSettings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-DEADLINE_S: Final = 60.0
+DEADLINE_S: Final = 110.0
 
 
 def environment() -> dict[str, str]:

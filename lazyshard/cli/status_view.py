@@ -140,7 +140,7 @@ def _producer(page: _Page, outlook: Outlook) -> None:
         silent = outlook.state == "running" and is_silent(head, outlook.survey.looked_at)
         words = ""
         if silent:
-            open_rows = has_unpublished_rows(outlook.survey.directory, head.chunks)
+            open_rows = None if head.open else has_unpublished_rows(outlook.survey.directory, head.chunks)
             words = f", but {describe_silence(head, outlook.survey.looked_at, 0.0, open_rows)}"
         page.add("producer", outlook.state + words)
         process = f"{head.pid} on {head.host}, heartbeat {duration(outlook.heartbeat_age_s or 0.0)} old"

@@ -329,8 +329,10 @@ def check_in_order(batches: Sequence[ChunkBatch], jobs: int, alone_s: float = _A
 
 def _check_by_others(batches: Sequence[ChunkBatch], jobs: int) -> Iterator[list[ChunkVerdict]]:
     # Spawned, since a fork of a process with threads may hang.
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_work)
     waiting: deque[Future[list[ChunkVerdict]]] = deque()
+    done = False
     try:
         for batch in batches:
             with _interrupt_held():
@@ -339,11 +341,16 @@ def _check_by_others(batches: Sequence[ChunkBatch], jobs: int) -> Iterator[list[
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+        done = True
     except BrokenProcessPool as cause:
         raise ChildProcessError(
             "a process that looked at chunks ended before its work was done; if memory was short, use fewer --jobs"
         ) from cause
     finally:
+        if not done:
+            # Nobody wants what they do, and a share that gives no answer would hold them up.
+            for process in set(multiprocessing.active_children()) - others:
+                process.kill()
         pool.shutdown(cancel_futures=True)
 
 

@@ -149,7 +149,7 @@ def describe_silence(head: Head, now: float, least: float, open_rows: bool | Non
         return ""
     told = f"has told of no new row for {format_seconds(silent)}"
     if not head.open and open_rows is False:
-        return f"{told}, and has no row in its open chunk"
+        return f"{told}, and shows no row in its open chunk"
     unknown = "rows" if open_rows else "rows, if any,"
     rows = unknown if not head.open else "1 row or more" if head.open == 1 else f"{head.open:,} rows or more"
     return f"{told}, with {rows} in its open chunk, which is published once it is full or the producer closes it"
@@ -202,8 +202,20 @@ class ReaderWait:
     max_wait: float
     foreign: bool = False
 
-    def describe(self, now: float) -> str:
-        """Says what is waited for, and what the producer is doing; `now` in seconds since 1970."""
+    def open_rows(self) -> bool | None:
+        """Looks whether a running producer holds rows of which its head does not tell; None where that is not known."""
+        head = self.seen.head
+        if head is None or head.state != "running" or head.open:
+            return None
+        return has_unpublished_rows(self.directory, self.seen.chunks)
+
+    def describe(self, now: float, open_rows: bool | None = None) -> str:
+        """Says what is waited for, and what the producer is doing.
+
+        Args:
+            now: seconds since 1970.
+            open_rows: what the method of this name has found.
+        """
         who = f"{self.label}: " if self.label else ""
         so_far = f"({format_seconds(self.waited)} of at most {format_seconds(self.max_wait)})"
         if self.chunk is None:
@@ -211,7 +223,6 @@ class ReaderWait:
                 f"{who}{self.directory}: no stream there yet, waiting for a producer to create it {so_far}"
                 f"{_path_hint(self.directory)}"
             )
-        open_rows = has_unpublished_rows(self.directory, self.seen.chunks)
         producer = describe_producer(self.seen, self.samples, now, _producer_gone(self.seen, now), open_rows)
         whole = self.seen.gap is None and self.seen.short is None
         end = (
@@ -219,12 +230,12 @@ class ReaderWait:
         )
         return f"{who}waiting for chunk {self.chunk} of {self.directory} {so_far}: {producer}{end}"
 
-    def timeout(self, now: float) -> WaitTimeout:
-        """Returns the error for a wait that is given up."""
+    def timeout(self, now: float, open_rows: bool | None = None) -> WaitTimeout:
+        """Returns the error for a wait that is given up; arguments as for `describe`."""
         head = self.seen.head
         hint = "start its producer" if self.chunk is None or head is None else "see to its producer"
         return WaitTimeout(
-            f"{self.describe(now)}. Gave up: {hint}, or wait longer with max_wait",
+            f"{self.describe(now, open_rows)}. Gave up: {hint}, or wait longer with max_wait",
             directory=str(self.directory),
             chunk=self.chunk,
             waited=self.waited,

@@ -112,16 +112,19 @@ class Waiting:
                         age = 0.0
                         continue
                     self.waited_s += waited
-                    raise wait.timeout(time.time())
+                    raise wait.timeout(time.time(), self._open_rows(wait))
                 if waited >= next_report(reported):
                     reported = next_report(reported)
                     if not self.quiet:
-                        _log.warning("%s", wait.describe(time.time()))
+                        _log.warning("%s", wait.describe(time.time(), self._open_rows(wait)))
                 age = next_poll(waited, expected_wait(wait.samples, wait.seen), self._least_poll)
                 due = age if poll is None else poll.head.pause(age)
                 pause = min(due, self.max_wait - waited, next_report(reported) - waited)
                 if self._pause(pause, time.sleep if max(waited, pause) < _QUIET_S else waker.sleep):
                     age = 0.0
+
+    def _open_rows(self, wait: ReaderWait) -> bool | None:
+        return self._ask(wait.open_rows, "looking for rows that are not published yet in %s", self.directory)
 
     def _pause(self, seconds: float, sleep: Callable[[float], bool | None]) -> bool:
         """Sleeps until the next look is due, with an eye on the parent if there is one.

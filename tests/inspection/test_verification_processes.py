@@ -77,6 +77,17 @@ def test_process_that_is_killed_is_told(tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_a_process_that_gets_no_answer_does_not_hold_up_who_wants_no_more(tmp_path: Path) -> None:
+    stream(tmp_path, 2 * CHUNKS)
+    results = check_in_order(batches(tmp_path) * 1000, 2, alone_s=0.0)
+    next(results)
+    for child in multiprocessing.active_children():
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGSTOP)
+    results.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
+
+
 WAITING = """
 import multiprocessing, sys, time
 from pathlib import Path

@@ -186,7 +186,7 @@ def test_producer_that_was_killed_is_told_from_one_that_is_slow(tmp_path: Path) 
 @pytest.mark.parametrize("arrays", [False, True])
 @pytest.mark.parametrize(
     ("per_chunk", "words"),
-    [(100, ", with rows in its open chunk"), (40, ", with rows in its open chunk"), (25, ", and has no row in")],
+    [(100, ", with rows in its open chunk"), (40, ", with rows in its open chunk"), (25, ", and shows no row in")],
 )
 def test_reader_is_told_whether_a_silent_producer_holds_rows(
     tmp_path: Path, per_chunk: int, words: str, arrays: bool, overlap: bool

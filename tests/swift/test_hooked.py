@@ -104,6 +104,18 @@ def test_other_version_is_told_once(
     assert f"ms-swift {name} " in text and "Could not be hooked" not in text
 
 
+def test_of_an_ms_swift_that_is_too_old_only_the_launcher_is_touched(
+    engine: types.ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch, "3.12.6")
+    hooked.extend(engine, "engine_extension")
+    assert (vars(engine)["value"], hooked.outcomes()) == (1, ())
+    engine.__name__ = hooked.LAUNCHER
+    hooked.extend(engine, "engine_extension")
+    assert vars(engine)["value"] == 2
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(
     ("variables", "told"),
     [

@@ -24,6 +24,9 @@ from lazyshard_swift import ms_swift
 WARNED: Final = "LAZYSHARD_SWIFT_WARNED"
 """Environment variable that is set once the warning was given, for the processes that are started from here on."""
 
+LAUNCHER: Final = "swift.cli.main"
+"""The module of the commands `swift` and `megatron`."""
+
 _RANKS: Final = ("RANK", "NODE_RANK", "GROUP_RANK")
 """Environment variables that are 0 or unset in the one process that warns. RANK alone would not do: it is unset in the
 launcher of every machine."""
@@ -63,17 +66,23 @@ def failures() -> tuple[ModuleOutcome, ...]:
 def extend(module: ModuleType, extension: str) -> None:
     """Calls the extension's `extend(module)`, records how it went, and warns if need be; raises nothing.
 
+    Of an ms-swift that is too old only the launcher is extended, which refuses the flag; without it a run goes on in
+    silence.
+
     Args:
         module: the module of ms-swift, whose code has just run.
         extension: the name of the module that extends it.
     """
+    too_old = ms_swift.is_too_old(_installed())
+    if too_old and module.__name__ != LAUNCHER:
+        return
     try:
         importlib.import_module(extension).extend(module)
         outcome = ModuleOutcome(module.__name__, extension, True)
     except Exception as error:
         outcome = ModuleOutcome(module.__name__, extension, False, _reason(error, module))
     _outcomes[module.__name__] = outcome
-    if not outcome.ok or not ms_swift.is_supported(_installed() or ""):
+    if not outcome.ok or not (too_old or ms_swift.is_supported(_installed() or "")):
         warn_once()
 
 

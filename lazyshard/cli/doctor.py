@@ -63,10 +63,13 @@ NEEDED: Final = ("filelock", "numpy", "orjson", "pybase64", "watchdog", "xxhash"
 EXTRAS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "torch": ("training", ("torch",)),
     "cli": ("the command lazyshard", ("jinja2", "prometheus-client", "rich", "typer")),
-    "producer": ("the command lazyshard-producer", ("prometheus-client", "rich", "typer", "zstandard")),
+    "producer": (
+        "the command lazyshard-producer",
+        ("annotated-types", "prometheus-client", "pydantic", "rich", "typer", "zstandard"),
+    ),
     "arrow": ("Parquet, Arrow and Hugging Face data sets as sources", ("pyarrow",)),
     "objects": ("streams in an object store", ("fsspec", "s3fs")),
-    "config": ("configurations in YAML", ("pyyaml",)),
+    "config": ("configurations in YAML", ("pydantic", "pyyaml")),
     "plots": ("pictures of lazyshard watch", ("matplotlib",)),
     "ray": ("a stream as the sink of Ray Data", ("pyarrow", "ray")),
     "torchdata": ("a stream as a source of torchdata.nodes", ("torch", "torchdata")),

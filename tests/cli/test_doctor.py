@@ -7,6 +7,7 @@ import json
 import platform
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,12 @@ import pytest
 from lazyshard.cli import doctor, exits
 from lazyshard.cli.main import main
 from lazyshard.examination import GROUP, Finding
-from tests.cli.commands import lazyshard
+from tests.cli.commands import ROOT, lazyshard
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 GOOD: Final = [
     Finding("versions", "python", "3.11"),
@@ -154,16 +160,14 @@ def test_lazyshard_itself_is_examined_where_there_is_nothing_else(
 
 def test_requirements_are_those_of_the_package() -> None:
     """Of the extras, those that are for users."""
-    lines = [line for line in importlib.metadata.requires("lazyshard") or [] if "python_version" not in line]
-    extras: dict[str, set[str]] = {}
-    for line in lines:
-        name = re.split(r"[^A-Za-z0-9-]", line)[0].lower()
-        extra = re.search(r"extra == ['\"](\w+)['\"]", line)
-        extras.setdefault(extra[1] if extra else "", set()).add(name)
-    assert set(doctor.NEEDED) == extras.pop("")
-    assert {extra: set(names) for extra, (_, names) in doctor.EXTRAS.items()} == {
-        extra: names for extra, names in extras.items() if extra not in ("all", "docs", "test")
-    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def names(lines: list[str]) -> set[str]:
+        return {re.split(r"[^A-Za-z0-9-]", line)[0] for line in lines if "python_version" not in line}
+
+    assert set(doctor.NEEDED) == names(project["dependencies"])
+    extras = {extra: names(lines) for extra, lines in project["optional-dependencies"].items() if extra != "all"}
+    assert {extra: set(needed) for extra, (_, needed) in doctor.EXTRAS.items()} == extras
 
 
 @pytest.mark.usefixtures("alone")

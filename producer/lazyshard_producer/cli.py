@@ -21,12 +21,13 @@ This module imports nothing slow, so that Ctrl-C is answered before the rest is 
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 
 from lazyshard_producer.stop import Stop
 
-_REQUIRED = ("typer", "rich", "click")
+_REQUIRED = ("typer", "rich", "click", "pydantic")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     with Stop() as stop:
         try:
+            # It is imported late, where the value of an option is read.
+            if not _is_installed("pydantic"):
+                raise ModuleNotFoundError(name="pydantic")
             from lazyshard_producer.command import execute
         except ModuleNotFoundError as cause:
             missing = (cause.name or "").partition(".")[0]
@@ -48,6 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = execute(sys.argv[1:] if arguments is None else arguments, stop)
         _drop_what_nobody_reads()
         return code
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:
+        # None stands for it in sys.modules: it cannot be imported.
+        return False
 
 
 def _drop_what_nobody_reads() -> None:

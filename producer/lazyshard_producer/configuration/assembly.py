@@ -119,8 +119,7 @@ class _Assembly:
             values.setdefault("max_bad_rows", DEFAULT_MAX_BAD_ROWS)
         limits = Limits(**_fields(values, Limits))
         settings = Settings(sources=tuple(sources), limits=limits, **_fields(values, Settings))
-        given_of = {number: group.values.keys() for number, group in enumerate(owners)}
-        self._take_over(find_problems(settings, given, given_of), owners)
+        self._take_over(find_problems(settings, given), owners)
         return settings
 
     def _is_given(self, option: Described) -> bool:
@@ -285,9 +284,10 @@ def _of_flag(option: Described, texts: Sequence[str]) -> Any:
 @cache
 def _reader(option: Described) -> Any:
     """Returns what reads the value of an option: pydantic, by the type of its field."""
-    from pydantic import TypeAdapter
+    from pydantic import ConfigDict, TypeAdapter
 
-    return TypeAdapter(get_type_hints(option.owner, include_extras=True)[option.field])
+    hint = get_type_hints(option.owner, include_extras=True)[option.field]
+    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
 
 
 _NAMES: Final = {"sources": "source"} | {option.field: option.name for option in OPTIONS}

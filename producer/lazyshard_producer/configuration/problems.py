@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Final
 
 from lazyshard.conversion.indexed import INDEX_SUFFIX
@@ -31,17 +31,16 @@ _PYTHON: Final = "python:"
 _STDIN: Final = "-"
 
 
-def find_problems(settings: Settings, given: Set[str], given_of: Mapping[int, Set[str]] | None = None) -> list[Problem]:
+def find_problems(settings: Settings, given: Set[str]) -> list[Problem]:
     """Returns all that does not go together, in the order of the options; mostly nothing.
 
     Args:
         settings: to be looked at.
         given: names of the options that were given, be it with their default: those that need another one which is
             not there are refused.
-        given_of: the same of each source, by its number.
     """
     return [
-        *_of_sources(settings.sources, given_of or {}),
+        *_of_sources(settings.sources),
         *_of_place(settings),
         *_of_needs(settings, given),
         *_of_functions(settings),
@@ -85,7 +84,7 @@ def _of_path(option: str, path: str) -> Iterator[Problem]:
         yield Problem(option, f"a path cannot hold a NUL character, got {path!r}")
 
 
-def _of_sources(sources: tuple[SourceSettings, ...], given_of: Mapping[int, Set[str]]) -> Iterator[Problem]:
+def _of_sources(sources: tuple[SourceSettings, ...]) -> Iterator[Problem]:
     if not sources:
         yield Problem("--source", "at least one source is needed, got none; give --source FILE or --follow DIRECTORY")
     for number, source in enumerate(sources):
@@ -93,7 +92,7 @@ def _of_sources(sources: tuple[SourceSettings, ...], given_of: Mapping[int, Set[
         if broken:
             yield broken[0]._replace(source=number)
             continue
-        about = _of_following(source) if source.follow else _of_not_following(given_of.get(number, set()))
+        about = _of_following(source) if source.follow else _of_not_following(source)
         for option, text in (*_of_kind(source), *about):
             yield Problem(option, f"{source.path}: {text}", number)
     yield from _of_weights(sources)
@@ -119,9 +118,10 @@ def _of_kind(source: SourceSettings) -> Iterator[tuple[str, str]]:
         yield "--indexed-rows", f"it is for Megatron's {INDEX_SUFFIX} files, and this is none; leave it out"
 
 
-def _of_not_following(given: Set[str]) -> Iterator[tuple[str, str]]:
+def _of_not_following(source: SourceSettings) -> Iterator[tuple[str, str]]:
+    plain = SourceSettings(path=source.path)
     for option in SOURCE_OPTIONS:
-        if option.about.needs == "follow" and option.name in given:
+        if option.about.needs == "follow" and getattr(source, option.field) != getattr(plain, option.field):
             yield option.flag, "only followed directories have it; give this one with --follow, or leave the option out"
 
 
@@ -185,7 +185,10 @@ def _of_place(settings: Settings) -> Iterator[Problem]:
 def _of_needs(settings: Settings, given: Set[str]) -> Iterator[Problem]:
     for option in OPTIONS:
         needs = option.about.needs
-        if needs is not None and option.name in given and not getattr(settings, needs):
+        if needs is None or option.name not in given or getattr(settings, needs):
+            continue
+        # Who gives "none" asks for nothing.
+        if getattr(settings, option.field) is not None:
             yield Problem(option.flag, f"it is for {flag(needs)}, and there is none; leave it out")
     if "\0" in settings.metrics_host:
         yield Problem("--metrics-host", f"an address is needed, such as 127.0.0.1, got {settings.metrics_host!r}")

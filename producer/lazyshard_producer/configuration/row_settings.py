@@ -19,6 +19,7 @@ from lazyshard_producer.configuration.values import (
     FromZero,
     NotNegative,
     Pairs,
+    Whole,
     option,
 )
 
@@ -34,9 +35,9 @@ MAX_LENGTH: Final = 2**31 - 1
 DEFAULT_MAX_BAD_ROWS: Final = 1000
 """Where bad rows do not end the run: a broken transform is noticed before it has eaten a data set."""
 
-Buffer = Annotated[int, Interval(ge=1, le=MAX_SHUFFLE)]
-Sequence = Annotated[int, Interval(ge=0, le=2**24)]
-Token = Annotated[int, Interval(ge=0, le=2**31 - 1)]
+Buffer = Annotated[Whole, Interval(ge=1, le=MAX_SHUFFLE)]
+Sequence = Annotated[Whole, Interval(ge=0, le=2**24)]
+Token = Annotated[Whole, Interval(ge=0, le=2**31 - 1)]
 
 _row = partial(option, table="rows")
 _encoding = partial(option, table="encoding")
@@ -148,7 +149,7 @@ class RowSettings:
         (),
         repeat=True,
     )
-    shuffle: Annotated[int, Interval(ge=0, le=MAX_SHUFFLE)] = _row(
+    shuffle: Annotated[Whole, Interval(ge=0, le=MAX_SHUFFLE)] = _row(
         "N", "Shuffle, N rows at a time. Default: 0, the order in which they come.", "10000", 0
     )
     seed: FromZero = _row("N", "Seed of --shuffle and --balance. Default: 0.", "0", 0)
@@ -177,7 +178,7 @@ class RowSettings:
         PER_TOKEN_SQUARED,
         needs="balance",
     )
-    pack: Annotated[int, Interval(ge=0, le=2**32 - 1)] = _row(
+    pack: Annotated[Whole, Interval(ge=0, le=2**32 - 1)] = _row(
         "TOKENS",
         "Publish packs: whole rows put together, at most so many tokens in a pack. --samples-per-chunk and --rate "
         "then count packs. Default: 0, rows as they are.",
@@ -250,7 +251,7 @@ class RowSettings:
         None,
         needs="split",
     )
-    split_overlap: Annotated[int, Interval(ge=0, le=1)] = _row(
+    split_overlap: Annotated[Whole, Interval(ge=0, le=1)] = _row(
         "0|1",
         "With --split: 1 for sequences of one token more, with which the next one begins, as Megatron's GPTDataset "
         "has them. Default: 0.",
@@ -266,7 +267,7 @@ class RowSettings:
         0,
     )
     pad_token: Token = _row("TOKEN", "With which token --pad pads. Default: 0.", "0", 0, needs="pad")
-    workers: Annotated[int, Interval(ge=0, le=1024)] = _row(
+    workers: Annotated[Whole, Interval(ge=0, le=1024)] = _row(
         "N",
         "Processes that run a slow --transform, --encode or --measure; the order is kept. Default: 0, this process.",
         "4",
@@ -310,7 +311,7 @@ class RowSettings:
         '"qwen3"',
         None,
     )
-    max_length: Annotated[int, Interval(ge=1, le=MAX_LENGTH)] | None = _encoding(
+    max_length: Annotated[Whole, Interval(ge=1, le=MAX_LENGTH)] | None = _encoding(
         "N",
         "With --encode or --measure swift: tokens of a sample, as --max_length in training; a longer row is a bad "
         "row, unless truncation_strategy says otherwise. Default: what the model takes; any with --split.",

@@ -21,6 +21,7 @@ from lazyshard_producer.configuration.values import (
     Option,
     Positive,
     Retain,
+    Whole,
     option,
 )
 
@@ -159,13 +160,13 @@ class Settings(RowSettings):
         '"/shared/stream"',
         ...,
     )
-    samples_per_chunk: Annotated[int, Interval(ge=1, le=MAX_SAMPLES_PER_CHUNK)] = _stream(
+    samples_per_chunk: Annotated[Whole, Interval(ge=1, le=MAX_SAMPLES_PER_CHUNK)] = _stream(
         "N", "Rows in a chunk. Never changes for a stream.", "1000", ...
     )
     rate: Annotated[Positive | None, OR_NONE] = _stream(
         "SAMPLES_PER_SECOND|none", "Publish no faster than this. Default: none, no limit.", "500", None, reload=True
     )
-    metrics_port: Annotated[Annotated[int, Interval(ge=0, le=65535)] | None, OR_NONE] = _stream(
+    metrics_port: Annotated[Annotated[Whole, Interval(ge=0, le=65535)] | None, OR_NONE] = _stream(
         "PORT|none",
         "Serve metrics for Prometheus on this TCP port; 0 takes a free one and says which. Default: none are served.",
         "9464",

@@ -5,12 +5,11 @@ pydantic itself is imported where a value is read, not for the help.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from annotated_types import Ge, Gt, Interval, Lt
+from annotated_types import Ge, Gt, Interval
 
 from lazyshard_producer.configuration.quantities import (
     AMOUNT,
@@ -81,6 +80,13 @@ def _quantity(parse: Callable[[str], Any], expected: str) -> Written:
     return Written(read)
 
 
+def _read_whole(value: Any) -> Any:
+    # To pydantic the text 5.0 is a whole number.
+    if isinstance(value, str) and "." in value:
+        raise ValueError("a whole number")
+    return value
+
+
 def _split_names(value: Any) -> Any:
     return [name.strip() for text in value for name in text.split(",")] if isinstance(value, tuple) else value
 
@@ -113,10 +119,11 @@ def _read_pairs(value: Any) -> Any:
 OR_NONE: Final = Written(lambda value: None if value == "none" else value)
 """Of a value that may be "none": no limit, also where a configuration file sets one."""
 
-FromZero = Annotated[int, Interval(ge=0, le=MAX_AMOUNT)]
-FromOne = Annotated[int, Interval(ge=1, le=MAX_AMOUNT)]
-Positive = Annotated[float, Gt(0), Lt(math.inf)]
-NotNegative = Annotated[float, Ge(0), Lt(math.inf)]
+Whole = Annotated[int, Written(_read_whole)]
+FromZero = Annotated[Whole, Interval(ge=0, le=MAX_AMOUNT)]
+FromOne = Annotated[Whole, Interval(ge=1, le=MAX_AMOUNT)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
 Bytes = Annotated[int, Interval(ge=1, le=MAX_AMOUNT), _quantity(parse_bytes, SIZE)]
 BytesFromZero = Annotated[int, Interval(ge=0, le=MAX_AMOUNT), _quantity(parse_bytes, SIZE)]
 AheadAmount = Annotated[Amount, _quantity(parse_amount, AMOUNT)]

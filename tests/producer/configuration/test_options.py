@@ -78,11 +78,25 @@ def test_parsing_alone() -> None:
     assert CliRunner().invoke(app, ["run", "--nonsense"]).exit_code == 2
 
 
-@pytest.mark.parametrize("module", ["typer", "rich"])
-def test_without_typer_the_extra_is_named(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("typer", ["--help"]),
+        ("rich", ["--help"]),
+        ("pydantic", ["--help"]),
+        ("pydantic", ["init"]),
+        ("pydantic", ["check", "--source", "a", "--out", "o", "--samples-per-chunk", "3"]),
+    ],
+)
+def test_a_command_that_lacks_a_package_names_the_extra(module: str, arguments: list[str], tmp_path: Path) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from lazyshard_producer.cli import main; sys.exit(main())"
     done = subprocess.run(
-        [sys.executable, "-c", code, "--help"], env=environment(), capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
@@ -96,6 +110,9 @@ def test_without_typer_the_extra_is_named(module: str) -> None:
         (["--rate", "0"], "--rate: SAMPLES_PER_SECOND|none is needed, got '0': should be greater than 0"),
         (["--rate", "nan"], "--rate: "),
         (["--rate", "inf"], "--rate: "),
+        (["--store-patience-seconds", "nan"], "got 'nan': should be a finite number"),
+        (["--store-patience-seconds", "inf"], "got 'inf': should be a finite number"),
+        (["--samples-per-chunk", "5.0"], "--samples-per-chunk: N is needed, got '5.0': should be a whole number"),
         (["--rate", "fast"], "--rate: "),
         (["--samples-per-chunk", "0"], "--samples-per-chunk: N is needed, got '0': should be greater than"),
         (["--max-row-bytes", "0"], "--max-row-bytes: SIZE is needed"),

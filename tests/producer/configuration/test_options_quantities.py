@@ -182,7 +182,13 @@ def test_a_name_with_a_comma_can_be_given_in_a_list_only() -> None:
     ("name", "text"),
     [
         ("seed", "1.5"),
+        ("seed", "5.0"),
         ("seed", "ten"),
+        ("samples_per_chunk", "5.0"),
+        ("metrics_port", "0.0"),
+        ("pack", "8."),
+        ("workers", "1.0"),
+        ("max_bad_rows", "1.0"),
         ("rate", "fast"),
         ("metrics_port", "None"),
         ("on_bad_row", "Fail"),

@@ -167,6 +167,7 @@ def test_what_cannot_be_is_the_only_problem(changes: dict[str, Any], option: str
         {"split": 2**24, "split_bos": 0, "split_eos": 2**31 - 1, "split_overlap": 1, "shuffle": 5},
         {"split": 3, "split_every_bos": 1, "split_every_eos": 2},
         {"split": 8, "columns": {"input_ids": "tokens"}},
+        {"split_bos": "none", "split_every_bos": "none", "split_every_eos": "none"},
         {"pad": 8, "pad_token": 5, "shuffle": 5, "columns": {"text": "text"}, "encode": "m:f", "workers": 2},
         {"workers": 1024, "transform": "my.rows:Cleaner.clean"},
         {"transform": "modül:función"},
@@ -239,6 +240,14 @@ def test_a_source_that_cannot_be(source: dict[str, Any], option: str) -> None:
         FOLLOWED | {"pattern": "part-*", "finished_by": "marker", "marker": ".{name}.ok", "end_marker": "END"},
         FOLLOWED | {"finished_by": "idle", "idle_seconds": 0.5},
         {"path": "a", "weight": 0.1},
+        {
+            "path": "a",
+            "pattern": "*.jsonl",
+            "finished_by": "rename",
+            "marker": "{name}.done",
+            "idle_seconds": 60,
+            "end_marker": "_END",
+        },
     ],
 )
 def test_a_source_that_can_be(source: dict[str, Any]) -> None:

@@ -72,11 +72,14 @@ class OpenFile:
         self.path = path
         self.size = size
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         """Closes the descriptor."""
         # A network filesystem whose client was ended reports that here too; nothing that was read is in doubt.
-        with contextlib.suppress(OSError):
-            os.close(self.fd)
+        # At the end of the interpreter the names of this module are None already: none of them is used here.
+        try:  # noqa: SIM105
+            close(self.fd)
+        except OSError:
+            pass
 
 
 def open_file(path: Path) -> OpenFile:

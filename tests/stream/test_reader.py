@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid, StreamMismatch, StreamMissing, WaitTimeout
+from lazyshard.store import files
 from lazyshard.stream.waiting import Waker
 from tests.stream.damage import edit
 from tests.stream.streams import DEADLINE_S, forked, open_descriptors, produce, rows, wait_until
@@ -286,6 +287,18 @@ def test_open_chunks_are_bounded_and_reopened(tmp_path: Path, monkeypatch: pytes
     for chunk in (7, 8, 9, 7, 0, 9, 7):
         reader.read(2 * chunk)
     assert reader.chunks_opened == 11
+
+
+def test_file_is_closed_where_the_names_of_its_module_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of the interpreter."""
+    (tmp_path / "file").write_bytes(b"")
+    opened = files.open_file(tmp_path / "file")
+    fd = opened.fd
+    for name in vars(files).keys() - {"__builtins__"}:
+        monkeypatch.setitem(vars(files), name, None)
+    del opened
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
 
 
 def test_fork_reads_what_its_parent_reads(tmp_path: Path) -> None:

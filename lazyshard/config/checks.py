@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import stat
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from lazyshard.config.document import (
     is_version_0,
     read_dict,
     read_yaml,
+    unknown_key,
     upgraded,
 )
 from lazyshard.errors import ConfigInvalid, redact
@@ -37,19 +37,6 @@ _NOTICE: Final = (
     "are entries of a list `steps:`; batch_size, num_workers, collate_fn and pin_memory stand under `dataloader:`, "
     "and drop_last is `at_end:` there"
 )
-
-_MEANT: Final = {
-    "drop_last": "dataloader.at_end",
-    "shuffle": "shuffle_window",
-    "source": "path",
-    "directory": "path",
-    "filter": "filter_fn",
-    "filter_kwargs": "with_indices",
-    "workers": "num_workers",
-    "on_bad_sample": "max_error_count",
-    "max_bad_samples": "max_error_count",
-}
-"""Keys of other libraries, and of ours elsewhere, and what they are here."""
 
 _EXPECTED: Final = {"model_type": "expected a mapping", "tuple_type": "expected a list"}
 """For errors whose text speaks of classes of ours."""
@@ -179,22 +166,14 @@ def _text_of(error: Any) -> str:
     if error["type"] == "missing":
         return "missing"
     if error["type"] == "extra_forbidden":
-        return f"unknown key{_nearest(str(error['loc'][-1]))}"
+        from lazyshard.config.config import known_keys
+
+        *section, name = error["loc"]
+        return unknown_key(name, known_keys(section))
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     expected = _EXPECTED.get(error["type"]) or error["msg"].replace("Input should be", "expected")
     return f"{expected}, found {_shown(error['input'])}"
-
-
-def _nearest(name: str) -> str:
-    """Returns in words which key may have been meant."""
-    from lazyshard.config.config import Config, DatasetConfig, LoaderConfig, StepConfig, TokenizerConfig
-
-    sections = (Config, DatasetConfig, LoaderConfig, StepConfig, TokenizerConfig)
-    known = [*(key for section in sections for key in section.model_fields), "function", "with_indices"]
-    plain = name.replace("-", "_").lower()
-    close = [_MEANT[plain]] if plain in _MEANT else difflib.get_close_matches(plain, known, 1)
-    return f"; is {close[0]} meant?" if close else ""
 
 
 def _shown(value: Any) -> str:

@@ -26,7 +26,7 @@ A validation context ``{"imports": True}`` looks for the functions that are name
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
@@ -34,7 +34,16 @@ from pydantic import model_validator as checked
 
 from lazyshard.config.named_function import FunctionMissing, named_function
 
-__all__ = ["VERSION", "Config", "DatasetConfig", "Function", "LoaderConfig", "StepConfig", "TokenizerConfig"]
+__all__ = [
+    "VERSION",
+    "Config",
+    "DatasetConfig",
+    "Function",
+    "LoaderConfig",
+    "StepConfig",
+    "TokenizerConfig",
+    "known_keys",
+]
 
 VERSION: Final = 1
 
@@ -101,23 +110,27 @@ class _IndexedCall(_CallSection):
 
 
 class _MapCall(_IndexedCall):
-    remove_columns: tuple[_Text, ...] = ()
+    remove_columns: tuple[Annotated[str, Field(strict=True)], ...] = ()
 
 
 class StepConfig(_Section):
     """One of ``steps:``, with one of the three keys: the name of a function, or a mapping of its ``function``."""
 
-    message_transform: Annotated[_CallSection, BeforeValidator(_by_name)] | None = None
-    filter_fn: Annotated[_IndexedCall, BeforeValidator(_by_name)] | None = None
-    map: Annotated[_MapCall, BeforeValidator(_by_name)] | None = None
+    # None stands for a key that is not given; one that is given is validated, null too.
+    message_transform: Annotated[_CallSection | None, BeforeValidator(_by_name)] = None
+    filter_fn: Annotated[_IndexedCall | None, BeforeValidator(_by_name)] = None
+    map: Annotated[_MapCall | None, BeforeValidator(_by_name)] = None
 
-    @checked(mode="after")
-    def _is_one(self) -> StepConfig:
-        names = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(names) != 1:
-            found = " and ".join(names) or "nothing"
-            raise ValueError(f"expected one of {', '.join(type(self).model_fields)}, found {found}")
-        return self
+    @checked(mode="before")
+    @classmethod
+    def _is_one(cls, step: Any) -> Any:
+        if isinstance(step, dict):
+            names = [name for name in cls.model_fields if name in step]
+            # One key that is unknown is told as that.
+            if len(names) > 1 or not step:
+                found = " and ".join(names) or "nothing"
+                raise ValueError(f"expected one of {', '.join(cls.model_fields)}, found {found}")
+        return step
 
 
 class DatasetConfig(_Section):
@@ -204,3 +217,20 @@ class Config(_Section):
             if info.data.get("num_samples") is not None:
                 raise ValueError(f"{expected}: with `num_samples` nothing is left over")
         return loader
+
+
+_SECTIONS: Final[dict[str, type[_Section]]] = {
+    "tokenizer": TokenizerConfig,
+    "datasets": DatasetConfig,
+    "steps": StepConfig,
+    "message_transform": _CallSection,
+    "filter_fn": _IndexedCall,
+    "map": _MapCall,
+    "dataloader": LoaderConfig,
+}
+
+
+def known_keys(section: Sequence[str | int]) -> list[str]:
+    """Returns the keys that a section has, given where it stands: ("datasets", 1, "steps", 0)."""
+    names = [name for name in section if isinstance(name, str)]
+    return list(_SECTIONS[names[-1]].model_fields if names else Config.model_fields)

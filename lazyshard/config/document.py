@@ -14,12 +14,23 @@ torchtune's recipes are, becomes version 1; its values keep the paths and lines 
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Document", "Location", "Mistake", "before_upgrade", "is_version_0", "read_dict", "read_yaml", "upgraded"]
+__all__ = [
+    "Document",
+    "Location",
+    "Mistake",
+    "before_upgrade",
+    "is_version_0",
+    "read_dict",
+    "read_yaml",
+    "unknown_key",
+    "upgraded",
+]
 
 Location = tuple[str | int, ...]
 """Names and numbers on the way to a value: ("datasets", 1, "weight")."""
@@ -29,6 +40,20 @@ _MOST: Final = 10_000
 
 _MOST_LEVELS: Final = 100
 """Brackets within each other at the most."""
+
+
+_MEANT: Final = {
+    "drop_last": "dataloader.at_end",
+    "shuffle": "shuffle_window",
+    "source": "path",
+    "directory": "path",
+    "filter": "filter_fn",
+    "filter_kwargs": "with_indices",
+    "workers": "num_workers",
+    "on_bad_sample": "max_error_count",
+    "max_bad_samples": "max_error_count",
+}
+"""Keys of other libraries, and of ours elsewhere, and what they are here."""
 
 
 class Mistake(NamedTuple):
@@ -219,6 +244,20 @@ class _Nodes:
         return found
 
 
+def unknown_key(name: str, known: Sequence[str]) -> str:
+    """Returns in words that a section has no such key, and which of those that it has may be meant.
+
+    >>> unknown_key("wieght", ["path", "weight"]), unknown_key("colour", ["path", "weight"])
+    ('unknown key; is weight meant?', 'unknown key; known are path, weight')
+    """
+    plain = name.replace("-", "_").lower()
+    close = difflib.get_close_matches(plain, known, 1)
+    meant = _MEANT.get(plain, "")
+    if not close and meant.rpartition(".")[2] in known:
+        close = [meant]
+    return f"unknown key; is {close[0]} meant?" if close else f"unknown key; known are {', '.join(known)}"
+
+
 _SAME: Final = ("tokenizer", "num_samples", "stopping", "micro_batches_per_step", "seed", "max_wait", "consumer")
 _LOADER: Final = ("batch_size", "num_workers", "collate_fn", "pin_memory")
 # torchtune filters what it has read, and transforms what is left.
@@ -238,7 +277,7 @@ def upgraded(document: Document) -> dict[str, Any]:
     known = ("version", "dataset", *_SAME, *_LOADER, "drop_last")
     for name in old:
         if name not in known:
-            document.note((name,), f"unknown key of version 0; known are {', '.join(known)}")
+            document.note((name,), unknown_key(name, known))
     data: dict[str, Any] = {"version": 1} | {name: old[name] for name in _SAME if name in old}
     if "dataset" in old:
         given = old["dataset"]
@@ -246,7 +285,10 @@ def upgraded(document: Document) -> dict[str, Any]:
     data["dataloader"] = {name: old[name] for name in _LOADER if name in old}
     if "drop_last" in old:
         drop = old["drop_last"]
-        data["dataloader"]["at_end"] = {True: "drop", False: "loop"}[drop] if type(drop) is bool else drop
+        if type(drop) is bool:
+            data["dataloader"]["at_end"] = "drop" if drop else "loop"
+        else:
+            document.note(("drop_last",), f"expected true or false, found {drop!r:.100}")
     return data
 
 

@@ -36,7 +36,7 @@ datasets:
     weight: 0.8
     steps: &steps
       - filter_fn: {NAMED}:even
-      - map: {{function: "{NAMED}:add_index", with_indices: true, remove_columns: [id]}}
+      - map: {{function: "{NAMED}:add_index", with_indices: true, remove_columns: [id, ""]}}
       - message_transform: {NAMED}:to_messages
     max_error_count: 3
   - path: code
@@ -71,7 +71,7 @@ consumer: run
     assert chat["steps"] == code["steps"]
     assert chat["steps"] == (
         {"filter_fn": {"function": f"{NAMED}:even"}},
-        {"map": {"function": f"{NAMED}:add_index", "with_indices": True, "remove_columns": ("id",)}},
+        {"map": {"function": f"{NAMED}:add_index", "with_indices": True, "remove_columns": ("id", "")}},
         {"message_transform": {"function": f"{NAMED}:to_messages"}},
     )
     assert (chat["path"], chat["weight"], chat["max_error_count"]) == ("chat", 0.8, 3)
@@ -171,6 +171,8 @@ max_wait: .inf
             {"datasets": [{"path": "a", "steps": [{"map": {}}]}]},
             "datasets[0].steps[0].map.function",
         ),
+        ({"datasets": [{"path": "a", "steps": [{"filter_fn": bool, "map": None}]}]}, "datasets[0].steps[0]"),
+        ({"datasets": [{"path": "a", "steps": [{"filter_fn": None}]}]}, "datasets[0].steps[0].filter_fn"),
         ({"tokenizer": "dir"}, "tokenizer"),
         ({"dataloader": []}, "dataloader"),
         ({"dataloader": {"prefetch_factor": 2}}, "dataloader.prefetch_factor"),
@@ -184,6 +186,27 @@ max_wait: .inf
 )
 def test_mistake_in_a_dict_is_named_by_its_path(change: dict[Any, Any], path: str) -> None:
     assert [(mistake.path, mistake.line) for mistake in check_config(GOOD | change)] == [(path, None)]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"batch_size": 8}, "known are version, tokenizer, datasets, "),
+        ({"drop_last": True}, "known are version, "),
+        ({"dataloader": {"seed": 8}}, "known are form, at_end, "),
+        ({"dataloader": {"drop-last": True}}, "is dataloader.at_end meant?"),
+        ({"dataloader": {"Batch-Size": 8}}, "is batch_size meant?"),
+        ({"datasets": [{"path": "a", "steps": [{"weight": 1}]}]}, "known are message_transform, filter_fn, map"),
+        (
+            {"datasets": [{"path": "a", "steps": [{"message_transform": {"function": bool, "remove_columns": []}}]}]},
+            "known are function",
+        ),
+    ],
+    ids=str,
+)
+def test_unknown_key_is_answered_with_keys_of_its_section(change: dict[str, Any], text: str) -> None:
+    (mistake,) = check_config(GOOD | change)
+    assert mistake.text.startswith(f"unknown key; {text}")
 
 
 @pytest.mark.parametrize(
@@ -339,6 +362,12 @@ datasets: []
         ("batchsize", 10),
         ("datasets", 11),
     ]
+
+
+@pytest.mark.parametrize("drop", ["pad", "drop", 1, None])
+def test_drop_last_of_version_0_is_true_or_false(drop: Any) -> None:
+    (mistake,) = check_config({"dataset": {"source": "chat"}, "drop_last": drop})
+    assert (mistake.path, mistake.text) == ("drop_last", f"expected true or false, found {drop!r}")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from lazyshard.data.lane import place_ahead
 from lazyshard.data.order import ENDLESS
 from lazyshard.data.rank import Rank, check_dealt
 from lazyshard.data.run_state import only_of_a_stream
-from lazyshard.data.settings import Order
+from lazyshard.data.settings import Order, check_group
 from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.errors import LazyShardError, LengthUnknown, StateInvalid
 from lazyshard.format.blend_state import BlendState, blend_shares
@@ -96,6 +96,7 @@ class BlendedDataset(Dataset[Any]):
         ramp: Ramp = "steps",
         order: Order = Order(),
     ) -> None:
+        check_group("order", order, Order)
         self._datasets, weights = blend_members(datasets)
         self._schedule = blend_schedule(weights, schedule, ramp)
         check_settings(batch_size, num_samples, stopping, order)

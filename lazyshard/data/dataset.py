@@ -20,7 +20,7 @@ from lazyshard.data.order import ENDLESS, RunOrder
 from lazyshard.data.rank import Rank, check_dealt, resolve_rank
 from lazyshard.data.run_state import Ranges
 from lazyshard.data.samples import LateRow, SampleCache, SampleMaker
-from lazyshard.data.settings import BadRows, EncodeCache, Order
+from lazyshard.data.settings import BadRows, EncodeCache, Order, check_group
 from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
 from lazyshard.data.substitutes import BadRowCount
@@ -87,7 +87,7 @@ class LazyShardedDataset(Dataset[Any]):
         StreamMissing: none can appear: the directory above is missing too.
         StreamMismatch, StreamUnsealed, StreamInvalid, FileInvalid: the directory cannot be read.
         RankInvalid: rank and size are impossible.
-        ValueError: another argument is.
+        ValueError, TypeError: another argument is.
 
     Where rows hold arrays (docs/arrays.md) they are writable numpy arrays of their own memory, each in its place in the
     row; `lazyshard.as_tensor` makes tensors of them without a copy. Samples whose chunk the producer has deleted raise
@@ -117,6 +117,9 @@ class LazyShardedDataset(Dataset[Any]):
         bad_rows: BadRows = BadRows(),
         cache: EncodeCache = EncodeCache(),
     ) -> None:
+        check_group("order", order, Order)
+        check_group("bad_rows", bad_rows, BadRows)
+        check_group("cache", cache, EncodeCache)
         late = encode_fn is LateRow
         pipeline = RowSteps(steps, None if encode_fn is None or late else Encoder(encode_fn))
         if late and pipeline:

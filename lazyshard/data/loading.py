@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils.data import DataLoader, Sampler
 
 from lazyshard.config.checks import Source, read_config
-from lazyshard.config.config import Config, DatasetConfig, Function, StepConfig
 from lazyshard.config.named_function import named_function
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
@@ -19,6 +18,9 @@ from lazyshard.data.settings import BadRows, EncodeCache, Order
 from lazyshard.data.shared import Stats
 from lazyshard.data.steps import Filter, Map, MessageTransform, Step
 from lazyshard.errors import ConfigInvalid, SkipSample
+
+if TYPE_CHECKING:
+    from lazyshard.config.config import Config, DatasetConfig, Function, StepConfig
 
 
 class RankSampler(Sampler[int]):

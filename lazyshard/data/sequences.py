@@ -11,10 +11,11 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lazyshard.data.rank import Rank, resolve_rank, watch_forks
+from lazyshard.data.samples import LateRow
 from lazyshard.data.sequence_forms import AtEnd, Form, SequenceMaker, SequenceSettings, TooLong, at_least
 from lazyshard.data.sequence_passes import EpochPosition, SequencePasses
 from lazyshard.data.sequence_plan import SequencePlanner, check_beginning
-from lazyshard.data.settings import BadRows
+from lazyshard.data.settings import BadRows, check_group
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
 from lazyshard.data.steps import EncodeFn, Encoder
 from lazyshard.data.substitutes import BadRowCount
@@ -99,6 +100,9 @@ class LazyShardedSequences(IterableDataset[Any]):
         max_wait: float = 600.0,
         bad_rows: BadRows = BadRows(),
     ) -> None:
+        check_group("bad_rows", bad_rows, BadRows)
+        if encode_fn is LateRow:
+            raise ValueError("LateRow hands out rows unparsed, sequences are made of parsed ones: give encode_fn=None")
         settings = SequenceSettings(form, batch_size, window, seed, at_end, too_long)
         self._bad = BadRowCount(bad_rows, instead="it is left out")
         self._encoder = None if encode_fn is None else Encoder(encode_fn)

@@ -118,8 +118,8 @@ class EncodeCache:
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        if self.memory_bytes < 0:
-            raise ValueError(f"memory_bytes is 0 or more, got {self.memory_bytes}")
+        if type(self.memory_bytes) is not int or self.memory_bytes < 0:
+            raise ValueError(f"memory_bytes is a number of bytes, 0 or more, got {self.memory_bytes!r}")
         for name, value in (("size", self.size), ("fingerprint", self.fingerprint)):
             if value is not None and self.directory is None:
                 raise ValueError(f"{name} is that of an encode cache with a directory: give both, or leave it out")
@@ -129,6 +129,22 @@ class EncodeCache:
     def most_bytes(self) -> int:
         """What the directory may take."""
         return _bytes_of(self.size)
+
+
+def check_group(name: str, given: object, kind: type[Order | BadRows | EncodeCache]) -> None:
+    """Refuses what is no group of settings.
+
+    Args:
+        name: of the argument.
+        given: what it was given.
+        kind: what it takes.
+
+    Raises:
+        TypeError: it is another type.
+    """
+    if not isinstance(given, kind):
+        group = f"lazyshard.{kind.__name__}"
+        raise TypeError(f"{name} is a {group}, got {given!r:.100}; write {name}={group}(...)")
 
 
 def _bytes_of(size: Any) -> int:

@@ -177,6 +177,15 @@ def test_neither_yaml_nor_transformers_is_imported_without_need(stream: Path) ->
     assert done.stdout == "set()\n"
 
 
+def test_missing_pydantic_is_said_so() -> None:
+    program = "import sys; sys.modules['pydantic'] = None; import lazyshard; lazyshard.load({'version': 1})"
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert "\nImportError: a configuration needs pydantic: pip install 'lazyshard[config]'" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a tokenizer of words, whose chat template is role and content."""

@@ -373,6 +373,11 @@ def test_what_is_read_ahead_is_bounded(streams: Path) -> None:
         (lambda d: BlendedDataset(cast("Any", [("a", 1)])), TypeError, "'a' is no LazyShardedDataset"),
         (lambda d: BlendedDataset(cast("Any", {"a": 1})), TypeError, "pairs of a data set and its weight"),
         (lambda d: BlendedDataset(cast("Any", None)), TypeError, "pairs of a data set and its weight.*; got None"),
+        (
+            lambda d: BlendedDataset([], order=cast("Any", "strided")),
+            TypeError,
+            "order is a lazyshard.Order, got 'stri",
+        ),
         (lambda d: blend(d, {"a": 1}, schedule=[5]), TypeError, "a schedule takes pairs of a step and the weights"),
         (lambda d: blend(d, {"a": 1}, schedule=[(5, 1)]), TypeError, "a schedule takes pairs.*; got 1"),
         (lambda d: blend(d, {"a": 1}, schedule=[(5, ["x"])]), ValueError, "a weight is a number, got 'x'"),

@@ -7,6 +7,7 @@ import logging
 import pickle
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from lazyshard import BadRows, ChunkWriter, EncodeCache, LazyShardedDataset, Order
+from lazyshard import BadRows, ChunkWriter, EncodeCache, LazyShardedDataset, LazyShardedSequences, Order, Pack
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import EPOCH
 from lazyshard.errors import RankInvalid, StreamInvalid, StreamMismatch, StreamUnsealed
@@ -81,13 +82,33 @@ def test_impossible_argument_is_refused_before_the_stream_is_waited_for(
         (lambda: BadRows(limit=-1), "limit of bad rows is an integer from 0, or None for no limit, got -1"),
         (lambda: BadRows(limit=1.5), "limit of bad rows .* got 1.5"),  # type: ignore[arg-type]
         (lambda: BadRows(limit=True), "limit of bad rows .* got True"),
-        (lambda: EncodeCache(memory_bytes=-1), "memory_bytes is 0 or more, got -1"),
+        (lambda: EncodeCache(memory_bytes=-1), "memory_bytes is a number of bytes, 0 or more, got -1"),
+        (lambda: EncodeCache(memory_bytes="20GB"), "memory_bytes is .* got '20GB'"),  # type: ignore[arg-type]
         (lambda: Order(micro_batches_per_step=0), "micro_batches_per_step is an integer from 1, got 0"),
     ],
 )
 def test_impossible_group_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "group"),
+    [
+        (LazyShardedDataset, "order", "Order"),
+        (LazyShardedDataset, "bad_rows", "BadRows"),
+        (LazyShardedDataset, "cache", "EncodeCache"),
+        (partial(LazyShardedSequences, form=Pack(4)), "bad_rows", "BadRows"),
+    ],
+)
+@pytest.mark.parametrize("given", ["raise", None, {}])
+def test_what_is_no_group_is_refused_before_the_stream_is_waited_for(
+    tmp_path: Path, make: Callable[..., object], name: str, group: str, given: Any
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        make(tmp_path / "absent", **{name: given})
+    expected = f"{name} is a lazyshard.{group}, got {given!r}; write {name}=lazyshard.{group}(...)"
+    assert str(caught.value) == expected
 
 
 @pytest.mark.parametrize("old", ["unit", "on_bad_sample", "max_error_count", "encode_cache", "late_parsing"])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_collate
 
-from lazyshard import BadRows, ChunkWriter, LazyShardedSequences, Pack, Pad, Split
+from lazyshard import BadRows, ChunkWriter, LateRow, LazyShardedSequences, Pack, Pad, Split
 from lazyshard.errors import (
     BadSample,
     ChunkCorrupt,
@@ -342,6 +342,7 @@ def test_deleted_chunks_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
+        ({"encode_fn": LateRow}, ValueError, "LateRow hands out rows unparsed"),
         ({"form": 8192}, TypeError, r"form is Pack\(SIZE\)"),
         ({"at_end": "pad"}, ValueError, "at_end is one of drop, complete"),
         ({"too_long": "cut"}, ValueError, "too_long is one of raise, drop"),

@@ -21,7 +21,7 @@ from tests.packaging.test_wheel import ROOT, run, run_checked
 
 TESTS: Final = (
     *(f"tests/format/test_{name}.py" for name in ("records", "names", "seal", "specification")),
-    *(f"tests/plan/test_{name}.py" for name in ("deal", "lane_errors")),
+    *(f"tests/plan/test_{name}.py" for name in ("deal", "layout")),
     *(f"tests/stream/test_{name}.py" for name in ("reader", "writer")),
     "tests/test_errors.py",
 )

@@ -390,7 +390,7 @@ def test_what_cannot_be_on_the_command_line(
         (["megatron-blend:good.txt", "rows.jsonl", "--weight", "1"], 2, "give it a --source of its own"),
         (["megatron:"], 2, "--source: a path is needed, got an empty one"),
         (["rows.jsonl", "--indexed-rows", "sequence"], 2, "--indexed-rows: it is for Megatron's .idx files, and there"),
-        (["a.idx", "--indexed-rows", "token"], 2, "--indexed-rows: one of document, sequence is needed, got 'token'"),
+        (["a.idx", "--indexed-rows", "token"], 2, "--indexed-rows: document|sequence is needed, got 'token'"),
         (["a.idx", "megatron:a"], 4, "a.idx: expected every source once, found the same file as a.idx"),
         (["megatron:b"], 4, "b.idx: expected a readable file, found no such file"),
     ):

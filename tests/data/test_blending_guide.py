@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, Order
 from tests.stream.streams import HERE
 
 GUIDE = (HERE / "docs" / "blending.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def test_two_ranks_print_what_the_page_says(tmp_path: Path) -> None:
 
 def test_the_schedule_is_what_the_page_says(tmp_path: Path) -> None:
     (scheduled,) = [program for program in PROGRAMS if "schedule=" in program]
-    known: dict[str, Any] = {"BlendedDataset": BlendedDataset}
+    known: dict[str, Any] = {"BlendedDataset": BlendedDataset, "Order": Order}
     for name in ("web", "maths"):
         with ChunkWriter(tmp_path / name, 3) as writer:
             writer.write({"id": name})

@@ -42,7 +42,9 @@ def written(directory: Path) -> Iterator[object]:
             yield writer.write({"id": number, "text": "x" * 50})
 
 
-def mapped(directory: Path, encode: Callable[[Row], Row] | None = None, **options: Any) -> Iterator[object]:
+def mapped(
+    directory: Path, encode: Callable[[Row], Row] | type[LateRow] | None = None, **options: Any
+) -> Iterator[object]:
     dataset = LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, **grouped(options))
     return (dataset[index] for index in range(SAMPLES))
 
@@ -63,7 +65,7 @@ READINGS: Final[dict[str, Callable[[Path], Iterator[object]]]] = {
     "writer": lambda directory: written(directory.with_name("again")),
     "data set": mapped,
     "shuffled": lambda directory: mapped(directory, shuffle_window=4),
-    "late parsing": lambda directory: mapped(directory, encode_fn=LateRow),
+    "late parsing": lambda directory: mapped(directory, LateRow),
     "iterable": streamed,
     "blend": blended,
 }

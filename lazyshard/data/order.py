@@ -11,7 +11,6 @@ from typing import Final
 from lazyshard.data.settings import Order
 from lazyshard.errors import LazyShardError
 from lazyshard.format.seal import DealtByCost
-from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import auto_unit, named_unit
 from lazyshard.stream import Published, StreamReader
@@ -53,6 +52,8 @@ class RunOrder(Order):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise ValueError(f"batch_size must be an int >= 1, got {self.batch_size!r}")
         limit = self.max_total_samples
         if limit is not None and (type(limit) is not int or limit < 1):
             raise ValueError(f"max_total_samples is an integer from 1, got {limit!r}")
@@ -60,8 +61,6 @@ class RunOrder(Order):
         # More than that `len` cannot say.
         if count is not None and (type(count) is not int or not 1 <= count <= sys.maxsize):
             raise ValueError(f"num_samples is an integer from 1 to {sys.maxsize}, got {count!r}")
-        # The plan's own check, before a stream is waited for.
-        Part(1, self.batch_size)
 
     def without_end(self) -> RunOrder:
         """Returns the same settings for as many indices as are asked for, where the number is not given."""

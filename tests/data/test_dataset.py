@@ -52,8 +52,8 @@ def long_chunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "'batch_size': expected an integer from 1 .*, found 0"),
-        ({"batch_size": 1.0}, "'batch_size': expected an integer from 1 .*, found 1.0"),
+        ({"batch_size": 0}, "batch_size must be an int >= 1, got 0"),
+        ({"batch_size": 1.0}, "batch_size must be an int >= 1, got 1.0"),
         ({"unit": "row"}, "unit is one of chunk, sample, batch, auto or a number from 1, got 'row'"),
         ({"unit": 0}, "unit is one of chunk, sample, batch, auto or a number from 1, got 0"),
         ({"unit": True}, "unit is one of chunk, sample, batch, auto or a number from 1, got True"),

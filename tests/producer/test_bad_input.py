@@ -14,16 +14,8 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.cli import main
-from tests.producer.commands import (
-    DEADLINE_S,
-    assert_one_line,
-    ids,
-    published,
-    rows,
-    run_arguments,
-    start,
-    wait_until,
-)
+from tests.harness.processes.environment import DEADLINE_S
+from tests.harness.processes.producing import assert_one_line, ids, published, rows, run_arguments, start, wait_until
 
 
 def refused(out: Path) -> list[dict[str, Any]]:

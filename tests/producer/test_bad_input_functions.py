@@ -15,9 +15,8 @@ import pytest
 
 from lazyshard_producer.cli import main
 from lazyshard_producer.errors import OUT_OF_MEMORY
-from tests.producer.commands import (
-    DEADLINE_S,
-    ROOT,
+from tests.harness.processes.environment import DEADLINE_S, ROOT
+from tests.harness.processes.producing import (
     assert_one_line,
     ids,
     published,

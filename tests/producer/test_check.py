@@ -11,7 +11,7 @@ from lazyshard_producer.check import MAX_SHOWN, describe_run
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
-from tests.producer.commands import assert_one_line, plain_sources, rows
+from tests.harness.processes.producing import assert_one_line, plain_sources, rows
 
 
 @pytest.fixture(autouse=True)

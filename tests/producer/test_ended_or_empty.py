@@ -16,7 +16,7 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.format.records import End
 from lazyshard_producer.cli import main
-from tests.producer.commands import assert_one_line, run_arguments
+from tests.harness.processes.producing import assert_one_line, run_arguments
 
 ENCODERS = "tests.producer.encoders"
 RECIPES = "tests.producer.recipes"

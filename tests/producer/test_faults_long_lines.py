@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.producer.commands import DEADLINE_S, environment, ids, rows, run_arguments
+from tests.harness.processes.environment import DEADLINE_S, environment
+from tests.harness.processes.producing import ids, rows, run_arguments
 from tests.producer.fault_sources import KINDS, TextSource
 
 LONG: Final = 96 << 20

@@ -27,7 +27,7 @@ import orjson
 import pytest
 
 from lazyshard_producer.cli import main
-from tests.producer.commands import chunk_files, ids, rows, run_arguments
+from tests.harness.processes.producing import chunk_files, ids, rows, run_arguments
 from tests.producer.fault_sources import KINDS, TextSource
 
 BOM: Final = b"\xef\xbb\xbf"

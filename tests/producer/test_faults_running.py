@@ -36,7 +36,7 @@ import pytest
 from lazyshard.errors import WaitTimeout
 from lazyshard.stream import StreamReader
 from lazyshard_producer.cli import main
-from tests.producer.commands import (
+from tests.harness.processes.producing import (
     assert_one_line,
     ids,
     published,

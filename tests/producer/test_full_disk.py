@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.disks import SmallDisk, disk_fixture
-from tests.producer.commands import assert_one_line, chunk_files, ids, rows, run, run_arguments
+from tests.harness.processes.producing import assert_one_line, chunk_files, ids, rows, run, run_arguments
 
 pytestmark = [
     pytest.mark.root,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.cli import main
-from tests.producer.commands import (
+from tests.harness.processes.producing import (
     chunk_files,
     ids,
     killed_at_random,

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.producer.commands import DEADLINE_S, ROOT, environment, ids, published, rows, run_arguments, wait_until
+from tests.harness.processes.environment import DEADLINE_S, ROOT, environment
+from tests.harness.processes.producing import ids, published, rows, run_arguments, wait_until
 
 LIVE: Final = ("stdin", "pipe", "followed", "generator")
 

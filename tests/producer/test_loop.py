@@ -22,7 +22,7 @@ from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import Outcome, Tally
 from tests.cli.commands import lazyshard
-from tests.producer.commands import ids, plain_sources, rows, run_arguments
+from tests.harness.processes.producing import ids, plain_sources, rows, run_arguments
 from tests.stream.streams import python
 
 

@@ -15,7 +15,8 @@ import pytest
 from lazyshard.cli import export
 from lazyshard.cli.main import main
 from tests.conversion import megatron_core
-from tests.producer.commands import ROOT, environment, run
+from tests.harness.processes.environment import ROOT, environment
+from tests.harness.processes.producing import run
 
 PACKING: Final = (ROOT / "docs" / "packing.md").read_text("utf-8")
 INDEXED: Final = (ROOT / "docs" / "indexed-dataset.md").read_text("utf-8")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.stop import Stop
-from tests.producer.commands import ROOT, environment, ids, published, rows, run, run_arguments, start, wait_until
+from tests.harness.processes.environment import ROOT, environment
+from tests.harness.processes.producing import ids, published, rows, run, run_arguments, start, wait_until
 
 
 @pytest.fixture

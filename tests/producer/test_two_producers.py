@@ -16,10 +16,19 @@ from lazyshard.format.names import QUARANTINE
 from lazyshard.stream import write_cursor
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import WHENS
+from tests.harness.processes.producing import (
+    assert_one_line,
+    ids,
+    published,
+    rows,
+    run,
+    run_arguments,
+    start,
+    wait_until,
+)
 from tests.harness.scenes.rows import made
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream
-from tests.producer.commands import assert_one_line, ids, published, rows, run, run_arguments, start, wait_until
 
 pytestmark = pytest.mark.full
 

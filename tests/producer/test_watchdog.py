@@ -17,9 +17,9 @@ from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
 from tests.harness.disks import Disk
 from tests.harness.processes.commands import Commands
+from tests.harness.processes.producing import ids, plain_sources, rows
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream
-from tests.producer.commands import ids, plain_sources, rows
 from tests.stream.waiting_by_hand import World
 
 

@@ -15,7 +15,7 @@ from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.stream import write_cursor
 from lazyshard.stream.consumers import write_reading
-from tests.producer.commands import published, rows, run, run_arguments, start, wait_until
+from tests.harness.processes.producing import published, rows, run, run_arguments, start, wait_until
 
 SIZE = 10
 

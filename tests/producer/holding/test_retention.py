@@ -17,7 +17,8 @@ from lazyshard.format.names import parse_chunk_name
 from lazyshard.stream import StreamReader, write_cursor
 from lazyshard.stream.consumers import write_reading
 from tests.harness.disks import SmallDisk, disk_fixture
-from tests.producer.commands import DEADLINE_S, published, run_arguments, start, wait_until
+from tests.harness.processes.environment import DEADLINE_S
+from tests.harness.processes.producing import published, run_arguments, start, wait_until
 
 pytestmark = pytest.mark.full
 

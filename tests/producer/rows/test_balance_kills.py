@@ -13,8 +13,8 @@ from lazyshard.format.names import seal_name
 from lazyshard.format.seal import DealtByCost, Seal
 from lazyshard.plan.balance import Cost
 from lazyshard_producer.cli import main
+from tests.harness.processes.producing import chunk_files, ids, published, run_arguments, start, wait_until
 from tests.plan.evenness import evenness, step_costs
-from tests.producer.commands import chunk_files, ids, published, run_arguments, start, wait_until
 
 ROWS = 1000
 PER_CHUNK = 40

@@ -29,8 +29,8 @@ from lazyshard_producer.rows import sequences
 from lazyshard_producer.rows.reader import MadeRow
 from lazyshard_producer.rows.sequences import packing
 from lazyshard_producer.sources.source import RowOrigin
+from tests.harness.processes.producing import run_arguments
 from tests.plan.evenness import evenness, step_costs
-from tests.producer.commands import run_arguments
 from tests.producer.rows import draining
 from tests.producer.rows.draining import Taken, take, write_lengths
 

@@ -21,7 +21,7 @@ from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.rows.encoding import load_encoder
 from lazyshard_producer.rows.recipe import Maker, Recipe
 from tests.harness.processes.commands import Commands
-from tests.producer.commands import assert_one_line, run_arguments
+from tests.harness.processes.producing import assert_one_line, run_arguments
 
 HERE = "tests.producer.encoders"
 ROWS = 60

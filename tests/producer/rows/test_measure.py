@@ -15,7 +15,7 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.row_settings import MeasureSettings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.rows.measure import load_counter
-from tests.producer.commands import assert_one_line, rows, run_arguments
+from tests.harness.processes.producing import assert_one_line, rows, run_arguments
 from tests.stream.streams import produce, seal
 
 WORDS = ("one", "two", "three", "four")

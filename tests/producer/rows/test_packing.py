@@ -21,7 +21,7 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.rows.measure import Measure
-from tests.producer.commands import run_arguments
+from tests.harness.processes.producing import run_arguments
 from tests.producer.rows import draining
 from tests.producer.rows.draining import drain, write_lengths
 

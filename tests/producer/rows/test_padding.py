@@ -16,7 +16,7 @@ from lazyshard.format.seal import Seal
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.rows.pipeline import Pipeline
-from tests.producer.commands import plain_sources, run_arguments
+from tests.harness.processes.producing import plain_sources, run_arguments
 from tests.producer.rows.draining import drain
 
 ENCODE = "tests.producer.encoders:tokenized"

@@ -13,7 +13,8 @@ import pytest
 from lazyshard.inspection.history import MOST_TOLD_APART
 from lazyshard_producer.cli import main
 from lazyshard_producer.rows.refusals import MAX_SHOWN, Refused, read_refused, summarize, summary_lines
-from tests.producer.commands import assert_one_line, environment, ids, rows, run_arguments
+from tests.harness.processes.environment import environment
+from tests.harness.processes.producing import assert_one_line, ids, rows, run_arguments
 
 
 def entry(number: int, reason: str = "no object", source: str = "a.jsonl", **more: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.position import decode_position
 from lazyshard_producer.rows import sequences
 from lazyshard_producer.rows.pipeline import Pipeline
-from tests.producer.commands import run_arguments
+from tests.harness.processes.producing import run_arguments
 from tests.producer.rows import draining
 from tests.producer.rows.draining import Taken
 

@@ -11,7 +11,7 @@ import pytest
 
 from lazyshard_producer.errors import WorkerFailed
 from lazyshard_producer.rows.recipe import MadeOfRow, Recipe, Workers
-from tests.producer.commands import ROOT, environment
+from tests.harness.processes.environment import ROOT, environment
 
 HERE = "tests.producer.recipes"
 

@@ -1,35 +1,21 @@
 """Runs the command, in a process of its own or in this one, and reads what it has published."""
 
 import json
-import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import xxhash
 
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard_producer.configuration.settings import SourceSettings
-
-ROOT: Final = Path(__file__).resolve().parents[2]
-DEADLINE_S: Final = 110.0
-
-
-def environment() -> dict[str, str]:
-    # The plain terminal: no colours, no wrapping. One thread for numpy: the processes are many and the cores few.
-    paths = [str(ROOT), str(ROOT / "producer"), str(ROOT / "integrations" / "swift")]
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "OPENBLAS_NUM_THREADS": "1",
-        "COLUMNS": "120",
-        "NO_COLOR": "1",
-        "TERM": "dumb",
-    }
+from tests.harness.processes.commands import run_apart
+from tests.harness.processes.environment import DEADLINE_S, environment
 
 
 def start(*arguments: object, **options: Any) -> "subprocess.Popen[str]":
@@ -46,9 +32,6 @@ def start(*arguments: object, **options: Any) -> "subprocess.Popen[str]":
 
 
 def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    # Imported here: what it needs of this module is above.
-    from tests.harness.processes.commands import run_apart
-
     return run_apart([str(argument) for argument in arguments], environment(), cwd or Path.cwd(), DEADLINE_S)
 
 

@@ -2,7 +2,7 @@
 
 Measured is the peak memory of the whole command. A row of a --transform, of a generator or of a table is made by the
 user's code or library, so it is in memory before anybody can look at its length; only that it is refused is tested:
-test_bad_input_functions, test_generator, test_arrow_values. A gigabyte: test_bad_input, test_compressed, test_follow.
+test_bad_input_functions, test_generator, test_arrow_values. A gigabyte: test_compressed, test_follow.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard import ChunkWriter
+from lazyshard import ChunkWriter, StreamReader
+from lazyshard.errors import WaitTimeout
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
@@ -22,7 +23,7 @@ from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import Outcome, Tally
 from tests.cli.commands import lazyshard
-from tests.harness.processes.producing import ids, plain_sources, rows, run_arguments
+from tests.harness.processes.producing import head, ids, plain_sources, rows, run_arguments
 from tests.stream.streams import python
 
 
@@ -81,42 +82,35 @@ def test_a_wait_for_rows_is_over_when_they_come_and_not_only_with_the_next_chunk
     assert world.told == [(2.0, "source"), (3.0, None), (5.0, "source"), (5.0, None)]
 
 
+def due(pace: Pace, now: float) -> int:
+    """Takes what may be taken at once."""
+    taken = 0
+    while pace.delay(now) == 0:
+        pace.take()
+        taken += 1
+    return taken
+
+
 def test_rows_are_due_at_even_distances() -> None:
-    pace = Pace(4, 100.0)
-    due = []
-    now = 100.0
+    pace, now, found = Pace(4, 100.0), 100.0, []
     for _ in range(5):
         now += pace.delay(now)
-        due.append(now)
+        found.append(now)
         pace.take()
-    assert due == [100.0, 100.25, 100.5, 100.75, 101.0]
+    assert found == [100.0, 100.25, 100.5, 100.75, 101.0]
 
 
 def test_a_million_rows_do_not_drift() -> None:
     pace = Pace(3, 1e6)
-    for _ in range(1_000_000):
-        pace.take()
+    pace.take(1_000_000)
     assert pace.delay(1e6) == pytest.approx(1_000_000 / 3, abs=1e-6)
 
 
-def test_after_a_long_pause_one_second_is_made_up_for() -> None:
+def test_a_short_pause_is_made_up_for_whole_and_of_a_long_one_a_second() -> None:
     pace = Pace(10, 0.0)
-    pace.take()
-    at_once = 0
-    while pace.delay(3600.0) == 0:
-        pace.take()
-        at_once += 1
-    assert at_once == 11  # those of one second, and the one due now
+    assert due(pace, 0.5) == 6
+    assert due(pace, 3600.0) == 11  # those of one second, and the one due now
     assert pace.delay(3600.0) == pytest.approx(0.1)
-
-
-def test_a_short_pause_is_made_up_for_whole() -> None:
-    pace = Pace(10, 0.0)
-    taken = 0
-    while pace.delay(0.5) == 0:
-        pace.take()
-        taken += 1
-    assert taken == 6
 
 
 @given(
@@ -143,8 +137,8 @@ class Recorder(Display):
 
 
 class SlowWorld:
-    def __init__(self, head: Path) -> None:
-        self.head = head
+    def __init__(self, out: Path) -> None:
+        self.out = out
         self.now = 1000.0
         self.states: list[str] = []
         self.longest = 0.0
@@ -155,7 +149,7 @@ class SlowWorld:
     def sleep(self, seconds: float) -> None:
         self.longest = max(self.longest, seconds)
         self.now += seconds
-        state = json.loads(self.head.read_bytes())["state"]
+        state = head(self.out)["state"]
         if self.states[-1:] != [state]:
             self.states.append(state)
 
@@ -163,7 +157,7 @@ class SlowWorld:
 def test_waiting_for_the_rate(tmp_path: Path) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 4))
-    world, display = SlowWorld(out / "head.json"), Recorder()
+    world, display = SlowWorld(out), Recorder()
     settings = Settings(sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, rate=0.01)
     outcome = run(settings, display, Stop(), clock=world.clock, sleep=world.sleep)
     assert isinstance(outcome, Outcome)
@@ -181,14 +175,17 @@ def test_a_run_that_has_failed_says_why_in_the_stream(tmp_path: Path, capsys: py
     source.write_bytes(rows(0, 5) + b"[]\n")
     assert main(run_arguments(out, [source], 2)) == 3
     reason = capsys.readouterr().err.splitlines()[-1].removeprefix("lazyshard-producer: error: ")
-    head = json.loads((out / "head.json").read_bytes())
-    assert (head["state"], head["chunks"], head["note"]) == ("failed", 2, reason)
+    told = head(out)
+    assert (told["state"], told["chunks"], told["note"]) == ("failed", 2, reason)
     assert reason.startswith(f"{source}:6: ")
     producer = json.loads(lazyshard("status", out, "--json").stdout)["producer"]
     assert (producer["failure"], producer["waits_for"]) == (reason, None)
+    with pytest.raises(WaitTimeout) as caught:
+        StreamReader(out, max_wait=0).read(4)
+    assert caught.value.state == "failed"
     source.write_bytes(rows(0, 6))
     assert main(run_arguments(out, [source], 2)) == 0
-    assert "note" not in json.loads((out / "head.json").read_bytes())
+    assert "note" not in head(out)
 
 
 ROUNDS = """

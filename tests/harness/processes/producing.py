@@ -18,16 +18,13 @@ from tests.harness.processes.commands import run_apart
 from tests.harness.processes.environment import DEADLINE_S, environment
 
 
-def start(*arguments: object, **options: Any) -> "subprocess.Popen[str]":
+def start(
+    *arguments: object, stdin: int = subprocess.DEVNULL, cwd: Path | None = None, **options: Any
+) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "lazyshard_producer", *map(str, arguments)]
+    pipe = subprocess.PIPE
     return subprocess.Popen(
-        command,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
+        command, env=environment(), cwd=cwd, stdin=stdin, stdout=pipe, stderr=pipe, text=True, **options
     )
 
 
@@ -74,12 +71,26 @@ def killed_at_random(arguments: Sequence[object], out: Path, dice: random.Random
     assert kills >= 5
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def head(out: Path) -> dict[str, Any]:
+    """The stream's head; empty where there is none yet."""
+    try:
+        found: dict[str, Any] = json.loads((out / "head.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
 def published(out: Path) -> int:
     """Chunks, as readers are told."""
-    try:
-        chunks: int = json.loads((out / "head.json").read_bytes())["chunks"]
-    except FileNotFoundError:
-        return 0
+    chunks: int = head(out).get("chunks", 0)
     return chunks
 
 

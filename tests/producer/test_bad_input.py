@@ -5,18 +5,12 @@ How many may be, through restarts, and given again when mended; several files. T
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lazyshard_producer.cli import main
-from tests.harness.processes.producing import assert_one_line, ids, rows, run_arguments
-
-
-def refused(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
+from tests.harness.processes.producing import assert_one_line, ids, refused, rows, run_arguments
 
 
 @pytest.mark.parametrize("policy", ["skip", "quarantine"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import time
@@ -24,6 +23,7 @@ from tests.harness.processes.producing import (
     head,
     ids,
     published,
+    refused,
     rows,
     run,
     run_arguments,
@@ -88,7 +88,7 @@ def test_nonsense_is_quarantined(function: str, workers: int, source: Path, tmp_
     out = tmp_path / "out"
     assert main(transforming(out, source, function, "--on-bad-row", "quarantine", "--workers", workers)) == 0
     assert ids(out) == [0, 1, 2, 4, 5]
-    (entry,) = map(json.loads, (out / "quarantine.jsonl").read_bytes().splitlines())
+    (entry,) = refused(out)
     assert (entry["line"], entry["row"]) == (4, '{"id":3,"text":"row 3"}')
     assert entry["reason"].startswith(f"--transform {NONSENSE[function]}")
 

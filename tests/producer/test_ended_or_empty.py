@@ -54,31 +54,19 @@ def test_stream_of_which_every_row_was_refused_does_not_end(
     assert policy == "skip" or (out / "quarantine.jsonl").read_bytes() == b""
 
 
-def test_what_a_filter_leaves_out_counts_beside_what_was_refused(
-    rows: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows.write_text(rows.read_text().splitlines(keepends=True)[0] + "no row\n")
-    assert produce(rows, "--transform", f"{RECIPES}:none", "--on-bad-row", "skip") == 3
-    assert "of 2 rows 1 were refused" in capsys.readouterr().err
-    rows.write_text("no row\n")
-    assert produce(rows, "--on-bad-row", "skip", out="another") == 3
-    assert "the only row was refused" in capsys.readouterr().err
-
-
-def test_filter_that_leaves_nothing_is_told_and_the_stream_ends(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert produce(rows, "--transform", f"{RECIPES}:none") == 0
-    assert "left out all of 20 rows" in capsys.readouterr().err
-    rows.write_text("")
-    assert produce(rows, out="of nothing") == 0
-    assert "left out" not in capsys.readouterr().err
-
-
-def test_stream_that_holds_rows_ends_though_the_others_were_refused(rows: Path, tmp_path: Path) -> None:
-    lines = rows.read_bytes().splitlines(keepends=True)
-    rows.write_bytes(b"".join(lines[:4]) + b"no row\n" * 3)
-    assert produce(rows) == 3
-    assert produce(rows, "--on-bad-row", "skip") == 0
-    assert len(list(StreamReader(tmp_path / "out"))) == 4
+def test_what_a_filter_leaves_out_is_told(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, none = rows.read_text(), ("--transform", f"{RECIPES}:none")
+    for out, text, options, code, said in (
+        ("none", good, none, 0, "left out all of 20 rows"),
+        ("empty", "", (), 0, "holds no rows"),
+        ("some", good.splitlines()[0] + "\nno row\n", none, 3, "of 2 rows 1 were refused"),
+        ("one", "no row\n", (), 3, "the only row was refused"),
+    ):
+        rows.write_text(text)
+        assert produce(rows, *options, "--on-bad-row", "skip", out=out) == code
+        err = capsys.readouterr().err
+        assert said in err
+        assert ("left out all" in err) == (out == "none")
 
 
 ASKED = ("--pack", 8, "--encode", f"{ENCODERS}:as_told")
@@ -267,11 +255,3 @@ def test_stream_without_a_row_is_begun_anew_as_the_refusal_says(
         os.remove(rows.parent / "out" / name)
     assert produce(rows, *mended) == 0
     assert [row["id"] for row in StreamReader(rows.parent / "out")] == list(range(20))
-
-
-def test_stream_with_rows_is_not_to_be_begun_anew(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows.write_bytes(rows.read_bytes() + b"no row\n")
-    assert produce(rows, "--encode", f"{ENCODERS}:counted") == 3
-    capsys.readouterr()
-    assert produce(rows, "--encode", f"{ENCODERS}:of_numpy") == 5
-    assert "No row is published" not in capsys.readouterr().err

@@ -73,24 +73,6 @@ def test_growth_further_sources_and_other_weights(
     assert [one.line for one in take(second, position)] == [one.line for one in [*middle, *rest]]
 
 
-def stopped_in_a_block(directory: Path, taken: int) -> tuple[Settings, Any]:
-    """Two files, of which a block of 8 holds 3 and 5 rows; so many of it are taken."""
-    run = make(directory / "out", grow(directory, [3, 9]), shuffle=8)
-    *_, last = itertools.islice(take(run), taken)
-    assert (last.position["unit"], last.position["skip"]) == ([3, 5], taken)
-    return run, last.position
-
-
-@pytest.mark.parametrize("file", [0, 1])
-def test_a_file_that_is_replaced_while_a_block_of_it_is_begun_is_refused(tmp_path: Path, file: int) -> None:
-    run, position = stopped_in_a_block(tmp_path, 7)
-    path = Path(run.sources[file].path)
-    path.write_bytes(path.read_bytes().replace(b"[%d," % file, b"[7,"))
-    with pytest.raises(SourceRefused) as refused:
-        list(take(run, position))
-    assert refused.value.file == ", ".join(source.path for source in run.sources)
-
-
 def test_a_function_that_gives_other_rows_than_before_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

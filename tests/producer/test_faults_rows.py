@@ -18,7 +18,6 @@ Covered elsewhere:
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from lazyshard_producer.cli import main
-from tests.harness.processes.producing import assert_one_line, chunk_files, ids, rows, run_arguments
+from tests.harness.processes.producing import assert_one_line, chunk_files, ids, refused, rows, run_arguments
 from tests.producer.fault_sources import KINDS, TextSource
 
 BOM: Final = b"\xef\xbb\xbf"
@@ -114,10 +113,6 @@ class World:
         with self.source.given():
             code = main(arguments)
         return code, self._capsys.readouterr().err
-
-
-def refused(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
 
 
 @pytest.fixture(params=KINDS)
@@ -264,13 +259,7 @@ PACKED: Final = gzip.compress(TEXT, mtime=0)
     ids=["cut", "nothing", "a byte", "wrong CRC", "wrong length", "something behind it", "not gzip", "not zstd"],
 )
 def test_a_file_that_stops_the_run_and_the_sound_one_goes_on(
-    name: str,
-    data: bytes,
-    published: int,
-    byte: int,
-    policy: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, data: bytes, published: int, byte: int, policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever --on-bad-row says."""
     source, out = tmp_path / name, tmp_path / "out"

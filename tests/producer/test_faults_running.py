@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
 import shutil
 import time
@@ -25,6 +24,7 @@ from tests.harness.processes.producing import (
     assert_one_line,
     head,
     ids,
+    refused,
     rows,
     run_arguments,
     start,
@@ -68,7 +68,7 @@ def test_every_fsync_that_fails_publishes_nothing_and_the_next_run_writes_anew(
         assert main(options) == 0
         capsys.readouterr()
         assert ids(out) == list(range(10))
-        assert [json.loads(line)["row"] for line in (out / "quarantine.jsonl").read_bytes().splitlines()] == ["bad"]
+        assert [entry["row"] for entry in refused(out)] == ["bad"]
         assert list((out / ".tmp").iterdir() if (out / ".tmp").exists() else []) == []
     else:
         raise AssertionError("there are more of them")

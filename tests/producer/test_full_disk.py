@@ -9,10 +9,7 @@ from lazyshard_producer.cli import main
 from tests.harness.disks import SmallDisk, disk_fixture
 from tests.harness.processes.producing import assert_one_line, chunk_files, head, ids, rows, run_arguments
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem"),
-]
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem")]
 
 
 disk = disk_fixture("size=256k")

@@ -82,15 +82,6 @@ def test_a_wait_for_rows_is_over_when_they_come_and_not_only_with_the_next_chunk
     assert world.told == [(2.0, "source"), (3.0, None), (5.0, "source"), (5.0, None)]
 
 
-def due(pace: Pace, now: float) -> int:
-    """Takes what may be taken at once."""
-    taken = 0
-    while pace.delay(now) == 0:
-        pace.take()
-        taken += 1
-    return taken
-
-
 def test_rows_are_due_at_even_distances() -> None:
     pace, now, found = Pace(4, 100.0), 100.0, []
     for _ in range(5):
@@ -106,17 +97,16 @@ def test_a_million_rows_do_not_drift() -> None:
     assert pace.delay(1e6) == pytest.approx(1_000_000 / 3, abs=1e-6)
 
 
-def test_a_short_pause_is_made_up_for_whole_and_of_a_long_one_a_second() -> None:
+@pytest.mark.parametrize(("pause", "at_once"), [(0.5, 6), (3600.0, 11)])
+def test_of_a_pause_a_second_at_most_is_made_up_for(pause: float, at_once: int) -> None:
     pace = Pace(10, 0.0)
-    assert due(pace, 0.5) == 6
-    assert due(pace, 3600.0) == 11  # those of one second, and the one due now
-    assert pace.delay(3600.0) == pytest.approx(0.1)
+    for _ in range(at_once):  # and the one due now
+        assert pace.delay(pause) == 0
+        pace.take()
+    assert pace.delay(pause) == pytest.approx(0.1)
 
 
-@given(
-    rate=st.floats(0.01, 1e6),
-    pauses=st.lists(st.floats(0, 100), max_size=30),
-)
+@given(rate=st.floats(0.01, 1e6), pauses=st.lists(st.floats(0, 100), max_size=30))
 def test_never_faster_than_the_rate_and_a_burst(rate: float, pauses: list[float]) -> None:
     pace = Pace(rate, 0.0)
     now = 0.0

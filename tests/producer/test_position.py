@@ -28,28 +28,13 @@ A: dict[str, Any] = {
     "tail": "1111111111111111",
     "open_end": True,
 }
-PLAIN = RunPosition(sources=(A, None), rows=2, duplicate=1)
-MIXED = RunPosition(
-    sources=(A, None),
-    skip=1,
-    rows=5,
-    refused=2,
-    duplicate=1,
-    blocks=3,
-    quarantine_bytes=40,
-    drawn=(4, 1),
-    finished=(False, True),
-    unit=(3, 0),
-    skipped="0123456789abcdef",
-    recipe={"transform": "m:f"},
-)
 ENCODED: dict[str, Any] = {
     "version": 1,
     "sources": [A, {"kind": None, "path": "b"}],
     "skip": 1,
     "rows": 5,
     "refused": 2,
-    "duplicate": 1,
+    "duplicate": 7,
     "blocks": 3,
     "quarantine_bytes": 40,
     "drawn": [4, 1],
@@ -60,11 +45,18 @@ ENCODED: dict[str, Any] = {
 }
 
 
+PLAIN = RunPosition(sources=(A, None), rows=2, duplicate=1)
+MIXED = decode_position(ENCODED, "out")
+
+
 def test_positions_are_pinned_and_survive_json() -> None:
+    assert (MIXED.sources, MIXED.recipe) == ((A, None), {"transform": "m:f"})
+    assert (MIXED.skip, MIXED.rows, MIXED.refused, MIXED.duplicate, MIXED.blocks) == (1, 5, 2, 7, 3)
+    assert (MIXED.quarantine_bytes, MIXED.skipped) == (40, "0123456789abcdef")
+    assert (MIXED.drawn, MIXED.finished, MIXED.unit) == ((4, 1), (False, True), (3, 0))
     assert MIXED.encode(["a", "b"]) == ENCODED
     for position in (PLAIN, MIXED):
         value = orjson.loads(orjson.dumps(position.encode(["a", "b"])))
-        assert decode_position(value, "out") == position
         # Unknown fields are ignored.
         assert decode_position(value | {"later": 1}, "out") == position
         assert source_names(value) == ["a", "b"]

@@ -94,6 +94,11 @@ def published(out: Path) -> int:
     return chunks
 
 
+def refused(out: Path) -> list[dict[str, Any]]:
+    """What is in quarantine."""
+    return [json.loads(line) for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
+
+
 def rows(first: int, last: int) -> bytes:
     return b"".join(b'{"id":%d,"text":"row %d"}\n' % (number, number) for number in range(first, last))
 

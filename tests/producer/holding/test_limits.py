@@ -84,28 +84,10 @@ def test_an_amount_in_chunks_is_rounded_down_but_not_to_nothing(
     assert ahead_in_chunks(Amount(number=number, unit=unit), 1000, chunk_bytes) == chunks
 
 
-@pytest.mark.parametrize(
-    ("claims", "may"),
-    [
-        ([], 10),
-        # The reading mark counts, not the cursor that stands still between two checkpoints.
-        ([claim(done=4, needs=20)], 30),
-        # One that is below its own cursor is an old one.
-        ([claim(done=20, needs=4)], 30),
-        # Never below what the fastest reader needs, however slow the slowest.
-        ([claim("a", needs=4), claim("b", needs=50)], 50),
-        # A cursor alone says nothing of what is needed.
-        ([claim("a", needs=4), claim("b", done=50)], 14),
-        ([Claim(name="torn", problem="torn")], 10),
-    ],
-)
-def test_publishable_ten_chunks_ahead(claims: list[Claim], may: int) -> None:
-    assert publishable(claims, 10) == may
-
-
 @PROPERTY
 @given(claims=claim_lists(), ahead=st.integers(0, 50))
 def test_publishable_is_what_the_slowest_allows_and_covers_every_need(claims: list[Claim], ahead: int) -> None:
+    """A reading mark below its own cursor is an old one; a cursor alone says nothing of what is needed."""
     needs = max([claim.needs or 0 for claim in claims] or [0])
     assert publishable(claims, ahead) == max(needs, min([claim.mark for claim in claims] or [0]) + ahead)
 

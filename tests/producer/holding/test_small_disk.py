@@ -1,4 +1,4 @@
-"""A filesystem that is full at any write, has no inode or turns read-only: one line, and on when there is room."""
+"""A filesystem that is full at any write, or has no inode: one line, and on when there is room."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Final
 import pytest
 
 from lazyshard_producer.cli import main
-from tests.harness.disks import Disk, SmallDisk
+from tests.harness.disks import SmallDisk
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import (
     assert_one_line,
     head,
     ids,
     published,
-    rows,
     run_arguments,
     start,
     wait_until,
@@ -66,27 +65,6 @@ def test_a_disk_that_is_full_at_any_write(kind: str, size: Callable[[int], str],
         lines = [(entry["source"], entry["line"]) for entry in stream.refused()]
         assert len(set(lines)) == len(lines) > 0
         stream.check_ended()
-
-
-def test_a_filesystem_that_turns_read_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "a.jsonl"
-    source.write_bytes(rows(0, 100))
-    with Disk(tmp_path) as disk:
-        out = disk.point / "out"
-        process = start(*run_arguments(out, [source], 10, "--rate", 50))
-        wait_until(lambda: published(out) >= 2, process)
-        disk.fail()
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 7
-        assert_one_line(err, "Read-only file system")
-        assert main(run_arguments(out, [source], 10, "--no-progress")) == 7
-        assert_one_line(capsys.readouterr().err, "Read-only file system")
-        disk.restart()
-        done = ids(out)
-        assert done == list(range(len(done)))
-        assert len(done) >= 20
-        assert main(run_arguments(out, [source], 10)) == 0
-        assert ids(out) == list(range(100))
 
 
 @pytest.mark.parametrize("end", ["room", "signal", "signal where no room is left at all"])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lazyshard.errors import FileRefused, ProducerFenced, RowInvalid
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
 from lazyshard_producer.sources.source import RowOrigin
+from tests.harness.processes.producing import refused
 
 ERROR = RowInvalid("not a row: odd", reason="odd", byte=3)
 TORN = RowInvalid("not a row: torn?", reason="torn?", byte=3)
@@ -33,12 +32,8 @@ def add(file: Quarantine, reason: str) -> None:
     file.sync()
 
 
-def entries(out: Path) -> list[Any]:
-    return [json.loads(line) for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
-
-
 def reasons(out: Path) -> list[str]:
-    return [entry["reason"] for entry in entries(out)]
+    return [entry["reason"] for entry in refused(out)]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +77,7 @@ def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None
     refusals.sync()
     assert refusals.quarantine_bytes == (tmp_path / "quarantine.jsonl").stat().st_size
     refusals.close()
-    assert entries(tmp_path) == [
+    assert refused(tmp_path) == [
         {"source": "a.jsonl", "line": 2, "byte": 10, "reason": "odd", "row": "{broken", "at": 5},
         {"source": "b", "line": 1, "byte": None, "reason": "odd", "row_base64": "/w==", "at": 5},
         {"source": "c", "line": 1, "byte": 0, "reason": "odd", "row": "", "at": 5},

@@ -63,26 +63,21 @@ def test_a_run_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert tree() == before
 
 
-@pytest.mark.parametrize(
-    ("more", "code", "messages"),
-    [
+def test_what_would_end_a_run_ends_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.jsonl").write_bytes(b"[1]\n")
+    Path("a.jsonl").write_bytes(b"")
+    before = tree()
+    for more, code, messages in (
         (["--rate", "0", "--shuffle", "-1"], 2, ["--rate", "--shuffle"]),
         (["--transform", "nowhere:f"], 2, ["--transform: "]),
         (["--source", "bad.jsonl"], 3, ["bad.jsonl:1: "]),
         (["--source", "missing.jsonl"], 4, ["missing.jsonl: "]),
         (["--out", "a.jsonl"], 5, ["a.jsonl: "]),
-    ],
-)
-def test_what_would_end_a_run_ends_the_check(
-    more: list[str], code: int, messages: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("bad.jsonl").write_bytes(b"[1]\n")
-    Path("a.jsonl").write_bytes(b"")
-    before = tree()
-    assert main(["check", *ARGUMENTS, *more]) == code
-    errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-    assert [message in error for message, error in zip(messages, errors, strict=True)] == [True] * len(messages)
-    assert tree() == before
+    ):
+        assert main(["check", *ARGUMENTS, *more]) == code
+        errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+        assert [message in error for message, error in zip(messages, errors, strict=True)] == [True] * len(messages)
+        assert tree() == before
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.format.records import End
 from lazyshard_producer.cli import main
-from tests.harness.processes.producing import assert_one_line, run_arguments
+from tests.harness.processes.producing import assert_one_line, head, refused, run_arguments
 
 ENCODERS = "tests.producer.encoders"
 RECIPES = "tests.producer.recipes"
@@ -44,14 +44,13 @@ def test_stream_of_which_every_row_was_refused_does_not_end(
         assert produce(rows, *options) == 3
         assert_one_line(capsys.readouterr().err, "all 20 rows were refused", f"{rows}:1: --pack: ")
     assert not (out / "stream.end").exists()
-    assert json.loads((out / "head.json").read_bytes())["state"] == "failed"
-    if policy == "quarantine":
-        assert len((out / "quarantine.jsonl").read_bytes().splitlines()) == 20
+    assert head(out)["state"] == "failed"
+    assert policy == "skip" or len(refused(out)) == 20
     # Those that are mended are published by the same command.
     rows.write_bytes(good)
     assert produce(rows, *options) == 0
     assert sum(len(row["pack"]) for row in StreamReader(out)) == 20
-    assert policy == "skip" or (out / "quarantine.jsonl").read_bytes() == b""
+    assert policy == "skip" or refused(out) == []
 
 
 def test_what_a_filter_leaves_out_is_told(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,23 +193,8 @@ def test_a_finished_command_is_an_error_once_there_are_rows_that_are_not_in_the_
     assert {path.name: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(
-    ("more", "code", "said"),
-    [
-        (("--source", "other.jsonl"), 5, "not in it: other.jsonl"),
-        (("--follow", "other"), 5, "not in it: other"),
-        (("--source", f"python:{RECIPES}:rows"), 5, f"not in it: python:{RECIPES}:rows"),
-        (("--source", "-"), 5, "not in it: standard input"),
-        (("--source", "empty.jsonl"), 0, "already ended"),
-    ],
-)
 def test_other_sources_than_those_of_an_ended_stream_are_an_error(
-    rows: Path,
-    more: tuple[str, ...],
-    code: int,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(rows.parent)
     Path("other.jsonl").write_bytes(ROW)
@@ -218,8 +202,15 @@ def test_other_sources_than_those_of_an_ended_stream_are_an_error(
     Path("empty.jsonl").touch()
     assert produce(rows) == 0
     capsys.readouterr()
-    assert produce(rows, *more) == code
-    assert said in capsys.readouterr().err
+    for option, source, code, said in (
+        ("--source", "other.jsonl", 5, "not in it: other.jsonl"),
+        ("--follow", "other", 5, "not in it: other"),
+        ("--source", f"python:{RECIPES}:rows", 5, f"not in it: python:{RECIPES}:rows"),
+        ("--source", "-", 5, "not in it: standard input"),
+        ("--source", "empty.jsonl", 0, "already ended"),
+    ):
+        assert produce(rows, option, source) == code
+        assert said in capsys.readouterr().err
     assert main(["run", "--source", "empty.jsonl", "--out", "out", "--samples-per-chunk", "4"]) == 0
     assert "made from other sources: source 1 was " in capsys.readouterr().err
 

@@ -11,7 +11,7 @@ import pytest
 
 from lazyshard import StreamReader
 from lazyshard_producer.cli import main
-from tests.harness.processes.producing import assert_one_line, head, run_arguments
+from tests.harness.processes.producing import assert_one_line, head, refused, run_arguments
 from tests.stream.streams import seal
 
 HERE = "tests.producer.encoders"

@@ -108,28 +108,18 @@ def test_no_quarantine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
+def test_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("quarantine.jsonl")
+    for arguments, code, said in (
         ([""], 2, "STREAM: "),
         (["nowhere"], 2, "STREAM: "),
         ([".", "--rows", "--json"], 2, "--json"),
         # It is not waited for a writer of the pipe.
         (["."], 5, "quarantine.jsonl"),
-    ],
-)
-def test_no_stream(
-    arguments: list[str],
-    code: int,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("quarantine.jsonl")
-    assert main(["quarantine", *arguments]) == code
-    assert_one_line(capsys.readouterr().err, said)
+    ):
+        assert main(["quarantine", *arguments]) == code
+        assert_one_line(capsys.readouterr().err, said)
 
 
 def test_rows_as_they_came(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -1,9 +1,13 @@
-"""The loop, its pace and its waits, with clocks that are turned by hand; and what a run that has failed says."""
+"""The loop, its pace and its waits, with clocks that are turned by hand; what a run says that is stuck or has failed.
+
+A share that hangs: tests/faults/test_network.py.
+"""
 
 from __future__ import annotations
 
 import json
 import platform
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +19,7 @@ from hypothesis import strategies as st
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import WaitTimeout
 from lazyshard.stream.watchdog import Watchdog
+from lazyshard_producer import run as runs
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.progress import Display
@@ -25,6 +30,7 @@ from lazyshard_producer.wording import Outcome, Tally
 from tests.cli.commands import lazyshard
 from tests.harness.processes.producing import head, ids, plain_sources, rows, run_arguments
 from tests.stream.streams import python
+from tests.stream.waiting_by_hand import World as WaitingWorld
 
 
 class World:
@@ -199,3 +205,55 @@ def test_pages_of_freed_rows_are_not_fetched_again() -> None:
     given_back, kept = (int(python(ROUNDS, mode).stdout) for mode in ("give back", "keep"))
     assert given_back > 1000
     assert kept < given_back / 10
+
+
+def test_what_takes_too_long_is_told_once_and_so_is_its_end() -> None:
+    world = WaitingWorld()
+    world.watchdog.ask(lambda: "reading a")
+    assert world.look_at(59.9) == []
+    assert world.look_at(60.0) == ["no answer for 60 s: reading a"]
+    # The next question has its own time.
+    world.watchdog.ask(lambda: "reading b")
+    assert world.look_at(119.0) == []
+    assert world.look_at(120.0) == ["no answer for 60 s: reading b"]
+    assert world.look_at(200.0) == []
+    world.watchdog.answered()
+    assert world.told[-1] == "answered after 140 s: reading b"
+
+
+came = threading.Event()
+
+
+def waits(row: dict[str, Any]) -> dict[str, Any]:
+    """Comes back once it was told that it does not."""
+    if row["id"] == 3:
+        assert came.wait(60)
+    return row
+
+
+class Listening(Display):
+    def __init__(self) -> None:
+        super().__init__(log=False)
+        self.told: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.told.append(text)
+        came.set()
+
+
+def test_a_function_that_does_not_come_back_is_named_with_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "Watchdog", lambda tell: Watchdog(tell, 0.05))
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(rows(0, 6))
+    settings = Settings(
+        sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, transform=f"{__name__}:waits"
+    )
+    display = Listening()
+    with Stop() as stop:
+        run(settings, display, stop)
+    assert display.told[0].startswith("no answer for 0 s: ")
+    assert display.told[0].endswith(f"{source}:4")
+    assert display.told[1].startswith("answered after ")
+    assert ids(out) == list(range(6))

@@ -6,7 +6,7 @@ every kind, it is quarantined and counted.
 
 Covered elsewhere:
 
-    a line of 1 GB                          test_faults_long_lines, test_lines, test_follow, test_compressed
+    a line of 1 GB                          test_lines, test_follow, test_compressed
     rows made by --transform, --where       test_bad_input_functions
     rows of tables                          test_arrow_values, test_parquet, test_table_files
     a line cut at any byte, any bytes       tests/format/test_row, test_lines (Hypothesis)
@@ -16,6 +16,8 @@ Covered elsewhere:
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,6 +25,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from lazyshard_producer.cli import main
+from tests.harness.processes.environment import environment
 from tests.harness.processes.producing import assert_one_line, chunk_files, ids, refused, rows, run_arguments
 from tests.producer.fault_sources import KINDS, TextSource
 
@@ -369,3 +372,38 @@ def test_packed_files_are_refused_by_their_first_bytes(
     assert main(run_arguments(tmp_path / "out", [source])) == 4
     assert_one_line(capsys.readouterr().err, str(source), name)
     assert not (tmp_path / "out").exists()
+
+
+MEASURED: Final = """
+import sys
+from lazyshard_producer.cli import main
+
+code = main(sys.argv[1:])
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(code, int(peak) << 10)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_that_is_too_long_takes_no_memory(kind: str, tmp_path: Path) -> None:
+    """Of the peak of the whole command. What a function, a generator or a table makes is in memory in any case."""
+    if kind == "zstd":
+        pytest.importorskip("zstandard")
+    peaks = []
+    for size in (2 << 20, 96 << 20):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        source, out = TextSource(kind, folder), folder / "out"
+        source.write(rows(0, 5) + b'{"id":"%s"}\n' % (b"x" * size) + rows(5, 9))
+        options = ("--max-row-bytes", str(1 << 20), "--on-bad-row", "quarantine")
+        command = [sys.executable, "-W", "ignore", "-c", MEASURED, *run_arguments(out, [], 4), *source.arguments]
+        with source.given():
+            done = subprocess.run([*command, *options], env=environment(), stdout=subprocess.PIPE, check=True)
+        code, peak = map(int, done.stdout.split())
+        assert code == 0
+        assert ids(out) == list(range(9))
+        (entry,) = refused(out)
+        assert (entry["line"], entry["byte"], entry["row"]) == (6, len(rows(0, 5)), "")
+        peaks.append(peak)
+    # Blocks that are in hand or read ahead, of a few MiB; the line is 96 MiB.
+    assert peaks[1] - peaks[0] < 32 << 20

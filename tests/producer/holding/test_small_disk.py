@@ -11,10 +11,11 @@ from typing import Final
 import pytest
 
 from lazyshard_producer.cli import main
-from tests.harness.disks import SmallDisk
+from tests.harness.disks import SmallDisk, disk_fixture
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import (
     assert_one_line,
+    chunk_files,
     head,
     ids,
     published,
@@ -26,16 +27,49 @@ from tests.harness.scenes.rows import made
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem"),
-]
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem")]
 
 MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
 
 
+disk = disk_fixture("size=256k")
+
+
+def test_disk_full(disk: SmallDisk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "a.jsonl", disk.point / "out"
+    source.write_bytes(b"".join(b'{"id":%d,"text":"%s"}\n' % (number, b"x" * 900) for number in range(1000)))
+    arguments = run_arguments(out, [source], 50, "--no-progress")
+    done: list[int] = []
+    for _ in range(2):
+        assert main(arguments) == 7
+        assert_one_line(capsys.readouterr().err, "No space left on device")
+        done = done or ids(out)
+        assert ids(out) == done == list(range(len(done)))
+        assert (head(out)["state"], head(out)["chunks"] * 50) == ("failed", len(done))
+        assert "No space left on device" in head(out)["note"]
+        assert len(chunk_files(out)) * 50 == len(done) > 0
+
+    disk.change("size=8m")
+    assert main(arguments) == 0
+    assert ids(out) == list(range(1000))
+
+
+@pytest.mark.parametrize("reason", ["No space left on device", "Read-only file system"])
+def test_not_even_the_directory_can_be_made(
+    reason: str, disk: SmallDisk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if reason == "Read-only file system":
+        disk.change("ro")
+    else:
+        disk.fill()
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(b"{}\n")
+    assert main(run_arguments(disk.point / "out", [source], 10, "--no-progress")) == 7
+    assert_one_line(capsys.readouterr().err, reason)
+
+
 # A page or an inode more each time: what finds no room is another one each time.
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
@@ -67,6 +101,7 @@ def test_a_disk_that_is_full_at_any_write(kind: str, size: Callable[[int], str],
         stream.check_ended()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("end", ["room", "signal", "signal where no room is left at all"])
 def test_with_min_free_disk_it_waits_for_room_and_goes_on(end: str, tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -165,6 +166,10 @@ def running(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
         time.sleep(0.01)
 
 
+def catches_no_more(pid: int) -> bool:
+    return not catches(pid, signal.SIGTERM)
+
+
 def members(session: int) -> list[int]:
     """Processes of a session that are not over."""
     found = []
@@ -178,29 +183,24 @@ def members(session: int) -> list[int]:
     return found
 
 
-def test_a_function_that_hangs_is_left_by_the_second_signal(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with running(*transforming(out, source, "hangs"), cwd=tmp_path) as process:
-        wait_until(lambda: (tmp_path / "hangs").exists() and published(out) == 1, process)
-        process.send_signal(signal.SIGTERM)
-        # It is noted, and seen only once the function gives its row.
-        wait_until(lambda: not catches(process.pid, signal.SIGTERM), process)
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == -signal.SIGTERM
-    assert ids(out) == [0, 1]
-    assert main(run_arguments(out, [source], 2)) == 0
-    assert ids(out) == list(range(6))
-
-
-def test_workers_that_hang_are_left_at_the_first_signal(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with running(*transforming(out, source, "hangs", "--workers", 2), cwd=tmp_path) as process:
-        wait_until((tmp_path / "hangs").exists, process)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    assert main(run_arguments(out, [source], 2)) == 0
-    assert ids(out) == list(range(6))
+def test_a_function_that_hangs_is_left_by_the_second_signal_and_workers_that_do_at_the_first(
+    source: Path, tmp_path: Path
+) -> None:
+    for workers in (0, 2):
+        out = tmp_path / str(workers)
+        (tmp_path / "hangs").unlink(missing_ok=True)
+        with running(*transforming(out, source, "hangs", "--workers", workers), cwd=tmp_path) as process:
+            wait_until((tmp_path / "hangs").exists, process)
+            process.send_signal(signal.SIGTERM)
+            if not workers:
+                # It is noted, and seen only once the function gives its row.
+                wait_until(partial(catches_no_more, process.pid), process)
+                assert process.poll() is None
+                process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == (0 if workers else -signal.SIGTERM)
+        assert workers or ids(out) == [0, 1]
+        assert main(run_arguments(out, [source], 2)) == 0
+        assert ids(out) == list(range(6))
 
 
 def test_a_module_that_takes_minutes_to_import_is_left_by_the_second_signal(source: Path, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_module_that_takes_minutes_to_import_is_left_by_the_second_signal(sour
         wait_until((tmp_path / "imports").exists, process)
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
-            wait_until(lambda: process.poll() is not None or not catches(process.pid, signal.SIGTERM), process)
+            wait_until(lambda: process.poll() is not None or catches_no_more(process.pid), process)
         assert process.wait(60) == -signal.SIGTERM
 
 

@@ -105,8 +105,8 @@ def test_mixed_by_weights(kinds: list[str], recipe: str, nursery: Commands, tmp_
     for source, weight in zip(sources, (5, 2, 3), strict=True):
         source.arguments += ["--weight", str(weight)]
     stream = check_killed(nursery, tmp_path, sources, MIXED[recipe], 2 * MOST_CALLS)
-    expected = [row for source in sources for row in made(source.rows, transform=recipe != "as they are", where=False)]
-    assert in_any_order(stream.rows()) == in_any_order(expected)
+    rows = [row for source in sources for row in source.rows]
+    assert in_any_order(stream.rows()) == in_any_order(made(rows, transform=recipe != "as they are", where=False))
 
 
 @pytest.mark.parametrize(("kind", "options"), PUT_TOGETHER)

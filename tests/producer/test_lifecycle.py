@@ -75,33 +75,27 @@ def end(process: subprocess.Popen[str], number: signal.Signals, code: int = 0) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "recipe"),
-    [*((kind, ()) for kind in LIVE), ("stdin", SHUFFLED), ("pipe", IN_WORKERS), ("followed", SHUFFLED)],
+    ("kind", "recipe", "number", "code"),
+    [
+        *((kind, (), signal.SIGUSR1, 0) for kind in LIVE),
+        *((kind, (), signal.SIGTERM, 0) for kind in LIVE),
+        ("stdin", (), signal.SIGINT, 130),
+        ("stdin", SHUFFLED, signal.SIGUSR1, 0),
+        ("pipe", IN_WORKERS, signal.SIGUSR1, 0),
+        ("followed", SHUFFLED, signal.SIGUSR1, 0),
+    ],
 )
-def test_sigusr1_ends_a_live_source_and_with_it_the_stream(
-    kind: str, recipe: tuple[object, ...], tmp_path: Path
+def test_sigusr1_ends_a_live_source_and_with_it_the_stream_and_others_stop_at_once(
+    kind: str, recipe: tuple[object, ...], number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
+    out, ends = tmp_path / "out", number == signal.SIGUSR1
     with live_run(kind, tmp_path, out, *recipe) as process:
-        text = end(process, signal.SIGUSR1)
-    assert "event=end result=finished" in text
-    assert sorted(ids(out)) == list(range(7))
-    assert json.loads((out / "stream.end").read_bytes())["samples"] == 7
-    assert head(out)["ended"] is True
-
-
-@pytest.mark.parametrize(
-    ("kind", "number", "code"), [*((kind, signal.SIGTERM, 0) for kind in LIVE), ("stdin", signal.SIGINT, 130)]
-)
-def test_a_run_that_waits_for_rows_stops_at_once(kind: str, number: signal.Signals, code: int, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with live_run(kind, tmp_path, out) as process:
-        assert "; 1 of the 3 rows of the next chunk" in notes(out)
+        assert recipe or "; 1 of the 3 rows of the next chunk" in notes(out)
         text = end(process, number, code)
-    assert "published=6 chunks=2" in text
-    assert ids(out) == list(range(6))
-    assert head(out)["state"] == "idle"
-    assert not (out / "stream.end").exists()
+    assert ("event=end result=finished" in text) == ends
+    assert sorted(ids(out)) == list(range(7 if ends else 6))
+    assert (head(out)["state"] == "idle", head(out)["ended"]) == (not ends, ends)
+    assert (out / "stream.end").exists() == ends
     assert not (out / ".tmp").exists()
 
 

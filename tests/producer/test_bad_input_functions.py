@@ -28,7 +28,7 @@ from tests.harness.processes.producing import (
     rows,
     run,
     run_arguments,
-    start,
+    running,
     wait_until,
 )
 
@@ -151,14 +151,10 @@ def test_what_is_printed_disturbs_nothing(workers: int, source: Path, tmp_path: 
 
 
 @contextmanager
-def running(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+def in_session(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     """A run that leaves no process behind; in a session of its own, so that they can be found."""
-    with start(*arguments, cwd=cwd, start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
+    with running(*arguments, cwd=cwd, start_new_session=True) as process:
+        yield process
     # The one that clears away semaphores ends a moment after its parent.
     deadline = time.monotonic() + DEADLINE_S
     while left := members(process.pid):
@@ -189,7 +185,7 @@ def test_a_function_that_hangs_is_left_by_the_second_signal_and_workers_that_do_
     for workers in (0, 2):
         out = tmp_path / str(workers)
         (tmp_path / "hangs").unlink(missing_ok=True)
-        with running(*transforming(out, source, "hangs", "--workers", workers), cwd=tmp_path) as process:
+        with in_session(*transforming(out, source, "hangs", "--workers", workers), cwd=tmp_path) as process:
             wait_until((tmp_path / "hangs").exists, process)
             process.send_signal(signal.SIGTERM)
             if not workers:
@@ -205,7 +201,9 @@ def test_a_function_that_hangs_is_left_by_the_second_signal_and_workers_that_do_
 
 def test_a_module_that_takes_minutes_to_import_is_left_by_the_second_signal(source: Path, tmp_path: Path) -> None:
     (tmp_path / "users.py").write_text("import pathlib, time\npathlib.Path('imports').touch()\ntime.sleep(600)\n")
-    with running(*run_arguments(tmp_path / "out", [source], 2, "--transform", "users:made"), cwd=tmp_path) as process:
+    with in_session(
+        *run_arguments(tmp_path / "out", [source], 2, "--transform", "users:made"), cwd=tmp_path
+    ) as process:
         wait_until((tmp_path / "imports").exists, process)
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
@@ -217,7 +215,7 @@ def test_a_worker_that_is_killed_ends_the_run_which_goes_on_later(source: Path, 
     out = tmp_path / "out"
     (tmp_path / "memory-is-short").touch()
     arguments = transforming(out, source, "dies", "--workers", 2)
-    with running(*arguments, cwd=tmp_path) as process:
+    with in_session(*arguments, cwd=tmp_path) as process:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 8
         assert_one_line(err)
@@ -230,7 +228,7 @@ def test_a_worker_that_is_killed_ends_the_run_which_goes_on_later(source: Path, 
 
 def test_a_generator_that_never_gives_another_row_is_left_at_the_first_signal(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with running(*run_arguments(out, [Path(f"python:{HERE}:never_gives")], 2), cwd=ROOT) as process:
+    with in_session(*run_arguments(out, [Path(f"python:{HERE}:never_gives")], 2), cwd=ROOT) as process:
         wait_until(lambda: "next row of python:" in head(out).get("note", ""), process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

@@ -117,7 +117,7 @@ def test_nothing_is_taken_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> Non
 COUNTED = "tests.producer.encoders:counted"
 TWICE = "tests.producer.recipes:twice"
 PACK = "packed to 10 tokens by "
-MIX = ["--weight", "3", "--follow", "in", "--weight", "1"]
+MIX = ["--weight", "3", "--follow", "in", "--weight", "1", "--rows", "0"]
 LIMITS = ["--max-disk", "500GB", "--min-free-disk", "1GB", "--retain", "100", "--consumers", "train,eval"]
 
 

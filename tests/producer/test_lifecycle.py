@@ -8,13 +8,14 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.harness.processes.environment import DEADLINE_S, ROOT
-from tests.harness.processes.producing import head, ids, published, rows, run_arguments, start, wait_until
+from tests.harness.processes.producing import head, ids, published, rows, run_arguments, running, wait_until
 
 LIVE: Final = ("stdin", "pipe", "followed", "generator")
 SHUFFLED: Final = ("--shuffle", 5)
@@ -25,14 +26,7 @@ def notes(out: Path) -> str:
     return str(head(out).get("note", ""))
 
 
-@contextmanager
-def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A run with a pipe as its standard input."""
-    with start(*arguments, cwd=ROOT, stdin=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+live = partial(running, cwd=ROOT, stdin=subprocess.PIPE)
 
 
 @contextmanager
@@ -53,7 +47,7 @@ def live_run(kind: str, folder: Path, out: Path, *options: object) -> Iterator[s
             arguments += ["--source", str(folder / "pipe")]
         else:
             arguments += ["--source", "-"]
-        process = stack.enter_context(running(*arguments))
+        process = stack.enter_context(live(*arguments))
         if kind == "stdin":
             assert process.stdin is not None
             process.stdin.write(rows(0, 7).decode())
@@ -103,7 +97,7 @@ def test_nobody_has_opened_the_pipe(tmp_path: Path) -> None:
     pipe, out = tmp_path / "pipe", tmp_path / "out"
     os.mkfifo(pipe)
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        with running(*run_arguments(out, [pipe], 3)) as process:
+        with live(*run_arguments(out, [pipe], 3)) as process:
             wait_until(lambda: head(out).get("pid") == process.pid and str(pipe) in notes(out), process)
             end(process, number)
     assert json.loads((out / "stream.end").read_bytes())["samples"] == 0
@@ -114,10 +108,10 @@ def test_the_published_part_of_a_pipe_is_waited_for_and_told(tmp_path: Path) -> 
     with live_run("pipe", tmp_path, out) as process:
         end(process, signal.SIGTERM)
     again = run_arguments(out, [tmp_path / "pipe"], 3)
-    with running(*again) as process:
+    with live(*again) as process:
         wait_until(lambda: "that is published, once more: 0 of " in notes(out), process)
         end(process, signal.SIGTERM)
-    with (tmp_path / "pipe").open("r+b", buffering=0) as pipe, running(*again) as process:
+    with (tmp_path / "pipe").open("r+b", buffering=0) as pipe, live(*again) as process:
         pipe.write(rows(0, 11))
         wait_until(lambda: published(out) == 3, process)
         end(process, signal.SIGUSR1)
@@ -130,7 +124,7 @@ def test_sigusr1_does_not_end_the_wait_for_room(tmp_path: Path) -> None:
     (tmp_path / "in" / "a.jsonl").write_bytes(rows(0, 10))
     text = f'out = "{out}"\nsamples_per_chunk = 3\n[[source]]\nfollow = "{tmp_path}/in"\n[limits]\nmax_ahead = '
     config.write_text(text + "1")
-    with running("run", "--config", config) as process:
+    with live("run", "--config", config) as process:
         wait_until(lambda: "--max-ahead 1 chunk" in notes(out), process)
         process.send_signal(signal.SIGUSR1)
         config.write_text(text + "2")
@@ -154,7 +148,7 @@ def test_sighup_changes_the_cap_on_bad_rows(tmp_path: Path) -> None:
 
     config.write_text(text + "1")
     write("a.jsonl", 0, 6)
-    with running("run", "--config", config) as process:
+    with live("run", "--config", config) as process:
         wait_until(lambda: published(out) == 2 and head(out)["state"] == "waiting", process)
         config.write_text(text + "2")
         process.send_signal(signal.SIGHUP)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ def start(
     return subprocess.Popen(
         command, env=environment(), cwd=cwd, stdin=stdin, stdout=pipe, stderr=pipe, text=True, **options
     )
+
+
+@contextmanager
+def running(*arguments: object, **options: Any) -> "Iterator[subprocess.Popen[str]]":
+    """A process of the command, killed in the end if it is still there."""
+    with start(*arguments, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -131,6 +142,16 @@ def rows_of(line: bytes) -> list[dict[str, Any]]:
 
 def seal(out: Path, chunk: int) -> Any:
     return json.loads((out / seal_name(chunk)).read_bytes())
+
+
+def lengths(out: Path) -> list[int]:
+    """The lengths that stand in the seals, of which each has them."""
+    found: list[int] = []
+    for chunk in range(len(list(out.glob("chunk_*.completed")))):
+        tokens = Seal.decode((out / seal_name(chunk)).read_bytes(), chunk).tokens
+        assert tokens is not None
+        found += tokens.tolist()
+    return found
 
 
 def chunk_files(out: Path) -> dict[str, bytes]:

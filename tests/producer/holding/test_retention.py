@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,7 @@ from lazyshard.stream.consumers import write_reading
 from lazyshard_producer.cli import main
 from tests.harness.disks import SmallDisk, disk_fixture
 from tests.harness.processes.environment import DEADLINE_S
-from tests.harness.processes.producing import head, published, rows, run_arguments, start, wait_until
+from tests.harness.processes.producing import head, published, rows, run_arguments, running, wait_until
 
 PER_CHUNK: Final = 20
 CONSUMED: Final = ("--retain", "consumed", "--consumers", "trainer")
@@ -41,14 +40,8 @@ def on_disk(out: Path) -> list[int]:
     return sorted({parsed[0] for name in os.listdir(out) if (parsed := parse_chunk_name(name)) is not None})
 
 
-@contextmanager
-def producing(source: Path, out: Path, *limits: object) -> Iterator[subprocess.Popen[str]]:
-    """A producer, killed at the end if it is still there."""
-    with start(*run_arguments(out, [source], PER_CHUNK, *limits)) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def producing(source: Path, out: Path, *limits: object) -> AbstractContextManager[subprocess.Popen[str]]:
+    return running(*run_arguments(out, [source], PER_CHUNK, *limits))
 
 
 def is_held(out: Path, process: subprocess.Popen[str], chunks: int, words: str) -> None:

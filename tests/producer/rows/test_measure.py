@@ -13,8 +13,8 @@ from lazyshard.errors import RowInvalid, SkipSample
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.row_settings import MeasureSettings
 from lazyshard_producer.rows.measure import load_counter
-from tests.harness.processes.producing import assert_one_line, refused, rows, run_arguments
-from tests.stream.streams import produce, seal
+from tests.harness.processes.producing import assert_one_line, lengths, refused, rows, run_arguments
+from tests.stream.streams import produce
 
 WORDS = ("one", "two", "three", "four")
 
@@ -41,15 +41,6 @@ def odd(row: dict[str, Any]) -> Any:
 def publish(out: Path, source: Path, measure: object, *more: object) -> int:
     name = f"{__name__}:{measure}" if isinstance(measure, str) else measure
     return main(run_arguments(out, [source], 4, "--measure", name, *more))
-
-
-def lengths(out: Path) -> list[int]:
-    found: list[int] = []
-    for chunk in range(len(list(out.glob("*.completed")))):
-        tokens = seal(out, chunk).tokens
-        assert tokens is not None
-        found += tokens.tolist()
-    return found
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from lazyshard_producer.rows import sequences
 from lazyshard_producer.rows.reader import MadeRow
 from lazyshard_producer.rows.sequences import packing
 from lazyshard_producer.sources.source import RowOrigin
-from tests.harness.processes.producing import plain_sources, run_arguments
+from tests.harness.processes.producing import lengths, plain_sources, run_arguments
 from tests.plan.evenness import evenness, step_costs
 from tests.producer.rows.draining import make, numbers, samples, take, write
 from tests.stream.streams import seal
@@ -30,13 +30,6 @@ from tests.stream.streams import seal
 COUNTED = "tests.producer.encoders:counted"
 TOKENIZED = "tests.producer.encoders:tokenized"
 DEALT: dict[str, Any] = {"balance": 2, "micro_batch_size": 2, "samples_per_chunk": 4, "seed": 7}
-
-
-def lengths_of(out: Path, chunk: int) -> list[int]:
-    tokens = seal(out, chunk).tokens
-    assert tokens is not None
-    found: list[int] = tokens.tolist()
-    return found
 
 
 @pytest.mark.parametrize("encode", [None, COUNTED])
@@ -47,7 +40,7 @@ def test_packs_are_made_of_one_buffer_after_the_other(tmp_path: Path, encode: st
     rows = list(StreamReader(out))
     assert [[one["id"][1] for one in row["pack"]] for row in rows] == [[0, 2], [1, 3], [4], [5]]
     assert [row["lengths"] for row in rows] == [[6, 4], [5, 5], [4], [9]]
-    assert [lengths_of(out, 0), lengths_of(out, 1)] == [[10, 10], [4, 9]]
+    assert lengths(out) == [10, 10, 4, 9]
 
 
 def test_an_encoded_pack_to_the_byte(tmp_path: Path) -> None:
@@ -145,12 +138,12 @@ def test_steps_are_even(tmp_path: Path, pack: int, capsys: pytest.CaptureFixture
     for ranks in (1, 4):
         out = tmp_path / str(ranks)
         assert main(run_arguments(out, paths, 40, *options, "--balance", ranks)) == 0
-        lengths = [row["lengths"] if pack else [row["length"]] for row in StreamReader(out)]
-        costs = np.array([float(sum(length * length for length in row)) for row in lengths])
+        found_lengths = [row["lengths"] if pack else [row["length"]] for row in StreamReader(out)]
+        costs = np.array([float(sum(length * length for length in row)) for row in found_lengths])
         even = evenness(step_costs(costs, 4, 40, ended=True))
         assert even is not None
         found[ranks] = even.overall
-        assert lengths_of(out, 0) == [sum(row) for row in lengths[:40]]
+        assert lengths(out) == [sum(row) for row in found_lengths]
         assert DealtByCost.read(seal(out, 0).source) == DealtByCost(ranks, 1, "length", 0.0, 1.0)
     assert (found[4] - 1) * 4 < found[1] - 1
     capsys.readouterr()
@@ -177,7 +170,7 @@ def test_padded_rows_to_the_byte(tmp_path: Path) -> None:
         b'{"id":1,"input_ids":[20,21,22,23],"labels":[-100,21,22,23],"length":4,"source":"a",'
         b'"attention_mask":[1,1,1,1]}\n'
     )
-    assert lengths_of(out, 0) == [2, 4]
+    assert lengths(out) == [2, 4]
 
 
 def test_padded_encoded_rows_to_the_byte(tmp_path: Path) -> None:

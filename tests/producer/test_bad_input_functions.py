@@ -151,7 +151,7 @@ def test_what_is_printed_disturbs_nothing(workers: int, source: Path, tmp_path: 
 
 
 @contextmanager
-def in_session(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+def session(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     """A run that leaves no process behind; in a session of its own, so that they can be found."""
     with running(*arguments, cwd=cwd, start_new_session=True) as process:
         yield process
@@ -166,7 +166,7 @@ def catches_no_more(pid: int) -> bool:
     return not catches(pid, signal.SIGTERM)
 
 
-def members(session: int) -> list[int]:
+def members(of_session: int) -> list[int]:
     """Processes of a session that are not over."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -174,7 +174,7 @@ def members(session: int) -> list[int]:
             state, _, _, of = path.read_text().rpartition(")")[2].split()[:4]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(of) == session and state != "Z":
+        if int(of) == of_session and state != "Z":
             found.append(int(path.parent.name))
     return found
 
@@ -185,7 +185,7 @@ def test_a_function_that_hangs_is_left_by_the_second_signal_and_workers_that_do_
     for workers in (0, 2):
         out = tmp_path / str(workers)
         (tmp_path / "hangs").unlink(missing_ok=True)
-        with in_session(*transforming(out, source, "hangs", "--workers", workers), cwd=tmp_path) as process:
+        with session(*transforming(out, source, "hangs", "--workers", workers), cwd=tmp_path) as process:
             wait_until((tmp_path / "hangs").exists, process)
             process.send_signal(signal.SIGTERM)
             if not workers:
@@ -201,9 +201,7 @@ def test_a_function_that_hangs_is_left_by_the_second_signal_and_workers_that_do_
 
 def test_a_module_that_takes_minutes_to_import_is_left_by_the_second_signal(source: Path, tmp_path: Path) -> None:
     (tmp_path / "users.py").write_text("import pathlib, time\npathlib.Path('imports').touch()\ntime.sleep(600)\n")
-    with in_session(
-        *run_arguments(tmp_path / "out", [source], 2, "--transform", "users:made"), cwd=tmp_path
-    ) as process:
+    with session(*run_arguments(tmp_path / "out", [source], 2, "--transform", "users:made"), cwd=tmp_path) as process:
         wait_until((tmp_path / "imports").exists, process)
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
@@ -215,7 +213,7 @@ def test_a_worker_that_is_killed_ends_the_run_which_goes_on_later(source: Path, 
     out = tmp_path / "out"
     (tmp_path / "memory-is-short").touch()
     arguments = transforming(out, source, "dies", "--workers", 2)
-    with in_session(*arguments, cwd=tmp_path) as process:
+    with session(*arguments, cwd=tmp_path) as process:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 8
         assert_one_line(err)
@@ -228,7 +226,7 @@ def test_a_worker_that_is_killed_ends_the_run_which_goes_on_later(source: Path, 
 
 def test_a_generator_that_never_gives_another_row_is_left_at_the_first_signal(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with in_session(*run_arguments(out, [Path(f"python:{HERE}:never_gives")], 2), cwd=ROOT) as process:
+    with session(*run_arguments(out, [Path(f"python:{HERE}:never_gives")], 2), cwd=ROOT) as process:
         wait_until(lambda: "next row of python:" in head(out).get("note", ""), process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

@@ -178,7 +178,7 @@ def test_a_row_is_nested_no_deeper_than_a_pack_can_hold(levels: int, fits: bool)
 
 
 @pytest.mark.parametrize("form", [{"pack": 10}, {"balance": 2}, {"split": 3}, {"pad": 3}])
-def test_a_row_that_is_refused_is_told_with_its_place(tmp_path: Path, form: dict[str, int]) -> None:
+def test_a_row_that_is_refused_is_told_with_its_place(tmp_path: Path, form: dict[str, Any]) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(encode_row({"length": 1, "input_ids": [7]}) + b"{}\n")
     with pytest.raises(RowInvalid) as caught:

@@ -50,16 +50,16 @@ def cut(documents: list[list[int]], settings: Settings) -> list[list[int]]:
     left = [token for tokens in framed for token in tokens if token is not None]
     found: list[list[int]] = []
     whole, overlap = settings.split + settings.split_overlap, settings.split_overlap
+    every_bos, every_eos = settings.split_every_bos, settings.split_every_eos
     while len(left) > (overlap if found else 0):
-        begins = settings.split_every_bos is not None and left[0] != settings.split_bos
-        line = [settings.split_every_bos] * begins + left
+        line = left if every_bos is None or left[0] == settings.split_bos else [every_bos, *left]
         short = len(line) < whole
         line, left = line[:whole], line[whole:]
-        if settings.split_every_eos is not None and line[-1] != settings.split_eos:
+        if every_eos is not None and line[-1] != settings.split_eos:
             left = left if short else [line.pop(), *left]
-            line.append(settings.split_every_eos)
+            line.append(every_eos)
         left = line[-1:] * overlap + left if not short else []
-        found.append([token for token in line if token is not None])
+        found.append(line)
     return found
 
 

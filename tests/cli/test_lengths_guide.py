@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from lazyshard import ChunkWriter
-from tests.producer.commands import DEADLINE_S, environment
+from tests.harness.processes.environment import DEADLINE_S, environment
 from tests.stream.streams import HERE
 
 GUIDE = (HERE / "docs" / "lengths.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from lazyshard.stream.retire import retire
 from lazyshard.stream.stream import open_now
 from tests.cli.commands import lazyshard
 from tests.cli.traced_runs import commit, make_stream, run_of, save, two_ranks
-from tests.producer.commands import run as produce
+from tests.harness.processes.producing import run as produce
 from tests.stream.streams import foreign
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.producer.commands import ROOT, environment
+from tests.harness.processes.environment import ROOT, environment
 
 pytestmark = pytest.mark.full
 

@@ -16,7 +16,8 @@ from typing import Final
 import pytest
 
 from lazyshard import ChunkWriter
-from tests.producer.commands import DEADLINE_S, environment, ids
+from tests.harness.processes.environment import DEADLINE_S, environment
+from tests.harness.processes.producing import ids
 
 pytestmark = pytest.mark.full
 

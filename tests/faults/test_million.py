@@ -13,8 +13,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.harness.processes.environment import environment
 from tests.harness.soak.million import PER_CHUNK, Measured, measure, room
-from tests.producer.commands import environment
 
 FEW = 600
 """More than `lazyshard inspect` looks at."""

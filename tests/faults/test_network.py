@@ -31,8 +31,8 @@ from tests.harness.network.runs import (
 )
 from tests.harness.network.sweep import Round, run_rounds
 from tests.harness.processes.commands import Commands
+from tests.harness.processes.producing import assert_one_line, ids
 from tests.harness.tally import Tally
-from tests.producer.commands import assert_one_line, ids
 from tests.stream.streams import produce, rows
 
 pytestmark = [

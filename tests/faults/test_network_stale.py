@@ -19,7 +19,7 @@ from lazyshard.stream import listing, native_stream, read_retired, recovery
 from lazyshard.stream.retire import list_kept, retire
 from lazyshard.stream.watchdog import READERS
 from tests.harness.network.mounts import READING, WRITING, StaleCall
-from tests.producer.commands import ids
+from tests.harness.processes.producing import ids
 from tests.stream.streams import foreign, forked, open_descriptors, produce, rows
 from tests.stream.waiting_by_hand import World
 

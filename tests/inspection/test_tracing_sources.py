@@ -11,7 +11,7 @@ from lazyshard.errors import StateMismatch
 from lazyshard.inspection.tracing_sources import Origin, Origins, PlaceRows, SourcePlace, find_source, find_text
 from lazyshard.stream.retire import retire
 from lazyshard.stream.stream import open_now
-from tests.producer.commands import run
+from tests.harness.processes.producing import run
 from tests.stream.streams import foreign, produce
 
 A = [f'{{"a": {number}}}\n' for number in range(7)]

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.producer.commands import DEADLINE_S, ROOT, environment
+from tests.harness.processes.environment import DEADLINE_S, ROOT, environment
 
 pytestmark = pytest.mark.full
 

@@ -1,4 +1,4 @@
-"""Functions for --transform, --where and python: sources that do what they should not."""
+"""Functions for --transform, --where and python: sources that do what they should not, all of them at the third row."""
 
 from __future__ import annotations
 
@@ -7,124 +7,47 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
 
 
-def cancelled(row: Row) -> Row:
-    raise asyncio.CancelledError
+def at_three(function: Callable[[Row], Any]) -> Callable[[Row], Any]:
+    """Leaves all other rows as they are."""
+
+    @wraps(function)
+    def made(row: Row) -> Any:
+        return function(row) if row["id"] == 3 else row
+
+    return made
 
 
-def exits(row: Row) -> Row:
-    if row["id"] == 3:
-        sys.exit(0)
-    return row
+def returns(value: Any) -> Callable[[Row], Any]:
+    return at_three(lambda row: value)
 
 
-def breaks_off(row: Row) -> Iterator[Row]:
-    yield row
-    if row["id"] == 3:
-        raise ValueError("after the first")
+a_set = returns({"id": {1, 2}})
+not_a_number = returns({"id": float("nan")})
+infinite = returns({"id": float("inf")})
+some_bytes = returns({"id": b"3"})
+numbers = returns([{"id": 3}, 5])
+text = returns("row")
+a_surrogate = returns({"id": "\ud800"})
+number_keys = returns({3: "id"})
+huge_number = returns({"id": 2**64})
+many_digits = returns({"id": 10**5000})
+large = returns({"id": "x" * 2000})
 
 
-def a_set(row: Row) -> Any:
-    return {"id": {1, 2}} if row["id"] == 3 else row
+def raises(error: BaseException) -> Callable[[Row], Any]:
+    @at_three
+    def made(row: Row) -> Any:
+        raise error
 
-
-def not_a_number(row: Row) -> Row:
-    return {"id": float("nan")} if row["id"] == 3 else row
-
-
-def numbers(row: Row) -> Any:
-    return [row, 5] if row["id"] == 3 else row
-
-
-def text(row: Row) -> Any:
-    return "row" if row["id"] == 3 else row
-
-
-def a_surrogate(row: Row) -> Row:
-    return {"id": "\ud800"} if row["id"] == 3 else row
-
-
-def number_keys(row: Row) -> Any:
-    return {3: "id"} if row["id"] == 3 else row
-
-
-def huge_number(row: Row) -> Row:
-    return {"id": 2**64} if row["id"] == 3 else row
-
-
-def endless(row: Row) -> Row:
-    if row["id"] == 3:
-        row["row"] = row
-    return row
-
-
-def large(row: Row) -> Row:
-    return {"id": "x" * 2000} if row["id"] == 3 else row
-
-
-def deep(row: Row) -> Any:
-    """Objects in objects, 100,000 of them."""
-    if row["id"] == 3:
-        for _ in range(100_000):
-            row = {"row": row}
-    return row
-
-
-def many_digits(row: Row) -> Row:
-    return {"id": 10**5000} if row["id"] == 3 else row
-
-
-def infinite(row: Row) -> Row:
-    return {"id": float("inf")} if row["id"] == 3 else row
-
-
-def some_bytes(row: Row) -> Row:
-    return {"id": b"3"} if row["id"] == 3 else row
-
-
-def recursion(row: Row) -> Row:
-    return recursion(row) if row["id"] == 3 else row
-
-
-def raises_digits(row: Row) -> Row:
-    """An error whose text cannot be written: of an integer of more than 4,300 digits."""
-    if row["id"] == 3:
-        raise KeyError(10**5000)
-    return row
-
-
-def raises_a_surrogate(row: Row) -> Row:
-    """As an error that names a file whose name is no UTF-8."""
-    if row["id"] == 3:
-        raise ValueError("no file \udcff")
-    return row
-
-
-def raises_a_long_text(row: Row) -> Row:
-    if row["id"] == 3:
-        raise ValueError("x" * 1_000_000)
-    return row
-
-
-def raises_nothing_to_say(row: Row) -> Row:
-    if row["id"] == 3:
-        raise LookupError
-    return row
-
-
-def has_no_memory(row: Row) -> Row:
-    if row["id"] == 3:
-        try:
-            raise MemoryError
-        except MemoryError:
-            raise ValueError("the image cannot be decoded") from None
-    return row
+    return made
 
 
 class Broken(Exception):
@@ -134,10 +57,51 @@ class Broken(Exception):
         raise RuntimeError("broken too")
 
 
-def raises_what_is_broken(row: Row) -> Row:
+cancelled = raises(asyncio.CancelledError())
+raises_digits = raises(KeyError(10**5000))  # its text cannot be written: an integer of more than 4,300 digits
+raises_a_surrogate = raises(ValueError("no file \udcff"))
+raises_a_long_text = raises(ValueError("x" * 1_000_000))
+raises_nothing_to_say = raises(LookupError())
+raises_what_is_broken = raises(Broken())
+
+
+@at_three
+def exits(row: Row) -> Row:
+    sys.exit(0)
+
+
+def breaks_off(row: Row) -> Iterator[Row]:
+    yield row
     if row["id"] == 3:
-        raise Broken
+        raise ValueError("after the first")
+
+
+@at_three
+def endless(row: Row) -> Row:
+    row["row"] = row
     return row
+
+
+@at_three
+def deep(row: Row) -> Any:
+    """Objects in objects, 100,000 of them."""
+    for _ in range(100_000):
+        row = {"row": row}
+    return row
+
+
+@at_three
+def recursion(row: Row) -> Row:
+    made: Row = recursion(row)
+    return made
+
+
+@at_three
+def has_no_memory(row: Row) -> Row:
+    try:
+        raise MemoryError
+    except MemoryError:
+        raise ValueError("the image cannot be decoded") from None
 
 
 def prints(row: Row) -> Row:
@@ -145,18 +109,18 @@ def prints(row: Row) -> Row:
     return row
 
 
+@at_three
 def hangs(row: Row) -> Row:
-    """At the third row; says so with a file in the current directory."""
-    if row["id"] == 3:
-        Path("hangs").touch()
-        while True:
-            time.sleep(600)
-    return row
+    """Says so with a file in the current directory."""
+    Path("hangs").touch()
+    while True:
+        time.sleep(600)
 
 
+@at_three
 def dies(row: Row) -> Row:
-    """At the third row, while a file is there, as by the kernel's hand where memory is short."""
-    if row["id"] == 3 and Path("memory-is-short").exists():
+    """While a file is there, as by the kernel's hand where memory is short."""
+    if Path("memory-is-short").exists():
         os.kill(os.getpid(), signal.SIGKILL)
     return row
 

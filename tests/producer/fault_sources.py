@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,6 @@ KINDS: Final = ("plain", "gzip", "zstd", "standard input", "followed")
 
 class TextSource:
     """A source whose text can be written anew.
-
-    Args:
-        kind: one of `KINDS`.
-        folder: where its files are.
 
     Attributes:
         arguments: what the command line says of it.
@@ -46,7 +43,11 @@ class TextSource:
 
     def write(self, text: bytes) -> None:
         """Makes this its text."""
-        self._path.write_bytes(self._packed(text))
+        if self._kind == "gzip":
+            text = gzip.compress(text, 1)
+        elif self._kind == "zstd":
+            text = importlib.import_module("zstandard").compress(text)
+        self._path.write_bytes(text)
 
     @contextmanager
     def given(self) -> Iterator[None]:
@@ -63,12 +64,3 @@ class TextSource:
             os.dup2(before, 0)
             os.close(before)
             os.close(fd)
-
-    def _packed(self, text: bytes) -> bytes:
-        if self._kind == "gzip":
-            return gzip.compress(text, 1)
-        if self._kind == "zstd":
-            import zstandard
-
-            return zstandard.compress(text)
-        return text

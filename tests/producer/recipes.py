@@ -11,12 +11,20 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def twice(row: Row) -> list[Row]:
-    return [row, row]
+def same(row: Row) -> Row:
+    return row
 
 
 def none(row: Row) -> None:
     return None
+
+
+def twice(row: Row) -> list[Row]:
+    return [row, row]
+
+
+def five(row: Row) -> list[Row]:
+    return [row | {"copy": copy} for copy in range(5)]
 
 
 def some(row: Row, index: int) -> Iterator[Row]:
@@ -39,11 +47,6 @@ def a_number(row: Row) -> int:
     return 5
 
 
-def slow(row: Row) -> Row:
-    time.sleep(0.02)
-    return row
-
-
 def large(row: Row) -> Row:
     """Far more than a pipe takes at a time."""
     return {**row, "text": "x" * 4_000_000}
@@ -54,32 +57,17 @@ def dies(row: Row) -> Row:
     return row
 
 
-NOT_CALLABLE = 3
-
-
-def numbered(position: int | None) -> Iterator[tuple[Row, int]]:
-    """A generator for a source: eleven rows."""
-    for number in range(position or 0, 11):
-        yield {"id": [0, number]}, number + 1
-
-
-def five(row: Row) -> list[Row]:
-    return [row | {"copy": copy} for copy in range(5)]
-
-
-def seven(position: int | None) -> Iterator[tuple[dict[str, Any], int]]:
-    """Rows 0 to 6; then it waits for rows that never come."""
-    for number in range(position or 0, 7):
-        yield {"id": number}, number + 1
-    time.sleep(3600)
-
-
-def same(row: dict[str, Any]) -> dict[str, Any]:
-    """Changes nothing."""
-    return row
-
-
-def with_id(row: dict[str, Any]) -> dict[str, Any]:
+def with_id(row: Row) -> Row:
     """The row with its first token, or the number of tokens, as an id."""
     tokens = row["input_ids"]
     return row | {"id": tokens[0] if tokens else -1}
+
+
+NOT_CALLABLE = 3
+
+
+def seven(position: int | None) -> Iterator[tuple[Row, int]]:
+    """A generator for a source: rows 0 to 6; then it waits for rows that never come."""
+    for number in range(position or 0, 7):
+        yield {"id": number}, number + 1
+    time.sleep(3600)

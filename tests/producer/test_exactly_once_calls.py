@@ -11,10 +11,10 @@ import pytest
 
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import WHENS
+from tests.harness.processes.producing import assert_one_line
 from tests.harness.scenes.rows import made
 from tests.harness.scenes.sources import KINDS, FedSource
 from tests.harness.scenes.streams import PER_CHUNK, Stream
-from tests.producer.commands import assert_one_line
 
 MAKES = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +16,16 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from lazyshard_producer.configuration.settings import Settings, SourceSettings
-from lazyshard_producer.errors import SettingInvalid, SourceRefused
-from tests.producer.rows.draining import drain
+from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.errors import SourceRefused
+from tests.producer.rows.draining import Taken, make, numbers, take, write
 
 HERE = "tests.producer.recipes"
 
 
-def line(file: int, number: int) -> bytes:
-    return b'{"id":[%d,%d]}\n' % (file, number)
-
-
-def write(path: Path, file: int, *numbers: int) -> None:
-    path.write_bytes(b"".join(line(file, number) for number in numbers))
-
-
-def grow(directory: Path, lengths: Sequence[int]) -> list[Path]:
-    """Files of so many rows each; those that are there are added to."""
-    paths = [directory / f"{file}.jsonl" for file in range(len(lengths))]
-    for file, (path, length) in enumerate(zip(paths, lengths, strict=True)):
-        with path.open("ab") as opened:
-            begin = opened.tell() // len(line(file, 0))
-            opened.write(b"".join(line(file, number) for number in range(begin, length)))
-    return paths
-
-
-def settings(
-    directory: Path, paths: Sequence[Path | str], weights: Sequence[float] | None = None, **more: Any
-) -> Settings:
-    shares = weights if weights is not None else [None] * len(paths)
-    sources = tuple(SourceSettings(path=str(p), weight=w) for p, w in zip(paths, shares, strict=True))
-    return Settings(sources=sources, out=str(directory / "out"), samples_per_chunk=10, **more)
-
-
-def rows(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    return [(file, number) for file, length in enumerate(lengths) for number in range(length)]
+def grow(directory: Path, counts: Sequence[int]) -> list[Path]:
+    """Files of so many rows each."""
+    return write(directory, *([1] * count for count in counts))
 
 
 weightings = st.one_of(st.none(), st.lists(st.integers(1, 5), min_size=5, max_size=5))
@@ -82,110 +57,53 @@ def test_growth_further_sources_and_other_weights(
 ) -> None:
     directory = tmp_path_factory.mktemp("run")
     more: dict[str, Any] = {"shuffle": shuffle, "transform": transform and f"{HERE}:{transform}"}
-    first = settings(directory, grow(directory, before), weights and weights[: len(before)], **more)
-    taken = list(itertools.islice(drain(first), stop))
-    position = taken[-1][1] if taken else None
+    first = make(directory / "out", grow(directory, before), weights and weights[: len(before)], **more)
+    taken = list(itertools.islice(take(first), stop))
+    position = taken[-1].position if taken else None
 
-    then = [*(length + more for length, more in zip(before, growth, strict=False)), *added]
+    then = [*(count + more for count, more in zip(before, growth, strict=False)), *added]
     chosen = weights if weights_then == "same" else weights_then
-    second = settings(directory, grow(directory, then), chosen and chosen[: len(then)], **more)
-    middle = list(itertools.islice(drain(second, position), again))
-    position = middle[-1][1] if middle else position
-    rest = list(drain(second, position))
-    found = Counter(tuple(row["id"]) for row, _ in [*taken, *middle, *rest])
-    times = 2 if transform else 1
-    assert found == Counter(dict.fromkeys(rows(then), times))
+    second = make(directory / "out", grow(directory, then), chosen and chosen[: len(then)], **more)
+    middle = list(itertools.islice(take(second, position), again))
+    rest = list(take(second, middle[-1].position if middle else position))
+    found = Counter(tuple(one.row["id"]) for one in [*taken, *middle, *rest])
+    there = [(file, number) for file, count in enumerate(then) for number in range(count)]
+    assert found == Counter(dict.fromkeys(there, 2 if transform else 1))
     # Where the second run stopped makes no difference either.
-    whole = list(drain(second, taken[-1][1] if taken else None))
-    assert [row for row, _ in whole] == [row for row, _ in [*middle, *rest]]
-
-
-def stopped_in_a_block(directory: Path, taken: int, **more: Any) -> tuple[Settings, Any]:
-    """Two files, of which a block of 8 holds 3 and 5 rows; so many of it are taken."""
-    run = settings(directory, grow(directory, [3, 9]), shuffle=8, **more)
-    *_, (_, position) = itertools.islice(drain(run), taken)
-    assert (position["unit"], position["skip"]) == ([3, 5], taken)
-    return run, position
-
-
-def test_a_block_that_is_begun_stays_as_it_was(tmp_path: Path) -> None:
-    run, position = stopped_in_a_block(tmp_path, 5)
-    expected = [row for row, _ in drain(run, position)]
-    assert len(expected) == 7
-    grow(tmp_path, [6, 9])
-    assert [row for row, _ in drain(run, position)][:3] == expected[:3]
-
-
-@pytest.mark.parametrize("file", [0, 1])
-def test_a_file_that_is_replaced_while_a_block_of_it_is_begun_is_refused(tmp_path: Path, file: int) -> None:
-    run, position = stopped_in_a_block(tmp_path, 7)
-    path = Path(run.sources[file].path)
-    path.write_bytes(path.read_bytes().replace(b"[%d," % file, b"[7,"))
-    names = re.escape(", ".join(source.path for source in run.sources))
-    with pytest.raises(SourceRefused, match=f"^{names}: the last chunk ends within .* of 8 rows .* first 7 of them"):
-        list(drain(run, position))
-
-
-def test_a_file_that_is_cut_while_a_block_of_it_is_begun_is_refused(tmp_path: Path) -> None:
-    run, position = stopped_in_a_block(tmp_path, 5)
-    write(tmp_path / "1.jsonl", 1, 0)
-    with pytest.raises(SourceRefused, match="come out otherwise now"):
-        list(drain(run, position))
+    assert [one.line for one in take(second, position)] == [one.line for one in [*middle, *rest]]
 
 
 def test_a_function_that_gives_other_rows_than_before_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = settings(tmp_path, grow(tmp_path, [3]), transform=f"{HERE}:twice")
-    (_, position), _ = itertools.islice(drain(run), 2)
+    run = make(tmp_path / "out", grow(tmp_path, [3]), transform=f"{HERE}:twice")
+    first = next(take(run))
     monkeypatch.setattr(f"{HERE}.twice", lambda row: [row | {"new": 1}] * 2)
-    with pytest.raises(SourceRefused, match="does not give the same rows for the same row"):
-        list(drain(run, position))
-
-
-def test_another_recipe_in_the_middle_of_a_block_is_refused(tmp_path: Path) -> None:
-    run, position = stopped_in_a_block(tmp_path, 5)
-    for changed in ({"shuffle": 9}, {"shuffle": 8, "seed": 1}, {"shuffle": 8, "where": f"{HERE}:even"}):
-        other = settings(tmp_path, [source.path for source in run.sources], **changed)
-        with pytest.raises(SettingInvalid, match="rows are to be made in another way"):
-            list(drain(other, position))
-
-
-def test_another_recipe_is_told_once_it_is_there(tmp_path: Path) -> None:
-    """Not before its file is imported: where that fails, nothing goes on."""
-    paths = grow(tmp_path, [3])
-    (_, position), *_ = drain(settings(tmp_path, paths))
-    warnings: list[str] = []
-    with pytest.raises(SettingInvalid, match=r"a module is named without \.py"):
-        list(drain(settings(tmp_path, paths, transform="recipes.py:twice"), position, warnings=warnings))
-    assert warnings == []
-    assert len(list(drain(settings(tmp_path, paths, transform=f"{HERE}:twice"), position, warnings=warnings))) == 4
-    assert warnings == [
-        f"from here on rows are made or ordered in another way than before: transform (was None, now '{HERE}:twice')"
-    ]
+    with pytest.raises(SourceRefused):
+        list(take(run, first.position))
 
 
 def test_other_weights_are_warned_of_and_begin_behind_the_block(tmp_path: Path) -> None:
-    paths = grow(tmp_path, [9, 9])
-    run = settings(tmp_path, paths, [1, 1], shuffle=8)
-    *_, (_, position) = itertools.islice(drain(run), 5)
-    expected = [row for row, _ in drain(run, position)]
+    run = make(tmp_path / "out", grow(tmp_path, [9, 9]), [1, 1], shuffle=8)
+    *_, last = itertools.islice(take(run), 5)
+    expected = list(take(run, last.position))
     warnings: list[str] = []
-    found = [row for row, _ in drain(settings(tmp_path, paths, [1, 9], shuffle=8), position, warnings=warnings)]
-    assert warnings == [
-        "from here on rows are made or ordered in another way than before: weights (was [1, 1], now [1, 9])"
-    ]
-    assert found[:3] == expected[:3]
+    other = replace(run, sources=(run.sources[0], replace(run.sources[1], weight=9)))
+    found = list(take(other, last.position, warnings=warnings))
+    assert [text.partition(": ")[2] for text in warnings] == ["weights (was [1, 1], now [1, 9])"]
+    assert [one.line for one in found[:3]] == [one.line for one in expected[:3]]
     # Of the next block one row of ten is of the first file.
-    assert sorted(row["id"] for row in found[3:11]) == [[0, 4], [0, 5], [0, 6], *([1, n] for n in range(4, 9))]
+    ids = sorted(one.row["id"] for one in found[3:11])
+    assert ids == [[0, 4], [0, 5], [0, 6], *([1, number] for number in range(4, 9))]
 
 
-def piped(numbers: Sequence[int], run: Settings, start: Any, warnings: list[str]) -> Iterator[Any]:
-    """Rows and positions of a run whose pipe gives these rows."""
+def piped(given: Sequence[int], run: Settings, start: Any, warnings: list[str]) -> Iterator[Taken]:
+    """The rows of a run whose pipe gives these."""
     pipe = Path(run.sources[0].path)
-    feeder = threading.Thread(target=lambda: pipe.write_bytes(b"".join(line(0, number) for number in numbers)))
+    text = b"".join(b'{"id":[0,%d]}\n' % number for number in given)
+    feeder = threading.Thread(target=lambda: pipe.write_bytes(text))
     feeder.start()
-    yield from drain(run, start, warnings=warnings)
+    yield from take(run, start, warnings=warnings)
     feeder.join()
 
 
@@ -194,20 +112,16 @@ def test_an_input_that_is_appended_goes_on_with_new_rows_or_with_those_that_it_r
     new: list[int], tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
-    source = SourceSettings(path=str(tmp_path / "pipe"), resume="append")
-    run = Settings(sources=(source,), out=str(tmp_path / "out"), samples_per_chunk=10, shuffle=5)
+    run = make(tmp_path / "out", [tmp_path / "pipe"], shuffle=5)
+    run = replace(run, sources=(replace(run.sources[0], resume="append"),))
     warnings: list[str] = []
     first = list(piped(range(5), run, None, warnings))
-    assert first[1][1]["skip"] == 2
-    second = list(piped(new, run, first[1][1], warnings))
-    found = sorted(row["id"][1] for row, _ in second)
+    assert first[1].position["skip"] == 2
+    second = list(piped(new, run, first[1].position, warnings))
     if new[0] == 0:
         # Begun by an earlier run, the block comes out as it did there.
-        assert [row for row, _ in second[:3]] == [row for row, _ in first[2:]]
-        assert len(found) == 4
-        assert warnings == []
+        assert [one.line for one in second[:3]] == [one.line for one in first[2:]]
+        assert (len(second), warnings) == (4, [])
     else:
-        assert found == new
-        assert warnings == [
-            f"{source.path}: goes on with new rows; what is not published of the last 5 that were read before is lost"
-        ]
+        assert sorted(numbers(second)) == new
+        assert [text.partition(": ")[0] for text in warnings] == [run.sources[0].path]

@@ -1,32 +1,15 @@
-"""The list of what goes wrong while a producer runs, and what is said of it. Most has a test of its own already:
+"""What goes wrong while a producer runs, and is no affair of another file here.
 
-a second producer exits, naming the first       test_two_producers.test_the_second_one_changes_nothing_of_the_first
-a stopped one that wakes is fenced              test_two_producers.test_stopped_at_any_call_and_taken_over,
-                                                .test_one_that_wakes_while_the_other_is_at_work, ._deletes_nothing
-clock jumps: no effect                          here; of readers: tests/stream/test_reader
-read-only                                       test_full_disk.test_read_only,
-                                                test_small_disk.test_a_filesystem_that_turns_read_only
-disk full                                       test_full_disk.test_disk_full, test_small_disk (at any write)
-no inodes                                       test_small_disk.test_no_inode_is_left_at_any_file
-EIO at fsync: not sealed, written anew          here (each one); test_exactly_once_calls (any call)
-a share hangs: "no answer for 60 s"             test_watchdog
-the stream's directory is removed: stop         here; of readers: tests/stream/test_reader
-names with `..`, absolute, NUL, too long        here; names in files: test_follow_resume, tests/format/test_names
-a checkpoint that does not fit                  tests/stream/test_run_state, tests/data/test_state
-a source was replaced or truncated; growth      test_sources.test_changed_sources_are_refused, .test_grown_and_*,
-                                                test_jsonl, test_compressed, test_follow_resume (mended lines too)
-bad rank or size                                tests/data/test_rank
-the producer never returns                      here; with its fields: test_reader (as above), tests/data/test_live
+Disks: holding/test_small_disk; two producers: test_two_producers; a share that hangs: test_loop.
+Sources that were changed: rows/test_going_on, test_check, sources/test_sources.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -36,12 +19,12 @@ import pytest
 from lazyshard.errors import WaitTimeout
 from lazyshard.stream import StreamReader
 from lazyshard_producer.cli import main
-from tests.producer.commands import (
+from tests.harness.processes.producing import (
     assert_one_line,
+    head,
     ids,
-    published,
+    refused,
     rows,
-    run,
     run_arguments,
     start,
     wait_until,
@@ -50,17 +33,14 @@ from tests.producer.commands import (
 FAKETIME: Final = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
-# Each is gone through by one fsync after another: of the directories made, of data, seal, head and end.
-FSYNCS: Final = range(1, 60)
-
-
 def test_every_fsync_that_fails_publishes_nothing_and_the_next_run_writes_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "a.jsonl"
     source.write_bytes(rows(0, 5) + b"bad\n" + rows(5, 10))
     fsync, failures = os.fsync, 0
-    for number in FSYNCS:
+    # Of the directories made, of data, seal, head and end.
+    for number in range(1, 60):
         out, left = tmp_path / str(number), [number]
         options = run_arguments(out, [source], 4, "--on-bad-row", "quarantine", "--no-progress")
 
@@ -87,29 +67,31 @@ def test_every_fsync_that_fails_publishes_nothing_and_the_next_run_writes_anew(
         assert main(options) == 0
         capsys.readouterr()
         assert ids(out) == list(range(10))
-        assert [json.loads(line)["row"] for line in (out / "quarantine.jsonl").read_bytes().splitlines()] == ["bad"]
+        assert [entry["row"] for entry in refused(out)] == ["bad"]
         assert list((out / ".tmp").iterdir() if (out / ".tmp").exists() else []) == []
     else:
         raise AssertionError("there are more of them")
 
 
-def test_the_stream_is_removed(tmp_path: Path) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    source.write_bytes(rows(0, 200))
-    with start(*run_arguments(out, [source], 10, "--rate", 100)) as process:
-        wait_until(lambda: published(out) >= 1, process)
-        out.rename(tmp_path / "away")
-        shutil.rmtree(tmp_path / "away")
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 7
-    assert_one_line(
-        said,
-        f"error: {out}: the stream's directory is gone, with what was published in it: it was removed, moved or "
-        "unmounted meanwhile. Put it back and run the same command again to go on; without it that command begins anew",
-    )
-    assert not out.exists()
-    assert run(*run_arguments(out, [source], 10)).returncode == 0
-    assert ids(out) == list(range(200))
+def removes(row: dict[str, Any]) -> dict[str, Any]:
+    """At the 50th row removes the stream's directory, which is told in the rows."""
+    if row["id"] == 50:
+        Path("out").rename("away")
+        shutil.rmtree("away")
+    return row
+
+
+def test_the_stream_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_bytes(rows(0, 200))
+    arguments = run_arguments(Path("out"), [Path("a.jsonl")], 10, "--no-progress")
+    assert main([*arguments, "--transform", f"{__name__}:removes"]) == 7
+    assert_one_line(capsys.readouterr().err, "error: out: the stream's directory is gone")
+    assert not Path("out").exists()
+    assert main(arguments) == 0
+    assert ids(Path("out")) == list(range(200))
 
 
 @pytest.mark.skipif(not FAKETIME, reason="needs libfaketime")
@@ -124,8 +106,8 @@ def test_clock_jumps_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         new.replace(clock)
 
     def published_in(year: int) -> int:
-        head = json.loads((out / "head.json").read_bytes())
-        return int(head["chunks"]) if time.gmtime(head["updated_at"]).tm_year == year else -1
+        told = head(out)
+        return int(told["chunks"]) if time.gmtime(told["updated_at"]).tm_year == year else -1
 
     jump(2030)
     with monkeypatch.context() as patch:
@@ -152,116 +134,46 @@ def test_clock_jumps_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ids(out) == list(range(40))
 
 
-PATHS: Final = {
-    "nothing": ("", 2),
-    "NUL": ("a\0b", 2),
-    "300 characters": ("x" * 300, 2),
-    "300 characters below": ("a/b/" + "x" * 300, 2),
-    "6,001 characters": ("/x" * 3000 + "/", 2),
-    "above the source": ("..", 4),
-    "a file": ("../in/a.jsonl", 5),
-    "below a file": ("../in/a.jsonl/x", 5),
-    "a device": ("/dev/null", 5),
-    "a link to nothing": ("link", 5),
-}
-
-
-@pytest.mark.parametrize("name", PATHS)
 def test_a_path_that_cannot_be_a_streams_is_refused_and_nothing_made(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, code = PATHS[name]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_bytes(rows(0, 5))
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "link").symlink_to(tmp_path / "nothing")
     monkeypatch.chdir(tmp_path / "here")
-    assert main(run_arguments(Path("out"), [Path("../in/a.jsonl")], 5, "--out", path)) == code
-    assert_one_line(capsys.readouterr().err)
-    assert sorted(os.listdir(tmp_path)) == ["here", "in"]
-    assert os.listdir(tmp_path / "here") == ["link"]
-    assert os.listdir(tmp_path / "in") == ["a.jsonl"]
+    for path, code in (
+        ("", 2),
+        ("a\0b", 2),
+        ("x" * 300, 2),
+        ("a/b/" + "x" * 300, 2),
+        ("/x" * 3000 + "/", 2),
+        ("..", 4),  # above the source
+        ("../in/a.jsonl", 5),
+        ("../in/a.jsonl/x", 5),
+        ("/dev/null", 5),
+        ("link", 5),
+    ):
+        assert main(run_arguments(Path("out"), [Path("../in/a.jsonl")], 5, "--out", path)) == code
+        assert_one_line(capsys.readouterr().err)
+        assert [os.listdir(tmp_path / name) for name in ("in", "here")] == [["a.jsonl"], ["link"]]
+        assert sorted(os.listdir(tmp_path)) == ["here", "in"]
 
 
-NAMES: Final = {
-    "--consumers": ("../x", "/etc/x", "a\0b", "..", "x" * 300),
-    # A file of the last name never comes: it would be waited for without end.
-    "--end-marker": ("../x", "/etc/x", "..", "a\0b", "x" * 300),
-    "--marker": ("../{name}", "a\0{name}", "x" * 300 + "{name}"),
-    "--pattern": ("../*.jsonl", "a\0b"),
-}
-
-
-@pytest.mark.parametrize("option", NAMES)
 def test_a_name_that_becomes_part_of_a_path_is_checked_first(
-    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path)
     arguments = ["run", "--follow", "in", "--out", "out", "--samples-per-chunk", "5", "--finished-by", "marker"]
-    for name in NAMES[option]:
-        assert main([*arguments, option, name]) == 2
-        assert_one_line(capsys.readouterr().err, f"{option}: ")
-        assert os.listdir(tmp_path) == ["in"]
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def replace(path: Path) -> None:
-    path.write_bytes(rows(500, 600))
-
-
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-def forbid_nothing(path: Path) -> None:
-    path.write_bytes(rows(0, 60))
-
-
-CHANGES: Final[dict[str, tuple[Callable[[Path], None], int, str]]] = {
-    "cut": (cut, 4, "expected at least the 500 bytes that were read, found 480: the file was truncated or replaced"),
-    "replaced": (replace, 4, "not the file whose rows are published: expected XXH3 "),
-    "removed": (remove, 4, "expected a readable file, found no such file or directory"),
-    "grown": (forbid_nothing, 0, ""),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_source_that_is_not_what_it_was(change: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    source.write_bytes(rows(0, 20) + b"bad\n")
-    arguments = run_arguments(out, [source], 10, "--no-progress")
-    assert main(arguments) == 3
-    source.write_bytes(rows(0, 20))
-    capsys.readouterr()
-    way, code, said = CHANGES[change]
-    way(source)
-    assert main(arguments) == code
-    if code == 0:
-        assert ids(out) == list(range(60))
-        return
-    assert_one_line(capsys.readouterr().err, f"{source}: {said}")
-    assert ids(out) == list(range(20))
-    source.write_bytes(rows(0, 30))  # put back, and grown
-    assert main(arguments) == 0
-    assert ids(out) == list(range(30))
-
-
-def test_a_producer_that_never_returns(tmp_path: Path) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    source.write_bytes(rows(0, 15) + b"bad\n")
-    assert run(*run_arguments(out, [source], 10)).returncode == 3
-    head: dict[str, Any] = json.loads((out / "head.json").read_bytes())
-    head["updated_at"] -= 3600
-    (out / "head.json").write_text(json.dumps(head))
-    reader = StreamReader(out, max_wait=0)
-    assert reader.read(9) == {"id": 9, "text": "row 9"}
-    with pytest.raises(WaitTimeout) as caught:
-        reader.read(10)
-    assert caught.value.state == "failed"
-    assert caught.value.heartbeat_age is not None and caught.value.heartbeat_age >= 3600
-    for part in (f"waiting for chunk 1 of {out}", "10 samples are published", "has failed", "a.jsonl:16: byte "):
-        assert part in str(caught.value)
+    for option, names in (
+        ("--consumers", ("../x", "/etc/x", "a\0b", "..", "x" * 300)),
+        # A file of the last name never comes: it would be waited for without end.
+        ("--end-marker", ("../x", "/etc/x", "..", "a\0b", "x" * 300)),
+        ("--marker", ("../{name}", "a\0{name}", "x" * 300 + "{name}")),
+        ("--pattern", ("../*.jsonl", "a\0b")),
+    ):
+        for name in names:
+            assert main([*arguments, option, name]) == 2
+            assert_one_line(capsys.readouterr().err, f"{option}: ")
+            assert os.listdir(tmp_path) == ["in"]

@@ -1,9 +1,13 @@
-"""The loop, its pace and its waits, with clocks that are turned by hand; and what a run that has failed says."""
+"""The loop, its pace and its waits, with clocks that are turned by hand; what a run says that is stuck or has failed.
+
+A share that hangs: tests/faults/test_network.py.
+"""
 
 from __future__ import annotations
 
 import json
 import platform
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard import ChunkWriter
+from lazyshard import ChunkWriter, StreamReader
+from lazyshard.errors import WaitTimeout
 from lazyshard.stream.watchdog import Watchdog
+from lazyshard_producer import run as runs
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.progress import Display
@@ -22,8 +28,9 @@ from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import Outcome, Tally
 from tests.cli.commands import lazyshard
-from tests.producer.commands import ids, plain_sources, rows, run_arguments
+from tests.harness.processes.producing import head, ids, plain_sources, rows, run_arguments
 from tests.stream.streams import python
+from tests.stream.waiting_by_hand import World as WaitingWorld
 
 
 class World:
@@ -82,47 +89,30 @@ def test_a_wait_for_rows_is_over_when_they_come_and_not_only_with_the_next_chunk
 
 
 def test_rows_are_due_at_even_distances() -> None:
-    pace = Pace(4, 100.0)
-    due = []
-    now = 100.0
+    pace, now, found = Pace(4, 100.0), 100.0, []
     for _ in range(5):
         now += pace.delay(now)
-        due.append(now)
+        found.append(now)
         pace.take()
-    assert due == [100.0, 100.25, 100.5, 100.75, 101.0]
+    assert found == [100.0, 100.25, 100.5, 100.75, 101.0]
 
 
 def test_a_million_rows_do_not_drift() -> None:
     pace = Pace(3, 1e6)
-    for _ in range(1_000_000):
-        pace.take()
+    pace.take(1_000_000)
     assert pace.delay(1e6) == pytest.approx(1_000_000 / 3, abs=1e-6)
 
 
-def test_after_a_long_pause_one_second_is_made_up_for() -> None:
+@pytest.mark.parametrize(("pause", "at_once"), [(0.5, 6), (3600.0, 11)])
+def test_of_a_pause_a_second_at_most_is_made_up_for(pause: float, at_once: int) -> None:
     pace = Pace(10, 0.0)
-    pace.take()
-    at_once = 0
-    while pace.delay(3600.0) == 0:
+    for _ in range(at_once):  # and the one due now
+        assert pace.delay(pause) == 0
         pace.take()
-        at_once += 1
-    assert at_once == 11  # those of one second, and the one due now
-    assert pace.delay(3600.0) == pytest.approx(0.1)
+    assert pace.delay(pause) == pytest.approx(0.1)
 
 
-def test_a_short_pause_is_made_up_for_whole() -> None:
-    pace = Pace(10, 0.0)
-    taken = 0
-    while pace.delay(0.5) == 0:
-        pace.take()
-        taken += 1
-    assert taken == 6
-
-
-@given(
-    rate=st.floats(0.01, 1e6),
-    pauses=st.lists(st.floats(0, 100), max_size=30),
-)
+@given(rate=st.floats(0.01, 1e6), pauses=st.lists(st.floats(0, 100), max_size=30))
 def test_never_faster_than_the_rate_and_a_burst(rate: float, pauses: list[float]) -> None:
     pace = Pace(rate, 0.0)
     now = 0.0
@@ -143,8 +133,8 @@ class Recorder(Display):
 
 
 class SlowWorld:
-    def __init__(self, head: Path) -> None:
-        self.head = head
+    def __init__(self, out: Path) -> None:
+        self.out = out
         self.now = 1000.0
         self.states: list[str] = []
         self.longest = 0.0
@@ -155,7 +145,7 @@ class SlowWorld:
     def sleep(self, seconds: float) -> None:
         self.longest = max(self.longest, seconds)
         self.now += seconds
-        state = json.loads(self.head.read_bytes())["state"]
+        state = head(self.out)["state"]
         if self.states[-1:] != [state]:
             self.states.append(state)
 
@@ -163,7 +153,7 @@ class SlowWorld:
 def test_waiting_for_the_rate(tmp_path: Path) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 4))
-    world, display = SlowWorld(out / "head.json"), Recorder()
+    world, display = SlowWorld(out), Recorder()
     settings = Settings(sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, rate=0.01)
     outcome = run(settings, display, Stop(), clock=world.clock, sleep=world.sleep)
     assert isinstance(outcome, Outcome)
@@ -181,14 +171,17 @@ def test_a_run_that_has_failed_says_why_in_the_stream(tmp_path: Path, capsys: py
     source.write_bytes(rows(0, 5) + b"[]\n")
     assert main(run_arguments(out, [source], 2)) == 3
     reason = capsys.readouterr().err.splitlines()[-1].removeprefix("lazyshard-producer: error: ")
-    head = json.loads((out / "head.json").read_bytes())
-    assert (head["state"], head["chunks"], head["note"]) == ("failed", 2, reason)
+    told = head(out)
+    assert (told["state"], told["chunks"], told["note"]) == ("failed", 2, reason)
     assert reason.startswith(f"{source}:6: ")
     producer = json.loads(lazyshard("status", out, "--json").stdout)["producer"]
     assert (producer["failure"], producer["waits_for"]) == (reason, None)
+    with pytest.raises(WaitTimeout) as caught:
+        StreamReader(out, max_wait=0).read(4)
+    assert caught.value.state == "failed"
     source.write_bytes(rows(0, 6))
     assert main(run_arguments(out, [source], 2)) == 0
-    assert "note" not in json.loads((out / "head.json").read_bytes())
+    assert "note" not in head(out)
 
 
 ROUNDS = """
@@ -212,3 +205,55 @@ def test_pages_of_freed_rows_are_not_fetched_again() -> None:
     given_back, kept = (int(python(ROUNDS, mode).stdout) for mode in ("give back", "keep"))
     assert given_back > 1000
     assert kept < given_back / 10
+
+
+def test_what_takes_too_long_is_told_once_and_so_is_its_end() -> None:
+    world = WaitingWorld()
+    world.watchdog.ask(lambda: "reading a")
+    assert world.look_at(59.9) == []
+    assert world.look_at(60.0) == ["no answer for 60 s: reading a"]
+    # The next question has its own time.
+    world.watchdog.ask(lambda: "reading b")
+    assert world.look_at(119.0) == []
+    assert world.look_at(120.0) == ["no answer for 60 s: reading b"]
+    assert world.look_at(200.0) == []
+    world.watchdog.answered()
+    assert world.told[-1] == "answered after 140 s: reading b"
+
+
+came = threading.Event()
+
+
+def waits(row: dict[str, Any]) -> dict[str, Any]:
+    """Comes back once it was told that it does not."""
+    if row["id"] == 3:
+        assert came.wait(60)
+    return row
+
+
+class Listening(Display):
+    def __init__(self) -> None:
+        super().__init__(log=False)
+        self.told: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.told.append(text)
+        came.set()
+
+
+def test_a_function_that_does_not_come_back_is_named_with_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "Watchdog", lambda tell: Watchdog(tell, 0.05))
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(rows(0, 6))
+    settings = Settings(
+        sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, transform=f"{__name__}:waits"
+    )
+    display = Listening()
+    with Stop() as stop:
+        run(settings, display, stop)
+    assert display.told[0].startswith("no answer for 0 s: ")
+    assert display.told[0].endswith(f"{source}:4")
+    assert display.told[1].startswith("answered after ")
+    assert ids(out) == list(range(6))

@@ -1,3 +1,5 @@
+"""Positions as seals have them: pinned, and whatever is none of ours refused."""
+
 from dataclasses import replace
 from typing import Any
 
@@ -16,43 +18,23 @@ from lazyshard_producer.position import (
     source_names,
 )
 
-A = {"kind": "jsonl", "path": "a"} | FilePosition(
-    offset=10, line=3, blank=1, head="0" * 16, tail="1" * 16, open_end=True
-).encode(PLAIN_FIELDS)
-PLAIN = RunPosition(sources=(A, None), rows=2, duplicate=1)
-MIXED = RunPosition(
-    sources=(A, None),
-    skip=1,
-    rows=5,
-    refused=2,
-    duplicate=1,
-    blocks=3,
-    quarantine_bytes=40,
-    drawn=(4, 1),
-    finished=(False, True),
-    unit=(3, 0),
-    skipped="0123456789abcdef",
-    recipe={"transform": "m:f"},
-)
-ENCODED = {
+A: dict[str, Any] = {
+    "kind": "jsonl",
+    "path": "a",
+    "offset": 10,
+    "line": 3,
+    "blank": 1,
+    "head": "0000000000000000",
+    "tail": "1111111111111111",
+    "open_end": True,
+}
+ENCODED: dict[str, Any] = {
     "version": 1,
-    "sources": [
-        {
-            "kind": "jsonl",
-            "path": "a",
-            "offset": 10,
-            "line": 3,
-            "blank": 1,
-            "head": "0000000000000000",
-            "tail": "1111111111111111",
-            "open_end": True,
-        },
-        {"kind": None, "path": "b"},
-    ],
+    "sources": [A, {"kind": None, "path": "b"}],
     "skip": 1,
     "rows": 5,
     "refused": 2,
-    "duplicate": 1,
+    "duplicate": 7,
     "blocks": 3,
     "quarantine_bytes": 40,
     "drawn": [4, 1],
@@ -63,19 +45,21 @@ ENCODED = {
 }
 
 
-def test_encoded_position_is_pinned() -> None:
+PLAIN = RunPosition(sources=(A, None), rows=2, duplicate=1)
+MIXED = decode_position(ENCODED, "out")
+
+
+def test_positions_are_pinned_and_survive_json() -> None:
+    assert (MIXED.sources, MIXED.recipe) == ((A, None), {"transform": "m:f"})
+    assert (MIXED.skip, MIXED.rows, MIXED.refused, MIXED.duplicate, MIXED.blocks) == (1, 5, 2, 7, 3)
+    assert (MIXED.quarantine_bytes, MIXED.skipped) == (40, "0123456789abcdef")
+    assert (MIXED.drawn, MIXED.finished, MIXED.unit) == ((4, 1), (False, True), (3, 0))
     assert MIXED.encode(["a", "b"]) == ENCODED
-
-
-@pytest.mark.parametrize("position", [PLAIN, MIXED])
-def test_positions_survive_json(position: RunPosition) -> None:
-    value = orjson.loads(orjson.dumps(position.encode(["a", "b"])))
-    assert decode_position(value, "out") == position
-    assert source_names(value) == ["a", "b"]
-
-
-def test_unknown_fields_are_ignored() -> None:
-    assert decode_position(ENCODED | {"later": 1}, "out") == MIXED
+    for position in (PLAIN, MIXED):
+        value = orjson.loads(orjson.dumps(position.encode(["a", "b"])))
+        # Unknown fields are ignored.
+        assert decode_position(value | {"later": 1}, "out") == position
+        assert source_names(value) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +84,7 @@ def test_unknown_fields_are_ignored() -> None:
     ],
 )
 def test_a_value_that_is_no_position_is_refused(value: Any) -> None:
-    with pytest.raises(StreamMismatch, match=r"expected .*, found "):
+    with pytest.raises(StreamMismatch):
         decode_position(value, "out")
 
 
@@ -108,7 +92,8 @@ def test_a_value_that_is_no_position_is_refused(value: Any) -> None:
     "change", [{"kind": "parquet"}, {"offset": -1}, {"offset": True}, {"head": None}, {"open_end": 1}]
 )
 def test_a_source_with_a_position_of_another_kind_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(SourceRefused, match="a: the stream's last seal holds no position to go on from: expected "):
+    assert FilePosition.decode(A, ("jsonl",), "a", PLAIN_FIELDS).encode(PLAIN_FIELDS).items() <= A.items()
+    with pytest.raises(SourceRefused):
         FilePosition.decode(A | change, ("jsonl",), "a", PLAIN_FIELDS)
 
 
@@ -120,16 +105,12 @@ def test_resume_starts_appended_sources_at_their_beginning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["b", "a"], "source 1 was a, now it is b"),
-        (["a"], "source 2 was b, now it is missing"),
-        (["a", "c"], "source 2 was b, now it is c"),
-    ],
+    ("given", "expected", "actual"), [(["b", "a"], "a", "b"), (["a"], "b", "missing"), (["a", "c"], "b", "c")]
 )
-def test_resume_refuses_another_order(given: list[str], message: str) -> None:
-    with pytest.raises(SourceRefused, match=message):
+def test_resume_refuses_another_order(given: list[str], expected: str, actual: str) -> None:
+    with pytest.raises(SourceRefused) as refused:
         resume(PLAIN, ["a", "b"], given)
+    assert (refused.value.expected, refused.value.actual) == (expected, actual)
 
 
 def test_plain_name_of_bytes_that_are_no_utf8() -> None:

@@ -29,7 +29,7 @@ from lazyshard.store.mirror_room import FOLDER_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath, stream_name, stream_path
 from lazyshard_producer.cli import main as producer
-from tests.producer.commands import rows
+from tests.harness.processes.producing import rows
 
 SECRETS: Final = ("hunter2pass", "0f3c5a99signed")
 PASSWORD, SIGNATURE = SECRETS

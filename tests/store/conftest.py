@@ -15,7 +15,7 @@ from lazyshard.store.mirror_room import FOLDER_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath, stream_path
 from tests.harness.processes.commands import Commands
-from tests.producer.commands import rows
+from tests.harness.processes.producing import rows
 from tests.store.producing import Run
 from tests.store.server import Server, _none
 

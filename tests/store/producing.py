@@ -18,7 +18,7 @@ from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.urls import UrlPath
 from tests.harness.processes.commands import Commands
-from tests.producer.commands import DEADLINE_S
+from tests.harness.processes.environment import DEADLINE_S
 from tests.store.server import Server
 
 LASTING = {"head.json", "stream.end", "stream.json", "stream.owner"}

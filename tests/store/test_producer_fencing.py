@@ -19,7 +19,7 @@ from lazyshard.stream import ChunkWriter
 from lazyshard_producer.shipping.shipper import put_chunk
 from lazyshard_producer.shipping.store import Ownership, Tries, find_owner, next_owner, replace
 from tests.harness.processes.commands import Commands
-from tests.producer.commands import assert_one_line, rows
+from tests.harness.processes.producing import assert_one_line, rows
 from tests.store.producing import Run, Watched, check_ended, ids, objects, until
 from tests.store.server import Server
 

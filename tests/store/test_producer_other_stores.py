@@ -13,7 +13,8 @@ import pytest
 
 from lazyshard.store.urls import UrlPath, stream_path
 from lazyshard_producer.cli import main
-from tests.producer.commands import assert_one_line, environment, rows
+from tests.harness.processes.environment import environment
+from tests.harness.processes.producing import assert_one_line, rows
 from tests.store.producing import Run, check_ended, objects
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from lazyshard.errors import StoreUnavailable
 from lazyshard_producer.shipping.store import GivenUp, Tries
-from tests.producer.commands import assert_one_line, rows
+from tests.harness.processes.producing import assert_one_line, rows
 from tests.store.producing import CHANGES, Run, Watched, check_ended, ids, until
 from tests.store.server import BROKEN, BUSY, Server
 

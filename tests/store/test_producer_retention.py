@@ -18,7 +18,8 @@ from lazyshard.stream.consumers import write_reading
 from lazyshard_producer.shipping.retiring import Backlog, Retiring
 from lazyshard_producer.shipping.store import Tries, look
 from tests.harness.processes.commands import Commands
-from tests.producer.commands import DEADLINE_S, rows
+from tests.harness.processes.environment import DEADLINE_S
+from tests.harness.processes.producing import rows
 from tests.store.producing import LASTING, Run, chunk_names, objects, until
 from tests.store.server import Server
 from tests.store.streams import publish

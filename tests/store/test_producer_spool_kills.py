@@ -9,7 +9,7 @@ import pytest
 
 from lazyshard.store.urls import UrlPath
 from tests.harness.processes.commands import Commands
-from tests.producer.commands import rows
+from tests.harness.processes.producing import rows
 from tests.store.producing import Run, check_ended
 from tests.store.server import Server
 

@@ -8,7 +8,7 @@ from lazyshard import StreamReader
 from lazyshard.format.names import MANIFEST
 from lazyshard.store.urls import UrlPath
 from lazyshard_producer.cli import main
-from tests.producer.commands import run_arguments
+from tests.harness.processes.producing import run_arguments
 from tests.store.streams import upload
 from tests.stream.streams import produce
 

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from lazyshard import ChunkWriter, StreamReader
-from tests.producer.commands import run
+from tests.harness.processes.producing import run
 from tests.stream.lengths import lengths_of
 
 MAX_LENGTH: Final = 79

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard import StreamReader
-from tests.producer.commands import run_arguments
+from tests.harness.processes.producing import run_arguments
 from tests.swift.commands import megatron_sft
 from tests.swift.encoding import MAX_LENGTH, TEMPLATE
 from tests.swift.programs import found_by, offline, run

@@ -20,7 +20,7 @@ from lazyshard.format.seal import Seal
 from lazyshard.stream.watchdog import READERS
 from tests.data.workers import ids as collate
 from tests.data.workers import loader
-from tests.producer.commands import ids, run_arguments
+from tests.harness.processes.producing import ids, run_arguments
 
 PER_CHUNK: Final = 4
 ROWS: Final = 42

@@ -23,8 +23,8 @@ from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from tests.harness.network.mounts import CACHED, CACHED_S, DEFAULT, DEFAULT_S, Mount, Share, why_not
 from tests.harness.network.runs import EVENT_S, MARGIN_S, PER_CHUNK, ROWS, Child, Sealed, arguments, source
 from tests.harness.processes.commands import Commands
+from tests.harness.processes.producing import ids
 from tests.harness.tally import Tally
-from tests.producer.commands import ids
 
 ROUNDS: Final = 60
 _ROUND_S: Final = 240.0

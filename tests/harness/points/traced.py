@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.harness.processes.commands import call_first
+from tests.harness.processes.environment import environment
 from tests.harness.processes.kill_points import KillPoint
-from tests.producer.commands import environment
 
 __all__ = ["Traced", "trace"]
 

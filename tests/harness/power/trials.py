@@ -18,10 +18,10 @@ from tests.harness.power.checks import Found, Told, Whole, check, check_ended, r
 from tests.harness.power.lives import Stop, produce
 from tests.harness.processes.kill_points import WHENS, When
 from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.producing import run_arguments
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.table import Scene
 from tests.harness.tally import Tally, Violation
-from tests.producer.commands import run_arguments
 
 
 @dataclass(frozen=True, slots=True)

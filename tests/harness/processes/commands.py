@@ -19,9 +19,9 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from tests.harness.disks import cut_power
+from tests.harness.processes.environment import ROOT
 from tests.harness.processes.kill_points import CALLS, KillPoint, When
 from tests.harness.processes.nursery import Nursery, leave
-from tests.producer.commands import ROOT
 
 _COUNTED: Final = struct.Struct("<IB")
 """What a process leaves of the calls that it has counted; see `Counted`."""

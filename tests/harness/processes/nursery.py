@@ -26,8 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
+from tests.harness.processes.environment import environment
 from tests.harness.processes.forks import PR_SET_PDEATHSIG, exit_status, has_ended, kill
-from tests.producer.commands import environment
 
 WAIT_S: Final = 600.0
 """A child that has not ended by then is killed, unless the caller says otherwise."""

@@ -20,8 +20,8 @@ from lazyshard_producer.following.journal import named_journals
 from tests.harness.disks import Disk
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import WHENS
+from tests.harness.processes.producing import ids, rows_of, run_arguments
 from tests.harness.scenes.sources import FedSource
-from tests.producer.commands import ids, rows_of, run_arguments
 
 PER_CHUNK: Final = 7
 MOST_LIVES: Final = 300

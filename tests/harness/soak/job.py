@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from tests.harness.processes.environment import environment
 from tests.harness.processes.forks import forked, kill, last_words, reap
 from tests.harness.runs.checkpoints import Checkpoint
 from tests.harness.soak import rank as soak_rank
@@ -28,7 +29,6 @@ from tests.harness.soak import rows as soak_rows
 from tests.harness.soak.rank import END, FAILED, GO_ON, MESSAGE, SAVE, Rules, Shape, tell_error
 from tests.harness.soak.watch import children
 from tests.harness.tally import RunViolation
-from tests.producer.commands import environment
 
 FULL: Final = 7
 """The exit code of a run that the filesystem has refused."""

@@ -22,9 +22,9 @@ from typing import Any, Final
 import orjson
 
 from tests.harness.disks import find_tool
+from tests.harness.processes.environment import environment
 from tests.harness.soak import rows as soak_rows
 from tests.harness.soak.history import DeclaredOrder
-from tests.producer.commands import environment
 
 _FILES: Final = 2
 """Files of a chunk."""

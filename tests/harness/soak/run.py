@@ -19,6 +19,7 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.inspection.verification import verify
+from tests.harness.processes.environment import environment
 from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.soak import report as soak_report
@@ -39,7 +40,6 @@ from tests.harness.soak.rank import CONSUMER, Shape
 from tests.harness.soak.report import Report, Settings
 from tests.harness.soak.watch import Watch, describe, look_at
 from tests.harness.tally import RunViolation, Tally
-from tests.producer.commands import environment
 
 BATCHES: Final = (16, 32)
 ORPHAN_S: Final = 30.0

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from lazyshard_producer.cli import main
-from tests.producer.commands import assert_one_line, chunk_files, ids, rows, run_arguments
+from tests.harness.processes.producing import assert_one_line, chunk_files, ids, rows, run_arguments
 
 HERE: Final = "tests.producer.recipes"
 

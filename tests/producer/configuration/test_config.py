@@ -15,7 +15,7 @@ from lazyshard_producer.configuration.config import ConfigFile, read_config, sor
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid, SettingsInvalid
-from tests.producer.commands import plain_sources
+from tests.harness.processes.producing import plain_sources
 
 FULL = """
 out = "out"

@@ -11,7 +11,7 @@ from lazyshard_producer.configuration.assembly import Reload, reloaded
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits, Settings
 from lazyshard_producer.errors import SettingInvalid
-from tests.producer.commands import ids, plain_sources, rows, start, wait_until
+from tests.harness.processes.producing import ids, plain_sources, rows, start, wait_until
 
 OLD = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10, on_bad_row="skip", max_bad_rows=5)
 

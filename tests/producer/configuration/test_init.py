@@ -12,7 +12,7 @@ from lazyshard_producer.configuration.command_line import Flags
 from lazyshard_producer.configuration.config import example, read_config
 from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, SOURCE_OPTIONS, Settings
 from lazyshard_producer.errors import SettingsInvalid
-from tests.producer.commands import assert_one_line, plain_sources, rows
+from tests.harness.processes.producing import assert_one_line, plain_sources, rows
 
 
 @pytest.fixture(autouse=True)

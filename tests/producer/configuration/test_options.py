@@ -12,7 +12,8 @@ from lazyshard_producer import cli, errors
 from lazyshard_producer.cli import main
 from lazyshard_producer.command import app
 from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS
-from tests.producer.commands import ROOT, assert_one_line, environment, ids, rows, run, run_arguments
+from tests.harness.processes.environment import ROOT, environment
+from tests.harness.processes.producing import assert_one_line, ids, rows, run, run_arguments
 
 
 @pytest.fixture

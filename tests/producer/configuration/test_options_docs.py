@@ -8,7 +8,7 @@ import pytest
 from lazyshard_producer.configuration.config import TABLES, read_config
 from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS
 from lazyshard_producer.display.metrics import PrometheusMetrics
-from tests.producer.commands import ROOT
+from tests.harness.processes.environment import ROOT
 from tests.producer.display.test_metrics import scrape
 
 DOCS = (ROOT / "docs" / "producer.md").read_text("utf-8")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lazyshard_producer.cli import main
 from lazyshard_producer.display.metrics import MAX_LABELS, OTHERS, Metrics, PrometheusMetrics, WaitClock, open_metrics
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
-from tests.producer.commands import assert_one_line, rows, run_arguments
+from tests.harness.processes.producing import assert_one_line, rows, run_arguments
 
 
 class Clock:

@@ -16,7 +16,8 @@ from rich.console import Console
 from lazyshard_producer.cli import main
 from lazyshard_producer.display.progress import BAR_EVERY_S, Bar, Display, Log, RecentRate
 from lazyshard_producer.wording import Outcome, Tally, error_line, log_line, summary, tally_values
-from tests.producer.commands import environment, rows, run_arguments, start
+from tests.harness.processes.environment import environment
+from tests.harness.processes.producing import rows, run_arguments, start
 
 TALLY = Tally(
     samples=1234,

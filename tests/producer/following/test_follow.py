@@ -15,7 +15,7 @@ import zstandard
 
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.directory import FollowedDirectory
-from tests.producer.commands import environment
+from tests.harness.processes.environment import environment
 from tests.producer.following.followed import Follower
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.producer.commands import environment, ids, killed_at_random, start, wait_until
+from tests.harness.processes.environment import environment
+from tests.harness.processes.producing import ids, killed_at_random, start, wait_until
 
 pytestmark = pytest.mark.full
 

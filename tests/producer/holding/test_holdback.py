@@ -1,75 +1,134 @@
-"""A run at its limits: when it is held, and what it says."""
+"""A run at its limits: when it is held, what it deletes behind its consumers, and how often it looks at anything."""
 
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lazyshard.stream.consumers import forget_consumer
+from lazyshard.errors import ProducerFenced
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.stream import ChunkWriter, write_cursor
+from lazyshard.stream.consumers import forget_consumer, list_consumers, write_reading
 from lazyshard_producer.configuration.quantities import Amount
+from lazyshard_producer.configuration.settings import Limits
+from lazyshard_producer.holding.holdback import Holdback, retry_s
 from lazyshard_producer.holding.limits import SILENT_S
-from tests.producer.holding.holdback_bench import Bench
+from lazyshard_producer.holding.shelf import Shelf, Stock, measure_stock
+
+SAMPLES_PER_CHUNK = 2
+
+
+def chunks(number: int) -> Amount:
+    return Amount(number=number, unit="chunks")
+
+
+class Bench:
+    """A stream in a folder, its producer's `Holdback` with clocks turned by hand, and what consumers leave there."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.now = 0.0
+        self.warnings: list[str] = []
+        self.writer = ChunkWriter(out, SAMPLES_PER_CHUNK, clock=lambda: 1e9)
+        self.limited()
+
+    def limited(self, check: Callable[[], None] = lambda: None, **limits: Any) -> None:
+        self.holdback = Holdback(
+            Limits(**limits),
+            Shelf(self.out),
+            SAMPLES_PER_CHUNK,
+            check=check,
+            warn=self.warnings.append,
+            clock=lambda: self.now,
+            wall_clock=lambda: 1e9 + self.now,
+        )
+
+    @property
+    def stock(self) -> Stock:
+        assert self.holdback.stock is not None
+        return self.holdback.stock
+
+    def ask(self, after_s: float = 1.0) -> Any:
+        self.now += after_s
+        return self.holdback.before_chunk(self.writer.published_chunks, self.writer.published_samples)
+
+    def publish(self, chunks: int = 1, width: int = 100, after_s: float = 1.0) -> None:
+        for _ in range(chunks):
+            for _ in range(SAMPLES_PER_CHUNK):
+                self.writer.write({"text": "x" * width})
+            self.now += after_s
+            self.holdback.after_publish(self.writer.published_chunks)
+
+    def publish_while_allowed(self) -> int:
+        while self.ask() is None:
+            self.publish()
+        return self.writer.published_chunks
+
+    def commit(self, name: str, chunks_before: int, at: float = 0.0, stream_id: str | None = None) -> None:
+        cursor = Cursor(name, stream_id or self.writer.stream_id, 0, chunks_before, {}, 1e9 + at)
+        write_cursor(self.out, cursor)
+
+    def need(self, name: str, chunks: int, at: float = 0.0, stream_id: str | None = None) -> None:
+        assert write_reading(self.out, ReadingMark(name, stream_id or self.writer.stream_id, 1, 0, chunks, 1e9 + at))
+
+    def chunks(self) -> list[int]:
+        data = sorted(int(path.name[6:11]) for path in self.out.glob("chunk_*.jsonl"))
+        assert data == sorted(int(path.name[6:11]) for path in self.out.glob("chunk_*.completed"))
+        return data
+
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.out.glob("chunk_*"))
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "stream")
+    return Bench(tmp_path / "a stream")
 
 
-def test_nobody_consumes(bench: Bench) -> None:
-    bench.limited(max_ahead=Amount(number=3, unit="chunks"))
+# How far a run goes ahead.
+
+
+def test_ahead_of_the_slowest_reader(bench: Bench) -> None:
+    bench.limited(max_ahead=chunks(3))
+    # A reading mark of another stream is nobody's need.
+    bench.need("other", 50, stream_id="0" * 32)
     assert bench.publish_while_allowed() == 3
+    forget_consumer(bench.out, "other")
     hold = bench.ask()
     assert (hold.kind, hold.deadlock, hold.stalled, hold.waits_for) == ("ahead", False, False, ())
-
-
-def test_ahead_of_the_slowest_reading_mark(bench: Bench) -> None:
-    bench.limited(max_ahead=Amount(number=3, unit="chunks"))
-    bench.need("slow", 2, at=94.0)
-    bench.need("fast", 4, at=97.0)
+    bench.need("slow", 2, at=4.0)
+    bench.need("fast", 4, at=7.0)
     assert bench.publish_while_allowed() == 5
-    bench.now = 100.0
-    hold = bench.ask(0.0)
-    assert "consumer 'slow' is at chunk 2, heard of 6 s ago" in hold.reason
+    hold = bench.ask()
     assert (hold.waits_for, hold.needed) == (("slow",), 4)
-    bench.need("slow", 3)
-    assert bench.publish_while_allowed() == 6
-
-
-def test_never_held_below_what_a_reader_needs(bench: Bench) -> None:
-    bench.limited(max_ahead=Amount(number=1, unit="chunks"))
-    bench.commit("slow", 0)
+    assert "'slow' is at chunk 2, heard of " in hold.reason
+    # Never below what a reader needs.
     bench.need("fast", 9)
     assert bench.publish_while_allowed() == 9
-
-
-@pytest.mark.parametrize(("number", "chunks"), [(1, 1), (3, 1), (4, 2), (9, 4)])
-def test_ahead_in_samples(bench: Bench, number: int, chunks: int) -> None:
-    bench.limited(max_ahead=Amount(number=number, unit="samples"))
-    assert bench.publish_while_allowed() == chunks
+    # Of a consumer that has left only a cursor that counts.
+    forget_consumer(bench.out, "slow")
+    bench.commit("slow", 7)
+    assert bench.publish_while_allowed() == 10
 
 
 def test_ahead_in_bytes_of_the_chunks_on_disk(bench: Bench) -> None:
     bench.publish()
     one = bench.size()
-    bench.limited(max_ahead=Amount(number=5 * one - 1, unit="bytes"))
-    assert bench.publish_while_allowed() == 4
-    bench.limited(max_ahead=Amount(number=5 * one + 4, unit="bytes"))
-    assert bench.publish_while_allowed() == 5
+    for size, may in ((5 * one - 1, 4), (5 * one + 4, 5)):
+        bench.limited(max_ahead=Amount(number=size, unit="bytes"))
+        assert bench.publish_while_allowed() == may
     bench.limited(max_ahead=Amount(number=1, unit="bytes"))
     bench.need("a", 6)
     assert bench.publish_while_allowed() == 7
 
 
-def test_a_consumer_that_has_left_only_a_cursor_counts_by_it(bench: Bench) -> None:
-    bench.limited(max_ahead=Amount(number=3, unit="chunks"))
-    bench.publish(3)
-    bench.commit("a", 2)
-    assert bench.publish_while_allowed() == 5
-
-
-def test_a_dead_consumer_holds_until_it_is_forgotten(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "a stream")
-    bench.limited(max_ahead=Amount(number=1, unit="chunks"))
+def test_a_dead_consumer_holds_until_it_is_forgotten(bench: Bench) -> None:
+    bench.limited(max_ahead=chunks(1))
     bench.need("dead", 1)
     bench.need("alive", 2, at=SILENT_S)
     bench.publish_while_allowed()
@@ -77,19 +136,14 @@ def test_a_dead_consumer_holds_until_it_is_forgotten(tmp_path: Path) -> None:
     assert not bench.ask(0.0).stalled
     hold = bench.ask(1.0)
     assert hold.stalled
-    assert f"run `lazyshard forget '{tmp_path}/a stream' dead`" in hold.reason
+    assert f"`lazyshard forget '{bench.out}' dead`" in hold.reason
     forget_consumer(bench.out, "dead")
     assert bench.publish_while_allowed() == 3
 
 
-def test_a_reading_mark_of_another_stream_is_nobodys_need(bench: Bench) -> None:
-    bench.limited(max_ahead=Amount(number=2, unit="chunks"))
-    bench.need("a", 50, stream_id="0" * 32)
-    assert bench.publish_while_allowed() == 2
-
-
 def test_asked_again_ever_more_rarely_and_at_once_after_a_release(bench: Bench) -> None:
-    bench.limited(max_ahead=Amount(number=1, unit="chunks"))
+    assert [retry_s(held_s) for held_s in (0.0, 1.0, 5.0, 15.0, 20.0, 1e6)] == [0.2, 0.2, 0.5, 1.5, 2.0, 2.0]
+    bench.limited(max_ahead=chunks(1))
     bench.publish()
     bench.need("a", 0)
     pauses = [bench.ask(after_s).retry_s for after_s in (1.0, 0.25, 5.0, 5.0, 100.0)]
@@ -100,13 +154,24 @@ def test_asked_again_ever_more_rarely_and_at_once_after_a_release(bench: Bench) 
     assert bench.ask().retry_s == 0.2
 
 
-def test_max_disk_that_nobody_can_make_room_for(bench: Bench) -> None:
-    bench.publish()
-    one = bench.size()
-    bench.limited(retain="all", max_disk=3 * one)
-    assert bench.publish_while_allowed() == 3
+def test_many_consumers_are_counted_and_strange_names_stay_on_the_line(bench: Bench) -> None:
+    bench.limited(max_ahead=chunks(0))
+    for name in "edcba":
+        bench.need(name, 0)
     hold = bench.ask()
-    assert (hold.kind, hold.deadlock, hold.stalled) == ("disk", False, True)
+    assert hold.waits_for == ("a", "b", "c", "d", "e")
+    assert "'a', 'b', 'c' and 2 more " in hold.reason
+    # Of those that may be dead, the one that was silent for longest is the first to forget.
+    bench.need("b\u2028b", 0, at=-1.0)
+    bench.now = 2 * SILENT_S
+    bench.need("c", 0, at=2 * SILENT_S)
+    reason = bench.ask().reason
+    assert "lazyshard forget" in reason
+    assert reason.rpartition("; if ")[2].startswith("'b\\u2028b' ")
+    assert len(reason.splitlines()) == 1
+
+
+# No room on the disk.
 
 
 def test_a_deadlock_by_max_disk_is_told_at_once_with_the_numbers(bench: Bench) -> None:
@@ -126,27 +191,16 @@ def test_a_deadlock_by_max_disk_is_told_at_once_with_the_numbers(bench: Bench) -
     assert (hold.waiting, hold.waits_for, hold.needed) == (("sft",), ("sft",), 8)
     assert hold.suggested == 8 * one
     assert hold.reason.startswith("deadlock: ")
-    assert f"raise --max-disk to {8 * one} bytes" in hold.reason
+    assert f"--max-disk to {8 * one} bytes" in hold.reason
     # It goes on as soon as it can: here the consumer commits after all.
     bench.commit("sft", 3)
     assert bench.ask() is None
     assert bench.chunks() == [3, 4, 5]
 
 
-def test_the_suggested_limit_ends_the_deadlock(bench: Bench) -> None:
-    bench.publish()
-    bench.limited(retain="consumed", max_disk=5 * bench.size())
-    bench.need("sft", 8)
-    bench.publish_while_allowed()
-    suggested = bench.ask().suggested
-    bench.limited(retain="consumed", max_disk=suggested)
-    assert bench.publish_while_allowed() >= 8
-
-
 def test_a_slow_consumer_that_has_its_data_is_no_deadlock(bench: Bench) -> None:
     bench.publish()
-    one = bench.size()
-    bench.limited(retain="consumed", max_disk=4 * one)
+    bench.limited(retain="consumed", max_disk=4 * bench.size())
     bench.commit("slow", 0)
     bench.need("slow", 2)
     bench.commit("fast", 3)
@@ -157,7 +211,7 @@ def test_a_slow_consumer_that_has_its_data_is_no_deadlock(bench: Bench) -> None:
     bench.now = SILENT_S
     hold = bench.ask(0.0)
     assert (hold.deadlock, hold.stalled) == (False, True)
-    assert hold.reason.endswith(f"; if 'slow' will not come back, run `lazyshard forget {bench.out} slow`")
+    assert hold.reason.endswith(f"`lazyshard forget '{bench.out}' slow`")
 
 
 def test_a_consumer_named_that_has_not_come(bench: Bench) -> None:
@@ -169,27 +223,202 @@ def test_a_consumer_named_that_has_not_come(bench: Bench) -> None:
     bench.need("a", 3)
     hold = bench.ask()
     assert (hold.deadlock, hold.waits_for) == (True, ("b",))
-    assert hold.reason.endswith(" or more or take it out of --consumers")
+    assert hold.reason.endswith("--consumers")
 
 
-def test_many_consumers_are_counted(bench: Bench) -> None:
-    bench.limited(max_ahead=Amount(number=0, unit="chunks"))
-    for name in "edcba":
-        bench.need(name, 0)
+# What is deleted.
+
+
+def test_consumed_chunks_are_deleted_below_every_cursor_through_a_restart(bench: Bench) -> None:
+    bench.limited(retain="consumed", max_disk=10**6)
+    bench.publish(3)
+    (bench.out / "cursors").mkdir()
+    bench.publish(3)
+    # Nobody consumes yet; then a cursor is torn.
+    bench.commit("a", 5)
+    (bench.out / "cursors" / "b.json").write_bytes(b"{")
+    bench.publish()
+    assert bench.chunks() == [0, 1, 2, 3, 4, 5, 6]
+    bench.commit("b", 3)
+    bench.publish()
+    assert bench.chunks() == [3, 4, 5, 6, 7]
+    bench.commit("b", 4)
+    bench.publish()
+    assert bench.chunks() == [4, 5, 6, 7, 8]
+    bench.writer.close(end=False)
+
+    again = Bench(bench.out)
+    again.limited(retain="consumed", max_disk=10**6)
+    assert again.ask() is None
+    assert (again.stock.first, again.stock.stop) == (4, 9)
+    # Done with all there is: the newest chunk stays.
+    again.commit("a", 10)
+    again.commit("b", 10)
+    again.publish()
+    assert again.chunks() == [9]
+    assert again.stock.size == again.size()
+
+
+def test_a_cursor_of_another_stream_or_ahead_of_the_data_deletes_nothing(bench: Bench) -> None:
+    bench.limited(retain="consumed", max_disk=1)
+    bench.commit("a", 2)
+    bench.commit("b", 3, stream_id="0" * 32)
+    bench.publish(4)
+    assert bench.chunks() == [0, 1, 2, 3]
     hold = bench.ask()
-    assert hold.waits_for == ("a", "b", "c", "d", "e")
-    assert "; consumers 'a', 'b', 'c' and 2 more are at chunk 0" in hold.reason
-    # Of those that may be dead, the one that was silent for longest is the first to forget.
-    bench.need("b", 0, at=-1.0)
-    bench.now = 2 * SILENT_S
-    bench.need("c", 0, at=2 * SILENT_S)
-    assert bench.ask().reason.endswith(f"; if 'b' will not come back, run `lazyshard forget {bench.out} b`")
+    assert hold.stalled
+    assert f"b.json: of stream {'0' * 32}" in hold.reason
+    bench.commit("b", 9)
+    bench.publish(4)
+    assert bench.chunks() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert "b.json: is done with 9 chunks" in bench.ask().reason
+    bench.commit("b", 7)
+    bench.publish()
+    assert bench.chunks() == [2, 3, 4, 5, 6, 7, 8]
 
 
-def test_a_name_with_a_line_end_leaves_the_reason_one_line(bench: Bench) -> None:
-    bench.limited(max_ahead=Amount(number=0, unit="chunks"))
-    bench.need("a\u2028b", 0)
-    bench.now = SILENT_S
-    reason = bench.ask().reason
-    assert len(reason.splitlines()) == 1
-    assert "lazyshard forget" in reason
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_a_chunk_that_cannot_be_deleted_is_told_once_and_tried_again(bench: Bench, stuck: int) -> None:
+    bench.publish()
+    one = bench.size()
+    bench.limited(retain="consumed", max_disk=4 * one)
+    bench.publish(3)
+    seal = bench.out / seal_name(stuck)
+    content = seal.read_bytes()
+    seal.unlink()
+    seal.mkdir()
+    bench.commit("a", 3)
+    bench.need("a", 9)
+    hold = bench.ask()
+    # What was deleted before the error is free.
+    assert bench.stock.first == 0
+    assert bench.stock.size == 4 * one - stuck * one
+    assert (hold is None) == (stuck == 1)
+    if hold is not None:
+        assert (hold.deadlock, hold.stalled) == (False, True)
+        assert str(seal) in hold.reason
+    bench.ask()
+    (warning,) = bench.warnings
+    assert str(seal) in warning
+    seal.rmdir()
+    seal.write_bytes(content)
+    assert bench.ask() is None
+    assert bench.chunks() == [3]
+    assert bench.stock.size == bench.size()
+
+
+def test_consumers_that_cannot_be_listed_are_told_once_and_nothing_is_deleted(bench: Bench) -> None:
+    bench.limited(retain="consumed", max_ahead=chunks(9))
+    (bench.out / "cursors").write_bytes(b"")
+    bench.publish(3)
+    assert bench.ask() is None
+    (warning,) = bench.warnings
+    assert "Not a directory" in warning
+    assert bench.chunks() == [0, 1, 2]
+    (bench.out / "cursors").unlink()
+    bench.commit("a", 2)
+    bench.publish()
+    assert bench.chunks() == [2, 3]
+
+
+def test_many_chunks_are_deleted_bit_by_bit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyshard_producer.holding.holdback.DELETED_AT_ONCE", 2)
+    bench.limited(retain="consumed")
+    bench.publish(6)
+    bench.commit("a", 5)
+    assert [bench.ask() or bench.chunks()[0] for _ in range(4)] == [2, 4, 5, 5]
+
+
+def test_a_producer_that_was_fenced_deletes_nothing(bench: Bench) -> None:
+    def check() -> None:
+        raise ProducerFenced("taken over")
+
+    bench.limited(check, retain="consumed")
+    bench.commit("a", 1)
+    bench.publish(after_s=0.0)
+    with pytest.raises(ProducerFenced):
+        bench.publish()
+    assert (bench.out / chunk_name(0)).exists()
+
+
+# How often anything is looked at.
+
+
+def recording(function: Callable[..., Any], seen: list[str]) -> Callable[..., Any]:
+    def call(path: Any, *arguments: Any, **options: Any) -> Any:
+        seen.append(str(path))
+        return function(path, *arguments, **options)
+
+    return call
+
+
+def test_the_consumers_are_looked_at_twice_a_second_at_most(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    monkeypatch.setattr("lazyshard_producer.holding.shelf.list_consumers", recording(list_consumers, looks))
+    bench.limited(retain="consumed", max_ahead=chunks(1000))
+    for _ in range(100):
+        assert bench.ask(0.0) is None
+        bench.publish(after_s=0.0625)
+    assert len(looks) == 13
+    # While it is held, five times a second.
+    bench.limited(max_ahead=chunks(100))
+    looks.clear()
+    for _ in range(100):
+        assert bench.ask(0.0625) is not None
+    assert len(looks) == 25
+
+
+def test_the_chunks_are_listed_at_the_start_for_max_disk_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.publish(20)
+    listed: list[str] = []
+    with monkeypatch.context() as patch:
+        for name in ("listdir", "scandir"):
+            patch.setattr(os, name, recording(getattr(os, name), listed))
+        for limits in ({"min_free_disk": 1}, {"max_ahead": Amount(number=10**6, unit="bytes")}, {"max_disk": 10**6}):
+            assert str(bench.out) not in listed
+            bench.limited(**limits, retain="consumed")
+            assert bench.ask() is None
+        assert listed.count(str(bench.out)) == 1
+        listed.clear()
+        bench.commit("a", 15)
+        bench.publish()
+        assert bench.ask() is None
+        assert set(listed) == {str(bench.out / "cursors")}
+    assert bench.chunks() == list(range(15, 21))
+
+
+def test_what_is_on_disk_is_known_without_looking_again(bench: Bench) -> None:
+    bench.limited(retain=3, max_disk=10**6)
+    for number in range(12):
+        bench.publish(width=10 * number)
+        bench.commit("a", number // 2)
+        assert (bench.stock.size, bench.stock.first) == (bench.size(), bench.chunks()[0])
+    largest = bench.stock.largest
+    # As a restart finds it: data and seal of the largest are looked at apart from each other.
+    bench.limited(retain=3, max_disk=10**6)
+    assert bench.ask() is None
+    assert (bench.stock.size, bench.stock.largest) == (bench.size(), largest)
+    # Without a limit on it, from some of the chunks; here that is all of them.
+    bench.limited(min_free_disk=1)
+    assert bench.ask() is None
+    assert (bench.stock.size, bench.stock.chunks) == (bench.size(), len(bench.chunks()))
+    bench.limited()
+    assert bench.ask() is None
+    assert bench.holdback.stock is None
+
+
+def test_many_chunks_are_measured_by_some_of_them_unless_a_limit_needs_the_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for chunk in range(10, 310):
+        (tmp_path / chunk_name(chunk)).write_bytes(bytes(90 + chunk % 2))
+        (tmp_path / seal_name(chunk)).write_bytes(bytes(10))
+    (tmp_path / "head.json").write_bytes(bytes(1000))
+    assert measure_stock(tmp_path, 10, 310, exact=True) == Stock(first=10, stop=310, size=300 * 100 + 150, largest=101)
+    stated: list[str] = []
+    monkeypatch.setattr(os, "stat", recording(os.stat, stated))
+    some = measure_stock(tmp_path, 10, 310, exact=False)
+    assert len(stated) == 2 * 128
+    assert (some.first, some.stop, some.largest) == (10, 310, 101)
+    assert 30_000 <= some.size <= 30_300
+    assert measure_stock(tmp_path, 310, 310, exact=False) == Stock(first=310, stop=310, size=0, largest=0)

@@ -1,14 +1,15 @@
-"""A producer that deletes behind its consumer: real processes that are killed, and a real small filesystem."""
+"""A run that is held by its limits, let go by its consumers, and deletes what they are done with: real processes."""
 
-import contextlib
+from __future__ import annotations
+
 import json
 import os
-import random
+import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -16,177 +17,107 @@ from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.names import parse_chunk_name
 from lazyshard.stream import StreamReader, write_cursor
 from lazyshard.stream.consumers import write_reading
+from lazyshard_producer.cli import main
 from tests.harness.disks import SmallDisk, disk_fixture
-from tests.producer.commands import DEADLINE_S, published, run_arguments, start, wait_until
-
-pytestmark = pytest.mark.full
+from tests.harness.processes.environment import DEADLINE_S
+from tests.harness.processes.producing import head, published, rows, run_arguments, running, wait_until
 
 PER_CHUNK: Final = 20
-WINDOW: Final = 2
-"""Chunks in a window of the consumer."""
+CONSUMED: Final = ("--retain", "consumed", "--consumers", "trainer")
 
 
-def wide_rows(count: int, width: int) -> bytes:
-    return b"".join(b'{"id":%d,"text":"%s"}\n' % (number, b"x" * width) for number in range(count))
+def commit(out: Path, chunks: int) -> None:
+    stream_id = json.loads((out / "stream.json").read_bytes())["stream_id"]
+    write_cursor(out, Cursor("trainer", stream_id, chunks * PER_CHUNK, chunks, {}, time.time()))
 
 
-def chunk_bytes(out: Path) -> int:
-    """Bytes of all chunks and seals; those that are deleted meanwhile count or not."""
-    size = 0
-    for name in os.listdir(out):
-        if parse_chunk_name(name) is not None:
-            try:
-                size += (out / name).stat().st_size
-            except FileNotFoundError:
-                continue
-    return size
+def need(out: Path, chunks: int) -> None:
+    stream_id = json.loads((out / "stream.json").read_bytes())["stream_id"]
+    assert write_reading(out, ReadingMark("trainer", stream_id, 1, 0, chunks, time.time()))
 
 
-class Trainer:
-    """Draws sample after sample, whole windows at a time, and commits every so many chunks."""
-
-    def __init__(self, out: Path, every: int) -> None:
-        self.out = out
-        self.every = every
-        self.reader = StreamReader(out, max_wait=DEADLINE_S)
-        self.ids: list[int] = []
-        manifest = json.loads((out / "stream.json").read_bytes())
-        self.stream_id: str = manifest["stream_id"]
-
-    def need(self, chunks: int) -> None:
-        assert write_reading(self.out, ReadingMark("trainer", self.stream_id, 1, 0, chunks, time.time()))
-
-    def commit(self, chunks: int) -> None:
-        write_cursor(
-            self.out, Cursor("trainer", self.stream_id, chunks * PER_CHUNK, chunks // WINDOW * WINDOW, {}, time.time())
-        )
-
-    def train(self, chunks: int) -> None:
-        """Trains the next so many chunks, a multiple of the window, waiting for them."""
-        at = len(self.ids) // PER_CHUNK
-        for first in range(at, at + chunks, WINDOW):
-            self.need(first + WINDOW)
-            self.reader.wait_for((first + WINDOW) * PER_CHUNK)
-            for chunk in range(first, first + WINDOW):
-                self.ids += [
-                    self.reader.read(sample)["id"] for sample in range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)
-                ]
-                if (chunk + 1) % self.every == 0:
-                    self.commit(chunk + 1)
+def on_disk(out: Path) -> list[int]:
+    return sorted({parsed[0] for name in os.listdir(out) if (parsed := parse_chunk_name(name)) is not None})
 
 
-@contextlib.contextmanager
-def producing(source: Path, out: Path, *limits: object) -> "Iterator[subprocess.Popen[str]]":
-    """A producer, killed at the end if it is still there."""
-    consumers = ("--retain", "consumed", "--consumers", "trainer")
-    with start(*run_arguments(out, [source], PER_CHUNK, *consumers, *limits)) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def producing(source: Path, out: Path, *limits: object) -> AbstractContextManager[subprocess.Popen[str]]:
+    return running(*run_arguments(out, [source], PER_CHUNK, *limits))
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_over_and_over_while_it_deletes(seed: int, tmp_path: Path) -> None:
-    source, out, dice = tmp_path / "a.jsonl", tmp_path / "out", random.Random(seed)
-    chunks = 120
-    source.write_bytes(wide_rows(chunks * PER_CHUNK, 100))
-    room = 30_000  # of about 3,000 bytes a chunk: the window that is open, 3 between checkpoints, and some more
-    limits = ("--max-disk", room, "--max-ahead", "3 chunks")
-    with producing(source, out, *limits) as process:
+def is_held(out: Path, process: subprocess.Popen[str], chunks: int, words: str) -> None:
+    wait_until(lambda: published(out) == chunks and words in head(out).get("note", ""), process)
+    assert head(out)["state"] == "waiting"
+
+
+def test_a_run_is_held_let_go_and_deletes_behind_its_consumer(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(rows(0, 12 * PER_CHUNK))
+    with producing(source, out, "--max-ahead", 3, *CONSUMED) as process:
+        is_held(out, process, 3, "no consumer")
+        # What a reader needs is never held back, whatever the limit.
+        need(out, 7)
+        is_held(out, process, 10, "'trainer' is at chunk 7")
+        assert on_disk(out) == list(range(10))
+        commit(out, 5)
+        wait_until(lambda: on_disk(out) == list(range(5, 10)), process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert head(out)["state"] == "idle"
+    assert main(run_arguments(out, [source], PER_CHUNK)) == 0
+    assert head(out)["ended"] is True
+    assert on_disk(out) == list(range(5, 12))
+
+
+def test_a_full_disk_that_only_a_checkpoint_could_empty_is_told_as_a_deadlock(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(rows(0, 10 * PER_CHUNK))
+    # Room for three chunks, while the open window needs five before a first checkpoint can be.
+    with producing(source, out, "--max-disk", "4000", "--retain", "consumed") as process:
         wait_until(lambda: published(out) > 0, process)
-        trainer = Trainer(out, every=3)
-    for _ in range(8):
-        with producing(source, out, *limits):
-            trainer.train(dice.choice((2, 4, 6)))
-            # The clock only picks the point: while it deletes, publishes, waits or starts.
-            time.sleep(dice.random() * 0.02)
-        assert chunk_bytes(out) <= room
-    with producing(source, out, *limits) as process:
-        trainer.train(chunks - len(trainer.ids) // PER_CHUNK)
-        _, errors = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 0, errors
-    assert trainer.ids == list(range(chunks * PER_CHUNK))
-    assert chunk_bytes(out) <= room
-    assert not (out / "chunk_00000.jsonl").exists()
-
-
-root = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem"),
-]
+        commit(out, 0)
+        need(out, 5)
+        wait_until(lambda: head(out).get("note", "").startswith("deadlock: --max-disk "), process)
+        held_at = published(out)
+        assert 0 < held_at < 5
+        # Somebody forgets the window after all.
+        commit(out, held_at)
+        wait_until(lambda: published(out) > held_at, process)
 
 
 disk = disk_fixture("size=1m")
 
 
-def free(point: Path) -> int:
-    found = os.statvfs(point)
-    return found.f_bavail * found.f_frsize
-
-
-@pytest.mark.parametrize("limit", [pytest.param(limit, marks=root) for limit in ("--max-disk", "--min-free-disk")])
+@pytest.mark.full
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem")
+@pytest.mark.parametrize("limit", ["--max-disk", "--min-free-disk"])
 def test_six_times_what_fits_goes_through_a_small_disk(
     limit: str, disk: SmallDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    window, every, chunks, most = 2, 4, 240, 600_000
     # What is deleted takes room for as long as a reader has it open; this one looks at every chunk whether to let go.
     monkeypatch.setattr("lazyshard.stream.reader._LET_GO_S", 0.0)
     # While it waits it still holds the last window, for which so small a disk has no room to spare.
-    monkeypatch.setattr("lazyshard.stream.chunk.OPEN_CHUNKS", WINDOW)
-    source, out = tmp_path / "a.jsonl", disk.point / "out"
-    chunks = 240
-    source.write_bytes(wide_rows(chunks * PER_CHUNK, 1300))  # about 27,000 bytes a chunk
-    with producing(source, out, limit, 600_000) as process:
+    monkeypatch.setattr("lazyshard.stream.chunk.OPEN_CHUNKS", window)
+    source, out, ids, spare = tmp_path / "a.jsonl", disk.point / "out", list[int](), list[int]()
+    text = b"x" * 1300  # about 27,000 bytes a chunk
+    source.write_bytes(b"".join(b'{"id":%d,"text":"%s"}\n' % (number, text) for number in range(chunks * PER_CHUNK)))
+    with producing(source, out, limit, most, *CONSUMED) as process:
         wait_until(lambda: published(out) > 0, process)
-        trainer = Trainer(out, every=4)
-        spare = []
-        for _ in range(chunks // WINDOW):
-            trainer.train(WINDOW)
-            spare.append(600_000 - chunk_bytes(out) if limit == "--max-disk" else free(disk.point) - 600_000)
+        reader = StreamReader(out, max_wait=DEADLINE_S)
+        for done in range(window, chunks + 1, window):
+            need(out, done)
+            reader.wait_for(done * PER_CHUNK)
+            ids += [reader.read(sample)["id"] for sample in range(len(ids), done * PER_CHUNK)]
+            if done % every == 0:
+                commit(out, done)
+            if limit == "--max-disk":
+                spare.append(most - sum(path.stat().st_size for path in out.glob("chunk_*") if path.exists()))
+            else:
+                found = os.statvfs(disk.point)
+                spare.append(found.f_bavail * found.f_frsize - most)
         _, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, errors
-    assert trainer.ids == list(range(chunks * PER_CHUNK))
+    assert ids == list(range(chunks * PER_CHUNK))
     # Files are made of blocks: the last page of each, and of head and cursors, is not in their sizes.
     assert min(spare) >= (0 if limit == "--max-disk" else -32_768)
-
-
-def head(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {"note": ""} | json.loads((out / "head.json").read_bytes())
-    return found
-
-
-def deadlocked(process: "subprocess.Popen[str]", out: Path, limit: str) -> None:
-    """Brings a run at its limit into a deadlock: a consumer needs more than there is room for between checkpoints."""
-    wait_until(lambda: published(out) > 0, process)
-    trainer = Trainer(out, every=100)
-    trainer.need(2)
-    trainer.commit(0)
-    wait_until(lambda: limit in head(out)["note"], process)
-    assert not head(out)["note"].startswith("deadlock: ")
-    held = published(out)
-    assert held < 25
-    trainer.need(40)
-    wait_until(lambda: head(out)["note"].startswith(f"deadlock: {limit} "), process)
-    assert "consumer 'trainer' waits for 40 chunks" in head(out)["note"]
-    assert published(out) == held
-
-
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem")
-def test_a_deadlock_by_min_free_disk_is_told_and_ends_when_there_is_room(disk: SmallDisk, tmp_path: Path) -> None:
-    source, out = tmp_path / "a.jsonl", disk.point / "out"
-    source.write_bytes(wide_rows(60 * PER_CHUNK, 1300))
-    with producing(source, out, "--min-free-disk", 500_000) as process:
-        deadlocked(process, out, "--min-free-disk")
-        disk.change("size=8m")
-        wait_until(lambda: published(out) >= 40, process)
-
-
-def test_a_deadlock_by_max_disk_is_told_and_ends_with_the_suggested_limit(tmp_path: Path) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    source.write_bytes(wide_rows(60 * PER_CHUNK, 1300))
-    with producing(source, out, "--max-disk", 500_000) as process:
-        deadlocked(process, out, "--max-disk")
-    suggested = head(out)["note"].split("raise --max-disk to ")[1].split()[0]
-    with producing(source, out, "--max-disk", suggested) as process:
-        wait_until(lambda: published(out) >= 40, process)

@@ -1,153 +1,129 @@
-"""A filesystem that is full at any write, has no inode or turns read-only: one line, and on when there is room."""
+"""A filesystem that is full at any write, or has no inode: one line, and on when there is room."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from tests.harness.disks import Disk, SmallDisk
+from lazyshard_producer.cli import main
+from tests.harness.disks import SmallDisk, disk_fixture
 from tests.harness.processes.commands import Commands
+from tests.harness.processes.producing import (
+    assert_one_line,
+    chunk_files,
+    head,
+    ids,
+    published,
+    run_arguments,
+    start,
+    wait_until,
+)
 from tests.harness.scenes.rows import made
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream
-from tests.producer.commands import assert_one_line, ids, published, rows, run, run_arguments, start, wait_until
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem"),
-]
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem")]
 
 MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
 
 
-def check_failed(stream: Stream, status: int, err: str, reason: str) -> None:
-    """Whether the run has ended by the filesystem, in a line, and what is there is whole."""
-    assert status == 7, err
-    assert_one_line(err, reason, str(stream.out))
-    stream.check({})
+disk = disk_fixture("size=256k")
 
 
-def wide(path: Path, count: int) -> None:
-    path.write_bytes(b"".join(b'{"id":%d,"text":"%s"}\n' % (number, b"x" * 500) for number in range(count)))
+def test_disk_full(disk: SmallDisk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "a.jsonl", disk.point / "out"
+    source.write_bytes(b"".join(b'{"id":%d,"text":"%s"}\n' % (number, b"x" * 900) for number in range(1000)))
+    arguments = run_arguments(out, [source], 50, "--no-progress")
+    done: list[int] = []
+    for _ in range(2):
+        assert main(arguments) == 7
+        assert_one_line(capsys.readouterr().err, "No space left on device")
+        done = done or ids(out)
+        assert ids(out) == done == list(range(len(done)))
+        assert (head(out)["state"], head(out)["chunks"] * 50) == ("failed", len(done))
+        assert "No space left on device" in head(out)["note"]
+        assert len(chunk_files(out)) * 50 == len(done) > 0
+
+    disk.change("size=8m")
+    assert main(arguments) == 0
+    assert ids(out) == list(range(1000))
 
 
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Commands]:
-    """One for each test: it must not outlive the disks that are mounted meanwhile."""
+@pytest.mark.parametrize("reason", ["No space left on device", "Read-only file system"])
+def test_not_even_the_directory_can_be_made(
+    reason: str, disk: SmallDisk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if reason == "Read-only file system":
+        disk.change("ro")
+    else:
+        disk.fill()
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(b"{}\n")
+    assert main(run_arguments(disk.point / "out", [source], 10, "--no-progress")) == 7
+    assert_one_line(capsys.readouterr().err, reason)
+
+
+# A page or an inode more each time: what finds no room is another one each time.
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("plain", lambda step: f"size={24 + 4 * step}k"),
+        ("followed while it grows", lambda step: f"size={24 + 4 * step}k"),
+        ("plain", lambda step: f"size=8m,nr_inodes={3 + step}"),
+    ],
+    ids=["a file", "a followed directory", "no inode"],
+)
+def test_a_disk_that_is_full_at_any_write(kind: str, size: Callable[[int], str], tmp_path: Path) -> None:
+    source, failures = KINDS[kind](tmp_path, 0), 0
     (tmp_path / "nursery").mkdir()
-    with Commands(tmp_path / "nursery") as nursery:
-        yield nursery
-
-
-@pytest.mark.parametrize("kind", ["plain", "followed while it grows"])
-def test_a_disk_that_is_full_at_any_write(kind: str, nursery: Commands, tmp_path: Path) -> None:
-    source = KINDS[kind](tmp_path, 0)
-    expected = made(source.rows, transform=True, where=False)
-    with SmallDisk(tmp_path / "disk", "size=24k") as disk:
+    # The nursery must not outlive the disk.
+    with SmallDisk(tmp_path / "disk", size(0)) as disk, Commands(tmp_path / "nursery") as nursery:
         stream = Stream(nursery, disk.point / "out", [source], MAKES)
-        failures = 0
-        # A page more each time: the write that finds no room is another one each time.
-        for pages in range(7, 200):
+        while True:
             status, err = stream.run()
             if status == 0:
                 break
-            check_failed(stream, status, err, "No space left on device")
+            assert status == 7, err
+            assert_one_line(err, "No space left on device", str(stream.out))
+            stream.check({})
             failures += 1
-            disk.change(f"size={4 * pages}k")
+            disk.change(size(failures))
         assert failures > 10
-        assert sorted(map(str, stream.rows())) == sorted(map(str, expected))
+        assert sorted(map(str, stream.rows())) == sorted(map(str, made(source.rows, transform=True, where=False)))
         lines = [(entry["source"], entry["line"]) for entry in stream.refused()]
         assert len(set(lines)) == len(lines) > 0
         stream.check_ended()
 
 
-def test_no_inode_is_left_at_any_file(nursery: Commands, tmp_path: Path) -> None:
-    source = KINDS["plain"](tmp_path, 0)
-    with SmallDisk(tmp_path / "disk", "size=8m,nr_inodes=3") as disk:
-        stream = Stream(nursery, disk.point / "out", [source], MAKES)
-        failures = 0
-        for inodes in range(4, 200):
-            status, err = stream.run()
-            if status == 0:
-                break
-            check_failed(stream, status, err, "No space left on device")
-            failures += 1
-            disk.change(f"nr_inodes={inodes}")
-        assert failures > 10
-        assert stream.rows() == made(source.rows, transform=True, where=False)
-        stream.check_ended()
-
-
-def test_a_filesystem_that_turns_read_only(tmp_path: Path) -> None:
+@pytest.mark.full
+@pytest.mark.parametrize("end", ["room", "signal", "signal where no room is left at all"])
+def test_with_min_free_disk_it_waits_for_room_and_goes_on(end: str, tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
-    source.write_bytes(rows(0, 100))
-    with Disk(tmp_path) as disk:
-        out = disk.point / "out"
-        arguments = run_arguments(out, [source], 10, "--rate", 50)
-        process = start(*arguments)
-        wait_until(lambda: published(out) >= 2, process)
-        disk.fail()
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 7
-        assert_one_line(err, "Read-only file system", "samples are published and safe")
-        again = run(*arguments)
-        assert again.returncode == 7
-        assert_one_line(again.stderr, "Read-only file system")
-        disk.restart()
-        done = ids(out)
-        assert done == list(range(len(done)))
-        assert len(done) >= 20
-        assert run(*run_arguments(out, [source], 10)).returncode == 0
-        assert ids(out) == list(range(100))
-
-
-def test_with_min_free_disk_it_waits_for_room_and_goes_on(tmp_path: Path) -> None:
-    source = tmp_path / "a.jsonl"
-    wide(source, 1000)
+    source.write_bytes(b"".join(b'{"id":%d,"text":"%s"}\n' % (number, b"x" * 500) for number in range(1000)))
     with SmallDisk(tmp_path / "disk", "size=256k") as disk:
         out = disk.point / "out"
         process = start(*run_arguments(out, [source], 50, "--min-free-disk", "100kB"))
         wait_until(lambda: "--min-free-disk" in head(out).get("note", ""), process)
-        held = published(out)
         assert head(out)["state"] == "waiting"
-        assert 0 < held * 50 < 1000
+        assert 0 < published(out) * 50 < 1000
         assert os.statvfs(disk.point).f_bavail * os.statvfs(disk.point).f_frsize >= 100_000
-        disk.change("size=8m")
+        if end == "room":
+            disk.change("size=8m")
+        else:
+            if end != "signal":
+                disk.fill()
+            process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
+        if end != "room":
+            assert head(out)["state"] == "idle"
+            assert not (out / ".tmp").exists()
+            disk.change("size=8m")
+            assert main(run_arguments(out, [source], 50)) == 0
         assert ids(out) == list(range(1000))
-
-
-@pytest.mark.parametrize("full", [False, True], ids=["room for others", "no room at all"])
-def test_a_run_that_waits_for_room_ends_at_a_signal_and_goes_on_later(full: bool, tmp_path: Path) -> None:
-    source = tmp_path / "a.jsonl"
-    wide(source, 1000)
-    with SmallDisk(tmp_path / "disk", "size=256k") as disk:
-        out = disk.point / "out"
-        process = start(*run_arguments(out, [source], 50, "--min-free-disk", "100kB"))
-        wait_until(lambda: "--min-free-disk" in head(out).get("note", ""), process)
-        if full:
-            disk.fill()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        process.communicate()
-        assert head(out)["state"] == "idle"
-        assert not (out / ".tmp").exists()
-        disk.change("size=8m")
-        assert run(*run_arguments(out, [source], 50)).returncode == 0
-        assert ids(out) == list(range(1000))
-
-
-def head(out: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((out / "head.json").read_bytes())
-    except FileNotFoundError:
-        return {}
-    return found

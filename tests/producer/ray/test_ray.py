@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.producer.commands import ROOT, chunk_files, environment, ids, published, wait_until
+from tests.harness.processes.environment import ROOT, environment
+from tests.harness.processes.producing import chunk_files, ids, published, wait_until
 
 pytest.importorskip("ray", reason="needs Ray Data: pip install 'lazyshard[ray]'")
 pytest.importorskip("pandas", reason="needs Ray Data: pip install 'lazyshard[ray]'")

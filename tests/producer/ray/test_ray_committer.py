@@ -8,7 +8,7 @@ from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamMismatch, Write
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer.ray import pieces
 from lazyshard_producer.ray.pieces import Committer, PieceWriter, piece_path
-from tests.producer.commands import ids, published, seal
+from tests.harness.processes.producing import ids, published, seal
 
 DEADLINE_S = 60.0
 

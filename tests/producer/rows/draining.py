@@ -33,12 +33,23 @@ class Taken(NamedTuple):
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
 
 
-def write_lengths(directory: Path, files: Sequence[Sequence[int]]) -> list[Path]:
-    """Files of rows {"id": [file, number], "length": ...} with these lengths."""
-    paths = [directory / f"{file}.jsonl" for file in range(len(files))]
-    for file, (path, lengths) in enumerate(zip(paths, files, strict=True)):
-        rows = [encode_row({"id": [file, number], "length": length}) for number, length in enumerate(lengths)]
-        path.write_bytes(b"".join(rows))
+def write(directory: Path, *files: Sequence[int], labels: bool = False, bad: bool = False) -> list[Path]:
+    """Files of rows {"id": [file, number], "length": ..., "input_ids": [...]} of these lengths; no token comes twice.
+
+    The second begins with a byte order mark; blank lines are among the rows, and bad ones, if wanted.
+    """
+    paths, token = [], 10
+    for file, lengths in enumerate(files):
+        text = b"\xef\xbb\xbf" if file == 1 else b""
+        for number, length in enumerate(lengths):
+            tokens = list(range(token, token + length))
+            token += length
+            more = {"labels": [-100, *tokens[1:]]} if labels else {}
+            text += b"bad\n" * (bad and number % 3 == 1) + b"\n" * (number % 4 == 2)
+            text += encode_row({"id": [file, number], "length": length, "input_ids": tokens, **more})
+        path = directory / f"{file}.jsonl"
+        path.write_bytes(text)
+        paths.append(path)
     return paths
 
 
@@ -46,7 +57,7 @@ def make(out: Path, paths: Sequence[Path], weights: Sequence[float] | None = Non
     """Settings of a run that reads these files, mixed by weights if there are any."""
     shares = weights if weights is not None else [None] * len(paths)
     sources = tuple(SourceSettings(path=str(path), weight=w) for path, w in zip(paths, shares, strict=True))
-    return Settings(sources=sources, out=str(out), **{"samples_per_chunk": 10, **more})
+    return Settings(sources=sources, out=str(out), **{"samples_per_chunk": 2, **more})
 
 
 def take(settings: Settings, start: Any = None, samples: int = 0, warnings: list[str] | None = None) -> Iterator[Taken]:
@@ -72,8 +83,11 @@ def take(settings: Settings, start: Any = None, samples: int = 0, warnings: list
         pipeline.close()
 
 
-def drain(
-    settings: Settings, start: Any = None, samples: int = 0, warnings: list[str] | None = None
-) -> Iterator[tuple[Any, Any]]:
-    """As `take`, but yields (row, position after it)."""
-    return ((taken.row, taken.position) for taken in take(settings, start, samples, warnings))
+def samples(taken: Sequence[Taken]) -> list[dict[str, Any]]:
+    """The samples of rows, those of packs one by one."""
+    return [sample for one in taken for sample in one.row.get("pack", [one.row])]
+
+
+def numbers(taken: Sequence[Taken]) -> list[int]:
+    """The numbers of the samples in their files."""
+    return [sample["id"][1] for sample in samples(taken)]

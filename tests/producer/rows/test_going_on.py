@@ -1,204 +1,280 @@
-"""Whatever is mixed, made, dropped and shuffled: going on from the position after any row gives the rest, each once."""
+"""However rows are mixed, made, ordered and put together: going on after any of them gives the rest, each once."""
 
 from __future__ import annotations
 
-import gzip
-import itertools
 import random
-import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from lazyshard_producer.configuration.settings import Settings, SourceSettings
-from lazyshard_producer.errors import SettingInvalid
-from tests.producer.rows.draining import drain, make
+from lazyshard.format.row import encode_row
+from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.errors import SettingInvalid, SourceRefused
+from tests.producer.rows.draining import make, numbers, samples, take, write
 
-HERE = "tests.producer.recipes"
+RECIPES = "tests.producer.recipes"
+ENCODE = "tests.producer.encoders:tokenized"
+TWICE = {"transform": f"{RECIPES}:twice"}
+DEALT = {"balance": 2, "micro_batch_size": 2, "samples_per_chunk": 4}
+PACKED_AND_DEALT = {"pack": 10, "balance": 2, "pack_buffer": 5}
 
-
-def write(directory: Path, lengths: Sequence[int], bad: bool = False) -> list[Path]:
-    """Files of rows {"id": [file, number]}, with blank lines, a byte order mark and, if wanted, bad rows among them."""
-    paths = []
-    for file, length in enumerate(lengths):
-        lines = [b'{"id":[%d,%d]}\n' % (file, number) for number in range(length)]
-        if bad:
-            lines = [line for n, line in enumerate(lines) for line in ([b"bad\n", line] if n % 3 == 1 else [line])]
-        lines = [line for n, line in enumerate(lines) for line in ([b"\n", line] if n % 4 == 2 else [line])]
-        path = directory / f"{file}.jsonl"
-        path.write_bytes((b"\xef\xbb\xbf" if file == 1 else b"") + b"".join(lines))
-        paths.append(path)
-    return paths
-
-
-def check_every_place(settings: Settings, *, same_positions: bool = True) -> list[Any]:
-    whole = list(drain(settings))
-    rows = [row for row, _ in whole]
-    journals = Path(settings.out) / ".producer.sources"
-    kept = {path: path.read_bytes() for path in journals.glob("*")}
-    for taken, (_, position) in enumerate(whole, 1):
-        # As the first run would have left it; a run that goes on deletes the journals of those before it.
-        shutil.rmtree(journals, ignore_errors=True)
-        for path, data in kept.items():
-            journals.mkdir(exist_ok=True)
-            path.write_bytes(data)
-        rest = list(drain(settings, position))
-        assert [row for row, _ in rest] == rows[taken:]
-        # The same rows make the same positions, so seals come out the same too.
-        assert not same_positions or [after for _, after in rest] == [after for _, after in whole[taken:]]
-    return rows
+FORMS: list[dict[str, Any]] = [
+    {},
+    {"shuffle": 1},
+    {"shuffle": 4},
+    {"shuffle": 100},
+    {"pack": 10, "pack_buffer": 5},
+    {"pack": 10, "pack_buffer_bytes": 1},
+    {"pack": 12, "pack_buffer_bytes": 300},
+    {"balance": 1},
+    {"balance": 3},
+    DEALT,
+    PACKED_AND_DEALT,
+    {"pack": 10, "balance": 3, "pack_buffer_bytes": 300},
+    {"pack": 12, "balance": 1},
+    {"pad": 10},
+    {"pad": 10, "shuffle": 4},
+]
 
 
-def ids(lengths: Sequence[int]) -> list[list[int]]:
-    return [[file, number] for file, length in enumerate(lengths) for number in range(length)]
-
-
-@hypothesis_settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=140, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=3),
+    files=st.lists(st.lists(st.integers(1, 10), max_size=14), min_size=1, max_size=3),
+    form=st.sampled_from(FORMS),
     weighted=st.booleans(),
-    shuffle=st.sampled_from([0, 1, 4, 100]),
-    transform=st.sampled_from([None, "twice", "some", "none"]),
+    encoded=st.booleans(),
+    transform=st.sampled_from([None, "twice", "some", "none", "five"]),
     bad=st.booleans(),
     seed=st.integers(0, 3),
 )
 def test_going_on_after_any_row(
     tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[int],
+    files: list[list[int]],
+    form: dict[str, Any],
     weighted: bool,
-    shuffle: int,
+    encoded: bool,
     transform: str | None,
     bad: bool,
     seed: int,
 ) -> None:
     directory = tmp_path_factory.mktemp("run")
-    weights = [random.Random(seed).uniform(0.1, 2) for _ in lengths] if weighted else None
     settings = make(
         directory / "out",
-        write(directory, lengths, bad),
-        weights,
-        shuffle=shuffle,
-        seed=seed,
-        transform=transform and f"{HERE}:{transform}",
+        write(directory, *files, bad=bad),
+        [random.Random(file).uniform(0.1, 2) for file in range(len(files))] if weighted else None,
+        encode=ENCODE if encoded else None,
+        transform=transform and f"{RECIPES}:{transform}",
         on_bad_row="skip",
+        seed=seed,
+        **form,
     )
-    rows = check_every_place(settings)
-    times = {None: 1, "twice": 2, "some": 1, "none": 0}[transform]
+    whole = list(take(settings))
+    ids = [(file, number) for file, lengths in enumerate(files) for number in range(len(lengths))]
+    tokens = iter(range(10, 1000))
+    tokens_of = {(file, number): [next(tokens) for _ in range(files[file][number])] for file, number in ids}
+    found = samples(whole)
+    for sample in found:
+        assert sample["length"] == len(tokens_of[tuple(sample["id"])])
+        assert list(sample["input_ids"])[: sample["length"]] == tokens_of[tuple(sample["id"])]
     if transform == "some":
         # Of which a third is dropped and a third doubled: as many as before, but for the last ones.
-        assert {tuple(row["id"]) for row in rows} <= {tuple(found) for found in ids(lengths)}
+        assert {tuple(sample["id"]) for sample in found} <= set(ids)
     else:
-        assert sorted(row["id"] for row in rows) == sorted(ids(lengths) * times)
+        times = {None: 1, "twice": 2, "none": 0, "five": 5}[transform]
+        assert sorted(tuple(sample["id"]) for sample in found) == sorted(ids * times)
+    for number, taken in enumerate(whole, 1):
+        if form.keys() & {"pack", "balance", "pad"}:
+            assert taken.tokens == sum(sample["length"] for sample in samples([taken]))
+        if "pack" in form:
+            assert taken.row["lengths"] == [sample["length"] for sample in taken.row["pack"]]
+            assert taken.tokens is not None and taken.tokens <= form["pack"]
+        # The same rows with the same positions, so seals come out the same too.
+        assert list(take(settings, taken.position, number)) == whole[number:]
 
 
-def test_sources_come_in_order_without_weights(tmp_path: Path) -> None:
-    rows = check_every_place(make(tmp_path / "out", write(tmp_path, [3, 0, 2])))
-    assert [row["id"] for row in rows] == [[0, 0], [0, 1], [0, 2], [2, 0], [2, 1]]
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"shuffle": 6, "transform": f"{RECIPES}:some", "workers": 2},
+        {**PACKED_AND_DEALT, "encode": ENCODE},
+        {"split": 6, "split_eos": 1, "encode": ENCODE, **TWICE},
+        {"pad": 9, **TWICE},
+    ],
+)
+def test_workers_make_the_same_rows_and_positions(tmp_path: Path, more: dict[str, Any]) -> None:
+    paths = write(tmp_path, [6, 5, 4, 5, 4, 9, 1], [2, 3, 2, 3], bad=True)
+    there = make(tmp_path / "out", paths, on_bad_row="skip", **{"workers": 1, **more})
+    here = list(take(make(tmp_path / "out", paths, on_bad_row="skip", **{**more, "workers": 0})))
+    assert list(take(there)) == here
+    middle = len(here) // 2
+    assert list(take(there, here[middle].position, middle + 1)) == here[middle + 1 :]
 
 
-def test_sources_come_by_their_weights_and_the_rest_when_one_is_finished(tmp_path: Path) -> None:
-    rows = check_every_place(make(tmp_path / "out", write(tmp_path, [8, 2]), [0.5, 0.5]))
-    assert [row["id"][0] for row in rows] == [0, 1, 0, 1, 0, 0, 0, 0, 0, 0]
-
-
-def test_a_mixed_source_that_was_finished_and_has_grown_is_read_on(tmp_path: Path) -> None:
-    paths = write(tmp_path, [3, 1])
-    settings = make(tmp_path / "out", paths, [1, 1])
-    *_, (_, position) = drain(settings)
-    with paths[1].open("ab") as file:
-        file.write(b'{"id":[1,1]}\n')
-    assert [row["id"] for row, _ in drain(settings, position)] == [[1, 1]]
-
-
-def test_shuffled_rows_are_those_of_a_block_in_another_order(tmp_path: Path) -> None:
-    rows = [row["id"][1] for row in check_every_place(make(tmp_path / "out", write(tmp_path, [12]), shuffle=8, seed=1))]
-    assert sorted(rows[:8]) == list(range(8))
-    assert rows[:8] != list(range(8))
-    assert sorted(rows[8:]) == [8, 9, 10, 11]
+def test_sources_come_in_order_or_by_their_weights_and_the_rest_when_one_is_finished(tmp_path: Path) -> None:
+    paths = write(tmp_path, [1] * 8, [], [1] * 2)
+    in_order = [sample["id"][0] for sample in samples(list(take(make(tmp_path / "out", paths))))]
+    assert in_order == [0] * 8 + [2] * 2
+    mixed = make(tmp_path / "out", [paths[0], paths[2]], [0.5, 0.5])
+    assert [sample["id"][0] for sample in samples(list(take(mixed)))] == [0, 2, 0, 2, 0, 0, 0, 0, 0, 0]
 
 
 def test_shuffled_order_is_pinned(tmp_path: Path) -> None:
-    settings = make(tmp_path / "out", write(tmp_path, [10]), shuffle=5, seed=7)
-    assert [row["id"][1] for row, _ in drain(settings)] == [3, 1, 4, 0, 2, 8, 6, 5, 7, 9]
+    settings = make(tmp_path / "out", write(tmp_path, [1] * 10), shuffle=5, seed=7)
+    assert numbers(list(take(settings))) == [3, 1, 4, 0, 2, 8, 6, 5, 7, 9]
 
 
-@pytest.mark.parametrize("shuffle", [0, 6])
-def test_workers_keep_the_order_and_every_position(tmp_path: Path, shuffle: int) -> None:
-    paths = write(tmp_path, [9, 4], bad=True)
-    here = make(tmp_path / "out", paths, transform=f"{HERE}:some", on_bad_row="skip", shuffle=shuffle)
-    there = make(tmp_path / "out", paths, transform=f"{HERE}:some", on_bad_row="skip", shuffle=shuffle, workers=2)
-    expected = list(drain(here))
-    assert list(drain(there)) == expected
-    middle = expected[len(expected) // 2][1]
-    assert list(drain(there, middle)) == expected[len(expected) // 2 + 1 :]
+def within(settings: Settings) -> tuple[Any, int]:
+    """The last position in the middle of rows that are made together, and the rows before it."""
+    whole = list(take(settings))
+    number = max(number for number, taken in enumerate(whole, 1) if taken.position["skip"])
+    return whole[number - 1].position, number
 
 
-def test_another_recipe_in_the_middle_of_a_source_row_is_refused(tmp_path: Path) -> None:
-    paths = write(tmp_path, [2])
-    first, second = itertools.islice(drain(make(tmp_path / "out", paths, transform=f"{HERE}:twice")), 2)
-    other = make(tmp_path / "out", paths)
-    with pytest.raises(SettingInvalid, match=r"transform \(was 'tests.producer.recipes:twice', now None\)"):
-        list(drain(other, first[1]))
-    assert [row["id"] for row, _ in drain(other, second[1])] == [[0, 1]]
+FILES = ([6, 5, 4, 6, 5, 4, 3, 8], [3, 9])
 
 
-def as_gzip(path: Path, lines: list[bytes]) -> Path:
-    path.write_bytes(gzip.compress(b"".join(lines[:5])) + gzip.compress(b"".join(lines[5:])))
-    return path
-
-
-def as_zstd(path: Path, lines: list[bytes]) -> Path:
-    zstandard = pytest.importorskip("zstandard")
-    path.write_bytes(zstandard.compress(b"".join(lines)))
-    return path
-
-
-def as_parquet(path: Path, lines: list[bytes]) -> Path:
-    pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(table(lines), path.with_suffix(".parquet"), row_group_size=4)
-    return path.with_suffix(".parquet")
-
-
-def as_arrow(path: Path, lines: list[bytes]) -> Path:
-    ipc = pytest.importorskip("pyarrow.ipc")
-    with ipc.new_file(path.with_suffix(".arrow"), table(lines).schema) as file:
-        file.write_table(table(lines), max_chunksize=3)
-    return path.with_suffix(".arrow")
-
-
-def table(lines: list[bytes]) -> Any:
-    return pytest.importorskip("pyarrow").Table.from_pylist([orjson.loads(line) for line in lines])
-
-
-def as_python(path: Path, lines: list[bytes]) -> str:
-    return f"python:{HERE}:numbered"
-
-
-def as_followed(path: Path, lines: list[bytes]) -> SourceSettings:
-    path.mkdir()
-    (path / "a.jsonl").write_bytes(b"".join(lines[:6]))
-    (path / "b.jsonl").write_bytes(b"".join(lines[6:]))
-    (path / "_END").touch()
-    return SourceSettings(path=str(path), follow=True)
-
-
-@pytest.mark.parametrize("shuffle", [0, 4])
-@pytest.mark.parametrize("kind", [as_gzip, as_zstd, as_parquet, as_arrow, as_python, as_followed])
-def test_every_kind_of_source_goes_on_after_any_row(
-    tmp_path: Path, kind: Callable[[Path, list[bytes]], Any], shuffle: int
+@pytest.mark.parametrize(
+    ("before", "changes"),
+    [
+        (TWICE, [{"transform": None}]),
+        ({"shuffle": 8}, [{"shuffle": 9}, {"seed": 1}, {"where": f"{RECIPES}:even"}]),
+        ({"pack": 10}, [{"pack": 11}, {"pack_buffer": 4}, {"pack_buffer_bytes": 99}, {"pack": 0}]),
+        (DEALT, [{"balance": 4}, {"micro_batch_size": 1}, {"cost_per_token_squared": 1.0}, {"seed": 1}]),
+        ({"pack": 10, "balance": 2}, [{"pack": 11}, {"balance": None}]),
+        ({"split": 5}, [{"split": 7}, {"split_eos": 0}, {"split_overlap": 1}, {"shuffle": 2}, {"split": 0}]),
+    ],
+)
+def test_what_is_begun_is_not_made_otherwise(
+    tmp_path: Path, before: dict[str, Any], changes: list[dict[str, Any]]
 ) -> None:
-    lines = [b'{"id":[0,%d]}\n' % number for number in range(11)]
-    made = kind(tmp_path / "source", lines)
-    source = made if isinstance(made, SourceSettings) else SourceSettings(path=str(made))
-    settings = Settings(sources=(source,), out=str(tmp_path / "out"), samples_per_chunk=10, shuffle=shuffle)
-    (tmp_path / "out").mkdir()
-    # Each run that follows a directory has a journal of its own.
-    rows = check_every_place(settings, same_positions=kind is not as_followed)
-    assert sorted(row["id"] for row in rows) == ids([11])
+    paths = write(tmp_path, *FILES)
+    position, rows = within(make(tmp_path / "out", paths, **before))
+    for changed in changes:
+        with pytest.raises(SettingInvalid) as refused:
+            list(take(make(tmp_path / "out", paths, **{**before, **changed}), position, rows))
+        (name,) = changed
+        assert refused.value.option == ("--split" if name.startswith("split") else f"--{name.replace('_', '-')}")
+
+
+def test_other_weights_are_refused_only_where_stripes_share_a_buffer(tmp_path: Path) -> None:
+    paths = write(tmp_path, [10] * 9, [10] * 9)
+    for more, refused in ((PACKED_AND_DEALT, True), ({"pack": 10, "pack_buffer": 6}, False)):
+        fifth = list(take(make(tmp_path / "out", paths, [1, 2], **more)))[4]
+        rest = take(make(tmp_path / "out", paths, [2, 1], **more), fifth.position, 5)
+        if refused:
+            with pytest.raises(SettingInvalid):
+                list(rest)
+        else:
+            assert len(list(rest)) == 13
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "option"),
+    [
+        ({"split": 6}, {}, "--split"),
+        ({"where": f"{RECIPES}:even"}, {"split": 6}, "--split"),
+        ({"split": 6}, {"pad": 9}, "--split"),
+        ({"pad": 9}, {}, "--pad"),
+        ({"pack": 10}, {}, "--pack"),
+        ({}, {"pack": 10}, "--pack"),
+    ],
+)
+def test_a_stream_holds_rows_of_one_kind(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], option: str
+) -> None:
+    paths = write(tmp_path, [6, 6])
+    *_, last = take(make(tmp_path / "out", paths, **before))
+    with pytest.raises(SettingInvalid) as refused:
+        list(take(make(tmp_path / "out", paths, **after), last.position, 2))
+    assert refused.value.option == option
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({}, TWICE, f"transform (was None, now '{RECIPES}:twice')"),
+        ({"pack": 10, "pack_buffer": 2}, {"pack": 12, "pack_buffer": 2}, "pack (was 10, now 12)"),
+        ({**DEALT, "samples_per_chunk": 2}, {"micro_batch_size": 1}, "micro_batch_size (was 2, now 1)"),
+        ({"split": 11}, {"split": 15}, "split (was {'size': 11, 'overlap': 0}, now {'size': 15, 'overlap': 0})"),
+    ],
+)
+def test_between_what_is_made_together_another_recipe_is_told(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], told: str
+) -> None:
+    paths, warnings = write(tmp_path, *FILES), list[str]()
+    whole = list(take(make(tmp_path / "out", paths, **before)))
+    number = next(number for number, taken in enumerate(whole, 1) if not taken.position["skip"])
+    settings = make(tmp_path / "out", paths, **{**before, **after})
+    rest = list(take(settings, whole[number - 1].position, number, warnings))
+    assert [text.partition(": ")[2] for text in warnings] == [told]
+    found = {token for one in samples([*whole[:number], *rest]) for token in one["input_ids"]}
+    assert found == set(range(10, 10 + sum(map(sum, FILES))))
+
+
+def test_another_recipe_that_cannot_be_loaded_is_not_told(tmp_path: Path) -> None:
+    paths, warnings = write(tmp_path, [1, 1]), list[str]()
+    first, _ = take(make(tmp_path / "out", paths))
+    with pytest.raises(SettingInvalid):
+        list(take(make(tmp_path / "out", paths, transform="recipes.py:twice"), first.position, 1, warnings))
+    assert warnings == []
+
+
+MADE_TOGETHER: list[dict[str, Any]] = [
+    {"shuffle": 8},
+    {"pack": 10},
+    {"pack": 10, "balance": 2, "encode": ENCODE},
+    DEALT,
+    {"split": 4},
+    {"split": 4, "encode": ENCODE},
+]
+
+
+@pytest.mark.parametrize("form", MADE_TOGETHER)
+@pytest.mark.parametrize("change", ["rows", "cut"])
+def test_rows_that_were_changed_since_they_were_begun_are_refused(
+    tmp_path: Path, form: dict[str, Any], change: str
+) -> None:
+    (path,) = write(tmp_path, [3, 6, 5, 4, 2, 7])
+    settings = make(tmp_path / "out", [path], **form)
+    position, rows = within(settings)
+    text = path.read_bytes()
+    if change == "cut":
+        path.write_bytes(text.splitlines(keepends=True)[0])
+    elif form is DEALT:
+        # The order follows from every length, also of those that are not published.
+        path.write_bytes(text.replace(b'"length":', b'"length":7'))
+    else:
+        path.write_bytes(text.replace(b'"input_ids":[', b'"input_ids":[9'))
+    with pytest.raises(SourceRefused) as refused:
+        list(take(settings, position, rows))
+    assert refused.value.file == str(path)
+
+
+@pytest.mark.parametrize("form", [{"shuffle": 8}, {"pack": 10}, {"pack": 10, "pack_buffer": 4, "balance": 4}, DEALT])
+def test_what_is_begun_stays_as_it_was_though_its_file_has_grown(tmp_path: Path, form: dict[str, Any]) -> None:
+    lengths = [9, 8, 7, 6, 5, 4]
+    (path,) = write(tmp_path, lengths)
+    settings = make(tmp_path / "out", [path], **form)
+    before = list(take(settings))
+    write(tmp_path, [*lengths, 3, 2])
+    for number, taken in enumerate(before[:-1], 1):
+        after = list(take(settings, taken.position, number))
+        of_before = len(before) - number
+        assert [one.line for one in after[:of_before]] == [one.line for one in before[number:]]
+        assert sorted(numbers(after[of_before:])) == [6, 7]
+        if number == 1:
+            for more in range(1, len(after)):
+                assert list(take(settings, after[more - 1].position, number + more)) == after[more:]
+
+
+def test_a_mixed_source_that_was_finished_and_has_grown_is_read_on(tmp_path: Path) -> None:
+    paths = write(tmp_path, [1, 1, 1], [1])
+    settings = make(tmp_path / "out", paths, [1, 1])
+    *_, last = take(settings)
+    with paths[1].open("ab") as file:
+        file.write(encode_row({"id": [1, 1]}))
+    assert [one.row["id"] for one in take(settings, last.position)] == [[1, 1]]

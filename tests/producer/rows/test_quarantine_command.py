@@ -13,7 +13,8 @@ import pytest
 from lazyshard.inspection.history import MOST_TOLD_APART
 from lazyshard_producer.cli import main
 from lazyshard_producer.rows.refusals import MAX_SHOWN, Refused, read_refused, summarize, summary_lines
-from tests.producer.commands import assert_one_line, environment, ids, rows, run_arguments
+from tests.harness.processes.environment import environment
+from tests.harness.processes.producing import assert_one_line
 
 
 def entry(number: int, reason: str = "no object", source: str = "a.jsonl", **more: Any) -> dict[str, Any]:
@@ -22,7 +23,6 @@ def entry(number: int, reason: str = "no object", source: str = "a.jsonl", **mor
 
 
 def write(out: Path, *entries: Any) -> str:
-    out.mkdir(exist_ok=True)
     lines = (one if isinstance(one, bytes) else json.dumps(one).encode() + b"\n" for one in entries)
     (out / "quarantine.jsonl").write_bytes(b"".join(lines))
     return str(out)
@@ -35,6 +35,8 @@ def test_rows_are_read_as_they_were(tmp_path: Path) -> None:
         entry(2, row_base64=base64.b64encode(b"\xff\n").decode()),
         entry(3, byte=None, row="\u2028 x"),
         entry(4, row=""),
+        # Being written.
+        json.dumps(entry(5)).encode(),
     )
     assert list(read_refused(stream)) == [
         Refused("a.jsonl", 1, 10, "no object", b"[1]"),
@@ -64,11 +66,6 @@ def test_a_line_that_is_none_of_ours_is_counted(line: bytes, tmp_path: Path) -> 
     assert [refused is None for refused in read_refused(stream)] == [True, False]
 
 
-def test_a_last_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
-    stream = write(tmp_path, entry(1), json.dumps(entry(2)).encode())
-    assert len(list(read_refused(stream))) == 1
-
-
 def test_a_summary_for_people(tmp_path: Path) -> None:
     others = (entry(2, source=f"{number}.jsonl") for number in range(19))
     stream = write(tmp_path, entry(7, "too long", "b\n.jsonl"), entry(1), entry(3), entry(9), *others, b"x\n")
@@ -80,14 +77,12 @@ def test_a_summary_for_people(tmp_path: Path) -> None:
     ]
 
 
-def test_many_reasons_are_not_all_shown(tmp_path: Path) -> None:
-    def shown(reasons: int) -> list[str]:
-        stream = write(tmp_path, *(entry(1, "x" * (number + 1)) for number in range(reasons)))
-        return list(summary_lines("out", summarize(stream)))
-
-    assert len(shown(MAX_SHOWN + 5)) == MAX_SHOWN + 2
-    assert shown(MAX_SHOWN + 5)[-1] == "          5  for 5 other reasons; --json lists them"
-    assert shown(MAX_SHOWN + 1)[-1] == "          1  for 1 other reason; --json lists it"
+@pytest.mark.parametrize(("more", "last"), [(5, "for 5 other reasons; --json lists them"), (1, "for 1 other reason; ")])
+def test_many_reasons_are_not_all_shown(more: int, last: str, tmp_path: Path) -> None:
+    stream = write(tmp_path, *(entry(1, "x" * (number + 1)) for number in range(MAX_SHOWN + more)))
+    shown = list(summary_lines("out", summarize(stream)))
+    assert len(shown) == MAX_SHOWN + 2
+    assert shown[-1].startswith(f"          {more}  {last}")
 
 
 def test_memory_grows_neither_with_the_reasons_nor_with_the_sources(tmp_path: Path) -> None:
@@ -113,21 +108,18 @@ def test_no_quarantine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("stream", ["", "nowhere"])
-def test_no_stream(stream: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["quarantine", stream]) == 2
-    assert_one_line(capsys.readouterr().err, f"STREAM: {stream!r} is not a directory")
-
-
-def test_a_pipe_in_its_place_does_not_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo(tmp_path / "quarantine.jsonl")
-    assert main(["quarantine", str(tmp_path)]) == 5
-    assert_one_line(capsys.readouterr().err, "quarantine.jsonl", "a named pipe")
-
-
-def test_rows_and_json_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["quarantine", str(tmp_path), "--rows", "--json"]) == 2
-    assert_one_line(capsys.readouterr().err, "do not go together")
+def test_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("quarantine.jsonl")
+    for arguments, code, said in (
+        ([""], 2, "STREAM: "),
+        (["nowhere"], 2, "STREAM: "),
+        ([".", "--rows", "--json"], 2, "--json"),
+        # It is not waited for a writer of the pipe.
+        (["."], 5, "quarantine.jsonl"),
+    ):
+        assert main(["quarantine", *arguments]) == code
+        assert_one_line(capsys.readouterr().err, said)
 
 
 def test_rows_as_they_came(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -147,21 +139,3 @@ def test_nobody_listens_any_more(tmp_path: Path) -> None:
         ["bash", "-c", f"({command}) | head -c 10"], env=environment(), capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr) == ("x" * 10, "0\n")
-
-
-def test_refused_rows_are_mended_and_published_as_a_further_source(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    source, mended, out = tmp_path / "a.jsonl", tmp_path / "mended.jsonl", tmp_path / "out"
-    source.write_bytes(rows(0, 10) + b'{"id":10\n' + rows(11, 20))
-    more = ("--on-bad-row", "quarantine")
-    assert main(run_arguments(out, [source], 5, *more)) == 0
-    capfd.readouterr()
-    assert main(["quarantine", str(out)]) == 0
-    assert f"; at {source}:11\n" in capfd.readouterr().out
-    assert main(["quarantine", str(out), "--rows"]) == 0
-    broken = capfd.readouterr().out
-    assert broken == '{"id":10\n'
-    mended.write_text(broken.replace("\n", "}\n"))
-    assert main(run_arguments(tmp_path / "again", [mended], 5)) == 0
-    assert sorted(ids(out) + ids(tmp_path / "again")) == list(range(20))

@@ -1,15 +1,23 @@
+"""What is made of a row, and for which reasons one is refused."""
+
 from __future__ import annotations
 
-import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format.batch import EncodedRow
+from lazyshard.format.row import encode_row
+from lazyshard_producer.configuration.row_settings import EncodingSettings, PadSettings
 from lazyshard_producer.errors import SettingInvalid
+from lazyshard_producer.rows.measure import Measure
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Recipe
+from tests.producer.rows.draining import make, take
 
 HERE = "tests.producer.recipes"
+ENCODERS = "tests.producer.encoders"
 
 
 def made(recipe: Recipe, line: bytes, index: int = 0) -> MadeOfRow:
@@ -24,19 +32,19 @@ def refused(recipe: Recipe, line: bytes, index: int = 0) -> str:
     return result.refused.reason
 
 
+def encoding(name: str) -> EncodingSettings:
+    return EncodingSettings(encode=f"{ENCODERS}:{name}")
+
+
 def test_a_row_that_is_only_filtered_stays_as_it_is_to_the_byte() -> None:
     line = b'{"x" : 1.50, "y":"\\u00e4"}'
     assert made(Recipe(where=f"{HERE}:even"), line + b"\r\n") == MadeOfRow([line + b"\n"])
     assert made(Recipe(where=f"{HERE}:even"), line, 1) == MadeOfRow([])
 
 
-def test_columns_are_renamed_and_the_others_left_out() -> None:
-    assert made(Recipe(columns=(("text", "body"), ("id", "id"))), b'{"id":1,"body":"b","more":2}') == MadeOfRow(
-        [b'{"text":"b","id":1}\n']
-    )
-
-
 def test_columns_come_before_the_filter_and_the_filter_before_the_transform() -> None:
+    columns = Recipe(columns=(("text", "body"), ("id", "id")))
+    assert made(columns, b'{"id":1,"body":"b","more":2}') == MadeOfRow([b'{"text":"b","id":1}\n'])
     recipe = Recipe(columns=(("id", "n"),), where=f"{HERE}:even", transform=f"{HERE}:fails_on_three")
     assert made(recipe, b'{"n":3}', 1) == MadeOfRow([])
     assert refused(recipe, b'{"n":3}', 2).startswith("--transform raised ValueError: three is too many (recipes.py:")
@@ -58,18 +66,126 @@ def test_a_key_named_twice_is_noticed() -> None:
     assert made(Recipe(transform=f"{HERE}:none"), b'{"id":1,"id":2}').duplicate
 
 
+PACK = Recipe(pack=10, length_field="length")
+DEAL = Recipe(length_field="length")
+SPLIT = Recipe(split=True)
+PAD = Recipe(padding=PadSettings(size=4, token=0))
+
+
 @pytest.mark.parametrize(
     ("recipe", "line", "reason"),
     [
-        (Recipe(transform=f"{HERE}:a_number"), b"{}", "expected a row, None or rows, got int"),
+        (Recipe(transform=f"{HERE}:a_number"), b"{}", "--transform raised TypeError"),
         (Recipe(transform=f"{HERE}:fails_on_three"), b"{}", "--transform raised KeyError: 'id'"),
         (Recipe(columns=(("a", "b"),)), b'{"c":1,"d":2}', "--columns: no 'b' among its keys (c, d)"),
-        (Recipe(transform=f"{HERE}:twice"), b"[]", "expected a JSON object, found an array"),
+        (Recipe(transform=f"{HERE}:twice"), b"[]", "expected a JSON object"),
         (Recipe(transform=f"{HERE}:twice"), b'{"a":', "unexpected end of data"),
+        (Recipe(encoding=encoding("tokens")), b'{"id":7}', "--encode raised ValueError: seven (encoders.py:"),
+        (Recipe(encoding=encoding("number")), b'{"id":1}', "--encode returned int 3"),
+        (Recipe(encoding=encoding("text_array")), b'{"id":1}', "--encode made what is no row"),
+        (Recipe(encoding=encoding("left_over")), b'{"id":1}', "--encode made what is no row"),
+        (Recipe(encoding=encoding("endless")), b'{"id":1}', "--encode returned a length of -1"),
+        (Recipe(encoding=encoding("too_short")), b'{"id":1}', "--encode returned a length of 2, but 3 input_ids"),
+        (Recipe(encoding=encoding("too_short_array")), b'{"id":1}', "--encode returned a length of 2, but 3 input_ids"),
+        (
+            Recipe(encoding=encoding("without_length"), max_row_bytes=8000),
+            b'{"id":1001}',
+            "--encode made a row of 8061 bytes, longer than the 8000",
+        ),
+        (Recipe(padding=PadSettings(size=100, token=0), max_row_bytes=200), b'{"input_ids":[1]}', "--pad made a row"),
+        (PAD, b'{"input_ids":[1,2,3,4,5]}', "--pad: 5 tokens, more than the 4"),
+        (PAD, b'{"input_ids":[1],"position_ids":[0]}', "--pad: 'position_ids' "),
     ],
 )
 def test_a_row_that_cannot_be_made_is_refused_with_the_reason(recipe: Recipe, line: bytes, reason: str) -> None:
-    assert reason in refused(recipe, line)
+    assert refused(recipe, line).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": "a"},
+        {"input_ids": []},
+        {"input_ids": [[1], [2]]},
+        {"input_ids": [2**64 - 1]},
+        {"input_ids": [1, -1]},
+        {"input_ids": [1, 2, 2**31]},
+        {"input_ids": [1], "labels": [2**31]},
+        {"input_ids": ["7"]},
+        {"input_ids": [1, 2], "labels": [1]},
+        {"input_ids": [1], "loss_scale": [0.5]},
+        {"input_ids": [1, 2], "attention_mask": [1, 0]},
+    ],
+)
+def test_a_row_without_tokens_is_neither_cut_nor_padded(row: dict[str, Any]) -> None:
+    assert refused(SPLIT, encode_row(row)).startswith("--split: ")
+    assert refused(PAD, encode_row(row)).startswith("--pad: ")
+
+
+def test_an_array_that_would_be_lost_is_refused() -> None:
+    recipe = Recipe(encoding=encoding("tokens"), split=True)
+    assert refused(recipe, b'{"id":1,"text":"ab"}').startswith("--split: there is an array under 'mask'")
+
+
+@pytest.mark.parametrize(
+    ("row", "packs", "dealt"),
+    [
+        ({}, False, False),
+        ({"length": 7.0}, False, False),
+        ({"length": True}, False, False),
+        ({"length": -1}, False, False),
+        ({"length": 0}, False, False),
+        ({"length": 2, "input_ids": [1, 2, 3]}, False, False),
+        ({"length": 11}, False, True),
+        ({"length": 2**32 - 1}, False, True),
+        ({"length": 2**32}, False, False),
+        ({"length": 1}, True, True),
+        # There are images where token ids are fewer.
+        ({"length": 9, "input_ids": [1, 2, 3]}, True, True),
+    ],
+)
+def test_lengths_that_rows_of_packs_and_stripes_may_tell(row: dict[str, Any], packs: bool, dealt: bool) -> None:
+    line = encode_row(row)
+    for recipe, option, fits in ((PACK, "--pack: ", packs), (DEAL, ("--length-field length: ", "--balance: "), dealt)):
+        if fits:
+            assert made(recipe, line) == MadeOfRow([line], tokens=[row["length"]])
+        else:
+            assert refused(recipe, line).startswith(option)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "option", "lengths"),
+    [
+        (Recipe(encoding=encoding("as_told"), pack=10, length_field="length"), "--pack: ", [None, [3], 0, 11]),
+        (Recipe(encoding=encoding("as_told"), length_field="length"), "--balance: ", [None, "12", 3.0, True, 0]),
+    ],
+)
+def test_lengths_that_encoders_may_not_tell(recipe: Recipe, option: str, lengths: list[Any]) -> None:
+    for length in lengths:
+        assert refused(recipe, encode_row({"id": 1, "length": length})).startswith(option)
+    assert made(recipe, b'{"id":1,"length":7}').tokens == [7]
+
+
+@pytest.mark.parametrize(("levels", "fits"), [(1022, True), (1023, False)])
+def test_a_row_is_nested_no_deeper_than_a_pack_can_hold(levels: int, fits: bool) -> None:
+    line = b'{"length":1,"x":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}\n"
+    measure = Measure("length", 10)
+    if fits:
+        assert measure.tokens({"length": 1}, line) == 1
+    else:
+        with pytest.raises(RowInvalid):
+            measure.tokens({"length": 1}, line)
+
+
+@pytest.mark.parametrize("form", [{"pack": 10}, {"balance": 2}, {"split": 3}, {"pad": 3}])
+def test_a_row_that_is_refused_is_told_with_its_place(tmp_path: Path, form: dict[str, Any]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(encode_row({"length": 1, "input_ids": [7]}) + b"{}\n")
+    with pytest.raises(RowInvalid) as caught:
+        list(take(make(tmp_path / "out", [path], **form)))
+    assert (caught.value.file, caught.value.line) == (str(path), 2)
+    assert str(caught.value).startswith(f"{path}:2: --")
+    assert len(list(take(make(tmp_path / "out", [path], on_bad_row="skip", **form)))) == 1
 
 
 def test_what_the_source_refused_stays_refused() -> None:
@@ -77,24 +193,37 @@ def test_what_the_source_refused_stays_refused() -> None:
     assert Maker(Recipe(transform=f"{HERE}:twice")).make(error, 0).refused is error
 
 
+def test_an_encoded_row() -> None:
+    (row,) = made(Recipe(encoding=encoding("without_length")), b'{"id":2}').lines
+    assert row == EncodedRow(b'{"id":2,"input_ids":{"$array":["int64",[2],0]}}\n', bytes(8) + b"\1" + bytes(7), None)
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "hint"),
     [
-        ("recipes", "--transform: expected MODULE:FUNCTION, got 'recipes'"),
-        ("rows/chat.py:keep", "'rows/chat'; a module is named without .py: is rows.chat:keep meant?"),
-        ("./m.py:f", "a module is named without .py: is m:f meant?"),
-        ("recipes.py:f", "a module is named without .py: is recipes:f meant?"),
-        ("/a/m.py:f", "a module is named without .py"),
-        ("no_such_module:f", "importing no_such_module raised ModuleNotFoundError"),
-        (f"{HERE}:no_such_function", "tests.producer.recipes has no no_such_function"),
-        (f"{HERE}:NOT_CALLABLE", "is no function but a int"),
-        (f"{HERE}:twize", "tests.producer.recipes has no twize; is twice meant?"),
+        ("recipes", "'recipes'"),
+        ("rows/chat.py:keep", "is rows.chat:keep meant?"),
+        ("./m.py:f", "is m:f meant?"),
+        ("recipes.py:f", "is recipes:f meant?"),
+        ("/a/m.py:f", "without .py"),
+        ("no_such_module:f", "ModuleNotFoundError"),
+        (f"{HERE}:no_such_function", "no_such_function"),
+        (f"{HERE}:NOT_CALLABLE", "int"),
+        (f"{HERE}:twize", "is twice meant?"),
     ],
 )
-def test_a_function_that_cannot_be_had_is_refused_before_anything_is_made(name: str, message: str) -> None:
-    with pytest.raises(SettingInvalid, match=re.escape(message)) as error:
+def test_a_function_that_cannot_be_had_is_refused_before_anything_is_made(name: str, hint: str) -> None:
+    with pytest.raises(SettingInvalid) as error:
         Maker(Recipe(transform=name))
     assert error.value.option == "--transform"
+    assert hint in str(error.value)
+
+
+def test_an_encoder_that_cannot_be_had_is_refused() -> None:
+    for name in ("missing", "broken", "takes_our_name", "undescribed"):
+        with pytest.raises(SettingInvalid) as error:
+            Maker(Recipe(encoding=encoding(name)))
+        assert error.value.option == "--encode"
 
 
 class Awkward:

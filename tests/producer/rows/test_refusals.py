@@ -1,80 +1,83 @@
+"""Refused rows: which of them ends the run, and what is kept of them."""
+
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lazyshard.errors import FileRefused, ProducerFenced, RowInvalid
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
 from lazyshard_producer.sources.source import RowOrigin
+from tests.harness.processes.producing import refused
 
 ERROR = RowInvalid("not a row: odd", reason="odd", byte=3)
+TORN = RowInvalid("not a row: torn?", reason="torn?", byte=3)
+MADE = RowInvalid("not a row: --pack: odd", reason="--pack: odd")
 PLACE = RowOrigin("a.jsonl", 2, 10)
 
 
 def workplace(out: Path) -> Path:
     """A directory to write in, which goes with what is in it when the writer is closed."""
-    folder = out / ".tmp"
-    folder.mkdir(exist_ok=True)
-    return folder
+    (out / ".tmp").mkdir(exist_ok=True)
+    return out / ".tmp"
 
 
 def quarantine(out: Path, committed: int = 0) -> Quarantine:
     return Quarantine(out, committed, check_owner=lambda: workplace(out), clock=lambda: 5.5)
 
 
-def entries(out: Path) -> list[Any]:
-    return [json.loads(line) for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
+def add(file: Quarantine, reason: str) -> None:
+    file.add(PLACE, reason, b"1")
+    file.sync()
 
 
-def test_first_bad_row_ends_the_run_with_its_place() -> None:
-    refusals = Refusals("fail", None, None, 0)
-    with pytest.raises(RowInvalid, match=r"^a.jsonl:2: byte 13 of the file: odd. Mend that line") as caught:
+def reasons(out: Path) -> list[str]:
+    return [entry["reason"] for entry in refused(out)]
+
+
+@pytest.mark.parametrize(
+    ("error", "place", "line", "byte", "said"),
+    [
+        (ERROR, PLACE, 2, 13, "a.jsonl:2: byte 13 of the file: odd. Mend that line"),
+        (TORN, PLACE, 2, 13, "a.jsonl:2: byte 13 of the file: torn? Mend that line"),
+        (ERROR, RowOrigin("-", 7, 10), 7, 13, "standard input:7: byte 13 of the input: odd. Mend that line"),
+        # Of a source without bytes, and of what is no fault of the line.
+        (ERROR, RowOrigin("rows.parquet", 7, None), 7, None, "rows.parquet:7: odd. Mend the row"),
+        (MADE, PLACE, 2, 10, "a.jsonl:2: --pack: odd. Mend the row"),
+    ],
+)
+def test_first_bad_row_ends_the_run_with_its_place(
+    error: RowInvalid, place: RowOrigin, line: int, byte: int | None, said: str
+) -> None:
+    with pytest.raises(RowInvalid) as caught:
+        Refusals("fail", None, None, 0).take(error, place, b"x")
+    assert (caught.value.file, caught.value.line, caught.value.byte) == (place.file, line, byte)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(("most", "said"), [(3, "more than 3 bad rows "), (1, "more than 1 bad row ")])
+def test_one_row_more_than_allowed_ends_the_run(most: int, said: str) -> None:
+    refusals = Refusals("skip", most, None, count=1, quarantine_bytes=77)
+    for _ in range(most - 1):
         refusals.take(ERROR, PLACE, b"x")
-    assert (caught.value.file, caught.value.line, caught.value.byte) == ("a.jsonl", 2, 13)
-
-
-def test_bad_row_of_a_source_without_bytes_has_its_row_only() -> None:
-    with pytest.raises(RowInvalid, match=r"^rows.parquet:7: odd. Mend the row, or what refuses it, and run"):
-        Refusals("fail", None, None, 0).take(ERROR, RowOrigin("rows.parquet", 7, None), None)
-
-
-def test_one_row_more_than_allowed_ends_the_run() -> None:
-    refusals = Refusals("skip", 3, None, count=1)
-    refusals.take(ERROR, PLACE, b"x")
-    refusals.take(ERROR, PLACE, b"x")
-    message = r"more than 3 bad rows \(--max-bad-rows\), the last one: a.jsonl:2: byte 13 of the file: odd\. Look at"
-    with pytest.raises(RowInvalid, match=message):
+    with pytest.raises(RowInvalid) as caught:
         refusals.take(ERROR, PLACE, b"x")
-    assert refusals.count == 3
-
-
-def test_one_bad_row_is_counted_as_one() -> None:
-    refusals = Refusals("skip", 1, None, count=1)
-    with pytest.raises(
-        RowInvalid, match=r"^more than 1 bad row \(--max-bad-rows\), .* one: standard input:7: byte 13 of"
-    ):
-        refusals.take(ERROR, RowOrigin("-", 7, 10), b"x")
-
-
-def test_a_reason_that_asks_ends_in_no_full_stop_too() -> None:
-    torn = RowInvalid("not a row: torn?", reason="torn?", byte=3)
-    with pytest.raises(RowInvalid, match=r"^a.jsonl:2: byte 13 of the file: torn\? Mend that line"):
-        Refusals("fail", None, None, 0).take(torn, PLACE, b"x")
+    assert str(caught.value).startswith(said)
+    assert (caught.value.line, refusals.count) == (2, most)
+    # Other policies keep the size of what is there.
+    assert refusals.quarantine_bytes == 77
 
 
 def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None:
-    file = quarantine(tmp_path)
-    refusals = Refusals("quarantine", None, file, 0)
+    refusals = Refusals("quarantine", None, quarantine(tmp_path), 0)
     refusals.take(ERROR, PLACE, b"{broken\r\n")
     refusals.take(ERROR, RowOrigin("b", 1, None), b"\xff")
     refusals.take(ERROR, RowOrigin("c", 1, 0), None)
     refusals.sync()
     assert refusals.quarantine_bytes == (tmp_path / "quarantine.jsonl").stat().st_size
     refusals.close()
-    assert entries(tmp_path) == [
+    assert refused(tmp_path) == [
         {"source": "a.jsonl", "line": 2, "byte": 10, "reason": "odd", "row": "{broken", "at": 5},
         {"source": "b", "line": 1, "byte": None, "reason": "odd", "row_base64": "/w==", "at": 5},
         {"source": "c", "line": 1, "byte": 0, "reason": "odd", "row": "", "at": 5},
@@ -83,36 +86,31 @@ def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None
 
 def test_rows_after_the_last_seal_are_cut_off_and_come_again(tmp_path: Path) -> None:
     file = quarantine(tmp_path)
-    file.add(PLACE, "first", b"1")
+    add(file, "first")
     committed = file.size
+    # What no seal counts is there too after the end of a run.
     file.add(PLACE, "second", b"2")
-    file.sync()
     file.close()
+    assert reasons(tmp_path) == ["first", "second"]
     again = quarantine(tmp_path, committed)
-    again.add(PLACE, "second", b"2")
-    again.sync()
+    assert reasons(tmp_path) == ["first"]
+    add(again, "second")
     again.close()
-    assert [entry["reason"] for entry in entries(tmp_path)] == ["first", "second"]
+    assert reasons(tmp_path) == ["first", "second"]
 
 
-def test_a_file_that_was_moved_away_begins_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_moved_away_begins_anew_and_without_a_bad_row_there_is_none(tmp_path: Path) -> None:
     file = quarantine(tmp_path, committed=1000)
-    file.add(PLACE, "later", b"1")
     file.sync()
+    assert list(tmp_path.iterdir()) == []
+    add(file, "later")
     assert file.size == (tmp_path / "quarantine.jsonl").stat().st_size
     file.close()
 
 
-def test_no_bad_row_makes_no_file(tmp_path: Path) -> None:
-    file = quarantine(tmp_path)
-    file.sync()
-    file.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "quarantine.jsonl").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FileRefused, match="found a link"):
+    with pytest.raises(FileRefused):
         quarantine(tmp_path)
     assert not (tmp_path / "elsewhere").exists()
 
@@ -122,14 +120,12 @@ def test_who_is_fenced_writes_nothing(tmp_path: Path) -> None:
         raise ProducerFenced("taken over")
 
     first = quarantine(tmp_path)
-    first.add(PLACE, "first", b"1")
-    first.sync()
+    add(first, "first")
     before = (tmp_path / "quarantine.jsonl").read_bytes()
     for committed in (0, first.size):
         with pytest.raises(ProducerFenced):
             fenced = Quarantine(tmp_path, committed, check_owner=check)
-            fenced.add(PLACE, "second", b"2")
-            fenced.sync()
+            add(fenced, "second")
     fenced.close()
     first.close()
     assert (tmp_path / "quarantine.jsonl").read_bytes() == before
@@ -137,17 +133,13 @@ def test_who_is_fenced_writes_nothing(tmp_path: Path) -> None:
 
 def test_one_that_was_fenced_and_wakes_writes_where_nobody_reads(tmp_path: Path) -> None:
     first = quarantine(tmp_path)
-    first.add(PLACE, "sealed", b"1")
-    first.sync()
+    add(first, "sealed")
     second = quarantine(tmp_path, first.size)
-    second.add(PLACE, "in another order", b"2")
-    second.sync()
+    add(second, "in another order")
     # It has looked at the owner before that one came.
-    first.add(PLACE, "not sealed", b"33")
-    first.sync()
-    second.add(PLACE, "last", b"4")
-    second.sync()
-    assert [entry["reason"] for entry in entries(tmp_path)] == ["sealed", "in another order", "last"]
+    add(first, "not sealed")
+    add(second, "last")
+    assert reasons(tmp_path) == ["sealed", "in another order", "last"]
     assert second.size == (tmp_path / "quarantine.jsonl").stat().st_size
     first.close()
     second.close()
@@ -155,30 +147,17 @@ def test_one_that_was_fenced_and_wakes_writes_where_nobody_reads(tmp_path: Path)
 
 def test_one_that_is_fenced_as_it_starts_cuts_nothing_off(tmp_path: Path) -> None:
     before = quarantine(tmp_path)
-    for reason in ("sealed", "not sealed"):
-        kept = before.size
-        before.add(PLACE, reason, b"1")
-        before.sync()
+    add(before, "sealed")
+    kept = before.size
+    add(before, "not sealed")
 
     def taken_over() -> Path:
         other = quarantine(tmp_path, kept)
-        other.add(PLACE, "later", b"2")
-        other.sync()
+        add(other, "later")
         other.close()
         return tmp_path / "destroyed"
 
     with pytest.raises(FileNotFoundError):
         Quarantine(tmp_path, kept, check_owner=taken_over)
-    assert [entry["reason"] for entry in entries(tmp_path)] == ["sealed", "later"]
+    assert reasons(tmp_path) == ["sealed", "later"]
     before.close()
-
-
-def test_other_policies_keep_the_size_of_what_is_there() -> None:
-    assert Refusals("skip", None, None, 0, quarantine_bytes=77).quarantine_bytes == 77
-
-
-def test_rows_that_no_seal_counts_are_there_after_the_end_of_a_run(tmp_path: Path) -> None:
-    file = quarantine(tmp_path)
-    file.add(PLACE, "only", b"1")
-    file.close()
-    assert [entry["reason"] for entry in entries(tmp_path)] == ["only"]

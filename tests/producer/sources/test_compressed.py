@@ -19,7 +19,7 @@ from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.sources.decompression import open_text
 from lazyshard_producer.sources.sequential import CompressedJsonLines
 from lazyshard_producer.sources.source import Line, RowOrigin
-from tests.producer.commands import environment
+from tests.harness.processes.environment import environment
 from tests.producer.sources.reading import lines, open_kind, position_after, take
 
 BOM = b"\xef\xbb\xbf"

@@ -12,7 +12,7 @@ from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, SourceRefu
 from lazyshard_producer.sources import generator
 from lazyshard_producer.sources.generator import GeneratorFailed, GeneratorSource
 from lazyshard_producer.sources.source import Context, Line
-from tests.producer.commands import start, wait_until
+from tests.harness.processes.producing import start, wait_until
 
 COUNT_TO_FIVE = """
 def rows(position):

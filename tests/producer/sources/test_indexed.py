@@ -25,9 +25,9 @@ from lazyshard_producer.sources.indexed import IndexedSource
 from lazyshard_producer.sources.source import Context
 from tests.conversion.megatron_core import content, corpora, write
 from tests.harness.processes.commands import Commands
+from tests.harness.processes.producing import assert_one_line, run_arguments, seal
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.streams import Stream
-from tests.producer.commands import assert_one_line, run_arguments, seal
 
 DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.cli import main
-from tests.producer.commands import (
+from tests.harness.processes.environment import environment
+from tests.harness.processes.producing import (
     assert_one_line,
     chunk_files,
-    environment,
     ids,
     rows,
     run_arguments,

@@ -9,10 +9,19 @@ from typing import Final
 import pytest
 
 from tests.harness.processes.commands import Commands
+from tests.harness.processes.producing import (
+    assert_one_line,
+    ids,
+    published,
+    rows,
+    run,
+    run_arguments,
+    start,
+    wait_until,
+)
 from tests.harness.scenes.rows import lines, made
 from tests.harness.scenes.sources import KINDS, FedSource, PipedSource
 from tests.harness.scenes.streams import Stream
-from tests.producer.commands import assert_one_line, ids, published, rows, run, run_arguments, start, wait_until
 
 FILES: Final = ["plain", "gzip", "zstd", "parquet", "arrow", "hugging face", "foreign stream"]
 PIPES: Final = ["pipe", "stdin"]

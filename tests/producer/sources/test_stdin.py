@@ -16,7 +16,7 @@ import pytest
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources.sequential import StandardInput
 from lazyshard_producer.sources.source import Line
-from tests.producer.commands import environment
+from tests.harness.processes.environment import environment
 from tests.producer.sources.reading import lines, open_kind, position_after, take
 
 TEXT = b"\xef\xbb\xbf\n" + b"\r\n".join(b"%d" % n * (n * 30) for n in range(1, 10)) + b"\n\r\n\nx"

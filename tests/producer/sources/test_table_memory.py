@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.producer.commands import environment
+from tests.harness.processes.environment import environment
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -8,7 +8,16 @@ from typing import Any, Final
 
 import pytest
 
-from tests.producer.commands import assert_one_line, chunk_files, ids, published, run, run_arguments, start, wait_until
+from tests.harness.processes.producing import (
+    assert_one_line,
+    chunk_files,
+    ids,
+    published,
+    run,
+    run_arguments,
+    start,
+    wait_until,
+)
 
 pytestmark = pytest.mark.full
 

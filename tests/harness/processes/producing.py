@@ -1,54 +1,45 @@
 """Runs the command, in a process of its own or in this one, and reads what it has published."""
 
 import json
-import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import xxhash
 
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard_producer.configuration.settings import SourceSettings
-
-ROOT: Final = Path(__file__).resolve().parents[2]
-DEADLINE_S: Final = 110.0
-
-
-def environment() -> dict[str, str]:
-    # The plain terminal: no colours, no wrapping. One thread for numpy: the processes are many and the cores few.
-    paths = [str(ROOT), str(ROOT / "producer"), str(ROOT / "integrations" / "swift")]
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "OPENBLAS_NUM_THREADS": "1",
-        "COLUMNS": "120",
-        "NO_COLOR": "1",
-        "TERM": "dumb",
-    }
+from tests.harness.processes.commands import run_apart
+from tests.harness.processes.environment import DEADLINE_S, environment
 
 
-def start(*arguments: object, **options: Any) -> "subprocess.Popen[str]":
+def start(
+    *arguments: object, stdin: int = subprocess.DEVNULL, cwd: Path | None = None, **options: Any
+) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "lazyshard_producer", *map(str, arguments)]
+    pipe = subprocess.PIPE
     return subprocess.Popen(
-        command,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
+        command, env=environment(), cwd=cwd, stdin=stdin, stdout=pipe, stderr=pipe, text=True, **options
     )
 
 
-def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    # Imported here: what it needs of this module is above.
-    from tests.harness.processes.commands import run_apart
+@contextmanager
+def running(*arguments: object, **options: Any) -> "Iterator[subprocess.Popen[str]]":
+    """A process of the command, killed in the end if it is still there."""
+    with start(*arguments, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
+
+def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     return run_apart([str(argument) for argument in arguments], environment(), cwd or Path.cwd(), DEADLINE_S)
 
 
@@ -91,13 +82,32 @@ def killed_at_random(arguments: Sequence[object], out: Path, dice: random.Random
     assert kills >= 5
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def head(out: Path) -> dict[str, Any]:
+    """The stream's head; empty where there is none yet."""
+    try:
+        found: dict[str, Any] = json.loads((out / "head.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
 def published(out: Path) -> int:
     """Chunks, as readers are told."""
-    try:
-        chunks: int = json.loads((out / "head.json").read_bytes())["chunks"]
-    except FileNotFoundError:
-        return 0
+    chunks: int = head(out).get("chunks", 0)
     return chunks
+
+
+def refused(out: Path) -> list[dict[str, Any]]:
+    """What is in quarantine."""
+    return [json.loads(line) for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
 
 
 def rows(first: int, last: int) -> bytes:
@@ -132,6 +142,16 @@ def rows_of(line: bytes) -> list[dict[str, Any]]:
 
 def seal(out: Path, chunk: int) -> Any:
     return json.loads((out / seal_name(chunk)).read_bytes())
+
+
+def lengths(out: Path) -> list[int]:
+    """The lengths that stand in the seals, of which each has them."""
+    found: list[int] = []
+    for chunk in range(len(list(out.glob("chunk_*.completed")))):
+        tokens = Seal.decode((out / seal_name(chunk)).read_bytes(), chunk).tokens
+        assert tokens is not None
+        found += tokens.tolist()
+    return found
 
 
 def chunk_files(out: Path) -> dict[str, bytes]:

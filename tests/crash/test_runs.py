@@ -26,7 +26,6 @@ MOST_RUNS = 12
 """In so many runs each mistake is to be found."""
 
 MISTAKES = [name for name, mutant in MUTANTS.items() if mutant.kind != "hang"]
-
 LAST = LifePlan(dp=3, batch_size=2, workers=0, iterable=False, early=True, every=2, back=0, kill=None)
 
 

@@ -23,7 +23,6 @@ from tests.harness.tally import Tally
 from tests.tiers import full
 
 SEED = 0
-
 MOST = 1000
 """Cases in which a planted bug has to be found; the same ones break nothing without it, as the samples show."""
 

@@ -1,7 +1,5 @@
 """Shortage of memory: a MemoryError and an exit code of its own, whatever bad rows are to come to; never a bad row.
-
-Each case is a process with a limit to its address space, and a row of which orjson alone needs more than that.
-"""
+Each case is a process with a limit to its address space, and a row of which orjson alone needs more than that."""
 
 from __future__ import annotations
 
@@ -19,12 +17,9 @@ from lazyshard import ChunkWriter
 from tests.producer.commands import DEADLINE_S, environment, ids
 
 pytestmark = pytest.mark.full
-
 LIMIT: Final = 512 << 20
 LONG: Final = 44 << 20
-OUT_OF_MEMORY: Final = 71
-"""EX_OSERR of sysexits.h."""
-
+OUT_OF_MEMORY: Final = 71  # EX_OSERR of sysexits.h
 ROWS: Final = (b'{"id":0}\n', b'{"id":1,"text":"%s"}\n' % (b"x" * LONG), b'{"id":2}\n')
 MORE: Final = ("--samples-per-chunk", "2", "--max-row-bytes", str(2 * LONG))
 
@@ -143,11 +138,7 @@ def test_no_sample_is_substituted(late: str, stream: Path, tmp_path: Path) -> No
     assert (done.returncode, done.stdout.split()) == (0, ["MemoryError"] * len(LOOKS)), done.stderr
 
 
-@pytest.mark.parametrize(
-    "command",
-    [("verify",), ("verify", "--jobs", "2"), ("inspect", "1")],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("command", [("verify",), ("verify", "--jobs", "2"), ("inspect", "1")], ids=" ".join)
 def test_commands_say_so(command: tuple[str, ...], stream: Path) -> None:
     done = limited("-m", "lazyshard.cli", command[0], stream, *command[1:])
     assert (done.returncode, done.stdout) == (OUT_OF_MEMORY, "")

@@ -1,7 +1,5 @@
-"""What a very long stream costs: with 20,000 chunks no more files are opened or listed than with 600.
-
-Of the stream of a million chunks that `scripts/soak --million` makes this is the part that holds on any machine.
-"""
+"""What a very long stream costs: with 20,000 chunks no more files are opened or listed than with 600. Of the stream of
+a million chunks that `scripts/soak --million` makes this is the part that holds on any machine."""
 
 from __future__ import annotations
 
@@ -16,12 +14,8 @@ import pytest
 from tests.harness.soak.million import PER_CHUNK, Measured, measure, room
 from tests.producer.commands import environment
 
-FEW = 600
-"""More than `lazyshard inspect` looks at."""
-
+FEW = 600  # More than `lazyshard inspect` looks at
 MANY = 20_000
-
-
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 """The first test makes the streams: some 15 s of processor time."""
 

@@ -33,7 +33,6 @@ from tests.harness.model.world import LOOKS, State, World
 from tests.stream.streams import forked
 
 pytestmark = pytest.mark.full
-
 COMMITTED: Final = 1
 """Chunks that the consumer is done with when it commits."""
 
@@ -71,11 +70,7 @@ class Code:
         # So that each look is one: it does not look again within half a second.
         clock = iter(range(1000))
         gate = Holdback(
-            Limits(retain="consumed"),
-            Shelf(stream),
-            PER_CHUNK,
-            check=writer.check_owner,
-            clock=lambda: next(clock),
+            Limits(retain="consumed"), Shelf(stream), PER_CHUNK, check=writer.check_owner, clock=lambda: next(clock)
         )
         rows = PER_CHUNK * self.plan.chunks - self.plan.partial
         for row in range(writer.source or 0, rows):
@@ -176,10 +171,7 @@ def in_order(steps: list[Step]) -> list[Step]:
     return found
 
 
-SCENARIOS: Final = [
-    pytest.param(Plan(3, partial=True), 2, id="partial"),
-    pytest.param(Plan(2), 2, id="full"),
-]
+SCENARIOS: Final = [pytest.param(Plan(3, partial=True), 2, id="partial"), pytest.param(Plan(2), 2, id="full")]
 
 
 @pytest.mark.parametrize(("plan", "commit_at"), SCENARIOS)

@@ -35,21 +35,12 @@ from tests.harness.tally import Tally
 from tests.producer.commands import assert_one_line, ids
 from tests.stream.streams import produce, rows
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.root,
-    pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
-]
+pytestmark = [pytest.mark.full, pytest.mark.root, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 
 
 class Site:
-    """A share with three mounts.
-
-    Attributes:
-        cached: see `CACHED`.
-        default: see `DEFAULT`.
-        short: remembers all of it for 3 s.
-    """
+    """A share with three mounts. `cached`: see `CACHED`. `default`: see `DEFAULT`. `short`: remembers all of it for 3
+    s."""
 
     def __init__(self, share: Share, cached: Mount, default: Mount, short: Mount) -> None:
         self.share, self.cached, self.default, self.short = share, cached, default, short

@@ -111,11 +111,7 @@ def test_mutant_is_found(name: str, place: Path, nursery: Commands, reader: Read
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
 def test_reader_that_dies_or_says_nothing_is_a_violation(
-    by: signal.Signals,
-    stages: dict[str, Stage],
-    place: Path,
-    nursery: Commands,
-    monkeypatch: pytest.MonkeyPatch,
+    by: signal.Signals, stages: dict[str, Stage], place: Path, nursery: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.harness.points.reader._ANSWER_S", 0.2)
     with Reader() as reader:

@@ -32,20 +32,12 @@ from tests.harness.scenes.table import POWER
 from tests.harness.tally import Tally
 from tests.tiers import full
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a filesystem"),
-]
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a filesystem")]
 
 
 class Place:
-    """What the tests share: a process that has loaded everything, disks, and what is made on them.
-
-    Args:
-        folder: where to put all of it.
-        forks: the process.
-        stack: what is to be closed in the end.
-    """
+    """What the tests share: a process that has loaded everything, disks, and what is made on them. `folder`: where to
+    put all of it. `stack`: what is to be closed in the end."""
 
     def __init__(self, folder: Path, forks: Nursery, stack: ExitStack) -> None:
         self.folder: Final = folder
@@ -137,10 +129,7 @@ def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("mutant", "filesystem", "name", "first", "broken"),
-    OF_A_PRODUCER,
-)
+@pytest.mark.parametrize(("mutant", "filesystem", "name", "first", "broken"), OF_A_PRODUCER)
 def test_a_cut_of_the_power_shows(
     mutant: str, filesystem: Filesystem, name: str, first: int, broken: str, place: Place
 ) -> None:
@@ -172,10 +161,7 @@ def _sealed_and_not_told(bench: Bench) -> int:
     raise AssertionError("unreachable")
 
 
-@pytest.mark.parametrize(
-    ("mutant", "filesystem", "first", "broken"),
-    [*OF_A_CONSUMER[:1], *full(*OF_A_CONSUMER[1:])],
-)
+@pytest.mark.parametrize(("mutant", "filesystem", "first", "broken"), [*OF_A_CONSUMER[:1], *full(*OF_A_CONSUMER[1:])])
 def test_a_cut_of_a_consumers_power_shows(
     mutant: str, filesystem: Filesystem, first: int, broken: str, place: Place, beginning: Beginning
 ) -> None:

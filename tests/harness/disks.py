@@ -1,7 +1,5 @@
-"""Disks: one that can fail, a small one, one in memory; and the programs of the machine that make them. Needs root.
-
-A disk that fails has its power cut, and what was not synced is gone; or it turns read-only, or hangs.
-"""
+"""Disks: one that can fail, a small one, one in memory; and the programs of the machine that make them. Needs root. A
+disk that fails has its power cut, and what was not synced is gone; or it turns read-only, or hangs."""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ from typing import Final, Literal
 
 import pytest
 
-_ROOM: Final = 512 << 20
-"""Bytes that images and what is beside them may take of memory."""
+_ROOM: Final = 512 << 20  # Bytes that images and what is beside them may take of memory
 
 
 @contextmanager
@@ -51,35 +48,21 @@ def tool(name: str) -> str:
 
 
 Filesystem = Literal["ext4", "xfs"]
-
 FILESYSTEMS: Final[tuple[Filesystem, ...]] = ("ext4", "xfs")
-
-_SHUTDOWN: Final = 0x8004587D
-"""EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are one number."""
-
+_SHUTDOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are one number
 _LOG_FLUSH: Final = 1
 _NO_LOG_FLUSH: Final = 2
-
 _SIZES: Final[dict[Filesystem, int]] = {"ext4": 16 << 20, "xfs": 320 << 20}
 """Bytes of the image, which has holes. mkfs.xfs makes nothing below 300 MB, of which it writes some 65 MB."""
 
 
 class Disk:
-    """A context manager: a filesystem in a file, mounted. A test is skipped where that cannot be made.
-
-    Args:
-        folder: where to put the file and the mount point.
-        filesystem: its kind.
-        options: further mount options.
-
-    Attributes:
-        point: where it is mounted.
-        filesystem: its kind.
-    """
+    """A context manager: a filesystem in a file, mounted. A test is skipped where that cannot be made. `folder`: where
+    to put the file and the mount point."""
 
     def __init__(self, folder: Path, filesystem: Filesystem = "ext4", options: str = "") -> None:
-        self.point: Final = folder / "disk"
-        self.filesystem: Final = filesystem
+        self.point: Final = folder / "disk"  # where it is mounted
+        self.filesystem: Final = filesystem  # its kind
         self._image = folder / "image"
         # A copy of an image has the identity of the other one, which XFS would refuse.
         own = ["nouuid"] if filesystem == "xfs" else []
@@ -146,10 +129,8 @@ class Disk:
             subprocess.run([freeze, "--unfreeze", str(self.point)], check=True)
 
     def _is_held(self) -> bool:
-        """Returns whether it is still mounted, where this process cannot see it.
-
-        A mount namespace that somebody has made in the meantime has it too. Mounted again it would be the same one.
-        """
+        """Returns whether it is still mounted, where this process cannot see it. A mount namespace that somebody has
+        made in the meantime has it too. Mounted again it would be the same one."""
         for path in Path("/sys/block").glob("loop*/loop/backing_file"):
             with contextlib.suppress(OSError):
                 if path.read_text().strip() == str(self._image):
@@ -168,14 +149,9 @@ class Disk:
 
 
 def cut_power(point: str, *, flush: bool = False) -> None:
-    """Stops a filesystem at once: nothing that is not on the device comes onto it.
-
-    Args:
-        point: where it is mounted.
-        flush: the journal still comes onto the device, as if its timer had run just before: all names and sizes are
-            those of the last moment, and only content that was not synced is missing. Without it the names are those
-            of the last sync of anything.
-    """
+    """Stops a filesystem at once: nothing that is not on the device comes onto it. `flush`: the journal still comes
+    onto the device, as if its timer had run just before: all names and sizes are those of the last moment, and only
+    content that was not synced is missing. Without it the names are those of the last sync of anything."""
     fd = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _LOG_FLUSH if flush else _NO_LOG_FLUSH))
@@ -184,13 +160,8 @@ def cut_power(point: str, *, flush: bool = False) -> None:
 
 
 class SmallDisk:
-    """A context manager: a tmpfs, mounted, and unmounted whatever happens.
-
-    Args:
-        point: where to mount it; made.
-        options: as of mount(8): ``size=256k``, ``nr_inodes=20``.
-        all_closed: whether it is a fault if somebody still has a file of it open at the end.
-    """
+    """A context manager: a tmpfs, mounted, and unmounted whatever happens. `all_closed`: whether it is a fault if
+    somebody still has a file of it open at the end."""
 
     def __init__(self, point: Path, options: str, *, all_closed: bool = False) -> None:
         self.point: Final = point

@@ -14,11 +14,8 @@ from tests.conftest import EXAMPLES_FACTOR
 from tests.harness.tally import Tally
 
 __all__ = ["sweep"]
-
 _ROOT: Final = Path(__file__).parents[2]
-
 _FACTOR: Final = 100
-
 _PROPERTY: Final = re.compile(r"tests/\S+::.*:$")
 _EXAMPLES: Final = re.compile(r"    - (\d+) passing\D*(\d+) failing")
 _STATISTICS: Final = re.compile(r"\s*$| {2,4}- ")

@@ -49,34 +49,19 @@ _CLAIMS: Final = ("head.json", "stream.end", "stream.json", "retired.json")
 """Files that are not digested: what they say, where it can be read, is believed."""
 
 
-KINDS: Final = (
-    "directory",
-    "folder",
-    "pipe",
-    "socket",
-    "device",
-    "hole",
-    "link out",
-    "link to itself",
-    "link within",
-)
+KINDS: Final = ("directory", "folder", "pipe", "socket", "device", "hole", "link out", "link to itself", "link within")
 """What may be there in the place of a file; a folder is a directory that is not empty."""
 
 
 @dataclass
 class Damaged:
-    """What was done to a directory.
+    """What was done to a directory."""
 
-    Attributes:
-        what: it, in a line.
-        lies: whether a file that is believed was rewritten so that it may say something else in good form; then the
-            stream may be told to end early, or a chunk to be deleted. Damage to bytes is never taken for that.
-        others: files that were touched.
-    """
-
-    what: list[str]
+    what: list[str]  # it, in a line
+    # whether a file that is believed was rewritten so that it may say something else in good form; then the stream may
+    # be told to end early, or a chunk to be deleted. Damage to bytes is never taken for that.
     lies: bool
-    others: set[str]
+    others: set[str]  # files that were touched
 
 
 def damage(directory: Path, known: Known, random: Random) -> Damaged:

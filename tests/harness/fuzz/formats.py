@@ -1,8 +1,6 @@
-"""The files of JSON as targets of fuzzing: whatever the bytes, a decoder returns a value or its own error.
-
-What must hold for each: bytes that are taken decode to a value whose bytes are taken again, for the same value; bytes
-that are refused are refused with the file's own class of error, which names the file, in a message of bounded length.
-"""
+"""The files of JSON as targets of fuzzing: whatever the bytes, a decoder returns a value or its own error. What must
+hold for each: bytes that are taken decode to a value whose bytes are taken again, for the same value; bytes that are
+refused are refused with the file's own class of error, which names the file, in a message of bounded length."""
 
 from __future__ import annotations
 
@@ -14,13 +12,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from lazyshard.errors import (
-    FileInvalid,
-    FormatInvalid,
-    SealInvalid,
-    StateInvalid,
-    VersionUnsupported,
-)
+from lazyshard.errors import FileInvalid, FormatInvalid, SealInvalid, StateInvalid, VersionUnsupported
 from lazyshard.format.cursor import Cursor, CursorToken, ReadingMark
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired
 from lazyshard.format.seal import Seal
@@ -29,31 +21,20 @@ from lazyshard.part import Part
 from tests.harness.fuzz.mutations import alter_json, spoil_more
 
 __all__ = ["FORMATS", "FileFormat", "check_bytes", "check_value", "mutated", "same"]
-
 FILE: Final = "/some/stream/the-file"
-MAX_MESSAGE: Final = 1000
-"""Characters of a message that a person is to read, whatever the file held."""
-
+MAX_MESSAGE: Final = 1000  # Characters of a message that a person is to read, whatever the file held
 _ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A kind of file.
+    """A kind of file."""
 
-    Attributes:
-        name: of the target.
-        make: draws a value that a producer or a run may write.
-        encode: its bytes.
-        decode: reads them; the file is called `FILE`.
-        error: the class of the error with which they are refused.
-    """
-
-    name: str
-    make: Callable[[Random], Any]
-    encode: Callable[[Any], bytes]
-    decode: Callable[[bytes], Any]
-    error: type[FormatInvalid]
+    name: str  # of the target
+    make: Callable[[Random], Any]  # draws a value that a producer or a run may write
+    encode: Callable[[Any], bytes]  # its bytes
+    decode: Callable[[bytes], Any]  # reads them; the file is called `FILE`
+    error: type[FormatInvalid]  # the class of the error with which they are refused
 
 
 def check_value(target: FileFormat, value: Any) -> None:

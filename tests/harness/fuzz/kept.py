@@ -1,9 +1,7 @@
 """The inputs that are kept, `corpus/`: found by fuzzing, or what it once broke; each is run again in CI.
-
 `inputs.jsonl`: the bytes of a file or of lines, a JSON object on each line: `target` (a format of `FORMATS`, "row",
 "lines" or "foreign"), `text` or `base64`, and `why` it is kept. `streams.jsonl`: `stream` (of `STREAMS`), what to `do`
-to its directory, and `why`.
-"""
+to its directory, and `why`."""
 
 from __future__ import annotations
 
@@ -23,7 +21,6 @@ from tests.harness.fuzz.rows import check_batch, check_foreign, check_one
 from tests.harness.fuzz.streams import STREAMS
 
 __all__ = ["Input", "Recipe", "inputs", "recipes", "run_input", "run_recipe"]
-
 CORPUS: Final = Path(__file__).parent / "corpus"
 
 
@@ -38,19 +35,12 @@ class Input:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Damage to a stream, step by step.
+    """Damage to a stream, step by step."""
 
-    Attributes:
-        stream: its name.
-        steps: each an operation, the name of a file, and what the operation needs.
-        lies: whether the damage makes a file say, in good form, what is not so; see `Damaged`.
-        why: why it is kept.
-    """
-
-    stream: str
-    steps: tuple[tuple[Any, ...], ...]
-    lies: bool
-    why: str
+    stream: str  # its name
+    steps: tuple[tuple[Any, ...], ...]  # each an operation, the name of a file, and what the operation needs
+    lies: bool  # whether the damage makes a file say, in good form, what is not so; see `Damaged`
+    why: str  # why it is kept
 
 
 def inputs() -> list[Input]:

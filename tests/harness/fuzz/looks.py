@@ -1,9 +1,7 @@
-"""Everything that reads a stream, let loose on a damaged one; each look returns what it broke.
-
-What must hold: a row that is returned is the true row of its sample. A look ends with a result or a `LazyShardError`,
-soon, in bounded memory. Reading comes to the end of the stream only with all of its rows. A verification that finds
-nothing wrong is right. Nothing is deleted that a true cursor still needs.
-"""
+"""Everything that reads a stream, let loose on a damaged one; each look returns what it broke. What must hold: a row
+that is returned is the true row of its sample. A look ends with a result or a `LazyShardError`, soon, in bounded
+memory. Reading comes to the end of the stream only with all of its rows. A verification that finds nothing wrong is
+right. Nothing is deleted that a true cursor still needs."""
 
 from __future__ import annotations
 
@@ -36,11 +34,7 @@ from tests.harness.fuzz.damage import Damaged
 from tests.harness.fuzz.streams import ID, Known
 
 __all__ = ["DEADLINE_S", "LOOKS", "MEMORY_BYTES", "Broken", "Hangs", "Look", "bounded", "look_at"]
-
-
-DEADLINE_S: Final = 30.0
-"""A look takes milliseconds; one that takes so long hangs."""
-
+DEADLINE_S: Final = 30.0  # A look takes milliseconds; one that takes so long hangs
 MEMORY_BYTES: Final = 1 << 30
 """Above what the process has already. What asks for more gets a MemoryError, which is none of lazyshard's own."""
 

@@ -1,8 +1,6 @@
-"""How bytes are spoilt: as a disk, a crash or a hand would do it, and by the structure of JSON.
-
-Each function takes a `random.Random` and draws all that it decides from it: a plain one in the sweep, one of
-Hypothesis' (`strategies.randoms`) in CI, which can then make a failing case smaller.
-"""
+"""How bytes are spoilt: as a disk, a crash or a hand would do it, and by the structure of JSON. Each function takes a
+`random.Random` and draws all that it decides from it: a plain one in the sweep, one of Hypothesis'
+(`strategies.randoms`) in CI, which can then make a failing case smaller."""
 
 from __future__ import annotations
 
@@ -121,13 +119,8 @@ def spoil_more(data: bytes, random: Random) -> bytes:
 
 
 def alter_json(data: bytes, random: Random, *, values: Sequence[Any] = ()) -> bytes:
-    """Returns a file of JSON with fields changed, missing, added, given twice, or of another type.
-
-    Args:
-        data: the file. What is no JSON object is spoilt as any bytes are.
-        random: decides.
-        values: values that may be put in, besides the usual ones.
-    """
+    """Returns a file of JSON with fields changed, missing, added, given twice, or of another type. `data`: the file.
+    What is no JSON object is spoilt as any bytes are. `values`: values that may be put in, besides the usual ones."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:

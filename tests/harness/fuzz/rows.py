@@ -1,8 +1,6 @@
 """Lines of JSON as targets of fuzzing: what the producer takes, what readers parse, and what a seal of them says.
-
 Another reader of JSON, Python's own, stands beside ours: what is taken as a row must be one object for it too, of the
-same value, number by number.
-"""
+same value, number by number."""
 
 from __future__ import annotations
 
@@ -124,12 +122,7 @@ def check_batch(lines: list[bytes]) -> None:
 
 
 def check_foreign(data: bytes, path: Path) -> None:
-    """Asserts that a file without seal has the rows that its lines are, or says which line is none.
-
-    Args:
-        data: what is in the file.
-        path: where to put it.
-    """
+    """Asserts that a file without seal has the rows that its lines are, or says which line is none."""
     path.write_bytes(data)
     text = data[3:] if data.startswith(b"\xef\xbb\xbf") else data
     lines = [line for line in text.split(b"\n") if line.strip(b" \t\r")]

@@ -22,7 +22,6 @@ from lazyshard.format.state import RunState
 from lazyshard.part import Part
 
 __all__ = ["ARRAYS", "ID", "STREAMS", "Known"]
-
 ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 AT: Final = 1700000000.0
 
@@ -43,27 +42,17 @@ ROWS: Final = tuple(
 
 @dataclass(frozen=True)
 class Known:
-    """A stream.
+    """A stream."""
 
-    Attributes:
-        name: what to call it.
-        files: its files by their names in the directory.
-        rows: the true rows, by sample; None for those that are deleted.
-        per_chunk: rows in a chunk.
-        native: whether it has a manifest.
-        ended: whether it has ended.
-        done: the chunks of [0, done) may be deleted: every cursor says so.
-        values: the rows as they are to be read, with lists for their arrays; None where that is what they parse to.
-    """
-
-    name: str
-    files: dict[str, bytes]
-    rows: tuple[bytes | None, ...]
-    per_chunk: int
-    native: bool = True
-    ended: bool = True
-    done: int = 0
+    name: str  # what to call it
+    files: dict[str, bytes]  # its files by their names in the directory
+    rows: tuple[bytes | None, ...]  # the true rows, by sample; None for those that are deleted
+    per_chunk: int  # rows in a chunk
+    native: bool = True  # whether it has a manifest
+    ended: bool = True  # whether it has ended
+    done: int = 0  # the chunks of [0, done) may be deleted: every cursor says so
     folders: tuple[str, ...] = field(default=(".tmp", "cursors"))
+    # the rows as they are to be read, with lists for their arrays; None where that is what they parse to.
     values: tuple[Any, ...] | None = None
 
     def put(self, directory: Path) -> None:

@@ -1,8 +1,6 @@
-"""The sweep over damaged files: formats, rows, states of runs, whole directories; about ten minutes at scale 1.
-
-Each case is drawn from its seed, target and number alone, so a violation is seen again with these (`fuzz.sweep`), and
-with `scripts/test_faults fuzz --seed N`.
-"""
+"""The sweep over damaged files: formats, rows, states of runs, whole directories; about ten minutes at scale 1. Each
+case is drawn from its seed, target and number alone, so a violation is seen again with these (`fuzz.sweep`), and with
+`scripts/test_faults fuzz --seed N`."""
 
 from __future__ import annotations
 
@@ -36,23 +34,14 @@ __all__ = ["CASES", "Cases", "Found", "hypothesis_case", "sweep"]
 
 @dataclass(frozen=True)
 class Found:
-    """What a case has shown.
+    """What a case has shown."""
 
-    Attributes:
-        broken: what was broken, None if nothing.
-        taken: whether the input was taken as valid, and so was looked at further.
-    """
-
-    broken: str | None
-    taken: bool
+    broken: str | None  # what was broken, None if nothing
+    taken: bool  # whether the input was taken as valid, and so was looked at further
 
 
 class Cases:
-    """Runs cases.
-
-    Args:
-        place: an empty directory of one's own.
-    """
+    """Runs cases. `place`: an empty directory of one's own."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -181,8 +170,7 @@ CASES: Final = {
 }
 """How many at scale 1, by target: some ten minutes on one core."""
 
-_MOST_VIOLATIONS: Final = 20
-"""Of a target: one fault shows in very many cases."""
+_MOST_VIOLATIONS: Final = 20  # Of a target: one fault shows in very many cases
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:

@@ -1,16 +1,12 @@
-"""A filesystem as small as a value: what its processes see, and what a power cut may leave of it.
-
-Every name in a directory has what it stands for now, and what else the device may say of it after a power cut: whatever
-it stood for since its directory was last synced. Every file has its content, and what else may be found in it: whatever
-it held since it was last synced, or a torn form of it.
-
-Which filesystem that is: the weakest that the protocol is promised on. After a cut each name is old or new *by itself*:
-names do not come back in the order of the calls, and of a rename from one directory to another either half may be there
-without the other, so that a file has both names or none. POSIX promises no more than that. ext4 and xfs keep much more:
-names in the order of the calls, and renames whole. What they can leave is among what is left here, so what holds here
-holds there. Taken for granted: `fsync` of a file brings its content, `fsync` of a directory the names in it, and a name
-never stands for something that it never stood for.
-"""
+"""A filesystem as small as a value: what its processes see, and what a power cut may leave of it. Every name in a
+directory has what it stands for now, and what else the device may say of it after a power cut: whatever it stood for
+since its directory was last synced. Every file has its content, and what else may be found in it: whatever it held
+since it was last synced, or a torn form of it. Which filesystem that is: the weakest that the protocol is promised on.
+After a cut each name is old or new *by itself*: names do not come back in the order of the calls, and of a rename from
+one directory to another either half may be there without the other, so that a file has both names or none. POSIX
+promises no more than that. ext4 and xfs keep much more: names in the order of the calls, and renames whole. What they
+can leave is among what is left here, so what holds here holds there. Taken for granted: `fsync` of a file brings its
+content, `fsync` of a directory the names in it, and a name never stands for something that it never stood for."""
 
 from __future__ import annotations
 
@@ -20,37 +16,28 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from lazyshard.format.names import TEMPORARY
 
-Content: TypeAlias = tuple[Any, ...]
-"""What is in a file, as ("rows", 0); or one of the three below."""
-
+Content: TypeAlias = tuple[Any, ...]  # What is in a file, as ("rows", 0); or one of the three below
 Step: TypeAlias = tuple[Any, ...]
 """What a process does next, as ("rename", "stream/.tmp/head.json.a", "stream/head.json")."""
 
 FOLDER: Final[Content] = ("folder",)
-SHORT: Final[Content] = ("short",)
-"""Empty, or cut off somewhere."""
+SHORT: Final[Content] = ("short",)  # Empty, or cut off somewhere
 ZEROS: Final[Content] = ("zeros",)
 """As long as it should be, with other bytes: the length reached the device, the rows did not. Only told from the one
 above where somebody looks at a length."""
 
 _NOTHING: Final = 0
-
 _TEMPORARY: Final = f"/{TEMPORARY}"
-
-_LEFT: Final = "/left"
-"""The directory that stands for all in `.tmp/` that may be back."""
+_LEFT: Final = "/left"  # The directory that stands for all in `.tmp/` that may be back
 
 
 class Disk(NamedTuple):
-    """The state of a filesystem.
+    """The state of a filesystem."""
 
-    Attributes:
-        names: of each name its path, the file it stands for, and what else it may stand for after a power cut.
-            Files are numbers from 1; 0 is none.
-        files: of file n, at n - 1, its content and what else may be found in it after a power cut.
-    """
-
+    # of each name its path, the file it stands for, and what else it may stand for after a power cut. Files are numbers
+    # from 1; 0 is none.
     names: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
+    # of file n, at n - 1, its content and what else may be found in it after a power cut.
     files: tuple[tuple[Content, tuple[Content, ...]], ...] = ()
 
     def visible(self) -> dict[str, Content]:
@@ -124,11 +111,7 @@ class _Draft:
 
 
 def do(disk: Disk, step: Step) -> Disk:
-    """Returns the disk after a step that touches files.
-
-    Raises:
-        KeyError: there is nothing of that name.
-    """
+    """Returns the disk after a step that touches files. Raises KeyError: there is nothing of that name."""
     draft = _Draft(disk)
     kind, path = step[0], step[1]
     if kind == "create":
@@ -202,16 +185,10 @@ def half_written(disk: Disk, path: str) -> Disk:
 
 
 def without_junk(disk: Disk, stopped: Collection[str] = ()) -> Disk:
-    """Returns a disk with less to tell of files with temporary names, which nothing reads and nobody tells apart.
-
-    Of those in `.tmp/` that are gone but may be back after a power cut one stands for all; once the producer that has
-    made them is stopped, it stands also for those that are there. Those of the consumer are left out in the same way:
-    they stay for ever and are passed over.
-
-    Args:
-        disk: the disk.
-        stopped: who has just been stopped, "producer" or "consumer".
-    """
+    """Returns a disk with less to tell of files with temporary names, which nothing reads and nobody tells apart. Of
+    those in `.tmp/` that are gone but may be back after a power cut one stands for all; once the producer that has made
+    them is stopped, it stands also for those that are there. Those of the consumer are left out in the same way: they
+    stay for ever and are passed over. `stopped`: who has just been stopped, "producer" or "consumer"."""
     folded = [
         path
         for path, file, _ in disk.names

@@ -1,7 +1,5 @@
-"""The producer of the model: the calls of `lazyshard.stream` that change files, in the order of the code.
-
-That they are the same is held by `test_model_code.py`, call by call. A mutant overrides a method, see `planted.model`.
-"""
+"""The producer of the model: the calls of `lazyshard.stream` that change files, in the order of the code. That they are
+the same is held by `test_model_code.py`, call by call. A mutant overrides a method, see `planted.model`."""
 
 from __future__ import annotations
 
@@ -38,21 +36,13 @@ _GONE: Final = ".gone"
 
 
 class Producer:
-    """What a producer does. A step is a call that changes files, or a look at them: "open", "recover", "check", "look".
-
-    Args:
-        plan: what it produces.
-    """
+    """What a producer does. A step is a call that changes files, or a look at them: open, recover, check, look."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
     def look(self, step: Step, disk: Disk, seen: Seen) -> list[list[Step]]:
-        """Returns what comes in place of a look at the files, one of these lists.
-
-        Raises:
-            Broken: it cannot go on.
-        """
+        """Returns what comes in place of a look at the files, one of these lists."""
         if step[0] == "open":
             return [self.opening(disk, seen)]
         if step[0] == "recover":
@@ -283,11 +273,7 @@ Kept = tuple[int, ...]
 
 
 class Consumer:
-    """What a consumer does. Steps besides calls that change files: resume, commit, read, checkpoint, committed.
-
-    Args:
-        plan: how it consumes.
-    """
+    """What a consumer does. Steps besides calls that change files: resume, commit, read, checkpoint, committed."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -299,11 +285,7 @@ class Consumer:
         return [[("commit", kept[0]), ("read", position)] for position in kept]
 
     def reading(self, position: int, kept: Kept, seen: Seen) -> list[Step] | None:
-        """Returns what comes after a look for the next chunk; None: it is to be waited for.
-
-        Raises:
-            Broken: it dies.
-        """
+        """Returns what comes after a look for the next chunk; None: it is to be waited for."""
         found = told(seen)
         if found is None:
             return None

@@ -1,9 +1,7 @@
-"""What must hold at every instant, whoever was stopped before: the promise, for the model's states.
-
-Every sealed chunk is whole and matches its seal; chunk numbers have no gaps; what is sealed stays, and what readers
-were told of stays whatever happens, until it is acknowledged; nothing is retired that a kept checkpoint still needs; a
-commit that has returned is not undone; no reader dies; after a clean end nothing is left over; nobody waits for ever.
-"""
+"""What must hold at every instant, whoever was stopped before: the promise, for the model's states. Every sealed chunk
+is whole and matches its seal; chunk numbers have no gaps; what is sealed stays, and what readers were told of stays
+whatever happens, until it is acknowledged; nothing is retired that a kept checkpoint still needs; a commit that has
+returned is not undone; no reader dies; after a clean end nothing is left over; nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -30,50 +28,30 @@ from tests.harness.model.stream import (
 
 @dataclass(frozen=True)
 class Facts:
-    """What a disk says at one instant.
+    """What a disk says at one instant."""
 
-    Attributes:
-        wrong: what no state may show, in words; None if there is no such thing.
-        told: of how many chunks a reader is told.
-        ended: whether it is told that there are no more.
-        sealed: chunks [mark, sealed) have a seal.
-        mark: chunks below it are retired.
-        cursor: what the cursor says, None where there is none.
-        unsealed: rows that were never published.
-        below: what is there of retired chunks.
-        temporary: whether there is anything with a temporary name.
-    """
-
-    wrong: str | None
-    told: int = 0
-    ended: bool = False
-    sealed: int = 0
-    mark: int = 0
-    cursor: Content | None = None
-    unsealed: tuple[str, ...] = ()
-    below: tuple[str, ...] = ()
-    temporary: bool = False
+    wrong: str | None  # what no state may show, in words; None if there is no such thing
+    told: int = 0  # of how many chunks a reader is told
+    ended: bool = False  # whether it is told that there are no more
+    sealed: int = 0  # chunks [mark, sealed) have a seal
+    mark: int = 0  # chunks below it are retired
+    cursor: Content | None = None  # what the cursor says, None where there is none
+    unsealed: tuple[str, ...] = ()  # rows that were never published
+    below: tuple[str, ...] = ()  # what is there of retired chunks
+    temporary: bool = False  # whether there is anything with a temporary name
 
 
 @dataclass(frozen=True)
 class Course:
-    """What has happened so far, as far as the promise has to know it.
+    """What has happened so far, as far as the promise has to know it."""
 
-    Attributes:
-        kept: the consumer's checkpoints.
-        cursors: what the cursor may say now.
-        told: of how many chunks any reader was ever told.
-        sealed: how many chunks were sealed, if only for those who look at the directory, since the last power cut.
-        cut_since_end: the power was cut after the producer had ended the stream and was gone.
-        refused: the filesystem refused to delete, which the producer may not have tried again.
-    """
-
-    kept: Kept = (0,)
-    cursors: tuple[Content | None, ...] = (None,)
-    told: int = 0
+    kept: Kept = (0,)  # the consumer's checkpoints
+    cursors: tuple[Content | None, ...] = (None,)  # what the cursor may say now
+    told: int = 0  # of how many chunks any reader was ever told
+    # how many chunks were sealed, if only for those who look at the directory, since the last power cut.
     sealed: int = 0
-    cut_since_end: bool = False
-    refused: bool = False
+    cut_since_end: bool = False  # the power was cut after the producer had ended the stream and was gone
+    refused: bool = False  # the filesystem refused to delete, which the producer may not have tried again
 
 
 def look(seen: Seen) -> Facts:
@@ -87,14 +65,7 @@ def look(seen: Seen) -> Facts:
         return Facts(f"a reader dies: {error}")
     unsealed = tuple(data_path(chunk) for chunk in sorted(listed.data - listed.seals))
     return Facts(
-        wrong,
-        *(found or (0, False)),
-        listed.sealed,
-        listed.mark,
-        cursor,
-        unsealed,
-        listed.below,
-        is_folder(seen, TMP),
+        wrong, *(found or (0, False)), listed.sealed, listed.mark, cursor, unsealed, listed.below, is_folder(seen, TMP)
     )
 
 
@@ -121,14 +92,7 @@ def _wrong(seen: Seen, listed: Listed, found: tuple[int, bool]) -> str | None:
 
 
 def broken(facts: Facts, course: Course, chunks: int, *, producer_done: bool) -> str | None:
-    """Returns which promise a state breaks, None if it keeps all.
-
-    Args:
-        facts: what its disk says.
-        course: what has happened before.
-        chunks: of the whole stream.
-        producer_done: whether the producer has succeeded.
-    """
+    """Returns which promise a state breaks, None if it keeps all."""
     if facts.wrong is not None:
         return facts.wrong
     if facts.sealed < course.told:

@@ -1,9 +1,6 @@
-"""Records which calls a process makes that change files, in the words of the model.
-
-All of them, whoever makes them: what the system calls of Python do is written down, and what changes files in another
-way is written down as "unseen", which is no step of the model. Lock files and room for a head are left out: being there
-means nothing.
-"""
+"""Records which calls a process makes that change files, in the words of the model. All of them, whoever makes them:
+what the system calls of Python do is written down, and what changes files in another way is written down as "unseen",
+which is no step of the model. Lock files and room for a head are left out: being there means nothing."""
 
 from __future__ import annotations
 
@@ -36,9 +33,7 @@ from lazyshard.format.seal import Seal
 from tests.harness.model.disk import FOLDER, SHORT, Content, Step, is_junk
 from tests.harness.model.stream import Plan
 
-PER_CHUNK: Final = 2
-"""Rows of a full chunk; one that is not holds one less."""
-
+PER_CHUNK: Final = 2  # Rows of a full chunk; one that is not holds one less
 _TOKEN: Final = re.compile(r"\.([0-9a-f]{16}|[a-h])$")
 _WORKPLACE: Final = re.compile(rf"/{re.escape(TEMPORARY)}/[0-9]+\.([0-9a-f]{{16}}|[a-h])(?=[./]|$)")
 _CHANGES: Final = (
@@ -55,15 +50,9 @@ _WRITING: Final = os.O_WRONLY | os.O_RDWR
 
 
 class Recorder:
-    """Writes down what this process does, one JSON line a call, and kills it after so many calls.
-
-    For a child that ends afterwards: nothing is put back.
-
-    Args:
-        root: the directory that holds the stream's.
-        record: where to write.
-        calls: after how many calls to kill; 0 for never.
-    """
+    """Writes down what this process does, one JSON line a call, and kills it after so many calls. For a child that ends
+    afterwards: nothing is put back. `root`: the directory that holds the stream's. `calls`: after how many calls to
+    kill; 0 for never."""
 
     def __init__(self, root: Path, record: Path, calls: int = 0) -> None:
         self._root = os.fspath(root)
@@ -158,12 +147,7 @@ class Recorder:
 
 
 def read_record(record: Path, plan: Plan) -> list[Step]:
-    """Returns what was recorded, as steps of the model; the random part of a temporary name is a star.
-
-    Args:
-        record: what a `Recorder` has written.
-        plan: of the stream.
-    """
+    """Returns what was recorded, as steps of the model; the random part of a temporary name is a star."""
     steps = []
     for line in record.read_text().splitlines():
         kind, *given = json.loads(line)

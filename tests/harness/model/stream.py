@@ -1,8 +1,6 @@
-"""What the files of a stream say in the model: their names, and what a reader makes of them at one instant.
-
-Contents: ("manifest",), ("owner",), ("rows", n) for the n-th piece of the source, ("seal", chunk, position after it,
-whether it is full), ("head", chunks, ended), ("end", chunks), ("retired", chunks before), ("cursor", chunks before).
-"""
+"""What the files of a stream say in the model: their names, and what a reader makes of them at one instant. Contents:
+("manifest",), ("owner",), ("rows", n) for the n-th piece of the source, ("seal", chunk, position after it, whether it
+is full), ("head", chunks, ended), ("end", chunks), ("retired", chunks before), ("cursor", chunks before)."""
 
 from __future__ import annotations
 
@@ -10,23 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lazyshard.format.names import (
-    END,
-    HEAD,
-    MANIFEST,
-    RETIRED,
-    TEMPORARY,
-    chunk_name,
-    parse_chunk_name,
-    seal_name,
-)
+from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, chunk_name, parse_chunk_name, seal_name
 from tests.harness.model.disk import FOLDER, Content
 
 STREAM: Final = "stream"
 TMP: Final = f"{STREAM}/{TEMPORARY}"
 CURSORS: Final = f"{STREAM}/cursors"
 CURSOR: Final = f"{CURSORS}/run.json"
-
 Seen = Mapping[str, Content]
 
 
@@ -53,17 +41,11 @@ def seal_path(chunk: int) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is produced and how it is consumed.
+    """What is produced and how it is consumed."""
 
-    Attributes:
-        chunks: of the stream.
-        partial: whether the last one holds fewer rows than the others.
-        keeps: how many checkpoints the consumer keeps; the cursor stands at the oldest.
-    """
-
-    chunks: int = 2
-    partial: bool = False
-    keeps: int = 1
+    chunks: int = 2  # of the stream
+    partial: bool = False  # whether the last one holds fewer rows than the others
+    keeps: int = 1  # how many checkpoints the consumer keeps; the cursor stands at the oldest
 
     def seal(self, chunk: int, position: int) -> Content:
         """Returns the seal of a chunk that holds the piece of the source before a position."""
@@ -72,21 +54,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Listed:
-    """The chunks that a listing shows.
+    """The chunks that a listing shows."""
 
-    Attributes:
-        mark: those below it are retired.
-        seals: chunks at or above it with a seal.
-        data: chunks at or above it with rows.
-        below: paths of what is there of retired chunks, seals first.
-        sealed: chunks [mark, sealed) have a seal.
-    """
-
-    mark: int
-    seals: frozenset[int]
-    data: frozenset[int]
-    below: tuple[str, ...]
-    sealed: int
+    mark: int  # those below it are retired
+    seals: frozenset[int]  # chunks at or above it with a seal
+    data: frozenset[int]  # chunks at or above it with rows
+    below: tuple[str, ...]  # paths of what is there of retired chunks, seals first
+    sealed: int  # chunks [mark, sealed) have a seal
 
 
 class Broken(Exception):
@@ -94,11 +68,7 @@ class Broken(Exception):
 
 
 def value_of(seen: Seen, path: str, kind: str) -> Content | None:
-    """Returns what a file says, None if it is not there.
-
-    Raises:
-        Broken: it is torn.
-    """
+    """Returns what a file says, None if it is not there."""
     value = seen.get(path)
     if value is not None and value[0] != kind:
         raise Broken(f"{path} is torn")
@@ -106,11 +76,7 @@ def value_of(seen: Seen, path: str, kind: str) -> Content | None:
 
 
 def list_stream(seen: Seen) -> Listed:
-    """Lists the chunks as `list_kept` does.
-
-    Raises:
-        Broken: the retired mark is torn.
-    """
+    """Lists the chunks as `list_kept` does."""
     retired = value_of(seen, RETIRED_PATH, "retired")
     mark = 0 if retired is None else retired[1]
     found: dict[bool, set[int]] = {True: set(), False: set()}
@@ -129,11 +95,7 @@ def list_stream(seen: Seen) -> Listed:
 
 
 def told(seen: Seen) -> tuple[int, bool] | None:
-    """Returns what a reader is told now: how many chunks, and whether that is all. None where there is no stream yet.
-
-    Raises:
-        Broken: the reader dies.
-    """
+    """Returns what a reader is told now: how many chunks, and whether that is all. None where there is no stream."""
     if value_of(seen, MANIFEST_PATH, "manifest") is None:
         return None
     head = seen.get(HEAD_PATH)

@@ -1,7 +1,5 @@
-"""Explores the model whole: two faults anywhere, on streams of two and three chunks; and every mutant.
-
-Points are states, trials moves from one to another. CPU time: about ten minutes.
-"""
+"""Explores the model whole: two faults anywhere, on streams of two and three chunks; and every mutant. Points are
+states, trials moves from one to another. CPU time: about ten minutes."""
 
 from __future__ import annotations
 
@@ -18,31 +16,20 @@ from tests.harness.model.world import Move, State, World
 from tests.harness.planted.model import MUTANTS
 from tests.harness.tally import Tally
 
-_ASIDE: Final = 1 << 12
-"""States between two calls of `aside`."""
+_ASIDE: Final = 1 << 12  # States between two calls of `aside`
 
 
 @dataclass
 class Explored:
-    """What was explored.
+    """What was explored."""
 
-    Attributes:
-        states: different states, the first one included.
-        moves: what leads from one to another: steps and faults.
-        faults: moves that are faults, by kind.
-        finished: states in which both processes have succeeded.
-        broken: which promise is broken, None if all hold.
-        history: what has led there, a line each.
-        whole: whether there is no other state.
-    """
-
-    states: int = 0
-    moves: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    finished: int = 0
-    broken: str | None = None
-    history: list[str] = field(default_factory=list)
-    whole: bool = True
+    states: int = 0  # different states, the first one included
+    moves: int = 0  # what leads from one to another: steps and faults
+    faults: Counter[str] = field(default_factory=Counter)  # moves that are faults, by kind
+    finished: int = 0  # states in which both processes have succeeded
+    broken: str | None = None  # which promise is broken, None if all hold
+    history: list[str] = field(default_factory=list)  # what has led there, a line each
+    whole: bool = True  # whether there is no other state
 
     def __str__(self) -> str:
         """Returns the history, readable."""
@@ -54,17 +41,10 @@ def explore(
     world: World,
     faults: int,
     *,
-    most: int | None = None,
+    most: int | None = None,  # how many states to look at; None for all
     aside: Callable[[Explored], object] = lambda _: None,
 ) -> Explored:
-    """Explores a world until a promise is broken or there is nothing else.
-
-    Args:
-        world: the world.
-        faults: how many faults may come.
-        most: how many states to look at; None for all.
-        aside: is called now and then.
-    """
+    """Explores a world until a promise is broken or there is nothing else."""
     first = world.first(faults)
     before: dict[State, State | None] = {first: None}
     waiting = deque([first])

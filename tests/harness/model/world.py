@@ -1,8 +1,6 @@
-"""The states of the model and what leads from one to the next: a step of a process, or a fault.
-
-Disks, what processes have still to do, and courses are interned: a state is five small numbers, and what was found out
-of a disk once is not found out again.
-"""
+"""The states of the model and what leads from one to the next: a step of a process, or a fault. Disks, what processes
+have still to do, and courses are interned: a state is five small numbers, and what was found out of a disk once is not
+found out again."""
 
 from __future__ import annotations
 
@@ -15,50 +13,31 @@ from tests.harness.model.producer import RETIRED_DONE, Consumer, Producer
 from tests.harness.model.promise import Course, Facts, broken, look
 from tests.harness.model.stream import CURSOR, Broken, Plan, Seen
 
-LOOKS: Final = ("open", "recover", "check", "look")
-"""Steps of the producer that change no file."""
-
+LOOKS: Final = ("open", "recover", "check", "look")  # Steps of the producer that change no file
 FAULTS: Final = ("kill", "refuse", "power cut")
 """A process is killed; the filesystem refuses a step of deleting; the power is cut."""
 
-_DONE: Final = 0
-"""What a process has to do that has succeeded: nothing."""
-
+_DONE: Final = 0  # What a process has to do that has succeeded: nothing
 _T = TypeVar("_T", bound=Hashable)
 
 
 class State(NamedTuple):
-    """A state, in numbers of the world's.
+    """A state, in numbers of the world's."""
 
-    Attributes:
-        disk: what is on the disk.
-        producer: what the producer has still to do.
-        consumer: what the consumer has still to do.
-        course: what has happened.
-        faults: how many faults may still come.
-    """
-
-    disk: int
-    producer: int
-    consumer: int
-    course: int
-    faults: int
+    disk: int  # what is on the disk
+    producer: int  # what the producer has still to do
+    consumer: int  # what the consumer has still to do
+    course: int  # what has happened
+    faults: int  # how many faults may still come
 
 
 class Move(NamedTuple):
-    """What leads from a state to another one.
+    """What leads from a state to another one."""
 
-    Attributes:
-        who: "producer", "consumer", "kill", "refuse" or "power cut".
-        what: the step; of a kill who it is; of a power cut nothing.
-        state: the state after it.
-        broken: which promise it breaks, None if none; then `state` means nothing.
-    """
-
-    who: str
-    what: Step
-    state: State
-    broken: str | None = None
+    who: str  # "producer", "consumer", "kill", "refuse" or "power cut"
+    what: Step  # the step; of a kill who it is; of a power cut nothing
+    state: State  # the state after it
+    broken: str | None = None  # which promise it breaks, None if none; then `state` means nothing
 
 
 class _Interned(Generic[_T]):
@@ -77,24 +56,16 @@ class _Interned(Generic[_T]):
 
 
 class World:
-    """A producer, a consumer and a disk.
-
-    Args:
-        plan: what is produced and how it is consumed.
-        producer: the producer; None for that of the code.
-        consumer: the consumer, likewise.
-        kinds: which faults may come.
-        every_junk: tell all files with temporary names apart, see `without_junk`.
-    """
+    """A producer, a consumer and a disk."""
 
     def __init__(
         self,
-        plan: Plan,
-        producer: Producer | None = None,
+        plan: Plan,  # what is produced and how it is consumed
+        producer: Producer | None = None,  # the producer; None for that of the code
         consumer: Consumer | None = None,
         *,
         kinds: Collection[str] = FAULTS,
-        every_junk: bool = False,
+        every_junk: bool = False,  # tell all files with temporary names apart, see `without_junk`
     ) -> None:
         self.plan = plan
         self._producer, self._consumer = producer or Producer(plan), consumer or Consumer(plan)

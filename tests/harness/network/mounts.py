@@ -1,15 +1,11 @@
-"""A folder that an sshd of its own serves to this machine, mounted by sshfs as often as wanted. Needs root.
-
-Files, all in a temporary folder: keys and settings of server and client, `real/`, which is served, and the mount
-points. Nothing of the user's is read or written. Each mount has a server process of its own, which speaks with its
-client through a pipe (`sshd -i`), so no port is taken and nothing is left when the mount ends.
-
-What sshfs 3.7 with OpenSSH's server is, as `tests/cli/test_verify_filesystem.py` has it measured: a rename replaces
-(posix-rename); exclusive creation and hard links refuse a name that is there, with EPERM for want of a word for EEXIST;
-fsync of files is passed on, of directories it does nothing; flock and fcntl locks hold within a mount only; a file that
-is removed or replaced while open can be read on. A file that is read while it is replaced may come cut: the old content
-at the size of the new one.
-"""
+"""A folder that an sshd of its own serves to this machine, mounted by sshfs as often as wanted. Needs root. Files, all
+in a temporary folder: keys and settings of server and client, `real/`, which is served, and the mount points. Nothing
+of the user's is read or written. Each mount has a server process of its own, which speaks with its client through a
+pipe (`sshd -i`), so no port is taken and nothing is left when the mount ends. What sshfs 3.7 with OpenSSH's server is,
+as `tests/cli/test_verify_filesystem.py` has it measured: a rename replaces (posix-rename); exclusive creation and hard
+links refuse a name that is there, with EPERM for want of a word for EEXIST; fsync of files is passed on, of directories
+it does nothing; flock and fcntl locks hold within a mount only; a file that is removed or replaced while open can be
+read on. A file that is read while it is replaced may come cut: the old content at the size of the new one."""
 
 from __future__ import annotations
 
@@ -33,12 +29,10 @@ CACHED: Final = ("dir_cache=no", "entry_timeout=7", "negative_timeout=7", "attr_
 """As NFS has it: names, missing names and attributes are remembered for seconds, listings are not."""
 
 CACHED_S: Final = 7.0
-
 DEFAULT: Final[tuple[str, ...]] = ()
 """As sshfs is when nobody says otherwise: listings and attributes are remembered for 20 s, missing names are not."""
 
 DEFAULT_S: Final = 20.0
-
 _TOOLS: Final = ("sshfs", "sshd", "ssh-keygen", "setpriv", "umount")
 _MOUNT_S: Final = 30.0
 _PRIVILEGE_SEPARATION: Final = Path("/run/sshd")
@@ -78,16 +72,11 @@ def why_not() -> str | None:
 
 
 class Mount:
-    """One mount of a shared folder. A context manager, which unmounts it however it is left.
-
-    Attributes:
-        point: where it is mounted.
-        options: of sshfs.
-    """
+    """One mount of a shared folder. A context manager, which unmounts it however it is left."""
 
     def __init__(self, folder: Path, name: str, options: tuple[str, ...]) -> None:
-        self.point: Final = folder / name
-        self.options: Final = options
+        self.point: Final = folder / name  # where it is mounted
+        self.options: Final = options  # of sshfs
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -170,14 +159,8 @@ class Mount:
 
 
 class Share:
-    """A folder with its server's and its clients' settings.
-
-    Args:
-        folder: an empty folder for all of it. Skips the test where network mounts cannot be had.
-
-    Attributes:
-        real: what is served, as the server sees it.
-    """
+    """A folder with its server's and its clients' settings. `folder`: an empty folder for all of it. Skips the test
+    where network mounts cannot be had."""
 
     def __init__(self, folder: Path) -> None:
         if (reason := why_not()) is not None:
@@ -185,7 +168,7 @@ class Share:
         # The system makes it when it starts a server; one that is started by hand needs it as well.
         _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
         self._folder = folder
-        self.real: Final = folder / "real"
+        self.real: Final = folder / "real"  # what is served, as the server sees it
         self.real.mkdir()
         for name in ("host", "user"):
             command = [tool("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
@@ -194,12 +177,7 @@ class Share:
         (folder / "ssh.conf").write_text(_SSH.format(folder=folder, sshd=tool("sshd")))
 
     def mount(self, name: str, options: tuple[str, ...]) -> Mount:
-        """Returns a mount of the folder, to be entered.
-
-        Args:
-            name: of the mount point.
-            options: of sshfs, each as it stands behind a `-o`.
-        """
+        """Returns a mount of the folder, to be entered. `options`: of sshfs, each as it stands behind a `-o`."""
         return Mount(self._folder, name, options)
 
     def clear(self) -> None:
@@ -213,22 +191,14 @@ WRITING: Final = ("write", "fsync", "replace", "rename", "link", "unlink", "mkdi
 
 
 class StaleCall:
-    """A context manager: while it is entered, one of the calls fails.
-
-    Args:
-        directory: calls about a path in it, or a descriptor of one, are counted.
-        number: which one fails, from 1; 0 for none.
-        names: functions of `os` that are counted.
-        error: the number of the error.
-
-    Attributes:
-        calls: the functions that were called, in order, each with what it was asked for.
-    """
+    """A context manager: while it is entered, one of the calls fails. `directory`: calls about a path in it, or a
+    descriptor of one, are counted. `number`: which one fails, from 1; 0 for none. `names`: functions of `os` that are
+    counted."""
 
     def __init__(
         self, directory: Path, number: int, names: tuple[str, ...] = READING, error: int = errno.ESTALE
     ) -> None:
-        self.calls: list[str] = []
+        self.calls: list[str] = []  # the functions that were called, in order, each with what it was asked for
         self._prefix = os.path.realpath(directory)
         self._number = number
         self._error = error

@@ -55,13 +55,9 @@ def check_whole(real: Path, rows: int = ROWS) -> None:
 
 
 class Sealed:
-    """Watches on the server that what is sealed is whole, never changes, and is not deleted before the mark says so.
-
-    A context manager: looks in a thread, and raises at its end what it has found.
-
-    Args:
-        real: the stream's directory on the server.
-    """
+    """Watches on the server that what is sealed is whole, never changes, and is not deleted before the mark says so. A
+    context manager: looks in a thread, and raises at its end what it has found. `real`: the stream's directory on the
+    server."""
 
     def __init__(self, real: Path) -> None:
         self._real = real
@@ -120,11 +116,8 @@ class Sealed:
 
 @contextmanager
 def readers(directory: Path, max_wait: float) -> Iterator[Callable[[], tuple[list[int], list[int]]]]:
-    """Reads a stream in threads from here on: whole by `StreamReader`, and by two ranks, one with two workers.
-
-    Yields:
-        A function that waits for the end and returns the ids: those of the one, and those of both ranks together.
-    """
+    """Reads a stream in threads from here on: whole by `StreamReader`, and by two ranks, one with two workers. Yields A
+    function that waits for the end and returns the ids: those of the one, and those of both ranks together."""
     with ThreadPoolExecutor(3) as pool:
         whole: Future[list[int]] = pool.submit(read_whole, directory, max_wait)
         ranks = [pool.submit(read_rank, directory, max_wait, rank, 2, workers) for rank, workers in ((0, 0), (1, 2))]
@@ -146,13 +139,9 @@ def read_rank(directory: Path, max_wait: float, rank: int, dp: int, workers: int
 
 
 class Child:
-    """A function in a process of its own, which may hang without hanging the test. A context manager.
-
-    Args:
-        work: is called there with a function that sends something here; what it raises is sent as its text.
-        no_answer_s: after so many seconds without an answer of the filesystem it says so.
-        said: the file that what it logs goes to.
-    """
+    """A function in a process of its own, which may hang without hanging the test. A context manager. `work`: is called
+    there with a function that sends something here; what it raises is sent as its text. `no_answer_s`: after so many
+    seconds without an answer of the filesystem it says so. `said`: the file that what it logs goes to."""
 
     def __init__(self, work: Callable[[Callable[[Any], None]], object], said: Path, no_answer_s: float = 0.3) -> None:
         self._work = work

@@ -1,9 +1,7 @@
 """Rounds of a producer and a consumer on two network mounts, with kills and hangs of all four; see scripts/test_faults.
-
 A round is over when the stream has ended and the consumer has it all. Meanwhile, at random: the producer is killed, or
 stopped while another one takes over on the other mount; the consumer is killed; a mount hangs, or its client is killed
-and it is mounted again. Whoever has ended is started again, on either mount, as the same job.
-"""
+and it is mounted again. Whoever has ended is started again, on either mount, as the same job."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ from tests.harness.tally import Tally
 from tests.producer.commands import ids
 
 ROUNDS: Final = 60
-_ROUND_S: Final = 240.0
-"""A round that takes longer is stuck."""
+_ROUND_S: Final = 240.0  # A round that takes longer is stuck
 
 _BY_THE_FILESYSTEM: Final = (
     *(f"[Errno {number}]" for number in (errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EPERM)),
@@ -77,24 +74,13 @@ def run_rounds(tally: Tally, place: Path, seed: int, rounds: int, *, measures: b
 
 
 class Round:
-    """One stream; see above.
-
-    Attributes:
-        wrong: what was broken.
-        done: the faults that came about, in order.
-    """
+    """One stream; see above."""
 
     def __init__(
-        self,
-        tally: Tally,
-        nursery: Commands,
-        share: Share,
-        mounts: list[Mount],
-        folder: Path,
-        dice: random.Random,
+        self, tally: Tally, nursery: Commands, share: Share, mounts: list[Mount], folder: Path, dice: random.Random
     ) -> None:
-        self.wrong: list[str] = []
-        self.done: list[str] = []
+        self.wrong: list[str] = []  # what was broken
+        self.done: list[str] = []  # the faults that came about, in order
         self._tally, self._nursery, self._mounts, self._dice = tally, nursery, mounts, dice
         self._name = folder.name
         self._real = share.real / folder.name

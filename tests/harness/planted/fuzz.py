@@ -83,25 +83,15 @@ def _no_check(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A planted bug.
+    """A planted bug."""
 
-    Attributes:
-        target: what finds it: "corpus", the damaged streams that are kept, or random cases of a target.
-        words: what is said of it.
-        patches: object, name of its attribute, and what is put in its place.
-    """
-
-    target: str
-    words: str
-    patches: tuple[tuple[Any, str, Any], ...]
+    target: str  # what finds it: "corpus", the damaged streams that are kept, or random cases of a target
+    words: str  # what is said of it
+    patches: tuple[tuple[Any, str, Any], ...]  # object, name of its attribute, and what is put in its place
 
 
 MUTANTS: Final = {
-    "digest check off": Mutant(
-        "corpus",
-        "sample ",
-        ((chunk.Chunk, "check", _without_digests),),
-    ),
+    "digest check off": Mutant("corpus", "sample ", ((chunk.Chunk, "check", _without_digests),)),
     "length check off": Mutant(
         "corpus", "holds other bytes", ((chunk.Chunk, "__init__", _any_size), (chunk.Chunk, "_read", _short_read))
     ),

@@ -1,7 +1,5 @@
-"""Mistakes that the model must find: each is the protocol with one thing done otherwise.
-
-Some are what looks harmless, or what the code once did.
-"""
+"""Mistakes that the model must find: each is the protocol with one thing done otherwise. Some are what looks harmless,
+or what the code once did."""
 
 from __future__ import annotations
 
@@ -242,19 +240,12 @@ _ONE: Final = Plan(1)
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake.
+    """A mistake."""
 
-    Attributes:
-        who: the process that makes it.
-        finds: part of what the model says of it.
-        kinds: the faults that it takes to see it, one of each; () if it is seen without.
-        plan: the smallest plan with which it is seen.
-    """
-
-    who: type[Producer] | type[Consumer]
-    finds: str
-    kinds: tuple[str, ...] = ("power cut",)
-    plan: Plan = _ONE
+    who: type[Producer] | type[Consumer]  # the process that makes it
+    finds: str  # part of what the model says of it
+    kinds: tuple[str, ...] = ("power cut",)  # the faults that it takes to see it, one of each; () if it is seen without
+    plan: Plan = _ONE  # the smallest plan with which it is seen
 
     @property
     def name(self) -> str:

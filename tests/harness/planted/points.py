@@ -29,25 +29,15 @@ __all__ = ["MUTANTS", "Mutant"]
 
 
 class Mutant(NamedTuple):
-    """A mistake, and where it is to be found.
+    """A mistake, and where it is to be found."""
 
-    Attributes:
-        install: makes it.
-        found: part of what the harness says.
-        scene: the scene that is played.
-        kind: of the faults.
-        when: where in a call they come.
-        step: every how manieth call has one.
-        first: none before this one has.
-    """
-
-    install: Callable[[], None]
-    found: str
-    scene: str = "plain"
-    kind: str = "kill"
-    when: When = "before"
-    step: int = 2
-    first: int = 1
+    install: Callable[[], None]  # makes it
+    found: str  # part of what the harness says
+    scene: str = "plain"  # the scene that is played
+    kind: str = "kill"  # of the faults
+    when: When = "before"  # where in a call they come
+    step: int = 2  # every how manieth call has one
+    first: int = 1  # none before this one has
 
     @property
     def broken(self) -> tuple[str]:

@@ -23,23 +23,15 @@ from tests.harness.runs.plan import RunPlan, make_blend_plan, make_plan
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A mistake.
+    """A mistake."""
 
-    Attributes:
-        install: makes it.
-        kind: what the harness must find, see `Violation`.
-        besides: what it may find as well, or first.
-        deletes: whether the producer deletes chunks; else the mistake shows in what is trained, and only there.
-        blend: whether it is one of blends.
-        leaves_out: whether every other life leaves out all streams but the first.
-    """
-
-    install: Callable[[], None]
-    kind: str
-    besides: frozenset[str] = frozenset()
+    install: Callable[[], None]  # makes it
+    kind: str  # what the harness must find, see `Violation`
+    besides: frozenset[str] = frozenset()  # what it may find as well, or first
+    # whether the producer deletes chunks; else the mistake shows in what is trained, and only there.
     deletes: bool = False
-    blend: bool = False
-    leaves_out: bool = False
+    blend: bool = False  # whether it is one of blends
+    leaves_out: bool = False  # whether every other life leaves out all streams but the first
 
     def plan(self, seed: int) -> RunPlan:
         """Returns the run of a seed in which it is to be found."""

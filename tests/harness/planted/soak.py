@@ -15,15 +15,10 @@ from tests.harness.soak import rank as soak_rank
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A mistake.
+    """A mistake."""
 
-    Attributes:
-        install: makes it.
-        kinds: what a soak may find first.
-    """
-
-    install: Callable[[], None]
-    kinds: frozenset[str]
+    install: Callable[[], None]  # makes it
+    kinds: frozenset[str]  # what a soak may find first
 
 
 def _leak_descriptors() -> None:

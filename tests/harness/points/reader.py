@@ -1,7 +1,5 @@
-"""A process that reads a stream while others write to it and are killed. Its death or its silence is a violation.
-
-As a program (`python -m tests.harness.points.reader`) it looks at a stream all the time, and answers requests.
-"""
+"""A process that reads a stream while others write to it and are killed. Its death or its silence is a violation. As a
+program (`python -m tests.harness.points.reader`) it looks at a stream all the time, and answers requests."""
 
 from __future__ import annotations
 
@@ -28,40 +26,26 @@ _LOOK_EVERY_S: Final = 0.001
 
 
 class Watched(TypedDict):
-    """A stream to be read: the arguments of `SealedChunks`, and of a consumer.
-
-    Attributes:
-        arrays: the bytes of each row's arrays, in hexadecimal digits; None where rows hold none.
-        behind: chunks that it has read and does not acknowledge yet; None if it never acknowledges.
-        acknowledged: chunks that are acknowledged already.
-    """
+    """A stream to be read: the arguments of `SealedChunks`, and of a consumer."""
 
     out: str
     lines: list[str]
-    arrays: list[str] | None
+    arrays: list[str] | None  # the bytes of each row's arrays, in hexadecimal digits; None where rows hold none
     per_chunk: int
     ordered: bool
-    behind: int | None
-    acknowledged: int
+    behind: int | None  # chunks that it has read and does not acknowledge yet; None if it never acknowledges
+    acknowledged: int  # chunks that are acknowledged already
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What the reader has to say.
+    """What the reader has to say."""
 
-    Attributes:
-        looks: how often it has looked since the last time.
-        samples: rows that it has read, in order from the first that was not acknowledged when it began.
-        acknowledged: chunks.
-        ended: whether it was told that the stream has ended.
-        violation: what is wrong; None if nothing is.
-    """
-
-    looks: int
-    samples: int
-    acknowledged: int
-    ended: bool
-    violation: str | None
+    looks: int  # how often it has looked since the last time
+    samples: int  # rows that it has read, in order from the first that was not acknowledged when it began
+    acknowledged: int  # chunks
+    ended: bool  # whether it was told that the stream has ended
+    violation: str | None  # what is wrong; None if nothing is
 
 
 class Reader:

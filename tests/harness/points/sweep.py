@@ -30,7 +30,6 @@ from tests.harness.scenes.table import POINTS
 from tests.harness.tally import Tally, Violation
 
 __all__ = ["Sweeper", "stage", "sweep"]
-
 _ERRONEOUS: Final = ("plain", "made", "split", "followed", "retained", "small disk", "encoded", "encoded retained")
 """Scenes that have every error; the others differ from them in how they read, which changes no file."""
 
@@ -63,27 +62,17 @@ _MOST_VIOLATIONS: Final = 20
 
 
 class Sweeper:
-    """Plays a scene with faults at every call, and counts.
-
-    Args:
-        stage: what is played.
-        tally: counts.
-        name: of the scene.
-        step: every how manieth call is tried.
-        seed: with which of them it begins.
-        most: after so many violations it tries no more.
-        first: calls before this one are not tried.
-    """
+    """Plays a scene with faults at every call, and counts."""
 
     def __init__(
         self,
         stage: Stage,
         tally: Tally,
         name: str,
-        step: int = 1,
-        seed: int = 0,
-        most: int = _MOST_VIOLATIONS,
-        first: int = 1,
+        step: int = 1,  # every how manieth call is tried
+        seed: int = 0,  # with which of them it begins
+        most: int = _MOST_VIOLATIONS,  # after so many violations it tries no more
+        first: int = 1,  # calls before this one are not tried
     ) -> None:
         self._stage = stage
         self._tally = tally
@@ -102,10 +91,8 @@ class Sweeper:
         return self._count(lambda number: self._after(Fault(kind, number, when), number, step), self._step)
 
     def in_pairs(self, second_step: int = 1) -> int:
-        """Stops a run at every call, then another one at each `second_step`-th; returns at how many of the first's.
-
-        See `Trial.take_over`.
-        """
+        """Stops a run at every call, then another one at each `second_step`-th; returns at how many of the first's. See
+        `Trial.take_over`."""
         turns = itertools.count()
 
         def first(number: int) -> bool:

@@ -28,44 +28,24 @@ from tests.harness.scenes.table import Scene
 from tests.harness.tally import Violation
 
 __all__ = ["HANGS_S", "Stage", "Trial", "Whole"]
-
-
 HANGS_S: Final = 30.0
 """A run that has not ended by then never will."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What comes of a scene in one run.
+    """What comes of a scene in one run."""
 
-    Attributes:
-        lines: its rows, in order.
-        seals: its seals, but for their times.
-        refused: its refused rows, but for their times.
-        calls: how many calls that change a file it takes.
-        arrays: the bytes of each row's arrays, in order; None where rows hold none.
-    """
-
-    lines: list[str]
-    seals: list[dict[str, Any]]
-    refused: list[dict[str, Any]]
-    calls: int
-    arrays: list[bytes] | None = None
+    lines: list[str]  # its rows, in order
+    seals: list[dict[str, Any]]  # its seals, but for their times
+    refused: list[dict[str, Any]]  # its refused rows, but for their times
+    calls: int  # how many calls that change a file it takes
+    arrays: list[bytes] | None = None  # the bytes of each row's arrays, in order; None where rows hold none
 
 
 class Stage:
-    """A scene with its sources, and who plays it.
-
-    Args:
-        scene: the scene.
-        nursery: runs the command.
-        reader: reads what it publishes.
-        folder: is made, for all that is written.
-        broken: further functions that the command calls first.
-
-    Raises:
-        Violation: the scene does not come out right even when nothing happens.
-    """
+    """A scene with its sources, and who plays it. `folder`: is made, for all that is written. `broken`: further
+    functions that the command calls first."""
 
     def __init__(
         self, scene: Scene, nursery: Commands, reader: Reader, folder: Path, broken: Sequence[str] = ()
@@ -145,20 +125,12 @@ def without_locks() -> None:
 
 
 class Trial:
-    """A stream to which things happen. Every method raises `Violation` where a promise is not kept.
-
-    Args:
-        stage: what is played.
-        before: a trial that this one goes on from, on a copy of its stream; its sources must not be live.
-
-    Attributes:
-        met: for each fault that came about, the call that it met.
-        suffered: these faults.
-    """
+    """A stream to which things happen. Every method raises `Violation` where a promise is not kept. `before`: a trial
+    that this one goes on from, on a copy of its stream; its sources must not be live."""
 
     def __init__(self, stage: Stage, before: Trial | None = None) -> None:
-        self.met: list[str] = []
-        self.suffered: list[Fault] = []
+        self.met: list[str] = []  # for each fault that came about, the call that it met
+        self.suffered: list[Fault] = []  # these faults
         self._stage = stage
         scene, lines = stage.scene, stage.whole.lines
         self._folder, sources = stage.new_folder()
@@ -199,14 +171,9 @@ class Trial:
         return bool(met)
 
     def take_over(self, first: int, second: int) -> tuple[bool, bool]:
-        """Runs the command twice at a time, as where locks do not meet, each stopped before one of its calls.
-
-        One runs to its call number `first`, then another one to its call `second`; then the first one goes on to its
-        end, and after it the other.
-
-        Returns:
-            Whether the first one got to its call, and the other to its own.
-        """
+        """Runs the command twice at a time, as where locks do not meet, each stopped before one of its calls. One runs
+        to its call number `first`, then another one to its call `second`; then the first one goes on to its end, and
+        after it the other. Returns whether the first one got to its call, and the other to its own."""
         runs: list[int] = []
         prepare = (*self._stage.prepare, WITHOUT_LOCKS)
         said = []
@@ -229,11 +196,8 @@ class Trial:
         return met[0], met[1]
 
     def finish(self, run: Callable[[Stream], tuple[int, str]] | None = None) -> None:
-        """Runs the command without a fault, and checks the whole stream.
-
-        Args:
-            run: how, if not as usual; returns the exit status and what the command has said.
-        """
+        """Runs the command without a fault, and checks the whole stream. `run`: how, if not as usual; returns the exit
+        status and what the command has said."""
         acknowledged, chunks = self._acknowledged, self._sealed.chunks
         status, said = self._run(HANGS_S) if run is None else run(self._stream)
         self._check_now()

@@ -24,23 +24,14 @@ from tests.harness.tally import Violation
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What somebody was told.
+    """What somebody was told."""
 
-    Attributes:
-        chunks: published, by head.json.
-        samples: in them.
-        ended: whether the stream has ended.
-        finished: whether the command that ended it has returned: nobody starts it again.
-        committed: chunks that a consumer has acknowledged, and was told that its cursor says so durably.
-        met: name of the call at which that was.
-    """
-
-    chunks: int = 0
-    samples: int = 0
-    ended: bool = False
-    committed: int = 0
-    finished: bool = False
-    met: str = field(default="", compare=False)
+    chunks: int = 0  # published, by head.json
+    samples: int = 0  # in them
+    ended: bool = False  # whether the stream has ended
+    committed: int = 0  # chunks that a consumer has acknowledged, and was told that its cursor says so durably
+    finished: bool = False  # whether the command that ended it has returned: nobody starts it again
+    met: str = field(default="", compare=False)  # name of the call at which that was
 
     @staticmethod
     def look(out: Path, committed: int = 0, met: str = "") -> Told:
@@ -78,21 +69,13 @@ OPTIONAL: Final = {QUARANTINE, "retired.json", "cursors"}
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What is to come of the rows.
+    """What is to come of the rows."""
 
-    Attributes:
-        chunks: the rows of each chunk, as they are in it.
-        seals: the seals, but for the time in them; none if they differ from run to run.
-        refused: the rows in quarantine, as `(source, line)`, in order.
-        in_order: whether rows come in one order.
-        arrays: the side file of each chunk, as it is; none where rows hold no arrays.
-    """
-
-    chunks: tuple[bytes, ...]
-    seals: tuple[dict[str, Any], ...]
-    refused: tuple[tuple[str, int], ...]
-    in_order: bool = True
-    arrays: tuple[bytes, ...] = ()
+    chunks: tuple[bytes, ...]  # the rows of each chunk, as they are in it
+    seals: tuple[dict[str, Any], ...]  # the seals, but for the time in them; none if they differ from run to run
+    refused: tuple[tuple[str, int], ...]  # the rows in quarantine, as `(source, line)`, in order
+    in_order: bool = True  # whether rows come in one order
+    arrays: tuple[bytes, ...] = ()  # the side file of each chunk, as it is; none where rows hold no arrays
 
     @property
     def samples(self) -> Counter[bytes]:
@@ -102,17 +85,11 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is published after a cut.
+    """What is published after a cut."""
 
-    Attributes:
-        first: chunks below this one are retired.
-        files: chunks, seals and side files from there on, by name.
-        committed: the chunks that the consumer is done with.
-    """
-
-    first: int = 0
-    files: dict[str, bytes] | None = None
-    committed: int = 0
+    first: int = 0  # chunks below this one are retired
+    files: dict[str, bytes] | None = None  # chunks, seals and side files from there on, by name
+    committed: int = 0  # the chunks that the consumer is done with
 
 
 def read_whole(out: Path, *, seals: bool) -> Whole:
@@ -125,11 +102,7 @@ def read_whole(out: Path, *, seals: bool) -> Whole:
 
 
 def refused(out: Path) -> tuple[tuple[str, int], ...]:
-    """Returns what is in quarantine, as `(source, line)`.
-
-    Raises:
-        Violation: a line of it is torn.
-    """
+    """Returns what is in quarantine, as `(source, line)`."""
     path = out / QUARANTINE
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     found = []
@@ -143,17 +116,8 @@ def refused(out: Path) -> tuple[tuple[str, int], ...]:
 
 
 def check(out: Path, whole: Whole, told: Told, before: Found) -> Found:
-    """Checks what every moment must keep.
-
-    Args:
-        out: the stream's directory, which may not be there.
-        whole: what is to come of it.
-        told: what was told before the cut.
-        before: what was there after the cut before this one.
-
-    Raises:
-        Violation: something is not as promised.
-    """
+    """Checks what every moment must keep. `out`: the stream's directory, which may not be there. `whole`: what is to
+    come of it. `told`: what was told before the cut. `before`: what was there after the cut before this one."""
     try:
         return _check(out, whole, told, before)
     except (LazyShardError, OSError) as error:
@@ -161,11 +125,7 @@ def check(out: Path, whole: Whole, told: Told, before: Found) -> Found:
 
 
 def check_ended(out: Path, whole: Whole, told: Told, before: Found) -> None:
-    """Checks a stream that was finished.
-
-    Raises:
-        Violation: something is not as promised.
-    """
+    """Checks a stream that was finished."""
     found = check(out, whole, told, before)
     files = found.files or {}
     if not (out / END).exists():

@@ -21,56 +21,31 @@ from tests.harness.scenes.table import CONSUMED, CONSUMER
 from tests.harness.tally import Tally, Violation
 
 PER_CHUNK: Final = CONSUMED.per_chunk
-
 LIVE: Final = 4
 """Chunks of the stream that are published when the run starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A stream that is being produced, and what is to come of it.
+    """A stream that is being produced, and what is to come of it."""
 
-    Attributes:
-        folder: the stream as it is when the run starts.
-        played: what is produced.
-    """
-
-    folder: Path
-    played: PlayedScene
+    folder: Path  # the stream as it is when the run starts
+    played: PlayedScene  # what is produced
 
 
 def begin(forks: Nursery, folder: Path) -> Beginning:
     """Makes the stream up to where the run starts."""
     played = PlayedScene("consumer", CONSUMED, CONSUMED.make(folder))
     out = folder / "live"
-    ended = forks.call(
-        produce,
-        arguments=played.arguments(out),
-        stop=None,
-        mutant=None,
-        told="",
-        chunks=LIVE,
-    )
+    ended = forks.call(produce, arguments=played.arguments(out), stop=None, mutant=None, told="", chunks=LIVE)
     if ended.status != -signal.SIGKILL:
         raise RuntimeError(f"the producer was not killed but exits with {ended.status}: {ended.said}")
     return Beginning(out, played)
 
 
 class ConsumerTrial:
-    """A stream and a run on it, on a disk.
-
-    Args:
-        forks: where lives are lived.
-        disk: where both are.
-        folder: their directory there.
-        beginning: the stream to start with.
-        swift: whether checkpoints are kept as ms-swift's plug-in does.
-        mutant: what is wrong with the consumer.
-
-    Attributes:
-        stopped: whether the life was ended as it was to be.
-        met: name of the call at which that was.
-    """
+    """A stream and a run on it, on a disk. `swift`: whether checkpoints are kept as ms-swift's plug-in does. `mutant`:
+    what is wrong with the consumer."""
 
     def __init__(
         self, forks: Nursery, disk: Disk, folder: Path, beginning: Beginning, *, swift: bool, mutant: str | None = None
@@ -79,19 +54,15 @@ class ConsumerTrial:
         self._swift, self._mutant = swift, mutant
         self._folder, self._stream, self._checkpoints = folder, folder / "stream", folder / "checkpoints"
         self._told_file = disk.point.parent / "progress"
-        self.met = ""
-        self.stopped = False
+        self.met = ""  # name of the call at which that was
+        self.stopped = False  # whether the life was ended as it was to be
         folder.mkdir()
         shutil.copytree(beginning.folder, self._stream)
         self._checkpoints.mkdir()
         disk.sync()
 
     def live(self, stop: Stop) -> None:
-        """Trains what is published, up to a power cut; cut after the end if it gets there.
-
-        Raises:
-            Violation: something is not as promised.
-        """
+        """Trains what is published, up to a power cut; cut after the end if it gets there."""
         self._told_file.unlink(missing_ok=True)
         ended = self._train(LIVE * PER_CHUNK, asdict(stop))
         status = ended.status
@@ -109,13 +80,7 @@ class ConsumerTrial:
 
     def finish(self, *, producer_first: bool) -> None:
         """Goes on: the producer deletes by the cursor and finishes the stream, the run trains the rest.
-
-        Args:
-            producer_first: whether the producer starts before the run does.
-
-        Raises:
-            Violation: something is not as promised.
-        """
+        `producer_first`: whether the producer starts before the run does."""
         if not producer_first:
             self._finish_training(LIVE * PER_CHUNK)
         self._produce()
@@ -197,9 +162,7 @@ def cut_consumer_at_each_call(
     mutant: str | None = None,
 ) -> None:
     """Cuts the power at every so-many-th point of a run from call `first` on, with and without the journal written.
-
-    What a mutant breaks is looked for until it shows.
-    """
+    What a mutant breaks is looked for until it shows."""
     points = itertools.count(offset)
     for call in itertools.count(first):
         met, finished = "", False

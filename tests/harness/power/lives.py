@@ -1,7 +1,5 @@
-"""Lives of the producer's command, some of which end with a power cut or a kill; called in forks.
-
-What readers and consumers were told by then is written down off the disk, so that it can be asked of the disk later.
-"""
+"""Lives of the producer's command, some of which end with a power cut or a kill; called in forks. What readers and
+consumers were told by then is written down off the disk, so that it can be asked of the disk later."""
 
 from __future__ import annotations
 
@@ -23,25 +21,17 @@ from tests.harness.power.checks import Told
 from tests.harness.processes.kill_points import KillPoint, When
 from tests.harness.scenes.table import CONSUMER
 
-LAG: Final = 2
-"""Chunks that the consumer beside a producer has not acknowledged, the newest ones."""
+LAG: Final = 2  # Chunks that the consumer beside a producer has not acknowledged, the newest ones
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """How a life ends, if it comes to that.
+    """How a life ends, if it comes to that."""
 
-    Attributes:
-        call: number of the call that changes a file, from 1.
-        when: where in it.
-        power_of: the mount point whose power is cut; None for a kill only.
-        flush: see `cut_power`.
-    """
-
-    call: int
-    when: When = "before"
-    power_of: str | None = None
-    flush: bool = False
+    call: int  # number of the call that changes a file, from 1
+    when: When = "before"  # where in it
+    power_of: str | None = None  # the mount point whose power is cut; None for a kill only
+    flush: bool = False  # see `cut_power`
 
     def __str__(self) -> str:
         how = "killed" if self.power_of is None else "power cut, journal written" if self.flush else "power cut"
@@ -49,13 +39,9 @@ class Stop:
 
 
 def installed(stop: dict[str, Any] | None, mutant: str | None, at_last: Callable[[str], object]) -> None:
-    """Makes this process one that ends so, with that mistake in it.
-
-    Args:
-        stop: a `Stop` as a dict; None for a life that nothing ends.
-        mutant: name of a function of `planted.power`.
-        at_last: is called right before, with the name of the call.
-    """
+    """Makes this process one that ends so, with that mistake in it. `stop`: a `Stop` as a dict; None for a life that
+    nothing ends. `mutant`: name of a function of `planted.power`. `at_last`: is called right before, with the name of
+    the call."""
     if mutant is not None:
         getattr(power_mutants, mutant)()
     if stop is None:
@@ -79,20 +65,11 @@ def produce(
     arguments: list[str],
     stop: dict[str, Any] | None,
     mutant: str | None,
-    told: str,
-    commits: bool = False,
-    chunks: int | None = None,
+    told: str,  # file in which to write what was told
+    commits: bool = False,  # a consumer beside it acknowledges what is published, `LAG` chunks late
+    chunks: int | None = None,  # it is killed when so many are published; only with a limit, for instance `--retain`
 ) -> int:
-    """A life of the command. Returns its exit status.
-
-    Args:
-        arguments: its command line.
-        stop: how it ends.
-        mutant: what is wrong with it.
-        told: file in which to write what was told.
-        commits: a consumer beside it acknowledges what is published, `LAG` chunks late.
-        chunks: it is killed when so many are published; only with a limit, for instance `--retain`.
-    """
+    """A life of the command. Returns its exit status."""
     out = Path(arguments[arguments.index("--out") + 1])
     committed = [0]
     _consume(out, committed, commits, chunks)

@@ -1,9 +1,7 @@
 """Power cuts on ext4 and xfs: at every call of producers and consumers that changes a file; see scripts/test_faults.
-
 What of a run a cut shows depends on the filesystem, and on whether its journal came onto the device: each is cut both
 ways. Parts: `single`, a cut at each point; `kill, cut`, a kill at each call and a cut at each point of the recovery;
-`cut, cut`, likewise; and cuts of a consumer that keeps checkpoints, by itself and as ms-swift's plug-in does.
-"""
+`cut, cut`, likewise; and cuts of a consumer that keeps checkpoints, by itself and as ms-swift's plug-in does."""
 
 from __future__ import annotations
 
@@ -34,13 +32,7 @@ _STACKED_EVERY: Final = {
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     """Cuts the power at all points, or with a smaller `scale` at every 1/scale-th; `seed` decides with which it begins.
-
-    Args:
-        tally: counts.
-        place: folder for images where there is no room in memory.
-        seed: see above.
-        scale: in (0, 1].
-    """
+    `place`: folder for images where there is no room in memory."""
     every = max(1, round(1 / scale))
     with fast_folder(place) as folder, Nursery(folder / "forks", "tests.harness.processes.commands") as forks:
         (folder / "in").mkdir()

@@ -1,8 +1,6 @@
-"""Lives of a consumer, some of which end with a power cut: it trains, keeps checkpoints, commits. Called in forks.
-
-A checkpoint holds the state of the run and which samples were trained: what is lost or trained twice shows in the last
-one. Files: `CHECKPOINTS/checkpoint-N/`, N being the samples consumed, in the way of ms-swift's plug-in or by itself.
-"""
+"""Lives of a consumer, some of which end with a power cut: it trains, keeps checkpoints, commits. Called in forks. A
+checkpoint holds the state of the run and which samples were trained: what is lost or trained twice shows in the last
+one. Files: `CHECKPOINTS/checkpoint-N/`, N being the samples consumed, in the way of ms-swift's plug-in or by itself."""
 
 from __future__ import annotations
 
@@ -24,60 +22,33 @@ from tests.harness.scenes.table import CONSUMER
 
 TOTAL: Final = 24
 BATCH: Final = 2
-EVERY: Final = 4
-"""Samples in the stream, in a batch, and between two checkpoints."""
-
-KEPT: Final = 2
-"""Checkpoints."""
-
-COMMIT_FIRST = False
-"""What a mutant changes."""
-
+EVERY: Final = 4  # Samples in the stream, in a batch, and between two checkpoints
+KEPT: Final = 2  # Checkpoints
+COMMIT_FIRST = False  # What a mutant changes
 _FILE: Final = "run.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a life was told is durable.
+    """What a life was told is durable."""
 
-    Attributes:
-        saved: samples in the newest checkpoint.
-        committed: samples up to which it has committed.
-        met: name of the call at which it ended.
-    """
-
-    saved: int = 0
-    committed: int = 0
-    met: str = ""
+    saved: int = 0  # samples in the newest checkpoint
+    committed: int = 0  # samples up to which it has committed
+    met: str = ""  # name of the call at which it ended
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that is whole.
+    """A checkpoint that is whole."""
 
-    Attributes:
-        folder: where it is.
-        state: of the run.
-        ids: what was trained, in order.
-    """
-
-    folder: Path
-    state: dict[str, Any]
-    ids: list[int]
+    folder: Path  # where it is
+    state: dict[str, Any]  # of the run
+    ids: list[int]  # what was trained, in order
 
 
 def train(stream: str, checkpoints: str, until: int, swift: bool, stop: Any, mutant: str | None, told: str) -> int:
-    """A life. Returns 0.
-
-    Args:
-        stream: the stream's directory.
-        checkpoints: where to keep checkpoints, the newest of which it goes on from.
-        until: it trains so many samples.
-        swift: whether a checkpoint is kept as ms-swift's plug-in does.
-        stop: how it ends; see `power.lives.installed`.
-        mutant: what is wrong with it.
-        told: file in which to write its `Progress`.
-    """
+    """A life. Returns 0. `checkpoints`: where to keep checkpoints, the newest of which it goes on from. `swift`:
+    whether a checkpoint is kept as ms-swift's plug-in does. `told`: file in which to write its `Progress`."""
     folder = Path(checkpoints)
     folder.mkdir(exist_ok=True)
     progress = Progress()

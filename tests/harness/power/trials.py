@@ -1,6 +1,5 @@
-"""One stream on a disk whose power is cut, made by one life of the command after the other, and where it is cut.
-
-Cuts come at each call of a run, and at each call of the recovery from a kill or a cut."""
+"""One stream on a disk whose power is cut, made by one life of the command after the other, and where it is cut. Cuts
+come at each call of a run, and at each call of the recovery from a kill or a cut."""
 
 from __future__ import annotations
 
@@ -26,16 +25,10 @@ from tests.producer.commands import run_arguments
 
 @dataclass(frozen=True, slots=True)
 class PlayedScene:
-    """A scene with its sources, the same ones in each life.
+    """A scene with its sources, the same ones in each life."""
 
-    Attributes:
-        name: of the scene.
-        scene: what is produced.
-        sources: of it.
-    """
-
-    name: str
-    scene: Scene
+    name: str  # of the scene
+    scene: Scene  # what is produced
     sources: list[FedSource]
 
     def arguments(self, out: Path) -> list[str]:
@@ -45,20 +38,7 @@ class PlayedScene:
 
 
 class Trial:
-    """A stream on a disk.
-
-    Args:
-        forks: where lives are lived.
-        disk: where the stream is.
-        out: its directory there.
-        played: what it is made from.
-        whole: what is to come of it.
-        mutant: what is wrong with the producer.
-
-    Attributes:
-        out: see above.
-        stopped: whether the last life was ended as it was to be.
-    """
+    """A stream on a disk. `whole`: what is to come of it. `mutant`: what is wrong with the producer."""
 
     def __init__(
         self, forks: Nursery, disk: Disk, out: Path, played: PlayedScene, whole: Whole, mutant: str | None = None
@@ -68,14 +48,10 @@ class Trial:
         self._told_file = disk.point.parent / "told"
         self._told = Told()
         self._found = Found()
-        self.stopped = False
+        self.stopped = False  # whether the last life was ended as it was to be
 
     def live(self, stop: Stop) -> None:
-        """Lives once, up to a kill or a power cut, and checks what is left; cut after the end if it gets there.
-
-        Raises:
-            Violation: something is not as promised, or the command has failed.
-        """
+        """Lives once, up to a kill or a power cut, and checks what is left; cut after the end if it gets there."""
         self._told_file.unlink(missing_ok=True)
         ended = self._forks.call(produce, **self._request(stop))
         status = ended.status
@@ -105,11 +81,7 @@ class Trial:
         return self._told.met
 
     def finish(self) -> None:
-        """Runs the command until it is through, which is at once, and checks the whole.
-
-        Raises:
-            Violation: something is not as promised.
-        """
+        """Runs the command until it is through, which is at once, and checks the whole."""
         ended = self._forks.call(produce, **self._request(None))
         if ended.status:
             raise Violation(f"the last run exits with {ended.status}: {ended.last_words}")
@@ -151,21 +123,13 @@ ORDER: Final[tuple[When, ...]] = ("half", "before", "after")
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A disk and what is made on it.
+    """A disk and what is made on it."""
 
-    Attributes:
-        forks: where lives are lived.
-        disk: the disk.
-        played: what is made.
-        whole: what is to come of it.
-        mutant: what is wrong with the producer.
-    """
-
-    forks: Nursery
-    disk: Disk
-    played: PlayedScene
-    whole: Whole
-    mutant: str | None = None
+    forks: Nursery  # where lives are lived
+    disk: Disk  # the disk
+    played: PlayedScene  # what is made
+    whole: Whole  # what is to come of it
+    mutant: str | None = None  # what is wrong with the producer
 
     def trial(self) -> Trial:
         """Returns a new stream, in a folder that nobody ever had: a cut brings back what was removed."""
@@ -183,9 +147,7 @@ class Bench:
 
 def cut_at_each_call(tally: Tally, bench: Bench, every: int = 1, offset: int = 0, *, first: int = 1) -> None:
     """Cuts the power at every so-many-th point of a run from call `first` on, with and without the journal written.
-
-    What a mutant breaks is looked for until it shows.
-    """
+    What a mutant breaks is looked for until it shows."""
     points = itertools.count(offset)
     for call in itertools.count(first):
         met, finished = "", False
@@ -223,10 +185,8 @@ def cut_in_each_recovery(
 
 
 def cut_in_recovery(tally: Tally, bench: Bench, first: Stop) -> None:
-    """Cuts the power after each call of the run that follows this one.
-
-    What a mutant breaks is looked for until it shows.
-    """
+    """Cuts the power after each call of the run that follows this one. What a mutant breaks is looked for until it
+    shows."""
     for second, flush in itertools.product(range(1, RECOVERY_CALLS), (False, True)):
         _tried(tally, bench, bench.trial(), [first, bench.stop(second, "after", flush=flush)])
         if bench.mutant and tally.violations:

@@ -27,12 +27,7 @@ def adopt_orphans() -> None:
 
 
 def forked(work: Callable[[], int], said: Path) -> int:
-    """Starts work in a fork and returns the process id.
-
-    Args:
-        work: returns the exit code.
-        said: where its standard output and error go.
-    """
+    """Starts work in a fork and returns the process id. `said`: where its standard output and error go."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -77,22 +72,16 @@ def exit_status(pid: int) -> int:
 
 
 def reap(pid: int, what: str) -> int:
-    """Waits for the end of a child; returns its exit status, negative for a signal.
-
-    Raises:
-        TimeoutError: it does not end.
-    """
+    """Waits for the end of a child; returns its exit status, negative for a signal. Raises TimeoutError: it does not
+    end."""
     if not has_ended(pid, GONE_S):
         raise TimeoutError(f"{what} is still there after {GONE_S:.0f} s")
     return exit_status(pid)
 
 
 def reap_group(group: int) -> None:
-    """Kills and reaps what is left of a process group: the DataLoader workers whose rank is gone.
-
-    Raises:
-        TimeoutError: some of it does not end.
-    """
+    """Kills and reaps what is left of a process group: the DataLoader workers whose rank is gone. Raises TimeoutError:
+    some of it does not end."""
     deadline = time.monotonic() + GONE_S
     while True:
         try:

@@ -1,7 +1,5 @@
-"""Counts the calls by which a process changes files, and at one of them kills or stops it, or has the call fail.
-
-The process has to be a fork that ends with it: nothing is put back.
-"""
+"""Counts the calls by which a process changes files, and at one of them kills or stops it, or has the call fail. The
+process has to be a fork that ends with it: nothing is put back."""
 
 from __future__ import annotations
 
@@ -34,27 +32,19 @@ _MAKES: Final = os.O_CREAT | os.O_TRUNC
 
 
 class KillPoint:
-    """One of the calls that this process makes from now on, or that one and all after it.
-
-    Args:
-        number: which one, counted from 1; 0 for none.
-        when: where in it.
-        by: what is sent to the process; after one that only stops it, it goes on there; None for nothing.
-        at_last: is called before that; what it raises is raised by the call.
-        among: only the calls of these names are counted.
-        always: whether it comes at every later call as well.
-        tell: is called with each counted call's number and name, and True before and False after it.
-    """
+    """One of the calls that this process makes from now on, or that one and all after it. `by`: what is sent to the
+    process; after one that only stops it, it goes on there; None for nothing. `tell`: is called with each counted
+    call's number and name, and True before and False after it."""
 
     def __init__(
         self,
-        number: int,
+        number: int,  # which one, counted from 1; 0 for none
         when: When = "before",
         by: signal.Signals | None = signal.SIGKILL,
-        at_last: Callable[[], object] = lambda: None,
+        at_last: Callable[[], object] = lambda: None,  # is called before that; what it raises is raised by the call
         *,
-        among: Collection[str] = CALLS,
-        always: bool = False,
+        among: Collection[str] = CALLS,  # only the calls of these names are counted
+        always: bool = False,  # whether it comes at every later call as well
         tell: Callable[[int, str, bool], object] = lambda number, name, begins: None,
     ) -> None:
         self._number = number
@@ -122,19 +112,13 @@ KINDS: Final = ("kill", *ERRORS)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault in one run of the command. As text: `kind@number/when`, with `+` behind the number for `always`.
+    """A fault in one run of the command. As text: `kind@number/when`, with `+` behind the number for `always`."""
 
-    Attributes:
-        kind: one of `KINDS`.
-        number: the call at which it comes, from 1, of those that can have it; half way through, these are writes only.
-        when: where in that call.
-        always: whether it stays, at every later call that can have it, until the run is over.
-    """
-
-    kind: str
+    kind: str  # one of `KINDS`
+    # the call at which it comes, from 1, of those that can have it; half way through, these are writes only.
     number: int
-    when: When = "before"
-    always: bool = False
+    when: When = "before"  # where in that call
+    always: bool = False  # whether it stays, at every later call that can have it, until the run is over
 
     @property
     def is_error(self) -> bool:

@@ -1,9 +1,7 @@
 """A process that has loaded what its children need, and starts them as forks: a start costs milliseconds, not a second.
-
 As a program (`python -m tests.harness.processes.nursery MODULE ...`) it reads requests from standard input and answers
 each one. Children end with it, begin with the signals of a shell's, and may leave something in memory that outlives
-them.
-"""
+them."""
 
 from __future__ import annotations
 
@@ -29,12 +27,8 @@ from typing import Any, Final, NamedTuple
 from tests.harness.processes.forks import PR_SET_PDEATHSIG, exit_status, has_ended, kill
 from tests.producer.commands import environment
 
-WAIT_S: Final = 600.0
-"""A child that has not ended by then is killed, unless the caller says otherwise."""
-
-FAILED: Final = 99
-"""Exit status of a child whose function has raised."""
-
+WAIT_S: Final = 600.0  # A child that has not ended by then is killed, unless the caller says otherwise
+FAILED: Final = 99  # Exit status of a child whose function has raised
 _SAID_CHARACTERS: Final = 2000
 _LEFT_BYTES: Final = 1 << 20
 _LENGTH: Final = struct.Struct("<I")
@@ -45,13 +39,7 @@ class Silent(RuntimeError):
 
 
 class Answering:
-    """A process that answers requests, values that can be pickled, one at a time.
-
-    Args:
-        module: run as a program.
-        arguments: of it.
-        folder: its current directory.
-    """
+    """A process that answers requests, values that can be pickled, one at a time."""
 
     def __init__(self, module: str, *arguments: str, folder: Path | None = None) -> None:
         self.process = subprocess.Popen(
@@ -63,11 +51,7 @@ class Answering:
         )
 
     def ask(self, request: object, within_s: float | None = None) -> Any:
-        """Returns the answer to a request.
-
-        Raises:
-            Silent: there is none, or not in time.
-        """
+        """Returns the answer to a request."""
         assert self.process.stdin is not None and self.process.stdout is not None
         line = b""
         with contextlib.suppress(OSError):
@@ -100,19 +84,12 @@ def decode(line: bytes) -> Any:
 
 
 class Ended(NamedTuple):
-    """What is known of a child that has ended.
+    """What is known of a child that has ended."""
 
-    Attributes:
-        status: as `Popen.returncode`.
-        said: its standard output and error.
-        left: what it has left, see `leave`.
-        late: whether it was killed since it took too long.
-    """
-
-    status: int
-    said: str
-    left: bytes
-    late: bool
+    status: int  # as `Popen.returncode`
+    said: str  # its standard output and error
+    left: bytes  # what it has left, see `leave`
+    late: bool  # whether it was killed since it took too long
 
     @property
     def last_words(self) -> str:
@@ -121,12 +98,9 @@ class Ended(NamedTuple):
 
 
 class Nursery:
-    """A context manager; children that are left at its end are killed.
-
-    Args:
-        folder: made where it is missing; current directory of the children, and place of what they say.
-        modules: to be loaded first; a function `load` of one is called. What a child needs besides is loaded with it.
-    """
+    """A context manager; children that are left at its end are killed. `folder`: made where it is missing; current
+    directory of the children, and place of what they say. `modules`: to be loaded first; a function `load` of one is
+    called. What a child needs besides is loaded with it."""
 
     def __init__(self, folder: Path, *modules: str) -> None:
         self.folder: Final = folder
@@ -135,14 +109,8 @@ class Nursery:
         self._said: dict[int, Path] = {}
 
     def fork(self, work: Callable[..., object], *arguments: Any, stdin: Path | None = None, **named: Any) -> int:
-        """Starts a child, which calls a function of a module and ends; returns its process id.
-
-        Args:
-            work: returns the exit status, or None for 0.
-            arguments: of it.
-            stdin: what is the child's standard input.
-            named: further arguments of it.
-        """
+        """Starts a child, which calls a function of a module and ends; returns its process id. `work`: returns the exit
+        status, or None for 0. `stdin`: what is the child's standard input."""
         self._count += 1
         said = self.folder / f"said-{self._count}"
         pid: int = self._answering.ask(("fork", work, arguments, named, os.fspath(stdin or os.devnull), str(said)))
@@ -183,8 +151,7 @@ class Nursery:
         self._answering.close()
 
 
-_page: mmap.mmap | None = None
-"""Memory that a child has in common with the nursery."""
+_page: mmap.mmap | None = None  # Memory that a child has in common with the nursery
 
 
 def leave(data: bytes) -> None:
@@ -226,8 +193,7 @@ def serve() -> None:
         sys.stdout.buffer.flush()
 
 
-_pages: Final[dict[int, mmap.mmap]] = {}
-"""In the nursery: that memory of each child which is not reaped."""
+_pages: Final[dict[int, mmap.mmap]] = {}  # In the nursery: that memory of each child which is not reaped
 
 
 def _fork(work: Callable[..., object], arguments: tuple[Any, ...], named: dict[str, Any], stdin: str, said: str) -> int:

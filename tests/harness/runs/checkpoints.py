@@ -1,8 +1,6 @@
-"""Checkpoints as a trainer writes them: whole or not at all, the newest few kept.
-
-A folder of files `N.json`, N being the samples consumed; a kill may leave `N.json.part` behind. A file names the life
-that wrote it and how many steps that one had trained, so that it can be told later what of each life survived.
-"""
+"""Checkpoints as a trainer writes them: whole or not at all, the newest few kept. A folder of files `N.json`, N being
+the samples consumed; a kill may leave `N.json.part` behind. A file names the life that wrote it and how many steps that
+one had trained, so that it can be told later what of each life survived."""
 
 from __future__ import annotations
 
@@ -15,19 +13,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is in a file.
+    """What is in a file."""
 
-    Attributes:
-        consumed: samples trained since the run began.
-        life: number of the life that wrote it.
-        steps: steps which that life had trained.
-        states: the state of the run, of each rank if each one has its own, else one.
-    """
-
-    consumed: int
-    life: int
-    steps: int
-    states: list[dict[str, Any]]
+    consumed: int  # samples trained since the run began
+    life: int  # number of the life that wrote it
+    steps: int  # steps which that life had trained
+    states: list[dict[str, Any]]  # the state of the run, of each rank if each one has its own, else one
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:

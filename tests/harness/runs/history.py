@@ -31,17 +31,12 @@ Step = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What one life has trained.
-
-    Attributes:
-        plan: of it.
-        origin: the life from whose checkpoint it went on, and the steps which that one had trained; None for neither.
-        steps: what it trained, as far as all ranks have written it down.
-    """
+    """What one life has trained."""
 
     plan: LifePlan
+    # the life from whose checkpoint it went on, and the steps which that one had trained; None for neither.
     origin: tuple[int, int] | None
-    steps: list[Step]
+    steps: list[Step]  # what it trained, as far as all ranks have written it down
 
 
 def read_steps(folder: Path, dp: int) -> list[Step]:
@@ -73,11 +68,7 @@ def survived(lives: Sequence[Lived], life: int, steps: int) -> list[tuple[LifePl
 
 
 def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
-    """Checks that all lives together have trained every sample once, in order.
-
-    Raises:
-        RunViolation: they have not.
-    """
+    """Checks that all lives together have trained every sample once, in order."""
     history = survived(lives, len(lives) - 1, len(lives[-1].steps))
     trained = check_once(run, history)
     missing = sorted(set(range(run.total)) - trained)
@@ -89,11 +80,7 @@ def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
 
 
 def check_once(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> set[int]:
-    """Checks that no sample was trained twice, and none that there is not; returns those that were.
-
-    Raises:
-        RunViolation: one was.
-    """
+    """Checks that no sample was trained twice, and none that there is not; returns those that were."""
     trained = Counter(sample for _, steps in history for step in steps for rank in step for sample in rank)
     twice = sorted(sample for sample, count in trained.items() if count > 1)
     if twice:
@@ -105,11 +92,7 @@ def check_once(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> 
 
 
 def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> None:
-    """Checks that each rank has trained what the plain lists of the oracle deal it.
-
-    Raises:
-        RunViolation: one has not.
-    """
+    """Checks that each rank has trained what the plain lists of the oracle deal it."""
     parts: list[tuple[int, int, list[Step]]] = []
     for plan, steps in history:
         now = plan.dp, plan.batch_size
@@ -141,21 +124,9 @@ def _draws(steps: Sequence[Step]) -> int:
 
 
 def check_kept(run: RunPlan, lives: Sequence[Lived], life: int, steps: int, retired: int) -> None:
-    """Checks that what is left to train after a checkpoint is still there.
-
-    By what was written down, and by no arithmetic of the package. What is left over at the end counts as well: other
-    ranks go on with it.
-
-    Args:
-        run: the run.
-        lives: those so far.
-        life: that which wrote the checkpoint.
-        steps: the steps it had trained.
-        retired: chunks below this number are gone.
-
-    Raises:
-        RunViolation: it is not.
-    """
+    """Checks that what is left to train after a checkpoint is still there. By what was written down, and by no
+    arithmetic of the package. What is left over at the end counts as well: other ranks go on with it. `retired`: chunks
+    below this number are gone."""
     history = survived(lives, life, steps)
     trained = {sample for _, done in history for step in done for rank in step for sample in rank}
     left = sorted(set(range(run.total)) - trained)
@@ -187,14 +158,8 @@ def of_stream(lives: Sequence[Lived], number: int) -> list[Lived]:
 
 
 def steps_left(run: RunPlan, lives: Sequence[Lived], origin: tuple[int, int] | None, plan: LifePlan) -> int:
-    """Returns about how many steps a life has, until the first of its streams is at its end.
-
-    Args:
-        run: the run.
-        lives: those so far.
-        origin: the life from which it goes on, and the steps which that had trained; None for neither.
-        plan: of the life.
-    """
+    """Returns about how many steps a life has, until the first of its streams is at its end. `origin`: the life from
+    which it goes on, and the steps which that had trained; None for neither."""
     trained = [0] * len(run.streams)
     for _, steps in [] if origin is None else survived(lives, *origin):
         for sample in [sample for step in steps for rank in step for sample in rank]:
@@ -208,11 +173,7 @@ def steps_left(run: RunPlan, lives: Sequence[Lived], origin: tuple[int, int] | N
 
 
 def check_blend(run: RunPlan, lives: Sequence[Lived]) -> None:
-    """Checks that all lives together have trained no sample twice, in the declared order and mixture, to the end.
-
-    Raises:
-        RunViolation: they have not.
-    """
+    """Checks that all lives together have trained no sample twice, in the declared order and mixture, to the end."""
     steps = len(lives[-1].steps)
     for number, stream in enumerate(run.streams):
         history = survived(of_stream(lives, number), len(lives) - 1, steps)
@@ -224,14 +185,8 @@ def check_blend(run: RunPlan, lives: Sequence[Lived]) -> None:
 
 
 def check_turns(history: History) -> list[int]:
-    """Checks that all ranks drew from the same streams at the same positions, and from those whose turn it was.
-
-    Returns:
-        Whose turn it would be in the next micro batch.
-
-    Raises:
-        RunViolation: one has not.
-    """
+    """Checks that all ranks drew from the same streams at the same positions, and from those whose turn it was. Returns
+    whose turn it would be in the next micro batch."""
     begun: tuple[int, ...] = ()
     drawn = 0
     for number, (plan, steps) in enumerate(history):
@@ -258,11 +213,7 @@ def check_turns(history: History) -> list[int]:
 
 
 def check_end(run: RunPlan, history: History, following: Sequence[int]) -> None:
-    """Checks that the blend has ended because a stream had not enough for another micro batch of all ranks.
-
-    Raises:
-        RunViolation: it has ended too early.
-    """
+    """Checks that the blend has ended because a stream had not enough for another micro batch of all ranks."""
     plan = history[-1][0]
     left = [stream.total for stream in run.streams]
     for sample in [sample for _, steps in history for step in steps for rank in step for sample in rank]:

@@ -1,9 +1,7 @@
 """The instant at which a run is killed: the processes of a life count their calls against numbers they have in common.
-
 A kill is armed by a process that has come to the step for it; the call that it then falls on ends the whole group of
-processes at once, wherever each of them is. So is it the same one in every run of a seed, but for what the producer
-was doing meanwhile.
-"""
+processes at once, wherever each of them is. So is it the same one in every run of a seed, but for what the producer was
+doing meanwhile."""
 
 from __future__ import annotations
 
@@ -18,17 +16,13 @@ When = Literal["before", "half", "after"]
 """Where in the call it comes; half is meant for writes, and is before for others."""
 
 WHENS: Final[tuple[When, ...]] = ("before", "half", "after")
-
 CHANGES: Final = ("write", "ftruncate", "replace", "rename", "unlink", "mkdir", "rmdir")
 READS: Final = ("open", "pread")
 SYNC: Final = "fsync"
 """Counts as a change, and is not made: nobody cuts the power here, and it would take most of the time."""
 
-PRODUCER: Final = 8
-"""Place on the board of the first producer; those before it are the ranks'."""
-
+PRODUCER: Final = 8  # Place on the board of the first producer; those before it are the ranks'
 _PRODUCERS: Final = 3
-
 _KILLED, _LATE, _PRODUCING, _LONELY, _WHEN = range(5)
 _FIRST: Final = 5
 _FIELDS: Final = ("step", "phase", "reads", "changes")
@@ -52,12 +46,8 @@ class Board:
         self._cells = memoryview(mmap.mmap(-1, 8 * (_FIRST + len(_FIELDS) * (PRODUCER + _PRODUCERS)))).cast("q")
 
     def reset(self, when: When, *, lonely: bool) -> None:
-        """Begins a life.
-
-        Args:
-            when: where in a call a kill comes.
-            lonely: it is that of one process, and the others are for the supervisor to end.
-        """
+        """Begins a life. `when`: where in a call a kill comes. `lonely`: it is that of one process, and the others are
+        for the supervisor to end."""
         producing = self._cells[_PRODUCING]
         for at in range(len(self._cells)):
             self._cells[at] = 0
@@ -139,12 +129,7 @@ class Board:
 
 def count_calls(board: Board, who: int, alone_at: int = 0) -> None:
     """Begins to count the calls of this process and its forks. It has to end with its work: nothing is put back.
-
-    Args:
-        board: where they are counted.
-        who: as which process.
-        alone_at: the change at which this process dies and no other one, from 1; 0 for never.
-    """
+    `alone_at`: the change at which this process dies and no other one, from 1; 0 for never."""
     changes = 0
 
     def alone() -> bool:

@@ -1,9 +1,7 @@
-"""One life of a training job: its ranks, in lockstep, until all is trained or they are killed.
-
-Each rank is a fork of the supervisor, and so has loaded all there is to load. The ranks are one process group, which a
-kill ends at once; where the producer is to die with them, it is moved into that group. The lockstep is the harness's,
-and stands for the collectives of a training step: the package needs none.
-"""
+"""One life of a training job: its ranks, in lockstep, until all is trained or they are killed. Each rank is a fork of
+the supervisor, and so has loaded all there is to load. The ranks are one process group, which a kill ends at once;
+where the producer is to die with them, it is moved into that group. The lockstep is the harness's, and stands for the
+collectives of a training step: the package needs none."""
 
 from __future__ import annotations
 
@@ -34,24 +32,12 @@ _OFTEN_S: Final = 0.005
 
 
 class Producing:
-    """The producer.
-
-    Args:
-        run: the run, as one over this stream alone.
-        folder: that of the run.
-        board: where its calls are counted.
-        number: of the stream.
-
-    Attributes:
-        stream: the stream's directory.
-        fd: is readable when it has ended; -1 while there is none.
-        died: how often it was killed alone.
-    """
+    """The producer. `run`: the run, as one over this stream alone."""
 
     def __init__(self, run: RunPlan, folder: Path, board: Board, number: int = 0) -> None:
-        self.stream = folder / f"stream-{number}"
-        self.fd = -1
-        self.died = 0
+        self.stream = folder / f"stream-{number}"  # the stream's directory
+        self.fd = -1  # is readable when it has ended; -1 while there is none
+        self.died = 0  # how often it was killed alone
         self._run = run
         self._board = board
         self._number = number
@@ -76,11 +62,7 @@ class Producing:
                 os.setpgid(self._pid, group or self._pid)
 
     def has_ended(self) -> None:
-        """Reaps it; one that was killed alone may be started again.
-
-        Raises:
-            RunViolation: it has failed.
-        """
+        """Reaps it; one that was killed alone may be started again."""
         status = self._reap()
         self._ended = status == 0
         if status not in (0, -signal.SIGKILL):
@@ -125,8 +107,7 @@ class Producing:
         )
 
 
-START_S: Final = 45.0
-"""How long the ranks may take to their first step."""
+START_S: Final = 45.0  # How long the ranks may take to their first step
 
 _KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (ChunkRetired, "gone"),
@@ -141,24 +122,15 @@ _KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
 
 @dataclass
 class Life:
-    """A life.
-
-    Attributes:
-        plan: of it.
-        patience_s: how long the ranks may take for a step.
-        steps: steps that are left to train.
-        board: what its processes have in common.
-        folder: for what they say and write down.
-        producing: the producers, one for each stream.
-        left_alone: groups of which one process was killed and the others one by one: what those left is not reaped.
-    """
+    """A life."""
 
     plan: LifePlan
-    patience_s: float
-    steps: int
-    board: Board
-    folder: Path
-    producing: Sequence[Producing]
+    patience_s: float  # how long the ranks may take for a step
+    steps: int  # steps that are left to train
+    board: Board  # what its processes have in common
+    folder: Path  # for what they say and write down
+    producing: Sequence[Producing]  # the producers, one for each stream
+    # groups of which one process was killed and the others one by one: what those left is not reaped.
     left_alone: list[int] = field(default_factory=list)
     _pids: dict[int, int] = field(default_factory=dict)
     _watches: dict[int, int] = field(default_factory=dict)
@@ -166,12 +138,8 @@ class Life:
     _sockets: list[socket.socket] = field(default_factory=list)
 
     def run(self, ranks: Sequence[Rank]) -> bool:
-        """Runs the ranks; returns True if they came to the end, False if they were killed as planned.
-
-        Raises:
-            RunViolation: one of them has failed, or nothing goes on.
-            TimeoutError: what was killed is still there.
-        """
+        """Runs the ranks; returns True if they came to the end, False if they were killed as planned. Raises
+        TimeoutError: what was killed is still there."""
         self.folder.mkdir()
         try:
             for rank in ranks:

@@ -1,9 +1,7 @@
 """Plays a run: a live stream of which a training job reads, killed and resumed with other ranks until all is trained.
-
 What holds then: every sample was trained exactly once but for what the last ranks leave over, in the declared order; at
 no kill was anything deleted that a kept checkpoint still needed. All of it is checked against what the ranks have
-written down of what they read.
-"""
+written down of what they read."""
 
 from __future__ import annotations
 
@@ -22,48 +20,29 @@ from tests.harness.processes.forks import adopt_orphans, has_children, reap_grou
 from tests.harness.processes.nursery import Nursery, leave
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.runs.checkpoints import Checkpoint
-from tests.harness.runs.history import (
-    Lived,
-    check_blend,
-    check_kept,
-    check_whole,
-    of_stream,
-    read_steps,
-    steps_left,
-)
+from tests.harness.runs.history import Lived, check_blend, check_kept, check_whole, of_stream, read_steps, steps_left
 from tests.harness.runs.kills import Board
 from tests.harness.runs.life import Life, Producing
 from tests.harness.runs.plan import LifePlan, RunPlan
 from tests.harness.runs.rank import Rank
 from tests.harness.tally import RunViolation
 
-RUN_S: Final = 100.0
-"""How long a run may take; what hangs in it says so itself before that."""
+RUN_S: Final = 100.0  # How long a run may take; what hangs in it says so itself before that
 
 
 @dataclass
 class Played:
-    """What became of a run.
+    """What became of a run."""
 
-    Attributes:
-        seed: its seed.
-        kills: how often its ranks were killed, by where; "end" also where what was planned was not met on the way.
-        deaths: how often the producer was killed and they were not.
-        again: lives that went on from an older checkpoint than the newest one.
-        chunks: of the stream.
-        deleted: how many of them were deleted.
-        kind: of the violation; None if everything held.
-        text: what was wrong.
-    """
-
-    seed: int
+    seed: int  # its seed
+    # how often its ranks were killed, by where; "end" also where what was planned was not met on the way.
     kills: dict[str, int] = field(default_factory=dict)
-    deaths: int = 0
-    again: int = 0
-    chunks: int = 0
-    deleted: int = 0
-    kind: str | None = None
-    text: str = ""
+    deaths: int = 0  # how often the producer was killed and they were not
+    again: int = 0  # lives that went on from an older checkpoint than the newest one
+    chunks: int = 0  # of the stream
+    deleted: int = 0  # how many of them were deleted
+    kind: str | None = None  # of the violation; None if everything held
+    text: str = ""  # what was wrong
 
 
 class Runs(Nursery):
@@ -95,13 +74,8 @@ def _play_alone(run: RunPlan, mutant: str | None, folder: Path) -> None:
 
 
 def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
-    """Plays a run, in a process that has nothing else to do and ends with it.
-
-    Args:
-        run: the run.
-        mutant: by its name, what is broken in the package first; None for nothing.
-        folder: is made, for all that the run writes.
-    """
+    """Plays a run, in a process that has nothing else to do and ends with it. `mutant`: by its name, what is broken in
+    the package first; None for nothing. `folder`: is made, for all that the run writes."""
     folder.mkdir(parents=True)
     adopt_orphans()
     if mutant is not None:

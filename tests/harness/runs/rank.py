@@ -1,7 +1,5 @@
-"""What one rank of a training job does: reads its samples in order, writes down what it has read, keeps checkpoints.
-
-It is what a user's loop is to be: the state is saved with what was trained, the cursor follows the checkpoint.
-"""
+"""What one rank of a training job does: reads its samples in order, writes down what it has read, keeps checkpoints. It
+is what a user's loop is to be: the state is saved with what was trained, the cursor follows the checkpoint."""
 
 from __future__ import annotations
 
@@ -26,13 +24,11 @@ from tests.harness.runs.plan import Kill, LifePlan, RunPlan
 
 Data: TypeAlias = LazyShardedDataset | BlendedDataset
 Iterable: TypeAlias = LazyShardedStream[LazyShardedDataset] | LazyShardedStream[BlendedDataset]
-
 CONSUMER: Final = "train"
 MAX_WAIT_S: Final = 20.0
 """Longer than any producer here may take, shorter than the harness waits: it is this that tells what is missing."""
 
-_write = os.write
-"""Not counted: what was trained is written down for the harness."""
+_write = os.write  # Not counted: what was trained is written down for the harness
 
 
 class Torn(AssertionError):
@@ -46,31 +42,18 @@ def row(sample: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank in one life.
+    """One rank in one life."""
 
-    Attributes:
-        run: the run.
-        life: the life.
-        number: of the life.
-        rank: which one.
-        steps: steps that are left to train.
-        streams: the directory of each stream.
-        records: folder in which it writes down what it has read.
-        checkpoints: folder of the checkpoints.
-        origin: the checkpoint that it goes on from; None for a new run.
-        board: of the run.
-    """
-
-    run: RunPlan
-    life: LifePlan
-    number: int
-    rank: int
-    steps: int
-    streams: tuple[Path, ...]
-    records: Path
-    checkpoints: Path
-    origin: Checkpoint | None
-    board: Board
+    run: RunPlan  # the run
+    life: LifePlan  # the life
+    number: int  # of the life
+    rank: int  # which one
+    steps: int  # steps that are left to train
+    streams: tuple[Path, ...]  # the directory of each stream
+    records: Path  # folder in which it writes down what it has read
+    checkpoints: Path  # folder of the checkpoints
+    origin: Checkpoint | None  # the checkpoint that it goes on from; None for a new run
+    board: Board  # of the run
 
     def train(self, lockstep: socket.socket) -> None:
         """Trains until the epoch has ended; tells of each step, and goes on when all ranks have come to its end."""

@@ -10,7 +10,6 @@ import numpy as np
 import orjson
 
 Row = dict[str, Any]
-
 COUNT: Final = 120
 """Rows of a source."""
 

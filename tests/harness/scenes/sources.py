@@ -31,21 +31,14 @@ Rows = list[bytes] | None
 
 
 class FedSource:
-    """A source as the command gets it.
+    """A source as the command gets it. `ordered`: whether its rows come in one order whatever happens."""
 
-    Attributes:
-        arguments: what the command line says of it.
-        rows: its rows, in order.
-        stdin: what is to be the command's standard input.
-        ordered: whether its rows come in one order whatever happens.
-    """
-
-    stdin: Path | None = None
+    stdin: Path | None = None  # what is to be the command's standard input
     ordered = True
 
     def __init__(self, argument: str, rows: list[bytes], option: str = "--source") -> None:
-        self.arguments = [option, argument]
-        self.rows = rows
+        self.arguments = [option, argument]  # what the command line says of it
+        self.rows = rows  # its rows, in order
 
     @contextmanager
     def fed(self, entry: Entry | None) -> Iterator[None]:

@@ -25,7 +25,6 @@ from tests.producer.commands import ids, rows_of, run_arguments
 
 PER_CHUNK: Final = 7
 MOST_LIVES: Final = 300
-
 LASTING: Final = {".producer.lock", "head.json", "stream.end", "stream.json", "stream.owner"}
 
 
@@ -37,19 +36,7 @@ def lasting(out: Path) -> set[str]:
 
 
 class Stream:
-    """A stream.
-
-    Args:
-        nursery: runs the command.
-        out: the stream's directory.
-        sources: what it is made from.
-        options: of the command.
-        per_chunk: rows in a chunk.
-
-    Attributes:
-        out: the stream's directory.
-        arguments: the command line.
-    """
+    """A stream."""
 
     def __init__(
         self,
@@ -59,12 +46,12 @@ class Stream:
         options: Sequence[object],
         per_chunk: int = PER_CHUNK,
     ) -> None:
-        self.out = out
+        self.out = out  # the stream's directory
         self._nursery = nursery
         self._sources = sources
         of_sources = [argument for source in sources for argument in source.arguments]
         # The sources last: what follows one is a further file of it.
-        self.arguments = [*run_arguments(out, [], per_chunk, *options), *of_sources]
+        self.arguments = [*run_arguments(out, [], per_chunk, *options), *of_sources]  # the command line
 
     def run(self, **kill: Any) -> tuple[int, str]:
         """Runs the command once, with its sources fed; returns its exit status and what it said."""
@@ -86,12 +73,7 @@ class Stream:
 
     def run_killed(self, seed: str, most_calls: int, disk: Disk | None = None) -> int:
         """Runs the command until it has finished, kills it at random calls up to this number; returns how often.
-
-        Args:
-            seed: of the calls.
-            most_calls: see above.
-            disk: where the stream is, if its power is to be cut together with each kill.
-        """
+        `disk`: where the stream is, if its power is to be cut together with each kill."""
         dice = random.Random(seed)
         power_of = None if disk is None else disk.point
         for kills in range(MOST_LIVES):

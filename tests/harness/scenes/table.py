@@ -1,8 +1,6 @@
-"""The scenes: small streams of every kind of source, of which each run does all that a longer one does.
-
-`POINTS` are played with kills and errors at every call, `POWER` on a disk whose power is cut. These are smaller still,
-and their rows are plain: every call is a place to cut, and what each call is to find is written down in
-`tests.harness.planted`.
+"""The scenes: small streams of every kind of source, of which each run does all that a longer one does. `POINTS` are
+played with kills and errors at every call, `POWER` on a disk whose power is cut. These are smaller still, and their
+rows are plain: every call is a place to cut, and what each call is to find is written down in `tests.harness.planted`.
 """
 
 from __future__ import annotations
@@ -17,9 +15,7 @@ from tests.harness.scenes import sources as killed_sources
 from tests.harness.scenes.rows import BAD, MANY, lines
 from tests.harness.scenes.sources import KINDS, FedSource, FollowedSource
 
-CONSUMER: Final = "trainer"
-"""Name of the one that acknowledges."""
-
+CONSUMER: Final = "trainer"  # Name of the one that acknowledges
 _KEEPS: Final = ("--on-bad-row", "quarantine")
 _MAKES: Final = (
     *_KEEPS,
@@ -36,37 +32,23 @@ _CUTS: Final = (
 _RETENTION: Final = ("--retain", "consumed", "--consumers", CONSUMER)
 _RETAINS: Final = (*_KEEPS, *_RETENTION)
 _ENCODES: Final = (*_KEEPS, "--encode", "tests.harness.scenes.rows:with_arrays")
-
 QUICK_LOOKS: Final = "tests.harness.scenes.table:look_quickly"
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A stream that is made in a few dozen calls.
+    """A stream that is made in a few dozen calls."""
 
-    Attributes:
-        make: makes its sources in a folder.
-        options: of the command.
-        per_chunk: rows in a chunk.
-        ordered: whether its rows come in one order whatever happens.
-        live: whether its sources change while they are read, so that each run needs its own.
-        behind: chunks that the consumer has read and does not acknowledge yet; None if there is none.
-        prepare: functions that the command calls first.
-        encoded: whether its rows hold the arrays that `scenes.rows` makes.
-        tokens: whether its rows are sequences of the tokens that `scenes.rows.tokenized` makes.
-        journal: whether seals name a journal, which has another name in each run.
-    """
-
-    make: Callable[[Path], list[FedSource]]
-    options: Sequence[object] = _KEEPS
-    per_chunk: int = 3
-    ordered: bool = True
-    live: bool = False
-    behind: int | None = None
-    prepare: tuple[str, ...] = ()
-    encoded: bool = False
-    tokens: bool = False
-    journal: bool = False
+    make: Callable[[Path], list[FedSource]]  # makes its sources in a folder
+    options: Sequence[object] = _KEEPS  # of the command
+    per_chunk: int = 3  # rows in a chunk
+    ordered: bool = True  # whether its rows come in one order whatever happens
+    live: bool = False  # whether its sources change while they are read, so that each run needs its own
+    behind: int | None = None  # chunks that the consumer has read and does not acknowledge yet; None if there is none
+    prepare: tuple[str, ...] = ()  # functions that the command calls first
+    encoded: bool = False  # whether its rows hold the arrays that `scenes.rows` makes
+    tokens: bool = False  # whether its rows are sequences of the tokens that `scenes.rows.tokenized` makes
+    journal: bool = False  # whether seals name a journal, which has another name in each run
 
 
 def look_quickly() -> None:
@@ -119,19 +101,11 @@ POINTS: Final[dict[str, Scene]] = {
     "grown": Scene(_followed("marker"), ordered=False, live=True),
     "mixed": Scene(_mixed, ordered=False, live=True),
     "retained": Scene(
-        _one("plain", count=13),
-        (*_RETAINS, "--max-ahead", "4 chunks"),
-        per_chunk=2,
-        behind=2,
-        prepare=(QUICK_LOOKS,),
+        _one("plain", count=13), (*_RETAINS, "--max-ahead", "4 chunks"), per_chunk=2, behind=2, prepare=(QUICK_LOOKS,)
     ),
     # A chunk with its seal takes some 400 bytes.
     "small disk": Scene(
-        _one("plain", count=13),
-        (*_RETAINS, "--max-disk", "2500"),
-        per_chunk=2,
-        behind=2,
-        prepare=(QUICK_LOOKS,),
+        _one("plain", count=13), (*_RETAINS, "--max-disk", "2500"), per_chunk=2, behind=2, prepare=(QUICK_LOOKS,)
     ),
     "retained while followed": Scene(
         _followed("rename"),

@@ -57,19 +57,12 @@ CASES: Final[tuple[Setting, ...]] = tuple(
 
 
 class Comparison(NamedTuple):
-    """A figure of one case.
+    """A figure of one case."""
 
-    Attributes:
-        name: which.
-        predicted: by the simulation.
-        measured: in the real run.
-        allowed: how far they may be apart.
-    """
-
-    name: str
-    predicted: float
-    measured: float
-    allowed: float
+    name: str  # which
+    predicted: float  # by the simulation
+    measured: float  # in the real run
+    allowed: float  # how far they may be apart
 
     @property
     def fits(self) -> bool:
@@ -83,11 +76,9 @@ class Comparison(NamedTuple):
 
 
 def compare(measured: Measured, tolerance: float) -> list[Comparison]:
-    """Returns the prediction for a run beside what was measured.
-
-    Besides the tolerance each figure may be off by what processes take to start, and by what one event more or less
-    comes to: half a second, a twentieth of the time stalled, two chunks, ten looks and two of each rank.
-    """
+    """Returns the prediction for a run beside what was measured. Besides the tolerance each figure may be off by what
+    processes take to start, and by what one event more or less comes to: half a second, a twentieth of the time
+    stalled, two chunks, ten looks and two of each rank."""
     found = outcome(measured.setting)
     timeline, ranks = found.timeline, measured.setting.ranks
     return [
@@ -128,17 +119,9 @@ def lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
 def check(
     cases: Iterable[Setting], place: Path | None, tolerance: float, say: Callable[[str], None]
 ) -> list[tuple[Setting, list[Comparison]]]:
-    """Runs cases for real and compares them with their predictions.
-
-    Args:
-        cases: what to run.
-        place: where to put the streams; None for a temporary folder.
-        tolerance: share of what was measured by which a prediction may be off.
-        say: is given each line of the report as soon as it is known.
-
-    Raises:
-        RealRunFailed: a real run did not do its work.
-    """
+    """Runs cases for real and compares them with their predictions. `place`: where to put the streams; None for a
+    temporary folder. `tolerance`: share of what was measured by which a prediction may be off. `say`: is given each
+    line of the report as soon as it is known."""
     found = []
     for case in cases:
         with tempfile.TemporaryDirectory(dir=place) as folder:

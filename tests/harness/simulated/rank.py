@@ -19,28 +19,19 @@ from lazyshard.simulation.setting import Setting
 from lazyshard.stream.waiting import Waker
 
 CONSUMER: Final = "simulated"
-
 LONGEST_S: Final = 120.0
 """No part of a real run takes as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What one rank did.
+    """What one rank did."""
 
-    Attributes:
-        ids: of the rows, in order.
-        began: when each step began, by the monotonic clock, which all processes of a machine share.
-        waited: how many seconds it waited for rows before each step, by the reader's own word.
-        ended_s: when the last step ended.
-        opens: how often it opened files of each kind: head, chunk, retired.
-    """
-
-    ids: list[int]
-    began: list[float]
-    waited: list[float]
-    ended_s: float
-    opens: dict[str, int]
+    ids: list[int]  # of the rows, in order
+    began: list[float]  # when each step began, by the monotonic clock, which all processes of a machine share
+    waited: list[float]  # how many seconds it waited for rows before each step, by the reader's own word
+    ended_s: float  # when the last step ended
+    opens: dict[str, int]  # how often it opened files of each kind: head, chunk, retired
 
 
 class Opens:

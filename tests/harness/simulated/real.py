@@ -1,8 +1,6 @@
-"""A real run of a setting: the producer's own command, and a process for each rank.
-
-What is measured is what the simulation predicts. The clock begins with the producer's word in `head.json` that so many
-rows are published as the setting's head start says.
-"""
+"""A real run of a setting: the producer's own command, and a process for each rank. What is measured is what the
+simulation predicts. The clock begins with the producer's word in `head.json` that so many rows are published as the
+setting's head start says."""
 
 from __future__ import annotations
 
@@ -36,26 +34,17 @@ class RealRunFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a real run was like; see `lazyshard.simulation.run.Simulated` for the meaning of each.
+    """What a real run was like; see `lazyshard.simulation.run.Simulated` for the meaning of each."""
 
-    Attributes:
-        setting: what was run, with the head start that there was, and what a step took on average but for the waits:
-            these ranks sleep, and a busy machine lets them sleep for longer.
-        first_step_s: when the first step began.
-        end_s: when the last step ended.
-        stalled_s: seconds before the first step, and from then on those of whoever waited for longest.
-        peak_chunks: the most chunks on disk at a time.
-        head_opens: by all ranks.
-        chunk_opens: likewise.
-    """
-
+    # what was run, with the head start that there was, and what a step took on average but for the waits: these ranks
+    # sleep, and a busy machine lets them sleep for longer.
     setting: Setting
-    first_step_s: float
-    end_s: float
-    stalled_s: float
-    peak_chunks: int
-    head_opens: int
-    chunk_opens: int
+    first_step_s: float  # when the first step began
+    end_s: float  # when the last step ended
+    stalled_s: float  # seconds before the first step, and from then on those of whoever waited for longest
+    peak_chunks: int  # the most chunks on disk at a time
+    head_opens: int  # by all ranks
+    chunk_opens: int  # likewise
 
     @property
     def stall_share(self) -> float:
@@ -85,11 +74,7 @@ class Stock(FileSystemEventHandler):
 
 
 def measure(setting: Setting, place: Path) -> Measured:
-    """Runs a setting in an empty directory, and checks that every row was trained once.
-
-    Raises:
-        RealRunFailed: a process has failed or took too long, or rows are missing.
-    """
+    """Runs a setting in an empty directory, and checks that every row was trained once."""
     stream, log, stock = place / "stream", place / "producer.log", Stock()
     stream.mkdir()
     source = _write_source(setting, place)

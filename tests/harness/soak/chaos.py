@@ -1,8 +1,6 @@
-"""What is done to a soak: who is killed or stopped when, and when the disk is full.
-
-Storms and calms take turns. In a storm something happens every few seconds; in a calm nothing does, so that processes
-live long enough for a leak to show. What happens is drawn by chance from a seed; when it does, in the life of whatever
-it meets, is not fixed by that.
+"""What is done to a soak: who is killed or stopped when, and when the disk is full. Storms and calms take turns. In a
+storm something happens every few seconds; in a calm nothing does, so that processes live long enough for a leak to
+show. What happens is drawn by chance from a seed; when it does, in the life of whatever it meets, is not fixed by that.
 """
 
 from __future__ import annotations
@@ -22,11 +20,8 @@ if TYPE_CHECKING:
     from tests.harness.soak.report import Settings
     from tests.harness.soak.run import Soak
 
-_PAUSE_S: Final = 3.0
-"""Mean time from one fault of a storm to the next."""
-
-_STOP_S: Final = 3.0
-"""The longest time for which somebody is stopped, or the disk is full."""
+_PAUSE_S: Final = 3.0  # Mean time from one fault of a storm to the next
+_STOP_S: Final = 3.0  # The longest time for which somebody is stopped, or the disk is full
 
 
 _OF_RANKS: Final = (
@@ -39,21 +34,11 @@ _OF_RANKS: Final = (
 
 
 class Chaos:
-    """Does it.
-
-    Args:
-        soak: to whom.
-        settings: of the soak.
-        dice: by chance of which.
-
-    Attributes:
-        options: of the command, besides those that never change.
-        stopped_s: the longest that anybody is stopped.
-    """
+    """Does it."""
 
     def __init__(self, soak: Soak, settings: Settings, dice: random.Random) -> None:
-        self.options: tuple[str, ...] = ()
-        self.stopped_s = _STOP_S
+        self.options: tuple[str, ...] = ()  # of the command, besides those that never change
+        self.stopped_s = _STOP_S  # the longest that anybody is stopped
         self._soak = soak
         self._dice = dice
         self._half_cycle_s = settings.half_cycle_s

@@ -1,8 +1,6 @@
-"""The disk of a soak: a small filesystem of its own that can be filled up, and what the stream takes on it.
-
-As root everything is mounted in a namespace of this process, so nobody else sees it and the system unmounts it when the
-last process of the soak has ended, however that comes about. Without root there is no such disk, and it is never full.
-"""
+"""The disk of a soak: a small filesystem of its own that can be filled up, and what the stream takes on it. As root
+everything is mounted in a namespace of this process, so nobody else sees it and the system unmounts it when the last
+process of the soak has ended, however that comes about. Without root there is no such disk, and it is never full."""
 
 from __future__ import annotations
 
@@ -19,39 +17,23 @@ from tests.harness.disks import find_tool
 
 _CLONE_NEWNS: Final = 0x00020000
 SHARED_MEMORY: Final = Path("/dev/shm")
-
-_TORN_TENSORS: Final = 2
-"""So many may have been left by kills between two steps of torch."""
+_TORN_TENSORS: Final = 2  # So many may have been left by kills between two steps of torch
 _PIECE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a stream takes at one moment.
+    """What a stream takes at one moment."""
 
-    Attributes:
-        chunks: bytes of chunks and seals, as `ls -l` shows them.
-        largest: of these, bytes of the largest chunk with its seal.
-        unpublished: bytes under `.tmp`.
-        temporary: files under `.tmp`.
-    """
-
-    chunks: int
-    largest: int
-    unpublished: int
-    temporary: int
+    chunks: int  # bytes of chunks and seals, as `ls -l` shows them
+    largest: int  # of these, bytes of the largest chunk with its seal
+    unpublished: int  # bytes under `.tmp`
+    temporary: int  # files under `.tmp`
 
 
 def own_namespace(small: Path, size: int) -> str | None:
-    """Mounts a disk of this size, and an empty /dev/shm, for this process and those that it will start.
-
-    Args:
-        small: an empty folder.
-        size: in bytes.
-
-    Returns:
-        Why it could not be done; None where it is.
-    """
+    """Mounts a disk of this size, and an empty /dev/shm, for this process and those that it will start. Returns why it
+    could not be done; None where it is."""
     if os.geteuid() != 0:
         return "needs root, to mount a small disk"
     mount = find_tool("mount")
@@ -94,12 +76,10 @@ def left_in_memory(small: Path) -> list[str]:
 
 
 def _is_semaphore(name: str) -> bool:
-    """Returns whether a name in /dev/shm is one of those that the C library gives semaphores.
-
-    Python makes each by a name, `sem.mp-...`, that it takes away at once, and the C library makes it by a temporary one
-    before, `sem.` and six letters: they stay where the process is killed between two of these steps. Those of a
-    DataLoader's queues are all that there are; lazyshard has none.
-    """
+    """Returns whether a name in /dev/shm is one of those that the C library gives semaphores. Python makes each by a
+    name, `sem.mp-...`, that it takes away at once, and the C library makes it by a temporary one before, `sem.` and six
+    letters: they stay where the process is killed between two of these steps. Those of a DataLoader's queues are all
+    that there are; lazyshard has none."""
     return name.startswith("sem.")
 
 
@@ -134,10 +114,8 @@ def used_bytes(disk: Path) -> int:
 
 
 def measure(stream: Path) -> Use:
-    """Returns what a stream takes; never more than it did take at some moment while this looked.
-
-    A file counts if it was there at both of two looks: so all that count were there between the two.
-    """
+    """Returns what a stream takes; never more than it did take at some moment while this looked. A file counts if it
+    was there at both of two looks: so all that count were there between the two."""
     first, second = _chunk_files(stream), _chunk_files(stream)
     sizes = {name: size for name, size in first.items() if name in second}
     chunks: dict[str, int] = {}

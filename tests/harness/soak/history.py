@@ -1,7 +1,5 @@
-"""The history of a run that survives its kills: checks each step against it, and goes back with the run.
-
-Beside the samples themselves it is only kept where the ranks stood at the checkpoints that are there.
-"""
+"""The history of a run that survives its kills: checks each step against it, and goes back with the run. Beside the
+samples themselves it is only kept where the ranks stood at the checkpoints that are there."""
 
 from __future__ import annotations
 
@@ -22,36 +20,20 @@ from tests.plan.oracle import permutation, slices
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the ranks stand, as a checkpoint would keep it.
+    """Where the ranks stand, as a checkpoint would keep it."""
 
-    Attributes:
-        own: what is carried over, a list for each rank.
-        start: behind that the samples from here on are dealt.
-        turn: the rank that gets the first sample of a tail.
-        at: how many positions each rank has drawn since `own` was dealt.
-    """
-
-    own: tuple[tuple[int, ...], ...]
-    start: int
-    turn: int
-    at: int
+    own: tuple[tuple[int, ...], ...]  # what is carried over, a list for each rank
+    start: int  # behind that the samples from here on are dealt
+    turn: int  # the rank that gets the first sample of a tail
+    at: int  # how many positions each rank has drawn since `own` was dealt
 
 
 class DeclaredOrder:
-    """The order of a run.
-
-    Args:
-        unit: samples dealt to a rank in a row.
-        window: positions of a rank that are shuffled together, a multiple of the unit; 0 keeps the order.
-        seed: of the shuffle.
-        dp: ranks that begin the run.
-
-    Attributes:
-        total: the stream's samples, once it has ended; None before.
-    """
+    """The order of a run. `unit`: samples dealt to a rank in a row. `window`: positions of a rank that are shuffled
+    together, a multiple of the unit; 0 keeps the order."""
 
     def __init__(self, unit: int, window: int, seed: int, dp: int) -> None:
-        self.total: int | None = None
+        self.total: int | None = None  # the stream's samples, once it has ended; None before
         self._unit = unit
         self._window = window
         self._span = window or unit
@@ -150,16 +132,11 @@ MOST: Final = 1 << 24
 
 
 class Ledger:
-    """The bookkeeping.
-
-    Attributes:
-        base: every sample below is trained for good.
-        stretch: number of the current stretch, from 1.
-    """
+    """The bookkeeping."""
 
     def __init__(self) -> None:
-        self.base = 0
-        self.stretch = 1
+        self.base = 0  # every sample below is trained for good
+        self.stretch = 1  # number of the current stretch, from 1
         self._marks: npt.NDArray[np.uint32] = np.zeros(1 << 12, dtype=np.uint32)
 
     @property
@@ -173,11 +150,7 @@ class Ledger:
         return len(self._marks)
 
     def train(self, samples: npt.NDArray[np.int64]) -> None:
-        """Counts the samples of a step.
-
-        Raises:
-            RunViolation: `twice`, one of them is trained already; `lost`, one that was left behind never came.
-        """
+        """Counts the samples of a step."""
         places = samples - self.base
         known = places[(places >= 0) & (places < len(self._marks))]
         again = places < 0
@@ -221,47 +194,27 @@ class Ledger:
         return self.base + (int(open_marks[0]) if len(open_marks) else len(self._marks))
 
     def check_below(self, floor: int) -> None:
-        """Checks that every sample below a number is trained.
-
-        Raises:
-            RunViolation: `lost`.
-        """
+        """Checks that every sample below a number is trained."""
         if self.lowest() < floor:
             raise RunViolation("lost", f"sample {self.lowest()} was never trained, and nobody is to draw it any more")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known of a checkpoint.
+    """What is known of a checkpoint."""
 
-    Attributes:
-        stretch: of the run, that ends with it.
-        standing: of the ranks.
-        floor: whoever goes on from it draws no sample below.
-    """
-
-    stretch: int
-    standing: Standing
-    floor: int
+    stretch: int  # of the run, that ends with it
+    standing: Standing  # of the ranks
+    floor: int  # whoever goes on from it draws no sample below
 
 
 class History:
-    """The bookkeeping of a run.
-
-    Args:
-        rules: of the run.
-        dp: ranks that begin it.
-
-    Attributes:
-        ledger: which samples are trained.
-        trained: samples that were trained, those of lost stretches too.
-        ranks_before: of the checkpoint that the current life goes on from.
-    """
+    """The bookkeeping of a run."""
 
     def __init__(self, rules: Rules, dp: int) -> None:
-        self.ledger = Ledger()
-        self.trained = 0
-        self.ranks_before = dp
+        self.ledger = Ledger()  # which samples are trained
+        self.trained = 0  # samples that were trained, those of lost stretches too
+        self.ranks_before = dp  # of the checkpoint that the current life goes on from
         self._rules = rules
         self._order = DeclaredOrder(rules.unit, rules.window_samples, rules.seed, dp)
         self._beginning = Snapshot(0, self._order.standing, 0)
@@ -287,16 +240,7 @@ class History:
         self._order.go_on(snapshot.standing, dp)
 
     def train(self, step: Sequence[npt.NDArray[np.int64]], shape: Shape, number: int) -> None:
-        """Checks and counts a step.
-
-        Args:
-            step: the samples of each rank.
-            shape: of the life.
-            number: of the step, in messages.
-
-        Raises:
-            RunViolation: `twice`, `lost` or `order`.
-        """
+        """Checks and counts a step."""
         samples = np.concatenate(step)
         self.ledger.train(samples)
         for rank, (found, expected) in enumerate(zip(step, self._order.draw(shape.batch_size), strict=True)):
@@ -307,24 +251,14 @@ class History:
         self.trained += len(samples)
 
     def close(self) -> None:
-        """Says that a checkpoint is written now.
-
-        Raises:
-            RunViolation: `lost`, somebody was to have drawn a sample by now.
-        """
+        """Says that a checkpoint is written now."""
         floor = self._order.floor()
         self._snapshots[self._consumed] = Snapshot(self.ledger.close(), self._order.standing, floor)
         self.ledger.check_below(floor)
 
     def check_kept(self, stream: Path, checkpoints: Path) -> int:
-        """Checks that what any kept checkpoint needs is still there, and forgets what none goes back to.
-
-        Returns:
-            Chunks that are deleted.
-
-        Raises:
-            RunViolation: `gone`.
-        """
+        """Checks that what any kept checkpoint needs is still there, and forgets what none goes back to. Returns chunks
+        that are deleted."""
         # Before the checkpoints: those that are found after are the ones that were kept then, or newer.
         retired = read_retired(stream)
         kept = sorted(int(path.stem) for path in checkpoints.glob("*.json"))
@@ -340,11 +274,7 @@ class History:
         return retired
 
     def check_whole(self, shape: Shape) -> None:
-        """Checks that all is trained, but for what the last ranks leave over.
-
-        Raises:
-            RunViolation: `lost`.
-        """
+        """Checks that all is trained, but for what the last ranks leave over."""
         missing = (self.total or 0) - self.ledger.trained
         if self.total is None or not 0 <= missing < shape.dp * shape.batch_size:
             raise RunViolation("lost", f"of {self.total} samples {self.ledger.trained} were trained")

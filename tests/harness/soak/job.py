@@ -1,8 +1,6 @@
-"""One life of the soaked training job: its ranks, forks of the supervisor, in lockstep.
-
-The lockstep stands for the collectives of a training step: a rank tells which samples it has read and goes on when all
-have. It is the supervisor that sees every sample of every rank so, in order, and nothing has to be kept.
-"""
+"""One life of the soaked training job: its ranks, forks of the supervisor, in lockstep. The lockstep stands for the
+collectives of a training step: a rank tells which samples it has read and goes on when all have. It is the supervisor
+that sees every sample of every rank so, in order, and nothing has to be kept."""
 
 from __future__ import annotations
 
@@ -30,30 +28,17 @@ from tests.harness.soak.watch import children
 from tests.harness.tally import RunViolation
 from tests.producer.commands import environment
 
-FULL: Final = 7
-"""The exit code of a run that the filesystem has refused."""
+FULL: Final = 7  # The exit code of a run that the filesystem has refused
 
 
 class Producer:
-    """Starts and reaps it.
-
-    Args:
-        stream: the stream's directory.
-        options: of the command, besides source and stream.
-        said: where its words go.
-        stop: the file that asks the source to end.
-
-    Attributes:
-        pid: of the process, 0 while there is none.
-        starts: how often it was started.
-        fulls: how often it ended since the disk was full.
-        ended: whether the stream has ended.
-    """
+    """Starts and reaps it. `starts`: how often it was started. `fulls`: how often it ended since the disk was full.
+    `options`: of the command, besides source and stream. `stop`: the file that asks the source to end."""
 
     def __init__(self, stream: Path, options: Sequence[str], said: Path, stop: Path) -> None:
-        self.pid = 0
+        self.pid = 0  # of the process, 0 while there is none
         self.starts = self.fulls = 0
-        self.ended = False
+        self.ended = False  # whether the stream has ended
         self._stream = stream
         self._options = tuple(options)
         self._said = said
@@ -85,14 +70,8 @@ class Producer:
             self._start_at = time.monotonic() + pause_s
 
     def check(self, *, full: bool) -> bool:
-        """Reaps it if it has ended; returns whether it has just now.
-
-        Args:
-            full: whether the disk is full, or was a moment ago.
-
-        Raises:
-            RunViolation: it has ended for no reason.
-        """
+        """Reaps it if it has ended; returns whether it has just now. `full`: whether the disk is full, or was a moment
+        ago."""
         if not self.pid:
             return False
         found, status = os.waitpid(self.pid, os.WNOHANG)
@@ -121,8 +100,7 @@ class Producer:
         return last_words(self._said)
 
 
-Step = Sequence[npt.NDArray[np.int64]]
-"""The samples of each rank."""
+Step = Sequence[npt.NDArray[np.int64]]  # The samples of each rank
 
 _KINDS: Final = {
     "ChunkRetired": "gone",
@@ -135,32 +113,16 @@ _KINDS: Final = {
 
 
 class Job:
-    """The ranks of one life.
-
-    Args:
-        shape: of this life.
-        rules: of the run.
-        stream: the stream's directory.
-        folder: of the checkpoints.
-        origin: the checkpoint that it goes on from.
-        said: folder for the words of the ranks.
-
-    Attributes:
-        shape: as given.
-        steps: steps that all ranks have told.
-        ended: whether the epoch has ended, and all ranks with it.
-        doomed: whether some of it was sent a signal by which it ends.
-        group: the process group of all of it.
-    """
+    """The ranks of one life. `origin`: the checkpoint that it goes on from. `said`: folder for the ranks' words."""
 
     def __init__(
         self, shape: Shape, rules: Rules, stream: Path, folder: Path, origin: Checkpoint | None, said: Path
     ) -> None:
         self.shape = shape
-        self.steps = 0
-        self.ended = False
-        self.doomed = False
-        self.group = 0
+        self.steps = 0  # steps that all ranks have told
+        self.ended = False  # whether the epoch has ended, and all ranks with it
+        self.doomed = False  # whether some of it was sent a signal by which it ends
+        self.group = 0  # the process group of all of it
         self._rules = rules
         self._said = said
         self._pids: dict[int, int] = {}
@@ -184,15 +146,8 @@ class Job:
         return ranks + [(child, "worker") for pid in self.pids for child in children(pid)]
 
     def serve(self, seconds: float, on_step: Callable[[Step], bool]) -> bool:
-        """Hears the ranks for so long; returns False once one of them is gone, as it was to be.
-
-        Args:
-            seconds: of silence after which to return.
-            on_step: is given each step; returns whether a checkpoint is to be written.
-
-        Raises:
-            RunViolation: a rank has failed or is gone by itself; they are not in lockstep.
-        """
+        """Hears the ranks for so long; returns False once one of them is gone, as it was to be. `seconds`: of silence
+        after which to return. `on_step`: is given each step; returns whether a checkpoint is to be written."""
         for key, _ in self._selector.select(seconds):
             rank = key.data
             said = self._heard(rank)
@@ -242,11 +197,7 @@ class Job:
                 os.kill(pid, number)
 
     def close(self) -> None:
-        """Ends and reaps the ranks; what workers they leave is in the group.
-
-        Raises:
-            RunViolation: it had come to its end, but a rank has not ended well.
-        """
+        """Ends and reaps the ranks; what workers they leave is in the group."""
         for rank, pid in list(self._pids.items()):
             if not self.ended:
                 kill(pid)

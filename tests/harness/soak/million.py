@@ -1,8 +1,6 @@
-"""A stream of a million chunks: produced, killed and gone on with, read at both ends, resumed, looked at, verified.
-
-Run by `scripts/soak --million`; each part is a process of its own, so that its time and memory are its own. Where this
-is root and there is room, the files lie in an ext4 image, mounted for the time; else in a folder.
-"""
+"""A stream of a million chunks: produced, killed and gone on with, read at both ends, resumed, looked at, verified. Run
+by `scripts/soak --million`; each part is a process of its own, so that its time and memory are its own. Where this is
+root and there is room, the files lie in an ext4 image, mounted for the time; else in a folder."""
 
 from __future__ import annotations
 
@@ -26,25 +24,16 @@ from tests.harness.soak import rows as soak_rows
 from tests.harness.soak.history import DeclaredOrder
 from tests.producer.commands import environment
 
-_FILES: Final = 2
-"""Files of a chunk."""
-
-_FILE_BYTES: Final = 1024
-"""Room that a file takes in the image."""
-
+_FILES: Final = 2  # Files of a chunk
+_FILE_BYTES: Final = 1024  # Room that a file takes in the image
 _INODE_BYTES: Final = 256
 
 
 @contextmanager
 def room(place: Path, chunks: int) -> Iterator[Path]:
-    """Gives a folder with room for the files, and removes it afterwards.
-
-    An ext4 image of the right size, mounted, where that can be; then removing it takes no time. Else a folder on the
-    disk of `place`, removed in the background with a low priority.
-
-    Raises:
-        OSError: there is no room for so many files.
-    """
+    """Gives a folder with room for the files, and removes it afterwards. An ext4 image of the right size, mounted,
+    where that can be; then removing it takes no time. Else a folder on the disk of `place`, removed in the background
+    with a low priority. Raises OSError: there is no room for so many files."""
     folder = place / "million"
     folder.mkdir()
     files = int(chunks * _FILES * 1.02) + 1000
@@ -100,17 +89,12 @@ def _mounted(image: Path, folder: Path, files: int, size: int) -> bool:
 
 PER_CHUNK: Final = 2
 CHUNKS: Final = 1_000_000
-BEFORE: Final = 8
-"""Ranks that the run began with."""
-
-AFTER: Final = 6
-"""Ranks that go on in the middle."""
-
+BEFORE: Final = 8  # Ranks that the run began with
+AFTER: Final = 6  # Ranks that go on in the middle
 BATCH: Final = 2
 WINDOW: Final = 4
 SEED: Final = 7
-STEPS: Final = 20
-"""Steps that are read after the resume."""
+STEPS: Final = 20  # Steps that are read after the resume
 
 _COMMAND: Final = """
 import os, sys
@@ -120,26 +104,19 @@ sys.exit(main(sys.argv[1:]))
 """
 """The real command, which waits for no disk: nobody cuts the power here, and five million waits would be most of it."""
 
-_STUCK_S: Final = 300.0
-"""So long may the producer publish nothing at all."""
+_STUCK_S: Final = 300.0  # So long may the producer publish nothing at all
 
 
 @dataclass
 class Measured:
-    """What came of it.
+    """What came of it."""
 
-    Attributes:
-        chunks: of the stream.
-        parts: by name: seconds of wall time, of processor time, and peak memory in MB of each part.
-        figures: further numbers by name.
-        violations: what was not as it has to be.
-        touched: by what was read, files opened and folders listed up to the first sample.
-    """
-
-    chunks: int
+    chunks: int  # of the stream
+    # by name: seconds of wall time, of processor time, and peak memory in MB of each part.
     parts: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    figures: dict[str, float] = field(default_factory=dict)
-    violations: list[str] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)  # further numbers by name
+    violations: list[str] = field(default_factory=list)  # what was not as it has to be
+    # by what was read, files opened and folders listed up to the first sample.
     touched: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def check(self, holds: bool, what: str) -> None:

@@ -22,11 +22,8 @@ _EVENTS: Final = ("open", "os.listdir", "os.scandir")
 
 
 def count_touched(folder: Path) -> Counter[str]:
-    """Begins to count, for the rest of this process.
-
-    Returns:
-        The counts: ``open`` of files below the folder, ``listings`` of folders.
-    """
+    """Begins to count, for the rest of this process. Returns the counts: ``open`` of files below the folder,
+    ``listings`` of folders."""
     counts: Counter[str] = Counter(open=0, listings=0)
     inside = str(folder)
 

@@ -1,8 +1,6 @@
-"""What one rank of the soaked training job does: reads its samples through a DataLoader with workers, step by step.
-
-It is the loop of docs/resume.md: rank 0 saves a checkpoint every so many steps, keeps the newest few, and commits what
-all of those need. A commit that the disk had no room for is made up for at the next step.
-"""
+"""What one rank of the soaked training job does: reads its samples through a DataLoader with workers, step by step. It
+is the loop of docs/resume.md: rank 0 saves a checkpoint every so many steps, keeps the newest few, and commits what all
+of those need. A commit that the disk had no room for is made up for at the next step."""
 
 from __future__ import annotations
 
@@ -22,22 +20,12 @@ from tests.harness.runs.checkpoints import Checkpoint
 from tests.harness.soak.rows import row
 
 CONSUMER: Final = "soak"
-ENDLESS: Final = 10**12
-"""More samples than any soak has: the stream ends before."""
-
+ENDLESS: Final = 10**12  # More samples than any soak has: the stream ends before
 GO_ON: Final = b"go on"
-SAVE: Final = b"save"
-"""Go on, after a checkpoint."""
-
-STEP: Final = b"s"
-"""First byte of what a rank tells of a step; its samples follow, as int64."""
-
-END: Final = b"."
-"""What it tells at the end of the epoch."""
-
-FAILED: Final = b"!"
-"""First byte of what it tells of an error; JSON follows."""
-
+SAVE: Final = b"save"  # Go on, after a checkpoint
+STEP: Final = b"s"  # First byte of what a rank tells of a step; its samples follow, as int64
+END: Final = b"."  # What it tells at the end of the epoch
+FAILED: Final = b"!"  # First byte of what it tells of an error; JSON follows
 MESSAGE: Final = 1 << 16
 
 
@@ -47,25 +35,15 @@ class Torn(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What never changes in a run.
+    """What never changes in a run."""
 
-    Attributes:
-        per_chunk: rows of a chunk.
-        unit: samples that a rank gets in a row.
-        window: chunks that are shuffled together; 0 keeps the order.
-        seed: of the shuffle.
-        keep: checkpoints that are kept.
-        every: steps between two checkpoints.
-        max_wait_s: how long a reader waits at the most.
-    """
-
-    per_chunk: int = 64
-    unit: int = 64
-    window: int = 2
-    seed: int = 0
-    keep: int = 3
-    every: int = 20
-    max_wait_s: float = 60.0
+    per_chunk: int = 64  # rows of a chunk
+    unit: int = 64  # samples that a rank gets in a row
+    window: int = 2  # chunks that are shuffled together; 0 keeps the order
+    seed: int = 0  # of the shuffle
+    keep: int = 3  # checkpoints that are kept
+    every: int = 20  # steps between two checkpoints
+    max_wait_s: float = 60.0  # how long a reader waits at the most
 
     @property
     def window_samples(self) -> int:
@@ -75,19 +53,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One life of the job.
+    """One life of the job."""
 
-    Attributes:
-        number: of the life.
-        dp: ranks.
-        batch_size: samples of a rank in a micro batch.
-        workers: DataLoader workers of each rank.
-    """
-
-    number: int
-    dp: int
-    batch_size: int
-    workers: int
+    number: int  # of the life
+    dp: int  # ranks
+    batch_size: int  # samples of a rank in a micro batch
+    workers: int  # DataLoader workers of each rank
 
 
 def train(
@@ -96,22 +67,10 @@ def train(
     rank: int,
     stream: Path,
     folder: Path,
-    origin: Checkpoint | None,
-    lockstep: socket.socket,
+    origin: Checkpoint | None,  # the checkpoint to go on from; None for a new run
+    lockstep: socket.socket,  # of which the other end is the supervisor's
 ) -> None:
-    """Trains until the epoch has ended.
-
-    It tells of each step, and waits for the word to go on.
-
-    Args:
-        rules: of the run.
-        shape: of this life.
-        rank: which one this is.
-        stream: the stream's directory.
-        folder: of the checkpoints.
-        origin: the checkpoint to go on from; None for a new run.
-        lockstep: of which the other end is the supervisor's.
-    """
+    """Trains until the epoch has ended. It tells of each step, and waits for the word to go on."""
     dataset = LazyShardedDataset(
         stream,
         dp_rank=rank,

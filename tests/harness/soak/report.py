@@ -17,23 +17,14 @@ SEAL_BYTES: Final = 27
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a soak is to be.
+    """What a soak is to be."""
 
-    Attributes:
-        seconds: how long things are killed; to end the stream takes a little longer.
-        seed: of what is drawn by chance.
-        ranks: of the life that begins, and the most of any.
-        rules: of the run.
-        patience_s: so long may nothing go on.
-        mutant: what is broken in the package first; None for nothing.
-    """
-
-    seconds: float
-    seed: int = 0
-    ranks: int = 8
-    rules: Rules = field(default_factory=Rules)
-    patience_s: float = 120.0
-    mutant: str | None = None
+    seconds: float  # how long things are killed; to end the stream takes a little longer
+    seed: int = 0  # of what is drawn by chance
+    ranks: int = 8  # of the life that begins, and the most of any
+    rules: Rules = field(default_factory=Rules)  # of the run
+    patience_s: float = 120.0  # so long may nothing go on
+    mutant: str | None = None  # what is broken in the package first; None for nothing
 
     @property
     def half_cycle_s(self) -> float:
@@ -47,11 +38,7 @@ class Settings:
 
     def max_disk(self, batch_size: int, row_bytes: int) -> int:
         """Returns the limit in bytes: twice what docs/retention.md says is the least, and what may be ahead.
-
-        Args:
-            batch_size: the largest.
-            row_bytes: of the longest row, its part of a seal included.
-        """
+        `row_bytes`: of the longest row, its part of a seal included."""
         rules = self.rules
         interval = rules.every * batch_size * self.ranks / rules.per_chunk
         window = self.ranks * max(1, rules.window)
@@ -63,25 +50,17 @@ class Settings:
 
 @dataclass
 class Report:
-    """What came of it.
+    """What came of it."""
 
-    Attributes:
-        minutes: how long it took.
-        seed: of it.
-        done: by name, how often something was done: kills by kind, disks that were full, lives, resumes.
-        counts: by name: samples, chunks, bytes, and what of them there was at the most.
-        held: by kind of process, the most that one of them held.
-        violations: a line each.
-        notes: what was not done and why.
-    """
-
-    minutes: float = 0.0
+    minutes: float = 0.0  # how long it took
     seed: int = 0
+    # by name, how often something was done: kills by kind, disks that were full, lives, resumes.
     done: Counter[str] = field(default_factory=Counter)
+    # by name: samples, chunks, bytes, and what of them there was at the most.
     counts: dict[str, float] = field(default_factory=dict)
-    held: dict[str, dict[str, int]] = field(default_factory=dict)
-    violations: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    held: dict[str, dict[str, int]] = field(default_factory=dict)  # by kind of process, the most that one of them held
+    violations: list[str] = field(default_factory=list)  # a line each
+    notes: list[str] = field(default_factory=list)  # what was not done and why
 
     @property
     def kills(self) -> int:

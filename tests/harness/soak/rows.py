@@ -1,9 +1,7 @@
-"""The rows of a soak, as a source of the producer that needs no files: `python:tests.harness.soak.rows:rows`.
-
-Row n is the same in every run, so that whoever reads it can tell whether it is whole and which one it is. The source
-ends with the row that a file says, which the source itself writes once it is asked to end: what was given is given
-again by the next run, and no more.
-"""
+"""The rows of a soak, as a source of the producer that needs no files: `python:tests.harness.soak.rows:rows`. Row n is
+the same in every run, so that whoever reads it can tell whether it is whole and which one it is. The source ends with
+the row that a file says, which the source itself writes once it is asked to end: what was given is given again by the
+next run, and no more."""
 
 from __future__ import annotations
 
@@ -13,16 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 SOURCE: Final = "python:tests.harness.soak.rows:rows"
-
-STOP: Final = "LAZYSHARD_SOAK_STOP"
-"""Environment variable: a file that asks the source to end by being there."""
-
+STOP: Final = "LAZYSHARD_SOAK_STOP"  # Environment variable: a file that asks the source to end by being there
 TOTAL: Final = "LAZYSHARD_SOAK_ROWS"
 """Environment variable: how many rows there are, where that is known from the start."""
 
-_LOOK_ROWS: Final = 256
-"""So many rows are given between two looks for the file."""
-
+_LOOK_ROWS: Final = 256  # So many rows are given between two looks for the file
 _WORDS: Final = tuple(f"{'lorem ipsum dolor sit amet '[: 3 + n % 24]}" * (n % 7) for n in range(97))
 """Texts of different lengths, so that no two neighbours are of the same size."""
 

@@ -1,8 +1,6 @@
 """Soaks: a producer at full speed and a training job, for as long as one likes, with things killed all the while.
-
 Throughout, every sample of every rank is looked at as it is read: whether it comes in the declared order, and once in
-the history that survives. So is what the stream takes on disk, what is deleted, and what the processes hold.
-"""
+the history that survives. So is what the stream takes on disk, what is deleted, and what the processes hold."""
 
 from __future__ import annotations
 
@@ -24,15 +22,7 @@ from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.soak import report as soak_report
 from tests.harness.soak import rows as soak_rows
 from tests.harness.soak.chaos import Chaos
-from tests.harness.soak.disk import (
-    SHARED_MEMORY,
-    Ballast,
-    leave,
-    left_in_memory,
-    measure,
-    own_namespace,
-    used_bytes,
-)
+from tests.harness.soak.disk import SHARED_MEMORY, Ballast, leave, left_in_memory, measure, own_namespace, used_bytes
 from tests.harness.soak.history import History
 from tests.harness.soak.job import Job, Producer, Step
 from tests.harness.soak.rank import CONSUMER, Shape
@@ -42,28 +32,18 @@ from tests.harness.tally import RunViolation, Tally
 from tests.producer.commands import environment
 
 BATCHES: Final = (16, 32)
-ORPHAN_S: Final = 30.0
-"""DataLoader workers whose rank was killed are to be gone by then: torch has them look every 5 s."""
-
+ORPHAN_S: Final = 30.0  # DataLoader workers whose rank was killed are to be gone by then: torch has them look every 5 s
 _SAY_S: Final = 60.0
 _DISK_S: Final = 0.25
 _SERVE_S: Final = 0.05
 _WARM_STEPS: Final = 3
-_AFTER_FULL_S: Final = 15.0
-"""So long after a disk was full may somebody still end for that."""
-
+_AFTER_FULL_S: Final = 15.0  # So long after a disk was full may somebody still end for that
 _MOST_TEMPORARY: Final = 5
 """Files under .tmp: a chunk that is written, one that is published, their seals, room for a head."""
 
 
 class Soak:
-    """One soak, in a process of its own.
-
-    Args:
-        settings: of it.
-        place: an empty folder.
-        say: is given a line now and then.
-    """
+    """One soak, in a process of its own. `say`: is given a line now and then."""
 
     def __init__(self, settings: Settings, place: Path, say: Callable[[str], object] = lambda line: None) -> None:
         self.report = Report(seed=settings.seed)

@@ -1,8 +1,6 @@
-"""What processes hold: descriptors, threads, memory, children; and whether that grows while they do the same work.
-
-A process is looked at again and again. Once it has been at work for long enough, the looks of an early stretch of its
-life are compared with those of its last one. What a process holds in its first seconds is not counted: caches fill.
-"""
+"""What processes hold: descriptors, threads, memory, children; and whether that grows while they do the same work. A
+process is looked at again and again. Once it has been at work for long enough, the looks of an early stretch of its
+life are compared with those of its last one. What a process holds in its first seconds is not counted: caches fill."""
 
 from __future__ import annotations
 
@@ -15,16 +13,9 @@ from pathlib import Path
 from typing import Final
 
 PROC: Final = Path("/proc")
-
-DESCRIPTORS_MORE: Final = 8
-"""So many descriptors more may be open late, those of chunks not counted."""
-
-CHUNKS_MOST: Final = 256
-"""So many chunks a reader may hold open: how many it does depends on how fast it reads."""
-
-DOUBLED_MOST: Final = 2
-"""So many may be open twice at a time: while one is opened."""
-
+DESCRIPTORS_MORE: Final = 8  # So many descriptors more may be open late, those of chunks not counted
+CHUNKS_MOST: Final = 256  # So many chunks a reader may hold open: how many it does depends on how fast it reads
+DOUBLED_MOST: Final = 2  # So many may be open twice at a time: while one is opened
 THREADS_MORE: Final = 2
 MEMORY_MORE: Final = 24 << 20
 """Of memory that is a process's own: so much more may it have late, besides a fifth of what it had early."""
@@ -32,41 +23,27 @@ MEMORY_MORE: Final = 24 << 20
 MOST_DESCRIPTORS: Final = 128
 MOST_THREADS: Final = 64
 MOST_LOOKS: Final = 128
-LEAST_LOOKS: Final = 24
-"""Fewer tell nothing."""
+LEAST_LOOKS: Final = 24  # Fewer tell nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a process holds at one moment.
+    """What a process holds at one moment."""
 
-    Attributes:
-        descriptors: open files, sockets and so on, but for chunks.
-        chunks: chunks that are open.
-        doubled: of these, how many are open once more.
-        threads: its threads.
-        memory: bytes that it alone has, written to.
-        children: its processes.
-    """
-
-    descriptors: int
-    chunks: int
-    doubled: int
-    threads: int
-    memory: int
-    children: int
+    descriptors: int  # open files, sockets and so on, but for chunks
+    chunks: int  # chunks that are open
+    doubled: int  # of these, how many are open once more
+    threads: int  # its threads
+    memory: int  # bytes that it alone has, written to
+    children: int  # its processes
 
 
 @dataclass
 class Life:
-    """One process.
+    """One process."""
 
-    Attributes:
-        kind: what it is.
-        looks: what it held, evenly spread over its life: of a long one every second, fourth, ... look is kept.
-    """
-
-    kind: str
+    kind: str  # what it is
+    # what it held, evenly spread over its life: of a long one every second, fourth, ... look is kept.
     looks: list[Look] = field(default_factory=list)
     _every: int = 1
     _skipped: int = 0
@@ -98,16 +75,11 @@ class Life:
 
 
 class Watch:
-    """Looks at the processes of a soak.
-
-    Attributes:
-        peaks: by kind of process: the most of each that one was seen to hold.
-        compared: lives that were long enough to tell.
-    """
+    """Looks at the processes of a soak."""
 
     def __init__(self) -> None:
-        self.peaks: dict[str, Look] = {}
-        self.compared = 0
+        self.peaks: dict[str, Look] = {}  # by kind of process: the most of each that one was seen to hold
+        self.compared = 0  # lives that were long enough to tell
         self._lives: dict[int, Life] = {}
 
     def look(self, processes: Iterable[tuple[int, str]]) -> list[str]:

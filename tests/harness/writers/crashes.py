@@ -1,7 +1,5 @@
-"""Runs a writer in a fork that kills itself at the N-th durable step, and checks what it leaves behind.
-
-`kill -9` shows wrong orders, torn files and leftovers. It cannot show a missing fsync: that takes a power cut.
-"""
+"""Runs a writer in a fork that kills itself at the N-th durable step, and checks what it leaves behind. `kill -9` shows
+wrong orders, torn files and leftovers. It cannot show a missing fsync: that takes a power cut."""
 
 from __future__ import annotations
 
@@ -29,19 +27,14 @@ from tests.harness.tally import Violation
 from tests.stream.streams import forked, names
 
 SAMPLES: Final = 7
-PER_CHUNK: Final = 2
-"""Three full chunks and a partial one."""
-
+PER_CHUNK: Final = 2  # Three full chunks and a partial one
 WHEN: Final = ("before", "after", "half")
-
 _STREAM: Final = [".producer.lock", "head.json", "stream.end", "stream.json", "stream.owner"]
 CLEAN: Final = sorted(_STREAM + [f"chunk_0000{n}.jsonl{end}" for n in range(4) for end in ("", ".completed")])
 CLEAN_WITH_ARRAYS: Final = sorted([*CLEAN, *(f"chunk_0000{n}.arrays" for n in range(4))])
-
 _DURABLE: Final = ("create", "write_all", "sync", "sync_directory", "rename", "remove")
 _SYSTEM: Final = ("unlink", "rmdir", "mkdir", "rename")
 _MODULES: Final = (durable, head, lock, open_chunk, publishing, recovery, retire)
-
 Mutant = Callable[[], None]
 
 

@@ -1,8 +1,6 @@
-"""Several writers of one stream at a time, where file locks do not meet: each is stopped before any of its calls.
-
-They are threads of this process, of which one at a time runs: so all orders of their calls that change files, and of
-those that look at them, can be played, and a race takes milliseconds. What is to hold is in `writers.crashes`.
-"""
+"""Several writers of one stream at a time, where file locks do not meet: each is stopped before any of its calls. They
+are threads of this process, of which one at a time runs: so all orders of their calls that change files, and of those
+that look at them, can be played, and a race takes milliseconds. What is to hold is in `writers.crashes`."""
 
 from __future__ import annotations
 
@@ -25,23 +23,13 @@ from tests.harness.disks import fast_folder
 from tests.harness.points.sweep import Sweeper, stage
 from tests.harness.processes.kill_points import CALLS
 from tests.harness.tally import Tally, Violation
-from tests.harness.writers.crashes import (
-    CLEAN,
-    CLEAN_WITH_ARRAYS,
-    PER_CHUNK,
-    SAMPLES,
-    arrays_of,
-    check,
-)
+from tests.harness.writers.crashes import CLEAN, CLEAN_WITH_ARRAYS, PER_CHUNK, SAMPLES, arrays_of, check
 from tests.stream.streams import names
 
 _TO_THE_END: Final = 1 << 30
-_LAST: Final = 99
-"""The writer that comes when the race is over."""
+_LAST: Final = 99  # The writer that comes when the race is over
 _MAKES: Final = os.O_CREAT | os.O_TRUNC
-_LOOKS: Final = ("listdir", "scandir", "stat", "lstat")
-"""Functions of `os` that look at names, besides `open`."""
-
+_LOOKS: Final = ("listdir", "scandir", "stat", "lstat")  # Functions of `os` that look at names, besides `open`
 _here = threading.local()
 
 
@@ -50,30 +38,19 @@ class _Killed(BaseException):
 
 
 class Turn(NamedTuple):
-    """A part of a race.
+    """A part of a race."""
 
-    Attributes:
-        who: the number of the writer that runs.
-        changes: before how many changes of files it stops again; None to run to its end.
-    """
-
-    who: int
-    changes: int | None = None
+    who: int  # the number of the writer that runs
+    changes: int | None = None  # before how many changes of files it stops again; None to run to its end
 
 
 class Racer:
-    """A writer in a thread of its own, which runs when it is told to.
-
-    Attributes:
-        fenced: whether it has ended because another one had the stream.
-        failure: what else it has ended by.
-        ended: whether it has ended.
-    """
+    """A writer in a thread of its own, which runs when it is told to."""
 
     def __init__(self, directory: Path, *, arrays: bool) -> None:
-        self.fenced = False
-        self.failure: BaseException | None = None
-        self.ended = False
+        self.fenced = False  # whether it has ended because another one had the stream
+        self.failure: BaseException | None = None  # what else it has ended by
+        self.ended = False  # whether it has ended
         self._killed = False
         self._directory, self._arrays = directory, arrays
         self._left = 0
@@ -147,14 +124,8 @@ def without_locks(*, looks: bool = False) -> Iterator[None]:
 
 
 def race(directory: Path, turns: Iterable[Turn], *, arrays: bool = False) -> tuple[int, ...]:
-    """Plays a race, and one more writer after it. Who has not ended by then is killed.
-
-    Returns:
-        How many turns each writer was stopped in before it had ended.
-
-    Raises:
-        Violation: what is to hold does not.
-    """
+    """Plays a race, and one more writer after it. Who has not ended by then is killed. Returns how many turns each
+    writer was stopped in before it had ended."""
     racers: dict[int, Racer] = {}
     stops: dict[int, int] = {}
     try:
@@ -189,26 +160,14 @@ def race_in_pairs(
     root: Path,
     *,
     arrays: bool = False,
-    begun: bool = False,
-    looks: bool = False,
-    step: int = 1,
-    first: int = 0,
+    begun: bool = False,  # whether a third one was killed before, with a chunk that is not sealed yet
+    looks: bool = False,  # whether they are stopped before looks at files too, which count as changes then
+    step: int = 1,  # every how manieth stop of the first one is played
+    first: int = 0,  # before which change that one is stopped first
     found: Callable[[str], object],
 ) -> int:
     """Plays two writers, each stopped before any of its changes, of which the first one goes on before the other.
-
-    Args:
-        root: where to.
-        arrays: whether rows hold arrays.
-        begun: whether a third one was killed before, with a chunk that is not sealed yet.
-        looks: whether they are stopped before looks at files too, which count as changes then.
-        step: every how manieth stop of the first one is played.
-        first: before which change that one is stopped first.
-        found: is told each violation.
-
-    Returns:
-        How many pairs were played.
-    """
+    Returns how many pairs were played."""
     pairs = 0
     killed = [Turn(2, _unsealed_at(root, arrays, looks))] if begun else []
     for at in range(first, _TO_THE_END, step):

@@ -40,7 +40,6 @@ def find_tool(name: str) -> str | None:
 
 
 def tool(name: str) -> str:
-    """Returns the path of a program, or skips the test."""
     found = find_tool(name)
     if found is None:
         pytest.skip(f"needs {name}, which is not on this machine")
@@ -138,7 +137,6 @@ class Disk:
         return False
 
     def _replace(self) -> None:
-        """Goes on with a copy of what is on the device."""
         old, self._image = self._image, self._image.with_name(f"image-{secrets.token_hex(4)}")
         subprocess.run([tool("cp"), "--sparse=always", str(old), str(self._image)], check=True)
         old.unlink()
@@ -189,13 +187,11 @@ class SmallDisk:
             pytest.fail(f"files of a small disk stayed open: {done.stderr.strip()}")
 
     def fill(self) -> None:
-        """Leaves no room at all."""
         with (self.point / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
             while True:
                 file.write(bytes(4096))
 
     def change(self, options: str) -> None:
-        """Mounts it with other options."""
         subprocess.run(["mount", "-o", f"remount,{options}", str(self.point)], check=True)
 
 

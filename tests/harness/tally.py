@@ -30,8 +30,6 @@ class RunViolation(Violation):
 
 @dataclass
 class Tally:
-    """The counts of one sweep."""
-
     name: str  # of the sweep
     # different places at which a fault was put: the N-th call of a run in one of three ways, a byte of a file, a state
     # of the model.
@@ -66,11 +64,9 @@ class Tally:
         print(f"{self.name}: VIOLATION: {what}", file=sys.stderr, flush=True)
 
     def count(self, name: str, number: int = 1) -> None:
-        """Counts something else."""
         self.more[name] = self.more.get(name, 0) + number
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the counts as JSON has them."""
         found = asdict(self)
         del found["say"]
         return found

@@ -55,8 +55,6 @@ KINDS: Final = ("directory", "folder", "pipe", "socket", "device", "hole", "link
 
 @dataclass
 class Damaged:
-    """What was done to a directory."""
-
     what: list[str]  # it, in a line
     # whether a file that is believed was rewritten so that it may say something else in good form; then the stream may
     # be told to end early, or a chunk to be deleted. Damage to bytes is never taken for that.

@@ -28,8 +28,6 @@ _ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A kind of file."""
-
     name: str  # of the target
     make: Callable[[Random], Any]  # draws a value that a producer or a run may write
     encode: Callable[[Any], bytes]  # its bytes
@@ -38,7 +36,6 @@ class FileFormat:
 
 
 def check_value(target: FileFormat, value: Any) -> None:
-    """Asserts that what is written is read as it was."""
     data = target.encode(value)
     assert same(target.decode(data), value), f"{target.name}: read otherwise than written: {data[:300]!r}"
     assert target.encode(target.decode(data)) == data

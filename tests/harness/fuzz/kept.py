@@ -44,7 +44,6 @@ class Recipe:
 
 
 def inputs() -> list[Input]:
-    """Returns the inputs."""
     found = []
     for line in _lines("inputs.jsonl"):
         data = base64.b64decode(line["base64"]) if "base64" in line else line["text"].encode()
@@ -53,7 +52,6 @@ def inputs() -> list[Input]:
 
 
 def recipes() -> list[Recipe]:
-    """Returns the damaged streams."""
     return [
         Recipe(line["stream"], tuple(map(tuple, line["do"])), line.get("lies", False), line["why"])
         for line in _lines("streams.jsonl")

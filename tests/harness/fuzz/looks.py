@@ -88,7 +88,6 @@ class Broken(AssertionError):
 
 
 def look_at(directory: Path, known: Known, done: Damaged, name: str) -> str | None:
-    """Returns what a look broke, None if nothing."""
     try:
         # A scan of two gigabytes of zeros would take longer than all the rest.
         with (
@@ -172,7 +171,6 @@ def _read_dataset(directory: Path, known: Known, done: Damaged) -> None:
 
 
 def _resume(directory: Path, known: Known, done: Damaged) -> None:
-    """Goes on from the state in a cursor, and commits."""
     try:
         cursor = read_cursor(directory, "run0")
         dataset = LazyShardedDataset(

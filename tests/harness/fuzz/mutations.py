@@ -112,7 +112,6 @@ def spoil(data: bytes, random: Random) -> tuple[str, bytes]:
 
 
 def spoil_more(data: bytes, random: Random) -> bytes:
-    """Spoils bytes one to four times."""
     for _ in range(random.randint(1, 4)):
         _, data = spoil(data, random)
     return data

@@ -59,12 +59,10 @@ _LEAVES: Final[tuple[Any, ...]] = (
 
 
 def drawn_row(random: Random) -> dict[str, Any]:
-    """Returns an object that can be a row."""
     return {random.choice(_STRINGS): _drawn(random, 3) for _ in range(random.randint(0, 4))}
 
 
 def drawn_lines(random: Random) -> list[bytes]:
-    """Returns lines, of which some may be spoilt."""
     lines = []
     for _ in range(random.choice((1, 2, 3, 40))):
         line = encode_row(drawn_row(random))

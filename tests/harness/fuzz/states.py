@@ -143,7 +143,6 @@ def check_message(error: LazyShardError) -> None:
 
 
 def check_row(known: Known, sample: int, row: Any) -> None:
-    """Asserts that a sample is what its stream holds."""
     assert row == orjson.loads(known.rows[sample] or b"null"), f"sample {sample} is {str(row)[:80]}"
 
 
@@ -169,7 +168,6 @@ _WILD: Final = (2**62, 2**53, 2**31, 2**20 + 1, 10**9, 1000, -1)
 
 
 def opened(streams: dict[str, Path], weights: dict[str, int], dp: int) -> BlendedDataset:
-    """Opens a blend for the last of so many ranks."""
     parts = []
     for name, weight in weights.items():
         size = None if STREAMS[name].native else STREAMS[name].per_chunk

@@ -42,8 +42,6 @@ ROWS: Final = tuple(
 
 @dataclass(frozen=True)
 class Known:
-    """A stream."""
-
     name: str  # what to call it
     files: dict[str, bytes]  # its files by their names in the directory
     rows: tuple[bytes | None, ...]  # the true rows, by sample; None for those that are deleted
@@ -56,7 +54,6 @@ class Known:
     values: tuple[Any, ...] | None = None
 
     def put(self, directory: Path) -> None:
-        """Writes the files into a directory, which is made."""
         directory.mkdir()
         for folder in self.folders:
             (directory / folder).mkdir()

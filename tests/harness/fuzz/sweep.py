@@ -34,8 +34,6 @@ __all__ = ["CASES", "Cases", "Found", "hypothesis_case", "sweep"]
 
 @dataclass(frozen=True)
 class Found:
-    """What a case has shown."""
-
     broken: str | None  # what was broken, None if nothing
     taken: bool  # whether the input was taken as valid, and so was looked at further
 
@@ -174,7 +172,6 @@ _MOST_VIOLATIONS: Final = 20  # Of a target: one fault shows in very many cases
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
-    """Runs the cases of every target; see `CASES`."""
     cases = Cases(place)
     with _quiet():
         for target, most in CASES.items():

@@ -32,8 +32,6 @@ _LEFT: Final = "/left"  # The directory that stands for all in `.tmp/` that may 
 
 
 class Disk(NamedTuple):
-    """The state of a filesystem."""
-
     # of each name its path, the file it stands for, and what else it may stand for after a power cut. Files are numbers
     # from 1; 0 is none.
     names: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
@@ -69,7 +67,6 @@ class _Draft:
         self.files = {number: (value, set(others)) for number, (value, others) in enumerate(disk.files, 1)}
 
     def put(self, path: str, file: int) -> None:
-        """Lets a name stand for something else from now on."""
         folder = folder_of(path)
         assert not folder or self.now.get(folder), path
         before = self.now.get(path, _NOTHING)
@@ -148,7 +145,6 @@ def do(disk: Disk, step: Step) -> Disk:
 
 
 def _move_along(draft: _Draft, before: str, after: str) -> None:
-    """Gives what is in a directory its new names."""
     for path in [one for one in draft.now if one.startswith(f"{before}/")]:
         name = after + path.removeprefix(before)
         draft.now[name], draft.others[name] = draft.now.pop(path), draft.others.pop(path, set())
@@ -219,7 +215,6 @@ def _maker(path: str) -> str:
 
 
 def power_cuts(disk: Disk) -> tuple[Disk, ...]:
-    """Returns all that a power cut may leave."""
     sure = [(path, file) for path, file, others in disk.names if not others]
     doubtful = [(path, (file, *others)) for path, file, others in disk.names if others]
     found: dict[Disk, None] = {}

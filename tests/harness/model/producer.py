@@ -58,7 +58,6 @@ class Producer:
     # As `run.py` and `writer_opening.py` have it.
 
     def opening(self, disk: Disk, seen: Seen) -> list[Step]:
-        """Takes the stream, makes it if it is not there."""
         manifest = value_of(seen, MANIFEST_PATH, "manifest")
         if manifest is not None and self.is_complete(seen):
             return []
@@ -89,11 +88,9 @@ class Producer:
         return steps
 
     def taking(self, token: str) -> list[Step]:
-        """Takes the stream over from whoever had it."""
         return self.durably(("owner",), OWNER, token)
 
     def is_complete(self, seen: Seen) -> bool:
-        """Whether the stream has ended and its readers know."""
         end = value_of(seen, END_PATH, "end")
         return end is not None and seen.get(HEAD_PATH) == ("head", end[1], True) and TMP not in seen
 
@@ -109,7 +106,6 @@ class Producer:
         ]
 
     def before_recovering(self) -> list[Step]:
-        """What is done before any seal is believed."""
         return [("sync_directory", STREAM)]
 
     # As `recovery.py` has it.
@@ -131,7 +127,6 @@ class Producer:
         return steps + self.going_on(*self.start(seen, listed, last), token)
 
     def check_gaps(self, seen: Seen, listed: Listed) -> None:
-        """Looks whether all is there that should be."""
         if any(chunk >= listed.sealed for chunk in listed.seals):
             raise Broken(f"a gap: {seal_path(listed.sealed)} is missing")
         if listed.sealed == listed.mark > 0:
@@ -154,7 +149,6 @@ class Producer:
         return listed.sealed, 0 if last is None else last[2]
 
     def clearing(self, seen: Seen, listed: Listed, token: str) -> list[Step]:
-        """Removes rows without a seal, as only the owner can."""
         steps: list[Step] = []
         for chunk in sorted(listed.data - listed.seals):
             taken_out = self.temporary_path(chunk_name(chunk), token)
@@ -183,24 +177,19 @@ class Producer:
         return steps + self.ending(chunk, token)
 
     def publishing(self, chunk: int, piece: int, token: str) -> list[Step]:
-        """Publishes a chunk."""
         return [*self.publishing_rows(chunk, piece, token), *self.sealing(chunk, piece, token)]
 
     def publishing_rows(self, chunk: int, piece: int, token: str) -> list[Step]:
-        """Gives the rows of a chunk their name."""
         steps = self.durably(("rows", piece), chunk_name(chunk), token)
         return [*steps[:3], ("check", chunk), *steps[3:]]
 
     def sealing(self, chunk: int, piece: int, token: str) -> list[Step]:
-        """Makes them count."""
         return self.durably(self.plan.seal(chunk, piece + 1), seal_name(chunk), token)
 
     def telling(self, chunks: int, token: str) -> list[Step]:
-        """Tells the readers."""
         return self.hint(("head", chunks, False), HEAD, token)
 
     def ending(self, chunks: int, token: str) -> list[Step]:
-        """Ends the stream."""
         return [*self.durably(("end", chunks), END, token), *self.finishing(chunks, token)]
 
     def finishing(self, chunks: int, token: str) -> list[Step]:
@@ -208,7 +197,6 @@ class Producer:
         return [*self.durably(("head", chunks, True), HEAD, token), *self.leaving(token)]
 
     def leaving(self, token: str) -> list[Step]:
-        """Removes its own directory."""
         return [("rmdir", self.workplace(token)), ("rmdir", TMP)]
 
     # As `holdback.py` and `retire.py` have it.
@@ -236,20 +224,17 @@ class Producer:
         return [*self.marking(mark, target, token), *self.deleting(first, target), ("sync_directory", STREAM)]
 
     def marking(self, mark: int, target: int, token: str) -> list[Step]:
-        """Makes known what is to be deleted."""
         if target > mark:
             return self.durably(("retired", target), RETIRED, token)
         # A mark that is there already may be one whose `fsync` has failed.
         return [("sync_directory", STREAM)]
 
     def deleting(self, first: int, target: int) -> list[Step]:
-        """Deletes files."""
         return [("remove", path(chunk)) for chunk in range(first, target) for path in (seal_path, data_path)]
 
     # As `durable.py` has it.
 
     def temporary_path(self, name: str, token: str) -> str:
-        """Returns under which name to write a file."""
         return f"{self.workplace(token)}/{name}"
 
     def durably(self, value: Content, name: str, token: str) -> list[Step]:
@@ -297,7 +282,6 @@ class Consumer:
         return [] if ended else None
 
     def trained(self, position: int, kept: Kept) -> list[Step]:
-        """Returns what comes after a chunk was trained."""
         return [("checkpoint", position), *self.committing(self.keep(kept, position)), ("read", position)]
 
     def keep(self, kept: Kept, position: int) -> Kept:
@@ -305,11 +289,9 @@ class Consumer:
         return (*(one for one in kept if one < position), position)[-self.plan.keeps :]
 
     def committing(self, kept: Kept) -> list[Step]:
-        """Returns how it tells of its checkpoints."""
         return [("commit", kept[0])]
 
     def writing(self, done: int, disk: Disk, seen: Seen) -> list[Step]:
-        """Writes the cursor, as `write_cursor` does."""
         names = set(disk.all_names())
         temporary = next(path for path in (f"{CURSORS}/.run.{one}" for one in _TOKENS) if path not in names)
         return [*self.making_folder(seen), *self.replacing(("cursor", done), temporary), ("committed", done)]
@@ -320,7 +302,6 @@ class Consumer:
         return [*steps, ("sync_directory", STREAM)]
 
     def replacing(self, value: Content, temporary: str) -> list[Step]:
-        """Replaces the cursor."""
         return [
             ("create", temporary),
             ("write", temporary, value),

@@ -28,8 +28,6 @@ from tests.harness.model.stream import (
 
 @dataclass(frozen=True)
 class Facts:
-    """What a disk says at one instant."""
-
     wrong: str | None  # what no state may show, in words; None if there is no such thing
     told: int = 0  # of how many chunks a reader is told
     ended: bool = False  # whether it is told that there are no more
@@ -55,7 +53,6 @@ class Course:
 
 
 def look(seen: Seen) -> Facts:
-    """Returns what a disk says."""
     try:
         found = told(seen)
         listed = list_stream(seen)

@@ -62,7 +62,6 @@ class Recorder:
         self._inside = False
 
     def install(self) -> None:
-        """Begins to record."""
         for name in (
             "open",
             "write",

@@ -19,7 +19,6 @@ Seen = Mapping[str, Content]
 
 
 def at(name: str) -> str:
-    """Returns the path of a file of the stream."""
     return f"{STREAM}/{name}"
 
 
@@ -30,19 +29,15 @@ RETIRED_PATH: Final = at(RETIRED)
 
 
 def data_path(chunk: int) -> str:
-    """Returns the path of a chunk's rows."""
     return at(chunk_name(chunk))
 
 
 def seal_path(chunk: int) -> str:
-    """Returns the path of a chunk's seal."""
     return at(seal_name(chunk))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is produced and how it is consumed."""
-
     chunks: int = 2  # of the stream
     partial: bool = False  # whether the last one holds fewer rows than the others
     keeps: int = 1  # how many checkpoints the consumer keeps; the cursor stands at the oldest
@@ -54,8 +49,6 @@ class Plan:
 
 @dataclass(frozen=True)
 class Listed:
-    """The chunks that a listing shows."""
-
     mark: int  # those below it are retired
     seals: frozenset[int]  # chunks at or above it with a seal
     data: frozenset[int]  # chunks at or above it with rows
@@ -68,7 +61,6 @@ class Broken(Exception):
 
 
 def value_of(seen: Seen, path: str, kind: str) -> Content | None:
-    """Returns what a file says, None if it is not there."""
     value = seen.get(path)
     if value is not None and value[0] != kind:
         raise Broken(f"{path} is torn")
@@ -76,7 +68,6 @@ def value_of(seen: Seen, path: str, kind: str) -> Content | None:
 
 
 def list_stream(seen: Seen) -> Listed:
-    """Lists the chunks as `list_kept` does."""
     retired = value_of(seen, RETIRED_PATH, "retired")
     mark = 0 if retired is None else retired[1]
     found: dict[bool, set[int]] = {True: set(), False: set()}
@@ -116,5 +107,4 @@ def told(seen: Seen) -> tuple[int, bool] | None:
 
 
 def is_folder(seen: Seen, path: str) -> bool:
-    """Whether there is a directory of that name."""
     return seen.get(path) == FOLDER

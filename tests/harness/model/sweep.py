@@ -21,8 +21,6 @@ _ASIDE: Final = 1 << 12  # States between two calls of `aside`
 
 @dataclass
 class Explored:
-    """What was explored."""
-
     states: int = 0  # different states, the first one included
     moves: int = 0  # what leads from one to another: steps and faults
     faults: Counter[str] = field(default_factory=Counter)  # moves that are faults, by kind
@@ -32,7 +30,6 @@ class Explored:
     whole: bool = True  # whether there is no other state
 
     def __str__(self) -> str:
-        """Returns the history, readable."""
         lines = [f"{number:3}. {line}" for number, line in enumerate(self.history, 1)]
         return "\n".join([f"{self.broken} (found after {self.states:,} states)", *lines])
 
@@ -102,7 +99,6 @@ def _text(what: object) -> str:
 
 
 def _lost(disk: Disk, left: Disk) -> str:
-    """Returns what a power cut has changed, in words."""
     before, after = disk.visible(), left.visible()
     told = [f"{path} is gone" for path in before if path not in after]
     told += [f"{path} is back" for path in after if path not in before]
@@ -173,7 +169,6 @@ def _find_mutants(tally: Tally) -> None:
 
 
 def _count(tally: Tally, found: Explored, known: Explored) -> None:
-    """Adds what was found since the last time."""
     tally.trial(0)
     tally.trials += found.moves - known.moves - 1
     tally.points += found.states - known.states

@@ -56,8 +56,6 @@ class _Interned(Generic[_T]):
 
 
 class World:
-    """A producer, a consumer and a disk."""
-
     def __init__(
         self,
         plan: Plan,  # what is produced and how it is consumed
@@ -85,17 +83,14 @@ class World:
         self._restart = {"producer": self._push([("open",)], _DONE), "consumer": self._push([("resume",)], _DONE)}
 
     def first(self, faults: int) -> State:
-        """Returns the state before anything was done."""
         return State(
             self._disk(Disk()), self._restart["producer"], self._restart["consumer"], self._course(Course()), faults
         )
 
     def disk(self, state: State) -> Disk:
-        """Returns the disk of a state."""
         return self._disks.values[state.disk]
 
     def course(self, state: State) -> Course:
-        """Returns what has happened before a state."""
         return self._courses.values[state.course]
 
     def steps(self, state: State, who: str) -> Iterator[Step]:
@@ -110,11 +105,9 @@ class World:
         return state._replace(**{who: self._push(steps, _DONE)})
 
     def has_finished(self, state: State) -> bool:
-        """Whether both processes have succeeded."""
         return state.producer == state.consumer == _DONE
 
     def moves(self, state: State) -> list[Move]:
-        """Returns what can come next."""
         moves = [*self.produce(state), *self.consume(state)]
         if not moves and not self.has_finished(state):
             return [Move("consumer", ("wait",), state, "the consumer waits for ever")]
@@ -125,7 +118,6 @@ class World:
         return moves
 
     def produce(self, state: State) -> Iterator[Move]:
-        """Returns what the producer can do next."""
         if state.producer == _DONE:
             return
         step, rest = self._cells.values[state.producer]

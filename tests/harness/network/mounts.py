@@ -91,7 +91,6 @@ class Mount:
         self.take_down()
 
     def bring_up(self) -> None:
-        """Mounts it."""
         log = self._folder / f"{self.point.name}.log"
         options = [argument for option in self.options for argument in ("-o", option)]
         # sshfs dies with this process, whatever ends it, and its server with it.
@@ -138,7 +137,6 @@ class Mount:
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
-        """No call there gets an answer meanwhile."""
         self.hang()
         try:
             yield
@@ -146,11 +144,9 @@ class Mount:
             self.answer()
 
     def hang(self) -> None:
-        """Begins that."""
         self._signal(signal.SIGSTOP)
 
     def answer(self) -> None:
-        """Ends that."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -181,7 +177,6 @@ class Share:
         return Mount(self._folder, name, options)
 
     def clear(self) -> None:
-        """Empties the folder."""
         for path in self.real.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

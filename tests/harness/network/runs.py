@@ -34,14 +34,12 @@ MARGIN_S: Final = 30.0
 
 
 def source(folder: Path, rows: int = ROWS) -> Path:
-    """Makes a source of numbered rows."""
     path = folder / "source.jsonl"
     path.write_bytes(b"".join(b'{"id":%d,"text":"%s"}\n' % (number, b"x" * (number % 50)) for number in range(rows)))
     return path
 
 
 def arguments(out: Path, path: Path, *more: object) -> list[str]:
-    """Returns the command line of a producer."""
     return run_arguments(out, [path], PER_CHUNK, *more)
 
 
@@ -76,7 +74,6 @@ class Sealed:
         self.look()
 
     def look(self) -> None:
-        """Looks once."""
         try:
             names = [path.name for path in self._real.glob("chunk_*.completed")]
             for name in names:
@@ -125,7 +122,6 @@ def readers(directory: Path, max_wait: float) -> Iterator[Callable[[], tuple[lis
 
 
 def read_whole(directory: Path, max_wait: float) -> list[int]:
-    """Reads all rows with a `StreamReader`."""
     return [row["id"] for row in StreamReader(directory, max_wait=max_wait)]
 
 
@@ -161,7 +157,6 @@ class Child:
         self._mine.close()
 
     def get(self, seconds: float = EVENT_S) -> Any:
-        """Returns what was sent next."""
         assert self._mine.poll(seconds), f"nothing came within {seconds:.0f} s; it said: {self.said()}"
         return self._mine.recv()
 
@@ -175,7 +170,6 @@ class Child:
             return ""
 
     def said(self) -> str:
-        """Returns what it has logged."""
         return self._said.read_text() if self._said.exists() else ""
 
     def _run(self, theirs: Connection) -> None:
@@ -189,7 +183,6 @@ class Child:
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Waits for an event."""
     deadline = time.monotonic() + EVENT_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {EVENT_S:.0f} s: {what}"
@@ -197,7 +190,6 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 def published(real: Path) -> int:
-    """Chunks that are sealed, as the server sees it."""
     return len(list(real.glob("chunk_*.completed")))
 
 

@@ -47,7 +47,6 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
 
 
 def run_rounds(tally: Tally, place: Path, seed: int, rounds: int, *, measures: bool = False) -> None:
-    """Runs so many rounds."""
     with ExitStack() as stack:
         for name in ("share", "nursery"):
             (place / name).mkdir()
@@ -74,8 +73,6 @@ def run_rounds(tally: Tally, place: Path, seed: int, rounds: int, *, measures: b
 
 
 class Round:
-    """One stream; see above."""
-
     def __init__(
         self, tally: Tally, nursery: Commands, share: Share, mounts: list[Mount], folder: Path, dice: random.Random
     ) -> None:
@@ -92,7 +89,6 @@ class Round:
         self._consumer: Child | None = None
 
     def run(self) -> None:
-        """Runs until all is produced and consumed."""
         deadline = time.monotonic() + _ROUND_S
         try:
             with Sealed(self._real) as sealed:
@@ -116,7 +112,6 @@ class Round:
                 self._nursery.wait(self._producer)
 
     def faults(self) -> list[Callable[[], None]]:
-        """Returns what may happen."""
         return [self._kill_producer, self._take_over, self._kill_consumer, self._hang, self._lose_mount]
 
     def _do(self, fault: Callable[[], None]) -> None:

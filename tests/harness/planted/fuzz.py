@@ -108,7 +108,6 @@ MUTANTS: Final = {
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """Plants a bug."""
     with ExitStack() as stack:
         for one in MUTANTS[name].patches:
             stack.enter_context(patch.object(*one))

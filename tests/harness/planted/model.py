@@ -240,8 +240,6 @@ _ONE: Final = Plan(1)
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake."""
-
     who: type[Producer] | type[Consumer]  # the process that makes it
     finds: str  # part of what the model says of it
     kinds: tuple[str, ...] = ("power cut",)  # the faults that it takes to see it, one of each; () if it is seen without

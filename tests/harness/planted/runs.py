@@ -23,8 +23,6 @@ from tests.harness.runs.plan import RunPlan, make_blend_plan, make_plan
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A mistake."""
-
     install: Callable[[], None]  # makes it
     kind: str  # what the harness must find, see `Violation`
     besides: frozenset[str] = frozenset()  # what it may find as well, or first

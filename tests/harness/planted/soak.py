@@ -15,8 +15,6 @@ from tests.harness.soak import rank as soak_rank
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A mistake."""
-
     install: Callable[[], None]  # makes it
     kinds: frozenset[str]  # what a soak may find first
 
@@ -45,7 +43,6 @@ def _acknowledge_early() -> None:
 
 
 def _lose_a_sample() -> None:
-    """A reader skips a sample now and then."""
     original = StreamReader.lines_published
 
     def lines_published(self: StreamReader, first: int, stop: int, at_least: int = 1) -> list[bytes]:

@@ -39,8 +39,6 @@ class Watched(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What the reader has to say."""
-
     looks: int  # how often it has looked since the last time
     samples: int  # rows that it has read, in order from the first that was not acknowledged when it began
     acknowledged: int  # chunks
@@ -62,7 +60,6 @@ class Reader:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._answering.process.pid
 
     def watch(self, stream: Watched) -> None:
@@ -107,7 +104,6 @@ class _Consumer:
         self.violation: str | None = None
 
     def look(self) -> None:
-        """Looks once; after a violation no more."""
         if self.violation is not None:
             return
         try:
@@ -125,7 +121,6 @@ class _Consumer:
             self.violation = f"the reader has failed: {type(error).__name__}: {error}"
 
     def report(self) -> Read:
-        """Looks once more and returns what it has to say."""
         self.look()
         looks, self.looks = self.looks, 0
         ended = self._reader is not None and self._reader.seen.ended

@@ -52,7 +52,6 @@ class Traced:
     said: str = ""  # what it said
 
     def add(self, lines: Iterable[str], directory: Path, mark: Path) -> None:
-        """Takes what one thread has done."""
         inside = False
         for line in lines:
             if str(mark) in line:

@@ -34,8 +34,6 @@ HANGS_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What comes of a scene in one run."""
-
     lines: list[str]  # its rows, in order
     seals: list[dict[str, Any]]  # its seals, but for their times
     refused: list[dict[str, Any]]  # its refused rows, but for their times
@@ -61,7 +59,6 @@ class Stage:
         self.whole: Final = self._play_whole()
 
     def new_folder(self) -> tuple[Path, list[FedSource]]:
-        """Returns a folder for a stream, and its sources."""
         folder = self._folder / f"{next(self._numbers)}"
         folder.mkdir()
         return folder, self.scene.make(folder) if self._shared is None else self._shared
@@ -223,7 +220,6 @@ class Trial:
             raise Violation(f"a run on the ended stream changes it: {status}: {said}")
 
     def remove(self) -> None:
-        """Removes all its files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self, most_s: float, **fault: Any) -> tuple[int, str]:

@@ -24,8 +24,6 @@ from tests.harness.tally import Violation
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What somebody was told."""
-
     chunks: int = 0  # published, by head.json
     samples: int = 0  # in them
     ended: bool = False  # whether the stream has ended
@@ -35,7 +33,6 @@ class Told:
 
     @staticmethod
     def look(out: Path, committed: int = 0, met: str = "") -> Told:
-        """Reads the head as a reader does."""
         try:
             head = json.loads((out / "head.json").read_bytes())
         except (OSError, ValueError):
@@ -59,7 +56,6 @@ class Told:
 
     @staticmethod
     def read(path: Path) -> Told:
-        """Reads what was written down."""
         return Told(**json.loads(path.read_text()))
 
 
@@ -69,8 +65,6 @@ OPTIONAL: Final = {QUARANTINE, "retired.json", "cursors"}
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What is to come of the rows."""
-
     chunks: tuple[bytes, ...]  # the rows of each chunk, as they are in it
     seals: tuple[dict[str, Any], ...]  # the seals, but for the time in them; none if they differ from run to run
     refused: tuple[tuple[str, int], ...]  # the rows in quarantine, as `(source, line)`, in order
@@ -79,14 +73,11 @@ class Whole:
 
     @property
     def samples(self) -> Counter[bytes]:
-        """All rows."""
         return Counter(b"".join(self.chunks).splitlines())
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is published after a cut."""
-
     first: int = 0  # chunks below this one are retired
     files: dict[str, bytes] | None = None  # chunks, seals and side files from there on, by name
     committed: int = 0  # the chunks that the consumer is done with
@@ -125,7 +116,6 @@ def check(out: Path, whole: Whole, told: Told, before: Found) -> Found:
 
 
 def check_ended(out: Path, whole: Whole, told: Told, before: Found) -> None:
-    """Checks a stream that was finished."""
     found = check(out, whole, told, before)
     files = found.files or {}
     if not (out / END).exists():

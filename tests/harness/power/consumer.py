@@ -34,7 +34,6 @@ class Beginning:
 
 
 def begin(forks: Nursery, folder: Path) -> Beginning:
-    """Makes the stream up to where the run starts."""
     played = PlayedScene("consumer", CONSUMED, CONSUMED.make(folder))
     out = folder / "live"
     ended = forks.call(produce, arguments=played.arguments(out), stop=None, mutant=None, told="", chunks=LIVE)
@@ -90,7 +89,6 @@ class ConsumerTrial:
             raise Violation(f"trained in the end: {newest and newest.ids}")
 
     def remove(self) -> None:
-        """Removes all of it."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._disk.sync()
 

@@ -69,7 +69,6 @@ def produce(
     commits: bool = False,  # a consumer beside it acknowledges what is published, `LAG` chunks late
     chunks: int | None = None,  # it is killed when so many are published; only with a limit, for instance `--retain`
 ) -> int:
-    """A life of the command. Returns its exit status."""
     out = Path(arguments[arguments.index("--out") + 1])
     committed = [0]
     _consume(out, committed, commits, chunks)

@@ -30,8 +30,6 @@ _FILE: Final = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a life was told is durable."""
-
     saved: int = 0  # samples in the newest checkpoint
     committed: int = 0  # samples up to which it has committed
     met: str = ""  # name of the call at which it ended
@@ -39,8 +37,6 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that is whole."""
-
     folder: Path  # where it is
     state: dict[str, Any]  # of the run
     ids: list[int]  # what was trained, in order

@@ -32,7 +32,6 @@ class PlayedScene:
     sources: list[FedSource]
 
     def arguments(self, out: Path) -> list[str]:
-        """Returns the command line."""
         of_sources = [argument for source in self.sources for argument in source.arguments]
         return [*run_arguments(out, [], self.scene.per_chunk, *self.scene.options), *of_sources]
 
@@ -123,8 +122,6 @@ ORDER: Final[tuple[When, ...]] = ("half", "before", "after")
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A disk and what is made on it."""
-
     forks: Nursery  # where lives are lived
     disk: Disk  # the disk
     played: PlayedScene  # what is made
@@ -137,7 +134,6 @@ class Bench:
         return Trial(self.forks, self.disk, out, self.played, self.whole, self.mutant)
 
     def stop(self, call: int, when: When, *, flush: bool, power: bool = True) -> Stop:
-        """Returns how a life ends there."""
         return Stop(call, when, str(self.disk.point) if power else None, flush and power)
 
     def __str__(self) -> str:

@@ -79,7 +79,6 @@ class Commands(Nursery):
         return ended.status, ended.said
 
     def run(self, *arguments: object, **options: Any) -> tuple[int, str]:
-        """Starts the command and waits for its end."""
         return self.wait(self.start(*arguments, **options))
 
 

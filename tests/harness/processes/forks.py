@@ -50,7 +50,6 @@ def forked(work: Callable[[], int], said: Path) -> int:
 
 
 def kill(pid: int) -> None:
-    """Kills a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -105,7 +104,6 @@ def has_children() -> bool:
 
 
 def last_words(said: Path) -> str:
-    """Returns the end of what a process has said."""
     try:
         return said.read_text(errors="replace")[-3000:]
     except FileNotFoundError:

@@ -58,7 +58,6 @@ class KillPoint:
         self._tell = tell
 
     def install(self) -> None:
-        """Begins to count."""
         for name in self._among:
             setattr(os, name, self._counted(name, getattr(os, name)))
 
@@ -127,11 +126,9 @@ class Fault:
 
     @property
     def text(self) -> str:
-        """What the system says for its error."""
         return os.strerror(ERRORS[self.kind][0])
 
     def options(self) -> dict[str, Any]:
-        """Returns what `Nursery.start` is to be told."""
         found: dict[str, Any] = {"kill_at": self.number, "when": self.when, "always": self.always}
         if self.kind == "kill":
             return found | {"by": signal.SIGKILL, "among": _WRITES if self.when == "half" else CALLS}

@@ -51,7 +51,6 @@ class Answering:
         )
 
     def ask(self, request: object, within_s: float | None = None) -> Any:
-        """Returns the answer to a request."""
         assert self.process.stdin is not None and self.process.stdout is not None
         line = b""
         with contextlib.suppress(OSError):
@@ -64,7 +63,6 @@ class Answering:
         return decode(line)
 
     def close(self) -> None:
-        """Kills it."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -74,18 +72,14 @@ class Answering:
 
 
 def encode(value: object) -> bytes:
-    """Returns a request or an answer as a line."""
     return base64.b64encode(pickle.dumps(value)) + b"\n"
 
 
 def decode(line: bytes) -> Any:
-    """Returns the value of a line."""
     return pickle.loads(base64.b64decode(line))
 
 
 class Ended(NamedTuple):
-    """What is known of a child that has ended."""
-
     status: int  # as `Popen.returncode`
     said: str  # its standard output and error
     left: bytes  # what it has left, see `leave`
@@ -93,7 +87,6 @@ class Ended(NamedTuple):
 
     @property
     def last_words(self) -> str:
-        """The end of what it has said, on one line."""
         return " | ".join(self.said.split("\n"))[-_SAID_CHARACTERS:]
 
 
@@ -118,7 +111,6 @@ class Nursery:
         return pid
 
     def said(self, pid: int) -> str:
-        """Returns what a child has said so far."""
         try:
             return self._said[pid].read_text(errors="replace")
         except FileNotFoundError:
@@ -132,7 +124,6 @@ class Nursery:
         return Ended(status, said, left, late)
 
     def call(self, work: Callable[..., object], *arguments: Any, within_s: float = WAIT_S, **named: Any) -> Ended:
-        """Starts a child and waits for its end."""
         return self.reap(self.fork(work, *arguments, **named), within_s)
 
     def wait_for_stop(self, pid: int) -> bool:
@@ -169,7 +160,6 @@ def reset_signals() -> None:
 
 
 def serve() -> None:
-    """What the process does."""
     reset_signals()
     for name in sys.argv[1:]:
         module = importlib.import_module(name)

@@ -13,8 +13,6 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is in a file."""
-
     consumed: int  # samples trained since the run began
     life: int  # number of the life that wrote it
     steps: int  # steps which that life had trained
@@ -42,7 +40,6 @@ def found(folder: Path) -> list[Checkpoint]:
 
 
 def remove(folder: Path, which: list[Checkpoint]) -> None:
-    """Removes checkpoints."""
     for checkpoint in which:
         os.unlink(folder / f"{checkpoint.consumed}.json")
     _sync(folder)

@@ -31,8 +31,6 @@ Step = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What one life has trained."""
-
     plan: LifePlan
     # the life from whose checkpoint it went on, and the steps which that one had trained; None for neither.
     origin: tuple[int, int] | None

@@ -57,7 +57,6 @@ class Board:
 
     @property
     def killed(self) -> bool:
-        """Whether the kill has come."""
         return bool(self._cells[_KILLED])
 
     @property
@@ -66,7 +65,6 @@ class Board:
         return bool(self._cells[_LATE])
 
     def producing(self, number: int) -> bool:
-        """Returns whether there is this producer."""
         return bool(self._cells[_PRODUCING] >> number & 1)
 
     def set_producing(self, number: int, there: bool) -> None:
@@ -76,7 +74,6 @@ class Board:
 
     @property
     def when(self) -> When:
-        """Where in a call a kill comes."""
         return WHENS[self._cells[_WHEN]]
 
     def kill(self) -> None:
@@ -99,7 +96,6 @@ class Board:
         self._cells[self._at(who, "phase")] = _PHASES.index(phase)
 
     def where(self, who: int) -> str:
-        """Returns what a process said last."""
         step, phase = (self._cells[self._at(who, field)] for field in ("step", "phase"))
         return f"rank {who} is {_PHASES[phase]}, step {step}"
 
@@ -108,7 +104,6 @@ class Board:
         self._cells[self._at(who, kind)] = call
 
     def due(self, who: int, kind: Literal["reads", "changes"]) -> bool:
-        """Counts a call; returns whether it is the one."""
         at = self._at(who, kind)
         left = self._cells[at]
         if not left:
@@ -118,7 +113,6 @@ class Board:
 
     @contextmanager
     def armed(self, who: int, kind: Literal["reads", "changes"], call: int) -> Iterator[None]:
-        """Arms a kill for a while."""
         self.arm(who, kind, call)
         yield
         self.arm(who, kind, 0)

@@ -71,13 +71,11 @@ class Producing:
             self.died += 1
 
     def stop(self) -> None:
-        """Kills it, if it is there."""
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
             self._reap()
 
     def said(self) -> str:
-        """Returns its last words."""
         return last_words(self._said)
 
     def _reap(self) -> int:
@@ -122,8 +120,6 @@ _KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
 
 @dataclass
 class Life:
-    """A life."""
-
     plan: LifePlan
     patience_s: float  # how long the ranks may take for a step
     steps: int  # steps that are left to train
@@ -152,7 +148,6 @@ class Life:
             self._end()
 
     def _end(self) -> None:
-        """Kills and reaps whatever is still there."""
         if self._dies_together:
             self._stop_producers()
         for pid in self._pids.values():
@@ -309,7 +304,6 @@ class Life:
 
 
 def heard(own: socket.socket) -> str:
-    """Returns what a rank says; nothing if it is gone."""
     try:
         return own.recv(20_000, socket.MSG_DONTWAIT).decode()
     except ConnectionResetError:

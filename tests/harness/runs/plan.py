@@ -26,8 +26,6 @@ _MOST_CALLS: Final = {"start": 10, "read": 2, "checkpoint": 5, "commit": 6, "pub
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """An instant."""
-
     where: Where  # in what
     share: float  # at which step, as a share of those that are left when the life begins
     rank: int  # of whom, where that is open
@@ -39,8 +37,6 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class LifePlan:
-    """One life of the training job."""
-
     dp: int  # ranks
     batch_size: int  # samples of a rank in a micro batch
     workers: int  # DataLoader workers of a rank; 0 reads without a DataLoader
@@ -56,8 +52,6 @@ class LifePlan:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A run."""
-
     seed: int  # what it is made from; the shuffle's seed too
     samples: int  # rows of the stream
     per_chunk: int  # rows of a chunk
@@ -77,22 +71,18 @@ class RunPlan:
 
     @property
     def streams(self) -> tuple[RunPlan, ...]:
-        """All streams, each as a run over it alone."""
         return (self, *self.others)
 
     @property
     def total(self) -> int:
-        """Samples of an epoch."""
         return self.samples if self.limit is None else min(self.samples, self.limit)
 
     @property
     def window_samples(self) -> int:
-        """Positions of a rank that are shuffled together."""
         return -(-self.window * self.per_chunk // self.unit) * self.unit
 
 
 def make_plan(seed: int) -> RunPlan:
-    """Returns the run of a seed."""
     dice = random.Random(f"run {seed}")
     samples = dice.randint(60, 150)
     per_chunk = dice.randint(3, 6)

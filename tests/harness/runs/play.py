@@ -32,8 +32,6 @@ RUN_S: Final = 100.0  # How long a run may take; what hangs in it says so itself
 
 @dataclass
 class Played:
-    """What became of a run."""
-
     seed: int  # its seed
     # how often its ranks were killed, by where; "end" also where what was planned was not met on the way.
     kills: dict[str, int] = field(default_factory=dict)

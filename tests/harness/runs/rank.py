@@ -36,14 +36,11 @@ class Torn(AssertionError):
 
 
 def row(sample: int) -> dict[str, Any]:
-    """Returns the row that a sample number stands for."""
     return {"id": sample, "text": f"row {sample} " * (1 + sample % 3)}
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank in one life."""
-
     run: RunPlan  # the run
     life: LifePlan  # the life
     number: int  # of the life
@@ -213,7 +210,6 @@ def batches_of(life: LifePlan, dataset: Data, samples: Iterable | None) -> Itera
 
 
 def checked(found: dict[str, Any]) -> int:
-    """Returns the number of a row's sample."""
     sample = found.get("id")
     if type(sample) is not int or found != row(sample):
         raise Torn(f"read {found}")

@@ -45,8 +45,6 @@ PROGRESS_S: Final = 10.0
 
 
 class Sweep:
-    """What is known of all runs so far."""
-
     def __init__(self, runs: int, *, blend: bool) -> None:
         self._again_by = "scripts/sweep_resumes --blend" if blend else "scripts/sweep_resumes"
         self.failed: list[Played] = []
@@ -83,7 +81,6 @@ class Sweep:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the sweep; returns the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/sweep_resumes", description=__doc__)
     parser.add_argument("--runs", type=int, default=100, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first one (default: %(default)s)")

@@ -68,7 +68,6 @@ def tokenized(row: Row) -> Any:
 
 
 def tokens_of(number: int) -> int:
-    """Tokens of a row with this id."""
     return 1 + number % 5
 
 
@@ -93,7 +92,6 @@ def four_of_five(row: Row, index: int) -> bool:
 
 
 def numbered(position: int | None) -> Iterator[tuple[Row | bytes, int]]:
-    """A generator for a source."""
     for number, line in enumerate(lines()):
         if number >= (position or 0):
             yield line, number + 1

@@ -42,7 +42,6 @@ class FedSource:
 
     @contextmanager
     def fed(self, entry: Entry | None) -> Iterator[None]:
-        """Feeds a run that goes on from a position."""
         yield
 
 

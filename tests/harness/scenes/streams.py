@@ -36,8 +36,6 @@ def lasting(out: Path) -> set[str]:
 
 
 class Stream:
-    """A stream."""
-
     def __init__(
         self,
         nursery: Commands,
@@ -105,7 +103,6 @@ class Stream:
 
     @property
     def chunks(self) -> int:
-        """How many are sealed."""
         return len(list(self.out.glob("chunk_*.completed")))
 
     def chunk_bytes(self) -> dict[str, bytes]:
@@ -118,7 +115,6 @@ class Stream:
         return found
 
     def seals(self) -> list[dict[str, Any]]:
-        """All seals, but for the time in them."""
         found = [json.loads((self.out / seal_name(chunk)).read_bytes()) for chunk in range(self.chunks)]
         for seal in found:
             del seal["sealed_at"]
@@ -130,7 +126,6 @@ class Stream:
         return b"".join(data).splitlines()
 
     def rows(self) -> list[tuple[int, int | None]]:
-        """Ids of all rows, and numbers of copies."""
         return [(row["id"], row.get("copy")) for line in self.lines() for row in rows_of(line)]
 
     def refused(self) -> list[dict[str, Any]]:

@@ -37,8 +37,6 @@ QUICK_LOOKS: Final = "tests.harness.scenes.table:look_quickly"
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A stream that is made in a few dozen calls."""
-
     make: Callable[[Path], list[FedSource]]  # makes its sources in a folder
     options: Sequence[object] = _KEEPS  # of the command
     per_chunk: int = 3  # rows in a chunk

@@ -57,8 +57,6 @@ CASES: Final[tuple[Setting, ...]] = tuple(
 
 
 class Comparison(NamedTuple):
-    """A figure of one case."""
-
     name: str  # which
     predicted: float  # by the simulation
     measured: float  # in the real run
@@ -66,7 +64,6 @@ class Comparison(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether they are no further apart."""
         return abs(self.predicted - self.measured) <= self.allowed
 
     @property
@@ -96,7 +93,6 @@ def compare(measured: Measured, tolerance: float) -> list[Comparison]:
 
 
 def describe(setting: Setting) -> str:
-    """Returns a case in words."""
     ahead = "" if setting.max_ahead is None else f", --max-ahead {setting.max_ahead}"
     head = "" if not setting.head_start else f", {setting.head_start} of them in advance"
     return (
@@ -137,7 +133,6 @@ def check(
 
 
 def main() -> int:
-    """Runs the cases and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=(2, 4, 8), choices=(2, 4, 8), help="only those")
     parser.add_argument("--tolerance", type=float, default=0.15, help="share by which predictions may be off (0.15)")

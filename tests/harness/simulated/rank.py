@@ -25,8 +25,6 @@ LONGEST_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What one rank did."""
-
     ids: list[int]  # of the rows, in order
     began: list[float]  # when each step began, by the monotonic clock, which all processes of a machine share
     waited: list[float]  # how many seconds it waited for rows before each step, by the reader's own word
@@ -47,7 +45,6 @@ class Opens:
 
 
 def kind(name: str) -> str:
-    """Returns what a file of a stream is, by its name."""
     if name in (HEAD, RETIRED):
         return name.partition(".")[0]
     return "chunk" if name.startswith("chunk_") and name.endswith((".jsonl", SEAL_SUFFIX)) else "other"

@@ -48,7 +48,6 @@ class Measured:
 
     @property
     def stall_share(self) -> float:
-        """As a share of the time until the end."""
         return self.stalled_s / self.end_s
 
 
@@ -61,7 +60,6 @@ class Stock(FileSystemEventHandler):
         self._lock = threading.Lock()
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        """Called by watchdog's thread."""
         name = str(event.dest_path or event.src_path)
         if not name.endswith(SEAL_SUFFIX) or event.event_type not in ("created", "moved", "deleted"):
             return

@@ -34,8 +34,6 @@ _OF_RANKS: Final = (
 
 
 class Chaos:
-    """Does it."""
-
     def __init__(self, soak: Soak, settings: Settings, dice: random.Random) -> None:
         self.options: tuple[str, ...] = ()  # of the command, besides those that never change
         self.stopped_s = _STOP_S  # the longest that anybody is stopped

@@ -23,8 +23,6 @@ _PIECE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a stream takes at one moment."""
-
     chunks: int  # bytes of chunks and seals, as `ls -l` shows them
     largest: int  # of these, bytes of the largest chunk with its seal
     unpublished: int  # bytes under `.tmp`
@@ -53,7 +51,6 @@ def own_namespace(small: Path, size: int) -> str | None:
 
 
 def leave(small: Path) -> None:
-    """Unmounts that disk, if it is one."""
     if os.path.ismount(small):
         subprocess.run([find_tool("umount") or "umount", "--lazy", str(small)], check=False)
 
@@ -84,8 +81,6 @@ def _is_semaphore(name: str) -> bool:
 
 
 class Ballast:
-    """A file that takes all the room there is."""
-
     def __init__(self, disk: Path) -> None:
         self._path = disk / "ballast"
 
@@ -103,7 +98,6 @@ class Ballast:
                     piece //= 4
 
     def drop(self) -> None:
-        """Gives all of it back."""
         self._path.unlink(missing_ok=True)
 
 

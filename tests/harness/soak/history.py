@@ -132,8 +132,6 @@ MOST: Final = 1 << 24
 
 
 class Ledger:
-    """The bookkeeping."""
-
     def __init__(self) -> None:
         self.base = 0  # every sample below is trained for good
         self.stretch = 1  # number of the current stretch, from 1
@@ -141,16 +139,13 @@ class Ledger:
 
     @property
     def trained(self) -> int:
-        """How many samples the surviving history has trained."""
         return self.base + int(np.count_nonzero(self._marks))
 
     @property
     def size(self) -> int:
-        """How many samples it keeps something for."""
         return len(self._marks)
 
     def train(self, samples: npt.NDArray[np.int64]) -> None:
-        """Counts the samples of a step."""
         places = samples - self.base
         known = places[(places >= 0) & (places < len(self._marks))]
         again = places < 0
@@ -189,28 +184,22 @@ class Ledger:
             self._marks = self._marks[: max(1 << 12, 2 * needed)].copy()
 
     def lowest(self) -> int:
-        """Returns the first sample that is not trained."""
         open_marks = np.flatnonzero(self._marks == 0)
         return self.base + (int(open_marks[0]) if len(open_marks) else len(self._marks))
 
     def check_below(self, floor: int) -> None:
-        """Checks that every sample below a number is trained."""
         if self.lowest() < floor:
             raise RunViolation("lost", f"sample {self.lowest()} was never trained, and nobody is to draw it any more")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known of a checkpoint."""
-
     stretch: int  # of the run, that ends with it
     standing: Standing  # of the ranks
     floor: int  # whoever goes on from it draws no sample below
 
 
 class History:
-    """The bookkeeping of a run."""
-
     def __init__(self, rules: Rules, dp: int) -> None:
         self.ledger = Ledger()  # which samples are trained
         self.trained = 0  # samples that were trained, those of lost stretches too
@@ -240,7 +229,6 @@ class History:
         self._order.go_on(snapshot.standing, dp)
 
     def train(self, step: Sequence[npt.NDArray[np.int64]], shape: Shape, number: int) -> None:
-        """Checks and counts a step."""
         samples = np.concatenate(step)
         self.ledger.train(samples)
         for rank, (found, expected) in enumerate(zip(step, self._order.draw(shape.batch_size), strict=True)):
@@ -251,7 +239,6 @@ class History:
         self.trained += len(samples)
 
     def close(self) -> None:
-        """Says that a checkpoint is written now."""
         floor = self._order.floor()
         self._snapshots[self._consumed] = Snapshot(self.ledger.close(), self._order.standing, floor)
         self.ledger.check_below(floor)

@@ -89,14 +89,12 @@ class Producer:
         return True
 
     def close(self) -> None:
-        """Kills it, if it is there."""
         if self.pid:
             kill(self.pid)
             reap(self.pid, "the producer")
             self.pid = 0
 
     def said(self) -> str:
-        """Returns its last words."""
         return last_words(self._said)
 
 
@@ -137,7 +135,6 @@ class Job:
 
     @property
     def pids(self) -> list[int]:
-        """The ranks that are there."""
         return list(self._pids.values())
 
     def processes(self) -> list[tuple[int, str]]:
@@ -189,7 +186,6 @@ class Job:
                 own.send(word)
 
     def signal(self, pids: Sequence[int], number: signal.Signals) -> None:
-        """Sends a signal to some of its processes."""
         if number in (signal.SIGKILL, signal.SIGTERM):
             self.doomed = True
         for pid in pids:
@@ -211,7 +207,6 @@ class Job:
         self._selector.close()
 
     def said(self, rank: int) -> str:
-        """Returns the last words of a rank."""
         return last_words(self._said / f"rank-{rank}.log")
 
     def waiting(self) -> list[int]:

@@ -109,8 +109,6 @@ _STUCK_S: Final = 300.0  # So long may the producer publish nothing at all
 
 @dataclass
 class Measured:
-    """What came of it."""
-
     chunks: int  # of the stream
     # by name: seconds of wall time, of processor time, and peak memory in MB of each part.
     parts: dict[str, tuple[float, float, float]] = field(default_factory=dict)
@@ -120,12 +118,10 @@ class Measured:
     touched: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def check(self, holds: bool, what: str) -> None:
-        """Counts a violation where something does not hold."""
         if not holds:
             self.violations.append(what)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it as JSON has it."""
         return asdict(self)
 
     def __str__(self) -> str:

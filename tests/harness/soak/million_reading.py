@@ -70,7 +70,6 @@ def write_state(stream: Path) -> dict[str, Any]:
 
 
 def state_of(stream: Path) -> Path:
-    """Returns where the state is written."""
     return stream.with_name("state.json")
 
 

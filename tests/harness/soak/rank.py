@@ -35,8 +35,6 @@ class Torn(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What never changes in a run."""
-
     per_chunk: int = 64  # rows of a chunk
     unit: int = 64  # samples that a rank gets in a row
     window: int = 2  # chunks that are shuffled together; 0 keeps the order
@@ -47,14 +45,11 @@ class Rules:
 
     @property
     def window_samples(self) -> int:
-        """Positions of a rank that are shuffled together."""
         return -(-self.window * self.per_chunk // self.unit) * self.unit
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One life of the job."""
-
     number: int  # of the life
     dp: int  # ranks
     batch_size: int  # samples of a rank in a micro batch
@@ -137,6 +132,5 @@ def commit(dataset: LazyShardedDataset, consumed: int, older: list[dict[str, Any
 
 
 def tell_error(error: BaseException) -> bytes:
-    """Returns what a rank tells of an error."""
     full = isinstance(error, OSError) and error.errno == errno.ENOSPC
     return FAILED + orjson.dumps({"kind": type(error).__name__, "text": f"{error}"[:20_000], "full": full})

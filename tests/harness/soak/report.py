@@ -17,8 +17,6 @@ SEAL_BYTES: Final = 27
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a soak is to be."""
-
     seconds: float  # how long things are killed; to end the stream takes a little longer
     seed: int = 0  # of what is drawn by chance
     ranks: int = 8  # of the life that begins, and the most of any
@@ -33,7 +31,6 @@ class Settings:
 
     @property
     def look_s(self) -> float:
-        """Time between two looks at what the processes hold."""
         return min(2.0, max(0.4, self.half_cycle_s / 60))
 
     def max_disk(self, batch_size: int, row_bytes: int) -> int:
@@ -50,8 +47,6 @@ class Settings:
 
 @dataclass
 class Report:
-    """What came of it."""
-
     minutes: float = 0.0  # how long it took
     seed: int = 0
     # by name, how often something was done: kills by kind, disks that were full, lives, resumes.
@@ -68,7 +63,6 @@ class Report:
         return sum(self.done[name] for name in FAULTS)
 
     def line(self, minutes: float) -> str:
-        """Returns how far it is."""
         trained = int(self.counts.get("samples trained", 0))
         return (
             f"{minutes:.0f} minutes: {trained:,} samples trained in {self.done['lives']} lives, {self.kills} faults, "
@@ -76,11 +70,9 @@ class Report:
         )
 
     def most(self, name: str, number: float) -> None:
-        """Counts the largest of some numbers."""
         self.counts[name] = max(self.counts.get(name, 0), number)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it as JSON has it."""
         return asdict(self) | {"done": dict(self.done), "kills": self.kills}
 
     def __str__(self) -> str:

@@ -21,12 +21,10 @@ _WORDS: Final = tuple(f"{'lorem ipsum dolor sit amet '[: 3 + n % 24]}" * (n % 7)
 
 
 def line(sample: int) -> bytes:
-    """Returns the bytes of a row."""
     return b'{"id":%d,"text":"%s"}\n' % (sample, _WORDS[sample % 97].encode())
 
 
 def row(sample: int) -> dict[str, Any]:
-    """Returns a row as it is read."""
     return {"id": sample, "text": _WORDS[sample % 97]}
 
 
@@ -36,7 +34,6 @@ def longest(stop: int) -> int:
 
 
 def rows(position: int | None) -> Iterator[tuple[bytes, int]]:
-    """Yields (line, number of the next row): the source."""
     sample = position or 0
     total = int(os.environ[TOTAL]) if TOTAL in os.environ else None
     stop = Path(os.environ[STOP]) if STOP in os.environ else None

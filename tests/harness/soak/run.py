@@ -75,7 +75,6 @@ class Soak:
         self._moved_at = self._begun = self._said_at = time.monotonic()
 
     def run(self) -> Report:
-        """Runs it; what is broken is in the report."""
         adopt_orphans()
         # Twice the limit: room for what is deleted and still open, and for what is being written.
         missing = own_namespace(self._disk, max(16 << 20, 4 * self._limit))

@@ -28,8 +28,6 @@ LEAST_LOOKS: Final = 24  # Fewer tell nothing
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a process holds at one moment."""
-
     descriptors: int  # open files, sockets and so on, but for chunks
     chunks: int  # chunks that are open
     doubled: int  # of these, how many are open once more
@@ -40,8 +38,6 @@ class Look:
 
 @dataclass
 class Life:
-    """One process."""
-
     kind: str  # what it is
     # what it held, evenly spread over its life: of a long one every second, fourth, ... look is kept.
     looks: list[Look] = field(default_factory=list)
@@ -49,7 +45,6 @@ class Life:
     _skipped: int = 0
 
     def add(self, look: Look) -> None:
-        """Counts a look."""
         self._skipped += 1
         if self._skipped < self._every:
             return
@@ -75,8 +70,6 @@ class Life:
 
 
 class Watch:
-    """Looks at the processes of a soak."""
-
     def __init__(self) -> None:
         self.peaks: dict[str, Look] = {}  # by kind of process: the most of each that one was seen to hold
         self.compared = 0  # lives that were long enough to tell
@@ -141,7 +134,6 @@ def look_at(pid: int) -> Look | None:
 
 
 def children(pid: int) -> list[int]:
-    """Returns the ids of a process's children."""
     found = []
     try:
         for thread in os.listdir(PROC / str(pid) / "task"):

@@ -40,8 +40,6 @@ Mutant = Callable[[], None]
 
 @dataclass
 class Killer:
-    """Counts steps and kills this process at one of them."""
-
     at: int
     when: str
     steps: int = 0
@@ -228,7 +226,6 @@ def _clear(directory: Path, mutant: Mutant | None) -> None:
 
 
 def sweep(root: Path, when: str, mutant: Mutant | None = None, *, overlap: bool = False, arrays: bool = False) -> int:
-    """Kills at every step in turn; returns at how many."""
     at = 0
     while True:
         at += 1

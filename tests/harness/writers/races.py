@@ -38,8 +38,6 @@ class _Killed(BaseException):
 
 
 class Turn(NamedTuple):
-    """A part of a race."""
-
     who: int  # the number of the writer that runs
     changes: int | None = None  # before how many changes of files it stops again; None to run to its end
 
@@ -71,7 +69,6 @@ class Racer:
         self.advance(None)
 
     def before_change(self) -> None:
-        """Stops it where it has made enough of them."""
         if not self._left:
             self._stopped.release()
             self._go.acquire()

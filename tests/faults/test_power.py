@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -17,7 +14,7 @@ from lazyshard.format.names import seal_name
 from tests.harness.disks import FILESYSTEMS, Disk, Filesystem, fast_folder
 from tests.harness.planted.power import OF_A_CONSUMER, OF_A_PRODUCER, OF_A_RESTART
 from tests.harness.power import sweep as power_sweep
-from tests.harness.power.checks import Told
+from tests.harness.power.checks import Told, Whole
 from tests.harness.power.consumer import Beginning, begin, cut_consumer_at_each_call
 from tests.harness.power.trials import (
     Bench,
@@ -36,15 +33,12 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 
 
 class Place:
-    """What the tests share: a process that has loaded everything, disks, and what is made on them. `folder`: where to
-    put all of it. `stack`: what is to be closed in the end."""
+    """What the tests share: a process that has loaded everything, disks, and what is made on them."""
 
     def __init__(self, folder: Path, forks: Nursery, stack: ExitStack) -> None:
-        self.folder: Final = folder
-        self.forks: Final = forks
-        self._stack = stack
+        self.folder, self.forks, self._stack = folder, forks, stack
         self._disks: dict[Filesystem, Disk] = {}
-        self._made: dict[str, Bench] = {}
+        self._made: dict[str, tuple[PlayedScene, Whole]] = {}
 
     def disk(self, filesystem: Filesystem) -> Disk:
         """Returns a disk, or skips the test where none can be made."""
@@ -58,10 +52,8 @@ class Place:
             folder = self.folder / f"in {name}"
             folder.mkdir()
             played = PlayedScene(name, POWER[name], POWER[name].make(folder))
-            disk = self.disk(filesystem)
-            self._made[name] = Bench(self.forks, disk, played, make_whole(self.forks, folder, played))
-        made = self._made[name]
-        return Bench(self.forks, self.disk(filesystem), made.played, made.whole, mutant)
+            self._made[name] = played, make_whole(self.forks, folder, played)
+        return Bench(self.forks, self.disk(filesystem), *self._made[name], mutant)
 
 
 @pytest.fixture(scope="module")
@@ -184,32 +176,12 @@ def test_after_a_cut_names_or_content_that_was_not_synced_is_gone(filesystem: Fi
     assert (disk.point / "empty").read_text() == ""
 
 
-@pytest.mark.parametrize("filesystem", FILESYSTEMS)
-def test_a_cut_is_one_although_another_mount_namespace_has_the_disk_too(filesystem: Filesystem, place: Place) -> None:
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        pytest.skip("needs unshare")
-    disk = place.disk(filesystem)
-    command = [unshare, "--mount", "sh", "-c", "echo here; exec sleep 60"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        if other.stdout.readline() != b"here\n":
-            pytest.skip("cannot have a mount namespace")
-        disk.cut()
-        (disk.point / "written").write_text("1")
-        disk.sync()
-        disk.cut()
-        assert (disk.point / "written").read_text() == "1"
-        other.kill()
-
-
 def test_a_filesystem_that_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.harness.disks.tool", lambda name: pytest.skip(f"needs {name}"))
     monkeypatch.setattr(power_sweep, "POWER", {})
     tally = Tally("power")
     power_sweep.sweep(tally, tmp_path, 0, 1)
     assert tally.notes == ["ext4 was left out: needs mkfs.ext4", "xfs was left out: needs mkfs.xfs"]
-    assert tally.trials == 0
 
 
 def test_the_head_of_a_stream_that_has_ended_is_durable(place: Place) -> None:

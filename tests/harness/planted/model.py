@@ -4,7 +4,7 @@ or what the code once did."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from lazyshard.format.names import RETIRED
 from tests.harness.model.disk import Content, Step
@@ -12,29 +12,21 @@ from tests.harness.model.producer import Consumer, Kept, Producer
 from tests.harness.model.stream import CURSOR, HEAD_PATH, STREAM, Listed, Plan, Seen, at, data_path, seal_path
 from tests.harness.model.world import World
 
-
-def _without(steps: list[Step], kind: str) -> list[Step]:
-    return [step for step in steps if step[0] != kind]
+Who = type[Producer] | type[Consumer]
 
 
-class RowsNotSynced(Producer):
-    def publishing_rows(self, chunk: int, piece: int, token: str) -> list[Step]:
-        return _without(super().publishing_rows(chunk, piece, token), "sync")
+def _without(name: str, who: Who, method: str, kind: str) -> Any:
+    """Leaves out the steps of a kind from what a method says."""
+    original = getattr(who, method)
+
+    def less(*arguments: Any) -> list[Step]:
+        return [step for step in original(*arguments) if step[0] != kind]
+
+    return type(name, (who,), {method: less})
 
 
-class SealNotSynced(Producer):
-    def sealing(self, chunk: int, piece: int, token: str) -> list[Step]:
-        return _without(super().sealing(chunk, piece, token), "sync")
-
-
-class RowsNameNotSynced(Producer):
-    def publishing_rows(self, chunk: int, piece: int, token: str) -> list[Step]:
-        return _without(super().publishing_rows(chunk, piece, token), "sync_directory")
-
-
-class SealNameNotSynced(Producer):
-    def sealing(self, chunk: int, piece: int, token: str) -> list[Step]:
-        return _without(super().sealing(chunk, piece, token), "sync_directory")
+def _nothing(name: str, who: Who, *methods: str) -> Any:
+    return type(name, (who,), dict.fromkeys(methods, lambda *arguments: []))
 
 
 class NoSyncAtRestart(Producer):
@@ -61,18 +53,20 @@ class SealBeforeRows(Producer):
         return [*self.sealing(chunk, piece, token), *self.publishing_rows(chunk, piece, token)]
 
 
+def _in_place(path: str, value: Content, folder: str = STREAM) -> list[Step]:
+    return [("truncate", path), ("write", path, value), ("sync", path), ("sync_directory", folder)]
+
+
 class SealInPlace(Producer):
     def sealing(self, chunk: int, piece: int, token: str) -> list[Step]:
-        path = seal_path(chunk)
-        value = self.plan.seal(chunk, piece + 1)
-        return [("truncate", path), ("write", path, value), ("sync", path), ("sync_directory", STREAM)]
+        return _in_place(seal_path(chunk), self.plan.seal(chunk, piece + 1))
 
 
 class EndBeforeLastChunk(Producer):
     def going_on(self, chunk: int, position: int, token: str) -> list[Step]:
-        if position == self.plan.chunks:
-            return super().going_on(chunk, position, token)
         steps = super().going_on(chunk, position, token)
+        if position == self.plan.chunks:
+            return steps
         end = self.durably(("end", self.plan.chunks), "stream.end", token)
         rest = [step for step in steps if step not in end or step == ("sync_directory", STREAM)]
         last = self.publishing(self.plan.chunks - 1, self.plan.chunks - 1, token)
@@ -92,15 +86,12 @@ class TrustsHead(Producer):
 class StateFile(Producer):
     """Keeps the position in the source in a file of its own, written before the seal."""
 
-    _PATH: Final = at("position.json")
-
     def publishing(self, chunk: int, piece: int, token: str) -> list[Step]:
         rows, seal = self.publishing_rows(chunk, piece, token), self.sealing(chunk, piece, token)
         return [*rows, *self.durably(("position", piece + 1), "position.json", token), *seal]
 
     def start(self, seen: Seen, listed: Listed, last: Content | None) -> tuple[int, int]:
-        position = seen.get(self._PATH, ("position", 0))
-        return listed.sealed, position[1]
+        return listed.sealed, seen.get(at("position.json"), ("position", 0))[1]
 
 
 class StateFileAfterSeal(StateFile):
@@ -113,8 +104,7 @@ class KeepsUnsealedTail(Producer):
     """Writes rows under their own name, and takes what is there at a restart for published."""
 
     def publishing_rows(self, chunk: int, piece: int, token: str) -> list[Step]:
-        path = data_path(chunk)
-        return [("truncate", path), ("write", path, ("rows", piece)), ("sync", path), ("sync_directory", STREAM)]
+        return _in_place(data_path(chunk), ("rows", piece))
 
     def clearing(self, seen: Seen, listed: Listed, token: str) -> list[Step]:
         return []
@@ -122,14 +112,6 @@ class KeepsUnsealedTail(Producer):
     def start(self, seen: Seen, listed: Listed, last: Content | None) -> tuple[int, int]:
         chunk, position = super().start(seen, listed, last)
         return (chunk + 1, position + 1) if chunk in listed.data else (chunk, position)
-
-
-class NothingCleared(Producer):
-    def clearing(self, seen: Seen, listed: Listed, token: str) -> list[Step]:
-        return []
-
-    def destroying(self, seen: Seen) -> list[Step]:
-        return []
 
 
 class ParentNotSynced(Producer):
@@ -182,11 +164,6 @@ class UnlinkOnce(Producer):
         return [*steps, ("sync_directory", STREAM)]
 
 
-class RetirementNotCompleted(Producer):
-    def completing_retirement(self, listed: Listed) -> list[Step]:
-        return []
-
-
 class AcknowledgesOnRead(Consumer):
     def trained(self, position: int, kept: Kept) -> list[Step]:
         return [("commit", position), *super().trained(position, kept)]
@@ -204,27 +181,7 @@ class CommitsNewest(Consumer):
 
 class CursorInPlace(Consumer):
     def replacing(self, value: Content, temporary: str) -> list[Step]:
-        return [
-            ("truncate", CURSOR),
-            ("write", CURSOR, value),
-            ("sync", CURSOR),
-            ("sync_directory", STREAM + "/cursors"),
-        ]
-
-
-class CursorNotSynced(Consumer):
-    def replacing(self, value: Content, temporary: str) -> list[Step]:
-        return _without(super().replacing(value, temporary), "sync")
-
-
-class CursorNameNotSynced(Consumer):
-    def replacing(self, value: Content, temporary: str) -> list[Step]:
-        return _without(super().replacing(value, temporary), "sync_directory")
-
-
-class CursorFolderNotSynced(Consumer):
-    def making_folder(self, seen: Seen) -> list[Step]:
-        return _without(super().making_folder(seen), "sync_directory")
+        return _in_place(CURSOR, value, STREAM + "/cursors")
 
 
 class CursorFolderSyncedByMaker(Consumer):
@@ -240,18 +197,16 @@ _ONE: Final = Plan(1)
 
 @dataclass(frozen=True)
 class Mutant:
-    who: type[Producer] | type[Consumer]  # the process that makes it
+    who: Who  # the process that makes the mistake
     finds: str  # part of what the model says of it
-    kinds: tuple[str, ...] = ("power cut",)  # the faults that it takes to see it, one of each; () if it is seen without
+    kinds: tuple[str, ...] = ("power cut",)  # the faults that it takes to see it, one of each; () if none
     plan: Plan = _ONE  # the smallest plan with which it is seen
 
     @property
     def name(self) -> str:
-        """How it is called."""
         return self.who.__name__
 
     def world(self) -> World:
-        """Returns the world with this mistake."""
         if issubclass(self.who, Producer):
             return World(self.plan, producer=self.who(self.plan), kinds=self.kinds)
         return World(self.plan, consumer=self.who(self.plan), kinds=self.kinds)
@@ -260,22 +215,31 @@ class Mutant:
 _KILL: Final = ("kill",)
 _BOTH: Final = ("kill", "power cut")
 _TWO: Final = Plan(2)
+_SEALED: Final = "chunk 0 is sealed with ('seal', 0, 1, True) and holds "
+_EARLY: Final = "chunks before 1 are retired, a run may go on from chunk 0"
 
 MUTANTS: Final = (
-    Mutant(RowsNotSynced, "chunk 0 is sealed with ('seal', 0, 1, True) and holds ('short',)"),
-    Mutant(SealNotSynced, "chunk 0 is sealed with ('short',)"),
-    Mutant(RowsNameNotSynced, "chunk 0 is sealed with ('seal', 0, 1, True) and holds None"),
-    Mutant(SealNameNotSynced, "readers are told of 1 chunks, sealed are 0"),
+    Mutant(_without("RowsNotSynced", Producer, "publishing_rows", "sync"), f"{_SEALED}('short',)"),
+    Mutant(_without("SealNotSynced", Producer, "sealing", "sync"), "chunk 0 is sealed with ('short',)"),
+    Mutant(_without("RowsNameNotSynced", Producer, "publishing_rows", "sync_directory"), f"{_SEALED}None"),
+    Mutant(
+        _without("SealNameNotSynced", Producer, "sealing", "sync_directory"),
+        "readers are told of 1 chunks, sealed are 0",
+    ),
     Mutant(NoSyncAtRestart, "there are chunks but no manifest", _BOTH),
     Mutant(HeadBeforeSeal, "readers are told of 1 chunks, sealed are 0", ()),
-    Mutant(SealBeforeRows, "chunk 0 is sealed with ('seal', 0, 1, True) and holds None", ()),
+    Mutant(SealBeforeRows, f"{_SEALED}None", ()),
     Mutant(SealInPlace, "chunk 0 is sealed with ('short',)", ()),
     Mutant(EndBeforeLastChunk, "stream.end says 1 chunks, sealed are 0", ()),
     Mutant(TrustsHead, "somebody else has published this chunk", _KILL),
     Mutant(StateFile, "the producer has ended the stream, sealed are 0 chunks of 1", _KILL),
     Mutant(StateFileAfterSeal, "chunk 1 is sealed with ('seal', 1, 1, True) and holds ('rows', 0)", _KILL),
     Mutant(KeepsUnsealedTail, "told of 1 chunks, sealed are 0", _KILL),
-    Mutant(NothingCleared, "the stream has ended, stream/.tmp is there", _KILL),
+    Mutant(
+        _nothing("NothingCleared", Producer, "clearing", "destroying"),
+        "the stream has ended, stream/.tmp is there",
+        _KILL,
+    ),
     Mutant(ParentNotSynced, "the cursor may say"),
     Mutant(EndIsAHint, "the consumer waits for ever"),
     Mutant(DeletesBeforeMark, "a gap: chunk 1 is sealed, chunk 0 is not", (), _TWO),
@@ -284,13 +248,18 @@ MUTANTS: Final = (
     Mutant(DeletesNewest, "the newest chunk, 0, is retired", ()),
     Mutant(DeletesOneMore, "chunks before 2 are retired, a run may go on from chunk 1", (), Plan(3)),
     Mutant(UnlinkOnce, "is not there", _KILL, _TWO),
-    Mutant(RetirementNotCompleted, "left over are stream/chunk_00000.jsonl.completed", _KILL, _TWO),
-    Mutant(AcknowledgesOnRead, "chunks before 1 are retired, a run may go on from chunk 0", (), _TWO),
-    Mutant(CommitsBeforeCheckpoint, "chunks before 1 are retired, a run may go on from chunk 0", (), _TWO),
-    Mutant(CommitsNewest, "chunks before 1 are retired, a run may go on from chunk 0", (), Plan(2, keeps=2)),
+    Mutant(
+        _nothing("RetirementNotCompleted", Producer, "completing_retirement"),
+        "left over are stream/chunk_00000.jsonl.completed",
+        _KILL,
+        _TWO,
+    ),
+    Mutant(AcknowledgesOnRead, _EARLY, (), _TWO),
+    Mutant(CommitsBeforeCheckpoint, _EARLY, (), _TWO),
+    Mutant(CommitsNewest, _EARLY, (), Plan(2, keeps=2)),
     Mutant(CursorInPlace, "stream/cursors/run.json is torn", ()),
-    Mutant(CursorNotSynced, "stream/cursors/run.json is torn"),
-    Mutant(CursorNameNotSynced, "the cursor may say"),
-    Mutant(CursorFolderNotSynced, "the cursor may say"),
+    Mutant(_without("CursorNotSynced", Consumer, "replacing", "sync"), "stream/cursors/run.json is torn"),
+    Mutant(_without("CursorNameNotSynced", Consumer, "replacing", "sync_directory"), "the cursor may say"),
+    Mutant(_without("CursorFolderNotSynced", Consumer, "making_folder", "sync_directory"), "the cursor may say"),
     Mutant(CursorFolderSyncedByMaker, "the cursor may say", _BOTH),
 )

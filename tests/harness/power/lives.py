@@ -40,10 +40,10 @@ class Stop:
 
 def installed(stop: dict[str, Any] | None, mutant: str | None, at_last: Callable[[str], object]) -> None:
     """Makes this process one that ends so, with that mistake in it. `stop`: a `Stop` as a dict; None for a life that
-    nothing ends. `mutant`: name of a function of `planted.power`. `at_last`: is called right before, with the name of
+    nothing ends. `mutant`: one of `planted.power`. `at_last`: is called right before, with the name of
     the call."""
     if mutant is not None:
-        getattr(power_mutants, mutant)()
+        power_mutants.plant(mutant)
     if stop is None:
         return
     given = Stop(**stop)

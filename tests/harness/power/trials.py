@@ -110,7 +110,7 @@ def make_whole(forks: Nursery, folder: Path, played: PlayedScene) -> Whole:
     ended = forks.call(produce, arguments=arguments, stop=None, mutant=None, told="")
     if ended.status:
         raise RuntimeError(f"{played.name}: without any fault the command exits with {ended.status}: {ended.said}")
-    return read_whole(out, seals=not played.scene.journal)
+    return read_whole(out, played.scene.per_chunk, seals=not played.scene.journal)
 
 
 RECOVERY_CALLS: Final = 45

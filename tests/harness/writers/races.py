@@ -15,16 +15,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
-import numpy as np
-
-from lazyshard import ChunkWriter
-from lazyshard.errors import ProducerFenced, StreamEnded
+from lazyshard.errors import ProducerFenced
 from tests.harness.disks import fast_folder
 from tests.harness.points.sweep import Sweeper, stage
 from tests.harness.processes.kill_points import CALLS
 from tests.harness.tally import Tally, Violation
-from tests.harness.writers.crashes import CLEAN, CLEAN_WITH_ARRAYS, PER_CHUNK, SAMPLES, arrays_of, check
-from tests.stream.streams import names
+from tests.harness.writers.crashes import check, check_clean, produce
 
 _TO_THE_END: Final = 1 << 30
 _LAST: Final = 99  # The writer that comes when the race is over
@@ -80,7 +76,7 @@ class Racer:
         self._go.acquire()
         _here.racer = self
         try:
-            _produce(self._directory, arrays=self._arrays)
+            produce(self._directory, arrays=self._arrays)
         except ProducerFenced:
             self.fenced = True
         except BaseException as error:
@@ -88,18 +84,6 @@ class Racer:
         finally:
             self.ended = True
             self._stopped.release()
-
-
-def _produce(directory: Path, *, arrays: bool) -> None:
-    try:
-        with ChunkWriter(directory, PER_CHUNK, arrays=arrays) as stream:
-            for sample in range(stream.published_samples, SAMPLES):
-                row: dict[str, Any] = {"id": sample}
-                if arrays:
-                    row["x"] = np.array(arrays_of(sample), np.int64)
-                stream.write(row, tokens=sample, source=sample + 1)
-    except StreamEnded:
-        pass
 
 
 @contextmanager
@@ -127,9 +111,7 @@ def race(directory: Path, turns: Iterable[Turn], *, arrays: bool = False) -> tup
     stops: dict[int, int] = {}
     try:
         _play(directory, (*turns, Turn(_LAST)), racers, stops, arrays=arrays)
-        clean = CLEAN_WITH_ARRAYS if arrays else CLEAN
-        if names(directory) != clean:
-            raise Violation(f"left over: {sorted(set(names(directory)) ^ set(clean))}")
+        check_clean(directory, arrays=arrays)
         if all(racer.fenced for who, racer in racers.items() if who != _LAST):
             raise Violation("nobody has got through")
     finally:
@@ -150,7 +132,7 @@ def _play(
         stops[who] = stops.get(who, 0) + (not racer.ended)
         if racer.failure is not None:
             raise Violation(f"writer {who} ends by {type(racer.failure).__name__}: {racer.failure}") from racer.failure
-        sealed = check(directory, sealed)
+        sealed = check(directory, sealed, arrays=arrays)
 
 
 def race_in_pairs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.model.disk import FOLDER, SHORT, ZEROS, Content, Disk, Step, do, half_written, power_cuts
-from tests.harness.model.stream import Plan
+from tests.harness.model.producer import Plan
 from tests.harness.model.sweep import Explored, explore
 from tests.harness.model.world import World
 from tests.harness.planted.model import MUTANTS, Mutant, NoSyncAtRestart

@@ -26,9 +26,8 @@ from lazyshard_producer.holding.shelf import Shelf
 from lazyshard_producer.out_directory import complete_end, find_end
 from tests.harness.disks import fast_folder
 from tests.harness.model.disk import Content, Disk, Step, do
-from tests.harness.model.producer import Consumer, Producer
+from tests.harness.model.producer import STREAM, TMP, Consumer, Plan, Producer
 from tests.harness.model.recording import PER_CHUNK, Recorder, read_disk, read_record, starred
-from tests.harness.model.stream import STREAM, TMP, Plan
 from tests.harness.model.world import LOOKS, State, World
 from tests.stream.streams import forked
 

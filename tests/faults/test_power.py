@@ -15,11 +15,13 @@ from tests.harness.disks import FILESYSTEMS, Disk, Filesystem, fast_folder
 from tests.harness.planted.power import OF_A_CONSUMER, OF_A_PRODUCER, OF_A_RESTART
 from tests.harness.power import sweep as power_sweep
 from tests.harness.power.checks import Told, Whole
-from tests.harness.power.consumer import Beginning, begin, cut_consumer_at_each_call
-from tests.harness.power.trials import (
+from tests.harness.power.sweep import (
+    Beginning,
     Bench,
     PlayedScene,
+    begin,
     cut_at_each_call,
+    cut_consumer_at_each_call,
     cut_in_each_recovery,
     cut_in_recovery,
     make_whole,

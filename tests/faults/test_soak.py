@@ -14,13 +14,12 @@ import pytest
 from lazyshard import ChunkWriter
 from tests.harness.disks import SmallDisk
 from tests.harness.planted.soak import MUTANTS
-from tests.harness.soak.disk import Ballast, measure
 from tests.harness.soak.history import DeclaredOrder, Ledger
 from tests.harness.soak.rank import END, GO_ON, MESSAGE, Rules, Shape, train
 from tests.harness.soak.report import FAULTS
 from tests.harness.soak.rows import row
 from tests.harness.soak.run import soak
-from tests.harness.soak.watch import Life, Look, Watch, look_at
+from tests.harness.soak.watch import Ballast, Life, Look, Watch, look_at, measure
 from tests.harness.tally import RunViolation
 from tests.plan.oracle import course_of_draws
 

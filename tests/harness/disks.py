@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Literal
 
 import pytest
@@ -84,9 +83,7 @@ class Disk:
             pytest.skip(f"cannot mount {self.filesystem}: {mounted.stderr.strip()}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Whatever a failed test still holds open there.
         subprocess.run([self._umount_tool, *(["-l"] if kind else []), str(self.point)], check=True)
         self._image.unlink()
@@ -174,9 +171,7 @@ class SmallDisk:
             pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._all_closed:
             done = subprocess.run(["umount", str(self.point)], capture_output=True, text=True, check=False)
             if done.returncode == 0:

@@ -15,9 +15,8 @@ from typing import Any, Final
 import orjson
 
 from tests.harness.fuzz.damage import Damaged, replace_by
-from tests.harness.fuzz.formats import FORMATS, check_bytes
+from tests.harness.fuzz.formats import FORMATS, check_batch, check_bytes, check_foreign, check_one
 from tests.harness.fuzz.looks import LOOKS, bounded, look_at
-from tests.harness.fuzz.rows import check_batch, check_foreign, check_one
 from tests.harness.fuzz.streams import STREAMS
 
 __all__ = ["Input", "Recipe", "inputs", "recipes", "run_input", "run_recipe"]

@@ -18,7 +18,7 @@ from lazyshard.errors import LazyShardError, StateInvalid
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from tests.data.options import grouped
-from tests.harness.fuzz.mutations import alter_json
+from tests.harness.fuzz.damage import alter_json
 from tests.harness.fuzz.streams import STREAMS, Known
 
 __all__ = [

@@ -20,11 +20,18 @@ from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row
-from tests.harness.fuzz.damage import Damaged, damage, damage_cursor
-from tests.harness.fuzz.formats import FORMATS, check_bytes, check_value, mutated
+from tests.harness.fuzz.damage import Damaged, alter_json, damage, damage_cursor, spoil, spoil_more
+from tests.harness.fuzz.formats import (
+    FORMATS,
+    check_batch,
+    check_bytes,
+    check_foreign,
+    check_one,
+    check_value,
+    drawn_lines,
+    mutated,
+)
 from tests.harness.fuzz.looks import LOOKS, Hangs, bounded, look_at
-from tests.harness.fuzz.mutations import alter_json, spoil, spoil_more
-from tests.harness.fuzz.rows import check_batch, check_foreign, check_one, drawn_lines
 from tests.harness.fuzz.states import check_blend, check_state, drawn_blend, drawn_state, put_streams
 from tests.harness.fuzz.streams import ARRAYS, STREAMS, Known
 from tests.harness.tally import Tally

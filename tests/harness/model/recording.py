@@ -31,7 +31,7 @@ from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import Seal
 from tests.harness.model.disk import FOLDER, SHORT, Content, Step, is_junk
-from tests.harness.model.stream import Plan
+from tests.harness.model.producer import Plan
 
 PER_CHUNK: Final = 2  # Rows of a full chunk; one that is not holds one less
 _TOKEN: Final = re.compile(r"\.([0-9a-f]{16}|[a-h])$")

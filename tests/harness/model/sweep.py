@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.harness.model.disk import SHORT, ZEROS, Disk
-from tests.harness.model.stream import Plan
+from tests.harness.model.producer import Plan
 from tests.harness.model.world import Move, State, World
 from tests.harness.planted.model import MUTANTS
 from tests.harness.tally import Tally

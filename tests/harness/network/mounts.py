@@ -18,7 +18,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import pytest
@@ -85,9 +84,7 @@ class Mount:
         self.bring_up()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.take_down()
 
     def bring_up(self) -> None:
@@ -205,9 +202,7 @@ class StaleCall:
             setattr(os, name, self._counted(name))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name, call in self._real.items():
             setattr(os, name, call)
 

@@ -8,8 +8,20 @@ from typing import Any, Final
 
 from lazyshard.format.names import RETIRED
 from tests.harness.model.disk import Content, Step
-from tests.harness.model.producer import Consumer, Kept, Producer
-from tests.harness.model.stream import CURSOR, HEAD_PATH, STREAM, Listed, Plan, Seen, at, data_path, seal_path
+from tests.harness.model.producer import (
+    CURSOR,
+    HEAD_PATH,
+    STREAM,
+    Consumer,
+    Kept,
+    Listed,
+    Plan,
+    Producer,
+    Seen,
+    at,
+    data_path,
+    seal_path,
+)
 from tests.harness.model.world import World
 
 Who = type[Producer] | type[Consumer]

@@ -111,7 +111,7 @@ def _cursor_in_place() -> None:
 
 def _committed_before_the_checkpoint() -> None:
     """The cursor is moved on, and then the checkpoint is saved for which it stands."""
-    training: Any = import_module("tests.harness.power.training")
+    training: Any = import_module("tests.harness.power.lives")
     training.COMMIT_FIRST = True
 
 

@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, TypedDict
 
 from lazyshard import StreamReader
@@ -53,9 +52,7 @@ class Reader:
         self._answering = Answering("tests.harness.points.reader")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._answering.close()
 
     @property

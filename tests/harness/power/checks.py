@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -95,7 +96,7 @@ def read_whole(out: Path, per_chunk: int, *, seals: bool) -> Whole:
         sealed = Seal.decode((out / seal_name(chunk)).read_bytes(), chunk).arrays
         if sealed is not None:
             data, ends = (out / arrays_name(chunk)).read_bytes(), sealed.offsets.tolist()
-            arrays += [data[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+            arrays += [data[begin:end] for begin, end in itertools.pairwise(ends)]
     found = tuple(_seal(out, chunk) for chunk in range(count)) if seals else ()
     return Whole(tuple(lines), per_chunk, found, refused(out), tuple(arrays) or None)
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid, StateInvalid, StateMismatch, WaitTimeout
 from lazyshard_producer.cli import main as produce
 from lazyshard_producer.holding import holdback
-from tests.harness.processes.forks import forked, kill, last_words, reap, reap_group
+from tests.harness.processes.nursery import forked, kill, last_words, reap, reap_group
 from tests.harness.runs.history import OF_A_STREAM
 from tests.harness.runs.kills import PRODUCER, Board, count_calls
 from tests.harness.runs.plan import LifePlan, RunPlan

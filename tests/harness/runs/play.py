@@ -16,8 +16,7 @@ from typing import Final
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import read_retired
 from tests.harness.planted import runs as run_mutants
-from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
-from tests.harness.processes.nursery import Nursery, leave
+from tests.harness.processes.nursery import Nursery, adopt_orphans, has_children, leave, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.runs.checkpoints import Checkpoint
 from tests.harness.runs.history import Lived, check_blend, check_kept, check_whole, of_stream, read_steps, steps_left

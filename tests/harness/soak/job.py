@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from tests.harness.processes.forks import forked, kill, last_words, reap
+from tests.harness.processes.nursery import forked, kill, last_words, reap
 from tests.harness.runs.checkpoints import Checkpoint
 from tests.harness.soak import rank as soak_rank
 from tests.harness.soak import rows as soak_rows

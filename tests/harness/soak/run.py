@@ -17,17 +17,27 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.inspection.verification import verify
-from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
+from tests.harness.processes.nursery import adopt_orphans, has_children, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.soak import report as soak_report
 from tests.harness.soak import rows as soak_rows
 from tests.harness.soak.chaos import Chaos
-from tests.harness.soak.disk import SHARED_MEMORY, Ballast, leave, left_in_memory, measure, own_namespace, used_bytes
 from tests.harness.soak.history import History
 from tests.harness.soak.job import Job, Producer, Step
 from tests.harness.soak.rank import CONSUMER, Shape
 from tests.harness.soak.report import Report, Settings
-from tests.harness.soak.watch import Watch, describe, look_at
+from tests.harness.soak.watch import (
+    SHARED_MEMORY,
+    Ballast,
+    Watch,
+    describe,
+    leave,
+    left_in_memory,
+    look_at,
+    measure,
+    own_namespace,
+    used_bytes,
+)
 from tests.harness.tally import RunViolation, Tally
 from tests.producer.commands import environment
 

@@ -15,8 +15,7 @@ from lazyshard import ChunkWriter
 from tests.harness.disks import SmallDisk
 from tests.harness.planted.soak import MUTANTS
 from tests.harness.soak.history import DeclaredOrder, Ledger
-from tests.harness.soak.rank import END, GO_ON, MESSAGE, Rules, Shape, train
-from tests.harness.soak.report import FAULTS
+from tests.harness.soak.rank import END, Rules, Shape, train
 from tests.harness.soak.rows import row
 from tests.harness.soak.run import soak
 from tests.harness.soak.watch import Ballast, Life, Look, Watch, look_at, measure
@@ -34,7 +33,6 @@ def test_a_short_soak_loses_and_leaks_nothing(tmp_path: Path) -> None:
     assert found["violations"] == []
     assert found["done"]["steps"] > 0
     assert found["kills"] > 0
-    assert found["kills"] == sum(found["done"].get(name, 0) for name in FAULTS)
     # A run that compares no life finds no leak either.
     assert found["counts"]["lives of processes long enough to be compared"] > 0
     samples = found["counts"]["samples of the stream"]
@@ -58,10 +56,10 @@ def test_a_life_may_begin_when_the_stream_has_ended(tmp_path: Path) -> None:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, its:
         for _ in range(6):
-            ours.send(GO_ON)
+            ours.send(b"go on")
         train(Rules(4, 4, 0), Shape(0, 1, 2, 0), 0, tmp_path / "s", tmp_path / "checkpoints", None, its)
-        steps = [np.frombuffer(ours.recv(MESSAGE)[1:], dtype=np.int64).tolist() for _ in range(5)]
-        assert ours.recv(MESSAGE) == END
+        steps = [np.frombuffer(ours.recv(1 << 16)[1:], dtype=np.int64).tolist() for _ in range(5)]
+        assert ours.recv(1 << 16) == END
     assert steps == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 

@@ -61,7 +61,7 @@ def _soak(args: argparse.Namespace, place: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as temporary:
         os.environ["TMPDIR"] = temporary
         tempfile.tempdir = None
-        report = Soak(Settings(60 * args.minutes, args.seed, args.ranks, rules, mutant=args.mutant), place, _say).run()
+        report = Soak(Settings(60 * args.minutes, args.seed, args.ranks, rules), place, _say).run()
     print(report)
     _append(args.json, report.as_json())
     return len(report.violations)

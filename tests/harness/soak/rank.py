@@ -21,12 +21,10 @@ from tests.harness.soak.rows import row
 
 CONSUMER: Final = "soak"
 ENDLESS: Final = 10**12  # More samples than any soak has: the stream ends before
-GO_ON: Final = b"go on"
 SAVE: Final = b"save"  # Go on, after a checkpoint
 STEP: Final = b"s"  # First byte of what a rank tells of a step; its samples follow, as int64
 END: Final = b"."  # What it tells at the end of the epoch
 FAILED: Final = b"!"  # First byte of what it tells of an error; JSON follows
-MESSAGE: Final = 1 << 16
 
 
 class Torn(AssertionError):

@@ -11,8 +11,7 @@ from tests.harness.soak.rank import Rules
 MAX_AHEAD: Final = 512
 """Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md."""
 
-SEAL_BYTES: Final = 27
-"""Of a seal, for each row; see docs/retention.md."""
+SEAL_BYTES: Final = 27  # Of a seal, for each row; see docs/retention.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +19,8 @@ class Settings:
     seconds: float  # how long things are killed; to end the stream takes a little longer
     seed: int = 0  # of what is drawn by chance
     ranks: int = 8  # of the life that begins, and the most of any
-    rules: Rules = field(default_factory=Rules)  # of the run
+    rules: Rules = field(default_factory=Rules)
     patience_s: float = 120.0  # so long may nothing go on
-    mutant: str | None = None  # what is broken in the package first; None for nothing
 
     @property
     def half_cycle_s(self) -> float:
@@ -31,6 +29,7 @@ class Settings:
 
     @property
     def look_s(self) -> float:
+        """Time between two looks at what the processes hold."""
         return min(2.0, max(0.4, self.half_cycle_s / 60))
 
     def max_disk(self, batch_size: int, row_bytes: int) -> int:
@@ -49,68 +48,24 @@ class Settings:
 class Report:
     minutes: float = 0.0  # how long it took
     seed: int = 0
-    # by name, how often something was done: kills by kind, disks that were full, lives, resumes.
-    done: Counter[str] = field(default_factory=Counter)
-    # by name: samples, chunks, bytes, and what of them there was at the most.
-    counts: dict[str, float] = field(default_factory=dict)
+    kills: int = 0  # how often anything was killed or stopped, or the disk filled
+    done: Counter[str] = field(default_factory=Counter)  # by name: kills by kind, lives, resumes
+    counts: dict[str, float] = field(default_factory=dict)  # by name: samples, chunks, bytes, the most that there was
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # by kind of process, the most that one of them held
-    violations: list[str] = field(default_factory=list)  # a line each
+    violations: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what was not done and why
-
-    @property
-    def kills(self) -> int:
-        """How often anything was killed or stopped, or the disk filled."""
-        return sum(self.done[name] for name in FAULTS)
-
-    def line(self, minutes: float) -> str:
-        trained = int(self.counts.get("samples trained", 0))
-        return (
-            f"{minutes:.0f} minutes: {trained:,} samples trained in {self.done['lives']} lives, {self.kills} faults, "
-            f"{len(self.violations)} violations"
-        )
 
     def most(self, name: str, number: float) -> None:
         self.counts[name] = max(self.counts.get(name, 0), number)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"done": dict(self.done), "kills": self.kills}
+        return asdict(self) | {"done": dict(self.done)}
 
     def __str__(self) -> str:
         lines = [f"{self.minutes:.1f} minutes, seed {self.seed}: {self.kills} faults"]
         lines += [f"  {name:58}{count:>16,}" for name, count in sorted(self.done.items())]
         lines += [f"  {name:58}{number:>16,.10g}" for name, number in self.counts.items()]
-        for kind, held in self.held.items():
-            each = ", ".join(
-                f"{name} {number / 1e6:.1f} MB" if name == "memory" else f"{name} {number}"
-                for name, number in held.items()
-            )
-            lines.append(f"  the most that one {kind} held: {each}")
+        lines += [f"  the most that one {kind} held: {held}" for kind, held in self.held.items()]
         lines += [f"  not done: {note}" for note in self.notes]
         lines += [f"  VIOLATION: {violation}" for violation in self.violations]
-        lines.append(f"  {len(self.violations)} violations")
-        return "\n".join(lines)
-
-
-PRODUCER_KILLED: Final = "producer killed (SIGKILL)"
-PRODUCER_ENDED: Final = "producer asked to end (SIGTERM)"
-PRODUCER_STOPPED: Final = "producer stopped for a while (SIGSTOP, SIGCONT)"
-JOB_KILLED: Final = "all ranks killed at once (SIGKILL)"
-JOB_ENDED: Final = "all ranks asked to end (SIGTERM)"
-RANK_KILLED: Final = "one rank killed, then the others (SIGKILL)"
-WORKER_KILLED: Final = "one DataLoader worker killed (SIGKILL)"
-RANK_STOPPED: Final = "one rank or worker stopped for a while"
-ALL_KILLED: Final = "producer and ranks killed at once (SIGKILL)"
-DISK_FULL: Final = "disk full for a while"
-
-FAULTS: Final = (
-    PRODUCER_KILLED,
-    PRODUCER_ENDED,
-    PRODUCER_STOPPED,
-    JOB_KILLED,
-    JOB_ENDED,
-    RANK_KILLED,
-    WORKER_KILLED,
-    RANK_STOPPED,
-    ALL_KILLED,
-    DISK_FULL,
-)
+        return "\n".join([*lines, f"  {len(self.violations)} violations"])

@@ -19,13 +19,12 @@ import orjson
 from lazyshard.inspection.verification import verify
 from tests.harness.processes.nursery import adopt_orphans, has_children, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
-from tests.harness.soak import report as soak_report
 from tests.harness.soak import rows as soak_rows
-from tests.harness.soak.chaos import Chaos
+from tests.harness.soak.chaos import DISK_FULL, Chaos
 from tests.harness.soak.history import History
 from tests.harness.soak.job import Job, Producer, Step
 from tests.harness.soak.rank import CONSUMER, Shape
-from tests.harness.soak.report import Report, Settings
+from tests.harness.soak.report import MAX_AHEAD, SEAL_BYTES, Report, Settings
 from tests.harness.soak.watch import (
     SHARED_MEMORY,
     Ballast,
@@ -70,10 +69,10 @@ class Soak:
         self._decided = place / "stop.at"
         for folder in (self._disk, self._checkpoints, self._said):
             folder.mkdir()
-        row_bytes = soak_rows.longest(10**10) + soak_report.SEAL_BYTES
+        row_bytes = soak_rows.longest(10**10) + SEAL_BYTES
         self._limit = settings.max_disk(max(BATCHES), row_bytes)
         options = ["--samples-per-chunk", self._rules.per_chunk, "--retain", "consumed", "--consumers", CONSUMER]
-        options += ["--max-ahead", soak_report.MAX_AHEAD, "--max-disk", self._limit]
+        options += ["--max-ahead", MAX_AHEAD, "--max-disk", self._limit]
         self.producer = Producer(self._stream, list(map(str, options)), self._said / "producer.log", self._stop)
         self._dice = random.Random(f"soak {settings.seed}")
         self._chaos = Chaos(self, settings, self._dice)
@@ -91,7 +90,7 @@ class Soak:
         if missing is None:
             self.ballast = Ballast(self._disk)
         else:
-            self.report.notes.append(f"{soak_report.DISK_FULL}: {missing}")
+            self.report.notes.append(f"{DISK_FULL}: {missing}")
         try:
             self._soak()
         except RunViolation as error:
@@ -143,7 +142,10 @@ class Soak:
             self._look()
         if now - self._said_at >= _SAY_S:
             self._said_at = now
-            self._say(self.report.line((now - self._begun) / 60))
+            trained = int(self.report.counts.get("samples trained", 0))
+            self._say(
+                f"{trained:,} samples trained, {self.report.kills} faults, {len(self.report.violations)} violations"
+            )
         if time.monotonic() - self._moved_at > self._settings.patience_s:
             raise RunViolation("hang", f"no step for {self._settings.patience_s:.0f} s; {self._describe()}")
 

@@ -36,7 +36,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, tupl
 def touched(stream: Path, *command: str) -> dict[str, int]:
     """What a command of ours opens and lists below a stream's folder."""
     name, *arguments = command
-    line = [sys.executable, "-m", "tests.harness.soak.million_touched", str(stream), "lazyshard.cli", name, str(stream)]
+    line = [sys.executable, "-m", "tests.harness.soak.million", str(stream), "lazyshard.cli", name, str(stream)]
     done = subprocess.run([*line, *arguments], env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = orjson.loads(done.stdout)

@@ -6,16 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshard.stream import read_retired
 from tests.harness.runs.checkpoints import Checkpoint
-from tests.harness.soak.rank import Rules, Shape
 from tests.harness.tally import RunViolation
 from tests.plan.oracle import permutation, slices
+
+if TYPE_CHECKING:
+    from tests.harness.soak.rank import Rules, Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset
 from tests.data.options import grouped
-from tests.harness.soak.million import AFTER, BATCH, BEFORE, SEED, STEPS, WINDOW
-from tests.harness.soak.million_touched import count_touched
+from tests.harness.soak.million import AFTER, BATCH, BEFORE, SEED, STEPS, WINDOW, count_touched
 from tests.harness.soak.rows import row
 
 ORDER: Final[dict[str, Any]] = {"batch_size": BATCH, "shuffle_window": WINDOW, "seed": SEED}

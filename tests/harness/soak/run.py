@@ -142,10 +142,7 @@ class Soak:
             self._look()
         if now - self._said_at >= _SAY_S:
             self._said_at = now
-            trained = int(self.report.counts.get("samples trained", 0))
-            self._say(
-                f"{trained:,} samples trained, {self.report.kills} faults, {len(self.report.violations)} violations"
-            )
+            self._say(f"{self._history.trained:,} samples trained, {self.report.kills} faults")
         if time.monotonic() - self._moved_at > self._settings.patience_s:
             raise RunViolation("hang", f"no step for {self._settings.patience_s:.0f} s; {self._describe()}")
 

@@ -25,10 +25,8 @@ from tests.stream import arrays
 from tests.stream.streams import names, needs_root, rows
 
 pytestmark = pytest.mark.full
-
 CHUNKS: Final = 6
 GONE: Final = 4  # Chunks of two rows, of which so many are deleted, in two passes
-
 Files = dict[str, bytes]
 
 

@@ -11,14 +11,12 @@ from tests.harness.runs.history import Lived, Step, check_kept, check_whole, rea
 from tests.harness.runs.plan import LifePlan, make_plan
 from tests.harness.tally import RunViolation
 
+# Twelve samples, dealt in twos, in order
 RUN = replace(make_plan(0), samples=12, per_chunk=2, unit=2, window=0, limit=12, indices=None)
-"""Twelve samples, dealt in twos, in order."""
-
+# What two ranks then train, step by step
 TWO: list[Step] = [[[0], [2]], [[1], [3]], [[4], [6]], [[5], [7]], [[8], [10]], [[9], [11]]]
-"""What two ranks then train, step by step."""
-
+# What one rank goes on with after two of these steps
 ONE: list[Step] = [[[4]], [[5]], [[6]], [[7]], [[8]], [[9]], [[10]], [[11]]]
-"""What one rank goes on with after two of these steps."""
 
 
 def life(steps: list[Step], dp: int = 2, origin: tuple[int, int] | None = None, batch_size: int = 1) -> Lived:

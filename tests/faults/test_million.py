@@ -16,8 +16,8 @@ from tests.producer.commands import environment
 
 FEW = 600  # More than `lazyshard inspect` looks at
 MANY = 20_000
+# The first test makes the streams: some 15 s of processor time
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
-"""The first test makes the streams: some 15 s of processor time."""
 
 
 @pytest.fixture(scope="module")

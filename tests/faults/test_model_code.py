@@ -32,11 +32,10 @@ from tests.harness.model.world import LOOKS, State, World
 from tests.stream.streams import forked
 
 pytestmark = pytest.mark.full
+# Chunks that the consumer is done with when it commits
 COMMITTED: Final = 1
-"""Chunks that the consumer is done with when it commits."""
-
+# Steps of the model that change no file of the stream
 _NO_CALLS: Final = (*LOOKS, "checkpoint", "commit", "committed")
-"""Steps of the model that change no file of the stream."""
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from tests.harness.soak.watch import Life, Look, Watch, look_at
 from tests.harness.tally import RunViolation
 from tests.plan.oracle import course_of_draws
 
+# Of a busy machine; what hangs in a soak it tells itself
 pytestmark = pytest.mark.timeout(600)
-"""Of a busy machine; what hangs in a soak it tells itself."""
 
 
 @pytest.mark.full

@@ -50,8 +50,8 @@ FILESYSTEMS: Final[tuple[Filesystem, ...]] = ("ext4", "xfs")
 _SHUTDOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are one number
 _LOG_FLUSH: Final = 1
 _NO_LOG_FLUSH: Final = 2
+# Bytes of the image, which has holes. mkfs.xfs makes nothing below 300 MB, of which it writes some 65 MB.
 _SIZES: Final[dict[Filesystem, int]] = {"ext4": 16 << 20, "xfs": 320 << 20}
-"""Bytes of the image, which has holes. mkfs.xfs makes nothing below 300 MB, of which it writes some 65 MB."""
 
 
 class Disk:

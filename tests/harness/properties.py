@@ -13,7 +13,6 @@ from typing import Final
 from tests.conftest import EXAMPLES_FACTOR
 from tests.harness.tally import Tally
 
-__all__ = ["sweep"]
 _ROOT: Final = Path(__file__).parents[2]
 _FACTOR: Final = 100
 _PROPERTY: Final = re.compile(r"tests/\S+::.*:$")

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = ["RunViolation", "Tally", "Violation"]
 _SECONDS_BETWEEN_LINES: Final = 10.0
 
 

@@ -18,95 +18,23 @@ import orjson
 from tests.harness.fuzz.streams import Known
 
 _PIECES: Final = (
-    b"-",
-    b"9",
-    b"0",
-    b'"',
-    b"[",
-    b"]",
-    b"{",
-    b"}",
-    b",",
-    b":",
-    b"\\",
-    b"\n",
-    b"\r\n",
-    b"\0",
-    b"null",
-    b"true",
-    b"1e999",
-    b"NaN",
-    b"\xff",
-    b"\xef\xbb\xbf",
-    b"\xff\xfe",
-    b"\\ud800",
-    b"\xed\xa0\x80",
-    b"\xe2\x80\xa8",
-    b"18446744073709551616",
-    b"-9223372036854775809",
-    b"0" * 40,
-    b"9" * 400,
-    b"[" * 2000,
-    b'{"a":' * 1100,
-    b'"format":2,',
-    b"{}\n",
-    b"\n\n",
+    *(b"-", b"9", b"0", b'"', b"[", b"]", b"{", b"}", b",", b":", b"\\", b"\n", b"\r\n", b"\0", b"null", b"true"),
+    *(b"1e999", b"NaN", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"\\ud800", b"\xed\xa0\x80", b"\xe2\x80\xa8"),
+    *(b"18446744073709551616", b"-9223372036854775809", b"0" * 40, b"9" * 400, b"[" * 2000, b'{"a":' * 1100),
+    *(b'"format":2,', b"{}\n", b"\n\n"),
 )
 """What has been the trouble of some reader of JSON or of lines."""
 
 _NUMBERS: Final = (
-    0,
-    1,
-    2,
-    3,
-    -1,
-    255,
-    2**31 - 1,
-    2**31,
-    2**32,
-    2**53 + 1,
-    2**62,
-    2**63 - 1,
-    2**63,
-    2**64 - 1,
-    10**15,
-    10**15 + 1,
-    10**8,
-    10**8 + 1,
-    1.5,
-    -0.0,
-    1e18,
-    -1e18,
-    1e300,
-    -1e300,
-    5e-324,
+    *(0, 1, 2, 3, -1, 255, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 10**15),
+    *(10**15 + 1, 10**8, 10**8 + 1, 1.5, -0.0, 1e18, -1e18, 1e300, -1e300, 5e-324),
 )
 
 _VALUES: Final[tuple[Any, ...]] = (
     *_NUMBERS,
-    None,
-    True,
-    False,
-    "",
-    "x",
-    "AAAAAAAAAAA=",
-    "0" * 32,
-    "0" * 31,
-    "\u0000",
-    "\u001b[31m",
-    "\u2028",
-    "\U0001f600",
-    "running",
-    "..",
-    "../../etc/passwd",
-    "x" * 300,
-    [],
-    [[]],
-    {},
-    {"a": None},
-    [0, 1],
-    [[0, 5], [3, 4]],
-    [1.5, None],
+    *(None, True, False, "", "x", "AAAAAAAAAAA=", "0" * 32, "0" * 31, "\u0000", "\u001b[31m", "\u2028"),
+    *("\U0001f600", "running", "..", "../../etc/passwd", "x" * 300, [], [[]], {}, {"a": None}, [0, 1]),
+    *([[0, 5], [3, 4]], [1.5, None]),
 )
 
 
@@ -226,19 +154,8 @@ def _nothing_left(data: bytes, random: Random) -> bytes:
 
 
 _WAYS: Final[tuple[Callable[[bytes, Random], bytes], ...]] = (
-    _flip_bit,
-    _flip_bit,
-    _other_bytes,
-    _cut,
-    _zeros,
-    _zeros_to_the_end,
-    _twice,
-    _without,
-    _moved,
-    _more,
-    _piece,
-    _piece,
-    _nothing_left,
+    *(_flip_bit, _flip_bit, _other_bytes, _cut, _zeros, _zeros_to_the_end, _twice, _without, _moved, _more, _piece),
+    *(_piece, _nothing_left),
 )
 
 
@@ -248,39 +165,18 @@ def _region(data: bytes, random: Random) -> tuple[int, int]:
 
 
 _NAMES: Final = (
-    "chunk_00000.jsonl",
-    "chunk_00001.jsonl",
-    "chunk_00002.jsonl",
-    "chunk_00003.jsonl",
-    "chunk_00004.jsonl",
-    "chunk_1.jsonl",
-    "chunk_000002.jsonl",
-    "chunk_99999.jsonl",
-    "chunk_100000.jsonl",
-    "chunk_" + "9" * 200 + ".jsonl",
-    "chunk_-1.jsonl",
-    "stream.json",
-    "head.json",
-    "stream.end",
-    "retired.json",
-    "stream.owner",
-    "cursors/run0.json",
-    "cursors/other.json",
-    "cursors/run0.reading.json",
-    "cursors/.run0.lock",
-    ".producer.lock",
-    "quarantine.jsonl",
-    ".tmp/chunk_00003.jsonl.0123456789abcdef",
-    "unknown",
+    *("chunk_00000.jsonl", "chunk_00001.jsonl", "chunk_00002.jsonl", "chunk_00003.jsonl", "chunk_00004.jsonl"),
+    *("chunk_1.jsonl", "chunk_000002.jsonl", "chunk_99999.jsonl", "chunk_100000.jsonl"),
+    *("chunk_" + "9" * 200 + ".jsonl", "chunk_-1.jsonl", "stream.json", "head.json", "stream.end", "retired.json"),
+    *("stream.owner", "cursors/run0.json", "cursors/other.json", "cursors/run0.reading.json", "cursors/.run0.lock"),
+    *(".producer.lock", "quarantine.jsonl", ".tmp/chunk_00003.jsonl.0123456789abcdef", "unknown"),
 )
 """Where a file may be copied to, besides the names that there are."""
 
+# Files that are not digested: what they say, where it can be read, is believed
 _CLAIMS: Final = ("head.json", "stream.end", "stream.json", "retired.json")
-"""Files that are not digested: what they say, where it can be read, is believed."""
-
-
+# What may be there in the place of a file; a folder is a directory that is not empty
 KINDS: Final = ("directory", "folder", "pipe", "socket", "device", "hole", "link out", "link to itself", "link within")
-"""What may be there in the place of a file; a folder is a directory that is not empty."""
 
 
 @dataclass

@@ -19,7 +19,6 @@ from tests.harness.fuzz.formats import FORMATS, check_batch, check_bytes, check_
 from tests.harness.fuzz.looks import LOOKS, bounded, look_at
 from tests.harness.fuzz.streams import STREAMS
 
-__all__ = ["Input", "Recipe", "inputs", "recipes", "run_input", "run_recipe"]
 CORPUS: Final = Path(__file__).parent / "corpus"
 
 

@@ -33,10 +33,9 @@ from tests.data.options import grouped
 from tests.harness.fuzz.damage import Damaged
 from tests.harness.fuzz.streams import ID, Known
 
-__all__ = ["DEADLINE_S", "LOOKS", "MEMORY_BYTES", "Broken", "Hangs", "Look", "bounded", "look_at"]
 DEADLINE_S: Final = 30.0  # A look takes milliseconds; one that takes so long hangs
+# Above what the process has already. What asks for more gets a MemoryError, which is none of lazyshard's own.
 MEMORY_BYTES: Final = 1 << 30
-"""Above what the process has already. What asks for more gets a MemoryError, which is none of lazyshard's own."""
 
 
 class Hangs(BaseException):
@@ -70,12 +69,7 @@ def _most(limits: tuple[int, int]) -> int:
 
 _DOCUMENTED: Final = frozenset(
     (
-        exits.DONE,
-        exits.USAGE,
-        exits.REFUSED,
-        exits.STREAM_DAMAGED,
-        exits.EXPORTING,
-        exits.FILESYSTEM,
+        *(exits.DONE, exits.USAGE, exits.REFUSED, exits.STREAM_DAMAGED, exits.EXPORTING, exits.FILESYSTEM),
         exits.OUT_OF_MEMORY,
     )
 )

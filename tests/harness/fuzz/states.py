@@ -21,35 +21,9 @@ from tests.data.options import grouped
 from tests.harness.fuzz.damage import alter_json
 from tests.harness.fuzz.streams import STREAMS, Known
 
-__all__ = [
-    "NOT_OF_JSON",
-    "check_blend",
-    "check_message",
-    "check_row",
-    "check_state",
-    "drawn_blend",
-    "drawn_state",
-    "put_streams",
-]
-
-
 NOT_OF_JSON: Final[tuple[Any, ...]] = (
-    b"bytes",
-    float("nan"),
-    float("inf"),
-    -float("inf"),
-    np.int64(3),
-    np.float32(1.5),
-    torch.tensor(3),
-    torch.zeros(2),
-    (1, 2),
-    {1: 2},
-    {1, 2},
-    2**100,
-    1j,
-    object(),
-    RunState,
-    range(3),
+    *(b"bytes", float("nan"), float("inf"), -float("inf"), np.int64(3), np.float32(1.5), torch.tensor(3)),
+    *(torch.zeros(2), (1, 2), {1: 2}, {1, 2}, 2**100, 1j, object(), RunState, range(3)),
 )
 """What a pickle may hold as well."""
 
@@ -161,9 +135,8 @@ def _part(random: Random, number: int) -> Part:
     )
 
 
+# Streams of ours here have all the same identity, so a blend has one of them
 _BLENDED: Final = ("ended", "foreign", "foreign-live")
-"""Streams of ours here have all the same identity, so a blend has one of them."""
-
 _WILD: Final = (2**62, 2**53, 2**31, 2**20 + 1, 10**9, 1000, -1)
 
 

@@ -21,7 +21,6 @@ from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 
-__all__ = ["ARRAYS", "ID", "STREAMS", "Known"]
 ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 AT: Final = 1700000000.0
 
@@ -166,5 +165,5 @@ STREAMS: Final = {
     )
 }
 
+# A stream whose rows hold arrays, damaged by itself
 ARRAYS: Final = _with_arrays("arrays")
-"""A stream whose rows hold arrays, damaged by itself."""

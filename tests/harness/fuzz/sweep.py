@@ -36,8 +36,6 @@ from tests.harness.fuzz.states import check_blend, check_state, drawn_blend, dra
 from tests.harness.fuzz.streams import ARRAYS, STREAMS, Known
 from tests.harness.tally import Tally
 
-__all__ = ["CASES", "Cases", "Found", "hypothesis_case", "sweep"]
-
 
 @dataclass(frozen=True)
 class Found:

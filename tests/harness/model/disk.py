@@ -17,15 +17,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from lazyshard.format.names import TEMPORARY
 
 Content: TypeAlias = tuple[Any, ...]  # What is in a file, as ("rows", 0); or one of the three below
+# What a process does next, as ("rename", "stream/.tmp/head.json.a", "stream/head.json")
 Step: TypeAlias = tuple[Any, ...]
-"""What a process does next, as ("rename", "stream/.tmp/head.json.a", "stream/head.json")."""
-
 FOLDER: Final[Content] = ("folder",)
 SHORT: Final[Content] = ("short",)  # Empty, or cut off somewhere
+# As long as it should be, with other bytes: the length reached the device, the rows did not. Only told from the one
+# above where somebody looks at a length.
 ZEROS: Final[Content] = ("zeros",)
-"""As long as it should be, with other bytes: the length reached the device, the rows did not. Only told from the one
-above where somebody looks at a length."""
-
 _NOTHING: Final = 0
 _TEMPORARY: Final = f"/{TEMPORARY}"
 _LEFT: Final = "/left"  # The directory that stands for all in `.tmp/` that may be back

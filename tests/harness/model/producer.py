@@ -121,10 +121,9 @@ def is_folder(seen: Seen, path: str) -> bool:
     return seen.get(path) == FOLDER
 
 
+# Kind of a step that marks where deleting is over, after ("look", published, token): what the filesystem refuses
+# before it is survived by the producer.
 RETIRED_DONE: Final = "retired"
-"""Kind of a step that marks where deleting is over, after ("look", published, token): what the filesystem refuses
-before it is survived by the producer."""
-
 _TOKENS: Final = "abcdefgh"
 _GONE: Final = ".gone"
 
@@ -347,8 +346,8 @@ class Producer:
         return [step for step in self.durably(value, name, token) if step[0] not in ("sync", "sync_directory")]
 
 
+# Chunks that were trained at each kept checkpoint, in order. From 0 a run can always start, as long as it is kept.
 Kept = tuple[int, ...]
-"""Chunks that were trained at each kept checkpoint, in order. From 0 a run can always start, as long as it is kept."""
 
 
 class Consumer:

@@ -37,14 +37,7 @@ PER_CHUNK: Final = 2  # Rows of a full chunk; one that is not holds one less
 _TOKEN: Final = re.compile(r"\.([0-9a-f]{16}|[a-h])$")
 _WORKPLACE: Final = re.compile(rf"/{re.escape(TEMPORARY)}/[0-9]+\.([0-9a-f]{{16}}|[a-h])(?=[./]|$)")
 _CHANGES: Final = (
-    "os.rename",
-    "os.link",
-    "os.remove",
-    "os.rmdir",
-    "os.mkdir",
-    "os.truncate",
-    "os.symlink",
-    "shutil.move",
+    *("os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.symlink", "shutil.move"),
 )
 _WRITING: Final = os.O_WRONLY | os.O_RDWR
 
@@ -63,16 +56,7 @@ class Recorder:
 
     def install(self) -> None:
         for name in (
-            "open",
-            "write",
-            "fsync",
-            "fdatasync",
-            "replace",
-            "rename",
-            "link",
-            "unlink",
-            "remove",
-            "rmdir",
+            *("open", "write", "fsync", "fdatasync", "replace", "rename", "link", "unlink", "remove", "rmdir"),
             "mkdir",
         ):
             setattr(os, name, self._wrap(name, getattr(os, name)))

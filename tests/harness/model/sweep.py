@@ -111,14 +111,8 @@ def _lost(disk: Disk, left: Disk) -> str:
 FAULTS: Final = 2
 
 PLANS: Final = (
-    Plan(1),
-    Plan(1, partial=True),
-    Plan(2, partial=True),
-    Plan(2),
-    Plan(2, keeps=2),
-    Plan(3, partial=True),
-    Plan(3),
-    Plan(3, partial=True, keeps=2),
+    *(Plan(1), Plan(1, partial=True), Plan(2, partial=True), Plan(2), Plan(2, keeps=2), Plan(3, partial=True)),
+    *(Plan(3), Plan(3, partial=True, keeps=2)),
 )
 """The smallest first."""
 

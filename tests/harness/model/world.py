@@ -118,9 +118,8 @@ def broken(facts: Facts, course: Course, chunks: int, *, producer_done: bool) ->
 
 
 LOOKS: Final = ("open", "recover", "check", "look")  # Steps of the producer that change no file
+# A process is killed; the filesystem refuses a step of deleting; the power is cut
 FAULTS: Final = ("kill", "refuse", "power cut")
-"""A process is killed; the filesystem refuses a step of deleting; the power is cut."""
-
 _DONE: Final = 0  # What a process has to do that has succeeded: nothing
 _T = TypeVar("_T", bound=Hashable)
 

@@ -24,13 +24,11 @@ import pytest
 
 from tests.harness.disks import find_tool, tool
 
+# As NFS has it: names, missing names and attributes are remembered for seconds, listings are not
 CACHED: Final = ("dir_cache=no", "entry_timeout=7", "negative_timeout=7", "attr_timeout=7")
-"""As NFS has it: names, missing names and attributes are remembered for seconds, listings are not."""
-
 CACHED_S: Final = 7.0
+# As sshfs is when nobody says otherwise: listings and attributes are remembered for 20 s, missing names are not
 DEFAULT: Final[tuple[str, ...]] = ()
-"""As sshfs is when nobody says otherwise: listings and attributes are remembered for 20 s, missing names are not."""
-
 DEFAULT_S: Final = 20.0
 _TOOLS: Final = ("sshfs", "sshd", "ssh-keygen", "setpriv", "umount")
 _MOUNT_S: Final = 30.0

@@ -18,8 +18,6 @@ from lazyshard.stream import chunk, consumers
 from lazyshard.stream.chunk_files import CompleteFile
 from tests.harness.fuzz.streams import ID
 
-__all__ = ["MUTANTS", "Mutant", "planted"]
-
 
 def _without_digests(self: chunk.Chunk, line: bytes, row: int) -> None:
     """Takes every row as it is."""

@@ -12,8 +12,6 @@ from lazyshard.store import durable
 from lazyshard.stream import recovery
 from lazyshard.stream.lock import Workplace
 
-__all__ = ["everywhere", "keep_begun", "on_restart"]
-
 
 def everywhere(original: Any, broken: Any) -> None:
     """Puts something else in a function's place, wherever it was imported."""

@@ -25,8 +25,6 @@ from lazyshard.stream.open_chunk import OpenArrays, OpenChunk
 from tests.harness.planted.planting import everywhere, keep_begun, on_restart
 from tests.harness.processes.kill_points import When
 
-__all__ = ["MUTANTS", "Mutant"]
-
 
 class Mutant(NamedTuple):
     """A mistake, and where it is to be found."""

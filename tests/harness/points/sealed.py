@@ -18,8 +18,6 @@ from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.stream import read_retired
 from tests.harness.tally import Violation
 
-__all__ = ["SealedChunks"]
-
 
 class SealedChunks:
     """All that was ever seen sealed of a stream, and looks at what is there now. `lines`: the rows that it is to have

@@ -29,9 +29,8 @@ from tests.harness.processes.kill_points import ERRORS, Fault, When, parse_fault
 from tests.harness.scenes.table import POINTS
 from tests.harness.tally import Tally, Violation
 
-__all__ = ["Sweeper", "stage", "sweep"]
+# Scenes that have every error; the others differ from them in how they read, which changes no file
 _ERRONEOUS: Final = ("plain", "made", "split", "followed", "retained", "small disk", "encoded", "encoded retained")
-"""Scenes that have every error; the others differ from them in how they read, which changes no file."""
 
 _STACKED: Final[dict[str, tuple[tuple[str, When, int], ...]]] = {
     "plain": (("kill", "before", 1), ("kill", "half", 1), ("kill", "after", 3), ("EIO", "before", 3)),
@@ -53,12 +52,11 @@ _AGAIN: Final[tuple[tuple[str, When, bool], ...]] = (
 )
 """What happens in the run after the first fault: one of them at each of its calls, in turn."""
 
+# So many numbers in a row that no call had are behind a run's end: of a live source the next one may take more
 _UNMET: Final = 2
-"""So many numbers in a row that no call had are behind a run's end: of a live source the next one may take more."""
-
 _MOST_CALLS: Final = 2000
+# Of one fault there may be one at every point; more tell nothing new
 _MOST_VIOLATIONS: Final = 20
-"""Of one fault there may be one at every point; more tell nothing new."""
 
 
 class Sweeper:

@@ -20,7 +20,6 @@ from tests.harness.processes.commands import call_first
 from tests.harness.processes.kill_points import KillPoint
 from tests.producer.commands import environment
 
-__all__ = ["Traced", "trace"]
 _LINE: Final = re.compile(r"(?:\d+ +)?(\w+)\((.*)\) += (.+)")
 
 _CHANGES_NOTHING: Final = frozenset(

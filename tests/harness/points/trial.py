@@ -27,9 +27,8 @@ from tests.harness.scenes.streams import Stream, lasting
 from tests.harness.scenes.table import Scene
 from tests.harness.tally import Violation
 
-__all__ = ["HANGS_S", "Stage", "Trial", "Whole"]
+# A run that has not ended by then never will
 HANGS_S: Final = 30.0
-"""A run that has not ended by then never will."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +96,16 @@ class Stage:
         return whole
 
 
+# After so long a run that deletes and cannot is stopped: it waits for a repair, as it should
 _REPAIRED_S: Final = 1.0
-"""After so long a run that deletes and cannot is stopped: it waits for a repair, as it should."""
-
+# The command's exit code where another producer has the stream
 _FENCED: Final = 6
-"""The command's exit code where another producer has the stream."""
-
+# The command's exit code for an error of the filesystem
 _FILESYSTEM: Final = 7
-"""The command's exit code for an error of the filesystem."""
-
+# Names a function for `Nursery.start`
 WITHOUT_LOCKS: Final = f"{__name__}:without_locks"
-"""Names a function for `Nursery.start`."""
-
+# Calls that may fail without ending the run: what is left is removed by the next one, what is to be made is there
 _HARMLESS: Final = ("unlink", "rmdir", "mkdir")
-"""Calls that may fail without ending the run: what is left is removed by the next one, what is to be made is there."""
-
-
 _NAMING: Final = ("replace", "link")
 
 

@@ -119,11 +119,10 @@ def make_whole(forks: Nursery, folder: Path, played: PlayedScene) -> Whole:
     return read_whole(out, played.scene.per_chunk, seals=not played.scene.journal)
 
 
+# More than a start and the first publish after it take: what comes then is that of a run which had no fault before
 RECOVERY_CALLS: Final = 45
-"""More than a start and the first publish after it take: what comes then is that of a run which had no fault before."""
-
+# What is no write is stopped before it where it is to be stopped half way: known only when it has happened
 ORDER: Final[tuple[When, ...]] = ("half", "before", "after")
-"""What is no write is stopped before it where it is to be stopped half way: known only when it has happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +216,8 @@ def _tried(tally: Tally, bench: Bench, trial: Trial, stops: list[Stop]) -> bool:
 
 
 PER_CHUNK: Final = CONSUMED.per_chunk
+# Chunks of the stream that are published when the run starts
 LIVE: Final = 4
-"""Chunks of the stream that are published when the run starts."""
 
 
 @dataclass(frozen=True, slots=True)

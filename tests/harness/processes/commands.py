@@ -23,8 +23,8 @@ from tests.harness.processes.kill_points import CALLS, KillPoint, When
 from tests.harness.processes.nursery import Nursery, leave
 from tests.producer.commands import ROOT
 
+# What a process leaves of the calls that it has counted; see `Counted`
 _COUNTED: Final = struct.Struct("<IB")
-"""What a process leaves of the calls that it has counted; see `Counted`."""
 
 
 class Counted(NamedTuple):

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+# Where in the call it comes; half is meant for writes, and is before for others
 When = Literal["before", "half", "after"]
-"""Where in the call it comes; half is meant for writes, and is before for others."""
-
 WHENS: Final[tuple[When, ...]] = ("before", "half", "after")
 
 CALLS: Final = tuple(

@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal, get_args
 
+# Where in the call it comes; half is meant for writes, and is before for others
 When = Literal["before", "half", "after"]
-"""Where in the call it comes; half is meant for writes, and is before for others."""
-
 WHENS: Final[tuple[When, ...]] = ("before", "half", "after")
 CHANGES: Final = ("write", "ftruncate", "replace", "rename", "unlink", "mkdir", "rmdir")
 READS: Final = ("open", "pread")
+# Counts as a change, and is not made: nobody cuts the power here, and it would take most of the time
 SYNC: Final = "fsync"
-"""Counts as a change, and is not made: nobody cuts the power here, and it would take most of the time."""
-
 PRODUCER: Final = 8  # Place on the board of the first producer; those before it are the ranks'
 _PRODUCERS: Final = 3
 _KILLED, _LATE, _PRODUCING, _LONELY, _WHEN = range(5)

@@ -28,8 +28,8 @@ from tests.harness.runs.plan import LifePlan, RunPlan
 from tests.harness.runs.rank import CONSUMER, Rank, Torn, row
 from tests.harness.tally import RunViolation
 
+# How often it looks at its consumers: what may be deleted is to be deleted at once, not when all is over
 _OFTEN_S: Final = 0.005
-"""How often it looks at its consumers: what may be deleted is to be deleted at once, not when all is over."""
 
 
 class Producing:
@@ -98,13 +98,8 @@ class Producing:
 START_S: Final = 45.0  # How long the ranks may take to their first step
 
 _KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
-    (ChunkRetired, "gone"),
-    (StateMismatch, "refused"),
-    (StateInvalid, "refused"),
-    (ChunkCorrupt, "torn"),
-    (RowInvalid, "torn"),
-    (Torn, "torn"),
-    (WaitTimeout, "hang"),
+    *((ChunkRetired, "gone"), (StateMismatch, "refused"), (StateInvalid, "refused"), (ChunkCorrupt, "torn")),
+    *((RowInvalid, "torn"), (Torn, "torn"), (WaitTimeout, "hang")),
 )
 
 

@@ -8,20 +8,17 @@ from typing import Final, Literal
 
 from tests.harness.runs.kills import WHENS, When
 
+# In what a kill comes: the start of a rank, between two steps, a read, a checkpoint, a commit, a call of the producer,
+# wherever everybody happens to be, or when all is trained.
 Where = Literal["start", "step", "read", "checkpoint", "commit", "publish", "any", "end"]
-"""In what a kill comes: the start of a rank, between two steps, a read, a checkpoint, a commit, a call of the producer,
-wherever everybody happens to be, or when all is trained."""
-
+# Who is killed: the producer too; all ranks at once; one rank, and then the others one by one, as launchers do it
 Whose = Literal["all", "job", "one"]
-"""Who is killed: the producer too; all ranks at once; one rank, and then the others one by one, as launchers do it."""
-
 _WHERES: Final[tuple[Where, ...]] = ("step", "read", "checkpoint", "commit", "publish", "any")
 _RARE: Final[tuple[Where, ...]] = ("start", "end")
+# More than any blend here has
 BLEND_INDICES: Final = 3000
-"""More than any blend here has."""
-
+# About as many calls are made in each
 _MOST_CALLS: Final = {"start": 10, "read": 2, "checkpoint": 5, "commit": 6, "publish": 30}
-"""About as many calls are made in each."""
 
 
 @dataclass(frozen=True, slots=True)

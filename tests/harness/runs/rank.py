@@ -25,9 +25,8 @@ from tests.harness.runs.plan import Kill, LifePlan, RunPlan
 Data: TypeAlias = LazyShardedDataset | BlendedDataset
 Iterable: TypeAlias = LazyShardedStream[LazyShardedDataset] | LazyShardedStream[BlendedDataset]
 CONSUMER: Final = "train"
+# Longer than any producer here may take, shorter than the harness waits: it is this that tells what is missing
 MAX_WAIT_S: Final = 20.0
-"""Longer than any producer here may take, shorter than the harness waits: it is this that tells what is missing."""
-
 _write = os.write  # Not counted: what was trained is written down for the harness
 
 

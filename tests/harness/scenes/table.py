@@ -166,8 +166,8 @@ def _finished(folder: Path) -> list[FedSource]:
     return [source]
 
 
+# For cuts of a consumer: 24 rows, which are deleted behind it
 CONSUMED: Final = Scene(_file("consumed", _numbered(0, 24)), _RETENTION, per_chunk=4)
-"""For cuts of a consumer: 24 rows, which are deleted behind it."""
 
 POWER: Final[dict[str, Scene]] = {
     # Two chunks and a part of one, a bad row in a chunk and one behind the last row.

@@ -22,8 +22,8 @@ from lazyshard.simulation.run import outcome
 from lazyshard.simulation.setting import Setting
 from tests.harness.simulated.real import Measured, RealRunFailed, measure
 
+# Where sleeping takes so many times as long as it was asked to, what is measured is other people's work
 _BUSY: Final = 1.25
-"""Where sleeping takes so many times as long as it was asked to, what is measured is other people's work."""
 
 _COMMON: Final[dict[str, Any]] = {
     "batch": 4,

@@ -31,8 +31,8 @@ from lazyshard.simulation.setting import Setting
 from lazyshard.stream.waiting import Waker
 
 CONSUMER: Final = "simulated"
+# No part of a real run takes as long
 LONGEST_S: Final = 120.0
-"""No part of a real run takes as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,8 +129,8 @@ class DeclaredOrder:
         return window
 
 
+# So many samples may lie between the first that is not trained for good and the last that is trained
 MOST: Final = 1 << 24
-"""So many samples may lie between the first that is not trained for good and the last that is trained."""
 
 
 class Ledger:

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from tests.harness.soak.rank import Rules
 
+# Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md
 MAX_AHEAD: Final = 512
-"""Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md."""
-
 SEAL_BYTES: Final = 27  # Of a seal, for each row; see docs/retention.md
 
 

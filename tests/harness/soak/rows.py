@@ -12,12 +12,11 @@ from typing import Any, Final
 
 SOURCE: Final = "python:tests.harness.soak.rows:rows"
 STOP: Final = "LAZYSHARD_SOAK_STOP"  # Environment variable: a file that asks the source to end by being there
+# Environment variable: how many rows there are, where that is known from the start
 TOTAL: Final = "LAZYSHARD_SOAK_ROWS"
-"""Environment variable: how many rows there are, where that is known from the start."""
-
 _LOOK_ROWS: Final = 256  # So many rows are given between two looks for the file
+# Texts of different lengths, so that no two neighbours are of the same size
 _WORDS: Final = tuple(f"{'lorem ipsum dolor sit amet '[: 3 + n % 24]}" * (n % 7) for n in range(97))
-"""Texts of different lengths, so that no two neighbours are of the same size."""
 
 
 def line(sample: int) -> bytes:

@@ -47,8 +47,8 @@ _DISK_S: Final = 0.25
 _SERVE_S: Final = 0.05
 _WARM_STEPS: Final = 3
 _AFTER_FULL_S: Final = 15.0  # So long after a disk was full may somebody still end for that
+# Files under .tmp: a chunk that is written, one that is published, their seals, room for a head
 _MOST_TEMPORARY: Final = 5
-"""Files under .tmp: a chunk that is written, one that is published, their seals, room for a head."""
 
 
 class Soak:

@@ -23,9 +23,8 @@ DESCRIPTORS_MORE: Final = 8  # So many descriptors more may be open late, those 
 CHUNKS_MOST: Final = 256  # So many chunks a reader may hold open: how many it does depends on how fast it reads
 DOUBLED_MOST: Final = 2  # So many may be open twice at a time: while one is opened
 THREADS_MORE: Final = 2
+# Of memory that is a process's own: so much more may it have late, besides a fifth of what it had early
 MEMORY_MORE: Final = 24 << 20
-"""Of memory that is a process's own: so much more may it have late, besides a fifth of what it had early."""
-
 MOST_DESCRIPTORS: Final = 128
 MOST_THREADS: Final = 64
 MOST_LOOKS: Final = 128

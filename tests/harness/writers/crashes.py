@@ -25,11 +25,9 @@ from tests.stream.streams import forked, names
 
 SAMPLES: Final = 7
 PER_CHUNK: Final = 2  # Three full chunks and a partial one
-
 _STREAM: Final = [".producer.lock", "head.json", "stream.end", "stream.json", "stream.owner"]
 _CHUNKS: Final = [f"chunk_0000{n}.jsonl{end}" for n in range(4) for end in ("", ".completed")]
 _SIDE_FILES: Final = [f"chunk_0000{n}.arrays" for n in range(4)]
-
 Mutant = Callable[[], None]
 
 

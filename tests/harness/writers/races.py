@@ -198,9 +198,8 @@ def _tell(
         shutil.rmtree(directory, ignore_errors=True)
 
 
+# Which scenes of the command are played, and every how manieth call of the second run
 SCENES: Final = {"plain": 3, "made": 7, "followed": 7, "retained": 11, "encoded": 7}
-"""Which scenes of the command are played, and every how manieth call of the second run."""
-
 _RACES: Final = 5000
 
 

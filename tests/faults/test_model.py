@@ -8,7 +8,7 @@ from tests.harness.model.disk import FOLDER, SHORT, ZEROS, Content, Disk, Step, 
 from tests.harness.model.producer import Plan
 from tests.harness.model.sweep import Explored, explore
 from tests.harness.model.world import World
-from tests.harness.planted.model import MUTANTS, Mutant, NoSyncAtRestart
+from tests.harness.planted.model import MUTANTS, Mutant
 from tests.tiers import full
 
 ROWS: Content = ("rows", 0)
@@ -28,21 +28,41 @@ def left(disk: Disk) -> list[dict[str, Content]]:
     return sorted(found, key=str)
 
 
-def test_file_that_was_not_synced_may_be_torn_and_its_name_be_missing() -> None:
-    written = made(("create", "s/a"), ("write", "s/a", ROWS))
-    assert written.visible() == {"s": FOLDER, "s/a": ROWS}
-    assert left(written) == [{"s/a": ROWS}, {"s/a": SHORT}, {"s/a": ZEROS}, {}]
-    synced = do(written, ("sync", "s/a"))
-    assert left(synced) == [{"s/a": ROWS}, {}]
-    assert left(do(synced, ("sync_directory", "s"))) == [{"s/a": ROWS}]
-    assert left(do(written, ("sync_directory", "s"))) == [{"s/a": ROWS}, {"s/a": SHORT}, {"s/a": ZEROS}]
+A_WRITTEN: tuple[Step, ...] = (("create", "s/a"), ("write", "s/a", ROWS))
+A: tuple[Step, ...] = (*A_WRITTEN, ("sync", "s/a"), ("sync_directory", "s"))
+TORN: list[dict[str, Content]] = [{"s/a": ROWS}, {"s/a": SHORT}, {"s/a": ZEROS}]
+HOLDS: dict[str, Content] = {"s/d": FOLDER}
+HELD: dict[str, Content] = {"s/d": FOLDER, "s/d/a": SHORT}
+SYNC: Step = ("sync_directory", "s")
 
 
-def test_of_a_rename_either_half_may_be_there_without_the_other() -> None:
-    disk = made(("create", "s/a"), ("write", "s/a", ROWS), ("sync", "s/a"), ("sync_directory", "s"))
-    renamed = do(disk, ("rename", "s/a", "s/b"))
-    assert left(renamed) == [{"s/a": ROWS, "s/b": ROWS}, {"s/a": ROWS}, {"s/b": ROWS}, {}]
-    assert left(do(renamed, ("sync_directory", "s"))) == [{"s/b": ROWS}]
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        # A file that was not synced may be torn, and its name be missing.
+        (A_WRITTEN, [*TORN, {}]),
+        (A[:3], [{"s/a": ROWS}, {}]),
+        (A, [{"s/a": ROWS}]),
+        ((*A_WRITTEN, SYNC), TORN),
+        # Of a rename either half may be there without the other.
+        ((*A, ("rename", "s/a", "s/b")), [{"s/a": ROWS, "s/b": ROWS}, {"s/a": ROWS}, {"s/b": ROWS}, {}]),
+        ((*A, ("rename", "s/a", "s/b"), SYNC), [{"s/b": ROWS}]),
+        # What was removed may come back until its directory is synced.
+        ((*A, ("remove", "s/a")), [{"s/a": ROWS}, {}]),
+        ((*A, ("remove", "s/a"), SYNC), [{}]),
+        # A directory takes with it what is in it; one that is not empty stays.
+        (
+            (("mkdir", "s/d"), ("create", "s/d/a"), ("sync", "s/d/a")),
+            [{"s/d": FOLDER, "s/d/a": SHORT}, {"s/d": FOLDER}, {}],
+        ),
+        (
+            (("mkdir", "s/d"), SYNC, ("create", "s/d/a"), ("rmdir", "s/d")),
+            [{"s/d": FOLDER, "s/d/a": SHORT}, {"s/d": FOLDER}],
+        ),
+    ],
+)
+def test_what_a_power_cut_may_leave(steps: tuple[Step, ...], expected: list[dict[str, Content]]) -> None:
+    assert left(made(*steps)) == expected
 
 
 def test_name_is_one_of_those_files_that_it_has_stood_for() -> None:
@@ -54,25 +74,6 @@ def test_name_is_one_of_those_files_that_it_has_stood_for() -> None:
     assert found == [("head", 0, False), ("head", 1, False), None]
 
 
-def test_what_was_removed_may_come_back_until_its_directory_is_synced() -> None:
-    disk = made(("create", "s/a"), ("write", "s/a", ROWS), ("sync", "s/a"), ("sync_directory", "s"))
-    removed = do(disk, ("remove", "s/a"))
-    assert left(removed) == [{"s/a": ROWS}, {}]
-    assert left(do(removed, ("sync_directory", "s"))) == [{}]
-
-
-def test_directory_takes_with_it_what_is_in_it_however_that_was_synced() -> None:
-    disk = Disk()
-    for step in (("mkdir", "s"), ("create", "s/a"), ("sync", "s/a"), ("sync_directory", "s")):
-        disk = do(disk, step)
-    assert [cut.visible() for cut in power_cuts(disk)] == [{"s": FOLDER, "s/a": SHORT}, {}]
-    disk = do(made(("mkdir", "s/d"), ("sync_directory", "s"), ("create", "s/d/a")), ("rmdir", "s/d"))
-    assert "s/d" in disk.visible()  # it is not empty
-    disk = do(do(disk, ("remove", "s/d/a")), ("rmdir", "s/d"))
-    assert left(disk) == [{"s/d": FOLDER, "s/d/a": SHORT}, {"s/d": FOLDER}, {}]
-    assert left(do(disk, ("sync_directory", "s"))) == [{}]
-
-
 def test_kill_keeps_what_was_written_and_tears_what_is_being_written() -> None:
     disk = made(("create", "s/a"))
     assert half_written(disk, "s/a").visible() == {"s": FOLDER, "s/a": SHORT}
@@ -80,7 +81,6 @@ def test_kill_keeps_what_was_written_and_tears_what_is_being_written() -> None:
     assert linked.visible() == {"s": FOLDER, "s/a": ROWS, "s/b": ROWS}
 
 
-# The full tier has these besides
 EVERY_OTHER = [mutant for number, mutant in enumerate(MUTANTS) if number % 4]
 
 
@@ -127,8 +127,3 @@ def test_model_finds_a_protocol_that_makes_a_mistake(mutant: Mutant) -> None:
     faults = [line for line in found.history if line.startswith(("KILL", "POWER CUT", "ERROR"))]
     assert len(faults) == len(mutant.kinds)
     assert str(found).splitlines()[1] == f"  1. {found.history[0]}"
-
-
-def test_missing_sync_at_a_restart_takes_a_kill_and_a_power_cut() -> None:
-    mutant = Mutant(NoSyncAtRestart, "", ("kill", "power cut"))
-    assert explored(mutant.world(), 1).broken is None

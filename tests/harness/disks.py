@@ -101,7 +101,6 @@ class Disk:
         self._mount().check_returncode()
 
     def sync(self) -> None:
-        """Brings all of it onto the device, so that what was removed stays so."""
         fd = os.open(self.point, os.O_RDONLY | os.O_DIRECTORY)
         try:
             # Not `os.sync`: there are other disks. A sync of the directory would do nothing where only others changed.
@@ -116,7 +115,6 @@ class Disk:
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
-        """It gives no answer to whoever writes, as a share whose server is gone."""
         freeze = tool("fsfreeze")
         subprocess.run([freeze, "--freeze", str(self.point)], check=True)
         try:

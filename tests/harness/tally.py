@@ -47,7 +47,6 @@ class Tally:
         self._started = self._said = time.monotonic()
 
     def trial(self, faults: int = 1, points: int = 0, trials: int = 1) -> None:
-        """Counts one or several, and says now and then how far it is."""
         self.trials += trials
         self.faults += faults
         self.points += points
@@ -58,7 +57,6 @@ class Tally:
             self.say(str(self))
 
     def violation(self, what: str) -> None:
-        """Counts a promise that was broken, and says so at once."""
         self.violations.append(what)
         print(f"{self.name}: VIOLATION: {what}", file=sys.stderr, flush=True)
 

@@ -87,7 +87,6 @@ def alter_json(data: bytes, random: Random, *, values: Sequence[Any] = ()) -> by
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Returns (object or list, key or index) of everything in a value."""
     found: list[tuple[Any, Any]] = []
     pending = [value]
     while pending:
@@ -189,7 +188,6 @@ class Damaged:
 
 
 def damage(directory: Path, known: Known, random: Random) -> Damaged:
-    """Damages the stream in a directory, once or a few times."""
     done = Damaged([], False, set())
     if random.randrange(3):
         for _ in range(random.choice((1, 1, 1, 2, 3))):
@@ -205,7 +203,6 @@ def damage(directory: Path, known: Known, random: Random) -> Damaged:
 
 
 def damage_cursor(directory: Path, known: Known, random: Random) -> Damaged:
-    """Damages all cursors of a stream, most of them by the structure of JSON."""
     names = [name for name in known.files if name.startswith("cursors/run")]
     done = Damaged([], False, set(names))
     # All of them far ahead of the data, or each as it comes: chunks go as soon as the last one lets them.

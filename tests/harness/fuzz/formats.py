@@ -308,7 +308,6 @@ def check_one(line: bytes) -> bool:
 
 
 def check_batch(lines: list[bytes]) -> None:
-    """Asserts that many lines are checked as one by one."""
     found = check_lines(lines)
     rows: list[bytes] = []
     refused = None

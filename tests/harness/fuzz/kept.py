@@ -24,8 +24,6 @@ CORPUS: Final = Path(__file__).parent / "corpus"
 
 @dataclass(frozen=True)
 class Input:
-    """Bytes, what to give them to, and why they are kept."""
-
     target: str
     data: bytes
     why: str
@@ -33,8 +31,6 @@ class Input:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Damage to a stream, step by step."""
-
     stream: str  # its name
     steps: tuple[tuple[Any, ...], ...]  # each an operation, the name of a file, and what the operation needs
     lies: bool  # whether the damage makes a file say, in good form, what is not so; see `Damaged`

@@ -213,7 +213,6 @@ def _verify(directory: Path, known: Known, done: Damaged) -> None:
 
 
 def _delete(directory: Path, known: Known, done: Damaged) -> None:
-    """Deletes what all consumers are done with, as a producer does."""
     published = -(-len(known.rows) // known.per_chunk)
     before = _sealed(directory)
     try:

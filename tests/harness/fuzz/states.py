@@ -31,7 +31,6 @@ _STREAMS: Final = ("ended", "live", "retired", "one", "empty")
 
 
 def put_streams(place: Path) -> dict[str, Path]:
-    """Writes the streams that are gone on with, alone or in blends."""
     names = (*_STREAMS, "foreign", "foreign-live")
     for name in names:
         STREAMS[name].put(place / name)
@@ -39,7 +38,6 @@ def put_streams(place: Path) -> dict[str, Path]:
 
 
 def drawn_state(random: Random) -> tuple[Known, Any, dict[str, Any]]:
-    """Returns a stream, a state that may be of it, and the settings to go on with."""
     known = STREAMS[random.choice(_STREAMS)]
     options: dict[str, Any] = {"batch_size": random.choice((1, 1, 2)), "shuffle_window": random.choice((0, 1))}
     if not known.ended:
@@ -111,7 +109,6 @@ def check_state(directory: Path, known: Known, state: Any, options: dict[str, An
 
 
 def check_message(error: LazyShardError) -> None:
-    """Asserts that a refusal says something, and no more than a person reads."""
     assert str(error), "no message"
     assert len(str(error)) <= 1000, f"a message of {len(str(error))} characters"
 
@@ -152,7 +149,6 @@ def opened(streams: dict[str, Path], weights: dict[str, int], dp: int) -> Blende
 
 
 def drawn_blend(streams: dict[str, Path], random: Random) -> tuple[dict[str, int], Any]:
-    """Returns weights to go on with, and a state that may be of that blend."""
     weights = {name: random.randint(1, 3) for name in _BLENDED if random.randrange(3)} or {"ended": 1}
     state: Any = opened(streams, weights, 1).state_dict(2 * random.randint(0, 3))
     if random.randrange(2):

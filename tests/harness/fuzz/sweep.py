@@ -110,7 +110,6 @@ class Cases:
 
 
 def hypothesis_case(random: Random) -> None:
-    """Draws a case of a format or of rows, for Hypothesis. Raises what it broke."""
     target = random.choice((*FORMATS.values(), None))
     if target is None:
         check_one(spoil(random.choice(drawn_lines(random)), random)[1])

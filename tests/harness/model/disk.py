@@ -41,24 +41,19 @@ class Disk(NamedTuple):
         return {path: self.files[file - 1][0] for path, file, _ in self.names if file}
 
     def all_names(self) -> Iterator[str]:
-        """Returns the paths of what is there, or may be there after a power cut."""
         return (path for path, _, _ in self.names)
 
 
 def folder_of(path: str) -> str:
-    """Returns the path of the directory that holds a name."""
     return path.rpartition("/")[0]
 
 
 def is_junk(path: str) -> bool:
-    """Whether it is a file under a temporary name, or a directory for such files."""
     folder, _, name = path.rpartition("/")
     return f"{_TEMPORARY}/" in path or (folder.endswith("/cursors") and name.startswith("."))
 
 
 class _Draft:
-    """A disk that is being changed."""
-
     def __init__(self, disk: Disk) -> None:
         self.now = {path: file for path, file, _ in disk.names}
         self.others = {path: set(others) for path, _, others in disk.names}
@@ -174,7 +169,6 @@ def _sync_directory(draft: _Draft, folder: str) -> None:
 
 
 def half_written(disk: Disk, path: str) -> Disk:
-    """Returns the disk after a write that was stopped midway."""
     return do(disk, ("write", path, SHORT))
 
 
@@ -233,7 +227,6 @@ def _reachable(names: Mapping[str, int]) -> dict[str, int]:
 
 
 def _contents(disk: Disk, names: Mapping[str, int]) -> Iterable[Disk]:
-    """Returns the disks with these names, for all that may be found in their files."""
     numbers = sorted(set(names.values()))
     choices = [(value, *others) for value, others in (disk.files[number - 1] for number in numbers)]
     for chosen in itertools.product(*choices):

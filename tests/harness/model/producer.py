@@ -54,7 +54,6 @@ class Plan:
     keeps: int = 1  # how many checkpoints the consumer keeps; the cursor stands at the oldest
 
     def seal(self, chunk: int, position: int) -> Content:
-        """Returns the seal of a chunk that holds the piece of the source before a position."""
         return ("seal", chunk, position, not (self.partial and position == self.chunks))
 
 
@@ -135,7 +134,6 @@ class Producer:
         self.plan = plan
 
     def look(self, step: Step, disk: Disk, seen: Seen) -> list[list[Step]]:
-        """Returns what comes in place of a look at the files, one of these lists."""
         if step[0] == "open":
             return [self.opening(disk, seen)]
         if step[0] == "recover":
@@ -167,11 +165,9 @@ class Producer:
         return [*steps, *self.before_recovering(), ("recover", token)]
 
     def workplace(self, token: str) -> str:
-        """Returns a producer's own directory."""
         return f"{TMP}/0.{token}"
 
     def destroying(self, seen: Seen) -> list[Step]:
-        """Fences those before it, whether they are alive or not."""
         steps: list[Step] = []
         for path in sorted(path for path in seen if folder_of(path) == TMP):
             gone = path if path.endswith(_GONE) else path + _GONE
@@ -188,7 +184,6 @@ class Producer:
         return end is not None and seen.get(HEAD_PATH) == ("head", end[1], True) and TMP not in seen
 
     def creating(self, token: str) -> list[Step]:
-        """Makes the stream's directory durable, and the manifest."""
         temporary = self.temporary_path(MANIFEST, token)
         return [
             ("sync_directory", ""),
@@ -204,7 +199,6 @@ class Producer:
     # As `recovery.py` has it.
 
     def recovering(self, seen: Seen, token: str) -> list[Step]:
-        """Clears what was never published, and goes on after what was."""
         listed = list_stream(seen)
         self.check_gaps(seen, listed)
         last = self.last_seal(seen, listed)
@@ -229,7 +223,6 @@ class Producer:
                 raise Broken(f"{data_path(chunk)} is sealed, but missing")
 
     def last_seal(self, seen: Seen, listed: Listed) -> Content | None:
-        """Returns the last seal, once compared with the length of its rows."""
         if listed.sealed == listed.mark:
             return None
         seal = value_of(seen, seal_path(listed.sealed - 1), "seal")
@@ -249,7 +242,6 @@ class Producer:
         return steps
 
     def completing_retirement(self, listed: Listed) -> list[Step]:
-        """Removes what is there, or there again, of retired chunks."""
         steps: list[Step] = [("remove", path) for path in listed.below]
         return [*steps, ("sync_directory", STREAM)] if steps else []
 
@@ -313,7 +305,6 @@ class Producer:
         return min(done, published - 1)
 
     def retiring(self, mark: int, first: int, target: int, token: str) -> list[Step]:
-        """Deletes chunks [first, target), of which those below the mark are retired already."""
         return [*self.marking(mark, target, token), *self.deleting(first, target), ("sync_directory", STREAM)]
 
     def marking(self, mark: int, target: int, token: str) -> list[Step]:
@@ -390,7 +381,6 @@ class Consumer:
         return [*self.making_folder(seen), *self.replacing(("cursor", done), temporary), ("committed", done)]
 
     def making_folder(self, seen: Seen) -> list[Step]:
-        """Makes the folder of the cursors, and its name durable, whoever has made it."""
         steps: list[Step] = [] if CURSORS in seen else [("mkdir", CURSORS)]
         return [*steps, ("sync_directory", STREAM)]
 
@@ -405,7 +395,6 @@ class Consumer:
 
 
 def is_readable(seen: Seen, chunk: int) -> bool:
-    """Whether a chunk can be read, and holds what it should."""
     return seen.get(seal_path(chunk), ())[:3] == ("seal", chunk, chunk + 1) and seen.get(data_path(chunk)) == (
         "rows",
         chunk,

@@ -79,7 +79,6 @@ class Recorder:
         return wrapped
 
     def _paths(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[str | None]:
-        """Returns the paths that a call is about, None for one that is not below the root."""
         if name in ("write", "fsync", "fdatasync"):
             return [self._below(os.readlink(f"/proc/self/fd/{arguments[0]}"))]
         folder = named.get("dir_fd")
@@ -158,7 +157,6 @@ def _means_nothing(name: str) -> bool:
 
 
 def content(path: str, data: bytes, plan: Plan) -> Content:
-    """Returns what a file of a stream says, in the words of the model."""
     name = _TOKEN.sub("", path.rpartition("/")[2])
     if not data:
         return SHORT

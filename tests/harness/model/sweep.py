@@ -41,7 +41,6 @@ def explore(
     most: int | None = None,  # how many states to look at; None for all
     aside: Callable[[Explored], object] = lambda _: None,
 ) -> Explored:
-    """Explores a world until a promise is broken or there is nothing else."""
     first = world.first(faults)
     before: dict[State, State | None] = {first: None}
     waiting = deque([first])
@@ -74,7 +73,6 @@ def explore(
 
 
 def _history(world: World, before: dict[State, State | None], state: State, last: Move) -> list[str]:
-    """Returns what has led to a state, and what comes then."""
     moves = [(state, last)]
     while (earlier := before[state]) is not None:
         moves.append((earlier, next(move for move in world.moves(earlier) if move.state == state)))

@@ -47,8 +47,6 @@ class Facts:
 
 @dataclass(frozen=True)
 class Course:
-    """What has happened so far, as far as the promise has to know it."""
-
     kept: Kept = (0,)  # the consumer's checkpoints
     cursors: tuple[Content | None, ...] = (None,)  # what the cursor may say now
     told: int = 0  # of how many chunks any reader was ever told
@@ -95,7 +93,6 @@ def _wrong(seen: Seen, listed: Listed, found: tuple[int, bool]) -> str | None:
 
 
 def broken(facts: Facts, course: Course, chunks: int, *, producer_done: bool) -> str | None:
-    """Returns which promise a state breaks, None if it keeps all."""
     if facts.wrong is not None:
         return facts.wrong
     if facts.sealed < course.told:
@@ -125,8 +122,6 @@ _T = TypeVar("_T", bound=Hashable)
 
 
 class State(NamedTuple):
-    """A state, in numbers of the world's."""
-
     disk: int  # what is on the disk
     producer: int  # what the producer has still to do
     consumer: int  # what the consumer has still to do
@@ -135,8 +130,6 @@ class State(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What leads from a state to another one."""
-
     who: str  # "producer", "consumer", "kill", "refuse" or "power cut"
     what: Step  # the step; of a kill who it is; of a power cut nothing
     state: State  # the state after it
@@ -144,8 +137,6 @@ class Move(NamedTuple):
 
 
 class _Interned(Generic[_T]):
-    """Numbers values."""
-
     def __init__(self) -> None:
         self.values: list[_T] = []
         self._numbers: dict[_T, int] = {}
@@ -197,7 +188,6 @@ class World:
         return self._courses.values[state.course]
 
     def steps(self, state: State, who: str) -> Iterator[Step]:
-        """Returns what a process will do, as far as it is known."""
         cell = state.producer if who == "producer" else state.consumer
         while cell:
             step, cell = self._cells.values[cell]
@@ -284,7 +274,6 @@ class World:
             yield self._moved("consumer", step, after)
 
     def kill(self, state: State, who: str) -> Iterator[Move]:
-        """Returns what a kill leaves, and one in the middle of a write where that is next."""
         cell = state.producer if who == "producer" else state.consumer
         if cell in (_DONE, self._restart[who]):
             return
@@ -303,7 +292,6 @@ class World:
             yield self._moved("kill", what, after)
 
     def cut(self, state: State) -> Iterator[Move]:
-        """Returns all that a power cut may leave. Who has succeeded is not started again."""
         course = self._courses.values[state.course]
         restart = {
             who: _DONE if cell == _DONE else self._restart[who]

@@ -59,7 +59,6 @@ Host *
 
 
 def why_not() -> str | None:
-    """Returns what this machine lacks for network mounts, None if they can be tried."""
     if os.geteuid() != 0:
         return "needs root, to mount filesystems"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -111,7 +110,6 @@ class Mount:
             subprocess.run([tool("umount"), "-l", str(self.point)], check=True)
 
     def is_up(self) -> bool:
-        """Returns whether something is mounted there, without asking it."""
         return f" {self.point} " in Path("/proc/self/mountinfo").read_text()
 
     def detach(self) -> None:
@@ -126,7 +124,6 @@ class Mount:
             self._process = None
 
     def revive(self) -> None:
-        """Unmounts what a killed client has left, and mounts it again."""
         self.take_down()
         self.bring_up()
 

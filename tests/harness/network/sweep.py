@@ -105,7 +105,6 @@ def read_whole(directory: Path, max_wait: float) -> list[int]:
 
 
 def read_rank(directory: Path, max_wait: float, rank: int, dp: int, workers: int) -> list[int]:
-    """Reads what a rank is dealt, with so many DataLoader workers."""
     dataset = LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=max_wait, max_total_samples=ROWS)
     wait = {"timeout": max_wait + EVENT_S} if workers else {}
     return [
@@ -359,7 +358,6 @@ class Round:
 
 
 def _consume(point: Path, checkpoint: Path) -> None:
-    """Trains from the last checkpoint on, and commits one after each chunk."""
     kept = _restored(checkpoint)
     dataset = LazyShardedDataset(point, dp_rank=0, dp_size=1, max_wait=EVENT_S, max_total_samples=ROWS, consumer="sft")
     if kept["state"] is not None:

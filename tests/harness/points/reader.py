@@ -67,7 +67,6 @@ class Reader:
         self._ask(stream)
 
     def report(self) -> Read:
-        """Has it look once more, and returns what it has seen so far."""
         read: Read = self._ask(None)
         if not read.looks:
             raise Violation("the reader has not looked at the stream")

@@ -60,8 +60,6 @@ _MOST_VIOLATIONS: Final = 20
 
 
 class Sweeper:
-    """Plays a scene with faults at every call, and counts."""
-
     def __init__(
         self,
         stage: Stage,
@@ -184,7 +182,6 @@ def stage(name: str, place: Path, broken: Sequence[str] = ()) -> Iterator[Stage]
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
-    """Plays all of it, or of the first faults every 1/scale-th."""
     step = max(1, round(1 / scale))
     for name in POINTS:
         with contextlib.ExitStack() as stack:

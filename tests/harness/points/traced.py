@@ -41,8 +41,6 @@ _MAKES: Final = ("O_CREAT", "O_TRUNC", "O_TMPFILE", "creat")
 
 @dataclass(slots=True)
 class Traced:
-    """What strace saw of the calls that change files below the stream's directory."""
-
     # how many system calls of each name came out of a counted call.
     counted: Counter[str] = field(default_factory=Counter)
     uncounted: list[str] = field(default_factory=list)  # those that did not, as strace prints them

@@ -257,7 +257,6 @@ class Trial:
         raise Violation(f"{fault} at {met or 'nothing'}: exit status {status}, expected {expected}: {said}")
 
     def _judge_pair(self, said: Sequence[tuple[int, str]]) -> None:
-        """Checks that one of two has got through, and the other has too or has said why not."""
         for status, text in said:
             errors = [line for line in text.splitlines() if "error: " in line]
             if "Traceback" in text or status not in (0, _FENCED) or len(errors) != (status == _FENCED):
@@ -296,7 +295,6 @@ class Trial:
             raise Violation(f"in quarantine is {found}, expected {expected}")
 
     def _check_names(self, mark: int) -> None:
-        """Nothing is left over, nor anything of what was deleted."""
         chunks = range(mark, len(self._stage.whole.seals))
         of_chunk = [chunk_name, seal_name, *([arrays_name] if self._stage.scene.encoded else [])]
         expected = lasting(self.out) | {name(chunk) for chunk in chunks for name in of_chunk}

@@ -22,8 +22,6 @@ from tests.harness.tally import Violation
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What somebody was told."""
-
     chunks: int = 0  # published, by head.json
     samples: int = 0  # in them
     ended: bool = False  # whether the stream has ended
@@ -33,7 +31,6 @@ class Told:
 
     @staticmethod
     def look(out: Path, committed: int = 0, met: str = "") -> Told:
-        """Reads the head as a reader does."""
         try:
             head = json.loads((out / "head.json").read_bytes())
         except (OSError, ValueError):
@@ -65,8 +62,6 @@ OPTIONAL: Final = {QUARANTINE, "retired.json", "cursors"}  # What an ended strea
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What is to come of the rows."""
-
     lines: tuple[str, ...]  # the rows, in order
     per_chunk: int
     seals: tuple[dict[str, Any], ...]  # the seals, but for the time in them; none if they differ from run to run
@@ -80,8 +75,6 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is published after a cut."""
-
     first: int = 0  # chunks below this one are retired
     files: dict[str, bytes] = field(default_factory=dict)  # chunks, seals and side files, by name
     committed: int = 0  # the chunks that the consumer is done with
@@ -189,7 +182,6 @@ def _check_consumers(out: Path, told: Told, before: Found, published: int) -> in
 
 
 def _check_claims(out: Path, chunks: int, first: int, told: Told, whole: Whole) -> None:
-    """Checks what the stream says of itself, and what a reader makes of it."""
     ended = (out / END).exists()
     if told.ended and not ended:
         raise Violation(f"the end was told, {END} is gone")

@@ -38,8 +38,6 @@ LAG: Final = 2  # Chunks that the consumer beside a producer has not acknowledge
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """How a life ends, if it comes to that."""
-
     call: int  # number of the call that changes a file, from 1
     when: When = "before"  # where in it
     power_of: str | None = None  # the mount point whose power is cut; None for a kill only
@@ -175,7 +173,6 @@ def train(stream: str, checkpoints: str, until: int, swift: bool, stop: Any, mut
 
 
 def found(folder: Path) -> list[Checkpoint]:
-    """Returns the checkpoints that are whole, the newest first."""
     known = []
     for path in folder.glob("checkpoint-*"):
         position = load_if_there(path)

@@ -31,8 +31,6 @@ from tests.producer.commands import run_arguments
 
 @dataclass(frozen=True, slots=True)
 class PlayedScene:
-    """A scene with its sources, the same ones in each life."""
-
     name: str  # of the scene
     scene: Scene  # what is produced
     sources: list[FedSource]
@@ -86,7 +84,6 @@ class Trial:
         return self._told.met
 
     def finish(self) -> None:
-        """Runs the command until it is through, which is at once, and checks the whole."""
         ended = self._forks.call(produce, **self._request(None))
         if ended.status:
             raise Violation(f"the last run exits with {ended.status}: {ended.last_words}")
@@ -108,7 +105,6 @@ class Trial:
 
 
 def make_whole(forks: Nursery, folder: Path, played: PlayedScene) -> Whole:
-    """Makes the stream without a fault, keeping all of it, and reads it."""
     out = folder / f"whole {played.name}"
     arguments = played.arguments(out)
     if "--retain" in arguments:
@@ -222,8 +218,6 @@ LIVE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A stream that is being produced, and what is to come of it."""
-
     folder: Path  # the stream as it is when the run starts
     played: PlayedScene  # what is produced
 

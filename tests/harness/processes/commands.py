@@ -28,8 +28,6 @@ _COUNTED: Final = struct.Struct("<IB")
 
 
 class Counted(NamedTuple):
-    """What a process has counted of the calls that change files."""
-
     calls: int  # how many it has begun
     met: str  # the name of the call at which it was to be killed or to fail; "" if it did not get there
 
@@ -126,7 +124,6 @@ def _run_apart(arguments: list[str], variables: dict[str, str], folder: str, sai
 
 
 def load() -> None:
-    """Loads what the command needs."""
     for path in (ROOT / "producer" / "lazyshard_producer").glob("*.py"):
         # Ray is slow, and no affair of the command's.
         if path.stem[0] != "_" and not path.stem.startswith("ray"):

@@ -120,7 +120,6 @@ class Fault:
 
     @property
     def is_error(self) -> bool:
-        """Whether a call fails, so that the command has something to say."""
         return self.kind not in ("kill", "short")
 
     @property

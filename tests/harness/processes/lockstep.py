@@ -33,7 +33,6 @@ class Ranks:
     def start(
         self, rank: int, train: Callable[[socket.socket], object], tell_error: Callable[[Exception], bytes]
     ) -> None:
-        """Starts the next rank, which trains once it is told to go on."""
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = self._folder / f"rank-{rank}.log"
         words.unlink(missing_ok=True)

@@ -107,7 +107,6 @@ def reap_group(group: int) -> None:
 
 
 def has_children() -> bool:
-    """Returns whether anything is left of what this process has started."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -134,8 +133,6 @@ class Silent(RuntimeError):
 
 
 class Answering:
-    """A process that answers requests, values that can be pickled, one at a time."""
-
     def __init__(self, module: str, *arguments: str, folder: Path | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],

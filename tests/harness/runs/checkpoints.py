@@ -34,7 +34,6 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def found(folder: Path) -> list[Checkpoint]:
-    """Returns the checkpoints that are there, the newest first."""
     every = [Checkpoint(**json.loads(path.read_bytes())) for path in folder.glob("*.json")]
     return sorted(every, key=lambda checkpoint: -checkpoint.consumed)
 

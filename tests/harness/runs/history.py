@@ -37,7 +37,6 @@ class Lived:
 
 
 def read_steps(folder: Path, dp: int) -> list[Step]:
-    """Returns what the ranks of a life have written down, as far as all of them have."""
     ranks = []
     for rank in range(dp):
         path = folder / f"rank-{rank}"
@@ -52,7 +51,6 @@ def read_steps(folder: Path, dp: int) -> list[Step]:
 
 
 def survived(lives: Sequence[Lived], life: int, steps: int) -> list[tuple[LifePlan, list[Step]]]:
-    """Returns the history of a life up to so many of its steps, the earliest life first."""
     history = []
     at: tuple[int, int] | None = (life, steps)
     while at is not None:
@@ -65,7 +63,6 @@ def survived(lives: Sequence[Lived], life: int, steps: int) -> list[tuple[LifePl
 
 
 def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
-    """Checks that all lives together have trained every sample once, in order."""
     history = survived(lives, len(lives) - 1, len(lives[-1].steps))
     trained = check_once(run, history)
     missing = sorted(set(range(run.total)) - trained)
@@ -89,7 +86,6 @@ def check_once(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> 
 
 
 def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> None:
-    """Checks that each rank has trained what the plain lists of the oracle deal it."""
     parts: list[tuple[int, int, list[Step]]] = []
     for plan, steps in history:
         now = plan.dp, plan.batch_size
@@ -116,7 +112,6 @@ def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) ->
 
 
 def _draws(steps: Sequence[Step]) -> int:
-    """Returns how many samples each rank has drawn in steps."""
     return sum(len(step[0]) for step in steps)
 
 

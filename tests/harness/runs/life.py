@@ -56,7 +56,7 @@ class Producing:
             alone_at = next(self._deaths, 0)
             self._pid = forked(lambda: self._produce(alone_at), self._said)
             self.fd = os.pidfd_open(self._pid)
-            self._board.set_producing(self._number, True)
+            self._board.producing[self._number] = True
         if self._pid:
             # Fails if it is gone by now, which is noticed elsewhere.
             with contextlib.suppress(ProcessLookupError):
@@ -83,7 +83,7 @@ class Producing:
         status = reap(self._pid, "the producer")
         os.close(self.fd)
         self._pid, self.fd = 0, -1
-        self._board.set_producing(self._number, False)
+        self._board.producing[self._number] = False
         return status
 
     def _produce(self, alone_at: int) -> int:

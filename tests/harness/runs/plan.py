@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from tests.harness.runs.kills import WHENS, When
+from tests.harness.processes.kill_points import WHENS, When
 
 # In what a kill comes: the start of a rank, between two steps, a read, a checkpoint, a commit, a call of the producer,
 # wherever everybody happens to be, or when all is trained.

@@ -78,7 +78,7 @@ def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
     if mutant is not None:
         run_mutants.MUTANTS[mutant].install()
     played = Played(run.seed)
-    board = Board()
+    board = Board.make()
     producing = [Producing(stream, folder, board, number) for number, stream in enumerate(run.streams)]
     left_alone: list[int] = []
     try:

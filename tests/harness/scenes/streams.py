@@ -58,7 +58,6 @@ class Stream:
 
     @contextmanager
     def fed(self) -> Iterator[None]:
-        """Feeds the sources, of a run that goes on from what is published."""
         with ExitStack() as feeding:
             for number, source in enumerate(self._sources):
                 feeding.enter_context(source.fed(self._entry(number)))
@@ -94,7 +93,6 @@ class Stream:
         ids(self.out)
 
     def check_ended(self) -> None:
-        """Checks that the stream is whole, and that nothing is there which is of no use."""
         names = {path.name for path in self.out.iterdir()}
         chunks = {name(chunk) for chunk in range(self.chunks) for name in (chunk_name, seal_name, arrays_name)}
         assert names - chunks == lasting(self.out) | ({QUARANTINE} & names)
@@ -106,7 +104,6 @@ class Stream:
         return len(list(self.out.glob("chunk_*.completed")))
 
     def chunk_bytes(self) -> dict[str, bytes]:
-        """Files of all sealed chunks, those of their arrays, and their seals."""
         found = {}
         for path in self.out.glob("chunk_*.completed"):
             for file in (path, path.with_suffix(""), self.out / arrays_name(int(path.name[6:11]))):
@@ -121,7 +118,6 @@ class Stream:
         return found
 
     def lines(self) -> list[bytes]:
-        """All rows."""
         data = [(self.out / chunk_name(chunk)).read_bytes() for chunk in range(self.chunks)]
         return b"".join(data).splitlines()
 
@@ -129,7 +125,6 @@ class Stream:
         return [(row["id"], row.get("copy")) for line in self.lines() for row in rows_of(line)]
 
     def refused(self) -> list[dict[str, Any]]:
-        """The rows in quarantine, but for the time in them."""
         path = self.out / QUARANTINE
         entries = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         assert all(entry.endswith(b"\n") for entry in entries)

@@ -50,7 +50,6 @@ class Scene:
 
 
 def look_quickly() -> None:
-    """Has a run look at its consumers before and after every chunk, not twice a second."""
     from lazyshard_producer.holding import holdback
 
     holdback.LOOK_S = 0.0  # type: ignore[misc]
@@ -151,7 +150,6 @@ def _two_members(folder: Path) -> list[FedSource]:
 
 
 def _finished(folder: Path) -> list[FedSource]:
-    """A directory of three files which are finished, and the end marker."""
     directory = folder / "followed"
     directory.mkdir()
     rows = []

@@ -103,7 +103,6 @@ def describe(setting: Setting) -> str:
 
 
 def lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
-    """Yields a table."""
     yield f"  {'':20}{'predicted':>11}{'measured':>11}{'off by':>9}"
     for one in comparisons:
         digits = 0 if one.predicted == int(one.predicted) and one.measured == int(one.measured) else 3

@@ -135,8 +135,6 @@ class Measured:
 
 
 class Stock(FileSystemEventHandler):
-    """Counts the seals in a directory as they come and go, by the filesystem's own word."""
-
     def __init__(self) -> None:
         self.there: set[str] = set()
         self.peak = 0
@@ -155,7 +153,6 @@ class Stock(FileSystemEventHandler):
 
 
 def measure(setting: Setting, place: Path) -> Measured:
-    """Runs a setting in an empty directory, and checks that every row was trained once."""
     stream, log, stock = place / "stream", place / "producer.log", Stock()
     stream.mkdir()
     source = _write_source(setting, place)

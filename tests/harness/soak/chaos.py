@@ -26,8 +26,6 @@ DISK_FULL: Final = "disk full for a while"
 
 
 class Chaos:
-    """Each fault returns whether it could be done."""
-
     def __init__(self, soak: Soak, settings: Settings, dice: random.Random) -> None:
         self.options: tuple[str, ...] = ()  # of the command, besides those that never change
         self.stopped_s = _STOP_S  # the longest that anybody is stopped
@@ -56,11 +54,9 @@ class Chaos:
         ]
 
     def is_full(self, after_s: float) -> bool:
-        """Returns whether the disk is full, or was within the last seconds."""
         return time.monotonic() < self._full_until + after_s
 
     def tick(self, elapsed_s: float) -> None:
-        """Does what is due so many seconds after the soak has begun."""
         self._go_on()
         if elapsed_s < self._next_s:
             return
@@ -80,13 +76,11 @@ class Chaos:
             self._soak.moved()
 
     def calm_down(self) -> None:
-        """Takes back whatever is done at the moment, for good."""
         self._wake_at = 0.0
         self._full_until = min(self._full_until, time.monotonic())
         self._go_on()
 
     def _go_on(self) -> None:
-        """Wakes those whose time has come, and keeps the disk full or gives its room back."""
         now = time.monotonic()
         if self._stopped and now >= self._wake_at:
             for pid in self._stopped:
@@ -115,7 +109,6 @@ class Chaos:
         return self._signal_producer(signal.SIGKILL)
 
     def _end(self, which: Callable[[Job], list[int]], number: signal.Signals = signal.SIGKILL) -> bool:
-        """Sends a signal to some processes of the job."""
         job = self._soak.job
         if job is None or job.ended or not (pids := which(job)):
             return False

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the ranks stand, as a checkpoint would keep it."""
-
     own: tuple[tuple[int, ...], ...]  # what is carried over, a list for each rank
     start: int  # behind that the samples from here on are dealt
     turn: int  # the rank that gets the first sample of a tail
@@ -44,7 +42,6 @@ class DeclaredOrder:
         self.standing = Standing(((),) * dp, 0, 0, 0)
 
     def go_on(self, standing: Standing, dp: int) -> None:
-        """Begins a part with so many ranks, where others stood."""
         self._windows.clear()
         self.standing = standing
         if dp == len(standing.own):
@@ -59,7 +56,6 @@ class DeclaredOrder:
         self.standing = Standing(own, start, len(carried) % dp, 0)
 
     def draw(self, batch_size: int) -> list[list[int]]:
-        """Returns what each rank draws in the next step, and goes on behind it."""
         at = self.standing.at
         drawn = [self._positions(lane, at, at + batch_size) for lane in range(len(self.standing.own))]
         self.standing = Standing(self.standing.own, self.standing.start, self.standing.turn, at + batch_size)
@@ -98,7 +94,6 @@ class DeclaredOrder:
         return found
 
     def _open(self, lane: int, number: int) -> list[int]:
-        """Returns a window of a rank, shorter only where the stream has ended."""
         window = self._windows.get((lane, number))
         # Of an open end only whole windows are drawn; they stay as they are.
         if window is None:
@@ -174,7 +169,6 @@ class Ledger:
         self.stretch = stretch + 1
 
     def settle(self, stretch: int) -> None:
-        """Says that nothing up to the end of a stretch will be taken back."""
         settled = (self._marks > 0) & (self._marks <= stretch)
         count = len(settled) if settled.all() else int(np.argmin(settled))
         if count:
@@ -223,7 +217,6 @@ class History:
             self._order.total = int(decided.read_text())
 
     def go_on(self, origin: Checkpoint | None, dp: int) -> None:
-        """Begins a life with so many ranks, from a checkpoint or from the beginning."""
         snapshot = self._beginning if origin is None else self._snapshots[origin.consumed]
         self._consumed = 0 if origin is None else origin.consumed
         self.ranks_before = len(snapshot.standing.own)
@@ -263,7 +256,6 @@ class History:
         return retired
 
     def check_whole(self, shape: Shape) -> None:
-        """Checks that all is trained, but for what the last ranks leave over."""
         missing = (self.total or 0) - self.ledger.trained
         if self.total is None or not 0 <= missing < shape.dp * shape.batch_size:
             raise RunViolation("lost", f"of {self.total} samples {self.ledger.trained} were trained")

@@ -134,7 +134,6 @@ class Job:
         return self._ranks.group
 
     def processes(self) -> list[tuple[int, str]]:
-        """Returns ranks and their workers, (process id, kind) each."""
         ranks = [(pid, "rank 0" if rank == 0 else "rank") for rank, pid in self._ranks.pids.items()]
         return ranks + [(child, "worker") for pid in self.pids for child in children(pid)]
 
@@ -181,7 +180,6 @@ class Job:
         self._ranks.close()
 
     def waiting(self) -> list[int]:
-        """Returns the ranks that have not told of the step yet."""
         return sorted(set(range(self.shape.dp)) - set(self._ranks.told))
 
     def _alive(self, rank: int) -> bool:

@@ -105,7 +105,6 @@ def measure(
 
 
 def _produce(measured: Measured, stream: Path, say: Callable[[str], object]) -> None:
-    """Half of it, then the producer is killed and started again."""
     command = ["run", "--source", soak_rows.SOURCE, "--out", str(stream), "--samples-per-chunk", str(PER_CHUNK)]
     arguments = [sys.executable, "-c", _COMMAND, *command, "--no-progress"]
     rows = {soak_rows.TOTAL: str(measured.chunks * PER_CHUNK)}
@@ -202,7 +201,6 @@ def _run(measured: Measured, name: str, command: Sequence[str]) -> str:
 
 
 def _part(measured: Measured, name: str, started: float, process: subprocess.Popen[bytes]) -> None:
-    """Waits for the end of a process and counts what it took."""
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     wall, cpu = time.monotonic() - started, used.ru_utime + used.ru_stime

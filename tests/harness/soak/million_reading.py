@@ -73,7 +73,6 @@ def state_of(stream: Path) -> Path:
 
 
 def peak_bytes() -> int:
-    """Returns the most memory that this process has had, torch included."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024
 

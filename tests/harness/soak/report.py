@@ -23,12 +23,10 @@ class Settings:
 
     @property
     def half_cycle_s(self) -> float:
-        """Things are killed for so long, and then left alone for as long, in turn."""
         return min(240.0, max(8.0, self.seconds / 6))
 
     @property
     def look_s(self) -> float:
-        """Time between two looks at what the processes hold."""
         return min(2.0, max(0.4, self.half_cycle_s / 60))
 
     def max_disk(self, batch_size: int, row_bytes: int) -> int:

@@ -105,7 +105,6 @@ class Soak:
         return self.report
 
     def moved(self) -> None:
-        """Says that something has gone on, or that there is a reason why nothing does."""
         now = time.monotonic()
         self.report.most("longest time without a step, s", round(now - self._moved_at, 1))
         self._moved_at = now
@@ -181,7 +180,6 @@ class Soak:
         self.moved()
 
     def _end_life(self) -> None:
-        """Ends what is left of a job of which some was killed."""
         assert self.job is not None
         self.job.close()
         self._orphans.append((self.job.group, time.monotonic()))
@@ -241,7 +239,6 @@ class Soak:
             raise RunViolation("leak", leak)
 
     def _check_end(self) -> None:
-        """Checks what is left when the stream has ended and all ranks have come to its end."""
         assert self.job is not None
         self.job.close()
         self._history.learn_end(self._decided)
@@ -267,7 +264,6 @@ class Soak:
             raise RunViolation("leak", f"{names[:5]} are left in {SHARED_MEMORY}")
 
     def _describe(self) -> str:
-        """Returns where everybody is, for those who ask why nothing goes on."""
         processes = [] if self.job is None else self.job.processes()
         waiting = "none" if self.job is None else self.job.waiting()
         told = [f"ranks that have not told of the step: {waiting}", *(describe(pid) for pid, _ in processes)]

@@ -108,7 +108,6 @@ class Watch:
         return found
 
     def end(self) -> list[str]:
-        """Returns what the processes that are left have leaked."""
         return [leak for pid in list(self._lives) for leak in self._end(pid)]
 
     def _end(self, pid: int) -> list[str]:
@@ -209,7 +208,6 @@ def leave(small: Path) -> None:
 
 
 def left_in_memory(small: Path) -> list[str]:
-    """Returns what is left in /dev/shm, where that is one's own."""
     if not os.path.ismount(small) or SHARED_MEMORY in small.resolve().parents:
         return []
     # The folder of polls per node stays, with at most the one file of the stream: whoever waits next removes it.
@@ -255,7 +253,6 @@ class Ballast:
 
 
 def used_bytes(disk: Path) -> int:
-    """Returns what is taken on a disk, what is deleted but still open included."""
     found = os.statvfs(disk)
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 

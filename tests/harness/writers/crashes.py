@@ -40,7 +40,6 @@ _PACKED: Final = {arrays: [pack_row(row(sample, arrays)) for sample in range(SAM
 
 
 def produce(directory: Path, *, arrays: bool, overlap: bool = False) -> None:
-    """The writer, which goes on from whatever is published."""
     with contextlib.suppress(StreamEnded), ChunkWriter(directory, PER_CHUNK, overlap=overlap, arrays=arrays) as stream:
         if (stream.source or 0) != stream.published_samples:
             raise Violation(f"goes on from source {stream.source}, published are {stream.published_samples}")
@@ -121,14 +120,12 @@ def check(directory: Path, before: dict[str, bytes], *, arrays: bool = False) ->
 
 
 def check_clean(directory: Path, *, arrays: bool) -> None:
-    """Checks that a stream that has ended holds its files, and no others."""
     clean = {*_STREAM, *_CHUNKS, *(_SIDE_FILES if arrays else ())}
     if set(names(directory)) != clean:
         raise Violation(f"left over: {sorted(set(names(directory)) ^ clean)}")
 
 
 def finish(directory: Path, before: dict[str, bytes], mutant: Mutant | None = None, *, arrays: bool = False) -> None:
-    """Restarts the writer until it is through, and checks the whole."""
     if arrays:
         _clear(directory, mutant)
     run(directory, mutant=mutant, arrays=arrays)
@@ -164,7 +161,6 @@ def sweep(root: Path, mutant: Mutant | None = None, *, overlap: bool = False, ar
 def sweep_recovery(
     root: Path, first_step: int, second_step: int, *, overlap: bool = False, arrays: bool = False
 ) -> None:
-    """Kills at some calls of a run, and at some of the next one."""
     whens: tuple[When, ...] = ("before", "after", "half")
     total = run(root / "whole", overlap=overlap, arrays=arrays)
     assert total is not None

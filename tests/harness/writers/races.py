@@ -39,8 +39,6 @@ class Turn(NamedTuple):
 
 
 class Racer:
-    """A writer in a thread of its own, which runs when it is told to."""
-
     def __init__(self, directory: Path, *, arrays: bool) -> None:
         self.fenced = False  # whether it has ended because another one had the stream
         self.failure: BaseException | None = None  # what else it has ended by
@@ -53,7 +51,6 @@ class Racer:
         self._thread.start()
 
     def advance(self, changes: int | None) -> None:
-        """Lets it go on, until it has made so many changes or has ended."""
         if not self.ended:
             self._left = _TO_THE_END if changes is None else changes
             self._go.release()
@@ -161,7 +158,6 @@ def race_in_pairs(
 
 
 def race_by_chance(root: Path, seeds: Sequence[int], *, found: Callable[[str], object]) -> None:
-    """Plays three writers that take turns by chance, one race for each seed."""
     for seed in seeds:
         dice = random.Random(seed)
         turns = [Turn(dice.randrange(3), dice.choice((1, 2, 3, 5, 8, 13, 21, 34))) for _ in range(dice.randint(4, 16))]
@@ -204,7 +200,6 @@ _RACES: Final = 5000
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
-    """Plays all of it, or of the first one's calls every 1/scale-th."""
     step = max(1, round(1 / scale))
     with fast_folder(place) as folder:
         for arrays, begun in ((False, False), (False, True), (True, True)):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.harness.scenes import sources as killed_sources
 from tests.harness.scenes.rows import BAD, MANY, lines
 from tests.harness.scenes.sources import KINDS, FedSource, FollowedSource
 
@@ -67,11 +66,11 @@ def _one(kind: str, count: int = 8) -> Callable[[Path], list[FedSource]]:
 
 
 def _parquet(folder: Path) -> list[FedSource]:
-    return [killed_sources.parquet(folder, 0, lines(0, 8, bad=False))]
+    return [KINDS["parquet"](folder, 0, lines(0, 8, bad=False))]
 
 
 def _stream(folder: Path) -> list[FedSource]:
-    return [killed_sources.stream(folder, 0, lines(0, 8, bad=False))]
+    return [KINDS["stream"](folder, 0, lines(0, 8, bad=False))]
 
 
 def _followed(finished_by: str) -> Callable[[Path], list[FedSource]]:
@@ -79,7 +78,7 @@ def _followed(finished_by: str) -> Callable[[Path], list[FedSource]]:
 
 
 def _mixed(folder: Path) -> list[FedSource]:
-    sources = [*_followed("marker")(folder), killed_sources.plain(folder, MANY, lines(MANY, 7))]
+    sources = [*_followed("marker")(folder), KINDS["plain"](folder, MANY, lines(MANY, 7))]
     for source in sources:
         source.arguments += ["--weight", "1"]
     return sources

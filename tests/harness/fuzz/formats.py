@@ -28,18 +28,18 @@ from lazyshard.errors import (
     VersionUnsupported,
 )
 from lazyshard.format.batch import check_lines
-from lazyshard.format.cursor import Cursor, CursorToken, ReadingMark
-from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.format.row import check_line, check_row, encode_row, has_duplicate_keys, parse_row
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard.stream.chunk import open_foreign
 from tests.harness.fuzz.damage import alter_json, spoil_more
+from tests.harness.fuzz.streams import STREAMS
 
 FILE: Final = "/some/stream/the-file"
 MAX_MESSAGE: Final = 1000  # Characters of a message that a person is to read, whatever the file held
-_ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 
 
 @dataclass(frozen=True)
@@ -97,132 +97,34 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _time(random: Random) -> float:
-    return random.choice((0.0, 1700000000.25, -1.5, 1e18, random.uniform(0, 2e9)))
+def _read(name: str) -> list[bytes]:
+    """Returns the files of the known streams with a name."""
+    return [data for one in STREAMS.values() if (data := one.files.get(name))]
 
 
-def _number(random: Random, high: int, low: int = 0) -> int:
-    return random.choice((low, high, random.randint(low, min(high, low + 9)), random.randint(low, high)))
+def _values(name: str, decode: Callable[[bytes], Any]) -> Callable[[Random], Any]:
+    """Draws a value that stands in a file of a known stream, with one of its numbers or texts replaced."""
+    found = [decode(data) for data in _read(name)]
+    return lambda random: _varied(random.choice(found), decode, random)
 
 
-def _text(random: Random) -> str:
-    return random.choice(("x", "node7", "\u00fc\u2028\U0001f600", '"\\/', "a" * 200)) + random.choice(("", "1", "\n\t"))
-
-
-def _manifest(random: Random) -> Manifest:
-    return Manifest(f"{random.getrandbits(128):032x}", _number(random, 100_000_000, 1), _time(random))
-
-
-def _head(random: Random) -> Head:
-    end = _end(random)
-    rate = random.choice((0.0, 1e-300, 12.5, 1e300))
-    note = random.choice(("", _text(random)))
-    state = random.choice(STATES)
-    return Head(
-        end.chunks,
-        end.samples,
-        bool(random.randrange(2)),
-        state,
-        rate,
-        _text(random),
-        _number(random, 2**31),
-        _time(random),
-        note,
-        open=_number(random, 2**62),
-        row_at=_time(random),
-    )
-
-
-def _end(random: Random) -> End:
-    chunks = _number(random, 10**15)
-    return End(chunks, 0 if chunks == 0 else _number(random, 2**62, chunks))
-
-
-def _owner(random: Random) -> Owner:
-    return Owner(
-        _number(random, 2**62, 1), f"{random.getrandbits(64):x}", _text(random), _number(random, 2**31), _time(random)
-    )
-
-
-def _retired(random: Random) -> Retired:
-    return Retired(f"{random.getrandbits(128):032x}", _number(random, 10**15), _time(random))
-
-
-def _seal(random: Random) -> Seal:
-    rows = random.randint(1, 5)
-    offsets = [0]
-    for _ in range(rows):
-        offsets.append(offsets[-1] + _number(random, 2**40, 1))
-    tokens = [_number(random, 2**32 - 1) for _ in range(rows)] if random.randrange(2) else None
-    source = random.choice((None, 0, "x", [1, {"path": "a", "byte": 2**60}], {"\u00fc": [None, 1.5, True]}))
-    return Seal(
-        chunk=7,
-        offsets=np.array(offsets, np.uint64),
-        digests=np.array([_number(random, 2**64 - 1) for _ in range(rows)], np.uint64),
-        tokens=None if tokens is None else np.array(tokens, np.uint32),
-        source=source,
-        sealed_at=_time(random),
-    )
-
-
-def _state(random: Random) -> RunState:
-    parts = []
-    steps = 0
-    for number in range(random.randint(1, 3)):
-        steps += _number(random, 50)
-        skip = tuple((start, start + random.randint(1, 3)) for start in range(0, 12, 4) if random.randrange(2))
-        epoch = random.choice((None, None, number, 2**62))
-        parts.append(
-            Part(
-                random.choice((1, 2, 8, 2**31)),
-                _number(random, 2**62, 1),
-                random.choice((0, 1, 256, 10**6)),
-                epoch,
-                bool(random.randrange(4)),
-                skip,
-                steps,
-                random.choice((0, 1, 32)),
-            )
-        )
-    unit = random.choice((1, 4, 100))
-    return RunState(
-        random.choice((None, _ID)),
-        _number(random, 100_000_000, 1),
-        unit,
-        unit * random.choice((0, 1, 4)),
-        _number(random, 2**63 - 1),
-        random.choice((None, 1, 2**62)),
-        tuple(parts),
-        sum(part.dp * part.draws for part in parts if part.trained),
-    )
-
-
-def _cursor(random: Random) -> Cursor:
-    token = CursorToken(_number(random, 2**62, 1), f"{random.getrandbits(64):016x}", 14106, "node1").text
-    cursor = Cursor(
-        "sft",
-        random.choice((None, _ID)),
-        _number(random, 2**62),
-        _number(random, 10**15),
-        {"dp_size": _number(random, 2**31), "seed": _number(random, 2**63 - 1)},
-        _time(random),
-        owner=random.choice(("", token, "x")),
-    )
-    if random.randrange(2):
-        return cursor
-    state = _state(random)
-    return replace(cursor, stream_id=state.stream_id, consumed=state.consumed, state=state)
-
-
-def _reading(random: Random) -> ReadingMark:
-    return ReadingMark(
-        "sft",
-        random.choice((None, _ID)),
-        _number(random, 2**31, 1),
-        _number(random, 2**62),
-        _number(random, 10**15),
-        _time(random),
-    )
+def _varied(value: Any, decode: Callable[[bytes], Any], random: Random) -> Any:
+    """Returns a value with another number or text in one field, where that is still one that may be written."""
+    field = random.choice(fields(value)).name
+    old = getattr(value, field)
+    if isinstance(old, float):
+        new: Any = random.choice((0.0, 1700000000.25, -1.5, 1e18, random.uniform(0, 2e9)))
+    elif type(old) is int:
+        new = random.choice((0, 1, old + 1, 2**31, 10**15, random.randint(0, 2**62)))
+    elif isinstance(old, str) and field in ("host", "note"):
+        new = random.choice(("x", "node7", "\u00fc\u2028\U0001f600", '"\\/', "a" * 200, "\n\t"))
+    else:
+        return value
+    try:
+        other = replace(value, **{field: new})
+        return other if same(decode(other.encode()), other) else value
+    except (FormatInvalid, ValueError):
+        return value
 
 
 def _state_of_dict(data: bytes) -> RunState:
@@ -234,24 +136,48 @@ def _state_of_dict(data: bytes) -> RunState:
     return RunState.from_dict(value, FILE)
 
 
-def _encoded(value: Any) -> bytes:
-    data: bytes = value.encode()
-    return data
+def _format(name: str, file: str, decode: Callable[[bytes], Any], error: type[FormatInvalid]) -> FileFormat:
+    return FileFormat(name, _values(file, decode), lambda value: bytes(value.encode()), decode, error)
+
+
+def _reading(data: bytes) -> ReadingMark:
+    return ReadingMark.decode(data, "run0", FILE)
+
+
+def _state(random: Random) -> RunState:
+    state = random.choice([Cursor.decode(data, "run1").state for data in _read("cursors/run1.json")])
+    assert state is not None
+    parts = tuple(
+        Part(
+            random.choice((1, 2, 8, 2**31)),
+            random.choice((1, 3, 2**62)),
+            random.choice((0, 1, 256, 10**6)),
+            random.choice((None, None, number, 2**62)),
+            bool(random.randrange(4)),
+            tuple((start, start + random.randint(1, 3)) for start in range(0, 12, 4) if random.randrange(2)),
+            number * 50,
+            random.choice((0, 1, 32)),
+        )
+        for number in range(random.randint(1, 3))
+    )
+    consumed = sum(part.dp * part.draws for part in parts if part.trained)
+    seed, limit = random.choice((0, 7, 2**63 - 1)), random.choice((None, 1, 2**62))
+    return replace(state, seed=seed, max_total_samples=limit, parts=parts, consumed=consumed)
 
 
 FORMATS: Final = {
     target.name: target
     for target in (
-        FileFormat("manifest", _manifest, _encoded, lambda data: Manifest.decode(data, FILE), FileInvalid),
-        FileFormat("head", _head, _encoded, lambda data: Head.decode(data, FILE), FileInvalid),
-        FileFormat("end", _end, _encoded, lambda data: End.decode(data, FILE), FileInvalid),
-        FileFormat("owner", _owner, _encoded, lambda data: Owner.decode(data, FILE), FileInvalid),
-        FileFormat("retired", _retired, _encoded, lambda data: Retired.decode(data, FILE), FileInvalid),
-        FileFormat("seal", _seal, _encoded, lambda data: Seal.decode(data, 7, FILE), SealInvalid),
-        FileFormat("cursor", _cursor, _encoded, lambda data: Cursor.decode(data, "sft", FILE), FileInvalid),
-        FileFormat("reading", _reading, _encoded, lambda data: ReadingMark.decode(data, "sft", FILE), FileInvalid),
-        FileFormat("state", _state, _encoded, lambda data: RunState.decode(data, FILE), StateInvalid),
-        FileFormat("state-dict", _state, _encoded, _state_of_dict, StateInvalid),
+        _format("manifest", "stream.json", lambda data: Manifest.decode(data, FILE), FileInvalid),
+        _format("head", "head.json", lambda data: Head.decode(data, FILE), FileInvalid),
+        _format("end", "stream.end", lambda data: End.decode(data, FILE), FileInvalid),
+        _format("owner", "stream.owner", lambda data: Owner.decode(data, FILE), FileInvalid),
+        _format("retired", "retired.json", lambda data: Retired.decode(data, FILE), FileInvalid),
+        _format("seal", "chunk_00001.jsonl.completed", lambda data: Seal.decode(data, 1, FILE), SealInvalid),
+        _format("cursor", "cursors/run0.json", lambda data: Cursor.decode(data, "run0", FILE), FileInvalid),
+        _format("reading", "cursors/run0.reading.json", _reading, FileInvalid),
+        FileFormat("state", _state, RunState.encode, lambda data: RunState.decode(data, FILE), StateInvalid),
+        FileFormat("state-dict", _state, RunState.encode, _state_of_dict, StateInvalid),
     )
 }
 

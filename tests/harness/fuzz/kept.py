@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -83,30 +83,27 @@ def run_recipe(recipe: Recipe, place: Path) -> str | None:
     return None
 
 
+_CHANGES: Final[dict[str, Callable[[bytes, Any], bytes]]] = {
+    "write": lambda data, text: bytes(text.encode()),
+    "flip": lambda data, at: data[:at] + bytes([data[at] ^ 1]) + data[at:][1:],
+    "cut": lambda data, size: data[:size],
+    "append": lambda data, text: data + bytes(text.encode()),
+    "zero": lambda data, _: bytes(len(data)),
+    "set": lambda data, values: orjson.dumps(orjson.loads(data) | values),
+}
+
+
 def _apply(directory: Path, operation: str, name: str, argument: Any = None) -> None:
     path = directory / name
-    if operation == "write":
-        path.write_bytes(argument.encode())
-    elif operation == "flip":
-        data = bytearray(path.read_bytes())
-        data[argument] ^= 1
-        path.write_bytes(data)
-    elif operation == "cut":
-        path.write_bytes(path.read_bytes()[:argument])
-    elif operation == "append":
-        path.write_bytes(path.read_bytes() + argument.encode())
-    elif operation == "zero":
-        path.write_bytes(bytes(path.stat().st_size))
+    if operation in _CHANGES:
+        path.write_bytes(_CHANGES[operation](path.read_bytes() if path.exists() else b"", argument))
     elif operation == "remove":
         path.unlink()
-    elif operation == "swap":
-        one, two = path.read_bytes(), (directory / argument).read_bytes()
-        path.write_bytes(two)
-        (directory / argument).write_bytes(one)
-    elif operation == "copy":
-        (directory / argument).write_bytes(path.read_bytes())
-    elif operation == "set":
-        path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | argument))
+    elif operation in ("swap", "copy"):
+        one, other = path.read_bytes(), directory / argument
+        if operation == "swap":
+            path.write_bytes(other.read_bytes())
+        other.write_bytes(one)
     else:
         replace_by(path, operation, directory / (argument or "stream.json"))
 

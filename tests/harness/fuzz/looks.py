@@ -139,18 +139,16 @@ def _read_any(directory: Path, known: Known, done: Damaged) -> None:
                 raise Broken(f"sample {sample} is {line[:80]!r}")
 
 
+def _dataset(directory: Path, known: Known, **options: Any) -> LazyShardedDataset:
+    size, most = None if known.native else known.per_chunk, None if known.ended else len(known.rows)
+    given = {"dp_rank": 0, "dp_size": 1, "max_wait": 0, "samples_per_chunk": size, "max_total_samples": most}
+    return LazyShardedDataset(directory, **grouped(given | options))
+
+
 def _read_dataset(directory: Path, known: Known, done: Damaged) -> None:
     for options in ({"bad_rows": BadRows("raise")}, {"unit": "sample", "shuffle_window": 2, "seed": 1}):
         try:
-            dataset = LazyShardedDataset(
-                directory,
-                dp_rank=0,
-                dp_size=1,
-                max_wait=0,
-                samples_per_chunk=None if known.native else known.per_chunk,
-                max_total_samples=None if known.ended else len(known.rows),
-                **grouped(options),
-            )
+            dataset = _dataset(directory, known, **options)
             for index in dataset.rank_indices:
                 sample = dataset.draw(index).sample
                 if sample >= len(known.rows) or known.rows[sample] is not None:
@@ -167,16 +165,7 @@ def _read_dataset(directory: Path, known: Known, done: Damaged) -> None:
 def _resume(directory: Path, known: Known, done: Damaged) -> None:
     try:
         cursor = read_cursor(directory, "run0")
-        dataset = LazyShardedDataset(
-            directory,
-            dp_rank=0,
-            dp_size=1,
-            max_wait=0,
-            samples_per_chunk=None if known.native else known.per_chunk,
-            max_total_samples=None if known.ended else len(known.rows),
-            consumer="run0",
-            bad_rows=BadRows("raise"),
-        )
+        dataset = _dataset(directory, known, consumer="run0", bad_rows=BadRows("raise"))
         if cursor is not None and cursor.state is not None:
             dataset.load_state_dict(cursor.state.to_dict())
         for index in dataset.rank_indices[:3]:

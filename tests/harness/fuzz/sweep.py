@@ -15,8 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 import orjson
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row
@@ -50,13 +48,8 @@ class Cases:
         self._place = place
         self._streams = put_streams(place)
         self._run: Final[dict[str, Callable[[Random], bool]]] = {
-            "formats": _formats,
-            "rows": _rows,
-            "batches": _batches,
-            "foreign": self._foreign,
-            "states": self._states,
-            "blends": self._blends,
-            "descriptions": _descriptions,
+            **{"formats": _formats, "rows": _rows, "batches": _batches, "descriptions": _descriptions},
+            **{"foreign": self._foreign, "states": self._states, "blends": self._blends},
         }
 
     def run(self, target: str, seed: int, number: int) -> Found:
@@ -65,9 +58,10 @@ class Cases:
         if target == "arrays":
             return self._look(ARRAYS, random, damage, LOOKS)
         if target == "streams":
-            return self._damaged(random)
+            return self._look(random.choice(list(STREAMS.values())), random, damage, LOOKS)
         if target == "cursors":
-            return self._damaged_cursor(random)
+            known = STREAMS[random.choice(("live", "retired"))]
+            return self._look(known, random, damage_cursor, ("status", "resume", "delete"))
         try:
             with bounded():
                 return Found(None, self._run[target](random))
@@ -85,13 +79,6 @@ class Cases:
 
     def _blends(self, random: Random) -> bool:
         return check_blend(self._streams, *drawn_blend(self._streams, random), random.choice((1, 1, 2, 3)))
-
-    def _damaged(self, random: Random) -> Found:
-        return self._look(random.choice(list(STREAMS.values())), random, damage, LOOKS)
-
-    def _damaged_cursor(self, random: Random) -> Found:
-        known = STREAMS[random.choice(("live", "retired"))]
-        return self._look(known, random, damage_cursor, ("status", "resume", "delete"))
 
     def _look(
         self, known: Known, random: Random, spoil: Callable[[Path, Known, Random], Damaged], looks: Iterable[str]
@@ -157,21 +144,11 @@ def _batches(random: Random) -> bool:
     return True
 
 
+# How many at scale 1, by target: some ten minutes on one core
 CASES: Final = {
-    "streams": 9_000,
-    "arrays": 2_000,
-    "descriptions": 40_000,
-    "cursors": 6_000,
-    "states": 40_000,
-    "blends": 20_000,
-    "rows": 40_000,
-    "batches": 15_000,
-    "foreign": 15_000,
-    "formats": 300_000,
-    "hypothesis": 10_000,
+    **{"streams": 9_000, "arrays": 2_000, "descriptions": 40_000, "cursors": 6_000, "states": 40_000, "blends": 20_000},
+    **{"rows": 40_000, "batches": 15_000, "foreign": 15_000, "formats": 300_000},
 }
-"""How many at scale 1, by target: some ten minutes on one core."""
-
 _MOST_VIOLATIONS: Final = 20  # Of a target: one fault shows in very many cases
 
 
@@ -180,9 +157,6 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     with _quiet():
         for target, most in CASES.items():
             count = max(10, round(most * scale))
-            if target == "hypothesis":
-                _run_hypothesis(tally, seed, count)
-                continue
             broken = 0
             for number in range(count):
                 found = cases.run(target, seed, number)
@@ -197,25 +171,6 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
                     if broken == _MOST_VIOLATIONS:
                         tally.notes.append(f"{target}: given up after {broken} violations in {number + 1} cases")
                         break
-
-
-def _run_hypothesis(tally: Tally, number: int, count: int) -> None:
-    """Looks for values and bytes with Hypothesis, which makes what fails as small as it can."""
-
-    @seed(number)
-    @settings(
-        max_examples=count, database=None, deadline=None, derandomize=False, suppress_health_check=list(HealthCheck)
-    )
-    @given(st.randoms(use_true_random=False))
-    def run(random: Random) -> None:
-        tally.trial(faults=1, points=1)
-        tally.count("cases of hypothesis")
-        hypothesis_case(random)
-
-    try:
-        run()
-    except Exception as error:
-        tally.violation(f"hypothesis of seed {number}: {type(error).__name__}: {str(error)[:500]}")
 
 
 @contextmanager

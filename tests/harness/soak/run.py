@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -264,17 +263,12 @@ class Soak:
             raise RunViolation("leak", f"{names[:5]} are left in {SHARED_MEMORY}")
 
     def _describe(self) -> str:
-        processes = [] if self.job is None else self.job.processes()
+        """Returns where everybody is, for those who ask why nothing goes on."""
+        processes = [] if self.job is None else [pid for pid, _ in self.job.processes()]
         waiting = "none" if self.job is None else self.job.waiting()
-        told = [f"ranks that have not told of the step: {waiting}", *(describe(pid) for pid, _ in processes)]
-        if self.producer.pid:
-            told.append(f"the producer, {describe(self.producer.pid)}")
-        told.append(f"it said {self.producer.said()[-600:]!r}")
-        try:
-            told.append((self._stream / "head.json").read_text())
-        except OSError as error:
-            told.append(f"head.json: {error}")
-        return "\n    ".join(told)
+        told = [f"ranks that have not told of the step: {waiting}", *map(describe, processes)]
+        told += [describe(self.producer.pid)] if self.producer.pid else []
+        return "\n    ".join([*told, f"the producer said {self.producer.said()[-600:]!r}"])
 
     def _close(self) -> None:
         self._chaos.calm_down()
@@ -295,10 +289,10 @@ class Soak:
         report.counts["samples that the surviving history has trained"] = self._history.ledger.trained
         report.counts["limit of chunks and seals, bytes"] = self._limit
         report.counts["lives of processes long enough to be compared"] = self._watch.compared
-        report.held = {kind: asdict(peak) for kind, peak in sorted(self._watch.peaks.items())}
+        report.held = {kind: peak._asdict() for kind, peak in sorted(self._watch.peaks.items())}
         itself = look_at(os.getpid())
         assert itself is not None
-        report.held["supervisor"] = asdict(itself)
+        report.held["supervisor"] = itself._asdict()
 
 
 SECONDS: Final = 3600.0

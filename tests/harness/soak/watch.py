@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tests.harness.disks import find_tool
 
@@ -31,8 +31,7 @@ MOST_LOOKS: Final = 128
 LEAST_LOOKS: Final = 24  # Fewer tell nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     descriptors: int  # open files, sockets and so on, but for chunks
     chunks: int  # chunks that are open
     doubled: int  # of these, how many are open once more
@@ -91,14 +90,7 @@ class Watch:
             present.add(pid)
             self._lives.setdefault(pid, Life(kind)).add(look)
             peak = self.peaks.get(kind, look)
-            self.peaks[kind] = Look(
-                max(peak.descriptors, look.descriptors),
-                max(peak.chunks, look.chunks),
-                max(peak.doubled, look.doubled),
-                max(peak.threads, look.threads),
-                max(peak.memory, look.memory),
-                max(peak.children, look.children),
-            )
+            self.peaks[kind] = Look(*map(max, peak, look))
             if look.chunks > CHUNKS_MOST + DOUBLED_MOST or look.doubled > DOUBLED_MOST:
                 found.append(f"{kind}: {look.chunks} chunks are open, {look.doubled} of them once more")
             if look.descriptors > MOST_DESCRIPTORS or look.threads > MOST_THREADS:
@@ -149,22 +141,13 @@ def children(pid: int) -> list[int]:
 
 def describe(pid: int) -> str:
     """Returns where a process is, as the system tells it: its state, what it waits for, the call that it is in."""
-    home = PROC / str(pid)
     told = []
     for name in ("comm", "wchan", "syscall", "stack"):
         try:
-            text = (home / name).read_text().strip()
+            told.append(f"{name} {' '.join((PROC / str(pid) / name).read_text().split())[:300]}")
         except OSError as error:
-            text = error.strerror or "?"
-        told.append(f"{name} {' '.join(text.split())[:300]}")
-    try:
-        status = (home / "status").read_text()
-        told += [
-            " ".join(line.split()) for line in status.splitlines() if line.startswith(("State:", "VmRSS:", "Threads:"))
-        ]
-    except OSError:
-        told.append("gone")
-    return f"process {pid}: " + "; ".join(told)
+            told.append(f"{name} {error.strerror}")
+    return f"process {pid}: {', '.join(told)}"
 
 
 _CLONE_NEWNS: Final = 0x00020000
@@ -173,8 +156,7 @@ _TORN_TENSORS: Final = 2  # So many may have been left by kills between two step
 _PIECE: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     chunks: int  # bytes of chunks and seals, as `ls -l` shows them
     largest: int  # of these, bytes of the largest chunk with its seal
     unpublished: int  # bytes under `.tmp`
@@ -212,7 +194,9 @@ def left_in_memory(small: Path) -> list[str]:
         return []
     # The folder of polls per node stays, with at most the one file of the stream: whoever waits next removes it.
     looks = SHARED_MEMORY / f"lazyshard-{os.geteuid()}"
-    found = {name for name in os.listdir(SHARED_MEMORY) if not _is_semaphore(name)}
+    # Python makes a semaphore by a name that it takes away at once, the C library by a temporary one before: both stay
+    # where the process is killed in between. Those of a DataLoader's queues are all that there are.
+    found = {name for name in os.listdir(SHARED_MEMORY) if not name.startswith("sem.")}
     # torch too takes the name of what it shares away at once (`shm_open`, then `shm_unlink`), and leaves it where the
     # process is killed in between. That is rare: what leaks by itself leaks with every kill.
     tensors = {name for name in found if name.startswith("torch_")}
@@ -221,14 +205,6 @@ def left_in_memory(small: Path) -> list[str]:
     if looks.is_dir() and len(os.listdir(looks)) <= 1:
         found.discard(looks.name)
     return sorted(found)
-
-
-def _is_semaphore(name: str) -> bool:
-    """Returns whether a name in /dev/shm is one of those that the C library gives semaphores. Python makes each by a
-    name, `sem.mp-...`, that it takes away at once, and the C library makes it by a temporary one before, `sem.` and six
-    letters: they stay where the process is killed between two of these steps. Those of a DataLoader's queues are all
-    that there are; lazyshard has none."""
-    return name.startswith("sem.")
 
 
 class Ballast:

@@ -19,6 +19,7 @@ from tests.harness.power.sweep import (
     Beginning,
     Bench,
     PlayedScene,
+    Trial,
     begin,
     cut_at_each_call,
     cut_consumer_at_each_call,
@@ -145,7 +146,7 @@ def test_a_cut_after_a_restart_shows_that_it_believes_what_is_not_on_the_device(
 def _sealed_and_not_told(bench: Bench) -> int:
     """Returns the call that gives the first seal its name."""
     for call in itertools.count(30):
-        trial = bench.trial()
+        trial = Trial(bench)
         trial.live(bench.stop(call, "after", flush=False, power=False))
         sealed, told = (trial.out / seal_name(0)).exists(), Told.look(trial.out).chunks
         trial.remove()
@@ -189,7 +190,7 @@ def test_a_filesystem_that_this_machine_lacks_is_named(tmp_path: Path, monkeypat
 def test_the_head_of_a_stream_that_has_ended_is_durable(place: Place) -> None:
     """Nobody starts a producer again that has finished, so readers would wait for the rest for ever."""
     bench = place.bench("ext4", "plain")
-    trial = bench.trial()
+    trial = Trial(bench)
     trial.live(bench.stop(10**9, "before", flush=False))
     assert not trial.stopped
     assert Told.look(trial.out) == Told(3, 12, True)

@@ -20,7 +20,6 @@ from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store import durable
 from lazyshard.stream import lock, publishing, recovery, retire
 from lazyshard.stream.listing import Listing
-from lazyshard.stream.lock import WriterLock
 from lazyshard.stream.open_chunk import OpenArrays, OpenChunk
 from tests.harness.planted.planting import everywhere, keep_begun, on_restart
 from tests.harness.processes.kill_points import When
@@ -46,9 +45,7 @@ class Mutant(NamedTuple):
 def seal_before_data() -> None:
     """Seals a chunk, then gives it its name."""
 
-    def publish(
-        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
-    ) -> None:
+    def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, *, temporary: Path, **_: Any) -> None:
         chunk.finish()
         durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
         durable.rename(chunk.path, directory / chunk_name(chunk.number))
@@ -61,17 +58,8 @@ def torn_chunk_kept() -> None:
     keep_begun(".jsonl")
 
 
-def position_ahead() -> None:
+def position_ahead(rows: int = 1) -> None:
     """The position in a seal is a row further than the chunk."""
-    _shift_positions(1)
-
-
-def position_behind() -> None:
-    """The position in a seal is a row short of the chunk."""
-    _shift_positions(-1)
-
-
-def _shift_positions(rows: int) -> None:
     from lazyshard_producer.rows.reader import Batch
 
     original = Batch.position
@@ -80,6 +68,11 @@ def _shift_positions(rows: int) -> None:
         return original(self, min(max(index + rows, 0), len(self.lines) - 1))
 
     Batch.position = position  # type: ignore[method-assign]
+
+
+def position_behind() -> None:
+    """The position in a seal is a row short of the chunk."""
+    position_ahead(-1)
 
 
 def cut_forgotten() -> None:
@@ -94,18 +87,20 @@ def cut_forgotten() -> None:
     Unit.position = position  # type: ignore[method-assign]
 
 
-def deleted_before_acknowledged() -> None:
-    """Deletes all but the newest chunk, whoever still needs it."""
+def _deletable(before: Callable[[int], int]) -> None:
     from lazyshard_producer.holding import limits
 
-    everywhere(limits.deletable, lambda claims, limits, published: max(0, published - 1))
+    everywhere(limits.deletable, lambda claims, limits, published: before(published))
+
+
+def deleted_before_acknowledged() -> None:
+    """Deletes all but the newest chunk, whoever still needs it."""
+    _deletable(lambda published: max(0, published - 1))
 
 
 def never_deleted() -> None:
     """Deletes nothing, whatever is acknowledged."""
-    from lazyshard_producer.holding import limits
-
-    everywhere(limits.deletable, lambda claims, limits, published: 0)
+    _deletable(lambda published: 0)
 
 
 def refused_row_forgotten() -> None:
@@ -161,32 +156,25 @@ def sealed_again() -> None:
 
 def failed_sync_ignored() -> None:
     """Takes what could not be brought onto the device for durable."""
-
-    def sync(fd: int) -> None:
-        with contextlib.suppress(OSError):
-            os.fsync(fd)
-
-    everywhere(durable.sync, sync)
+    everywhere(durable.sync, _ignoring(os.fsync))
 
 
 def failed_write_ignored() -> None:
     """Seals what it meant to write, whatever became of that."""
-    original = durable.write_all
+    everywhere(durable.write_all, _ignoring(durable.write_all))
 
-    def write_all(fd: int, data: bytes) -> None:
+
+def _ignoring(call: Callable[..., object]) -> Callable[..., None]:
+    def ignoring(*arguments: Any) -> None:
         with contextlib.suppress(OSError):
-            original(fd, data)
+            call(*arguments)
 
-    everywhere(original, write_all)
+    return ignoring
 
 
 def short_write_ignored() -> None:
     """Writes once and does not look how much that was."""
-
-    def write_all(fd: int, data: bytes) -> None:
-        os.write(fd, data)
-
-    everywhere(durable.write_all, write_all)
+    everywhere(durable.write_all, lambda fd, data: os.write(fd, data))
 
 
 def journal_not_written() -> None:
@@ -224,9 +212,7 @@ def written_uncounted() -> None:
 def side_file_named_after_the_seal() -> None:
     """Seals a chunk, then gives the file of its arrays its name."""
 
-    def publish(
-        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
-    ) -> None:
+    def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, *, temporary: Path, **_: Any) -> None:
         assert chunk.arrays is not None
         chunk.finish()
         durable.rename(chunk.path, directory / chunk_name(chunk.number))

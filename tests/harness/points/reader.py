@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
@@ -24,12 +24,13 @@ _ANSWER_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.001
 
 
-class Watched(TypedDict):
+@dataclass(frozen=True, slots=True)
+class Watched:
     """A stream to be read: the arguments of `SealedChunks`, and of a consumer."""
 
-    out: str
+    out: Path
     lines: list[str]
-    arrays: list[str] | None  # the bytes of each row's arrays, in hexadecimal digits; None where rows hold none
+    arrays: list[bytes] | None
     per_chunk: int
     ordered: bool
     behind: int | None  # chunks that it has read and does not acknowledge yet; None if it never acknowledges
@@ -83,19 +84,16 @@ class _Consumer:
     """Reads a stream: whatever is sealed, as any program could, and what readers are told of, as ours do."""
 
     def __init__(self, stream: Watched) -> None:
-        self._out = Path(stream["out"])
         self._stream = stream
-        told = stream["arrays"]
-        self._arrays = None if told is None else [bytes.fromhex(data) for data in told]
         self._sealed = SealedChunks(
-            self._out, stream["lines"], stream["per_chunk"], ordered=stream["ordered"], known={}, arrays=self._arrays
+            stream.out, stream.lines, stream.per_chunk, ordered=stream.ordered, known={}, arrays=stream.arrays
         )
         self._reader: StreamReader | None = None
-        self._places = {line: number for number, line in enumerate(stream["lines"])}
+        self._places = {line: number for number, line in enumerate(stream.lines)}
         self._read: list[int] = []
-        self._first = stream["acknowledged"] * stream["per_chunk"]
+        self._first = stream.acknowledged * stream.per_chunk
         self._registered = False
-        self.acknowledged = stream["acknowledged"]
+        self.acknowledged = stream.acknowledged
         self.looks = 0
         self.violation: str | None = None
 
@@ -126,34 +124,34 @@ class _Consumer:
     def _follow(self) -> None:
         if self._reader is None:
             try:
-                self._reader = StreamReader(self._out, max_wait=0)
+                self._reader = StreamReader(self._stream.out, max_wait=0)
             except WaitTimeout:
                 return
         published = self._reader.refresh().samples
         while self._first + len(self._read) < published:
             self._take(self._first + len(self._read), self._reader)
-        if self._stream["behind"] is not None:
-            self._acknowledge(self._reader, self._stream["behind"])
+        if self._stream.behind is not None:
+            self._acknowledge(self._reader, self._stream.behind)
 
     def _take(self, sample: int, reader: StreamReader) -> None:
         line = reader.line(sample).decode().removesuffix("\n")
         place = self._places.get(line)
-        if place is None or place in self._read or (self._stream["ordered"] and place != sample):
+        if place is None or place in self._read or (self._stream.ordered and place != sample):
             raise Violation(f"the reader was given {line!r} as sample {sample}")
-        if self._arrays is not None:
+        if self._stream.arrays is not None:
             row = reader.read(sample)
-            if pack_row(row) != (f"{line}\n".encode(), self._arrays[place]):
+            if pack_row(row) != (f"{line}\n".encode(), self._stream.arrays[place]):
                 raise Violation(f"the reader was given {row} as sample {sample}, whose line is {line!r}")
         self._read.append(place)
 
     def _acknowledge(self, reader: StreamReader, behind: int) -> None:
-        per_chunk = self._stream["per_chunk"]
+        per_chunk = self._stream.per_chunk
         done = max(self.acknowledged, (self._first + len(self._read)) // per_chunk - behind)
         if self._registered and done == self.acknowledged:
             return
         # Before the cursor is written: from then on the chunks may go at any moment.
         self.acknowledged = done
-        write_cursor(self._out, Cursor(CONSUMER, reader.stream_id, done * per_chunk, done, {}, time.time()))
+        write_cursor(self._stream.out, Cursor(CONSUMER, reader.stream_id, done * per_chunk, done, {}, time.time()))
         self._registered = True
 
 

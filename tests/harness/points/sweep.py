@@ -60,6 +60,8 @@ _MOST_VIOLATIONS: Final = 20
 
 
 class Sweeper:
+    """Plays a scene with faults at every call, and counts."""
+
     def __init__(
         self,
         stage: Stage,
@@ -70,13 +72,9 @@ class Sweeper:
         most: int = _MOST_VIOLATIONS,  # after so many violations it tries no more
         first: int = 1,  # calls before this one are not tried
     ) -> None:
-        self._stage = stage
-        self._tally = tally
-        self._name = name
-        self._step = step
+        self._stage, self._tally, self._name, self._step, self._first = stage, tally, name, step, first
         self._begins = itertools.count(seed)
         self._most = len(tally.violations) + most
-        self._first = first
 
     def at_every_call(self, kind: str, when: When, *, always: bool = False) -> int:
         """Puts a fault of one kind at every call of a first run; returns at how many."""

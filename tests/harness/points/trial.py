@@ -17,7 +17,7 @@ from lazyshard.format.names import CURSORS, HEAD, QUARANTINE, RETIRED, arrays_na
 from lazyshard.format.records import Head
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import read_retired
-from tests.harness.points.reader import Reader
+from tests.harness.points.reader import Reader, Watched
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import Fault
@@ -135,17 +135,7 @@ class Trial:
         self._sealed: SealedChunks = SealedChunks(
             self.out, lines, scene.per_chunk, ordered=scene.ordered, known=known, arrays=arrays
         )
-        stage.reader.watch(
-            {
-                "out": str(self.out),
-                "lines": lines,
-                "arrays": None if arrays is None else [data.hex() for data in arrays],
-                "per_chunk": scene.per_chunk,
-                "ordered": scene.ordered,
-                "behind": scene.behind,
-                "acknowledged": self._first,
-            }
-        )
+        stage.reader.watch(Watched(self.out, lines, arrays, scene.per_chunk, scene.ordered, scene.behind, self._first))
 
     def suffer(self, fault: Fault) -> bool:
         """Runs the command with a fault; returns whether that came about."""
@@ -206,11 +196,13 @@ class Trial:
 
     def finish_again(self) -> None:
         """Runs the command on the ended stream: it says so, and changes nothing."""
-        before = {path.name: path.read_bytes() for path in self.out.iterdir() if path.is_file()}
+        before = self._files()
         status, said = self._run(HANGS_S)
-        after = {path.name: path.read_bytes() for path in self.out.iterdir() if path.is_file()}
-        if status or before != after:
+        if status or before != self._files():
             raise Violation(f"a run on the ended stream changes it: {status}: {said}")
+
+    def _files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.out.iterdir() if path.is_file()}
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -257,9 +249,10 @@ class Trial:
         raise Violation(f"{fault} at {met or 'nothing'}: exit status {status}, expected {expected}: {said}")
 
     def _judge_pair(self, said: Sequence[tuple[int, str]]) -> None:
+        """Checks that one of two has got through, and the other has too or has said why not."""
         for status, text in said:
-            errors = [line for line in text.splitlines() if "error: " in line]
-            if "Traceback" in text or status not in (0, _FENCED) or len(errors) != (status == _FENCED):
+            errors = text.count("error: ")
+            if "Traceback" in text or status not in (0, _FENCED) or errors != (status == _FENCED):
                 raise Violation(f"one of two producers ends with exit status {status}: {text}")
         if all(status for status, _ in said):
             raise Violation(f"both of two producers give up: {said}")

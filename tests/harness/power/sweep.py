@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -40,15 +40,30 @@ class PlayedScene:
         return [*run_arguments(out, [], self.scene.per_chunk, *self.scene.options), *of_sources]
 
 
-class Trial:
-    """A stream on a disk. `whole`: what is to come of it. `mutant`: what is wrong with the producer."""
+@dataclass(frozen=True, slots=True)
+class Bench:
+    forks: Nursery  # where lives are lived
+    disk: Disk  # the disk
+    played: PlayedScene  # what is made
+    whole: Whole  # what is to come of it
+    mutant: str | None = None  # what is wrong with the producer
 
-    def __init__(
-        self, forks: Nursery, disk: Disk, out: Path, played: PlayedScene, whole: Whole, mutant: str | None = None
-    ) -> None:
-        self._forks, self._disk, self.out = forks, disk, out
-        self._set, self._whole, self._mutant = played, whole, mutant
-        self._told_file = disk.point.parent / "told"
+    def stop(self, call: int, when: When, *, flush: bool, power: bool = True) -> Stop:
+        return Stop(call, when, str(self.disk.point) if power else None, flush and power)
+
+    def __str__(self) -> str:
+        mutant = f", mutant {self.mutant}" if self.mutant else ""
+        return f"{self.disk.filesystem}, {self.played.name}{mutant}"
+
+
+class Trial:
+    """A stream on a disk, in a folder that nobody ever had: a cut brings back what was removed."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._disk, self._whole = bench.disk, bench.whole
+        self.out = bench.disk.point / secrets.token_hex(8) / "out"
+        self._told_file = bench.disk.point.parent / "told"
         self._told = Told()
         self._found = Found()
         self.stopped = False  # whether the last life was ended as it was to be
@@ -56,7 +71,7 @@ class Trial:
     def live(self, stop: Stop) -> None:
         """Lives once, up to a kill or a power cut, and checks what is left; cut after the end if it gets there."""
         self._told_file.unlink(missing_ok=True)
-        ended = self._forks.call(produce, **self._request(stop))
+        ended = self._produce(stop)
         status = ended.status
         self.stopped = status == -signal.SIGKILL
         if status not in (0, -signal.SIGKILL):
@@ -84,7 +99,7 @@ class Trial:
         return self._told.met
 
     def finish(self) -> None:
-        ended = self._forks.call(produce, **self._request(None))
+        ended = self._produce(None)
         if ended.status:
             raise Violation(f"the last run exits with {ended.status}: {ended.last_words}")
         check_ended(self.out, self._whole, self._told, self._found)
@@ -94,14 +109,16 @@ class Trial:
         shutil.rmtree(self.out.parent, ignore_errors=True)
         self._disk.sync()
 
-    def _request(self, stop: Stop | None) -> dict[str, Any]:
-        return {
-            "arguments": self._set.arguments(self.out),
-            "stop": None if stop is None else asdict(stop),
-            "mutant": self._mutant,
-            "told": str(self._told_file),
-            "commits": self._set.scene.behind is not None,
-        }
+    def _produce(self, stop: Stop | None) -> Ended:
+        played = self._bench.played
+        return self._bench.forks.call(
+            produce,
+            arguments=played.arguments(self.out),
+            stop=None if stop is None else asdict(stop),
+            mutant=self._bench.mutant,
+            told=str(self._told_file),
+            commits=played.scene.behind is not None,
+        )
 
 
 def make_whole(forks: Nursery, folder: Path, played: PlayedScene) -> Whole:
@@ -121,27 +138,6 @@ RECOVERY_CALLS: Final = 45
 ORDER: Final[tuple[When, ...]] = ("half", "before", "after")
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    forks: Nursery  # where lives are lived
-    disk: Disk  # the disk
-    played: PlayedScene  # what is made
-    whole: Whole  # what is to come of it
-    mutant: str | None = None  # what is wrong with the producer
-
-    def trial(self) -> Trial:
-        """Returns a new stream, in a folder that nobody ever had: a cut brings back what was removed."""
-        out = self.disk.point / secrets.token_hex(8) / "out"
-        return Trial(self.forks, self.disk, out, self.played, self.whole, self.mutant)
-
-    def stop(self, call: int, when: When, *, flush: bool, power: bool = True) -> Stop:
-        return Stop(call, when, str(self.disk.point) if power else None, flush and power)
-
-    def __str__(self) -> str:
-        mutant = f", mutant {self.mutant}" if self.mutant else ""
-        return f"{self.disk.filesystem}, {self.played.name}{mutant}"
-
-
 def cut_at_each_call(tally: Tally, bench: Bench, every: int = 1, offset: int = 0, *, first: int = 1) -> None:
     """Cuts the power at every so-many-th point of a run from call `first` on, with and without the journal written.
     What a mutant breaks is looked for until it shows."""
@@ -153,7 +149,7 @@ def cut_at_each_call(tally: Tally, bench: Bench, every: int = 1, offset: int = 0
                 continue
             if next(points) % every:
                 continue
-            trial = bench.trial()
+            trial = Trial(bench)
             finished |= not _tried(tally, bench, trial, [bench.stop(call, when, flush=flush)])
             met = trial.met
             if bench.mutant and tally.violations:
@@ -177,7 +173,7 @@ def cut_in_each_recovery(
             bench.stop(first, first_way, flush=not flush, power=power_first),
             bench.stop(second, second_way, flush=flush),
         ]
-        if not _tried(tally, bench, bench.trial(), stops) or (bench.mutant and tally.violations):
+        if not _tried(tally, bench, Trial(bench), stops) or (bench.mutant and tally.violations):
             return
 
 
@@ -185,7 +181,7 @@ def cut_in_recovery(tally: Tally, bench: Bench, first: Stop) -> None:
     """Cuts the power after each call of the run that follows this one. What a mutant breaks is looked for until it
     shows."""
     for second, flush in itertools.product(range(1, RECOVERY_CALLS), (False, True)):
-        _tried(tally, bench, bench.trial(), [first, bench.stop(second, "after", flush=flush)])
+        _tried(tally, bench, Trial(bench), [first, bench.stop(second, "after", flush=flush)])
         if bench.mutant and tally.violations:
             return
 

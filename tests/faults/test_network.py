@@ -16,103 +16,109 @@ from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import StreamInvalid, StreamMissing
 from lazyshard.store import durable
 from lazyshard.stream import publishing
+from tests.harness.network import sweep as network
 from tests.harness.network.mounts import CACHED, CACHED_S, DEFAULT, DEFAULT_S, Mount, Share, why_not
-from tests.harness.network.sweep import (
-    MARGIN_S,
-    PER_CHUNK,
-    ROWS,
-    Child,
-    Round,
-    Sealed,
-    arguments,
-    check_whole,
-    published,
-    readers,
-    run_rounds,
-    source,
-    wait_for,
-)
+from tests.harness.network.sweep import MARGIN_S, PER_CHUNK, ROWS, Child, Round, Sealed, wait_for
 from tests.harness.processes.commands import Commands
 from tests.harness.tally import Tally
 from tests.producer.commands import assert_one_line, ids
 from tests.stream.streams import rows
 
-pytestmark = [pytest.mark.full, pytest.mark.root, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.root,
+    pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
+]
+
+ALL = list(range(ROWS))
 
 
 class Site:
-    """A share with three mounts: see `CACHED`, `DEFAULT`; `short` remembers all of it for 3 s."""
+    """A share with three mounts, see `CACHED`, `DEFAULT`; `short` remembers all of it for 3 s. And producers there."""
 
-    def __init__(self, share: Share, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
         short = ("dcache_timeout=3", "entry_timeout=3", "negative_timeout=3", "attr_timeout=3")
-        self.share = share
+        (folder / "share").mkdir()
+        self.share = Share(folder / "share")
         self.cached, self.default, self.short = (
-            stack.enter_context(share.mount(name, options))
+            stack.enter_context(self.share.mount(name, options))
             for name, options in (("cached", CACHED), ("default", DEFAULT), ("short", short))
         )
+        self.nursery = stack.enter_context(Commands(folder / "nursery"))
+        self._source = network.source(folder)
 
-    def mount(self, name: str) -> Mount:
-        found: Mount = getattr(self, name)
+    def at(self, mount: str, name: str) -> Path:
+        """Returns the directory of a stream, as it is seen on a mount."""
+        found: Mount = getattr(self, mount)
         if not found.is_up():
             found.bring_up()
-        return found
+        return found.point / name
+
+    def start(self, out: Path, *options: object) -> int:
+        return self.nursery.start(*network.arguments(out, self._source, *options), no_answer_s=0.3)
+
+    def end(self, pid: int, status: int = 0) -> str:
+        """Waits for the end of a producer; returns what it has said."""
+        found, said = self.nursery.wait(pid)
+        assert found == status, said
+        return said
+
+    def published(self, name: str, chunks: int) -> None:
+        """Waits until so many chunks are."""
+        wait_for(lambda: network.published(self.share.real / name) >= chunks, f"{chunks} chunks")
+
+    def check_whole(self, name: str) -> None:
+        network.check_whole(self.share.real / name)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with ExitStack() as stack:
-        yield Site(Share(tmp_path_factory.mktemp("share")), stack)
+        yield Site(tmp_path_factory.mktemp("site"), stack)
 
 
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with Commands(tmp_path_factory.mktemp("nursery")) as nursery:
-        yield nursery
+def write(writer: ChunkWriter, first: int, stop: int) -> None:
+    for row in rows(first, stop):
+        writer.write(row)
+
+
+def rank(directory: Path, **options: Any) -> LazyShardedDataset:
+    given = {"dp_rank": 0, "dp_size": 1, "max_wait": CACHED_S + MARGIN_S, "max_total_samples": ROWS}
+    return LazyShardedDataset(directory, **(given | options))
 
 
 @pytest.mark.parametrize(
     ("writes", "reads", "lag"), [("default", "cached", CACHED_S), ("cached", "default", DEFAULT_S)]
 )
-def test_readers_that_came_first_get_each_sample_once(
-    writes: str, reads: str, lag: float, site: Site, nursery: Commands, tmp_path: Path
-) -> None:
+def test_readers_that_came_first_get_each_sample_once(writes: str, reads: str, lag: float, site: Site) -> None:
+    name = f"from-{writes}"
     # Before there is a stream: their mount remembers that there is none.
-    with readers(site.mount(reads).point / f"from-{writes}", lag + MARGIN_S) as finish:
-        pid = nursery.start(*arguments(site.mount(writes).point / f"from-{writes}", source(tmp_path), "--rate", 40))
-        status, err = nursery.wait(pid)
-        assert status == 0, err
+    with network.readers(site.at(reads, name), lag + MARGIN_S) as finish:
+        site.end(site.start(site.at(writes, name), "--rate", 40))
         whole, ranks = finish()
-    assert whole == list(range(ROWS))
-    assert sorted(ranks) == list(range(ROWS))
-    check_whole(site.share.real / f"from-{writes}")
+    assert (whole, sorted(ranks)) == (ALL, ALL)
+    site.check_whole(name)
 
 
 @pytest.mark.parametrize(("first", "second"), [("cached", "default"), ("default", "cached")])
-def test_second_producer_takes_over_and_the_first_is_fenced(
-    first: str, second: str, site: Site, nursery: Commands, tmp_path: Path
-) -> None:
+def test_second_producer_takes_over_and_the_first_is_fenced(first: str, second: str, site: Site) -> None:
     name = f"taken-{first}"
-    real, path = site.share.real / name, source(tmp_path)
-    with Sealed(real) as sealed:
-        pid = nursery.start(*arguments(site.mount(first).point / name, path, "--rate", 8))
-        wait_for(lambda: published(real) >= 2, "two chunks")
+    with Sealed(site.share.real / name) as sealed:
+        pid = site.start(site.at(first, name), "--rate", 8)
+        site.published(name, 2)
         os.kill(pid, signal.SIGSTOP)
-        status, err = nursery.run(*arguments(site.mount(second).point / name, path))
-        assert status == 0, err
+        site.end(site.start(site.at(second, name)))
         os.kill(pid, signal.SIGCONT)
-        status, err = nursery.wait(pid)
-    assert status == 6, err
-    assert_one_line(err)
+        assert_one_line(site.end(pid, 6))
     assert sealed.wrong == []
-    check_whole(real)
+    site.check_whole(name)
 
 
 def test_taking_over_refreshes_a_listing_that_lags(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk is sealed while another mount has it listed without its seal; a producer goes on there at once."""
-    here, there = site.mount("default").point / "lagging", site.mount("short").point / "lagging"
+    here, there = site.at("default", "lagging"), site.at("short", "lagging")
     writer = ChunkWriter(here, 2)
-    for row in rows(0, 4):
-        writer.write(row)
+    write(writer, 0, 4)
     sync = durable.sync_directory
 
     def list_elsewhere(directory: Path) -> None:
@@ -121,11 +127,9 @@ def test_taking_over_refreshes_a_listing_that_lags(site: Site, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(publishing, "sync_directory", list_elsewhere)
-        for row in rows(4, 6):
-            writer.write(row)
+        write(writer, 4, 6)
     with ChunkWriter(there) as other:
-        for row in rows(other.published_samples, 10):
-            other.write(row)
+        write(other, other.published_samples, 10)
     # As one that was killed, it has tidied nothing up before.
     writer.close(end=False)
     assert ids(site.share.real / "lagging") == list(range(10))
@@ -133,12 +137,10 @@ def test_taking_over_refreshes_a_listing_that_lags(site: Site, monkeypatch: pyte
 
 def test_a_stream_that_is_remembered_as_missing_is_not_created_anew(site: Site) -> None:
     """It is created and written to while another mount remembers that there is none; there it is created too."""
-    here, there = (site.mount(name).point / "unseen" for name in ("default", "short"))
+    here, there = site.at("default", "unseen"), site.at("short", "unseen")
     (site.share.real / "unseen").mkdir()
     assert not (there / "stream.json").exists() and not os.listdir(there)
-    writer = ChunkWriter(here, 2)
-    for row in rows(0, 4):
-        writer.write(row)
+    write(ChunkWriter(here, 2), 0, 4)
     assert not (there / "stream.json").exists()
     with pytest.raises(StreamInvalid):
         ChunkWriter(there, 2).close(end=False)
@@ -146,33 +148,29 @@ def test_a_stream_that_is_remembered_as_missing_is_not_created_anew(site: Site) 
     wait_for((there / "stream.json").exists, "the manifest")
     with ChunkWriter(there) as again:
         assert (again.stream_id, again.published_samples) == (reader.stream_id, 4)
-        for row in rows(4, 7):
-            again.write(row)
+        write(again, 4, 7)
     assert [row["id"] for row in reader] == list(range(7))
 
 
-def test_a_hung_share_is_named_by_both_sides_which_go_on(site: Site, nursery: Commands, tmp_path: Path) -> None:
-    real, path = site.share.real / "hung", source(tmp_path)
-    out, seen = site.mount("default").point / "hung", site.mount("cached").point / "hung"
+def test_a_hung_share_is_named_by_both_sides_which_go_on(site: Site, tmp_path: Path) -> None:
+    out, seen = site.at("default", "hung"), site.at("cached", "hung")
 
     def read(send: Callable[[Any], None]) -> None:
         send([row["id"] for row in StreamReader(seen, max_wait=CACHED_S + MARGIN_S)])
 
-    pid = nursery.start(*arguments(out, path, "--rate", 20), no_answer_s=0.3)
-    wait_for(lambda: published(real) >= 1, "a chunk")
+    pid = site.start(out, "--rate", 20)
+    site.published("hung", 1)
     with Child(read, tmp_path / "said") as child:
-        wait_for(lambda: published(real) >= 3, "three chunks")
+        site.published("hung", 3)
         with site.cached.hanging():
             wait_for(lambda: "no answer for " in child.said(), "the reader's word")
         with site.default.hanging():
-            wait_for(lambda: "no answer for " in nursery.said(pid), "the producer's word")
-        assert child.get() == list(range(ROWS))
+            wait_for(lambda: "no answer for " in site.nursery.said(pid), "the producer's word")
+        assert child.get() == ALL
         assert str(seen) in child.said()
         wait_for(lambda: "answered after " in child.said(), "the reader's second word")
-    status, err = nursery.wait(pid)
-    assert status == 0, err
-    assert f"writing to {out}" in err
-    check_whole(real)
+    assert f"writing to {out}" in site.end(pid)
+    site.check_whole("hung")
 
 
 def test_a_share_that_hangs_for_long_costs_no_wait_its_time(
@@ -180,62 +178,52 @@ def test_a_share_that_hangs_for_long_costs_no_wait_its_time(
 ) -> None:
     """While nothing is answered, neither `max_wait` nor the grace for files that do not show yet passes."""
     monkeypatch.setattr("lazyshard.stream.waiting._ANSWER_S", 0.1)
-    directory = site.mount("cached").point / "waits"
+    directory = site.at("cached", "waits")
     writer = ChunkWriter(directory, 2)
-    writer.write({"id": 0})
-    writer.write({"id": 1})
+    write(writer, 0, 2)
 
     def read(send: Callable[[Any], None]) -> None:
         reader = StreamReader(directory, max_wait=2.0)
-        send(reader.read(0)["id"])
-        # Answered only after longer than it may wait.
-        send(reader.read(2)["id"])
+        # The second one is answered only after longer than it may wait.
+        for sample in (0, 2):
+            send(reader.read(sample)["id"])
 
     with Child(read, tmp_path / "said") as child:
         assert child.get() == 0
         with site.cached.hanging():
             wait_for(lambda: child.said().count("no answer for ") >= 4, "2.4 s without an answer")
-        writer.write({"id": 2})
-        writer.write({"id": 3})
+        write(writer, 2, 4)
         assert child.get() == 2
     writer.close()
 
 
-def test_a_client_that_dies_ends_both_sides_with_a_word_and_both_go_on_after_it_is_back(
-    site: Site, nursery: Commands, tmp_path: Path
-) -> None:
-    real, path = site.share.real / "dead", source(tmp_path)
-    out = site.mount("short").point / "dead"
-    pid = nursery.start(*arguments(out, path, "--rate", 20))
-    wait_for(lambda: published(real) >= 3, "three chunks")
-    dataset = LazyShardedDataset(out, dp_rank=0, dp_size=1, max_wait=MARGIN_S, max_total_samples=ROWS)
+def test_a_client_that_dies_ends_both_sides_with_a_word_and_both_go_on_after_it_is_back(site: Site) -> None:
+    out = site.at("short", "dead")
+    pid = site.start(out, "--rate", 20)
+    site.published("dead", 3)
+    dataset = rank(out)
     read = [dataset[index]["id"] for index in range(6)]
     state = dataset.state_dict(6)
     site.short.kill()
     try:
-        status, err = nursery.wait(pid)
-        assert status == 7, err
-        assert_one_line(err, str(out), "not connected")
+        assert_one_line(site.end(pid, 7), str(out))
         with pytest.raises(OSError, match=out.name):
             [dataset[index] for index in range(6, ROWS)]
     finally:
         site.short.revive()
     # A chunk that was open is opened again.
     assert dataset[6]["id"] == 6
-    status, err = nursery.run(*arguments(out, path))
-    assert status == 0, err
-    again = LazyShardedDataset(out, dp_rank=0, dp_size=1, max_wait=MARGIN_S, max_total_samples=ROWS)
+    site.end(site.start(out))
+    again = rank(out)
     again.load_state_dict(state)
-    read += [again[index]["id"] for index in again.rank_indices]
-    assert read == list(range(ROWS))
-    check_whole(real)
+    assert read + [again[index]["id"] for index in again.rank_indices] == ALL
+    site.check_whole("dead")
 
 
 def test_a_mount_that_is_taken_away_is_told_from_a_stream_that_waits(site: Site) -> None:
-    out = site.mount("short").point / "away"
-    with ChunkWriter(site.mount("default").point / "away", 2) as writer:
-        for row in rows(0, 6):
-            writer.write(row)
+    out = site.at("short", "away")
+    with ChunkWriter(site.at("default", "away"), 2) as writer:
+        write(writer, 0, 6)
         reader = StreamReader(out, max_wait=MARGIN_S)
         assert reader.read(0) == {"id": 0}
         site.short.detach()
@@ -246,28 +234,21 @@ def test_a_mount_that_is_taken_away_is_told_from_a_stream_that_waits(site: Site)
         assert [row["id"] for row in (reader.read(2), reader.read(5))] == [2, 5]
 
 
-def test_consumed_chunks_are_deleted_on_one_mount_while_the_other_reads_and_commits(
-    site: Site, nursery: Commands, tmp_path: Path
-) -> None:
-    real, path = site.share.real / "retained", source(tmp_path)
+def test_consumed_chunks_are_deleted_on_one_mount_while_the_other_reads_and_commits(site: Site) -> None:
+    real, seen = site.share.real / "retained", site.at("default", "retained")
     options = ("--retain", "consumed", "--max-ahead", "4 chunks", "--consumers", "sft")
-    pid = nursery.start(*arguments(site.mount("cached").point / "retained", path, *options))
-    seen = site.mount("default").point / "retained"
+    pid = site.start(site.at("cached", "retained"), *options)
     with Sealed(real) as sealed:
         lagging = StreamReader(seen, max_wait=CACHED_S + MARGIN_S)
         assert lagging.read(0)["id"] == 0
-        dataset = LazyShardedDataset(
-            seen, dp_rank=0, dp_size=1, max_wait=CACHED_S + MARGIN_S, max_total_samples=ROWS, consumer="sft"
-        )
+        dataset = rank(seen, consumer="sft")
         read = []
         for index in range(ROWS):
             read.append(dataset[index]["id"])
             if len(read) % PER_CHUNK == 0:
                 assert dataset.commit(len(read), last_epoch=True)
-        status, err = nursery.wait(pid)
-    assert status == 0, err
-    assert read == list(range(ROWS))
-    assert sealed.wrong == []
+        site.end(pid)
+    assert (read, sealed.wrong) == (ALL, [])
     left = sorted(path.name for path in real.glob("chunk_*.jsonl"))
     assert left and "chunk_00000.jsonl" not in left
     # Open since before it was deleted: here its rows can still be read.
@@ -275,11 +256,10 @@ def test_consumed_chunks_are_deleted_on_one_mount_while_the_other_reads_and_comm
 
 
 @pytest.mark.timeout(300)
-def test_rounds_of_kills_and_hangs_lose_nothing(site: Site, tmp_path: Path) -> None:
+def test_rounds_of_kills_and_hangs_lose_nothing(tmp_path: Path) -> None:
     tally = Tally("network")
-    run_rounds(tally, tmp_path, 0, 2)
-    assert tally.violations == []
-    assert tally.trials == 2
+    network.run_rounds(tally, tmp_path, 0, 2)
+    assert (tally.trials, tally.violations) == (2, [])
 
 
 @pytest.mark.timeout(300)
@@ -297,6 +277,5 @@ def test_a_consumer_that_forgets_its_state_is_caught(tmp_path: Path, monkeypatch
     monkeypatch.setattr(LazyShardedDataset, "load_state_dict", lambda dataset, state: resumed.append(state))
     monkeypatch.setattr(Round, "faults", lambda one: [one._kill_consumer])
     tally = Tally("network")
-    run_rounds(tally, tmp_path, 0, 1)
-    assert len(tally.violations) == 1
-    assert "round 0 of --seed 0 (kill consumer" in tally.violations[0]
+    network.run_rounds(tally, tmp_path, 0, 1)
+    assert ["round 0 of --seed 0 (kill consumer" in one for one in tally.violations] == [True]

@@ -1,7 +1,5 @@
 """Deleting old chunks stopped at every call, by a kill and by a power cut, and what the next producer makes of it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Training jobs killed at any instant and resumed with other ranks train every sample once, in the declared order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the run harness takes for every sample once, in order: told from small histories that are written out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A writer killed at every call that changes a file, and again while it recovers; what is planted is found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

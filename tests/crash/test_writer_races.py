@@ -1,7 +1,5 @@
 """Two and three writers of one stream where file locks do not meet, stopped anywhere; old mistakes are found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

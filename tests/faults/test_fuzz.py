@@ -1,7 +1,5 @@
 """A sample of the fuzzing, the inputs that are kept, and proof that planted bugs are found: see `fuzz.sweep`."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path

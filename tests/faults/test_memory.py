@@ -3,8 +3,6 @@
 Each case is a process with a limit to its address space, and a row of which orjson alone needs more than that.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

@@ -1,8 +1,6 @@
 """What a very long stream costs: with 20,000 chunks no more files are opened or listed than with 600. Of the stream of
 a million chunks that `scripts/soak --million` makes this is the part that holds on any machine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

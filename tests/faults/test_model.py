@@ -1,7 +1,5 @@
 """The model of publishing, recovering, retiring and committing keeps every promise, and finds each known mistake."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.harness.model.disk import FOLDER, SHORT, ZEROS, Content, Disk, Step, do, half_written, power_cuts

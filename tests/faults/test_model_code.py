@@ -1,7 +1,5 @@
 """The model does what the code does: call by call, from wherever the code was killed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Producer and readers on two mounts of one folder, which remember names, attributes and listings for seconds."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

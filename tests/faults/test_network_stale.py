@@ -1,7 +1,5 @@
 """ESTALE in any call of readers and writers; looks that show what was there before. Without a mount."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """The set of planted bugs is whole: none goes missing, and none is listed twice."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.harness.planted import planted

@@ -1,7 +1,5 @@
 """Samples of the sweep of every crash point, and that it finds what it is there to find."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

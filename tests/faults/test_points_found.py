@@ -1,7 +1,5 @@
 """Faults that the sweep of every crash point has found, each as small as it gets."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sample of the power cuts of `power.sweep`, and a proof that they show what careful code must not forget."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a power cut may take back of a stream that has ended, seen without a disk: which heads are synced."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A minute of the soak holds, and it finds what is planted: a leak, an early acknowledgement, a lost sample."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

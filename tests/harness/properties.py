@@ -1,7 +1,5 @@
 """The properties of plan and producer on 100 times as many examples, other ones with each seed; hours on one core."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What a sweep counts: how many places a fault was put at, what came of it, and what was broken."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 whole stream directory: to the bytes of a file, to which file is where, and to what kind a file is of. All is drawn
 from a `Random`: a plain one in the sweep, one of Hypothesis' in CI, which can then make a failing case smaller."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -3,8 +3,6 @@ error. What is taken is written and taken again for the same value; what is refu
 class of error, which names the file, in a message of bounded length. What is taken as a row must be one object for
 Python's own reader of JSON too, of the same value, number by number."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -3,8 +3,6 @@
 "lines" or "foreign"), `text` or `base64`, and `why` it is kept. `streams.jsonl`: `stream` (of `STREAMS`), what to `do`
 to its directory, and `why`."""
 
-from __future__ import annotations
-
 import base64
 import shutil
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@ that is returned is the true row of its sample. A look ends with a result or a `
 memory. Reading comes to the end of the stream only with all of its rows. A verification that finds nothing wrong is
 right. Nothing is deleted that a true cursor still needs."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

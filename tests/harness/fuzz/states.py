@@ -2,8 +2,6 @@
 must hold: `load_state_dict` returns or raises a `LazyShardError`, soon and in bounded memory. If it returns, what is
 left draws samples of the stream, none of them twice in what is left of the epoch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Small valid streams to be damaged, the same bytes on every machine, and what their rows truly are."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import Path

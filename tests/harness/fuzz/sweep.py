@@ -2,8 +2,6 @@
 case is drawn from its seed, target and number alone, so a violation is seen again with these (`fuzz.sweep`), and with
 `scripts/test_faults fuzz --seed N`."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator

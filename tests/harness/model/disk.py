@@ -8,8 +8,6 @@ promises no more than that. ext4 and xfs keep much more: names in the order of t
 can leave is among what is left here, so what holds here holds there. Taken for granted: `fsync` of a file brings its
 content, `fsync` of a directory the names in it, and a name never stands for something that it never stood for."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias

@@ -3,8 +3,6 @@ are the same is held by `test_model_code.py`, call by call. A mutant overrides a
 Contents of files: (manifest,), (owner,), (rows, n) for the n-th piece of the source, (seal, chunk, position after
 it, whether it is full), (head, chunks, ended), (end, chunks), (retired, chunks before), (cursor, chunks before)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final

@@ -2,8 +2,6 @@
 what the system calls of Python do is written down, and what changes files in another way is written down as "unseen",
 which is no step of the model. Lock files and room for a head are left out: being there means nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

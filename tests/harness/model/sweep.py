@@ -1,8 +1,6 @@
 """Explores the model whole: two faults anywhere, on streams of two and three chunks; and every mutant. Points are
 states, trials moves from one to another. CPU time: about ten minutes."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 in each. Disks, what processes have still to do, and courses are interned: a state is five small numbers, and what
 was found out of a disk once is not found out again."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Generic, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """The planted bugs: a module for each harness, which must find all of its own. Tests are parametrized over them."""
 
-from __future__ import annotations
-
 
 def planted() -> dict[str, list[str]]:
     """The names of all planted bugs, by harness."""

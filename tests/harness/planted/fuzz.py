@@ -1,7 +1,5 @@
 """Planted bugs: each takes one check out of the reader, and the fuzzing has to find that it is gone."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

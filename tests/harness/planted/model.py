@@ -1,8 +1,6 @@
 """Mistakes that the model must find: each is the protocol with one thing done otherwise. Some are what looks harmless,
 or what the code once did."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Ways to plant a mistake into this process: in a function's place, in a file that was begun, in a run that goes on."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

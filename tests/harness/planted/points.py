@@ -1,7 +1,5 @@
 """Mistakes of a producer of which the harness must find each: installed in the command's process before all else."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Mistakes to plant into a life: what careful code forgets, and only a power cut shows. Each changes this process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from importlib import import_module

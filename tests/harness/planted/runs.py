@@ -1,7 +1,5 @@
 """Mistakes of which the harness must find each: installed in the process that plays a run, before all else."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Mistakes of which a soak must find each: installed in its process before all else, so that its ranks have them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Mistakes of a writer of which the crash points and the races of writers must find each."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What every instant must keep of a stream, whoever is writing to it or was killed while it did."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ for them: a kill shows the same there.
     python -m tests.harness.points.sweep plain kill@17/half EIO@3/before
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import sys

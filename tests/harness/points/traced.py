@@ -3,8 +3,6 @@ program (`python -m tests.harness.points.traced MARK COMMAND-LINE`) it is the co
 looks for files that are not there, `MARK/begin/NAME` and `MARK/end/NAME`. So strace sees, thread by thread, which
 system calls came out of a counted call."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

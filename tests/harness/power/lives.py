@@ -4,8 +4,6 @@ of the consumer holds the state of the run and which samples were trained: what 
 last one. Files: `CHECKPOINTS/checkpoint-N/`, N being the samples consumed, in the way of ms-swift's plug-in or by
 itself."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

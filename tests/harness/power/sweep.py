@@ -2,8 +2,6 @@
 see scripts/test_faults. What of a run a cut shows depends on the filesystem, and on whether its journal came onto
 the device: each is cut both ways. A consumer keeps checkpoints by itself or as ms-swift's plug-in does."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import secrets

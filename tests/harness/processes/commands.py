@@ -1,7 +1,5 @@
 """Runs of the producer's command in forks, some of which are killed or have an error at a numbered call."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import importlib

@@ -1,8 +1,6 @@
 """Counts the calls by which a process changes files, and at one of them kills or stops it, or has the call fail. The
 process has to be a fork that ends with it: nothing is put back."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -1,8 +1,6 @@
 """Ranks of a training job in lockstep, forks of their supervisor, which have loaded all that there is to load. Lockstep
 stands for the collectives of a training step; the package needs none. They are one process group, killed at once."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors

@@ -3,8 +3,6 @@ second. As a program (`python -m tests.harness.processes.nursery MODULE ...`) it
 and answers each one. Children end with it, begin with the signals of a shell's, and may leave something in memory
 that outlives them."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import ctypes

@@ -2,8 +2,6 @@
 the samples consumed; a kill may leave `N.json.part` behind. A file names the life that wrote it and how many steps that
 one had trained, so that it can be told later what of each life survived."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ A life counts up to the checkpoint from which a later one went on; the last life
     history  ^----- life 0 ^ ^ life 2 ^
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

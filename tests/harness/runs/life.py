@@ -3,8 +3,6 @@ the supervisor, and so has loaded all there is to load. The ranks are one proces
 where the producer is to die with them, it is moved into that group. The lockstep is the harness's, and stands for the
 collectives of a training step: the package needs none."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@ What holds then: every sample was trained exactly once but for what the last ran
 no kill was anything deleted that a kept checkpoint still needed. All of it is checked against what the ranks have
 written down of what they read."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

@@ -1,8 +1,6 @@
 """What one rank of a training job does: reads its samples in order, writes down what it has read, keeps checkpoints. It
 is what a user's loop is to be: the state is saved with what was trained, the cursor follows the checkpoint."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Run by `scripts/sweep_resumes`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

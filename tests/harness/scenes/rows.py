@@ -1,7 +1,5 @@
 """Rows for runs that are killed, and what is made of them: each row of a source gives 0, 1 or 3, or is refused."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Final

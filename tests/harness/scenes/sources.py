@@ -1,7 +1,5 @@
 """Sources of every kind, and who feeds those that are live while a run is killed and started again."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os

@@ -1,7 +1,5 @@
 """A stream that is made by one run or by many, most of which are killed, and what is to hold of it all the time."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

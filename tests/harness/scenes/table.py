@@ -3,8 +3,6 @@ played with kills and errors at every call, `POWER` on a disk whose power is cut
 rows are plain: every call is a place to cut, and what each call is to find is written down in `tests.harness.planted`.
 """
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ The simulation is told what a step took in the same run, waits left out: these r
 them sleep for longer.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

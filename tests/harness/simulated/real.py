@@ -2,8 +2,6 @@
 for the others, and computes for as long as it is told. What is measured is what the simulation predicts. The clock
 begins with the word in `head.json` that so many rows are published as the setting's head start says."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Soaks a producer and a training job, or makes a stream of a million chunks. As a program: see scripts/soak."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

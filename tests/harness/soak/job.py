@@ -1,7 +1,5 @@
 """The producer of a soak, and one life of its training job."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,8 +1,6 @@
 """A stream of a million chunks: produced, killed and gone on with, read at both ends, resumed, looked at, verified. Run
 by `scripts/soak --million`; each part is a process of its own, so that its time and memory are its own."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

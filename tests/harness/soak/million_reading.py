@@ -6,8 +6,6 @@
 The processes are forks of one that has loaded torch: neither time nor files of that are counted.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -2,8 +2,6 @@
 is the loop of docs/resume.md: rank 0 saves a checkpoint every so many steps, keeps the newest few, and commits what all
 of those need. A commit that the disk had no room for is made up for at the next step."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from dataclasses import dataclass

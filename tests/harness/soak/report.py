@@ -1,7 +1,5 @@
 """What a soak was to be, and what came of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final

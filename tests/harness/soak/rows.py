@@ -3,8 +3,6 @@ the same in every run, so that whoever reads it can tell whether it is whole and
 the row that a file says, which the source itself writes once it is asked to end: what was given is given again by the
 next run, and no more."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 Throughout, every sample of every rank is looked at as it is read: whether it comes in the declared order, and once in
 the history that survives. So is what the stream takes on disk, what is deleted, and what the processes hold."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

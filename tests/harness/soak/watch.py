@@ -3,8 +3,6 @@ same work; the stream takes room on a small disk of its own that can be filled u
 namespace of this process, so the system unmounts it however the soak ends. Without root there is no such disk, and
 it is never full."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -1,8 +1,6 @@
 """Runs a writer in a fork that is killed at the N-th call that changes a file, and checks what it leaves behind.
 `kill -9` shows wrong orders, torn files and leftovers. It cannot show a missing fsync: that takes a power cut."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -2,8 +2,6 @@
 are threads of this process, of which one at a time runs: so all orders of their calls that change files, and of those
 that look at them, can be played, and a race takes milliseconds. What is to hold is in `writers.crashes`."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

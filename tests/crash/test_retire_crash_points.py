@@ -10,17 +10,16 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkRetired, LazyShardError
-from lazyshard.format.names import HEAD_RESERVE, arrays_name, chunk_name, seal_name, tokens_name
+from lazyshard.format.names import HEAD_RESERVE, chunk_name, seal_name, tokens_name
 from lazyshard.stream import read_retired, retire
 from lazyshard.stream.retire import list_kept
-from tests.harness.disks import Disk, cut_power, fast_folder
+from tests.harness.disks import fast_folder
 from tests.harness.planted import power as power_mutants
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.kill_points import WHENS
 from tests.harness.tally import Violation
 from tests.harness.writers.crashes import Mutant, killed
-from tests.stream import arrays
-from tests.stream.streams import names, needs_root, rows
+from tests.stream.streams import names, rows
 
 pytestmark = pytest.mark.full
 CHUNKS: Final = 6
@@ -123,21 +122,6 @@ def test_deleting_killed_at_any_step_loses_nothing_above_the_mark(root: Path) ->
     assert sweep(root) > 20
 
 
-def test_deleting_chunks_with_arrays_killed_at_any_step_leaves_none_of_their_files(root: Path) -> None:
-    for at in itertools.count(1):
-        directory = arrays.produce(root / f"{at}", 2 * CHUNKS, end=False)
-        if killed(at, "half", partial(both_passes, directory)) is not None:
-            break
-        ChunkWriter(directory, arrays=True).close(end=False)
-        mark = read_retired(directory)
-        expected = {name(chunk) for chunk in range(mark, CHUNKS) for name in (arrays_name, chunk_name, seal_name)}
-        assert {name for name in names(directory) if name.startswith("chunk_")} == expected
-        reader = StreamReader(directory, max_wait=0)
-        found = [arrays.values(reader.read(sample)) for sample in range(2 * mark, 2 * CHUNKS)]
-        assert found == arrays.expected(2 * mark, 2 * CHUNKS)
-    assert at > 20
-
-
 def test_next_producer_killed_at_any_step_while_it_clears_up_gets_through(root: Path) -> None:
     for at in itertools.count(1):
         directory = root / f"stream_{at}"
@@ -167,23 +151,3 @@ def test_any_files_that_a_power_cut_brings_back_are_cleared(root: Path) -> None:
         clear_up(root / "stream")
         assert set(names(root / "stream")).isdisjoint(gone)
     go_on(root / "stream", files)
-
-
-@needs_root
-def test_deleting_cut_short_by_power_loss_at_any_step_loses_nothing_above_the_mark(root: Path) -> None:
-    with Disk(root / "disk") as disk:
-        for at in itertools.count(1):
-            stream = disk.point / f"stream_{at}"
-            files = live(stream)
-            disk.sync()
-            if killed(at, "before", partial(both_passes, stream), at_last=partial(cut_power, str(disk.point))) is None:
-                disk.restart()
-                go_on(stream, files)
-                continue
-            # Nothing that has returned comes back.
-            disk.cut()
-            assert check(stream, files) == GONE
-            assert list_kept(stream).leftovers == []
-            go_on(stream, files)
-            break
-        assert at > 20

@@ -53,13 +53,14 @@ class Site:
         return found.point / name
 
     def start(self, out: Path, *options: object) -> int:
-        return self.nursery.start(*network.arguments(out, self._source, *options), no_answer_s=0.3)
+        pid: int = self.nursery.start(*network.arguments(out, self._source, *options), no_answer_s=0.3)
+        return pid
 
     def end(self, pid: int, status: int = 0) -> str:
         """Waits for the end of a producer; returns what it has said."""
-        found, said = self.nursery.wait(pid)
-        assert found == status, said
-        return said
+        found: tuple[int, str] = self.nursery.wait(pid)
+        assert found[0] == status, found
+        return found[1]
 
     def published(self, name: str, chunks: int) -> None:
         """Waits until so many chunks are."""

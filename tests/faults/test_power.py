@@ -183,12 +183,3 @@ def test_a_filesystem_that_this_machine_lacks_is_named(tmp_path: Path, monkeypat
     tally = Tally("power")
     power_sweep.sweep(tally, tmp_path, 0, 1)
     assert tally.notes == ["ext4 was left out: needs mkfs.ext4", "xfs was left out: needs mkfs.xfs"]
-
-
-def test_the_head_of_a_stream_that_has_ended_is_durable(place: Place) -> None:
-    """Nobody starts a producer again that has finished, so readers would wait for the rest for ever."""
-    bench = place.bench("ext4", "plain")
-    trial = Trial(bench)
-    trial.live(bench.stop(10**9, "before", flush=False))
-    assert not trial.stopped
-    assert Told.look(trial.out) == Told(3, 12, True)

@@ -38,8 +38,10 @@ _VALUES: Final[tuple[Any, ...]] = (
 
 def spoil(data: bytes, random: Random) -> tuple[str, bytes]:
     """Returns what was done, in a few words, and the bytes: another piece somewhere, or a piece less, or moved."""
-    kind = random.choice(_WAYS)
-    return kind.__name__.lstrip("_"), kind(data, random)
+    way = random.choice(list(_WAYS))
+    start = random.randrange(max(1, len(data)))
+    stop = min(len(data), start + (random.randint(1, 8) if random.randrange(3) else random.randint(1, 1 << 12)))
+    return way, _WAYS[way](data, start, stop, random)
 
 
 def spoil_more(data: bytes, random: Random) -> bytes:
@@ -96,69 +98,36 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def _flip_bit(data: bytes, random: Random) -> bytes:
-    at = random.randrange(max(1, len(data)))
-    return data[:at] + bytes(byte ^ 1 << random.randrange(8) for byte in data[at : at + 1]) + data[at + 1 :]
-
-
-def _other_bytes(data: bytes, random: Random) -> bytes:
-    start, stop = _region(data, random)
-    return data[:start] + random.randbytes(min(stop - start, 64)) + data[stop:]
-
-
-def _cut(data: bytes, random: Random) -> bytes:
-    return data[: random.randrange(max(1, len(data)))]
-
-
-def _zeros(data: bytes, random: Random) -> bytes:
-    start, stop = _region(data, random)
-    return data[:start] + bytes(stop - start) + data[stop:]
-
-
-def _zeros_to_the_end(data: bytes, random: Random) -> bytes:
-    start, _ = _region(data, random)
-    return data[:start] + bytes(len(data) - start)
-
-
-def _twice(data: bytes, random: Random) -> bytes:
-    start, stop = _region(data, random)
-    return data[:stop] + data[start:]
-
-
-def _without(data: bytes, random: Random) -> bytes:
-    start, stop = _region(data, random)
-    return data[:start] + data[stop:]
-
-
-def _moved(data: bytes, random: Random) -> bytes:
-    start, stop = _region(data, random)
-    piece, rest = data[start:stop], data[:start] + data[stop:]
+def _moved(data: bytes, start: int, stop: int, random: Random) -> bytes:
+    rest = data[:start] + data[stop:]
     at = random.randrange(len(rest) + 1)
-    return rest[:at] + piece + rest[at:]
+    return rest[:at] + data[start:stop] + rest[at:]
 
 
-def _more(data: bytes, random: Random) -> bytes:
-    return data + random.choice((b"\n", b"\0", b" ", b"{}\n", b"x", data))
-
-
-def _piece(data: bytes, random: Random) -> bytes:
-    start, stop = _region(data, random)
+def _piece(data: bytes, start: int, stop: int, random: Random) -> bytes:
     return data[:start] + random.choice(_PIECES) + data[random.choice((start, min(start + 1, len(data)), stop)) :]
 
 
-def _nothing_left(data: bytes, random: Random) -> bytes:
-    return b""
+# From where to where, of the bytes
+_WAYS: Final[dict[str, Callable[[bytes, int, int, Random], bytes]]] = {
+    "flip bit": lambda data, at, _, random: data[:at] + _flipped(data[at : at + 1], random) + data[at + 1 :],
+    "other bit": lambda data, at, _, random: data[:at] + _flipped(data[at : at + 1], random) + data[at + 1 :],
+    "other bytes": lambda data, at, to, random: data[:at] + random.randbytes(min(to - at, 64)) + data[to:],
+    "cut": lambda data, at, to, random: data[:at],
+    "zeros": lambda data, at, to, random: data[:at] + bytes(to - at) + data[to:],
+    "zeros to the end": lambda data, at, to, random: data[:at] + bytes(len(data) - at),
+    "twice": lambda data, at, to, random: data[:to] + data[at:],
+    "without": lambda data, at, to, random: data[:at] + data[to:],
+    "moved": _moved,
+    "more": lambda data, at, to, random: data + random.choice((b"\n", b"\0", b" ", b"{}\n", b"x", data)),
+    "piece": _piece,
+    "other piece": _piece,
+    "nothing left": lambda data, at, to, random: b"",
+}
 
 
-_WAYS: Final[tuple[Callable[[bytes, Random], bytes], ...]] = (
-    *(_flip_bit, _flip_bit, _other_bytes, _cut, _zeros, _zeros_to_the_end, _twice, _without, _moved, _more, _piece),
-    *(_piece, _nothing_left),
-)
-
-
-def _region(data: bytes, random: Random) -> tuple[int, int]:
-    start = random.randrange(max(1, len(data)))
-    return start, min(len(data), start + (random.randint(1, 8) if random.randrange(3) else random.randint(1, 1 << 12)))
+def _flipped(byte: bytes, random: Random) -> bytes:
+    return bytes(one ^ 1 << random.randrange(8) for one in byte)
 
 
 _NAMES: Final = (

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import pytest
 
@@ -129,21 +130,13 @@ class Mount:
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
-        self.hang()
+        """No call there gets an answer meanwhile."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            self.answer()
-
-    def hang(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def answer(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)
 
 
 class Share:
@@ -186,44 +179,26 @@ class StaleCall:
         self, directory: Path, number: int, names: tuple[str, ...] = READING, error: int = errno.ESTALE
     ) -> None:
         self.calls: list[str] = []  # the functions that were called, in order, each with what it was asked for
-        self._prefix = os.path.realpath(directory)
-        self._number = number
-        self._error = error
-        self._real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in (*names, "open")}
-        self._names = names
+        self._prefix, self._number, self._error = os.path.realpath(directory), number, error
+        self._readlink = os.readlink
+        self._patch = mock.patch.multiple(os, **{name: self._counted(name, getattr(os, name)) for name in names})
 
     def __enter__(self) -> StaleCall:
-        for name in self._real:
-            setattr(os, name, self._counted(name))
+        self._patch.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name, call in self._real.items():
-            setattr(os, name, call)
+        self._patch.stop()
 
-    def _counted(self, name: str) -> Callable[..., Any]:
+    def _counted(self, name: str, call: Callable[..., Any]) -> Any:
         def counted(*arguments: Any, **named: Any) -> Any:
-            what = self._what(arguments[0]) if arguments else None
-            if what is not None and name in self._names:
-                self.calls.append(f"{name} {what}")
+            asked = arguments[0] if arguments else "/"
+            path = self._readlink(f"/proc/self/fd/{asked}") if isinstance(asked, int) else os.path.abspath(asked)
+            path = path.removesuffix(" (deleted)")
+            if f"{path}/".startswith(f"{self._prefix}/"):
+                self.calls.append(f"{name} {path[len(self._prefix) + 1 :] or '.'}")
                 if len(self.calls) == self._number:
-                    path = arguments[0] if not isinstance(arguments[0], int) else None
-                    raise OSError(self._error, os.strerror(self._error), path)
-            return self._real[name](*arguments, **named)
+                    raise OSError(self._error, os.strerror(self._error), None if isinstance(asked, int) else asked)
+            return call(*arguments, **named)
 
         return counted
-
-    def _what(self, asked: Any) -> str | None:
-        """Returns the path within the directory that a call is about, None if it is about another one."""
-        if isinstance(asked, int):
-            try:
-                path = os.path.realpath(f"/proc/self/fd/{asked}") if "readlink" not in self._real else None
-                path = path or self._real["readlink"](f"/proc/self/fd/{asked}")
-            except OSError:
-                return None
-        else:
-            path = os.path.abspath(os.fspath(asked))
-        path = path.removesuffix(" (deleted)")
-        if path != self._prefix and not path.startswith(self._prefix + "/"):
-            return None
-        return path[len(self._prefix) + 1 :] or "."

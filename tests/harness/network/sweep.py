@@ -246,8 +246,6 @@ class Round:
             self.wrong += sealed.wrong
             self._check()
         finally:
-            for mount in self._mounts:
-                mount.answer()
             self._end_consumer()
             if self._producer is not None:
                 self._signal(signal.SIGKILL)

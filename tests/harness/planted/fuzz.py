@@ -17,10 +17,6 @@ from lazyshard.stream.chunk_files import CompleteFile
 from tests.harness.fuzz.streams import ID
 
 
-def _without_digests(self: chunk.Chunk, line: bytes, row: int) -> None:
-    """Takes every row as it is."""
-
-
 def _any_size(
     self: chunk.Chunk,
     file: Any,
@@ -36,11 +32,6 @@ def _any_size(
     self._file = CompleteFile(file)
     self._offsets = offsets
     self._digests = digests
-
-
-def _short_read(self: chunk.Chunk, start: int, size: int) -> bytes:
-    """Returns what there is of the bytes, as one who forgets that a file can be cut."""
-    return self._file.read(start, size)
 
 
 _decode_seal = Seal.decode
@@ -60,20 +51,7 @@ def _any_integer(self: fields.Fields, field: str, low: int, high: int) -> int:
     return value
 
 
-def _no_problem(*_: object) -> None:
-    """Counts a cursor that is ahead of the data, or of another stream."""
-
-
-def _torn_counts_as_done(*_: object) -> Cursor:
-    return Cursor("run0", ID, 0, 3, {}, 0.0)
-
-
-def _follows(path: Any) -> int:
-    """Opens whatever is there, and waits for whoever writes to it."""
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _no_check(*_: object) -> None:
+def _nothing(*_: object) -> None:
     """Refuses nothing."""
 
 
@@ -87,18 +65,30 @@ class Mutant:
 
 
 MUTANTS: Final = {
-    "digest check off": Mutant("corpus", "sample ", ((chunk.Chunk, "check", _without_digests),)),
+    "digest check off": Mutant("corpus", "sample ", ((chunk.Chunk, "check", _nothing),)),
+    # As one who forgets that a file can be cut.
     "length check off": Mutant(
-        "corpus", "holds other bytes", ((chunk.Chunk, "__init__", _any_size), (chunk.Chunk, "_read", _short_read))
+        "corpus",
+        "holds other bytes",
+        (
+            (chunk.Chunk, "__init__", _any_size),
+            (chunk.Chunk, "_read", lambda self, start, size: self._file.read(start, size)),
+        ),
     ),
     "seal of another chunk accepted": Mutant("corpus", "sample ", ((Seal, "decode", _seal_of_any_chunk),)),
     "negative counts accepted": Mutant("formats", "got -1", ((fields.Fields, "integer", _any_integer),)),
-    "cursor ahead of the data deletes": Mutant("cursors", "are deleted", ((consumers, "_problem", _no_problem),)),
-    "torn cursor deletes": Mutant("cursors", "are deleted", ((Cursor, "decode", _torn_counts_as_done),)),
-    "a pipe is waited for": Mutant("corpus", "no end within", ((files, "open_inside", _follows),)),
+    # Counts a cursor that is ahead of the data, or of another stream.
+    "cursor ahead of the data deletes": Mutant("cursors", "are deleted", ((consumers, "_problem", _nothing),)),
+    "torn cursor deletes": Mutant(
+        "cursors", "are deleted", ((Cursor, "decode", lambda *_: Cursor("run0", ID, 0, 3, {}, 0.0)),)
+    ),
+    # Opens whatever is there, and waits for whoever writes to it.
+    "a pipe is waited for": Mutant(
+        "corpus", "no end within", ((files, "open_inside", lambda path: os.open(path, os.O_RDONLY | os.O_CLOEXEC)),)
+    ),
     "a hole is read to its end": Mutant("corpus", "MemoryError", ((files, "MAX_BYTES", 1 << 60),)),
-    "huge integers rounded": Mutant("rows", "another reader finds", ((row, "_check_integers", _no_check),)),
-    "any number of ranks": Mutant("states", "MemoryError", ((state_checks, "_check_ranks", _no_check),)),
+    "huge integers rounded": Mutant("rows", "another reader finds", ((row, "_check_integers", _nothing),)),
+    "any number of ranks": Mutant("states", "MemoryError", ((state_checks, "_check_ranks", _nothing),)),
 }
 
 

@@ -20,14 +20,21 @@ def everywhere(original: Any, broken: Any) -> None:
                     setattr(module, key, broken)
 
 
+def around(owner: Any, name: str, instead: Callable[..., Any]) -> None:
+    """Calls something in place of a method or a function; it is given the original first."""
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *arguments, **named: instead(original, *arguments, **named))
+
+
 def keep_begun(suffix: str) -> None:
     """Has files of names with this end outlive a kill, and the next run add to them."""
-    original = Workplace.path
-
-    def path(self: Workplace, name: str) -> Path:
-        return self.directory.parent.with_name(f"{name}.part") if name.endswith(suffix) else original(self, name)
-
-    Workplace.path = path  # type: ignore[method-assign]
+    around(
+        Workplace,
+        "path",
+        lambda path, self, name: (
+            self.directory.parent.with_name(f"{name}.part") if name.endswith(suffix) else path(self, name)
+        ),
+    )
     everywhere(durable.create, lambda path: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
 
 

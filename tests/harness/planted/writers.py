@@ -6,21 +6,19 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from lazyshard.format.records import Manifest
 from lazyshard.store import durable
 from lazyshard.stream import lock, publishing, recovery, writer_opening
 from lazyshard.stream.listing import Listing
-from lazyshard.stream.lock import Workplace, WriterLock
+from lazyshard.stream.lock import Workplace
 from lazyshard.stream.open_chunk import OpenChunk, WriteSteps
 from lazyshard.stream.publishing import ChunkSequence
 from tests.harness.planted import points
+from tests.harness.planted.planting import around
 from tests.harness.writers.crashes import Mutant
 
 
 def head_before_seal() -> None:
-    original = ChunkSequence._publish_chunk
-
-    def publish(self: ChunkSequence, chunk: OpenChunk, *given: Any) -> None:
+    def publish(original: Any, self: ChunkSequence, chunk: OpenChunk, *given: Any) -> None:
         self.published_chunks += 1
         self.published_samples += len(chunk)
         self.tell(self.state)
@@ -28,33 +26,27 @@ def head_before_seal() -> None:
         self.published_samples -= len(chunk)
         original(self, chunk, *given)
 
-    ChunkSequence._publish_chunk = publish  # type: ignore[method-assign, assignment]
+    around(ChunkSequence, "_publish_chunk", publish)
 
 
 def data_in_place() -> None:
     """Writes rows under the chunk's own name, and takes what is there for published."""
-    original = recovery.recover
 
-    def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> recovery.Recovered:
+    def recover(original: Any, directory: Path, *given: Any) -> Any:
         for path in directory.glob("chunk_*.jsonl"):
             path.with_name(path.name + ".completed").touch()
-        return original(directory, manifest, lock)
+        return original(directory, *given)
 
-    writer_opening.recover = recover  # type: ignore[attr-defined]
+    around(writer_opening, "recover", recover)
 
 
 def end_before_last_chunk() -> None:
-    original = ChunkSequence.end
-
-    def end(self: ChunkSequence) -> None:
-        samples = self.samples
-        last = samples > self.published_samples
-        publishing.publish_end(
-            self._directory, self.published_chunks + last, samples, temporary=self._workplace.path("end")
-        )
+    def end(original: Any, self: ChunkSequence) -> None:
+        chunks = self.published_chunks + (self.samples > self.published_samples)
+        publishing.publish_end(self._directory, chunks, self.samples, temporary=self._workplace.path("end"))
         original(self)
 
-    ChunkSequence.end = end  # type: ignore[method-assign]
+    around(ChunkSequence, "end", end)
 
 
 def next_chunk_overtakes() -> None:
@@ -80,13 +72,11 @@ def next_chunk_overtakes() -> None:
 
 
 def side_files_not_cleared() -> None:
-    original = recovery._clear
-
-    def clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
+    def clear(original: Any, directory: Path, listing: Listing, *given: Any) -> None:
         listing.arrays.clear()
-        original(directory, listing, lock)
+        original(directory, listing, *given)
 
-    recovery._clear = clear
+    around(recovery, "_clear", clear)
 
 
 MUTANTS: Final[dict[str, Mutant]] = {

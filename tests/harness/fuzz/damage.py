@@ -245,26 +245,27 @@ def replace_by(path: Path, kind: str, target: Path) -> None:
         path.mkdir()
         if kind == "folder":
             (path / "x").write_bytes(b"x")
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "socket":
-        _make_socket(path)
-    elif kind == "device":
-        if os.geteuid() == 0:
-            # Without end, and without bound.
-            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
-    elif kind == "hole":
-        path.write_bytes(b"")
-        # Half a terabyte of zeros, which take no room.
-        os.truncate(path, 1 << 39)
-    elif kind == "link out":
-        path.symlink_to("/etc/hostname")
-    elif kind == "link to itself":
-        path.symlink_to(path.name)
-    elif kind == "link within":
-        path.symlink_to(os.path.relpath(target, path.parent))
-    else:
-        raise ValueError(f"there is no {kind!r}")
+    elif kind != "device":
+        _MAKES[kind](path, target)
+    elif os.geteuid() == 0:
+        # Without end, and without bound.
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+
+
+_MAKES: Final[dict[str, Callable[[Path, Path], object]]] = {
+    "pipe": lambda path, _: os.mkfifo(path),
+    "socket": lambda path, _: _make_socket(path),
+    "hole": lambda path, _: _make_hole(path),
+    "link out": lambda path, _: path.symlink_to("/etc/hostname"),
+    "link to itself": lambda path, _: path.symlink_to(path.name),
+    "link within": lambda path, target: path.symlink_to(os.path.relpath(target, path.parent)),
+}
+
+
+def _make_hole(path: Path) -> None:
+    path.touch()
+    # Half a terabyte of zeros, which take no room.
+    os.truncate(path, 1 << 39)
 
 
 def _make_socket(path: Path) -> None:

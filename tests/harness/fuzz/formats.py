@@ -96,18 +96,15 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _read(name: str) -> list[bytes]:
-    """Returns the files of the known streams with a name."""
     return [data for one in STREAMS.values() if (data := one.files.get(name))]
 
 
 def _values(name: str, decode: Callable[[bytes], Any]) -> Callable[[Random], Any]:
-    """Draws a value that stands in a file of a known stream, with one of its numbers or texts replaced."""
     found = [decode(data) for data in _read(name)]
     return lambda random: _varied(random.choice(found), decode, random)
 
 
 def _varied(value: Any, decode: Callable[[bytes], Any], random: Random) -> Any:
-    """Returns a value with another number or text in one field, where that is still one that may be written."""
     field = random.choice(fields(value)).name
     old = getattr(value, field)
     if isinstance(old, float):
@@ -126,7 +123,6 @@ def _varied(value: Any, decode: Callable[[bytes], Any], random: Random) -> Any:
 
 
 def _state_of_dict(data: bytes) -> RunState:
-    """As a checkpoint gives it back: values, not bytes. What is no JSON is not for this one to refuse."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -251,7 +247,6 @@ def check_batch(lines: list[bytes]) -> None:
 
 
 def check_foreign(data: bytes, path: Path) -> None:
-    """Asserts that a file without seal has the rows that its lines are, or says which line is none."""
     path.write_bytes(data)
     text = data[3:] if data.startswith(b"\xef\xbb\xbf") else data
     lines = [line for line in text.split(b"\n") if line.strip(b" \t\r")]

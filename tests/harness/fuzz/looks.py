@@ -217,7 +217,6 @@ def _delete(directory: Path, known: Known, done: Damaged) -> None:
 
 
 def _released(directory: Path, published: int) -> int:
-    """Returns what the cursors release, by the plainest reading: one that makes no sense releases nothing."""
     released = []
     for path in (directory / "cursors").glob("[!.]*.json"):
         if path.name.endswith(".reading.json"):
@@ -268,7 +267,6 @@ def _built_app() -> _BuiltApp:
 
 @contextlib.contextmanager
 def _quick_command() -> Iterator[None]:
-    """As the command is, but made once, and not waiting a minute for files that will not appear."""
     with (
         patch.object(command, "app", _built_app()),
         patch.object(verify_command, "verify", functools.partial(verify, grace_s=0.0)),

@@ -114,7 +114,6 @@ def _foreign(name: str, *, end: bool) -> Known:
 
 
 def _with_arrays(name: str) -> Known:
-    """Two chunks of three rows and one of one, with arrays of many kinds, at any depth, of nothing, and none."""
     rows: list[dict[str, Any]] = [
         {"id": 0, "x": np.arange(5, dtype=np.int32)},
         {"id": 1, "n": [{"y": np.full((2, 3), 0.5, np.float16)}, np.array(True)]},

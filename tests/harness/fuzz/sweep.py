@@ -116,7 +116,6 @@ def _rows(random: Random) -> bool:
 
 
 def _descriptions(random: Random) -> bool:
-    """Rows that describe their arrays in odd ways: a description is refused, or what it gives lies within the bytes."""
     line = ARRAYS.rows[random.randrange(len(ARRAYS.rows))]
     assert line is not None
     data = np.frombuffer(random.randbytes(8 * random.randrange(8)), np.uint8)
@@ -173,7 +172,6 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the log lines of readers: there is one for each of thousands of faults."""
     logging.disable(logging.CRITICAL)
     try:
         yield

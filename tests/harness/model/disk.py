@@ -216,7 +216,6 @@ def power_cuts(disk: Disk) -> tuple[Disk, ...]:
 
 
 def _reachable(names: Mapping[str, int]) -> dict[str, int]:
-    """Returns the names that there are: what is in a directory goes with it."""
     kept: dict[str, int] = {}
     for path in sorted(names):
         if names[path] and (not folder_of(path) or folder_of(path) in kept):

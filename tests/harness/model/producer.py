@@ -229,7 +229,6 @@ class Producer:
         return seal
 
     def start(self, seen: Seen, listed: Listed, last: Content | None) -> tuple[int, int]:
-        """Returns the number of the next chunk and the position in the source from which to fill it."""
         return listed.sealed, 0 if last is None else last[2]
 
     def clearing(self, seen: Seen, listed: Listed, token: str) -> list[Step]:

@@ -191,5 +191,4 @@ def _chunk(name: str) -> int:
 
 
 def starred(path: str) -> str:
-    """Returns a path with a star for the random part of a temporary name, of the code's or the model's."""
     return _TOKEN.sub(".*", _WORKPLACE.sub(f"/{TEMPORARY}/*", path)) if is_junk(path) else path

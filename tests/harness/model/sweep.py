@@ -135,7 +135,6 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
 
 
 def _tell_apart(tally: Tally) -> None:
-    """Looks whether telling all files with temporary names apart finds anything else, where that can be done."""
     for every_junk in (False, True):
         found = explore(World(Plan(0), every_junk=every_junk), 1)
         tally.notes.append(

@@ -192,7 +192,6 @@ class World:
             yield step
 
     def doing(self, state: State, who: str, steps: list[Step]) -> State:
-        """Returns a state with something else for a process to do, for who wants to see just that."""
         return state._replace(**{who: self._push(steps, _DONE)})
 
     def has_finished(self, state: State) -> bool:
@@ -321,7 +320,6 @@ class World:
         yield from self.kill(state, "consumer")
 
     def _refusals(self, state: State) -> Iterator[Move]:
-        """Returns what comes of a step of deleting that the filesystem refuses: the producer goes on with the rest."""
         if state.producer == _DONE:
             return
         refused, cell = self._cells.values[state.producer]
@@ -341,7 +339,6 @@ class World:
             yield self._moved("refuse", refused, after)
 
     def _moved(self, who: str, what: Step, state: State) -> Move:
-        """Returns a move, with what is known of the course after it, and whether it breaks a promise."""
         key = (state.disk, state.course)
         number = self._told.get(key)
         if number is None:

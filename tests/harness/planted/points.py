@@ -19,7 +19,7 @@ from lazyshard.store import durable
 from lazyshard.stream import lock, publishing, recovery, retire
 from lazyshard.stream.listing import Listing
 from lazyshard.stream.open_chunk import OpenArrays, OpenChunk
-from tests.harness.planted.planting import everywhere, keep_begun, on_restart
+from tests.harness.planted.planting import around, everywhere, keep_begun, on_restart
 from tests.harness.processes.kill_points import When
 
 
@@ -60,12 +60,10 @@ def position_ahead(rows: int = 1) -> None:
     """The position in a seal is a row further than the chunk."""
     from lazyshard_producer.rows.reader import Batch
 
-    original = Batch.position
-
-    def position(self: Any, index: int) -> Any:
+    def position(original: Any, self: Any, index: int) -> Any:
         return original(self, min(max(index + rows, 0), len(self.lines) - 1))
 
-    Batch.position = position  # type: ignore[method-assign]
+    around(Batch, "position", position)
 
 
 def position_behind() -> None:
@@ -77,12 +75,7 @@ def cut_forgotten() -> None:
     """The position in a seal is behind the row that is cut, whatever of it is published."""
     from lazyshard_producer.rows.reader import Unit
 
-    original = Unit.position
-
-    def position(self: Any, skip: int, **parts: int) -> Any:
-        return replace(original(self, skip, **parts), cut=0)
-
-    Unit.position = position  # type: ignore[method-assign]
+    around(Unit, "position", lambda position, self, skip, **parts: replace(position(self, skip, **parts), cut=0))
 
 
 def _deletable(before: Callable[[int], int]) -> None:
@@ -114,12 +107,7 @@ def refused_row_kept_twice() -> None:
 def _cut_at(size: Callable[[int], int]) -> None:
     from lazyshard_producer.rows.refusals import Quarantine
 
-    original = Quarantine._find_kept
-
-    def find_kept(self: Any, committed: int) -> int:
-        return original(self, size(committed))
-
-    Quarantine._find_kept = find_kept  # type: ignore[method-assign]
+    around(Quarantine, "_find_kept", lambda find_kept, self, committed: find_kept(self, size(committed)))
 
 
 def leftovers_stay() -> None:
@@ -198,13 +186,11 @@ def written_uncounted() -> None:
     """Writes a file past every call that is counted; for the trace."""
     from lazyshard.stream.head import Announcer
 
-    original = Announcer.tell
-
-    def tell(self: Announcer, *given: Any, **named: Any) -> None:
+    def tell(original: Any, self: Announcer, *given: Any, **named: Any) -> None:
         original(self, *given, **named)
         self._path.with_name("note").write_text("told")
 
-    Announcer.tell = tell  # type: ignore[method-assign]
+    around(Announcer, "tell", tell)
 
 
 def side_file_named_after_the_seal() -> None:
@@ -249,9 +235,8 @@ def side_file_made_again() -> None:
 
 def other_arrays_after_a_restart() -> None:
     """A run that goes on seals arrays that are whole, and none of its rows': only who knows the rows can tell."""
-    original = OpenArrays.extend
 
-    def extend(self: OpenArrays, rows: CheckedArrays | None, count: int) -> None:
+    def extend(original: Any, self: OpenArrays, rows: CheckedArrays | None, count: int) -> None:
         if rows is not None:
             begins = [0, *rows.ends.tolist()]
             data = bytes(len(rows.data))
@@ -259,18 +244,17 @@ def other_arrays_after_a_restart() -> None:
             rows = CheckedArrays(data, rows.ends, np.asarray(digests, np.uint64))
         original(self, rows, count)
 
-    on_restart(lambda *_: setattr(OpenArrays, "extend", extend))
+    on_restart(lambda *_: around(OpenArrays, "extend", extend))
 
 
 def other_digests_after_a_restart() -> None:
     """A run that goes on seals the digests of arrays in the wrong order."""
-    original = OpenArrays.sealed
 
-    def sealed(self: OpenArrays) -> SealedArrays:
+    def sealed(original: Any, self: OpenArrays) -> SealedArrays:
         found = original(self)
         return SealedArrays(found.offsets, found.digests[::-1])
 
-    on_restart(lambda *_: setattr(OpenArrays, "sealed", sealed))
+    on_restart(lambda *_: around(OpenArrays, "sealed", sealed))
 
 
 def side_file_leftovers_stay() -> None:
@@ -287,25 +271,18 @@ def side_file_leftovers_stay() -> None:
 
 def side_files_never_deleted() -> None:
     """Deletes chunks, and leaves their side files."""
-    original = durable.remove
-
-    def remove(path: Path) -> None:
-        if path.suffix != ".arrays":
-            original(path)
-
-    retire.remove = remove  # type: ignore[attr-defined]
+    around(retire, "remove", lambda remove, path: None if path.suffix == ".arrays" else remove(path))
 
 
 def side_files_deleted_only_once() -> None:
     """A deletion that was stopped between a chunk and its side file is taken for done."""
-    there, starting_at = retire._is_there, Listing.starting_at
-    retire._is_there = lambda directory, chunk, arrays: there(directory, chunk, False)
 
-    def kept(self: Listing, first: int) -> Listing:
-        found = starting_at(self, first)
+    def kept(original: Any, self: Listing, first: int) -> Any:
+        found = original(self, first)
         return replace(found, leftovers=[name for name in found.leftovers if not name.endswith(".arrays")])
 
-    Listing.starting_at = kept  # type: ignore[method-assign]
+    around(retire, "_is_there", lambda is_there, directory, chunk, arrays: is_there(directory, chunk, False))
+    around(Listing, "starting_at", kept)
 
 
 _ALL: Final[Sequence[Mutant]] = (

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from tests.harness.disks import Filesystem
 from tests.harness.planted import points
+from tests.harness.planted.planting import around
 
 
 def _nothing(*arguments: object, **named: object) -> None:
@@ -52,9 +53,8 @@ _NOT_DURABLE: Final = {
 def _deleted_before_the_mark() -> None:
     """Chunks are deleted first, and what says so is written afterwards."""
     retire: Any = import_module("lazyshard.stream.retire")
-    write_mark = retire._write_mark
 
-    def late(directory: Path, folder: Path | None, mark: Any) -> None:
+    def late(write_mark: Any, directory: Path, folder: Path | None, mark: Any) -> None:
         first = retire.read_retired(directory, mark.stream_id)
         for chunk in range(first, mark.chunks_before):
             retire.remove(directory / retire.seal_name(chunk))
@@ -62,7 +62,7 @@ def _deleted_before_the_mark() -> None:
         retire.sync_directory(directory)
         write_mark(directory, folder, mark)
 
-    retire._write_mark = late
+    around(retire, "_write_mark", late)
 
 
 def _deleting_only_once() -> None:

@@ -124,7 +124,6 @@ class SealedChunks:
         return decoded
 
     def _check_arrays(self, chunk: int, sealed: SealedArrays | None, data: bytes | None) -> None:
-        """Checks a side file against the seal, and both against what the rows, taken already, are to hold."""
         if self._arrays is None or data is None:
             if sealed is not None:
                 raise Violation(f"the seal of chunk {chunk} tells of a side file, its rows hold no arrays")

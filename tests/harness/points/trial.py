@@ -24,7 +24,7 @@ from tests.harness.processes.kill_points import Fault
 from tests.harness.scenes.rows import is_refused, made, side_bytes, tokens_of
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.streams import Stream, lasting
-from tests.harness.scenes.table import Scene
+from tests.harness.scenes.table import QUICK_LOOKS, Scene
 from tests.harness.tally import Violation
 
 # A run that has not ended by then never will
@@ -50,7 +50,7 @@ class Stage:
         self.scene = scene
         self.nursery = nursery
         self.reader = reader
-        self.prepare: Final = (*scene.prepare, *broken)
+        self.prepare: Final = (*([QUICK_LOOKS] if scene.behind is not None else []), *broken)
         self._folder = folder
         self._numbers = itertools.count()
         folder.mkdir()
@@ -216,7 +216,6 @@ class Trial:
         return status, said
 
     def _check_now(self) -> None:
-        """Checks what every instant must keep, by what the reader has seen meanwhile and by what is there now."""
         self._read = self._stage.reader.report()
         if self._read.violation is not None:
             raise Violation(self._read.violation)
@@ -224,7 +223,6 @@ class Trial:
         self._sealed.look_stopped(self._acknowledged)
 
     def _judge(self, fault: Fault, met: str, status: int, said: str) -> None:
-        """Checks that the command has said what happened to it, and has not taken an error for a success."""
         if "Traceback" in said:
             raise Violation(f"{fault} at {met or 'nothing'}: a traceback: {said}")
         if fault.kind == "kill":
@@ -249,7 +247,6 @@ class Trial:
         raise Violation(f"{fault} at {met or 'nothing'}: exit status {status}, expected {expected}: {said}")
 
     def _judge_pair(self, said: Sequence[tuple[int, str]]) -> None:
-        """Checks that one of two has got through, and the other has too or has said why not."""
         for status, text in said:
             errors = text.count("error: ")
             if "Traceback" in text or status not in (0, _FENCED) or errors != (status == _FENCED):

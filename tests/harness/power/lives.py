@@ -86,7 +86,6 @@ def produce(
 
 
 def _consume(out: Path, committed: list[int], commits: bool, chunks: int | None) -> None:
-    """Has the producer look at its consumers at each chunk, and does what they do before it looks."""
     holdback: Any = importlib.import_module("lazyshard_producer.holding.holdback")
     holdback.LOOK_S = 0.0
     look = holdback.Holdback.after_publish

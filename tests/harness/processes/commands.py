@@ -68,7 +68,6 @@ class Commands(Nursery):
         return self.fork(_run, line, point, no_answer_s, tuple(prepare), most_s, stdin=stdin)
 
     def wait(self, pid: int) -> tuple[int, str]:
-        """Returns the exit status of a process, negative for a signal, and what is in its standard error."""
         ended = self.reap(pid)
         calls, met = _COUNTED.unpack(ended.left) if ended.left else (0, 0)
         self.counted = Counted(calls, CALLS[met - 1] if met else "")

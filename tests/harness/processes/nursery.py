@@ -207,7 +207,6 @@ class Nursery:
             return ""
 
     def reap(self, pid: int, within_s: float = WAIT_S) -> Ended:
-        """Waits for the end of a child, and kills it where that does not come in time."""
         status, left, late = self._answering.ask(("reap", pid, within_s))
         said = self.said(pid)
         self._said.pop(pid).unlink(missing_ok=True)

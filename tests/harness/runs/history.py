@@ -132,7 +132,6 @@ History = Sequence[tuple[LifePlan, list[Step]]]
 
 
 def of_stream(lives: Sequence[Lived], number: int) -> list[Lived]:
-    """Returns what lives have trained of one stream, step by step, by its own sample numbers."""
     first = number * OF_A_STREAM
     return [
         replace(

@@ -210,7 +210,6 @@ class Life:
         return True
 
     def _check_killed(self, rank: int, said: bytes) -> None:
-        """A rank is gone, or says why it fails: what one says that has lost another one is nobody's fault."""
         if self._board.killed:
             if self._dies_together and not said:
                 self._stop_producers()
@@ -235,7 +234,6 @@ class Life:
 
 
 def _tell_error(error: BaseException) -> bytes:
-    """Returns what a rank says of an error: which kind of violation it is, and its text."""
     kind = next((kind for known, kind in _KINDS if isinstance(error, known)), "error")
     kind = "gone" if kind == "refused" and "deleted" in str(error) else kind
     return json.dumps({"kind": kind, "text": f"{type(error).__name__}: {error}"}).encode()

@@ -142,7 +142,6 @@ def _live(
 
 
 def _choose(folder: Path, back: int) -> tuple[Checkpoint | None, bool]:
-    """Returns a checkpoint to go on from, and whether there was a newer one, which is removed, as if never made."""
     kept = run_checkpoints.found(folder)
     if not kept:
         return None, False

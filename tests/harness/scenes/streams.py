@@ -83,7 +83,6 @@ class Stream:
         raise AssertionError(f"not finished after {MOST_LIVES} kills")
 
     def check(self, before: dict[str, bytes]) -> None:
-        """Checks that what was published has stayed, that chunks have no gap and each is what was sealed."""
         now = self.chunk_bytes()
         assert {name: now.get(name) for name in before} == before
         numbers = sorted(int(name[6:11]) for name in now if name.endswith(".completed"))

@@ -40,7 +40,6 @@ class Scene:
     ordered: bool = True  # whether its rows come in one order whatever happens
     live: bool = False  # whether its sources change while they are read, so that each run needs its own
     behind: int | None = None  # chunks that the consumer has read and does not acknowledge yet; None if there is none
-    prepare: tuple[str, ...] = ()  # functions that the command calls first
     encoded: bool = False  # whether its rows hold the arrays that `scenes.rows` makes
     tokens: bool = False  # whether its rows are sequences of the tokens that `scenes.rows.tokenized` makes
     journal: bool = False  # whether seals name a journal, which has another name in each run
@@ -54,7 +53,6 @@ def look_quickly() -> None:
 
 
 def _rows(count: int) -> list[bytes]:
-    """Numbered rows, and two that are none: one in the first chunk, so that later seals count it, and the last one."""
     rows = lines(0, count, bad=False)
     return [*rows[:2], BAD + b"2", *rows[2:], BAD]
 
@@ -63,12 +61,8 @@ def _one(kind: str, count: int = 8) -> Callable[[Path], list[FedSource]]:
     return lambda folder: [KINDS[kind](folder, 0, _rows(count))]
 
 
-def _parquet(folder: Path) -> list[FedSource]:
-    return [KINDS["parquet"](folder, 0, lines(0, 8, bad=False))]
-
-
-def _stream(folder: Path) -> list[FedSource]:
-    return [KINDS["stream"](folder, 0, lines(0, 8, bad=False))]
+def _whole(kind: str) -> Callable[[Path], list[FedSource]]:
+    return lambda folder: [KINDS[kind](folder, 0, lines(0, 8, bad=False))]
 
 
 def _followed(finished_by: str) -> Callable[[Path], list[FedSource]]:
@@ -87,28 +81,18 @@ POINTS: Final[dict[str, Scene]] = {
     "plain": Scene(_one("plain")),
     "gzip": Scene(_one("gzip")),
     "zstd": Scene(_one("zstd")),
-    "parquet": Scene(_parquet),
+    "parquet": Scene(_whole("parquet")),
     "pipe": Scene(_one("pipe"), live=True),
     "stdin": Scene(_one("stdin"), live=True),
     "made": Scene(_one("plain", count=16), _MAKES),
     "followed": Scene(_followed("rename"), ordered=False, live=True),
     "grown": Scene(_followed("marker"), ordered=False, live=True),
     "mixed": Scene(_mixed, ordered=False, live=True),
-    "retained": Scene(
-        _one("plain", count=13), (*_RETAINS, "--max-ahead", "4 chunks"), per_chunk=2, behind=2, prepare=(QUICK_LOOKS,)
-    ),
+    "retained": Scene(_one("plain", count=13), (*_RETAINS, "--max-ahead", "4 chunks"), per_chunk=2, behind=2),
     # A chunk with its seal takes some 400 bytes.
-    "small disk": Scene(
-        _one("plain", count=13), (*_RETAINS, "--max-disk", "2500"), per_chunk=2, behind=2, prepare=(QUICK_LOOKS,)
-    ),
+    "small disk": Scene(_one("plain", count=13), (*_RETAINS, "--max-disk", "2500"), per_chunk=2, behind=2),
     "retained while followed": Scene(
-        _followed("rename"),
-        (*_RETAINS, "--max-ahead", "4 chunks"),
-        per_chunk=2,
-        ordered=False,
-        live=True,
-        behind=1,
-        prepare=(QUICK_LOOKS,),
+        _followed("rename"), (*_RETAINS, "--max-ahead", "4 chunks"), per_chunk=2, ordered=False, live=True, behind=1
     ),
     "encoded": Scene(_one("plain"), _ENCODES, encoded=True),
     "encoded retained": Scene(
@@ -116,11 +100,10 @@ POINTS: Final[dict[str, Scene]] = {
         (*_ENCODES, *_RETENTION, "--max-ahead", "4 chunks"),
         per_chunk=2,
         behind=2,
-        prepare=(QUICK_LOOKS,),
         encoded=True,
     ),
     "split": Scene(_one("plain", count=11), _CUTS, tokens=True),
-    "stream": Scene(_stream),
+    "stream": Scene(_whole("stream")),
 }
 """By name. `behind` is less than what the limits let the producer be ahead, so no run waits for ever."""
 

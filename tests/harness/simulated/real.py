@@ -257,7 +257,6 @@ def _producing(setting: Setting, source: Path, stream: Path, log: Path) -> Itera
 
 
 def _await_head(setting: Setting, stream: Path, producer: subprocess.Popen[bytes], log: Path) -> tuple[Head, float]:
-    """Returns the head that tells of the head start, and when it was written by the monotonic clock."""
     until = time.monotonic() + LONGEST_S
     while time.monotonic() < until:
         with contextlib.suppress(FileNotFoundError, FileInvalid):

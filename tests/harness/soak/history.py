@@ -62,7 +62,6 @@ class DeclaredOrder:
         return drawn
 
     def floor(self) -> int:
-        """Returns a number below which nothing is still to be drawn."""
         opened = self._opened()
         start = self.standing.start + opened * self._span * len(self.standing.own)
         left = [sample for lane in range(len(self.standing.own)) for sample in self._rest(lane, opened)]
@@ -71,7 +70,6 @@ class DeclaredOrder:
         return min([*left, start, *end])
 
     def _opened(self) -> int:
-        """Windows that some rank has begun."""
         standing = self.standing
         return max(0, *(-(-(standing.at - len(own)) // self._span) for own in standing.own))
 

@@ -43,7 +43,6 @@ class Producer:
         self._start_at = 0.0
 
     def start(self, more: Sequence[str] = ()) -> None:
-        """Starts it if it is not there, the stream has not ended, and the pause before it is over."""
         if self.pid or self.ended or time.monotonic() < self._start_at:
             return
         self._expected.clear()
@@ -184,7 +183,6 @@ class Job:
         return os.waitid(os.P_PID, self._ranks.pids[rank], os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
 
     def _check_doomed(self, rank: int, said: bytes) -> None:
-        """A rank is gone, or says why it fails: of one that has lost a worker, or another rank, that is no fault."""
         if self.doomed:
             return
         if not said:

@@ -125,7 +125,6 @@ def _produce(measured: Measured, stream: Path, say: Callable[[str], object]) -> 
 
 
 def _wait_for(stream: Path, until: int, process: subprocess.Popen[bytes], say: Callable[[str], object]) -> None:
-    """Waits until so many chunks are published, or the producer has ended. It is killed where nothing goes on."""
     said = moved = time.monotonic()
     seen = 0
     # Not reaped: wait4 is to tell what it took.
@@ -144,7 +143,6 @@ def _wait_for(stream: Path, until: int, process: subprocess.Popen[bytes], say: C
 
 
 def _read(measured: Measured, stream: Path, ranks: Sequence[int]) -> None:
-    """Reads the first and the last sample, and goes on in the middle as each of these ranks."""
     samples = measured.chunks * PER_CHUNK
     tasks = ["first", "last", "state", *map(str, ranks)]
     command = [sys.executable, "-m", "tests.harness.soak.million_reading", str(stream), *tasks]

@@ -31,7 +31,6 @@ def half(samples: int) -> int:
 
 
 def read(stream: Path, task: str) -> dict[str, Any]:
-    """Returns the samples that were read, with the milliseconds from construction to the first of them."""
     touched = count_touched(stream)
     started = time.perf_counter()
     resumes = task.isdecimal()

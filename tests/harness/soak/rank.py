@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from lazyshard import BadRows, LazyShardedDataset, Order
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.runs.checkpoints import Checkpoint
+from tests.harness.runs.rank import Torn
 from tests.harness.soak.rows import row
 
 CONSUMER: Final = "soak"
@@ -23,10 +24,6 @@ SAVE: Final = b"save"  # Go on, after a checkpoint
 STEP: Final = b"s"  # First byte of what a rank tells of a step; its samples follow, as int64
 END: Final = b"."  # What it tells at the end of the epoch
 FAILED: Final = b"!"  # First byte of what it tells of an error; JSON follows
-
-
-class Torn(AssertionError):
-    """A row is not what was produced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +109,6 @@ def checked(rows: list[dict[str, Any]]) -> torch.Tensor:
 
 
 def older_states(folder: Path, consumed: int) -> list[dict[str, Any]]:
-    """Returns the states of the checkpoints that are kept, from which somebody may still go on."""
     return [kept.states[0] for kept in run_checkpoints.found(folder) if kept.consumed < consumed]
 
 

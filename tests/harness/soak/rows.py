@@ -45,7 +45,6 @@ def rows(position: int | None) -> Iterator[tuple[bytes, int]]:
 
 
 def _asked_to_end(stop: Path, sample: int) -> int | None:
-    """Returns the number of rows once the source is to end: as many as were given when that was first seen."""
     if not stop.exists():
         return None
     decided = stop.with_name(stop.name + ".at")

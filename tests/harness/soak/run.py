@@ -261,7 +261,6 @@ class Soak:
             raise RunViolation("leak", f"{names[:5]} are left in {SHARED_MEMORY}")
 
     def _describe(self) -> str:
-        """Returns where everybody is, for those who ask why nothing goes on."""
         processes = [] if self.job is None else [pid for pid, _ in self.job.processes()]
         waiting = "none" if self.job is None else self.job.waiting()
         told = [f"ranks that have not told of the step: {waiting}", *map(describe, processes)]

@@ -132,8 +132,6 @@ def finish(directory: Path, before: dict[str, bytes], mutant: Mutant | None = No
 
 
 def _clear(directory: Path, mutant: Mutant | None) -> None:
-    """Opens the stream without writing: by then nothing may be left of what was never sealed."""
-
     def work() -> None:
         with contextlib.suppress(StreamEnded):
             ChunkWriter(directory, PER_CHUNK, arrays=True).close(end=False)

@@ -164,7 +164,6 @@ def race_by_chance(root: Path, seeds: Sequence[int], *, found: Callable[[str], o
 
 
 def _unsealed_at(root: Path, arrays: bool, looks: bool) -> int:
-    """Returns how many changes a writer makes until the second chunk has its name and no seal."""
     for changes in range(_TO_THE_END):
         directory = root / "begun"
         racer = Racer(directory, arrays=arrays)

@@ -7,10 +7,10 @@ import itertools
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -40,8 +40,7 @@ FILE: Final = "/some/stream/the-file"
 MAX_MESSAGE: Final = 1000  # Characters of a message that a person is to read, whatever the file held
 
 
-@dataclass(frozen=True)
-class FileFormat:
+class FileFormat(NamedTuple):
     name: str  # of the target
     make: Callable[[Random], Any]  # draws a value that a producer or a run may write
     encode: Callable[[Any], bytes]  # its bytes

@@ -6,9 +6,8 @@ to its directory, and `why`."""
 import base64
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -20,15 +19,13 @@ from tests.harness.fuzz.streams import STREAMS
 CORPUS: Final = Path(__file__).parent / "corpus"
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     target: str
     data: bytes
     why: str
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     stream: str  # its name
     steps: tuple[tuple[Any, ...], ...]  # each an operation, the name of a file, and what the operation needs
     lies: bool  # whether the damage makes a file say, in good form, what is not so; see `Damaged`

@@ -6,10 +6,9 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -33,8 +32,7 @@ from tests.harness.fuzz.streams import ARRAYS, STREAMS, Known
 from tests.harness.tally import Tally
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     broken: str | None  # what was broken, None if nothing
     taken: bool  # whether the input was taken as valid, and so was looked at further
 

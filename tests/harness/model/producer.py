@@ -5,7 +5,7 @@ it, whether it is full), (head, chunks, ended), (end, chunks), (retired, chunks 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from lazyshard.format.names import (
     END,
@@ -55,8 +55,7 @@ class Plan:
         return ("seal", chunk, position, not (self.partial and position == self.chunks))
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(NamedTuple):
     mark: int  # those below it are retired
     seals: frozenset[int]  # chunks at or above it with a seal
     data: frozenset[int]  # chunks at or above it with rows

@@ -30,8 +30,7 @@ from tests.harness.model.producer import (
 )
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     wrong: str | None  # what no state may show, in words; None if there is no such thing
     told: int = 0  # of how many chunks a reader is told
     ended: bool = False  # whether it is told that there are no more

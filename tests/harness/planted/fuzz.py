@@ -3,8 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from lazyshard.data import commits as state_checks
@@ -55,8 +54,7 @@ def _nothing(*_: object) -> None:
     """Refuses nothing."""
 
 
-@dataclass(frozen=True)
-class Mutant:
+class Mutant(NamedTuple):
     """A planted bug."""
 
     target: str  # what finds it: "corpus", the damaged streams that are kept, or random cases of a target

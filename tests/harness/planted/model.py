@@ -1,8 +1,7 @@
 """Mistakes that the model must find: each is the protocol with one thing done otherwise. Some are what looks harmless,
 or what the code once did."""
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lazyshard.format.names import RETIRED
 from tests.harness.model.disk import Content, Step
@@ -205,8 +204,7 @@ class CursorFolderSyncedByMaker(Consumer):
 _ONE: Final = Plan(1)
 
 
-@dataclass(frozen=True)
-class Mutant:
+class Mutant(NamedTuple):
     who: Who  # the process that makes the mistake
     finds: str  # part of what the model says of it
     kinds: tuple[str, ...] = ("power cut",)  # the faults that it takes to see it, one of each; () if none

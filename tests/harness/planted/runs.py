@@ -3,9 +3,9 @@
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torch.utils.data import get_worker_info
 
@@ -20,8 +20,7 @@ from tests.harness.runs.checkpoints import Checkpoint
 from tests.harness.runs.plan import RunPlan, make_blend_plan, make_plan
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
+class Mutant(NamedTuple):
     install: Callable[[], None]  # makes it
     kind: str  # what the harness must find, see `Violation`
     besides: frozenset[str] = frozenset()  # what it may find as well, or first

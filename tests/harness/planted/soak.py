@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lazyshard import LazyShardedDataset
 from lazyshard.stream import StreamReader
@@ -12,8 +11,7 @@ from tests.harness.planted.planting import around
 from tests.harness.soak import rank as soak_rank
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
+class Mutant(NamedTuple):
     install: Callable[[], None]  # makes it
     kinds: frozenset[str]  # what a soak may find first
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 import select
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
@@ -24,8 +23,7 @@ _ANSWER_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(NamedTuple):
     """A stream to be read: the arguments of `SealedChunks`, and of a consumer."""
 
     out: Path
@@ -37,8 +35,7 @@ class Watched:
     acknowledged: int  # chunks that are acknowledged already
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     looks: int  # how often it has looked since the last time
     samples: int  # rows that it has read, in order from the first that was not acknowledged when it began
     acknowledged: int  # chunks

@@ -8,9 +8,8 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.names import CURSORS, HEAD, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
@@ -31,8 +30,7 @@ from tests.harness.tally import Violation
 HANGS_S: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(NamedTuple):
     lines: list[str]  # its rows, in order
     seals: list[dict[str, Any]]  # its seals, but for their times
     refused: list[dict[str, Any]]  # its refused rows, but for their times

@@ -6,7 +6,7 @@ import itertools
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import ChunkRetired, LazyShardError
 from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
@@ -60,8 +60,7 @@ class Told:
 OPTIONAL: Final = {QUARANTINE, "retired.json", "cursors"}  # What an ended stream may have besides what all have
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(NamedTuple):
     lines: tuple[str, ...]  # the rows, in order
     per_chunk: int
     seals: tuple[dict[str, Any], ...]  # the seals, but for the time in them; none if they differ from run to run

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lazyshard import BadRows
 from lazyshard.data.dataset import LazyShardedDataset
@@ -120,8 +120,7 @@ class Progress:
     met: str = ""  # name of the call at which it ended
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     folder: Path  # where it is
     state: dict[str, Any]  # of the run
     ids: list[int]  # what was trained, in order

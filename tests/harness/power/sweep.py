@@ -9,9 +9,9 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -27,8 +27,7 @@ from tests.harness.tally import Tally, Violation
 from tests.producer.commands import run_arguments
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedScene:
+class PlayedScene(NamedTuple):
     name: str  # of the scene
     scene: Scene  # what is produced
     sources: list[FedSource]
@@ -38,8 +37,7 @@ class PlayedScene:
         return [*run_arguments(out, [], self.scene.per_chunk, *self.scene.options), *of_sources]
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
+class Bench(NamedTuple):
     forks: Nursery  # where lives are lived
     disk: Disk  # the disk
     played: PlayedScene  # what is made
@@ -210,8 +208,7 @@ PER_CHUNK: Final = CONSUMED.per_chunk
 LIVE: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
+class Beginning(NamedTuple):
     folder: Path  # the stream as it is when the run starts
     played: PlayedScene  # what is produced
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from tests.harness.processes.kill_points import WHENS, When
 
@@ -21,8 +21,7 @@ BLEND_INDICES: Final = 3000
 _MOST_CALLS: Final = {"start": 10, "read": 2, "checkpoint": 5, "commit": 6, "publish": 30}
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(NamedTuple):
     where: Where  # in what
     share: float  # at which step, as a share of those that are left when the life begins
     rank: int  # of whom, where that is open

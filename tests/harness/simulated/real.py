@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 from threading import BrokenBarrierError
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
@@ -33,8 +33,7 @@ CONSUMER: Final = "simulated"
 LONGEST_S: Final = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class Trained(NamedTuple):
     ids: list[int]  # of the rows, in order
     began: list[float]  # when each step began, by the monotonic clock, which all processes of a machine share
     waited: list[float]  # how many seconds it waited for rows before each step, by the reader's own word

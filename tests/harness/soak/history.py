@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -186,8 +186,7 @@ class Ledger:
             raise RunViolation("lost", f"sample {self.lowest()} was never trained, and nobody is to draw it any more")
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     stretch: int  # of the run, that ends with it
     standing: Standing  # of the ranks
     floor: int  # whoever goes on from it draws no sample below

@@ -4,9 +4,8 @@ of those need. A commit that the disk had no room for is made up for at the next
 
 import errno
 import socket
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import torch
@@ -26,8 +25,7 @@ END: Final = b"."  # What it tells at the end of the epoch
 FAILED: Final = b"!"  # First byte of what it tells of an error; JSON follows
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     per_chunk: int = 64  # rows of a chunk
     unit: int = 64  # samples that a rank gets in a row
     window: int = 2  # chunks that are shuffled together; 0 keeps the order
@@ -41,8 +39,7 @@ class Rules:
         return -(-self.window * self.per_chunk // self.unit) * self.unit
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     number: int  # of the life
     dp: int  # ranks
     batch_size: int  # samples of a rank in a micro batch

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.harness.model.disk import SHORT, ZEROS, Disk
 from tests.harness.model.producer import Plan
 from tests.harness.model.world import Move, State, World
 from tests.harness.planted.model import MUTANTS
@@ -32,13 +31,7 @@ class Explored:
         return "\n".join([f"{self.broken} (found after {self.states:,} states)", *lines])
 
 
-def explore(
-    world: World,
-    faults: int,
-    *,
-    most: int | None = None,  # how many states to look at; None for all
-    aside: Callable[[Explored], object] = lambda _: None,
-) -> Explored:
+def explore(world: World, faults: int, *, aside: Callable[[Explored], object] = lambda _: None) -> Explored:
     first = world.first(faults)
     before: dict[State, State | None] = {first: None}
     waiting = deque([first])
@@ -61,9 +54,6 @@ def explore(
                 before[move.state] = state
                 waiting.append(move.state)
         found.states = len(before)
-        if most is not None and found.states >= most:
-            found.whole = False
-            return found
         looked += 1
         if looked % _ASIDE == 0:
             aside(found)
@@ -79,29 +69,13 @@ def _history(world: World, before: dict[State, State | None], state: State, last
 
 
 def _line(world: World, state: State, move: Move) -> str:
-    if move.who == "power cut":
-        return f"POWER CUT: {_lost(world.disk(state), world.disk(move.state))}"
-    if move.who == "kill":
-        return f"KILL of the {' '.join(map(_text, move.what))}"
-    if move.who == "refuse":
-        return f"ERROR: the filesystem refuses {_text(move.what)}"
-    return f"{move.who}: {_text(move.what)}"
-
-
-def _text(what: object) -> str:
-    if not isinstance(what, tuple):
-        return str(what)
-    return " ".join(_text(part) for part in what)
-
-
-def _lost(disk: Disk, left: Disk) -> str:
-    before, after = disk.visible(), left.visible()
-    told = [f"{path} is gone" for path in before if path not in after]
-    told += [f"{path} is back" for path in after if path not in before]
-    for path, value in after.items():
-        if path in before and before[path] != value:
-            told.append(f"{path} is torn" if value in (SHORT, ZEROS) else f"{path} is as before: {_text(value)}")
-    return ", ".join(told) or "nothing is lost"
+    if move.who != "power cut":
+        word = {"kill": "KILL", "refuse": "ERROR"}.get(move.who, move.who)
+        return f"{word}: {move.what}"
+    before, after = world.disk(state).visible(), world.disk(move.state).visible()
+    lost = [f"{path} is gone" for path in before if path not in after]
+    back = [f"{path} holds {value}" for path, value in after.items() if before.get(path) != value]
+    return f"POWER CUT: {', '.join(lost + back) or 'nothing is lost'}"
 
 
 FAULTS: Final = 2

@@ -7,7 +7,7 @@ import json
 import secrets
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -134,24 +134,37 @@ RECOVERY_CALLS: Final = 45
 ORDER: Final[tuple[When, ...]] = ("half", "before", "after")
 
 
-def cut_at_each_call(tally: Tally, bench: Bench, every: int = 1, offset: int = 0, *, first: int = 1) -> None:
-    """Cuts the power at every so-many-th point of a run from call `first` on, with and without the journal written.
-    What a mutant breaks is looked for until it shows."""
+Attempt = Callable[[int, Stop], tuple[str, bool]]
+
+
+def _at_each_call(attempt: Attempt, disk: Disk, every: int, offset: int, first: int) -> None:
+    """Attempts every so-many-th point of a life from call `first` on, with and without the journal written. An attempt
+    returns what call was met, and whether that was the last one of interest."""
     points = itertools.count(offset)
     for call in itertools.count(first):
         met, finished = "", False
         for when, flush in itertools.product(ORDER, (False, True)):
             if when == "before" and met not in ("", "write"):
                 continue
-            if next(points) % every:
-                continue
-            trial = Trial(bench)
-            finished |= not _tried(tally, bench, trial, [bench.stop(call, when, flush=flush)])
-            met = trial.met
-            if bench.mutant and tally.violations:
-                return
+            point = next(points)
+            if point % every == 0:
+                met, last = attempt(point, Stop(call, when, str(disk.point), flush))
+                finished |= last
         if finished:
             return
+
+
+def cut_at_each_call(tally: Tally, bench: Bench, every: int = 1, offset: int = 0, *, first: int = 1) -> None:
+    """Cuts the power at points of a run. What a mutant breaks is looked for until it shows."""
+
+    def attempt(point: int, stop: Stop) -> tuple[str, bool]:
+        if bench.mutant and tally.violations:
+            return "", True
+        trial = Trial(bench)
+        stopped = _tried(tally, bench, trial, [stop])
+        return trial.met, not stopped
+
+    _at_each_call(attempt, bench.disk, every, offset, first)
 
 
 def cut_in_each_recovery(
@@ -339,46 +352,30 @@ def cut_consumer_at_each_call(
     swift: bool = False,
     mutant: str | None = None,
 ) -> None:
-    """Cuts the power at every so-many-th point of a run from call `first` on, with and without the journal written.
-    What a mutant breaks is looked for until it shows."""
-    points = itertools.count(offset)
-    for call in itertools.count(first):
-        met, finished = "", False
-        for when, flush in itertools.product(ORDER, (False, True)):
-            if when == "before" and met not in ("", "write"):
-                continue
-            point = next(points)
-            if point % every:
-                continue
-            stop = Stop(call, when, str(disk.point), flush)
-            trial = ConsumerTrial(forks, disk, disk.point / secrets.token_hex(8), beginning, swift=swift, mutant=mutant)
-            try:
-                trial.live(stop)
-                trial.finish(producer_first=bool(point // every % 2))
-            except Violation as violation:
-                wrong = f", mutant {mutant}" if mutant else ""
-                kind = "consumer as ms-swift's" if swift else "consumer"
-                tally.violation(f"{disk.filesystem}, {kind}{wrong}: {stop}: {violation}")
-            finally:
-                trial.remove()
-            finished |= not trial.stopped
-            met = trial.met
-            tally.trial(points=1)
-            if mutant and tally.violations:
-                return
-        if finished:
-            return
+    """Cuts the power at points of a run. What a mutant breaks is looked for until it shows."""
+
+    def attempt(point: int, stop: Stop) -> tuple[str, bool]:
+        if mutant and tally.violations:
+            return "", True
+        trial = ConsumerTrial(forks, disk, disk.point / secrets.token_hex(8), beginning, swift=swift, mutant=mutant)
+        try:
+            trial.live(stop)
+            trial.finish(producer_first=bool(point // every % 2))
+        except Violation as violation:
+            kind = "consumer as ms-swift's" if swift else "consumer"
+            tally.violation(f"{disk.filesystem}, {kind}, mutant {mutant}: {stop}: {violation}")
+        finally:
+            trial.remove()
+        tally.trial(points=1)
+        return trial.met, not trial.stopped
+
+    _at_each_call(attempt, disk, every, offset, first)
 
 
+# Of the pairs of points one in so many: all first ones, and with the neighbours of each all second ones
 _STACKED_EVERY: Final = {
-    "plain": 6,
-    "gzipped": 18,
-    "followed": 6,
-    "retained": 36,
-    "encoded": 18,
-    "encoded retained": 36,
+    **{"plain": 6, "gzipped": 18, "followed": 6, "retained": 36, "encoded": 18, "encoded retained": 36}
 }
-"""Of the pairs of points one in so many: all first ones, and with the neighbours of each all second ones."""
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.harness.planted.runs import MUTANTS
-from tests.harness.runs import sweep as run_sweep
 from tests.harness.runs.plan import Kill, LifePlan, RunPlan, Where, Whose, make_blend_plan, make_plan
 from tests.harness.runs.play import Played, Runs
 from tests.tiers import full
@@ -123,12 +121,3 @@ def test_hang_tells_who_waits_for_what(nursery: Runs) -> None:
     assert "is reading, step" in played.text
     assert "is waiting for the other ranks, step" in played.text
     assert "the producer: " in played.text
-
-
-def test_sweep_names_the_seed_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Runs, "play", lambda _, run: Played(run.seed, kind="twice" if run.seed == 8 else None))
-    assert run_sweep.main(["--runs", "2", "--seed", "8", "--jobs", "1", "--dir", str(tmp_path)]) == 1
-    assert "scripts/sweep_resumes --runs 1 --seed 8)" in capsys.readouterr().err
-    assert run_sweep.main(["--runs", "2", "--seed", "9", "--jobs", "2", "--dir", str(tmp_path)]) == 0

@@ -15,9 +15,8 @@ from tests.harness.fuzz.damage import Damaged
 from tests.harness.fuzz.kept import Input, Recipe, inputs, recipes, run_input, run_recipe
 from tests.harness.fuzz.looks import LOOKS, look_at
 from tests.harness.fuzz.streams import ARRAYS, STREAMS
-from tests.harness.fuzz.sweep import CASES, Cases, hypothesis_case, sweep
+from tests.harness.fuzz.sweep import Cases, hypothesis_case
 from tests.harness.planted.fuzz import MUTANTS, planted
-from tests.harness.tally import Tally
 from tests.tiers import full
 
 SEED = 0
@@ -89,14 +88,3 @@ def _broken(target: str, place: Path) -> Iterator[str]:
         cases = Cases(place)
         found = (cases.run(target, SEED, number).broken for number in range(MOST))
     yield from (one for one in found if one is not None)
-
-
-def test_sweep_counts_cases_and_tells_what_was_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tally = Tally("fuzz")
-    sweep(tally, tmp_path, SEED, 1e-6)
-    assert (tally.trials, tally.violations) == (10 * len(CASES), [])
-    (tmp_path / "again").mkdir()
-    monkeypatch.setattr("tests.harness.fuzz.sweep.CASES", {"formats": MOST})
-    with planted("negative counts accepted"):
-        sweep(tally, tmp_path / "again", SEED, 1)
-    assert any("got -1" in line for line in tally.violations), tally.violations

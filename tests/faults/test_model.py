@@ -2,82 +2,11 @@
 
 import pytest
 
-from tests.harness.model.disk import FOLDER, SHORT, ZEROS, Content, Disk, Step, do, half_written, power_cuts
 from tests.harness.model.producer import Plan
 from tests.harness.model.sweep import Explored, explore
 from tests.harness.model.world import World
 from tests.harness.planted.model import MUTANTS, Mutant
 from tests.tiers import full
-
-ROWS: Content = ("rows", 0)
-
-
-def made(*steps: Step) -> Disk:
-    """A disk on which the directory `s` is there for good, after some steps."""
-    disk = Disk()
-    for step in (("mkdir", "s"), ("sync_directory", ""), *steps):
-        disk = do(disk, step)
-    return disk
-
-
-def left(disk: Disk) -> list[dict[str, Content]]:
-    """What a power cut may leave in `s`."""
-    found = [{path: value for path, value in cut.visible().items() if path != "s"} for cut in power_cuts(disk)]
-    return sorted(found, key=str)
-
-
-A_WRITTEN: tuple[Step, ...] = (("create", "s/a"), ("write", "s/a", ROWS))
-A: tuple[Step, ...] = (*A_WRITTEN, ("sync", "s/a"), ("sync_directory", "s"))
-TORN: list[dict[str, Content]] = [{"s/a": ROWS}, {"s/a": SHORT}, {"s/a": ZEROS}]
-HOLDS: dict[str, Content] = {"s/d": FOLDER}
-HELD: dict[str, Content] = {"s/d": FOLDER, "s/d/a": SHORT}
-SYNC: Step = ("sync_directory", "s")
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        # A file that was not synced may be torn, and its name be missing.
-        (A_WRITTEN, [*TORN, {}]),
-        (A[:3], [{"s/a": ROWS}, {}]),
-        (A, [{"s/a": ROWS}]),
-        ((*A_WRITTEN, SYNC), TORN),
-        # Of a rename either half may be there without the other.
-        ((*A, ("rename", "s/a", "s/b")), [{"s/a": ROWS, "s/b": ROWS}, {"s/a": ROWS}, {"s/b": ROWS}, {}]),
-        ((*A, ("rename", "s/a", "s/b"), SYNC), [{"s/b": ROWS}]),
-        # What was removed may come back until its directory is synced.
-        ((*A, ("remove", "s/a")), [{"s/a": ROWS}, {}]),
-        ((*A, ("remove", "s/a"), SYNC), [{}]),
-        # A directory takes with it what is in it; one that is not empty stays.
-        (
-            (("mkdir", "s/d"), ("create", "s/d/a"), ("sync", "s/d/a")),
-            [{"s/d": FOLDER, "s/d/a": SHORT}, {"s/d": FOLDER}, {}],
-        ),
-        (
-            (("mkdir", "s/d"), SYNC, ("create", "s/d/a"), ("rmdir", "s/d")),
-            [{"s/d": FOLDER, "s/d/a": SHORT}, {"s/d": FOLDER}],
-        ),
-    ],
-)
-def test_what_a_power_cut_may_leave(steps: tuple[Step, ...], expected: list[dict[str, Content]]) -> None:
-    assert left(made(*steps)) == expected
-
-
-def test_name_is_one_of_those_files_that_it_has_stood_for() -> None:
-    disk = made()
-    for value in (("head", 0, False), ("head", 1, False)):
-        for step in (("create", "s/t"), ("write", "s/t", value), ("sync", "s/t"), ("rename", "s/t", "s/head")):
-            disk = do(disk, step)
-    found = [cut.get("s/head") for cut in left(disk) if "s/t" not in cut]
-    assert found == [("head", 0, False), ("head", 1, False), None]
-
-
-def test_kill_keeps_what_was_written_and_tears_what_is_being_written() -> None:
-    disk = made(("create", "s/a"))
-    assert half_written(disk, "s/a").visible() == {"s": FOLDER, "s/a": SHORT}
-    linked = do(do(disk, ("link", "s/a", "s/b")), ("write", "s/b", ROWS))
-    assert linked.visible() == {"s": FOLDER, "s/a": ROWS, "s/b": ROWS}
-
 
 EVERY_OTHER = [mutant for number, mutant in enumerate(MUTANTS) if number % 4]
 

@@ -16,7 +16,7 @@ from tests.harness.points.sweep import Sweeper
 from tests.harness.points.traced import Traced, trace
 from tests.harness.points.trial import Stage, Trial
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.kill_points import ERRORS, WHENS, Fault, parse_faults, ways
+from tests.harness.processes.kill_points import ERRORS, WHENS, Fault, ways
 from tests.harness.scenes.streams import Stream
 from tests.harness.scenes.table import POINTS
 from tests.harness.tally import Tally, Violation
@@ -114,13 +114,6 @@ def test_reader_that_dies_or_says_nothing_is_a_violation(
     assert ["reader has died or is silent" in violation for violation in tally.violations] == [True]
 
 
-def test_faults_are_read_as_they_are_written() -> None:
-    text = "kill@17/half EIO@3+/before short@1/half"
-    assert " ".join(map(str, parse_faults(text))) == text
-    with pytest.raises(ValueError, match="KIND@NUMBER/WHEN"):
-        parse_faults("kill17")
-
-
 def traced(scene: str, field: Field, kill_at: int = 0, *broken: str) -> Traced:
     """The last run of a trial, under strace."""
     strace = tool("strace")
@@ -167,22 +160,3 @@ def test_trace_finds_a_call_that_is_not_counted(field: Field) -> None:
     found = traced("plain", field, 0, f"{points_mutants.__name__}:{written_uncounted.__name__}")
     assert [line.partition("(")[0] for line in found.uncounted[:2]] == ["openat", "write"]
     assert all("/note" in line for line in found.uncounted)
-
-
-def test_trace_takes_unknown_system_calls_for_changes() -> None:
-    found = Traced()
-    lines = [
-        'openat(AT_FDCWD</>, "/s/a", O_RDONLY|O_CLOEXEC) = 3</s/a>',
-        'read(3</s/a>, ""..., 10) = 10',
-        'newfstatat(AT_FDCWD</>, "/m/begin/write", 0x7ff, 0) = -1 ENOENT (No such file or directory)',
-        'write(4</s/b>, ""..., 10) = 10',
-        'newfstatat(AT_FDCWD</>, "/m/end/write", 0x7ff, 0) = -1 ENOENT (No such file or directory)',
-        'write(4</s/b>, ""..., 10) = 10',
-        'openat(AT_FDCWD</>, "/s/c", O_WRONLY|O_CREAT, 0644) = -1 EROFS (Read-only file system)',
-        "newcall(4</s/b>) = 0",
-        "mmap(NULL, 4096, PROT_READ|PROT_WRITE, MAP_SHARED, 4</s/b>, 0) = 0x7f00",
-        "mmap(NULL, 4096, PROT_READ, MAP_SHARED, 3</s/a>, 0) = 0x7f00",
-    ]
-    found.add(lines, Path("/s"), Path("/m"))
-    assert found.counted == {"write": 1}
-    assert found.uncounted == [lines[5], lines[7], lines[8]]

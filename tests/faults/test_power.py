@@ -11,7 +11,6 @@ import pytest
 from lazyshard.format.names import seal_name
 from tests.harness.disks import FILESYSTEMS, Disk, Filesystem, fast_folder
 from tests.harness.planted.power import OF_A_CONSUMER, OF_A_PRODUCER, OF_A_RESTART
-from tests.harness.power import sweep as power_sweep
 from tests.harness.power.checks import Told, Whole
 from tests.harness.power.sweep import (
     Beginning,
@@ -175,11 +174,3 @@ def test_after_a_cut_names_or_content_that_was_not_synced_is_gone(filesystem: Fi
     (disk.point / "empty").write_text("3")
     disk.cut(flush=True)
     assert (disk.point / "empty").read_text() == ""
-
-
-def test_a_filesystem_that_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.harness.disks.tool", lambda name: pytest.skip(f"needs {name}"))
-    monkeypatch.setattr(power_sweep, "POWER", {})
-    tally = Tally("power")
-    power_sweep.sweep(tally, tmp_path, 0, 1)
-    assert tally.notes == ["ext4 was left out: needs mkfs.ext4", "xfs was left out: needs mkfs.xfs"]

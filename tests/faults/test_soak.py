@@ -1,6 +1,5 @@
 """A minute of the soak holds, and it finds what is planted: a leak, an early acknowledgement, a lost sample."""
 
-import os
 import random
 import socket
 from pathlib import Path
@@ -10,12 +9,10 @@ import pytest
 
 from lazyshard import ChunkWriter
 from tests.harness.planted.soak import MUTANTS
-from tests.harness.soak.history import DeclaredOrder, Ledger
+from tests.harness.soak.history import DeclaredOrder
 from tests.harness.soak.rank import END, Rules, Shape, train
 from tests.harness.soak.rows import row
 from tests.harness.soak.run import soak
-from tests.harness.soak.watch import Life, Look, Watch, look_at
-from tests.harness.tally import RunViolation
 from tests.plan.oracle import course_of_draws
 
 # Of a busy machine; what hangs in a soak it tells itself
@@ -59,27 +56,6 @@ def test_a_life_may_begin_when_the_stream_has_ended(tmp_path: Path) -> None:
     assert steps == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
-def numbers(*samples: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.array(samples, dtype=np.int64)
-
-
-def test_ledger_takes_back_what_a_checkpoint_does_not_have_and_finds_what_is_twice_or_lost() -> None:
-    ledger = Ledger()
-    ledger.train(numbers(0, 1, 4))
-    first = ledger.close()
-    ledger.train(numbers(2, 5))
-    ledger.roll_back(first)
-    assert (ledger.trained, ledger.lowest()) == (3, 2)
-    ledger.check_below(2)
-    with pytest.raises(RunViolation, match="lost"):
-        ledger.check_below(3)
-    with pytest.raises(RunViolation, match="twice"):
-        ledger.train(numbers(3, 1))
-    ledger.train(numbers(5, 3, 2))
-    ledger.settle(ledger.close())
-    assert (ledger.base, ledger.trained, ledger.lowest()) == (6, 6, 6)
-
-
 def test_declared_order_is_that_of_the_plain_lists() -> None:
     dice = random.Random(6)
     for seed in range(200):
@@ -104,39 +80,3 @@ def test_declared_order_is_that_of_the_plain_lists() -> None:
             else:
                 continue
             break
-
-
-def looks(descriptors: list[int], memory: list[int]) -> Life:
-    life = Life("rank")
-    for files, size in zip(descriptors, memory, strict=True):
-        life.add(Look(files, 0, 0, 2, size, 1))
-    return life
-
-
-def test_a_leak_shows_between_the_early_and_the_late_looks() -> None:
-    steady = [20] * 60
-    large = [50 << 20] * 60
-    assert looks(steady, large).leaks() == []
-    assert looks([20 + look for look in range(60)], large).leaks() == [
-        "rank: descriptors went from 42 to 72 in 60 looks"
-    ]
-    assert looks(steady, [(50 + 2 * look) << 20 for look in range(60)]).leaks() != []
-    assert looks(steady[:20], [look << 30 for look in range(20)]).leaks() == []
-
-
-def test_chunks_that_are_open_twice_are_told_apart(tmp_path: Path) -> None:
-    path = tmp_path / "chunk_00000.jsonl"
-    path.touch()
-    before = look_at(os.getpid())
-    opened = [os.open(path, os.O_RDONLY) for _ in range(5)]
-    try:
-        look = look_at(os.getpid())
-        assert before is not None and look is not None
-        # The process of the tests may have some of its own open.
-        more = (look.chunks - before.chunks, look.doubled - before.doubled)
-        assert (look.descriptors, *more) == (before.descriptors, 5, 4)
-        told = f"rank: {look.chunks} chunks are open, {look.doubled} of them once more"
-        assert Watch().look([(os.getpid(), "rank")]) == [told]
-    finally:
-        for fd in opened:
-            os.close(fd)

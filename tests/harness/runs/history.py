@@ -102,11 +102,9 @@ def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) ->
             expected = declared[number][rank]
             if found != expected:
                 at = next(i for i in range(len(expected) + 1) if found[: i + 1] != expected[: i + 1])
-                raise RunViolation(
-                    "order",
-                    f"part {number} of {[part[:3] for part in chain]}, rank {rank} of {dp}, micro batch {size}: at "
-                    f"position {at} it trained {found[at : at + 3]}, declared are {expected[at : at + 3]}",
-                )
+                where = f"part {number}, rank {rank} of {dp}, micro batch {size}, position {at}"
+                read, declares = found[at : at + 3], expected[at : at + 3]
+                raise RunViolation("order", f"{where}: trained {read}, declared are {declares}")
 
 
 def _draws(steps: Sequence[Step]) -> int:
@@ -121,11 +119,10 @@ def check_kept(run: RunPlan, lives: Sequence[Lived], life: int, steps: int, reti
     trained = {sample for _, done in history for step in done for rank in step for sample in rank}
     left = sorted(set(range(run.total)) - trained)
     if left and left[0] // run.per_chunk < retired:
-        raise RunViolation(
-            "gone",
-            f"chunks below {retired} are deleted, but after {steps} steps of life {life} sample {left[0]} of chunk "
-            f"{left[0] // run.per_chunk} is still to be trained",
+        text = (
+            f"chunks below {retired} are deleted, after {steps} steps of life {life} sample {left[0]} is still to come"
         )
+        raise RunViolation("gone", text)
 
 
 History = Sequence[tuple[LifePlan, list[Step]]]
@@ -192,11 +189,8 @@ def check_turns(history: History) -> list[int]:
             for rank, samples in enumerate(ranks):
                 found = [sample // OF_A_STREAM for sample in samples]
                 if found != expected:
-                    raise RunViolation(
-                        "order",
-                        f"life {number} of what has survived, step {step}: rank {rank} drew from streams {found}, it "
-                        f"was the turn of {expected}, with weights {plan.weights}",
-                    )
+                    where = f"life {number} of what has survived, step {step}, rank {rank}"
+                    raise RunViolation("order", f"{where}: drew from {found}, it was the turn of {expected}")
         drawn += size * len(steps)
     return declared[-size:]
 

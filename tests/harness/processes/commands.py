@@ -5,8 +5,8 @@ import contextlib
 import importlib
 import io
 import os
+import pickle
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -20,9 +20,6 @@ from tests.harness.disks import cut_power
 from tests.harness.processes.kill_points import CALLS, KillPoint, When
 from tests.harness.processes.nursery import Nursery, leave
 from tests.producer.commands import ROOT
-
-# What a process leaves of the calls that it has counted; see `Counted`
-_COUNTED: Final = struct.Struct("<IB")
 
 
 class Counted(NamedTuple):
@@ -69,8 +66,7 @@ class Commands(Nursery):
 
     def wait(self, pid: int) -> tuple[int, str]:
         ended = self.reap(pid)
-        calls, met = _COUNTED.unpack(ended.left) if ended.left else (0, 0)
-        self.counted = Counted(calls, CALLS[met - 1] if met else "")
+        self.counted = pickle.loads(ended.left) if ended.left else Counted(0, "")
         return ended.status, ended.said
 
     def run(self, *arguments: object, **options: Any) -> tuple[int, str]:
@@ -140,13 +136,7 @@ def call_first(functions: Sequence[str]) -> None:
         getattr(importlib.import_module(module), name)()
 
 
-def _run(
-    arguments: list[str],
-    point: partial[KillPoint] | None,
-    no_answer_s: float | None,
-    prepare: Sequence[str],
-    most_s: float,
-) -> int:
+def _run(arguments: list[str], point: Any, no_answer_s: float | None, prepare: Sequence[str], most_s: float) -> int:
     from lazyshard_producer.cli import main
 
     if no_answer_s is not None:
@@ -155,16 +145,14 @@ def _run(
     signal.setitimer(signal.ITIMER_REAL, most_s)
     call_first(prepare)
     if point is not None:
-        point(tell=partial(_count, [0, 0], point.args[0])).install()
+        point(tell=partial(_count, [0, ""], point.args[0])).install()
     return main(arguments)
 
 
-def _count(counted: list[int], number: int, call: int, name: str, begins: bool) -> None:
+def _count(counted: list[Any], number: int, call: int, name: str, begins: bool) -> None:
     if begins:
-        counted[0] = max(counted[0], call)
-        if call == number:
-            counted[1] = CALLS.index(name) + 1
-        leave(_COUNTED.pack(*counted))
+        counted[:] = max(counted[0], call), name if call == number else counted[1]
+        leave(pickle.dumps(Counted(*counted)))
 
 
 def _last(power_of: str | None, error: int | None) -> None:

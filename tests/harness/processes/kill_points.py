@@ -44,15 +44,10 @@ class KillPoint:
         always: bool = False,  # whether it comes at every later call as well
         tell: Callable[[int, str, bool], object] = lambda number, name, begins: None,
     ) -> None:
-        self._number = number
         # Threads call at once: each gets a number of its own, which `-= 1` and a look would not give them.
         self._calls = itertools.count(1)
-        self._when = when
-        self._by = by
-        self._at_last = at_last
-        self._among = among
-        self._always = always
-        self._tell = tell
+        self._number, self._when, self._by, self._at_last = number, when, by, at_last
+        self._among, self._always, self._tell = among, always, tell
 
     def install(self) -> None:
         for name in self._among:

@@ -12,7 +12,6 @@ import mmap
 import os
 import pickle
 import select
-import selectors
 import signal
 import struct
 import subprocess
@@ -68,9 +67,7 @@ def has_ended(pid: int, within_s: float) -> bool:
     """Waits for so long for the end of a child; returns whether it has ended. It is still to be reaped."""
     fd = os.pidfd_open(pid)
     try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(fd, selectors.EVENT_READ)
-            return bool(selector.select(within_s))
+        return bool(select.select([fd], [], [], within_s)[0])
     finally:
         os.close(fd)
 
@@ -113,10 +110,7 @@ def has_children() -> bool:
 
 
 def last_words(said: Path) -> str:
-    try:
-        return said.read_text(errors="replace")[-3000:]
-    except FileNotFoundError:
-        return ""
+    return said.read_text(errors="replace")[-3000:] if said.exists() else ""
 
 
 WAIT_S: Final = 600.0  # A child that has not ended by then is killed, unless the caller says otherwise
@@ -201,10 +195,8 @@ class Nursery:
         return pid
 
     def said(self, pid: int) -> str:
-        try:
-            return self._said[pid].read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
+        path = self._said[pid]
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def reap(self, pid: int, within_s: float = WAIT_S) -> Ended:
         status, left, late = self._answering.ask(("reap", pid, within_s))
@@ -291,14 +283,7 @@ def _reap(pid: int, within_s: float) -> tuple[int, bytes, bool]:
         return status, page[_LENGTH.size : _LENGTH.size + length], late
 
 
-def _live(
-    work: Callable[..., object],
-    arguments: tuple[Any, ...],
-    named: dict[str, Any],
-    stdin: str,
-    said: str,
-    page: mmap.mmap,
-) -> int:
+def _live(work: Callable[..., object], arguments: Any, named: Any, stdin: str, said: str, page: mmap.mmap) -> int:
     global _page
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _page = page

@@ -120,7 +120,7 @@ def check_kept(run: RunPlan, lives: Sequence[Lived], life: int, steps: int, reti
     left = sorted(set(range(run.total)) - trained)
     if left and left[0] // run.per_chunk < retired:
         text = (
-            f"chunks below {retired} are deleted, after {steps} steps of life {life} sample {left[0]} is still to come"
+            f"chunks below {retired} are deleted, after step {steps} of life {life} sample {left[0]} is still to come"
         )
         raise RunViolation("gone", text)
 

@@ -34,7 +34,6 @@ class Played:
     kills: dict[str, int] = field(default_factory=dict)
     deaths: int = 0  # how often the producer was killed and they were not
     again: int = 0  # lives that went on from an older checkpoint than the newest one
-    chunks: int = 0  # of the stream
     deleted: int = 0  # how many of them were deleted
     kind: str | None = None  # of the violation; None if everything held
     text: str = ""  # what was wrong
@@ -93,7 +92,6 @@ def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
     if played.kind is None and has_children():
         played.kind, played.text = "error", "processes are left"
     played.deaths = sum(one.died for one in producing)
-    played.chunks = sum(-(-stream.samples // stream.per_chunk) for stream in run.streams)
     return played
 
 
@@ -117,7 +115,9 @@ def _live(
             done = True
         number = len(lives)
         home = folder / f"life-{number}"
-        board.reset("before" if plan.kill is None else plan.kill.when, lonely=_is_lonely(plan))
+        board.reset(
+            "before" if plan.kill is None else plan.kill.when, lonely=plan.kill is not None and plan.kill.whose == "one"
+        )
         life = Life(plan, run.patience_s, steps, board, home, producing, left_alone)
         ended = life.run(
             [Rank(run, plan, number, rank, steps, streams, home, checkpoints, origin, board) for rank in range(plan.dp)]
@@ -148,10 +148,6 @@ def _choose(folder: Path, back: int) -> tuple[Checkpoint | None, bool]:
     back = min(back, len(kept) - 1)
     run_checkpoints.remove(folder, kept[:back])
     return kept[back], back > 0
-
-
-def _is_lonely(plan: LifePlan) -> bool:
-    return plan.kill is not None and plan.kill.whose == "one"
 
 
 def _steps_left(run: RunPlan, lives: Sequence[Lived], origin: Checkpoint | None, plan: LifePlan) -> int:

@@ -24,33 +24,22 @@ from tests.harness.simulated.real import Measured, RealRunFailed, measure
 _BUSY: Final = 1.25
 
 _COMMON: Final[dict[str, Any]] = {
-    "batch": 4,
-    "step_seconds": 0.1,
-    "workers": 0,
-    "latency_s": 0.0,
-    "row_bytes": 200,
-    "retain": "consumed",
-    "checkpoint_steps": 10,
+    **{"batch": 4, "step_seconds": 0.1, "workers": 0, "latency_s": 0.0, "row_bytes": 200},
+    **{"retain": "consumed", "checkpoint_steps": 10},
 }
 
 
-CASES: Final[tuple[Setting, ...]] = tuple(
-    Setting(**(_COMMON | case))
-    for case in (
-        {"ranks": 2, "samples_per_chunk": 20, "rows": 640, "producer_rate": 200.0, "max_ahead": "6 chunks"},
-        {"ranks": 2, "samples_per_chunk": 20, "rows": 400, "producer_rate": 50.0},
-        {
-            "ranks": 4,
-            "samples_per_chunk": 20,
-            "rows": 1280,
-            "producer_rate": 400.0,
-            "max_ahead": "16 chunks",
-            "window": 2,
-        },
-        {"ranks": 4, "samples_per_chunk": 25, "rows": 800, "producer_rate": 100.0, "woken": True},
-        {"ranks": 8, "samples_per_chunk": 20, "rows": 2560, "producer_rate": 800.0, "head_start": 320},
-        {"ranks": 8, "samples_per_chunk": 10, "rows": 1600, "producer_rate": 200.0, "window": 2},
-    )
+def _case(ranks: int, per_chunk: int, rows: int, rate: float, **more: Any) -> Setting:
+    return Setting(ranks=ranks, samples_per_chunk=per_chunk, rows=rows, producer_rate=rate, **(_COMMON | more))
+
+
+CASES: Final = (
+    _case(2, 20, 640, 200.0, max_ahead="6 chunks"),
+    _case(2, 20, 400, 50.0),
+    _case(4, 20, 1280, 400.0, max_ahead="16 chunks", window=2),
+    _case(4, 25, 800, 100.0, woken=True),
+    _case(8, 20, 2560, 800.0, head_start=320),
+    _case(8, 10, 1600, 200.0, window=2),
 )
 
 

@@ -115,9 +115,8 @@ def _live(
             done = True
         number = len(lives)
         home = folder / f"life-{number}"
-        board.reset(
-            "before" if plan.kill is None else plan.kill.when, lonely=plan.kill is not None and plan.kill.whose == "one"
-        )
+        kill = plan.kill
+        board.reset("before" if kill is None else kill.when, lonely=kill is not None and kill.whose == "one")
         life = Life(plan, run.patience_s, steps, board, home, producing, left_alone)
         ended = life.run(
             [Rank(run, plan, number, rank, steps, streams, home, checkpoints, origin, board) for rank in range(plan.dp)]

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from lazyshard.inspection.verification import verify
 from tests.harness.fuzz import looks as fuzz_bounds
 from tests.harness.fuzz.damage import Damaged
-from tests.harness.fuzz.kept import Input, Recipe, inputs, recipes, run_input, run_recipe
 from tests.harness.fuzz.looks import LOOKS, look_at
 from tests.harness.fuzz.streams import ARRAYS, STREAMS
-from tests.harness.fuzz.sweep import Cases, hypothesis_case
+from tests.harness.fuzz.sweep import Cases, Input, Recipe, hypothesis_case, inputs, recipes, run_input, run_recipe
 from tests.harness.planted.fuzz import MUTANTS, planted
 from tests.tiers import full
 

@@ -21,7 +21,7 @@ from lazyshard_producer.holding.holdback import Holdback
 from lazyshard_producer.holding.shelf import Shelf
 from lazyshard_producer.out_directory import complete_end, find_end
 from tests.harness.disks import fast_folder
-from tests.harness.model.disk import Content, Disk, Step, do
+from tests.harness.model.disk import Content, Step
 from tests.harness.model.producer import STREAM, TMP, Consumer, Plan, Producer
 from tests.harness.model.recording import PER_CHUNK, Recorder, read_disk, read_record, starred
 from tests.harness.model.world import LOOKS, State, World
@@ -204,30 +204,6 @@ def test_killed_after_any_call_the_code_leaves_and_then_does_what_the_model_says
         assert in_order(code.live(home)) == in_order(model.live()), f"after {calls} calls"
         assert read_disk(home, plan) == model.disk(), f"after {calls} calls"
     assert calls > 60
-
-
-def test_writing_the_cursor_again_and_again_is_what_the_model_says(root: Path) -> None:
-    plan = Plan(1)
-    with ChunkWriter(root / STREAM, PER_CHUNK) as writer:
-        writer.write({"id": 0}, source=1)
-    assert recorded(root, lambda: commit(root / STREAM, 0, 1), plan) == [
-        ("mkdir", "stream/cursors"),
-        ("sync_directory", "stream"),
-        ("create", "stream/cursors/.run.*"),
-        ("write", "stream/cursors/.run.*", ("cursor", 0)),
-        ("sync", "stream/cursors/.run.*"),
-        ("rename", "stream/cursors/.run.*", "stream/cursors/run.json"),
-        ("sync_directory", "stream/cursors"),
-        *_replaced(Consumer(plan), 1),
-    ]
-    assert recorded(root, lambda: commit(root / STREAM, 1), plan) == _replaced(Consumer(plan), 1)
-
-
-def _replaced(consumer: Consumer, done: int) -> list[Step]:
-    disk = do(Disk(), ("mkdir", STREAM))
-    disk = do(disk, ("mkdir", f"{STREAM}/cursors"))
-    steps = consumer.writing(done, disk, disk.visible())
-    return [tuple(starred(part) if isinstance(part, str) else part for part in step) for step in steps[:-1]]
 
 
 def test_mark_of_a_call_that_has_failed_is_made_durable_before_anything_is_deleted(root: Path) -> None:

@@ -1,8 +1,6 @@
 """Samples of the sweep of every crash point, and that it finds what it is there to find."""
 
 import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,19 +97,6 @@ def test_mutant_is_found(name: str, field: Field) -> None:
     sweeper.at_every_call(mutant.kind, mutant.when)
     assert len(tally.violations) == 1
     assert mutant.found in tally.violations[0]
-
-
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
-def test_reader_that_dies_or_says_nothing_is_a_violation(
-    by: signal.Signals, field: Field, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.harness.points.reader._ANSWER_S", 0.2)
-    tally = Tally("plain")
-    with Reader() as reader:
-        stage = Field(field.place, field.nursery, reader).new_stage("plain", by.name)
-        os.kill(reader.pid, by)
-        Sweeper(stage, tally, "plain").play([Fault("kill", 30)])
-    assert ["reader has died or is silent" in violation for violation in tally.violations] == [True]
 
 
 def traced(scene: str, field: Field, kill_at: int = 0, *broken: str) -> Traced:

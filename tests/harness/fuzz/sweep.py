@@ -1,7 +1,11 @@
 """The sweep over damaged files: formats, rows, states of runs, whole directories; about ten minutes at scale 1. Each
-case is drawn from its seed, target and number alone, so a violation is seen again with these (`fuzz.sweep`), and with
-`scripts/test_faults fuzz --seed N`."""
+case is drawn from its seed, target and number alone, so a violation is seen again with these, and with
+`scripts/test_faults fuzz --seed N`. And the inputs that are kept, `corpus/`: found by fuzzing, or what it once
+broke; each is run again in CI. `inputs.jsonl`: the bytes of a file or of lines, a JSON object on each line: `target`
+(a format of `FORMATS`, row, lines or foreign), `text` or `base64`, and `why` it is kept. `streams.jsonl`: `stream`
+(of `STREAMS`), what to `do` to its directory, and `why`."""
 
+import base64
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +19,7 @@ import orjson
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row
-from tests.harness.fuzz.damage import Damaged, alter_json, damage, damage_cursor, spoil, spoil_more
+from tests.harness.fuzz.damage import Damaged, alter_json, damage, damage_cursor, replace_by, spoil, spoil_more
 from tests.harness.fuzz.formats import (
     FORMATS,
     check_batch,
@@ -30,6 +34,102 @@ from tests.harness.fuzz.looks import LOOKS, Hangs, bounded, look_at
 from tests.harness.fuzz.states import check_blend, check_state, drawn_blend, drawn_state, put_streams
 from tests.harness.fuzz.streams import ARRAYS, STREAMS, Known
 from tests.harness.tally import Tally
+
+CORPUS: Final = Path(__file__).parent / "corpus"
+
+
+class Input(NamedTuple):
+    target: str
+    data: bytes
+    why: str
+
+
+class Recipe(NamedTuple):
+    stream: str  # its name
+    steps: tuple[tuple[Any, ...], ...]  # each an operation, the name of a file, and what the operation needs
+    lies: bool  # whether the damage makes a file say, in good form, what is not so; see `Damaged`
+    why: str  # why it is kept
+
+
+def inputs() -> list[Input]:
+    found = []
+    for line in _lines("inputs.jsonl"):
+        data = base64.b64decode(line["base64"]) if "base64" in line else line["text"].encode()
+        found.append(Input(line["target"], data, line["why"]))
+    return found
+
+
+def recipes() -> list[Recipe]:
+    return [
+        Recipe(line["stream"], tuple(map(tuple, line["do"])), line.get("lies", False), line["why"])
+        for line in _lines("streams.jsonl")
+    ]
+
+
+def run_input(one: Input, place: Path) -> None:
+    """Asserts what must hold for an input; `place` is a directory of one's own."""
+    with bounded():
+        if one.target == "row":
+            check_one(one.data)
+        elif one.target == "lines":
+            check_batch(one.data.split(b"\x01"))
+        elif one.target == "foreign":
+            check_foreign(one.data, place / "foreign.jsonl")
+        else:
+            check_bytes(FORMATS[one.target], one.data)
+
+
+def run_recipe(recipe: Recipe, place: Path) -> str | None:
+    """Returns what a damaged stream broke, None if nothing; `place` is a directory of one's own."""
+
+    def spoil(directory: Path) -> Damaged:
+        for operation, name, *more in recipe.steps:
+            _apply(directory, operation, name, *more)
+        return Damaged([recipe.why], recipe.lies, {name for _, name, *_ in recipe.steps})
+
+    return _look_all(place / "damaged", STREAMS[recipe.stream], spoil, LOOKS)[0]
+
+
+def _look_all(
+    directory: Path, known: Known, spoil: Callable[[Path], Damaged], looks: Iterable[str]
+) -> tuple[str | None, Damaged]:
+    known.put(directory)
+    try:
+        done = spoil(directory)
+        broken = (look_at(directory, known, done, look) for look in looks)
+        return next((one for one in broken if one is not None), None), done
+    finally:
+        shutil.rmtree(directory)
+
+
+_CHANGES: Final[dict[str, Callable[[bytes, Any], bytes]]] = {
+    "write": lambda data, text: bytes(text.encode()),
+    "flip": lambda data, at: data[:at] + bytes([data[at] ^ 1]) + data[at:][1:],
+    "cut": lambda data, size: data[:size],
+    "append": lambda data, text: data + bytes(text.encode()),
+    "zero": lambda data, _: bytes(len(data)),
+    "set": lambda data, values: orjson.dumps(orjson.loads(data) | values),
+}
+
+
+def _apply(directory: Path, operation: str, name: str, argument: Any = None) -> None:
+    path = directory / name
+    if operation in _CHANGES:
+        path.write_bytes(_CHANGES[operation](path.read_bytes() if path.exists() else b"", argument))
+    elif operation == "remove":
+        path.unlink()
+    elif operation in ("swap", "copy"):
+        one, other = path.read_bytes(), directory / argument
+        if operation == "swap":
+            path.write_bytes(other.read_bytes())
+        other.write_bytes(one)
+    else:
+        replace_by(path, operation, directory / (argument or "stream.json"))
+
+
+def _lines(name: str) -> Iterator[dict[str, Any]]:
+    for line in (CORPUS / name).read_bytes().splitlines():
+        yield orjson.loads(line)
 
 
 class Found(NamedTuple):
@@ -79,16 +179,9 @@ class Cases:
     def _look(
         self, known: Known, random: Random, spoil: Callable[[Path, Known, Random], Damaged], looks: Iterable[str]
     ) -> Found:
-        directory = self._place / "damaged"
-        known.put(directory)
-        try:
-            done = spoil(directory, known, random)
-            for look in looks:
-                broken = look_at(directory, known, done, look)
-                if broken is not None:
-                    return Found(f"{known.name}, {', '.join(done.what)}: {broken}", False)
-        finally:
-            shutil.rmtree(directory)
+        broken, done = _look_all(self._place / "damaged", known, lambda at: spoil(at, known, random), looks)
+        if broken is not None:
+            return Found(f"{known.name}, {', '.join(done.what)}: {broken}", False)
         return Found(None, not done.what)
 
 

@@ -47,20 +47,20 @@ def thirds(row: Row) -> Any:
 
 def measured(row: Row) -> Any:
     """As `thirds`, with lengths from 1 to 50."""
-    made = thirds(row)
-    found = [] if made is None else [made] if isinstance(made, dict) else made
-    return [one | {"length": len(one["text"]) + 1} for one in found]
+    return [one | {"length": len(one["text"]) + 1} for one in _listed(thirds(row))]
 
 
 def tokenized(row: Row) -> Any:
     """As `thirds`, with tokens: the id, as often as `tokens_of` says, and the number of the copy for a label."""
-    made = thirds(row)
-    found = [] if made is None else [made] if isinstance(made, dict) else made
     return [
         {"input_ids": [number] * tokens_of(number), "labels": [one.get("copy", -100)] * tokens_of(number)}
-        for one in found
+        for one in _listed(thirds(row))
         for number in [one["id"]]
     ]
+
+
+def _listed(made: Any) -> list[Row]:
+    return [] if made is None else [made] if isinstance(made, dict) else made
 
 
 def tokens_of(number: int) -> int:
@@ -103,7 +103,7 @@ def made(rows: Sequence[bytes], *, transform: bool, where: bool, encode: bool = 
         if (where and not four_of_five(row, index)) or is_refused(line, transform=transform or encode):
             continue
         copies = thirds(row) if transform else row
-        for copy in [] if copies is None else [copies] if isinstance(copies, dict) else copies:
+        for copy in _listed(copies):
             found.append((copy["id"], copy.get("copy")))
     return found
 

@@ -17,8 +17,7 @@ from tests.harness.soak.watch import children
 
 if TYPE_CHECKING:
     from tests.harness.soak.job import Job
-    from tests.harness.soak.report import Settings
-    from tests.harness.soak.run import Soak
+    from tests.harness.soak.run import Settings, Soak
 
 _PAUSE_S: Final = 3.0  # Mean time from one fault of a storm to the next
 _STOP_S: Final = 3.0  # The longest time for which somebody is stopped, or the disk is full

@@ -1,13 +1,15 @@
 """Soaks: a producer at full speed and a training job, for as long as one likes, with things killed all the while.
-Throughout, every sample of every rank is looked at as it is read: whether it comes in the declared order, and once in
-the history that survives. So is what the stream takes on disk, what is deleted, and what the processes hold."""
+Throughout, every sample of every rank is looked at as it is read: whether it comes in the declared order, and once
+in the history that survives. So is what the stream takes on disk, what is deleted, and what the processes hold."""
 
 import os
 import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +22,7 @@ from tests.harness.soak import rows as soak_rows
 from tests.harness.soak.chaos import DISK_FULL, Chaos
 from tests.harness.soak.history import History
 from tests.harness.soak.job import Job, Producer, Step
-from tests.harness.soak.rank import CONSUMER, Shape
-from tests.harness.soak.report import MAX_AHEAD, SEAL_BYTES, Report, Settings
+from tests.harness.soak.rank import CONSUMER, Rules, Shape
 from tests.harness.soak.watch import (
     SHARED_MEMORY,
     Ballast,
@@ -36,6 +37,66 @@ from tests.harness.soak.watch import (
 )
 from tests.harness.tally import RunViolation, Tally
 from tests.producer.commands import environment
+
+# Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md
+MAX_AHEAD: Final = 512
+SEAL_BYTES: Final = 27  # Of a seal, for each row; see docs/retention.md
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    seconds: float  # how long things are killed; to end the stream takes a little longer
+    seed: int = 0  # of what is drawn by chance
+    ranks: int = 8  # of the life that begins, and the most of any
+    rules: Rules = field(default_factory=Rules)
+    patience_s: float = 120.0  # so long may nothing go on
+
+    @property
+    def half_cycle_s(self) -> float:
+        return min(240.0, max(8.0, self.seconds / 6))
+
+    @property
+    def look_s(self) -> float:
+        return min(2.0, max(0.4, self.half_cycle_s / 60))
+
+    def max_disk(self, batch_size: int, row_bytes: int) -> int:
+        """Returns the limit in bytes: twice what docs/retention.md says is the least, and what may be ahead.
+        `row_bytes`: of the longest row, its part of a seal included."""
+        rules = self.rules
+        interval = rules.every * batch_size * self.ranks / rules.per_chunk
+        window = self.ranks * max(1, rules.window)
+        ahead = 2 * 2 * batch_size * self.ranks / rules.per_chunk
+        # One more than are kept, since one is written before the oldest goes; and the one that it was started from.
+        chunks = (rules.keep + 2) * interval + 2 * window + ahead
+        return int((2 * chunks + MAX_AHEAD) * (row_bytes * rules.per_chunk + 512))
+
+
+@dataclass
+class Report:
+    minutes: float = 0.0  # how long it took
+    seed: int = 0
+    kills: int = 0  # how often anything was killed or stopped, or the disk filled
+    done: Counter[str] = field(default_factory=Counter)  # by name: kills by kind, lives, resumes
+    counts: dict[str, float] = field(default_factory=dict)  # by name: samples, chunks, bytes, the most that there was
+    held: dict[str, dict[str, int]] = field(default_factory=dict)  # by kind of process, the most that one of them held
+    violations: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what was not done and why
+
+    def most(self, name: str, number: float) -> None:
+        self.counts[name] = max(self.counts.get(name, 0), number)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"done": dict(self.done)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.minutes:.1f} minutes, seed {self.seed}: {self.kills} faults"]
+        lines += [f"  {name:58}{count:>16,}" for name, count in sorted(self.done.items())]
+        lines += [f"  {name:58}{number:>16,.10g}" for name, number in self.counts.items()]
+        lines += [f"  the most that one {kind} held: {held}" for kind, held in self.held.items()]
+        lines += [f"  not done: {note}" for note in self.notes]
+        lines += [f"  VIOLATION: {violation}" for violation in self.violations]
+        return "\n".join([*lines, f"  {len(self.violations)} violations"])
+
 
 BATCHES: Final = (16, 32)
 ORPHAN_S: Final = 30.0  # DataLoader workers whose rank was killed are to be gone by then: torch has them look every 5 s

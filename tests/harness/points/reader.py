@@ -53,10 +53,6 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self._answering.close()
 
-    @property
-    def pid(self) -> int:
-        return self._answering.process.pid
-
     def watch(self, stream: Watched) -> None:
         """Has it read this stream from now on; starts it anew if it has died, which was told then."""
         if self._answering.process.poll() is not None:

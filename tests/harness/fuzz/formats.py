@@ -1,7 +1,7 @@
 """Files of JSON and lines of rows as targets of fuzzing: whatever the bytes, a decoder returns a value or its own
 error. What is taken is written and taken again for the same value; what is refused is refused with the file's own
-class of error, which names the file, in a message of bounded length. What is taken as a row must be one object for
-Python's own reader of JSON too, of the same value, number by number."""
+class of error, in a message of bounded length. A row is taken as Python's own reader of JSON takes it, number by
+number."""
 
 import itertools
 import json

@@ -1,9 +1,7 @@
 """The sweep over damaged files: formats, rows, states of runs, whole directories; about ten minutes at scale 1. Each
-case is drawn from its seed, target and number alone, so a violation is seen again with these, and with
-`scripts/test_faults fuzz --seed N`. And the inputs that are kept, `corpus/`: found by fuzzing, or what it once
-broke; each is run again in CI. `inputs.jsonl`: the bytes of a file or of lines, a JSON object on each line: `target`
-(a format of `FORMATS`, row, lines or foreign), `text` or `base64`, and `why` it is kept. `streams.jsonl`: `stream`
-(of `STREAMS`), what to `do` to its directory, and `why`."""
+case is drawn from its seed, target and number alone. And the inputs that are kept, `corpus/`, each run again in CI.
+`inputs.jsonl`: on each line `target` (a format of `FORMATS`, row, lines or foreign), `text` or `base64`, and `why`
+it is kept. `streams.jsonl`: `stream` (of `STREAMS`), what to `do` to its directory, and `why`."""
 
 import base64
 import logging

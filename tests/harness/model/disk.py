@@ -1,12 +1,9 @@
-"""A filesystem as small as a value: what its processes see, and what a power cut may leave of it. Every name in a
-directory has what it stands for now, and what else the device may say of it after a power cut: whatever it stood for
-since its directory was last synced. Every file has its content, and what else may be found in it: whatever it held
-since it was last synced, or a torn form of it. Which filesystem that is: the weakest that the protocol is promised on.
-After a cut each name is old or new *by itself*: names do not come back in the order of the calls, and of a rename from
-one directory to another either half may be there without the other, so that a file has both names or none. POSIX
-promises no more than that. ext4 and xfs keep much more: names in the order of the calls, and renames whole. What they
-can leave is among what is left here, so what holds here holds there. Taken for granted: `fsync` of a file brings its
-content, `fsync` of a directory the names in it, and a name never stands for something that it never stood for."""
+"""A filesystem as small as a value: what its processes see, and what a power cut may leave of it. A name may stand
+for whatever it stood for since its directory was last synced, a file hold whatever it held since it was, or a torn
+form. It is the weakest that the protocol is promised on: after a cut each name is old or new *by itself*, and of a
+rename either half may be there without the other. ext4 and xfs keep much more, so what holds here holds there. Taken
+for granted: `fsync` of a file brings its content, of a directory its names, and no name stands for what it never
+stood for."""
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,11 +1,7 @@
-"""A folder that an sshd of its own serves to this machine, mounted by sshfs as often as wanted. Needs root. Files, all
-in a temporary folder: keys and settings of server and client, `real/`, which is served, and the mount points. Nothing
+"""A folder that an sshd of its own serves to this machine, mounted by sshfs as often as wanted. Needs root. Nothing
 of the user's is read or written. Each mount has a server process of its own, which speaks with its client through a
-pipe (`sshd -i`), so no port is taken and nothing is left when the mount ends. What sshfs 3.7 with OpenSSH's server is,
-as `tests/cli/test_verify_filesystem.py` has it measured: a rename replaces (posix-rename); exclusive creation and hard
-links refuse a name that is there, with EPERM for want of a word for EEXIST; fsync of files is passed on, of directories
-it does nothing; flock and fcntl locks hold within a mount only; a file that is removed or replaced while open can be
-read on. A file that is read while it is replaced may come cut: the old content at the size of the new one."""
+pipe (`sshd -i`), so no port is taken and nothing is left when the mount ends. What that is like is measured by
+`tests/cli/test_verify_filesystem.py`; a file that is read while it is replaced may come cut."""
 
 from __future__ import annotations
 

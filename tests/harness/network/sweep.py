@@ -1,8 +1,6 @@
-"""Producers by the real command and readers of each kind on network mounts; and rounds of both on two of them, with
-kills and hangs of all four; see scripts/test_faults. A round is over when the stream has ended and the consumer has
-it all. Meanwhile, at random: the producer is killed, or stopped while another one takes over on the other mount; the
-consumer is killed; a mount hangs, or its client is killed and it is mounted again. Whoever has ended is started
-again, on either mount, as the same job."""
+"""Producers by the real command and readers of each kind on network mounts; and rounds of both on two of them. A
+round is over when the stream has ended and the consumer has it all. Meanwhile anybody is killed, stopped or taken
+over, and a mount hangs or is lost; whoever has ended is started again, on either mount, as the same job."""
 
 from __future__ import annotations
 

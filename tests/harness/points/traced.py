@@ -1,7 +1,7 @@
-"""Whether the harness counts every call that changes a file: a run under strace, compared with what was counted. As a
-program (`python -m tests.harness.points.traced MARK COMMAND-LINE`) it is the command with each counted call between two
-looks for files that are not there, `MARK/begin/NAME` and `MARK/end/NAME`. So strace sees, thread by thread, which
-system calls came out of a counted call."""
+"""Whether the harness counts every call that changes a file: a run under strace, compared with what was counted. As
+a program (`python -m tests.harness.points.traced MARK COMMAND-LINE`) it is the command with each counted call
+between two looks for files that are not there, `MARK/begin/NAME` and `MARK/end/NAME`, so that strace sees which
+calls are counted."""
 
 import contextlib
 import os

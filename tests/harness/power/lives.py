@@ -1,8 +1,6 @@
 """Lives of the producer's command and of a consumer, some of which end with a power cut or a kill; called in forks.
-What others were told by then is written down off the disk, so that it can be asked of the disk later. A checkpoint
-of the consumer holds the state of the run and which samples were trained: what is lost or trained twice shows in the
-last one. Files: `CHECKPOINTS/checkpoint-N/`, N being the samples consumed, in the way of ms-swift's plug-in or by
-itself."""
+What others were told by then is written down off the disk. A checkpoint of the consumer, `CHECKPOINTS/checkpoint-N/`
+after N samples, holds which samples were trained: what is lost or trained twice shows in the last one."""
 
 import importlib
 import json

@@ -1,7 +1,6 @@
 """A process that has loaded what its children need, and starts them as forks: a start costs milliseconds, not a
 second. As a program (`python -m tests.harness.processes.nursery MODULE ...`) it reads requests from standard input
-and answers each one. Children end with it, begin with the signals of a shell's, and may leave something in memory
-that outlives them."""
+and answers each one. Children end with it, and may leave something in memory that outlives them."""
 
 import base64
 import contextlib

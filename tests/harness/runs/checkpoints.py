@@ -1,6 +1,5 @@
-"""Checkpoints as a trainer writes them: whole or not at all, the newest few kept. A folder of files `N.json`, N being
-the samples consumed; a kill may leave `N.json.part` behind. A file names the life that wrote it and how many steps that
-one had trained, so that it can be told later what of each life survived."""
+"""Checkpoints as a trainer writes them, `N.json` after N samples: whole or not at all, the newest few kept. A file
+names the life that wrote it and its steps, so that it can be told later what of each life survived."""
 
 import json
 import os

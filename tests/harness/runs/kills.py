@@ -1,7 +1,6 @@
-"""The instant at which a run is killed: the processes of a life count their calls against numbers they have in common.
-A kill is armed by a process that has come to the step for it; the call that it then falls on ends the whole group of
-processes at once, wherever each of them is. So is it the same one in every run of a seed, but for what the producer
-was doing meanwhile."""
+"""The instant at which a run is killed: the processes of a life count their calls against numbers they have in
+common. A process that has come to the step for it arms the kill; the call that it then falls on ends the whole group
+at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""One life of a training job: its ranks, in lockstep, until all is trained or they are killed. Each rank is a fork of
-the supervisor, and so has loaded all there is to load. The ranks are one process group, which a kill ends at once;
-where the producer is to die with them, it is moved into that group. The lockstep is the harness's, and stands for the
-collectives of a training step: the package needs none."""
+"""One life of a training job: its ranks, in lockstep, until all is trained or they are killed. Where the producer is
+to die with them, it is moved into their process group."""
 
 import contextlib
 import json

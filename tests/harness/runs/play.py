@@ -1,7 +1,5 @@
-"""Plays a run: a live stream of which a training job reads, killed and resumed with other ranks until all is trained.
-What holds then: every sample was trained exactly once but for what the last ranks leave over, in the declared order; at
-no kill was anything deleted that a kept checkpoint still needed. All of it is checked against what the ranks have
-written down of what they read."""
+"""Plays a run: a live stream of which a training job reads, killed and resumed with other ranks until all is
+trained. What is to hold is checked against what the ranks have written down of what they read."""
 
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The scenes: small streams of every kind of source, of which each run does all that a longer one does. `POINTS` are
-played with kills and errors at every call, `POWER` on a disk whose power is cut. These are smaller still, and their
-rows are plain: every call is a place to cut, and what each call is to find is written down in `tests.harness.planted`.
-"""
+played with kills and errors at every call, `POWER`, smaller still and with plain rows, on a disk whose power is cut."""
 
 import gzip
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
-"""What is done to a soak: who is killed or stopped when, and when the disk is full. Storms and calms take turns. In a
-storm something happens every few seconds; in a calm nothing does, so that processes live long enough for a leak to
-show. What happens is drawn by chance from a seed; when it does, in the life of whatever it meets, is not fixed by
-that."""
+"""What is done to a soak: who is killed or stopped when, and when the disk is full, drawn by chance from a seed.
+Storms and calms take turns: in a calm nothing happens, so that processes live long enough for a leak to show."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What one rank of the soaked training job does: reads its samples through a DataLoader with workers, step by step. It
-is the loop of docs/resume.md: rank 0 saves a checkpoint every so many steps, keeps the newest few, and commits what all
-of those need. A commit that the disk had no room for is made up for at the next step."""
+"""What one rank of the soaked training job does: the loop of docs/resume.md, through a DataLoader with workers. A
+commit that the disk had no room for is made up for at the next step."""
 
 import errno
 import socket

@@ -1,7 +1,6 @@
-"""The rows of a soak, as a source of the producer that needs no files: `python:tests.harness.soak.rows:rows`. Row n is
-the same in every run, so that whoever reads it can tell whether it is whole and which one it is. The source ends with
-the row that a file says, which the source itself writes once it is asked to end: what was given is given again by the
-next run, and no more."""
+"""The rows of a soak, as a source of the producer that needs no files: `python:tests.harness.soak.rows:rows`. Row n
+is the same in every run. The source ends with the row that a file says, which it writes itself once it is asked to
+end."""
 
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a soak takes: processes hold descriptors, threads, memory, children, which may not grow while they do the
-same work; the stream takes room on a small disk of its own that can be filled up. As root that is mounted in a
-namespace of this process, so the system unmounts it however the soak ends. Without root there is no such disk, and
-it is never full."""
+same work; the stream takes room on a small disk that can be filled up: as root, in a namespace of this process."""
 
 import contextlib
 import ctypes

@@ -1,6 +1,5 @@
-"""Several writers of one stream at a time, where file locks do not meet: each is stopped before any of its calls. They
-are threads of this process, of which one at a time runs: so all orders of their calls that change files, and of those
-that look at them, can be played, and a race takes milliseconds. What is to hold is in `writers.crashes`."""
+"""Several writers of one stream at a time, where file locks do not meet: each is stopped before any of its calls.
+They are threads of this process, of which one at a time runs. What is to hold is in `writers.crashes`."""
 
 import fcntl
 import os

@@ -12,12 +12,9 @@ from tests.tiers import full
 
 BLOCKS = 5
 QUICK_BLOCKS = 3
-# 100 in all, 60 of them in the quick tier
-KILLS_A_BLOCK = 20
-# 40 more over blends
-BLEND_BLOCKS = 2
-# In so many runs each mistake is to be found
-MOST_RUNS = 12
+KILLS_A_BLOCK = 20  # 100 in all, 60 of them in the quick tier
+BLEND_BLOCKS = 2  # 40 more over blends
+MOST_RUNS = 12  # In so many runs each mistake is to be found
 MISTAKES = [name for name, mutant in MUTANTS.items() if mutant.kind != "hang"]
 LAST = LifePlan(dp=3, batch_size=2, workers=0, iterable=False, early=True, every=2, back=0, kill=None)
 

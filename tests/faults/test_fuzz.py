@@ -19,8 +19,7 @@ from tests.harness.planted.fuzz import MUTANTS, planted
 from tests.tiers import full
 
 SEED = 0
-# Cases in which a planted bug has to be found; the same ones break nothing without it, as the samples show
-MOST = 2500
+MOST = 2500  # Cases in which a planted bug has to be found; the same ones break nothing without it, as the samples show
 SAMPLES = {"formats": 6000, "rows": 1000, "batches": 300, "foreign": 300, "states": 600, "cursors": 100, "streams": 250}
 SAMPLES |= {"arrays": 100, "descriptions": 3000}
 

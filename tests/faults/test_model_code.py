@@ -28,10 +28,8 @@ from tests.harness.model.world import LOOKS, State, World
 from tests.stream.streams import forked
 
 pytestmark = pytest.mark.full
-# Chunks that the consumer is done with when it commits
-COMMITTED: Final = 1
-# Steps of the model that change no file of the stream
-_NO_CALLS: Final = (*LOOKS, "checkpoint", "commit", "committed")
+COMMITTED: Final = 1  # Chunks that the consumer is done with when it commits
+_NO_CALLS: Final = (*LOOKS, "checkpoint", "commit", "committed")  # Steps of the model that change no file of the stream
 
 
 @pytest.fixture
@@ -61,8 +59,7 @@ class Code:
             writer = ChunkWriter(stream, PER_CHUNK)
         except StreamEnded:
             return
-        # So that each look is one: it does not look again within half a second.
-        clock = iter(range(1000))
+        clock = iter(range(1000))  # So that each look is one: it does not look again within half a second
         gate = Holdback(
             Limits(retain="consumed"), Shelf(stream), PER_CHUNK, check=writer.check_owner, clock=lambda: next(clock)
         )

@@ -80,8 +80,7 @@ def test_chunks_that_could_not_be_deleted_as_the_run_ended_are_deleted_by_the_ne
     assert list_kept(out).leftovers == []
     chunks = {path.name for path in out.glob("chunk_*")}
     assert chunks == {chunk_name(2), seal_name(2)}
-    # Nothing is touched where all is done.
-    owner = (out / "stream.owner").read_bytes()
+    owner = (out / "stream.owner").read_bytes()  # Nothing is touched where all is done
     complete_end(str(out), end)
     assert (out / "stream.owner").read_bytes() == owner
 

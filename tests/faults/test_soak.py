@@ -15,8 +15,7 @@ from tests.harness.soak.rows import row
 from tests.harness.soak.run import soak
 from tests.plan.oracle import course_of_draws
 
-# Of a busy machine; what hangs in a soak it tells itself
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(600)  # Of a busy machine; what hangs in a soak it tells itself
 
 
 @pytest.mark.full

@@ -73,8 +73,7 @@ class Disk:
         self.point.mkdir(parents=True)
         with self._image.open("wb") as file:
             file.truncate(_SIZES[self.filesystem])
-        # Onto a file that is no block device, without being asked.
-        force = "-F" if self.filesystem == "ext4" else "-f"
+        force = "-F" if self.filesystem == "ext4" else "-f"  # Onto a file that is no block device, without being asked
         made = subprocess.run([make, "-q", force, self._image], capture_output=True, text=True, check=False)
         if made.returncode:
             pytest.skip(f"cannot make a filesystem: {made.stderr.strip()}")

@@ -183,8 +183,7 @@ def _verify(directory: Path, known: Known, done: Damaged) -> None:
         if len(str(finding)) > 2000 or "\n" in str(finding):
             raise Broken(f"a finding of {len(str(finding))} characters: {str(finding)[:200]!r}")
     if known.native and not done.lies and not (verified.count("damage") or verified.count("unchecked")):
-        # All is well, it says: then every row can be read.
-        reader = _reader(directory, known)
+        reader = _reader(directory, known)  # All is well, it says: then every row can be read
         # Without its end, a stream looks as one that was killed before it could write that.
         unended = any(finding.kind == "unended" for finding in verified.findings)
         for sample, row in enumerate(known.rows[: verified.samples - 1 if unended else None]):

@@ -162,5 +162,4 @@ STREAMS: Final = {
     )
 }
 
-# A stream whose rows hold arrays, damaged by itself
-ARRAYS: Final = _with_arrays("arrays")
+ARRAYS: Final = _with_arrays("arrays")  # A stream whose rows hold arrays, damaged by itself

@@ -116,8 +116,7 @@ def do(disk: Disk, step: Step) -> Disk:
             draft.put(path, _NOTHING)
             _move_along(draft, path, step[2])
     elif kind == "mkdir":
-        # One directory is as good as another.
-        again = [one for one in draft.others.get(path, ()) if one]
+        again = [one for one in draft.others.get(path, ()) if one]  # One directory is as good as another
         draft.put(path, again[0] if again else draft.new(FOLDER))
     elif kind == "sync_directory":
         _sync_directory(draft, path)

@@ -139,8 +139,7 @@ class Producer:
             if seal_path(step[1]) in seen:
                 raise Broken(f"{seal_path(step[1])} is there: somebody else has published this chunk")
             return [[]]
-        # It looks at the consumers now and then only.
-        retiring = self.looking(seen, step[1], step[2])
+        retiring = self.looking(seen, step[1], step[2])  # It looks at the consumers now and then only
         return [retiring, []] if retiring else [[]]
 
     # As `run.py` and `writer_opening.py` have it.
@@ -152,8 +151,7 @@ class Producer:
         listed = list_stream(seen)
         if manifest is None and (listed.seals or listed.data):
             raise Broken("there are chunks but no manifest, so somebody else made them")
-        # Of all names that there may be, since a power cut can bring any of them back.
-        names = list(disk.all_names())
+        names = list(disk.all_names())  # Of all names that there may be, since a power cut can bring any of them back
         token = next(one for one in _TOKENS if not any(name.startswith(self.workplace(one)) for name in names))
         steps: list[Step] = [("mkdir", path) for path in (STREAM, TMP) if path not in seen]
         steps += [("mkdir", self.workplace(token)), *self.destroying(seen), *self.taking(token)]

@@ -262,8 +262,7 @@ class World:
         else:
             after = state._replace(disk=self._do(state.disk, step), consumer=rest)
             if CURSOR in step:
-                # From here on it may be the new one or the one before.
-                value = self._visible(after.disk)[CURSOR]
+                value = self._visible(after.disk)[CURSOR]  # From here on it may be the new one or the one before
                 cursors = {*course.cursors, value} if value[0] == "cursor" else set(course.cursors)
                 course = replace(course, cursors=tuple(sorted(cursors, key=str)))
                 after = after._replace(course=self._course(course))
@@ -327,8 +326,7 @@ class World:
             if step[0] in LOOKS or not cell:
                 return
             step, cell = self._cells.values[cell]
-        # What it was writing is removed, whatever else fails.
-        there = refused[0] in ("write", "sync", "rename")
+        there = refused[0] in ("write", "sync", "rename")  # What it was writing is removed, whatever else fails
         steps: list[Step] = [("remove", refused[1])] if there else []
         course = self._course(replace(self._courses.values[state.course], refused=True))
         # It goes on, or is held back anyway and looks again.

@@ -30,12 +30,9 @@ from tests.harness.tally import Tally
 from tests.producer.commands import ids, run_arguments
 
 PER_CHUNK: Final = 4
-# Ten chunks, and a last one of two rows
-ROWS: Final = 42
-# How long to wait for what must come; only a failing test ever waits so long
-EVENT_S: Final = 60.0
-# What a busy machine may take in addition to the caches
-MARGIN_S: Final = 30.0
+ROWS: Final = 42  # Ten chunks, and a last one of two rows
+EVENT_S: Final = 60.0  # How long to wait for what must come; only a failing test ever waits so long
+MARGIN_S: Final = 30.0  # What a busy machine may take in addition to the caches
 ROW_LINES: Final = [b'{"id":%d,"text":"%s"}' % (number, b"x" * (number % 50)) for number in range(ROWS)]
 
 

@@ -142,8 +142,7 @@ class _Consumer:
         done = max(self.acknowledged, (self._first + len(self._read)) // per_chunk - behind)
         if self._registered and done == self.acknowledged:
             return
-        # Before the cursor is written: from then on the chunks may go at any moment.
-        self.acknowledged = done
+        self.acknowledged = done  # Before the cursor is written: from then on the chunks may go at any moment
         write_cursor(self._stream.out, Cursor(CONSUMER, reader.stream_id, done * per_chunk, done, {}, time.time()))
         self._registered = True
 

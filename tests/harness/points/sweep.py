@@ -53,8 +53,7 @@ _AGAIN: Final[tuple[tuple[str, When, bool], ...]] = (
 # So many numbers in a row that no call had are behind a run's end: of a live source the next one may take more
 _UNMET: Final = 2
 _MOST_CALLS: Final = 2000
-# Of one fault there may be one at every point; more tell nothing new
-_MOST_VIOLATIONS: Final = 20
+_MOST_VIOLATIONS: Final = 20  # Of one fault there may be one at every point; more tell nothing new
 
 
 class Sweeper:

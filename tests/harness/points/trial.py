@@ -26,8 +26,7 @@ from tests.harness.scenes.streams import Stream, lasting
 from tests.harness.scenes.table import QUICK_LOOKS, Scene
 from tests.harness.tally import Violation
 
-# A run that has not ended by then never will
-HANGS_S: Final = 30.0
+HANGS_S: Final = 30.0  # A run that has not ended by then never will
 
 
 class Whole(NamedTuple):
@@ -94,14 +93,10 @@ class Stage:
         return whole
 
 
-# After so long a run that deletes and cannot is stopped: it waits for a repair, as it should
-_REPAIRED_S: Final = 1.0
-# The command's exit code where another producer has the stream
-_FENCED: Final = 6
-# The command's exit code for an error of the filesystem
-_FILESYSTEM: Final = 7
-# Names a function for `Nursery.start`
-WITHOUT_LOCKS: Final = f"{__name__}:without_locks"
+_REPAIRED_S: Final = 1.0  # After so long a run that deletes and cannot is stopped: it waits for a repair, as it should
+_FENCED: Final = 6  # The command's exit code where another producer has the stream
+_FILESYSTEM: Final = 7  # The command's exit code for an error of the filesystem
+WITHOUT_LOCKS: Final = f"{__name__}:without_locks"  # Names a function for `Nursery.start`
 # Calls that may fail without ending the run: what is left is removed by the next one, what is to be made is there
 _HARMLESS: Final = ("unlink", "rmdir", "mkdir")
 _NAMING: Final = ("replace", "link")

@@ -86,8 +86,7 @@ class Trial:
                 self._disk.restart()
         found = check(self.out, self._whole, self._told, self._found)
         if stop.power_of is not None:
-            # After a kill that may be there only for as long as the power stays.
-            self._found = found
+            self._found = found  # After a kill that may be there only for as long as the power stays
 
     @property
     def met(self) -> str:
@@ -217,8 +216,7 @@ def _tried(tally: Tally, bench: Bench, trial: Trial, stops: list[Stop]) -> bool:
 
 
 PER_CHUNK: Final = CONSUMED.per_chunk
-# Chunks of the stream that are published when the run starts
-LIVE: Final = 4
+LIVE: Final = 4  # Chunks of the stream that are published when the run starts
 
 
 class Beginning(NamedTuple):

@@ -23,8 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from tests.producer.commands import environment
 
-# How long a killed process may take to be gone, on a machine that is very busy
-GONE_S: Final = 30.0
+GONE_S: Final = 30.0  # How long a killed process may take to be gone, on a machine that is very busy
 PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 

@@ -22,8 +22,7 @@ from tests.plan.oracle import course_of_draws, turns
 # Where several streams are blended, the samples of each have numbers of their own: those of stream k from k times this
 # number on.
 OF_A_STREAM: Final = 1_000_000
-# The samples of each rank in one step
-Step = list[list[int]]
+Step = list[list[int]]  # The samples of each rank in one step
 
 
 @dataclass(frozen=True, slots=True)

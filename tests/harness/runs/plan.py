@@ -15,8 +15,7 @@ Where = Literal["start", "step", "read", "checkpoint", "commit", "publish", "any
 Whose = Literal["all", "job", "one"]
 _WHERES: Final[tuple[Where, ...]] = ("step", "read", "checkpoint", "commit", "publish", "any")
 _RARE: Final[tuple[Where, ...]] = ("start", "end")
-# More than any blend here has
-BLEND_INDICES: Final = 3000
+BLEND_INDICES: Final = 3000  # More than any blend here has
 # About as many calls are made in each
 _MOST_CALLS: Final = {"start": 10, "read": 2, "checkpoint": 5, "commit": 6, "publish": 30}
 

@@ -107,8 +107,7 @@ class Rank:
             if isinstance(dataset, BlendedDataset):
                 samples = LazyShardedStream(dataset) if self.life.iterable else None
             elif self.life.iterable and self.run.indices is None:
-                # With indices beyond the epoch it would go on with the next one.
-                samples = LazyShardedIterable(dataset)
+                samples = LazyShardedIterable(dataset)  # With indices beyond the epoch it would go on with the next one
             if not isinstance(samples, LazyShardedStream) or isinstance(samples, LazyShardedIterable):
                 assert dataset.rank_indices is not None
         return dataset, samples
@@ -139,8 +138,7 @@ class Rank:
         }
 
     def _save(self, dataset: Data, samples: Iterable | None, step: int, consumed: int) -> None:
-        # What workers hand out, the iterable cannot count.
-        counts = samples is not None and not self.life.workers
+        counts = samples is not None and not self.life.workers  # What workers hand out, the iterable cannot count
         state = samples.state_dict() if samples is not None and counts else dataset.state_dict(consumed)
         if self.rank:
             return

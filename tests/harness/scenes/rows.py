@@ -8,10 +8,8 @@ import numpy as np
 import orjson
 
 Row = dict[str, Any]
-# Rows of a source
-COUNT: Final = 120
-# First id of a second source
-MANY: Final = 400
+COUNT: Final = 120  # Rows of a source
+MANY: Final = 400  # First id of a second source
 BAD: Final = b'{"id":'
 
 

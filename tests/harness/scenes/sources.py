@@ -21,10 +21,8 @@ from lazyshard import ChunkWriter
 from tests.harness.scenes.rows import lines, text
 from tests.stream.streams import foreign
 
-# A source's position in a seal
-Entry = dict[str, Any]
-# Other rows than those of `scenes.rows.lines`
-Rows = list[bytes] | None
+Entry = dict[str, Any]  # A source's position in a seal
+Rows = list[bytes] | None  # Other rows than those of `scenes.rows.lines`
 
 
 class FedSource:

@@ -29,8 +29,7 @@ from lazyshard.simulation.setting import Setting
 from lazyshard.stream.waiting import Waker
 
 CONSUMER: Final = "simulated"
-# No part of a real run takes as long
-LONGEST_S: Final = 120.0
+LONGEST_S: Final = 120.0  # No part of a real run takes as long
 
 
 class Trained(NamedTuple):

@@ -62,8 +62,7 @@ class Chaos:
             self._next_s = (elapsed_s // cycle_s + 1) * cycle_s
             return
         self._next_s = elapsed_s + self._dice.expovariate(1 / _PAUSE_S)
-        # Ranks that have only just begun are hit now and then; always, and they would get nowhere.
-        job = self._soak.job
+        job = self._soak.job  # Ranks that have only just begun are hit now and then; always, and they would get nowhere
         hits_ranks = job is not None and (job.steps > 0 or self._dice.random() < 0.2)
         faults = [one for one in self._faults if hits_ranks or not one[2]]
         name, _, _, do = self._dice.choices(faults, [one[1] for one in faults])[0]

@@ -65,8 +65,7 @@ class DeclaredOrder:
         opened = self._opened()
         start = self.standing.start + opened * self._span * len(self.standing.own)
         left = [sample for lane in range(len(self.standing.own)) for sample in self._rest(lane, opened)]
-        # The last windows are shorter than the others.
-        end = [] if self.total is None else [self.total]
+        end = [] if self.total is None else [self.total]  # The last windows are shorter than the others
         return min([*left, start, *end])
 
     def _opened(self) -> int:

@@ -38,8 +38,7 @@ from tests.harness.soak.watch import (
 from tests.harness.tally import RunViolation, Tally
 from tests.producer.commands import environment
 
-# Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md
-MAX_AHEAD: Final = 512
+MAX_AHEAD: Final = 512  # Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md
 SEAL_BYTES: Final = 27  # Of a seal, for each row; see docs/retention.md
 
 

@@ -57,9 +57,7 @@ def test_beginning_opens_no_more_of_a_long_stream(part: str, streams: dict[int, 
 @pytest.mark.parametrize(
     "command", [("status", "--json"), ("inspect", str(FEW)), ("inspect", "--json")], ids=["status", "sample", "inspect"]
 )
-def test_looking_opens_no_more_of_a_long_stream(
-    command: tuple[str, ...], streams: dict[int, tuple[Path, Measured]]
-) -> None:
+def test_looks_open_no_more_of_a_long_one(command: tuple[str, ...], streams: dict[int, tuple[Path, Measured]]) -> None:
     few, many = (touched(streams[chunks][0], *command) for chunks in (FEW, MANY))
     # `status` lists the names, to see whether a chunk was deleted by hand.
     assert {name: (few[name], times) for name, times in many.items() if times > few[name]} == {}

@@ -182,9 +182,7 @@ def test_every_call_of_the_code_is_a_step_of_the_model_in_the_same_order(
 
 
 @pytest.mark.parametrize(("plan", "commit_at"), SCENARIOS)
-def test_killed_after_any_call_the_code_leaves_and_then_does_what_the_model_says(
-    root: Path, plan: Plan, commit_at: int
-) -> None:
+def test_killed_after_any_call_the_code_does_what_the_model_says(root: Path, plan: Plan, commit_at: int) -> None:
     code = Code(plan, commit_at)
     calls = 0
     while True:

@@ -172,9 +172,7 @@ def test_a_hung_share_is_named_by_both_sides_which_go_on(site: Site, tmp_path: P
     site.check_whole("hung")
 
 
-def test_a_share_that_hangs_for_long_costs_no_wait_its_time(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_share_that_hangs_costs_no_wait_its_time(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nothing is answered, neither `max_wait` nor the grace for files that do not show yet passes."""
     monkeypatch.setattr("lazyshard.stream.waiting._ANSWER_S", 0.1)
     directory = site.at("cached", "waits")

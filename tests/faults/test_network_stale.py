@@ -202,9 +202,7 @@ def test_a_producer_waits_for_a_listing_that_lags(
     assert "chunk_00002.jsonl.completed" in caplog.text
 
 
-def test_a_listing_that_stays_behind_is_refused_and_nothing_is_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_that_stays_behind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = produce(tmp_path / "s", 6, 2, end=False)
     lagging(path, monkeypatch, 10**9)
     monkeypatch.setattr(recovery, "LISTING_S", 0.05)

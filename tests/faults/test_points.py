@@ -77,12 +77,10 @@ def test_second_fault_in_recovery(field: Field) -> None:
     assert tally.faults >= 10
 
 
-@pytest.mark.parametrize(
-    ("scene", "step", "second_step"), [("plain", 29, 23), ("followed", 43, 31), ("encoded", 67, 37)]
-)
-def test_two_at_a_time(scene: str, step: int, second_step: int, field: Field) -> None:
+@pytest.mark.parametrize(("scene", "step", "second"), [("plain", 29, 23), ("followed", 43, 31), ("encoded", 67, 37)])
+def test_two_at_a_time(scene: str, step: int, second: int, field: Field) -> None:
     sweeper, tally = field.sweeper(scene, step, 8)
-    assert sweeper.in_pairs(second_step) > 0
+    assert sweeper.in_pairs(second) > 0
     assert tally.violations == []
     assert tally.points > 2
 
@@ -126,7 +124,7 @@ _ALL = {"openat", "write", "fsync", "rename", "rmdir"}
 
 
 @pytest.mark.parametrize(
-    ("scene", "kill_at", "expected"),
+    ("scene", "kill_at", "calls"),
     [
         ("encoded", 0, _ALL | {"mkdir"}),
         # A run that clears up, keeps refused rows, follows a directory and deletes chunks.
@@ -134,11 +132,11 @@ _ALL = {"openat", "write", "fsync", "rename", "rmdir"}
     ],
 )
 def test_every_system_call_that_changes_a_file_is_counted(
-    scene: str, kill_at: int, expected: set[str], field: Field
+    scene: str, kill_at: int, calls: set[str], field: Field
 ) -> None:
     found = traced(scene, field, kill_at)
     assert found.uncounted == []
-    assert expected - set(found.counted) == set()
+    assert calls - set(found.counted) == set()
 
 
 def test_trace_finds_a_call_that_is_not_counted(field: Field) -> None:

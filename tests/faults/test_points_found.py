@@ -28,9 +28,7 @@ def failing_link(monkeypatch: pytest.MonkeyPatch, error: int, target: Path, *, d
     monkeypatch.setattr(os, "link", fail)
 
 
-def test_a_device_that_fails_is_not_taken_for_a_name_that_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_fails_is_not_taken_for_a_taken_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing_link(monkeypatch, errno.EIO, tmp_path / "new", done=False)
     with pytest.raises(OSError, match="Input/output error"):
         publish_new_bytes(b"new", tmp_path / "new", tmp_path / "temporary")
@@ -39,18 +37,14 @@ def test_a_device_that_fails_is_not_taken_for_a_name_that_is_taken(
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EEXIST])
-def test_a_link_of_which_only_the_answer_was_lost_is_there(
-    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_whose_answer_was_lost_is_there(error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     failing_link(monkeypatch, error, out / MANIFEST, done=True)
     ChunkWriter(out, 2).close()
     assert (out / MANIFEST).stat().st_nlink == 1
 
 
-def test_a_name_that_is_taken_is_told_where_the_filesystem_has_no_word_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_name_is_told_where_the_filesystem_has_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "new").write_bytes(b"old")
     failing_link(monkeypatch, errno.EPERM, tmp_path / "new", done=False)
     with pytest.raises(FileExistsError):
@@ -58,9 +52,7 @@ def test_a_name_that_is_taken_is_told_where_the_filesystem_has_no_word_for_it(
     assert (tmp_path / "new").read_bytes() == b"old"
 
 
-def test_chunks_that_could_not_be_deleted_as_the_run_ended_are_deleted_by_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_that_were_not_deleted_are_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
 
     def refuse(path: Path) -> None:

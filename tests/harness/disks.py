@@ -33,9 +33,7 @@ def fast_folder(fallback: Path) -> Iterator[Path]:
 
 def find_tool(name: str) -> str | None:
     """Returns the path of a program; the folders of the administrator's are looked through as well."""
-    return shutil.which(
-        name, path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
-    )
+    return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin")))
 
 
 def tool(name: str) -> str:

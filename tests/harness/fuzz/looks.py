@@ -82,11 +82,8 @@ class Broken(AssertionError):
 def look_at(directory: Path, known: Known, done: Damaged, name: str) -> str | None:
     try:
         # A scan of two gigabytes of zeros would take longer than all the rest.
-        with (
-            bounded(),
-            patch.object(foreign_rows, "MAX_ROW_BYTES", 1 << 22),
-            patch.object(chunk, "MAX_ROW_BYTES", 1 << 22),
-        ):
+        longest = [patch.object(module, "MAX_ROW_BYTES", 1 << 22) for module in (foreign_rows, chunk)]
+        with bounded(), longest[0], longest[1]:
             LOOKS[name](directory, known, done)
     except Broken as broken:
         return f"{name}: {broken}"

@@ -174,9 +174,7 @@ class Cases:
     def _blends(self, random: Random) -> bool:
         return check_blend(self._streams, *drawn_blend(self._streams, random), random.choice((1, 1, 2, 3)))
 
-    def _look(
-        self, known: Known, random: Random, spoil: Callable[[Path, Known, Random], Damaged], looks: Iterable[str]
-    ) -> Found:
+    def _look(self, known: Known, random: Random, spoil: Callable[..., Damaged], looks: Iterable[str]) -> Found:
         broken, done = _look_all(self._place / "damaged", known, lambda at: spoil(at, known, random), looks)
         if broken is not None:
             return Found(f"{known.name}, {', '.join(done.what)}: {broken}", False)

@@ -86,9 +86,7 @@ class _Draft:
             else:
                 names.append((path, numbers[file], ()))
         del numbers[_NOTHING]
-        files = tuple(
-            (value, tuple(sorted(others)) if others else ()) for value, others in map(self.files.__getitem__, numbers)
-        )
+        files = tuple((value, tuple(sorted(others or ()))) for value, others in map(self.files.__getitem__, numbers))
         return Disk(tuple(names), files)
 
     def _form(self, file: int) -> tuple[Any, ...]:

@@ -389,7 +389,5 @@ class Consumer:
 
 
 def is_readable(seen: Seen, chunk: int) -> bool:
-    return seen.get(seal_path(chunk), ())[:3] == ("seal", chunk, chunk + 1) and seen.get(data_path(chunk)) == (
-        "rows",
-        chunk,
-    )
+    sealed = seen.get(seal_path(chunk), ())[:3] == ("seal", chunk, chunk + 1)
+    return sealed and seen.get(data_path(chunk)) == ("rows", chunk)

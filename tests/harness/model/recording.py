@@ -53,10 +53,8 @@ class Recorder:
         self._inside = False
 
     def install(self) -> None:
-        for name in (
-            *("open", "write", "fsync", "fdatasync", "replace", "rename", "link", "unlink", "remove", "rmdir"),
-            "mkdir",
-        ):
+        counted = ("open", "write", "fsync", "fdatasync", "replace", "rename", "link", "unlink", "remove", "rmdir")
+        for name in (*counted, "mkdir"):
             setattr(os, name, self._wrap(name, getattr(os, name)))
         sys.addaudithook(self._audit)
 

@@ -111,9 +111,8 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
 def _tell_apart(tally: Tally) -> None:
     for every_junk in (False, True):
         found = explore(World(Plan(0), every_junk=every_junk), 1)
-        tally.notes.append(
-            f"no chunks, 1 fault{', temporary files told apart' if every_junk else ''}: {found.states:,} states"
-        )
+        how = ", temporary files told apart" if every_junk else ""
+        tally.notes.append(f"no chunks, 1 fault{how}: {found.states:,} states")
         if found.broken is not None:
             tally.violation(str(found))
 

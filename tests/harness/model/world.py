@@ -62,9 +62,8 @@ def look(seen: Seen) -> Facts:
     except Broken as error:
         return Facts(f"a reader dies: {error}")
     unsealed = tuple(data_path(chunk) for chunk in sorted(listed.data - listed.seals))
-    return Facts(
-        wrong, *(found or (0, False)), listed.sealed, listed.mark, cursor, unsealed, listed.below, is_folder(seen, TMP)
-    )
+    begun = is_folder(seen, TMP)
+    return Facts(wrong, *(found or (0, False)), listed.sealed, listed.mark, cursor, unsealed, listed.below, begun)
 
 
 def _wrong(seen: Seen, listed: Listed, found: tuple[int, bool]) -> str | None:
@@ -174,9 +173,8 @@ class World:
         self._restart = {"producer": self._push([("open",)], _DONE), "consumer": self._push([("resume",)], _DONE)}
 
     def first(self, faults: int) -> State:
-        return State(
-            self._disk(Disk()), self._restart["producer"], self._restart["consumer"], self._course(Course()), faults
-        )
+        disk, begun = self._disk(Disk()), self._restart
+        return State(disk, begun["producer"], begun["consumer"], self._course(Course()), faults)
 
     def disk(self, state: State) -> Disk:
         return self._disks.values[state.disk]

@@ -167,15 +167,13 @@ WRITING: Final = ("write", "fsync", "replace", "rename", "link", "unlink", "mkdi
 
 
 class StaleCall:
-    """A context manager: while it is entered, one of the calls fails. `directory`: calls about a path in it, or a
+    """A context manager: while it is entered, one of the calls fails. `folder`: calls about a path in it, or a
     descriptor of one, are counted. `number`: which one fails, from 1; 0 for none. `names`: functions of `os` that are
     counted."""
 
-    def __init__(
-        self, directory: Path, number: int, names: tuple[str, ...] = READING, error: int = errno.ESTALE
-    ) -> None:
+    def __init__(self, folder: Path, number: int, names: tuple[str, ...] = READING, error: int = errno.ESTALE) -> None:
         self.calls: list[str] = []  # the functions that were called, in order, each with what it was asked for
-        self._prefix, self._number, self._error = os.path.realpath(directory), number, error
+        self._prefix, self._number, self._error = os.path.realpath(folder), number, error
         self._readlink = os.readlink
         self._patch = mock.patch.multiple(os, **{name: self._counted(name, getattr(os, name)) for name in names})
 

@@ -102,9 +102,8 @@ def read_whole(directory: Path, max_wait: float) -> list[int]:
 def read_rank(directory: Path, max_wait: float, rank: int, dp: int, workers: int) -> list[int]:
     dataset = LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=max_wait, max_total_samples=ROWS)
     wait = {"timeout": max_wait + EVENT_S} if workers else {}
-    return [
-        number for batch in loader(dataset, dataset.rank_indices, workers, batch_size=1, **wait) for number in batch
-    ]
+    batches = loader(dataset, dataset.rank_indices, workers, batch_size=1, **wait)
+    return [number for batch in batches for number in batch]
 
 
 class Child:
@@ -191,10 +190,8 @@ def run_rounds(tally: Tally, place: Path, seed: int, rounds: int) -> None:
             (place / name).mkdir()
         share = Share(place / "share")
         nursery = stack.enter_context(Commands(place / "nursery"))
-        mounts = [
-            stack.enter_context(share.mount(name, options))
-            for name, options in (("cached", CACHED), ("default", DEFAULT))
-        ]
+        options = {"cached": CACHED, "default": DEFAULT}
+        mounts = [stack.enter_context(share.mount(*each)) for each in options.items()]
         for number in range(rounds):
             dice = random.Random(f"{seed}-{number}")
             folder = place / f"round-{number}"

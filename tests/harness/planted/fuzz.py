@@ -62,24 +62,19 @@ class Mutant(NamedTuple):
     patches: tuple[tuple[Any, str, Any], ...]  # object, name of its attribute, and what is put in its place
 
 
+_CURSOR: Final = Cursor("run0", ID, 0, 3, {}, 0.0)
 MUTANTS: Final = {
     "digest check off": Mutant("corpus", "sample ", ((chunk.Chunk, "check", _nothing),)),
     # As one who forgets that a file can be cut.
     "length check off": Mutant(
-        "corpus",
-        "holds other bytes",
-        (
-            (chunk.Chunk, "__init__", _any_size),
-            (chunk.Chunk, "_read", lambda self, start, size: self._file.read(start, size)),
-        ),
+        *("corpus", "holds other bytes"),
+        ((chunk.Chunk, "__init__", _any_size), (chunk.Chunk, "_read", lambda self, *part: self._file.read(*part))),
     ),
     "seal of another chunk accepted": Mutant("corpus", "sample ", ((Seal, "decode", _seal_of_any_chunk),)),
     "negative counts accepted": Mutant("formats", "got -1", ((fields.Fields, "integer", _any_integer),)),
     # Counts a cursor that is ahead of the data, or of another stream.
     "cursor ahead of the data deletes": Mutant("cursors", "are deleted", ((consumers, "_problem", _nothing),)),
-    "torn cursor deletes": Mutant(
-        "cursors", "are deleted", ((Cursor, "decode", lambda *_: Cursor("run0", ID, 0, 3, {}, 0.0)),)
-    ),
+    "torn cursor deletes": Mutant("cursors", "are deleted", ((Cursor, "decode", lambda *_: _CURSOR),)),
     # Opens whatever is there, and waits for whoever writes to it.
     "a pipe is waited for": Mutant(
         "corpus", "no end within", ((files, "open_inside", lambda path: os.open(path, os.O_RDONLY | os.O_CLOEXEC)),)

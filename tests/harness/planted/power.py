@@ -15,14 +15,13 @@ def _nothing(*arguments: object, **named: object) -> None:
     return None
 
 
+_SYNCING: Final = ("store.durable", "stream.publishing")
+_SYNCING: Final = ("store.durable", "stream.publishing")
 _NOT_DONE: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     # The rows of a chunk are not on the device when its seal is.
     "rows_not_synced": (("lazyshard.stream.open_chunk", "sync"),),
     # After a rename the directory is not synced: readers are told of what a cut takes back.
-    "names_not_synced": (
-        ("lazyshard.store.durable", "sync_directory"),
-        ("lazyshard.stream.publishing", "sync_directory"),
-    ),
+    "names_not_synced": tuple((f"lazyshard.{name}", "sync_directory") for name in _SYNCING),
     # A start believes the seals that it sees; taking the ownership, which syncs the same directory, is no help.
     "nothing_synced_on_restart": (("lazyshard.stream.recovery", "sync_directory"),),
     # A seal's position counts refused rows that are not on the device.
@@ -159,7 +158,7 @@ OF_A_PRODUCER: Final[list[tuple[str, Filesystem, str, int, str]]] = [
     ("refused_rows_not_synced", "ext4", "plain", 38, "bytes of quarantine.jsonl, which has 0"),
     ("journal_not_synced", "xfs", "followed", 48, "the last run exits with"),
     ("retired_mark_not_synced", "xfs", "retained", 76, "retired.json: expected a JSON object, found b''"),
-    ("deleted_before_the_mark", "ext4", "retained", 72, "missing: chunk 0 or one behind it is sealed"),
+    ("deleted_before_the_mark", "ext4", "retained", 72, "missing: chunk 0 or one behind is sealed"),
     ("deleting_only_once", "ext4", "retained", 78, "No such file"),
     ("what_comes_back_stays", "xfs", "retained", 198, "left over"),
     ("side_file_not_synced", "xfs", "encoded", 34, "chunk_00000.arrays is not what was to be sealed: b''"),

@@ -96,9 +96,7 @@ class SealedChunks:
         if missing:
             if chunk < self._mark(acknowledged):
                 return
-            raise Violation(
-                f"{' and '.join(missing)} missing: chunk {chunk} or one behind it is sealed, nothing deleted"
-            )
+            raise Violation(f"{' and '.join(missing)} missing: chunk {chunk} or one behind is sealed, nothing deleted")
         before = {name: self.known[name] for name in names if name in self.known}
         if before == found:
             return

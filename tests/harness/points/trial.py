@@ -38,20 +38,18 @@ class Whole(NamedTuple):
 
 
 class Stage:
-    """A scene with its sources, and who plays it. `folder`: is made, for all that is written. `broken`: further
+    """A scene with its sources, and who plays it. `at`: folder, is made, for all that is written. `broken`: further
     functions that the command calls first."""
 
-    def __init__(
-        self, scene: Scene, nursery: Commands, reader: Reader, folder: Path, broken: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, scene: Scene, nursery: Commands, reader: Reader, at: Path, broken: Sequence[str] = ()) -> None:
         self.scene = scene
         self.nursery = nursery
         self.reader = reader
         self.prepare: Final = (*([QUICK_LOOKS] if scene.behind is not None else []), *broken)
-        self._folder = folder
+        self._folder = at
         self._numbers = itertools.count()
-        folder.mkdir()
-        self._shared = None if scene.live else scene.make(folder)
+        at.mkdir()
+        self._shared = None if scene.live else scene.make(at)
         self.whole: Final = self._play_whole()
 
     def new_folder(self) -> tuple[Path, list[FedSource]]:

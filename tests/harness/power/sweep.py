@@ -166,9 +166,7 @@ def cut_at_each_call(tally: Tally, bench: Bench, every: int = 1, offset: int = 0
     _at_each_call(attempt, bench.disk, every, offset, first)
 
 
-def cut_in_each_recovery(
-    tally: Tally, bench: Bench, every: int = 1, offset: int = 0, *, power_first: bool = False
-) -> None:
+def cut_in_each_recovery(tally: Tally, bench: Bench, every: int, offset: int = 0, power_first: bool = False) -> None:
     """Kills at each call of a run, or cuts the power there, and cuts it at each of the next; one pair in so many."""
     for first, second in ((call, later) for call in itertools.count(1) for later in range(1, RECOVERY_CALLS)):
         # Of few pairs with one call, those with its neighbours have the others.
@@ -177,10 +175,8 @@ def cut_in_each_recovery(
         # Each pair one way, all ways among neighbours.
         first_way, second_way = WHENS[(first + second) % 3], WHENS[second % 3]
         flush = bool((first + second // 3) % 2)
-        stops = [
-            bench.stop(first, first_way, flush=not flush, power=power_first),
-            bench.stop(second, second_way, flush=flush),
-        ]
+        begun = bench.stop(first, first_way, flush=not flush, power=power_first)
+        stops = [begun, bench.stop(second, second_way, flush=flush)]
         if not _tried(tally, bench, Trial(bench), stops) or (bench.mutant and tally.violations):
             return
 

@@ -28,9 +28,7 @@ class Ranks:
     def __len__(self) -> int:
         return len(self._sockets)
 
-    def start(
-        self, rank: int, train: Callable[[socket.socket], object], tell_error: Callable[[Exception], bytes]
-    ) -> None:
+    def start(self, rank: int, train: Callable[[socket.socket], object], tell: Callable[[Exception], bytes]) -> None:
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = self._folder / f"rank-{rank}.log"
         words.unlink(missing_ok=True)
@@ -46,7 +44,7 @@ class Ranks:
                 its.recv(16)
                 train(its)
             except Exception as error:
-                its.send(tell_error(error))
+                its.send(tell(error))
                 raise
             return 0
 

@@ -118,9 +118,7 @@ def check_kept(run: RunPlan, lives: Sequence[Lived], life: int, steps: int, reti
     trained = {sample for _, done in history for step in done for rank in step for sample in rank}
     left = sorted(set(range(run.total)) - trained)
     if left and left[0] // run.per_chunk < retired:
-        text = (
-            f"chunks below {retired} are deleted, after step {steps} of life {life} sample {left[0]} is still to come"
-        )
+        text = f"chunks below {retired} are deleted, after step {steps} of life {life} sample {left[0]} is still needed"
         raise RunViolation("gone", text)
 
 

@@ -154,7 +154,5 @@ POWER: Final[dict[str, Scene]] = {
     "retained": Scene(_file("retained", _numbered(0, 14)), _RETENTION, per_chunk=2, behind=2),
     # Two chunks and a part of one, a row that is refused, a chunk without a byte.
     "encoded": Scene(_file("encoded", _numbered(4, 12)), _ENCODES),
-    "encoded retained": Scene(
-        _file("encoded-retained", _numbered(8, 18)), (*_ENCODES[2:], *_RETENTION), per_chunk=2, behind=2
-    ),
+    "encoded retained": Scene(_file("both", _numbered(8, 18)), (*_ENCODES[2:], *_RETENTION), per_chunk=2, behind=2),
 }

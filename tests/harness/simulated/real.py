@@ -152,11 +152,8 @@ def measure(setting: Setting, place: Path) -> Measured:
     stream, log, stock = place / "stream", place / "producer.log", Stock()
     stream.mkdir()
     source = _write_source(setting, place)
-    with (
-        _ranks(setting, stream) as start,
-        _watched(stock, stream),
-        _producing(setting, source, stream, log) as producer,
-    ):
+    producing = _producing(setting, source, stream, log)
+    with _ranks(setting, stream) as start, _watched(stock, stream), producing as producer:
         head, began = _await_head(setting, stream, producer, log)
         trained = start()
         if producer.wait(LONGEST_S):

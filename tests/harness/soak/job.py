@@ -152,9 +152,7 @@ class Job:
         told = [self._ranks.told[rank] for rank in range(self.shape.dp)]
         lengths = set(map(len, told))
         if len(lengths) > 1:
-            raise RunViolation(
-                "order", f"after {self.steps} steps ranks are not in lockstep: they told {lengths} bytes"
-            )
+            raise RunViolation("order", f"after {self.steps} steps ranks are not in lockstep: {lengths} bytes told")
         self.ended = told[0] == END
         self.steps += not self.ended
         saves = not self.ended and on_step([np.frombuffer(said[1:], dtype=np.int64) for said in told])

@@ -160,9 +160,8 @@ def _read(measured: Measured, stream: Path, ranks: Sequence[int]) -> None:
         measured.figures[f"{name}: ms to the first sample"] = one["first_ms"]
         measured.figures[f"{name}: MB, torch included"] = one["mb"]
         measured.touched[task] = one["touched"]
-        measured.check(
-            one["samples"] == expected[task], f"{name}: {one['samples'][:6]} are read, not {expected[task][:6]}"
-        )
+        read, right = one["samples"], expected[task]
+        measured.check(read == right, f"{name}: {read[:6]} are read, not {right[:6]}")
 
 
 def _look(measured: Measured, stream: Path) -> None:

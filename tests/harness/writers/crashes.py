@@ -154,9 +154,7 @@ def sweep(root: Path, mutant: Mutant | None = None, *, overlap: bool = False, ar
     return at - 1
 
 
-def sweep_recovery(
-    root: Path, first_step: int, second_step: int, *, overlap: bool = False, arrays: bool = False
-) -> None:
+def sweep_recovery(root: Path, first_step: int, second_step: int, *, overlap: bool, arrays: bool) -> None:
     whens: tuple[When, ...] = ("before", "after", "half")
     total = run(root / "whole", overlap=overlap, arrays=arrays)
     assert total is not None

@@ -114,19 +114,17 @@ def race(directory: Path, turns: Iterable[Turn], *, arrays: bool = False) -> tup
     return tuple(stops[who] for who in sorted(stops) if who != _LAST)
 
 
-def _play(
-    directory: Path, turns: Iterable[Turn], racers: dict[int, Racer], stops: dict[int, int], *, arrays: bool
-) -> None:
+def _play(folder: Path, turns: Iterable[Turn], racers: dict[int, Racer], stops: dict[int, int], arrays: bool) -> None:
     sealed: dict[str, bytes] = {}
     for who, changes in turns:
         if who not in racers:
-            racers[who] = Racer(directory, arrays=arrays)
+            racers[who] = Racer(folder, arrays=arrays)
         racer = racers[who]
         racer.advance(changes)
         stops[who] = stops.get(who, 0) + (not racer.ended)
         if racer.failure is not None:
             raise Violation(f"writer {who} ends by {type(racer.failure).__name__}: {racer.failure}") from racer.failure
-        sealed = check(directory, sealed, arrays=arrays)
+        sealed = check(folder, sealed, arrays=arrays)
 
 
 def race_in_pairs(

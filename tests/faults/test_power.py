@@ -11,19 +11,8 @@ import pytest
 from lazyshard.format.names import seal_name
 from tests.harness.disks import FILESYSTEMS, Disk, Filesystem, fast_folder
 from tests.harness.planted.power import OF_A_CONSUMER, OF_A_PRODUCER, OF_A_RESTART
+from tests.harness.power import sweep as power
 from tests.harness.power.checks import Told, Whole
-from tests.harness.power.sweep import (
-    Beginning,
-    Bench,
-    PlayedScene,
-    Trial,
-    begin,
-    cut_at_each_call,
-    cut_consumer_at_each_call,
-    cut_in_each_recovery,
-    cut_in_recovery,
-    make_whole,
-)
 from tests.harness.processes.nursery import Nursery
 from tests.harness.scenes.table import POWER
 from tests.harness.tally import Tally
@@ -38,7 +27,7 @@ class Place:
     def __init__(self, folder: Path, forks: Nursery, stack: ExitStack) -> None:
         self.folder, self.forks, self._stack = folder, forks, stack
         self._disks: dict[Filesystem, Disk] = {}
-        self._made: dict[str, tuple[PlayedScene, Whole]] = {}
+        self._made: dict[str, tuple[power.PlayedScene, Whole]] = {}
 
     def disk(self, filesystem: Filesystem) -> Disk:
         """Returns a disk, or skips the test where none can be made."""
@@ -46,14 +35,14 @@ class Place:
             self._disks[filesystem] = self._stack.enter_context(Disk(self.folder / filesystem, filesystem))
         return self._disks[filesystem]
 
-    def bench(self, filesystem: Filesystem, name: str, mutant: str | None = None) -> Bench:
+    def bench(self, filesystem: Filesystem, name: str, mutant: str | None = None) -> power.Bench:
         """Returns a disk with what is made on it."""
         if name not in self._made:
             folder = self.folder / f"in {name}"
             folder.mkdir()
-            played = PlayedScene(name, POWER[name], POWER[name].make(folder))
-            self._made[name] = played, make_whole(self.forks, folder, played)
-        return Bench(self.forks, self.disk(filesystem), *self._made[name], mutant)
+            played = power.PlayedScene(name, POWER[name], POWER[name].make(folder))
+            self._made[name] = played, power.make_whole(self.forks, folder, played)
+        return power.Bench(self.forks, self.disk(filesystem), *self._made[name], mutant)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +57,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.fixture(scope="module")
-def beginning(place: Place) -> Beginning:
-    return begin(place.forks, place.folder)
+def beginning(place: Place) -> power.Beginning:
+    return power.begin(place.forks, place.folder)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +74,7 @@ def test_power_cut_at_any_call_loses_repeats_and_tears_nothing(
     filesystem: Filesystem, name: str, every: int, place: Place
 ) -> None:
     tally = Tally("power")
-    cut_at_each_call(tally, place.bench(filesystem, name), every)
+    power.cut_at_each_call(tally, place.bench(filesystem, name), every)
     assert tally.violations == []
     assert tally.trials > 8
 
@@ -102,17 +91,17 @@ def test_power_cut_in_the_recovery_loses_repeats_and_tears_nothing(
     filesystem: Filesystem, name: str, power_first: bool, every: int, place: Place
 ) -> None:
     tally = Tally("power")
-    cut_in_each_recovery(tally, place.bench(filesystem, name), every, power_first=power_first)
+    power.cut_in_each_recovery(tally, place.bench(filesystem, name), every, power_first=power_first)
     assert tally.violations == []
     assert tally.faults > tally.trials > 8
 
 
 @pytest.mark.parametrize(("filesystem", "swift"), [("ext4", True), ("xfs", False)])
 def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
-    filesystem: Filesystem, swift: bool, place: Place, beginning: Beginning
+    filesystem: Filesystem, swift: bool, place: Place, beginning: power.Beginning
 ) -> None:
     tally = Tally("power")
-    cut_consumer_at_each_call(tally, place.forks, place.disk(filesystem), beginning, 37, swift=swift)
+    power.cut_consumer_at_each_call(tally, place.forks, place.disk(filesystem), beginning, 37, swift=swift)
     assert tally.violations == []
     assert tally.trials > 8
 
@@ -123,7 +112,7 @@ def test_a_cut_of_the_power_shows(
     mutant: str, filesystem: Filesystem, name: str, first: int, broken: str, place: Place
 ) -> None:
     tally = Tally("power")
-    cut_at_each_call(tally, place.bench(filesystem, name, mutant), first=first)
+    power.cut_at_each_call(tally, place.bench(filesystem, name, mutant), first=first)
     assert [broken in violation for violation in tally.violations] == [True], tally.violations
 
 
@@ -131,14 +120,14 @@ def test_a_cut_of_the_power_shows(
 def test_a_cut_after_a_restart_shows_what_it_believes_too_early(filesystem: Filesystem, place: Place) -> None:
     bench = place.bench(filesystem, "plain", OF_A_RESTART)
     tally = Tally("power")
-    cut_in_recovery(tally, bench, bench.stop(_sealed_and_not_told(bench), "after", flush=False, power=False))
+    power.cut_in_recovery(tally, bench, bench.stop(_sealed_and_not_told(bench), "after", flush=False, power=False))
     assert ["1 chunks were told, 0 are there" in violation for violation in tally.violations] == [True]
 
 
-def _sealed_and_not_told(bench: Bench) -> int:
+def _sealed_and_not_told(bench: power.Bench) -> int:
     """Returns the call that gives the first seal its name."""
     for call in itertools.count(30):
-        trial = Trial(bench)
+        trial = power.Trial(bench)
         trial.live(bench.stop(call, "after", flush=False, power=False))
         sealed, told = (trial.out / seal_name(0)).exists(), Told.look(trial.out).chunks
         trial.remove()
@@ -150,10 +139,10 @@ def _sealed_and_not_told(bench: Bench) -> int:
 
 @pytest.mark.parametrize(("mutant", "filesystem", "first", "broken"), [*OF_A_CONSUMER[:1], *full(*OF_A_CONSUMER[1:])])
 def test_a_cut_of_a_consumers_power_shows(
-    mutant: str, filesystem: Filesystem, first: int, broken: str, place: Place, beginning: Beginning
+    mutant: str, filesystem: Filesystem, first: int, broken: str, place: Place, beginning: power.Beginning
 ) -> None:
     tally = Tally("power")
-    cut_consumer_at_each_call(tally, place.forks, place.disk(filesystem), beginning, first=first, mutant=mutant)
+    power.cut_consumer_at_each_call(tally, place.forks, place.disk(filesystem), beginning, first=first, mutant=mutant)
     assert [broken in violation for violation in tally.violations] == [True], tally.violations
 
 

@@ -16,15 +16,7 @@ import numpy as np
 import orjson
 import xxhash
 
-from lazyshard.errors import (
-    ChunkCorrupt,
-    FileInvalid,
-    FormatInvalid,
-    RowInvalid,
-    SealInvalid,
-    StateInvalid,
-    VersionUnsupported,
-)
+from lazyshard import errors
 from lazyshard.format.batch import check_lines
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.records import End, Head, Manifest, Owner, Retired
@@ -45,7 +37,7 @@ class FileFormat(NamedTuple):
     make: Callable[[Random], Any]  # draws a value that a producer or a run may write
     encode: Callable[[Any], bytes]  # its bytes
     decode: Callable[[bytes], Any]  # reads them; the file is called `FILE`
-    error: type[FormatInvalid]  # the class of the error with which they are refused
+    error: type[errors.FormatInvalid]  # the class of the error with which they are refused
 
 
 def check_value(target: FileFormat, value: Any) -> None:
@@ -58,8 +50,8 @@ def check_bytes(target: FileFormat, data: bytes) -> bool:
     """Asserts what must hold for any bytes; returns whether they were taken."""
     try:
         value = target.decode(data)
-    except FormatInvalid as error:
-        assert isinstance(error, (target.error, VersionUnsupported)), f"{type(error).__name__} for {target.name}"
+    except errors.FormatInvalid as error:
+        assert isinstance(error, (target.error, errors.VersionUnsupported)), f"{type(error).__name__} for {target.name}"
         assert error.file == FILE, f"names {error.file!r}"
         assert str(error).startswith(FILE), str(error)[:200]
         assert len(str(error)) <= MAX_MESSAGE, f"a message of {len(str(error))} characters"
@@ -117,7 +109,7 @@ def _varied(value: Any, decode: Callable[[bytes], Any], random: Random) -> Any:
     try:
         other = replace(value, **{field: new})
         return other if same(decode(other.encode()), other) else value
-    except (FormatInvalid, ValueError):
+    except (errors.FormatInvalid, ValueError):
         return value
 
 
@@ -129,7 +121,7 @@ def _state_of_dict(data: bytes) -> RunState:
     return RunState.from_dict(value, FILE)
 
 
-def _format(name: str, file: str, decode: Callable[[bytes], Any], error: type[FormatInvalid]) -> FileFormat:
+def _format(name: str, file: str, decode: Callable[[bytes], Any], error: type[errors.FormatInvalid]) -> FileFormat:
     return FileFormat(name, _values(file, decode), lambda value: bytes(value.encode()), decode, error)
 
 
@@ -161,16 +153,16 @@ def _state(random: Random) -> RunState:
 FORMATS: Final = {
     target.name: target
     for target in (
-        _format("manifest", "stream.json", lambda data: Manifest.decode(data, FILE), FileInvalid),
-        _format("head", "head.json", lambda data: Head.decode(data, FILE), FileInvalid),
-        _format("end", "stream.end", lambda data: End.decode(data, FILE), FileInvalid),
-        _format("owner", "stream.owner", lambda data: Owner.decode(data, FILE), FileInvalid),
-        _format("retired", "retired.json", lambda data: Retired.decode(data, FILE), FileInvalid),
-        _format("seal", "chunk_00001.jsonl.completed", lambda data: Seal.decode(data, 1, FILE), SealInvalid),
-        _format("cursor", "cursors/run0.json", lambda data: Cursor.decode(data, "run0", FILE), FileInvalid),
-        _format("reading", "cursors/run0.reading.json", _reading, FileInvalid),
-        FileFormat("state", _state, RunState.encode, lambda data: RunState.decode(data, FILE), StateInvalid),
-        FileFormat("state-dict", _state, RunState.encode, _state_of_dict, StateInvalid),
+        _format("manifest", "stream.json", lambda data: Manifest.decode(data, FILE), errors.FileInvalid),
+        _format("head", "head.json", lambda data: Head.decode(data, FILE), errors.FileInvalid),
+        _format("end", "stream.end", lambda data: End.decode(data, FILE), errors.FileInvalid),
+        _format("owner", "stream.owner", lambda data: Owner.decode(data, FILE), errors.FileInvalid),
+        _format("retired", "retired.json", lambda data: Retired.decode(data, FILE), errors.FileInvalid),
+        _format("seal", "chunk_00001.jsonl.completed", lambda data: Seal.decode(data, 1, FILE), errors.SealInvalid),
+        _format("cursor", "cursors/run0.json", lambda data: Cursor.decode(data, "run0", FILE), errors.FileInvalid),
+        _format("reading", "cursors/run0.reading.json", _reading, errors.FileInvalid),
+        FileFormat("state", _state, RunState.encode, lambda data: RunState.decode(data, FILE), errors.StateInvalid),
+        FileFormat("state-dict", _state, RunState.encode, _state_of_dict, errors.StateInvalid),
     )
 }
 
@@ -211,7 +203,7 @@ def check_one(line: bytes) -> bool:
     """Asserts what must hold for any line; returns whether it was taken."""
     try:
         row = check_row(line)
-    except RowInvalid as error:
+    except errors.RowInvalid as error:
         _check_refusal(error, line)
         return False
     assert parse_row(line) == row
@@ -233,7 +225,7 @@ def check_batch(lines: list[bytes]) -> None:
     for index, line in enumerate(lines):
         try:
             rows.append(check_line(line)[0])
-        except RowInvalid as error:
+        except errors.RowInvalid as error:
             refused = (index, error.reason)
             break
     assert found.data == b"".join(rows), "other rows"
@@ -254,21 +246,21 @@ def check_foreign(data: bytes, path: Path) -> None:
     for number, line in enumerate(lines):
         try:
             wanted: Any = check_row(line.strip(b" \t\r\n"))
-        except RowInvalid:
+        except errors.RowInvalid:
             wanted = None
         try:
             row: Any = chunk.row(number)
-        except RowInvalid as error:
+        except errors.RowInvalid as error:
             row = None
             assert error.file == str(path), "names another file"
             assert error.line is not None, "no line"
             assert 0 <= (error.byte or 0) <= len(data), "no byte of the file"
-        except ChunkCorrupt as error:
+        except errors.ChunkCorrupt as error:
             raise AssertionError("corrupt, but nobody has changed it") from error
         assert row == wanted, f"row {number} is {str(row)[:100]} instead of {str(wanted)[:100]}"
 
 
-def _check_refusal(error: RowInvalid, line: bytes) -> None:
+def _check_refusal(error: errors.RowInvalid, line: bytes) -> None:
     assert error.reason, "no reason"
     assert len(str(error)) <= 500, f"a message of {len(str(error))} characters"
     assert error.byte is None or 0 <= error.byte <= len(line), f"byte {error.byte} of {len(line)}"

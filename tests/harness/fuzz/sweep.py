@@ -17,17 +17,8 @@ import orjson
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row
+from tests.harness.fuzz import formats
 from tests.harness.fuzz.damage import Damaged, alter_json, damage, damage_cursor, replace_by, spoil, spoil_more
-from tests.harness.fuzz.formats import (
-    FORMATS,
-    check_batch,
-    check_bytes,
-    check_foreign,
-    check_one,
-    check_value,
-    drawn_lines,
-    mutated,
-)
 from tests.harness.fuzz.looks import LOOKS, Hangs, bounded, look_at
 from tests.harness.fuzz.states import check_blend, check_state, drawn_blend, drawn_state, put_streams
 from tests.harness.fuzz.streams import ARRAYS, STREAMS, Known
@@ -68,13 +59,13 @@ def run_input(one: Input, place: Path) -> None:
     """Asserts what must hold for an input; `place` is a directory of one's own."""
     with bounded():
         if one.target == "row":
-            check_one(one.data)
+            formats.check_one(one.data)
         elif one.target == "lines":
-            check_batch(one.data.split(b"\x01"))
+            formats.check_batch(one.data.split(b"\x01"))
         elif one.target == "foreign":
-            check_foreign(one.data, place / "foreign.jsonl")
+            formats.check_foreign(one.data, place / "foreign.jsonl")
         else:
-            check_bytes(FORMATS[one.target], one.data)
+            formats.check_bytes(formats.FORMATS[one.target], one.data)
 
 
 def run_recipe(recipe: Recipe, place: Path) -> str | None:
@@ -163,8 +154,8 @@ class Cases:
             return Found(f"{type(error).__name__}: {str(error)[:500]}", False)
 
     def _foreign(self, random: Random) -> bool:
-        data = b"".join(drawn_lines(random))
-        check_foreign(spoil_more(data, random) if random.randrange(2) else data, self._place / "foreign.jsonl")
+        data = b"".join(formats.drawn_lines(random))
+        formats.check_foreign(spoil_more(data, random) if random.randrange(2) else data, self._place / "foreign.jsonl")
         return True
 
     def _states(self, random: Random) -> bool:
@@ -182,24 +173,24 @@ class Cases:
 
 
 def hypothesis_case(random: Random) -> None:
-    target = random.choice((*FORMATS.values(), None))
+    target = random.choice((*formats.FORMATS.values(), None))
     if target is None:
-        check_one(spoil(random.choice(drawn_lines(random)), random)[1])
-        check_batch(drawn_lines(random))
+        formats.check_one(spoil(random.choice(formats.drawn_lines(random)), random)[1])
+        formats.check_batch(formats.drawn_lines(random))
         return
-    check_value(target, target.make(random))
-    check_bytes(target, mutated(target, random))
+    formats.check_value(target, target.make(random))
+    formats.check_bytes(target, formats.mutated(target, random))
 
 
 def _formats(random: Random) -> bool:
-    target = random.choice(list(FORMATS.values()))
-    check_value(target, target.make(random))
-    return check_bytes(target, mutated(target, random))
+    target = random.choice(list(formats.FORMATS.values()))
+    formats.check_value(target, target.make(random))
+    return formats.check_bytes(target, formats.mutated(target, random))
 
 
 def _rows(random: Random) -> bool:
-    line = random.choice(drawn_lines(random))
-    return check_one(spoil_more(line, random) if random.randrange(2) else line)
+    line = random.choice(formats.drawn_lines(random))
+    return formats.check_one(spoil_more(line, random) if random.randrange(2) else line)
 
 
 def _descriptions(random: Random) -> bool:
@@ -224,7 +215,7 @@ def _descriptions(random: Random) -> bool:
 
 
 def _batches(random: Random) -> bool:
-    check_batch(drawn_lines(random))
+    formats.check_batch(formats.drawn_lines(random))
     return True
 
 

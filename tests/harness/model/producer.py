@@ -7,21 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from lazyshard.format.names import (
-    END,
-    HEAD,
-    MANIFEST,
-    OWNER,
-    RETIRED,
-    TEMPORARY,
-    chunk_name,
-    parse_chunk_name,
-    seal_name,
-)
+from lazyshard.format import names
 from tests.harness.model.disk import FOLDER, Content, Disk, Step, folder_of
 
 STREAM: Final = "stream"
-TMP: Final = f"{STREAM}/{TEMPORARY}"
+TMP: Final = f"{STREAM}/{names.TEMPORARY}"
 CURSORS: Final = f"{STREAM}/cursors"
 CURSOR: Final = f"{CURSORS}/run.json"
 Seen = Mapping[str, Content]
@@ -31,18 +21,18 @@ def at(name: str) -> str:
     return f"{STREAM}/{name}"
 
 
-MANIFEST_PATH: Final = at(MANIFEST)
-HEAD_PATH: Final = at(HEAD)
-END_PATH: Final = at(END)
-RETIRED_PATH: Final = at(RETIRED)
+MANIFEST_PATH: Final = at(names.MANIFEST)
+HEAD_PATH: Final = at(names.HEAD)
+END_PATH: Final = at(names.END)
+RETIRED_PATH: Final = at(names.RETIRED)
 
 
 def data_path(chunk: int) -> str:
-    return at(chunk_name(chunk))
+    return at(names.chunk_name(chunk))
 
 
 def seal_path(chunk: int) -> str:
-    return at(seal_name(chunk))
+    return at(names.seal_name(chunk))
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,7 @@ def list_stream(seen: Seen) -> Listed:
     mark = 0 if retired is None else retired[1]
     found: dict[bool, set[int]] = {True: set(), False: set()}
     for path in seen:
-        parsed = parse_chunk_name(path.removeprefix(f"{STREAM}/"))
+        parsed = names.parse_chunk_name(path.removeprefix(f"{STREAM}/"))
         if parsed is not None:
             found[parsed[1]].add(parsed[0])
     seals, data = found[True], found[False]
@@ -151,8 +141,8 @@ class Producer:
         listed = list_stream(seen)
         if manifest is None and (listed.seals or listed.data):
             raise Broken("there are chunks but no manifest, so somebody else made them")
-        names = list(disk.all_names())  # Of all names that there may be, since a power cut can bring any of them back
-        token = next(one for one in _TOKENS if not any(name.startswith(self.workplace(one)) for name in names))
+        taken = list(disk.all_names())  # Of all names that there may be, since a power cut can bring any of them back
+        token = next(one for one in _TOKENS if not any(name.startswith(self.workplace(one)) for name in taken))
         steps: list[Step] = [("mkdir", path) for path in (STREAM, TMP) if path not in seen]
         steps += [("mkdir", self.workplace(token)), *self.destroying(seen), *self.taking(token)]
         if manifest is None:
@@ -172,17 +162,17 @@ class Producer:
         return steps
 
     def taking(self, token: str) -> list[Step]:
-        return self.durably(("owner",), OWNER, token)
+        return self.durably(("owner",), names.OWNER, token)
 
     def is_complete(self, seen: Seen) -> bool:
         end = value_of(seen, END_PATH, "end")
         return end is not None and seen.get(HEAD_PATH) == ("head", end[1], True) and TMP not in seen
 
     def creating(self, token: str) -> list[Step]:
-        temporary = self.temporary_path(MANIFEST, token)
+        temporary = self.temporary_path(names.MANIFEST, token)
         return [
             ("sync_directory", ""),
-            *self.durably(("manifest",), MANIFEST, token)[:3],
+            *self.durably(("manifest",), names.MANIFEST, token)[:3],
             ("link", temporary, MANIFEST_PATH),
             ("sync_directory", STREAM),
             ("remove", temporary),
@@ -203,7 +193,7 @@ class Producer:
         steps = [*self.clearing(seen, listed, token), *self.completing_retirement(listed)]
         closing = last is not None and not last[3] and end is None
         if closing:
-            steps += self.durably(("end", listed.sealed), END, token)
+            steps += self.durably(("end", listed.sealed), names.END, token)
         if closing or end is not None:
             return [*steps, *self.finishing(listed.sealed, token)]
         return steps + self.going_on(*self.start(seen, listed, last), token)
@@ -231,7 +221,7 @@ class Producer:
     def clearing(self, seen: Seen, listed: Listed, token: str) -> list[Step]:
         steps: list[Step] = []
         for chunk in sorted(listed.data - listed.seals):
-            taken_out = self.temporary_path(chunk_name(chunk), token)
+            taken_out = self.temporary_path(names.chunk_name(chunk), token)
             steps += [("rename", data_path(chunk), taken_out), ("remove", taken_out)]
         return steps
 
@@ -243,7 +233,7 @@ class Producer:
 
     def going_on(self, chunk: int, position: int, token: str) -> list[Step]:
         """Tells the readers where it is, publishes all that is left of the source, and ends the stream."""
-        steps = self.hint(("head", chunk, False), HEAD, token)
+        steps = self.hint(("head", chunk, False), names.HEAD, token)
         for piece in range(position, self.plan.chunks):
             steps.append(("look", chunk, token))
             steps += self.publishing(chunk, piece, token)
@@ -259,21 +249,21 @@ class Producer:
         return [*self.publishing_rows(chunk, piece, token), *self.sealing(chunk, piece, token)]
 
     def publishing_rows(self, chunk: int, piece: int, token: str) -> list[Step]:
-        steps = self.durably(("rows", piece), chunk_name(chunk), token)
+        steps = self.durably(("rows", piece), names.chunk_name(chunk), token)
         return [*steps[:3], ("check", chunk), *steps[3:]]
 
     def sealing(self, chunk: int, piece: int, token: str) -> list[Step]:
-        return self.durably(self.plan.seal(chunk, piece + 1), seal_name(chunk), token)
+        return self.durably(self.plan.seal(chunk, piece + 1), names.seal_name(chunk), token)
 
     def telling(self, chunks: int, token: str) -> list[Step]:
-        return self.hint(("head", chunks, False), HEAD, token)
+        return self.hint(("head", chunks, False), names.HEAD, token)
 
     def ending(self, chunks: int, token: str) -> list[Step]:
-        return [*self.durably(("end", chunks), END, token), *self.finishing(chunks, token)]
+        return [*self.durably(("end", chunks), names.END, token), *self.finishing(chunks, token)]
 
     def finishing(self, chunks: int, token: str) -> list[Step]:
         """Tells the readers that it has ended: for good, since nobody starts a producer again that has succeeded."""
-        return [*self.durably(("head", chunks, True), HEAD, token), *self.leaving(token)]
+        return [*self.durably(("head", chunks, True), names.HEAD, token), *self.leaving(token)]
 
     def leaving(self, token: str) -> list[Step]:
         return [("rmdir", self.workplace(token)), ("rmdir", TMP)]
@@ -303,7 +293,7 @@ class Producer:
 
     def marking(self, mark: int, target: int, token: str) -> list[Step]:
         if target > mark:
-            return self.durably(("retired", target), RETIRED, token)
+            return self.durably(("retired", target), names.RETIRED, token)
         # A mark that is there already may be one whose `fsync` has failed.
         return [("sync_directory", STREAM)]
 
@@ -370,8 +360,8 @@ class Consumer:
         return [("commit", kept[0])]
 
     def writing(self, done: int, disk: Disk, seen: Seen) -> list[Step]:
-        names = set(disk.all_names())
-        temporary = next(path for path in (f"{CURSORS}/.run.{one}" for one in _TOKENS) if path not in names)
+        taken = set(disk.all_names())
+        temporary = next(path for path in (f"{CURSORS}/.run.{one}" for one in _TOKENS) if path not in taken)
         return [*self.making_folder(seen), *self.replacing(("cursor", done), temporary), ("committed", done)]
 
     def making_folder(self, seen: Seen) -> list[Step]:

@@ -12,19 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from lazyshard.format import names
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.names import (
-    END,
-    HEAD,
-    HEAD_RESERVE,
-    LOCK,
-    MANIFEST,
-    OWNER,
-    RETIRED,
-    SEAL_SUFFIX,
-    TEMPORARY,
-    parse_chunk_name,
-)
 from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import Seal
@@ -33,7 +22,7 @@ from tests.harness.model.producer import Plan
 
 PER_CHUNK: Final = 2  # Rows of a full chunk; one that is not holds one less
 _TOKEN: Final = re.compile(r"\.([0-9a-f]{16}|[a-h])$")
-_WORKPLACE: Final = re.compile(rf"/{re.escape(TEMPORARY)}/[0-9]+\.([0-9a-f]{{16}}|[a-h])(?=[./]|$)")
+_WORKPLACE: Final = re.compile(rf"/{re.escape(names.TEMPORARY)}/[0-9]+\.([0-9a-f]{{16}}|[a-h])(?=[./]|$)")
 _CHANGES: Final = (
     *("os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.symlink", "shutil.move"),
 )
@@ -148,45 +137,45 @@ def read_disk(root: Path, plan: Plan) -> dict[str, Content]:
 
 
 def _means_nothing(name: str) -> bool:
-    lock = name == LOCK or (name.startswith(".") and name.endswith(".lock"))
-    return lock or _TOKEN.sub("", name) == HEAD_RESERVE
+    lock = name == names.LOCK or (name.startswith(".") and name.endswith(".lock"))
+    return lock or _TOKEN.sub("", name) == names.HEAD_RESERVE
 
 
 def content(path: str, data: bytes, plan: Plan) -> Content:
     name = _TOKEN.sub("", path.rpartition("/")[2])
     if not data:
         return SHORT
-    if name.endswith(SEAL_SUFFIX):
+    if name.endswith(names.SEAL_SUFFIX):
         seal = Seal.decode(data, chunk := _chunk(name))
         assert seal.source is not None
         return ("seal", chunk, -(-seal.source // PER_CHUNK), seal.samples == PER_CHUNK)
-    if parse_chunk_name(name) is not None:
+    if names.parse_chunk_name(name) is not None:
         rows = [parse_row(line)["id"] for line in data.splitlines(keepends=True)]
         piece = rows[0] // PER_CHUNK
         stop = PER_CHUNK * (piece + 1) - (plan.partial and piece + 1 == plan.chunks)
         assert rows == list(range(PER_CHUNK * piece, stop)), rows
         return ("rows", piece)
-    if name == HEAD:
+    if name == names.HEAD:
         head = Head.decode(data)
         return ("head", head.chunks, head.ended)
-    if name == END:
+    if name == names.END:
         return ("end", End.decode(data).chunks)
-    if name == RETIRED:
+    if name == names.RETIRED:
         return ("retired", Retired.decode(data).chunks_before)
-    if name == MANIFEST:
+    if name == names.MANIFEST:
         assert Manifest.decode(data).samples_per_chunk == PER_CHUNK
         return ("manifest",)
-    if name == OWNER:
+    if name == names.OWNER:
         assert Owner.decode(data).epoch > 0
         return ("owner",)
     return ("cursor", Cursor.decode(data, "run").chunks_before)
 
 
 def _chunk(name: str) -> int:
-    parsed = parse_chunk_name(name)
+    parsed = names.parse_chunk_name(name)
     assert parsed is not None, name
     return parsed[0]
 
 
 def starred(path: str) -> str:
-    return _TOKEN.sub(".*", _WORKPLACE.sub(f"/{TEMPORARY}/*", path)) if is_junk(path) else path
+    return _TOKEN.sub(".*", _WORKPLACE.sub(f"/{names.TEMPORARY}/*", path)) if is_junk(path) else path

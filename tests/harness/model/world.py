@@ -6,28 +6,8 @@ from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from tests.harness.model import producer as model
 from tests.harness.model.disk import Content, Disk, Step, do, half_written, power_cuts, without_junk
-from tests.harness.model.producer import (
-    CURSOR,
-    END_PATH,
-    HEAD_PATH,
-    RETIRED_DONE,
-    TMP,
-    Broken,
-    Consumer,
-    Kept,
-    Listed,
-    Plan,
-    Producer,
-    Seen,
-    data_path,
-    is_folder,
-    is_readable,
-    list_stream,
-    seal_path,
-    told,
-    value_of,
-)
 
 
 class Facts(NamedTuple):
@@ -44,7 +24,7 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    kept: Kept = (0,)  # the consumer's checkpoints
+    kept: model.Kept = (0,)  # the consumer's checkpoints
     cursors: tuple[Content | None, ...] = (None,)  # what the cursor may say now
     told: int = 0  # of how many chunks any reader was ever told
     # how many chunks were sealed, if only for those who look at the directory, since the last power cut.
@@ -53,25 +33,25 @@ class Course:
     refused: bool = False  # the filesystem refused to delete, which the producer may not have tried again
 
 
-def look(seen: Seen) -> Facts:
+def look(seen: model.Seen) -> Facts:
     try:
-        found = told(seen)
-        listed = list_stream(seen)
+        found = model.told(seen)
+        listed = model.list_stream(seen)
         wrong = _wrong(seen, listed, found or (0, False))
-        cursor = value_of(seen, CURSOR, "cursor")
-    except Broken as error:
+        cursor = model.value_of(seen, model.CURSOR, "cursor")
+    except model.Broken as error:
         return Facts(f"a reader dies: {error}")
-    unsealed = tuple(data_path(chunk) for chunk in sorted(listed.data - listed.seals))
-    begun = is_folder(seen, TMP)
+    unsealed = tuple(model.data_path(chunk) for chunk in sorted(listed.data - listed.seals))
+    begun = model.is_folder(seen, model.TMP)
     return Facts(wrong, *(found or (0, False)), listed.sealed, listed.mark, cursor, unsealed, listed.below, begun)
 
 
-def _wrong(seen: Seen, listed: Listed, found: tuple[int, bool]) -> str | None:
+def _wrong(seen: model.Seen, listed: model.Listed, found: tuple[int, bool]) -> str | None:
     for chunk in sorted(listed.seals):
         if chunk >= listed.sealed:
             return f"a gap: chunk {chunk} is sealed, chunk {listed.sealed} is not"
-        if not is_readable(seen, chunk):
-            rows, seal = seen.get(data_path(chunk)), seen[seal_path(chunk)]
+        if not model.is_readable(seen, chunk):
+            rows, seal = seen.get(model.data_path(chunk)), seen[model.seal_path(chunk)]
             return f"chunk {chunk} is sealed with {seal} and holds {rows}"
     if listed.sealed == listed.mark > 0:
         return f"the newest chunk, {listed.mark - 1}, is retired, and with it the position to go on from"
@@ -79,12 +59,12 @@ def _wrong(seen: Seen, listed: Listed, found: tuple[int, bool]) -> str | None:
         return f"readers are told of {found[0]} chunks, sealed are {listed.sealed}"
     if found[0] < listed.sealed and found[1]:
         return f"readers are told that all is {found[0]} chunks, sealed are {listed.sealed}"
-    end = value_of(seen, END_PATH, "end")
+    end = model.value_of(seen, model.END_PATH, "end")
     if end is not None and end[1] != listed.sealed:
-        return f"{END_PATH} says {end[1]} chunks, sealed are {listed.sealed}"
-    head = seen.get(HEAD_PATH)
+        return f"{model.END_PATH} says {end[1]} chunks, sealed are {listed.sealed}"
+    head = seen.get(model.HEAD_PATH)
     if end is None and head is not None and head[0] == "head" and head[2]:
-        return f"{HEAD_PATH} says that the stream has ended, {END_PATH} is not there"
+        return f"{model.HEAD_PATH} says that the stream has ended, {model.END_PATH} is not there"
     return None
 
 
@@ -106,7 +86,7 @@ def broken(facts: Facts, course: Course, chunks: int, *, producer_done: bool) ->
         if left and not course.cut_since_end:
             return f"the stream has ended, left over are {', '.join(left)}"
         if facts.temporary and not course.cut_since_end:
-            return f"the stream has ended, {TMP} is there"
+            return f"the stream has ended, {model.TMP} is there"
     return None
 
 
@@ -148,15 +128,15 @@ class _Interned(Generic[_T]):
 class World:
     def __init__(
         self,
-        plan: Plan,  # what is produced and how it is consumed
-        producer: Producer | None = None,  # the producer; None for that of the code
-        consumer: Consumer | None = None,
+        plan: model.Plan,  # what is produced and how it is consumed
+        producer: model.Producer | None = None,  # the producer; None for that of the code
+        consumer: model.Consumer | None = None,
         *,
         kinds: Collection[str] = FAULTS,
         every_junk: bool = False,  # tell all files with temporary names apart, see `without_junk`
     ) -> None:
         self.plan = plan
-        self._producer, self._consumer = producer or Producer(plan), consumer or Consumer(plan)
+        self._producer, self._consumer = producer or model.Producer(plan), consumer or model.Consumer(plan)
         self._kinds = frozenset(kinds)
         self._every_junk = every_junk
         self._disks: _Interned[Disk] = _Interned()
@@ -221,7 +201,7 @@ class World:
         if found is None:
             try:
                 found = self._producer.look(step, self._disks.values[state.disk], self._visible(state.disk))
-            except Broken as error:
+            except model.Broken as error:
                 found = f"the producer cannot go on: {error}"
             self._looked[state.disk, step] = found
         if isinstance(found, str):
@@ -243,7 +223,7 @@ class World:
         elif step[0] == "read":
             try:
                 found = self._consumer.reading(step[1], course.kept, seen)
-            except Broken as error:
+            except model.Broken as error:
                 yield Move("consumer", step, state, f"the consumer dies: {error}")
                 return
             if found is not None:
@@ -259,8 +239,8 @@ class World:
             yield self._moved("consumer", step, state._replace(consumer=rest, course=self._course(course)))
         else:
             after = state._replace(disk=self._do(state.disk, step), consumer=rest)
-            if CURSOR in step:
-                value = self._visible(after.disk)[CURSOR]  # From here on it may be the new one or the one before
+            if model.CURSOR in step:
+                value = self._visible(after.disk)[model.CURSOR]  # From here on it may be the new one or the one before
                 cursors = {*course.cursors, value} if value[0] == "cursor" else set(course.cursors)
                 course = replace(course, cursors=tuple(sorted(cursors, key=str)))
                 after = after._replace(course=self._course(course))
@@ -320,7 +300,7 @@ class World:
             return
         refused, cell = self._cells.values[state.producer]
         step = refused
-        while step[0] != RETIRED_DONE:
+        while step[0] != model.RETIRED_DONE:
             if step[0] in LOOKS or not cell:
                 return
             step, cell = self._cells.values[cell]
@@ -348,7 +328,7 @@ class World:
             state = state._replace(course=number)
         return Move(who, what, state, self._broken[judged])
 
-    def _visible(self, disk: int) -> Seen:
+    def _visible(self, disk: int) -> model.Seen:
         return self._disks.values[disk].visible()
 
     def _do(self, disk: int, step: Step) -> int:
@@ -376,4 +356,4 @@ class World:
 
     def _skip(self, cell: int) -> int:
         step, rest = self._cells.values[cell]
-        return rest if step[0] == RETIRED_DONE else cell
+        return rest if step[0] == model.RETIRED_DONE else cell

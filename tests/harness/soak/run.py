@@ -19,22 +19,11 @@ from lazyshard.inspection.verification import verify
 from tests.harness.processes.nursery import adopt_orphans, has_children, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.soak import rows as soak_rows
+from tests.harness.soak import watch
 from tests.harness.soak.chaos import DISK_FULL, Chaos
 from tests.harness.soak.history import History
 from tests.harness.soak.job import Job, Producer, Step
 from tests.harness.soak.rank import CONSUMER, Rules, Shape
-from tests.harness.soak.watch import (
-    SHARED_MEMORY,
-    Ballast,
-    Watch,
-    describe,
-    leave,
-    left_in_memory,
-    look_at,
-    measure,
-    own_namespace,
-    used_bytes,
-)
 from tests.harness.tally import RunViolation, Tally
 from tests.producer.commands import environment
 
@@ -114,7 +103,7 @@ class Soak:
     def __init__(self, settings: Settings, place: Path, say: Callable[[str], object] = lambda line: None) -> None:
         self.report = Report(seed=settings.seed)
         self.job: Job | None = None
-        self.ballast: Ballast | None = None
+        self.ballast: watch.Ballast | None = None
         self._settings = settings
         self._say = say
         self._rules = settings.rules
@@ -134,7 +123,7 @@ class Soak:
         self._dice = random.Random(f"soak {settings.seed}")
         self._chaos = Chaos(self, settings, self._dice)
         self._history = History(self._rules, settings.ranks)
-        self._watch = Watch()
+        self._watch = watch.Watch()
         self._largest = 0
         self._orphans: list[tuple[int, float]] = []
         self._job_at = self._looked_at = self._measured_at = 0.0
@@ -143,9 +132,9 @@ class Soak:
     def run(self) -> Report:
         adopt_orphans()
         # Twice the limit: room for what is deleted and still open, and for what is being written.
-        missing = own_namespace(self._disk, max(16 << 20, 4 * self._limit))
+        missing = watch.own_namespace(self._disk, max(16 << 20, 4 * self._limit))
         if missing is None:
-            self.ballast = Ballast(self._disk)
+            self.ballast = watch.Ballast(self._disk)
         else:
             self.report.notes.append(f"{DISK_FULL}: {missing}")
         try:
@@ -158,7 +147,7 @@ class Soak:
             self._close()
         self._count()
         if not self.report.violations:
-            leave(self._disk)
+            watch.leave(self._disk)
         return self.report
 
     def moved(self) -> None:
@@ -260,7 +249,7 @@ class Soak:
         return True
 
     def _check_disk(self) -> None:
-        use = measure(self._stream)
+        use = watch.measure(self._stream)
         self._largest = max(self._largest, use.largest)
         # As docs/retention.md says: the next chunk is taken to be as large as the largest one so far.
         most = self._limit + self._largest
@@ -271,7 +260,7 @@ class Soak:
         self.report.most("chunks and seals, bytes", use.chunks)
         self.report.most("under .tmp, bytes", use.unpublished)
         if self.ballast is not None and not self._chaos.is_full(_DISK_S + 1):
-            self.report.most("disk, deleted but open files too, bytes", used_bytes(self._disk))
+            self.report.most("disk, deleted but open files too, bytes", watch.used_bytes(self._disk))
 
     def _check_orphans(self) -> None:
         left = []
@@ -317,14 +306,14 @@ class Soak:
             raise RunViolation("leak", f"{left} are left under .tmp")
         if has_children():
             raise RunViolation("leak", "processes are left")
-        if names := left_in_memory(self._disk):
-            raise RunViolation("leak", f"{names[:5]} are left in {SHARED_MEMORY}")
+        if names := watch.left_in_memory(self._disk):
+            raise RunViolation("leak", f"{names[:5]} are left in {watch.SHARED_MEMORY}")
 
     def _describe(self) -> str:
         processes = [] if self.job is None else [pid for pid, _ in self.job.processes()]
         waiting = "none" if self.job is None else self.job.waiting()
-        told = [f"ranks that have not told of the step: {waiting}", *map(describe, processes)]
-        told += [describe(self.producer.pid)] if self.producer.pid else []
+        told = [f"ranks that have not told of the step: {waiting}", *map(watch.describe, processes)]
+        told += [watch.describe(self.producer.pid)] if self.producer.pid else []
         return "\n    ".join([*told, f"the producer said {self.producer.said()[-600:]!r}"])
 
     def _close(self) -> None:
@@ -347,7 +336,7 @@ class Soak:
         report.counts["limit of chunks and seals, bytes"] = self._limit
         report.counts["lives of processes long enough to be compared"] = self._watch.compared
         report.held = {kind: peak._asdict() for kind, peak in sorted(self._watch.peaks.items())}
-        itself = look_at(os.getpid())
+        itself = watch.look_at(os.getpid())
         assert itself is not None
         report.held["supervisor"] = itself._asdict()
 

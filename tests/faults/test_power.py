@@ -144,17 +144,3 @@ def test_a_cut_of_a_consumers_power_shows(
     tally = Tally("power")
     power.cut_consumer_at_each_call(tally, place.forks, place.disk(filesystem), beginning, first=first, mutant=mutant)
     assert [broken in violation for violation in tally.violations] == [True], tally.violations
-
-
-@pytest.mark.parametrize("filesystem", FILESYSTEMS)
-def test_after_a_cut_names_or_content_that_was_not_synced_is_gone(filesystem: Filesystem, place: Place) -> None:
-    disk = place.disk(filesystem)
-    (disk.point / "synced").write_text("1")
-    disk.sync()
-    (disk.point / "lost").write_text("2")
-    disk.cut()
-    assert (disk.point / "synced").read_text() == "1"
-    assert not (disk.point / "lost").exists()
-    (disk.point / "empty").write_text("3")
-    disk.cut(flush=True)
-    assert (disk.point / "empty").read_text() == ""

@@ -1,6 +1,5 @@
 """A minute of the soak holds, and it finds what is planted: a leak, an early acknowledgement, a lost sample."""
 
-import random
 import socket
 from pathlib import Path
 
@@ -9,11 +8,9 @@ import pytest
 
 from lazyshard import ChunkWriter
 from tests.harness.planted.soak import MUTANTS
-from tests.harness.soak.history import DeclaredOrder
 from tests.harness.soak.rank import END, Rules, Shape, train
 from tests.harness.soak.rows import row
 from tests.harness.soak.run import soak
-from tests.plan.oracle import course_of_draws
 
 pytestmark = pytest.mark.timeout(600)  # Of a busy machine; what hangs in a soak it tells itself
 
@@ -53,29 +50,3 @@ def test_a_life_may_begin_when_the_stream_has_ended(tmp_path: Path) -> None:
         steps = [np.frombuffer(ours.recv(1 << 16)[1:], dtype=np.int64).tolist() for _ in range(5)]
         assert ours.recv(1 << 16) == END
     assert steps == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-
-
-def test_declared_order_is_that_of_the_plain_lists() -> None:
-    dice = random.Random(6)
-    for seed in range(200):
-        unit = dice.choice([1, 2, 3, 4])
-        window = dice.choice([0, unit, 3 * unit])
-        chain = [(dice.randint(1, 4), dice.choice([1, 2]) * dice.randint(1, 6)) for _ in range(dice.randint(1, 4))]
-        total = sum(dp * draws for dp, draws in chain) + dice.randint(0, 30)
-        plain = course_of_draws(unit, window, seed, [(dp, 1, draws, ()) for dp, draws in chain], total)
-        order = DeclaredOrder(unit, window, seed, chain[0][0])
-        order.total = total
-        drawn: set[int] = set()
-        for (dp, draws), declared in zip(chain, plain, strict=True):
-            order.go_on(order.standing, dp)
-            for step in range(draws):
-                if any(lane[step][0] for lane in declared):
-                    # The next epoch, of which a soak has none.
-                    break
-                found = order.draw(1)
-                assert found == [[lane[step][1]] for lane in declared], f"seed {seed}"
-                drawn |= {sample for lane in found for sample in lane}
-                assert drawn >= set(range(order.floor()))
-            else:
-                continue
-            break

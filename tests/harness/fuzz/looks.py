@@ -301,19 +301,10 @@ def _sealed(directory: Path) -> set[int]:
 
 
 LOOKS: Final[dict[str, Look]] = {
-    "read": _read_in_order,
-    "any": _read_any,
-    "dataset": _read_dataset,
-    "verify": _verify,
-    "status": _command("status"),
-    "status --json": _command("status", "--json"),
-    "verify --jobs 1": _command("verify", "--jobs", "1"),
+    **{"read": _read_in_order, "any": _read_any, "dataset": _read_dataset, "verify": _verify},
+    **{words: _command(*words.split()) for words in ("status", "status --json", "verify --jobs 1")},
     "verify --quick --json": _command("verify", "--jobs", "1", "--quick", "--json"),
-    "inspect": _command("inspect"),
-    "inspect --json": _command("inspect", "--json"),
-    "inspect 0 --rows 9": _command("inspect", "0", "--rows", "9"),
-    "inspect --chunk 1 --json": _command("inspect", "--chunk", "1", "--json"),
-    "resume": _resume,
-    "delete": _delete,
+    **{words: _command(*words.split()) for words in ("inspect", "inspect --json", "inspect 0 --rows 9")},
+    **{"inspect --chunk 1 --json": _command("inspect", "--chunk", "1", "--json"), "resume": _resume, "delete": _delete},
 }
 """In this order: the last two write."""

@@ -17,7 +17,7 @@ from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from tests.data.options import grouped
 from tests.harness.fuzz.damage import alter_json
-from tests.harness.fuzz.streams import STREAMS, Known
+from tests.harness.fuzz.streams import ID, STREAMS, Known
 
 NOT_OF_JSON: Final[tuple[Any, ...]] = (
     *(b"bytes", float("nan"), float("inf"), -float("inf"), np.int64(3), np.float32(1.5), torch.tensor(3)),
@@ -45,16 +45,9 @@ def drawn_state(random: Random) -> tuple[Known, Any, dict[str, Any]]:
     window = options["shuffle_window"] * known.per_chunk
     parts = tuple(_part(random, number) for number in range(random.randint(1, 3)))
     parts = tuple(replace(part, first_step=number) for number, part in enumerate(parts))
-    state: Any = RunState(
-        "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59",
-        known.per_chunk,
-        known.per_chunk,
-        window,
-        0,
-        options.get("max_total_samples"),
-        parts,
-        min(2**62, sum(part.dp * part.draws for part in parts if part.trained)),
-    ).to_dict()
+    consumed = min(2**62, sum(part.dp * part.draws for part in parts if part.trained))
+    unit, end = known.per_chunk, options.get("max_total_samples")
+    state: Any = RunState(ID, unit, unit, window, 0, end, parts, consumed).to_dict()
     way = random.randrange(6)
     if way == 0:
         try:

@@ -308,13 +308,7 @@ class Producer:
     def durably(self, value: Content, name: str, token: str) -> list[Step]:
         """Makes a file appear, content and name on the device."""
         temporary = self.temporary_path(name, token)
-        return [
-            ("create", temporary),
-            ("write", temporary, value),
-            ("sync", temporary),
-            ("rename", temporary, at(name)),
-            ("sync_directory", STREAM),
-        ]
+        return _replacing(value, temporary, at(name), STREAM)
 
     def hint(self, value: Content, name: str, token: str) -> list[Step]:
         """Makes a file appear."""
@@ -369,13 +363,12 @@ class Consumer:
         return [*steps, ("sync_directory", STREAM)]
 
     def replacing(self, value: Content, temporary: str) -> list[Step]:
-        return [
-            ("create", temporary),
-            ("write", temporary, value),
-            ("sync", temporary),
-            ("rename", temporary, CURSOR),
-            ("sync_directory", CURSORS),
-        ]
+        return _replacing(value, temporary, CURSOR, CURSORS)
+
+
+def _replacing(value: Content, temporary: str, path: str, folder: str) -> list[Step]:
+    written: list[Step] = [("create", temporary), ("write", temporary, value), ("sync", temporary)]
+    return [*written, ("rename", temporary, path), ("sync_directory", folder)]
 
 
 def is_readable(seen: Seen, chunk: int) -> bool:

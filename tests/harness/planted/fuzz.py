@@ -17,20 +17,10 @@ from tests.harness.fuzz.streams import ID
 
 
 def _any_size(
-    self: chunk.Chunk,
-    file: Any,
-    number: int,
-    offsets: Any,
-    digests: bytes | None,
-    arrays: Any = None,
-    dealt: Any = None,
+    self: Any, file: Any, number: int, starts: Any, digests: Any, arrays: Any = None, dealt: Any = None
 ) -> None:
-    self.number = number
-    self.arrays = arrays
-    self.dealt = dealt
-    self._file = CompleteFile(file)
-    self._offsets = offsets
-    self._digests = digests
+    self.number, self.arrays, self.dealt = number, arrays, dealt
+    self._file, self._offsets, self._digests = CompleteFile(file), starts, digests
 
 
 _decode_seal = Seal.decode

@@ -41,12 +41,8 @@ _STACKED: Final[dict[str, tuple[tuple[str, When, int], ...]]] = {
 """First faults, each at every call, and the every how manieth call of the run after it that has a second one."""
 
 _AGAIN: Final[tuple[tuple[str, When, bool], ...]] = (
-    ("kill", "before", False),
-    ("EIO", "before", False),
-    ("kill", "half", False),
-    ("kill", "after", False),
-    ("ENOSPC", "before", True),
-    ("EIO", "after", False),
+    *(("kill", "before", False), ("EIO", "before", False), ("kill", "half", False)),
+    *(("kill", "after", False), ("ENOSPC", "before", True), ("EIO", "after", False)),
 )
 """What happens in the run after the first fault: one of them at each of its calls, in turn."""
 

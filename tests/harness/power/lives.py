@@ -132,16 +132,8 @@ def train(stream: str, checkpoints: str, until: int, swift: bool, stop: Any, mut
     progress = Progress()
     installed(stop, mutant, lambda met: Path(told).write_text(json.dumps(asdict(replace(progress, met=met)))))
     kept = found(folder)
-    dataset = LazyShardedDataset(
-        stream,
-        dp_rank=0,
-        dp_size=1,
-        batch_size=BATCH,
-        max_total_samples=TOTAL,
-        max_wait=5.0,
-        bad_rows=BadRows("raise"),
-        consumer=CONSUMER,
-    )
+    rest: dict[str, Any] = {"max_total_samples": TOTAL, "max_wait": 5.0, "bad_rows": BadRows("raise")}
+    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, batch_size=BATCH, consumer=CONSUMER, **rest)
     ids = list(kept[0].ids) if kept else []
     if kept:
         dataset.load_state_dict(kept[0].state)
@@ -199,23 +191,12 @@ def _save_as_swift(checkpoint: Checkpoint) -> None:
     state = RunState.from_dict(checkpoint.state, "the state")
     part = state.parts[-1]
     assert state.stream_id is not None
-    position = Position(
-        stream=state.stream_id,
-        directory="stream",
-        samples_per_chunk=state.samples_per_chunk,
-        consumed=state.consumed,
-        step=state.consumed // BATCH,
-        dp_size=part.dp,
-        batch_size=part.batch_size,
-        layout="strided",
-        window=state.window // state.samples_per_chunk,
-        seed=state.seed,
-        epoch_samples=TOTAL,
-        by_steps=False,
-        consumer=CONSUMER,
-        saved_at=0.0,
-        state=state,
-    )
+    per_chunk = state.samples_per_chunk
+    stream = {"stream": state.stream_id, "directory": "stream", "samples_per_chunk": per_chunk, "epoch_samples": TOTAL}
+    ranks = {"dp_size": part.dp, "batch_size": part.batch_size, "layout": "strided", "consumer": CONSUMER}
+    order = {"window": state.window // per_chunk, "seed": state.seed, "by_steps": False, "saved_at": 0.0}
+    known: dict[str, Any] = {**stream, **ranks, **order, "consumed": state.consumed, "step": state.consumed // BATCH}
+    position = Position(state=state, **known)
     # As there: the position first, then what the trainer saves, and all of it is made durable before the cursor moves.
     save_position(position, checkpoint.folder)
     (checkpoint.folder / _FILE).write_text(json.dumps({"ids": checkpoint.ids}))

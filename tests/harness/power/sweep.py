@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -106,14 +106,9 @@ class Trial:
 
     def _produce(self, stop: Stop | None) -> Ended:
         played = self._bench.played
-        return self._bench.forks.call(
-            produce,
-            arguments=played.arguments(self.out),
-            stop=None if stop is None else asdict(stop),
-            mutant=self._bench.mutant,
-            told=str(self._told_file),
-            commits=played.scene.behind is not None,
-        )
+        told, commits = str(self._told_file), played.scene.behind is not None
+        rest: dict[str, Any] = {"arguments": played.arguments(self.out), "stop": stop and asdict(stop)}
+        return self._bench.forks.call(produce, mutant=self._bench.mutant, told=told, commits=commits, **rest)
 
 
 def make_whole(forks: Nursery, folder: Path, played: PlayedScene) -> Whole:
@@ -280,16 +275,9 @@ class ConsumerTrial:
         self._disk.sync()
 
     def _train(self, until: int, stop: object = None) -> Ended:
-        return self._forks.call(
-            train,
-            stream=str(self._stream),
-            checkpoints=str(self._checkpoints),
-            until=until,
-            swift=self._swift,
-            stop=stop,
-            mutant=self._mutant,
-            told=str(self._told_file),
-        )
+        paths = {"stream": self._stream, "checkpoints": self._checkpoints, "told": self._told_file}
+        rest: dict[str, Any] = {name: str(path) for name, path in paths.items()}
+        return self._forks.call(train, until=until, swift=self._swift, stop=stop, mutant=self._mutant, **rest)
 
     def _finish_training(self, until: int) -> None:
         ended = self._train(until)

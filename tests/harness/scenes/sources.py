@@ -245,20 +245,11 @@ def _table(rows: list[bytes]) -> tuple[list[bytes], Any]:
 
 
 KINDS: Final[dict[str, Callable[..., FedSource]]] = {
-    "plain": plain,
-    "gzip": gzipped,
-    "zstd": zstandard,
-    "pipe": _piped(as_stdin=False),
-    "stdin": _piped(as_stdin=True),
-    "stdin that appends": _piped(as_stdin=True, append=True),
-    "generator": generator,
-    "parquet": parquet,
-    "arrow": arrow,
-    "hugging face": hugging_face,
-    "stream": _published(),
-    "live stream": _published(live=True),
-    "stream with arrays": _published(arrays=True),
-    "foreign stream": foreign_stream,
-    "followed": _followed("rename"),
+    **{"plain": plain, "gzip": gzipped, "zstd": zstandard},
+    **{"pipe": _piped(as_stdin=False), "stdin": _piped(as_stdin=True)},
+    **{"stdin that appends": _piped(as_stdin=True, append=True), "generator": generator},
+    **{"parquet": parquet, "arrow": arrow, "hugging face": hugging_face},
+    **{"stream": _published(), "live stream": _published(live=True), "stream with arrays": _published(arrays=True)},
+    **{"foreign stream": foreign_stream, "followed": _followed("rename")},
     "followed while it grows": _followed("marker"),
 }

@@ -76,16 +76,10 @@ def _train(setting: Setting, directory: Path, rank: int, go: Event, barrier: Bar
         Waker._refused = True
     if not go.wait(LONGEST_S):
         raise TimeoutError(f"no start within {LONGEST_S:.0f} s")
-    dataset = LazyShardedDataset(
-        directory,
-        dp_rank=rank,
-        dp_size=setting.ranks,
-        batch_size=setting.batch,
-        max_total_samples=setting.rows,
-        order=Order(shuffle_window=setting.window, micro_batches_per_step=setting.micro_batches),
-        consumer=CONSUMER,
-        max_wait=LONGEST_S,
-    )
+    order = Order(shuffle_window=setting.window, micro_batches_per_step=setting.micro_batches)
+    ranks = {"dp_rank": rank, "dp_size": setting.ranks, "batch_size": setting.batch, "max_total_samples": setting.rows}
+    rest: dict[str, Any] = {**ranks, "consumer": CONSUMER, "max_wait": LONGEST_S}
+    dataset = LazyShardedDataset(directory, order=order, **rest)
     indices, every = dataset.rank_indices, setting.checkpoint_steps
     ids: list[int] = []
     began: list[float] = []

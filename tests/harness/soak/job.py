@@ -96,12 +96,8 @@ class Producer:
 Step = Sequence[npt.NDArray[np.int64]]  # The samples of each rank
 
 _KINDS: Final = {
-    "ChunkRetired": "gone",
-    "StateMismatch": "gone",
-    "ChunkCorrupt": "torn",
-    "RowInvalid": "torn",
-    "Torn": "torn",
-    "WaitTimeout": "hang",
+    **{"ChunkRetired": "gone", "StateMismatch": "gone", "WaitTimeout": "hang"},
+    **{"ChunkCorrupt": "torn", "RowInvalid": "torn", "Torn": "torn"},
 }
 
 

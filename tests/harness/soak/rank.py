@@ -55,17 +55,10 @@ def train(
     lockstep: socket.socket,  # of which the other end is the supervisor's
 ) -> None:
     """Trains until the epoch has ended. It tells of each step, and waits for the word to go on."""
-    dataset = LazyShardedDataset(
-        stream,
-        dp_rank=rank,
-        dp_size=shape.dp,
-        batch_size=shape.batch_size,
-        order=Order(unit=rules.unit, shuffle_window=rules.window, seed=rules.seed),
-        max_total_samples=ENDLESS,
-        max_wait=rules.max_wait_s,
-        bad_rows=BadRows("raise"),
-        consumer=CONSUMER,
-    )
+    order = Order(unit=rules.unit, shuffle_window=rules.window, seed=rules.seed)
+    ranks = {"dp_rank": rank, "dp_size": shape.dp, "batch_size": shape.batch_size, "max_total_samples": ENDLESS}
+    rest: dict[str, Any] = {**ranks, "max_wait": rules.max_wait_s, "bad_rows": BadRows("raise"), "consumer": CONSUMER}
+    dataset = LazyShardedDataset(stream, order=order, **rest)
     if origin is not None:
         dataset.load_state_dict(origin.states[0])
     consumed = dataset.consumed

@@ -1,7 +1,6 @@
 """Deleting old chunks stopped at every call, by a kill and by a power cut, and what the next producer makes of it."""
 
 import itertools
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,6 @@ from lazyshard.errors import ChunkRetired, LazyShardError
 from lazyshard.format.names import HEAD_RESERVE, chunk_name, seal_name, tokens_name
 from lazyshard.stream import read_retired, retire
 from lazyshard.stream.retire import list_kept
-from tests.harness.disks import fast_folder
 from tests.harness.planted import power as power_mutants
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.kill_points import WHENS
@@ -25,12 +23,6 @@ pytestmark = pytest.mark.full
 CHUNKS: Final = 6
 GONE: Final = 4  # Chunks of two rows, of which so many are deleted, in two passes
 Files = dict[str, bytes]
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    with fast_folder(tmp_path) as directory:
-        yield directory
 
 
 def live(directory: Path) -> Files:

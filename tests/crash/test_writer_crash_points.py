@@ -1,22 +1,14 @@
 """A writer killed at every call that changes a file, and again while it recovers; what is planted is found."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness.disks import fast_folder
 from tests.harness.planted.writers import MUTANTS, MUTANTS_OF_ARRAYS
 from tests.harness.tally import Violation
 from tests.harness.writers.crashes import check, finish, run, sweep, sweep_recovery
 
 pytestmark = pytest.mark.full
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    with fast_folder(tmp_path) as directory:
-        yield directory
 
 
 @pytest.mark.parametrize(("overlap", "arrays", "steps"), [(False, False, 60), (True, False, 60), (True, True, 80)])

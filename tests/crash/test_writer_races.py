@@ -1,6 +1,5 @@
 """Two and three writers of one stream where file locks do not meet, stopped anywhere; old mistakes are found."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,15 +9,8 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced
 from lazyshard.stream import recovery
-from tests.harness.disks import fast_folder
 from tests.harness.planted.writers import MISTAKES
 from tests.harness.writers.races import race_by_chance, race_in_pairs, without_locks
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    with fast_folder(tmp_path) as directory:
-        yield directory
 
 
 @pytest.mark.parametrize("arrays", [False, True], ids=["rows", "arrays"])

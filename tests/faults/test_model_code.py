@@ -60,9 +60,8 @@ class Code:
         except StreamEnded:
             return
         clock = iter(range(1000))  # So that each look is one: it does not look again within half a second
-        gate = Holdback(
-            Limits(retain="consumed"), Shelf(stream), PER_CHUNK, check=writer.check_owner, clock=lambda: next(clock)
-        )
+        limits = Limits(retain="consumed")
+        gate = Holdback(limits, Shelf(stream), PER_CHUNK, check=writer.check_owner, clock=lambda: next(clock))
         rows = PER_CHUNK * self.plan.chunks - self.plan.partial
         for row in range(writer.source or 0, rows):
             if writer.room == PER_CHUNK:

@@ -1,4 +1,4 @@
-"""Faults that the sweep of every crash point has found, each as small as it gets."""
+"""Faults that the sweeps of crash points and of power cuts have found, each as small as it gets."""
 
 import errno
 import os
@@ -9,8 +9,9 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import Head
 from lazyshard.store.durable import publish_new_bytes
-from lazyshard.stream import list_kept, retire
+from lazyshard.stream import head, list_kept, retire
 from lazyshard_producer.out_directory import complete_end, find_end
 
 
@@ -90,3 +91,18 @@ def test_file_of_somebody_elses_is_no_work_that_is_left_behind_the_end(tmp_path:
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     complete_end(str(out), end)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_only_the_head_of_a_stream_that_has_ended_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody starts a producer again that has finished: readers would wait for ever for what a cut took back."""
+    publish, told = head.publish_bytes, []  # type: ignore[attr-defined]
+
+    def publish_bytes(data: bytes, target: Path, temporary: Path, **named: Any) -> None:
+        told.append((Head.decode(data).ended, named["durable"]))
+        publish(data, target, temporary, **named)
+
+    monkeypatch.setattr(head, "publish_bytes", publish_bytes)
+    with ChunkWriter(tmp_path / "stream", 2) as writer:
+        for number in range(3):
+            writer.write({"id": number})
+    assert told == [(False, False), (False, False), (True, True)]

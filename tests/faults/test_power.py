@@ -101,7 +101,8 @@ def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
     filesystem: Filesystem, swift: bool, place: Place, beginning: power.Beginning
 ) -> None:
     tally = Tally("power")
-    power.cut_consumer_at_each_call(tally, place.forks, place.disk(filesystem), beginning, 37, swift=swift)
+    bench = power.RunBench(place.forks, place.disk(filesystem), beginning, swift)
+    power.cut_consumer_at_each_call(tally, bench, 37)
     assert tally.violations == []
     assert tally.trials > 8
 
@@ -142,5 +143,6 @@ def test_a_cut_of_a_consumers_power_shows(
     mutant: str, filesystem: Filesystem, first: int, broken: str, place: Place, beginning: power.Beginning
 ) -> None:
     tally = Tally("power")
-    power.cut_consumer_at_each_call(tally, place.forks, place.disk(filesystem), beginning, first=first, mutant=mutant)
+    bench = power.RunBench(place.forks, place.disk(filesystem), beginning, mutant=mutant)
+    power.cut_consumer_at_each_call(tally, bench, first=first)
     assert [broken in violation for violation in tally.violations] == [True], tally.violations

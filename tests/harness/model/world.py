@@ -278,13 +278,9 @@ class World:
             facts = self._facts[disk]
             # What is found now is on the device.
             cursors = (facts.cursor,) if facts.cursor in course.cursors else course.cursors
-            after = replace(
-                course,
-                cursors=cursors,
-                sealed=min(course.sealed, facts.sealed),
-                cut_since_end=course.cut_since_end or state.producer == _DONE,
-                refused=course.refused and state.producer == _DONE,
-            )
+            done, sealed = state.producer == _DONE, min(course.sealed, facts.sealed)
+            after = replace(course, cursors=cursors, sealed=sealed, refused=course.refused and done)
+            after = replace(after, cut_since_end=course.cut_since_end or done)
             yield self._moved(
                 "power cut",
                 (),

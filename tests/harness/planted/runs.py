@@ -71,7 +71,7 @@ def _own_state(state_of: Any, checkpoint: Checkpoint, rank: int) -> dict[str, An
     return state | {"parts": [*state["parts"][:-1], later], "consumed": consumed}
 
 
-def _acknowledge_on_read(getitems: Any, self: LazyShardedDataset, indices: Any) -> Any:
+def _acknowledge(getitems: Any, self: LazyShardedDataset, indices: Any) -> Any:
     """What was read is committed at once, whatever checkpoints there are."""
     rows = getitems(self, indices)
     if not self.rank.dp_rank and get_worker_info() is None:
@@ -144,9 +144,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "own state on each rank": Mutant(
         _around(run_rank, "state_of", _own_state), "twice", frozenset({"order", "refused", "skipped"})
     ),
-    "acknowledge on read": Mutant(
-        _around(LazyShardedDataset, "__getitems__", _acknowledge_on_read), "gone", deletes=True
-    ),
+    "acknowledge on read": Mutant(_around(LazyShardedDataset, "__getitems__", _acknowledge), "gone", deletes=True),
     "drop the tail": Mutant(_around(Segment, "__init__", _drop_tail), "skipped", frozenset({"order"})),
     "older checkpoints not named": Mutant(_around(run_rank, "commit", _forget_older), "gone", deletes=True),
     "a rank that stops": Mutant(_around(run_rank, "checked", _stop), "hang"),

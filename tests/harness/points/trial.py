@@ -67,13 +67,9 @@ class Stage:
         status, said = stream.run(kill_at=0, most_s=HANGS_S, prepare=self.prepare)
         if status:
             raise Violation(f"not even a run to which nothing happens gets through: {status}: {said}")
-        whole = Whole(
-            [line.decode() for line in stream.lines()],
-            stream.seals(),
-            stream.refused(),
-            self.nursery.counted.calls,
-            [side_bytes(number) for number, _ in stream.rows()] if self.scene.encoded else None,
-        )
+        lines, calls = [line.decode() for line in stream.lines()], self.nursery.counted.calls
+        sides = [side_bytes(number) for number, _ in stream.rows()] if self.scene.encoded else None
+        whole = Whole(lines, stream.seals(), stream.refused(), calls, sides)
         makes, encodes = "--transform" in options, self.scene.encoded
         rows = [row for source in sources for row in source.rows]
         expected, found = made(rows, transform=makes, where=makes, encode=encodes), stream.rows()

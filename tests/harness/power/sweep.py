@@ -224,15 +224,20 @@ def begin(forks: Nursery, folder: Path) -> Beginning:
     return Beginning(out, played)
 
 
-class ConsumerTrial:
-    """A stream and a run on it, on a disk. `swift`: whether checkpoints are kept as ms-swift's plug-in does. `mutant`:
-    what is wrong with the consumer."""
+class RunBench(NamedTuple):
+    forks: Nursery  # where lives are lived
+    disk: Disk
+    beginning: Beginning
+    swift: bool = False  # whether checkpoints are kept as ms-swift's plug-in does
+    mutant: str | None = None  # what is wrong with the consumer
 
-    def __init__(
-        self, forks: Nursery, disk: Disk, folder: Path, beginning: Beginning, *, swift: bool, mutant: str | None = None
-    ) -> None:
-        self._forks, self._disk, self._beginning = forks, disk, beginning
-        self._swift, self._mutant = swift, mutant
+
+class ConsumerTrial:
+    """A stream and a run on it, on a disk."""
+
+    def __init__(self, bench: RunBench) -> None:
+        self._forks, self._disk, self._beginning, self._swift, self._mutant = bench
+        disk, beginning, folder = bench.disk, bench.beginning, bench.disk.point / secrets.token_hex(8)
         self._folder, self._stream, self._checkpoints = folder, folder / "stream", folder / "checkpoints"
         self._told_file = disk.point.parent / "progress"
         self.met = ""  # name of the call at which that was
@@ -322,36 +327,25 @@ class ConsumerTrial:
             )
 
 
-def cut_consumer_at_each_call(
-    tally: Tally,
-    forks: Nursery,
-    disk: Disk,
-    beginning: Beginning,
-    every: int = 1,
-    offset: int = 0,
-    *,
-    first: int = 1,
-    swift: bool = False,
-    mutant: str | None = None,
-) -> None:
+def cut_consumer_at_each_call(tally: Tally, bench: RunBench, every: int = 1, offset: int = 0, first: int = 1) -> None:
     """Cuts the power at points of a run. What a mutant breaks is looked for until it shows."""
 
     def attempt(point: int, stop: Stop) -> tuple[str, bool]:
-        if mutant and tally.violations:
+        if bench.mutant and tally.violations:
             return "", True
-        trial = ConsumerTrial(forks, disk, disk.point / secrets.token_hex(8), beginning, swift=swift, mutant=mutant)
+        trial = ConsumerTrial(bench)
         try:
             trial.live(stop)
             trial.finish(producer_first=bool(point // every % 2))
         except Violation as violation:
-            kind = "consumer as ms-swift's" if swift else "consumer"
-            tally.violation(f"{disk.filesystem}, {kind}, mutant {mutant}: {stop}: {violation}")
+            kind = "consumer as ms-swift's" if bench.swift else "consumer"
+            tally.violation(f"{bench.disk.filesystem}, {kind}, mutant {bench.mutant}: {stop}: {violation}")
         finally:
             trial.remove()
         tally.trial(points=1)
         return trial.met, not trial.stopped
 
-    _at_each_call(attempt, disk, every, offset, first)
+    _at_each_call(attempt, bench.disk, every, offset, first)
 
 
 # Of the pairs of points one in so many: all first ones, and with the neighbours of each all second ones
@@ -383,7 +377,7 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
                             cut_in_each_recovery(tally, bench, 2 * stacked, seed, power_first=True)
                     for swift in (False, True):
                         with _counted(tally, f"{filesystem} consumer{' as of ms-swift' if swift else ''}, cut"):
-                            cut_consumer_at_each_call(tally, forks, disk, beginning, every, seed, swift=swift)
+                            cut_consumer_at_each_call(tally, RunBench(forks, disk, beginning, swift), every, seed)
             except pytest.skip.Exception as reason:
                 tally.notes.append(f"{filesystem} was left out: {reason}")
 

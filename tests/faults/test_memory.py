@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -29,16 +29,9 @@ def limited(*command: object, limit: int = LIMIT) -> subprocess.CompletedProcess
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, command)],
-        env=environment(),
-        preexec_fn=limit_itself,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    arguments = [sys.executable, "-W", "ignore", *map(str, command)]
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": False}
+    return subprocess.run(arguments, env=environment(), preexec_fn=limit_itself, timeout=DEADLINE_S, **quiet)
 
 
 @pytest.fixture(scope="module")

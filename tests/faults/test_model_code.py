@@ -164,12 +164,10 @@ def in_order(steps: list[Step]) -> list[Step]:
 SCENARIOS: Final = [pytest.param(Plan(3, partial=True), 2, id="partial"), pytest.param(Plan(2), 2, id="full")]
 
 
-@pytest.mark.parametrize(("plan", "commit_at"), SCENARIOS)
-def test_every_call_of_the_code_is_a_step_of_the_model_in_the_same_order(
-    root: Path, plan: Plan, commit_at: int
-) -> None:
+@pytest.mark.parametrize(("plan", "after"), SCENARIOS)
+def test_every_call_of_the_code_is_a_step_of_the_model_in_the_same_order(root: Path, plan: Plan, after: int) -> None:
     (root / "whole").mkdir()
-    code, model = Code(plan, commit_at), Model(plan, commit_at)
+    code, model = Code(plan, after), Model(plan, after)
     expected = model.live()
     assert in_order(code.live(root / "whole")) == in_order(expected)
     assert read_disk(root / "whole", plan) == model.disk()
@@ -180,15 +178,15 @@ def test_every_call_of_the_code_is_a_step_of_the_model_in_the_same_order(
     assert code.live(root / "whole") == []
 
 
-@pytest.mark.parametrize(("plan", "commit_at"), SCENARIOS)
-def test_killed_after_any_call_the_code_does_what_the_model_says(root: Path, plan: Plan, commit_at: int) -> None:
-    code = Code(plan, commit_at)
+@pytest.mark.parametrize(("plan", "after"), SCENARIOS)
+def test_killed_after_any_call_the_code_does_what_the_model_says(root: Path, plan: Plan, after: int) -> None:
+    code = Code(plan, after)
     calls = 0
     while True:
         calls += 1
         home = root / str(calls)
         home.mkdir()
-        model = Model(plan, commit_at)
+        model = Model(plan, after)
         expected = model.live(calls)
         if len(expected) < calls:
             break

@@ -124,17 +124,15 @@ _ALL = {"openat", "write", "fsync", "rename", "rmdir"}
 
 
 @pytest.mark.parametrize(
-    ("scene", "kill_at", "calls"),
+    ("scene", "at", "calls"),
     [
         ("encoded", 0, _ALL | {"mkdir"}),
         # A run that clears up, keeps refused rows, follows a directory and deletes chunks.
         ("retained while followed", 60, _ALL | {"unlink"}),
     ],
 )
-def test_every_system_call_that_changes_a_file_is_counted(
-    scene: str, kill_at: int, calls: set[str], field: Field
-) -> None:
-    found = traced(scene, field, kill_at)
+def test_every_system_call_that_changes_a_file_is_counted(scene: str, at: int, calls: set[str], field: Field) -> None:
+    found = traced(scene, field, at)
     assert found.uncounted == []
     assert calls - set(found.counted) == set()
 

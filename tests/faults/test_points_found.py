@@ -13,6 +13,7 @@ from lazyshard.format.records import Head
 from lazyshard.store.durable import publish_new_bytes
 from lazyshard.stream import head, list_kept, retire
 from lazyshard_producer.out_directory import complete_end, find_end
+from tests.stream.streams import produce
 
 
 def failing_link(monkeypatch: pytest.MonkeyPatch, error: int, target: Path, *, done: bool) -> None:
@@ -102,7 +103,5 @@ def test_only_the_head_of_a_stream_that_has_ended_is_synced(tmp_path: Path, monk
         publish(data, target, temporary, **named)
 
     monkeypatch.setattr(head, "publish_bytes", publish_bytes)
-    with ChunkWriter(tmp_path / "stream", 2) as writer:
-        for number in range(3):
-            writer.write({"id": number})
+    produce(tmp_path / "stream", 3, 2)
     assert told == [(False, False), (False, False), (True, True)]

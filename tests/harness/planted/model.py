@@ -217,21 +217,17 @@ MUTANTS: Final = (
     Mutant(_without("RowsNotSynced", model.Producer, "publishing_rows", "sync"), f"{_SEALED}('short',)"),
     Mutant(_without("SealNotSynced", model.Producer, "sealing", "sync"), "chunk 0 is sealed with ('short',)"),
     Mutant(_without("RowsNameNotSynced", model.Producer, "publishing_rows", "sync_directory"), f"{_SEALED}None"),
-    Mutant(
-        _without("SealNameNotSynced", model.Producer, "sealing", "sync_directory"), "told of 1 chunks, sealed are 0"
-    ),
+    Mutant(_without("SealNameNotSynced", model.Producer, "sealing", "sync_directory"), "of 1 chunks, sealed are 0"),
     Mutant(NoSyncAtRestart, "there are chunks but no manifest", _BOTH),
-    Mutant(HeadBeforeSeal, "told of 1 chunks, sealed are 0", ()),
+    Mutant(HeadBeforeSeal, "of 1 chunks, sealed are 0", ()),
     Mutant(SealBeforeRows, f"{_SEALED}None", ()),
     Mutant(SealInPlace, "chunk 0 is sealed with ('short',)", ()),
     Mutant(EndBeforeLastChunk, "stream.end says 1 chunks, sealed are 0", ()),
     Mutant(TrustsHead, "somebody else has published this chunk", _KILL),
     Mutant(StateFile, "the producer has ended the stream, sealed are 0 chunks of 1", _KILL),
     Mutant(StateFileAfterSeal, "chunk 1 is sealed with ('seal', 1, 1, True) and holds ('rows', 0)", _KILL),
-    Mutant(KeepsUnsealedTail, "told of 1 chunks, sealed are 0", _KILL),
-    Mutant(
-        _nothing("NothingCleared", model.Producer, "clearing", "destroying"), "has ended, stream/.tmp is there", _KILL
-    ),
+    Mutant(KeepsUnsealedTail, "of 1 chunks, sealed are 0", _KILL),
+    Mutant(_nothing("NothingCleared", model.Producer, "clearing", "destroying"), "stream/.tmp is there", _KILL),
     Mutant(ParentNotSynced, "the cursor may say"),
     Mutant(EndIsAHint, "the consumer waits for ever"),
     Mutant(DeletesBeforeMark, "a gap: chunk 1 is sealed, chunk 0 is not", (), _TWO),

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.harness.processes.commands import call_first
 from tests.harness.processes.kill_points import KillPoint
@@ -81,14 +81,8 @@ def trace(strace: str, out: Path, folder: Path, arguments: Sequence[object], pre
     # One file a thread, in which calls stand whole and in order; -y gives the path of each descriptor.
     tracer = [strace, "-ff", "-y", "-s", "0", "-e", "trace=%file,%desc", "-o", str(folder / "calls")]
     command = [sys.executable, "-m", "tests.harness.points.traced", str(mark), ",".join(prepare)]
-    done = subprocess.run(
-        [*tracer, *command, *map(str, arguments)],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run([*tracer, *command, *map(str, arguments)], env=environment(), **quiet)
     traced = Traced(status=done.returncode, said=done.stderr)
     if done.returncode and "ptrace" in done.stderr:
         traced.refused = done.stderr.strip()

@@ -349,9 +349,7 @@ def cut_consumer_at_each_call(tally: Tally, bench: RunBench, every: int = 1, off
 
 
 # Of the pairs of points one in so many: all first ones, and with the neighbours of each all second ones
-_STACKED_EVERY: Final = {
-    **{"plain": 6, "gzipped": 18, "followed": 6, "retained": 36, "encoded": 18, "encoded retained": 36}
-}
+_STACKED: Final = {"plain": 6, "gzipped": 18, "followed": 6, "retained": 36, "encoded": 18, "encoded retained": 36}
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
@@ -370,7 +368,7 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
                         bench = Bench(forks, disk, played, wholes[name])
                         with _counted(tally, f"{filesystem} {name}, cut"):
                             cut_at_each_call(tally, bench, every, seed)
-                        stacked = every * _STACKED_EVERY[name]
+                        stacked = every * _STACKED[name]
                         with _counted(tally, f"{filesystem} {name}, killed and cut in the recovery"):
                             cut_in_each_recovery(tally, bench, stacked, seed)
                         with _counted(tally, f"{filesystem} {name}, cut and cut in the recovery"):

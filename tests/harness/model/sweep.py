@@ -80,11 +80,10 @@ def _line(world: World, state: State, move: Move) -> str:
 
 FAULTS: Final = 2
 
-PLANS: Final = (
+PLANS: Final = (  # The smallest first
     *(Plan(1), Plan(1, partial=True), Plan(2, partial=True), Plan(2), Plan(2, keeps=2), Plan(3, partial=True)),
     *(Plan(3), Plan(3, partial=True, keeps=2)),
 )
-"""The smallest first."""
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:

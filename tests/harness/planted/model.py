@@ -1,7 +1,8 @@
 """Mistakes that the model must find: each is the protocol with one thing done otherwise. Some are what looks harmless,
 or what the code once did."""
 
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 from lazyshard.format.names import RETIRED
 from tests.harness.model import producer as model
@@ -191,7 +192,8 @@ class CursorFolderSyncedByMaker(model.Consumer):
 _ONE: Final = model.Plan(1)
 
 
-class Mutant(NamedTuple):
+@dataclass(frozen=True)
+class Mutant:
     who: Who  # the process that makes the mistake
     finds: str  # part of what the model says of it
     kinds: tuple[str, ...] = ("power cut",)  # the faults that it takes to see it, one of each; () if none

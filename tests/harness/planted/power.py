@@ -16,7 +16,6 @@ def _nothing(*arguments: object, **named: object) -> None:
 
 
 _SYNCING: Final = ("store.durable", "stream.publishing")
-_SYNCING: Final = ("store.durable", "stream.publishing")
 _NOT_DONE: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     # The rows of a chunk are not on the device when its seal is.
     "rows_not_synced": (("lazyshard.stream.open_chunk", "sync"),),

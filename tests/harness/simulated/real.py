@@ -192,9 +192,9 @@ def _judge(setting: Setting, trained: list[Trained], started: float, peak: int) 
     end = max(one.ended_s for one in trained) - started
     # At each step the slowest rank decides.
     stalled = first + sum(map(max, zip(*(one.waited[1:] for one in trained), strict=True)))
-    measured = replace(setting, step_seconds=(end - stalled) / setting.steps)
+    setting = replace(setting, step_seconds=(end - stalled) / setting.steps)
     opens = {f"{name}_opens": sum(one.opens.get(name, 0) for one in trained) for name in ("head", "chunk")}
-    return Measured(measured, first_step_s=first, end_s=end, stalled_s=stalled, peak_chunks=peak, **opens)
+    return Measured(setting=setting, first_step_s=first, end_s=end, stalled_s=stalled, peak_chunks=peak, **opens)
 
 
 def _write_source(setting: Setting, place: Path) -> Path:

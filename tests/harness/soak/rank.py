@@ -65,7 +65,7 @@ def train(
     due = not commit(dataset, consumed, older_states(folder, consumed))
     saved = consumed
     indices = dataset.rank_indices
-    sizes = {"batch_size": shape.batch_size, "num_workers": shape.workers}
+    sizes: dict[str, Any] = {"batch_size": shape.batch_size, "num_workers": shape.workers}
     batches = iter(DataLoader(dataset, sampler=indices, collate_fn=checked, **sizes))
     # A life that begins when the stream has ended has no indices behind its last step.
     for step, index in enumerate(indices[:: shape.batch_size], 1):

@@ -10,8 +10,7 @@ import pytest
 from lazyshard.simulation.run import PUBLISH_OPENS, outcome
 from lazyshard.simulation.setting import Setting
 from tests.harness.simulated.check import CASES, Comparison, compare, lines
-from tests.harness.simulated.rank import kind
-from tests.harness.simulated.real import Measured, RealRunFailed, measure
+from tests.harness.simulated.real import Measured, RealRunFailed, kind, measure
 
 TINY = Setting(
     ranks=2,

@@ -1,8 +1,5 @@
 """Two and three writers of one stream where file locks do not meet, stopped anywhere; old mistakes are found."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,15 +9,8 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced
 from lazyshard.stream import recovery
-from tests.harness.disks import fast_folder
-from tests.harness.planted.writers import MISTAKES, unsealed_unlinked
+from tests.harness.planted.writers import MISTAKES
 from tests.harness.writers.races import race_by_chance, race_in_pairs, without_locks
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    with fast_folder(tmp_path) as directory:
-        yield directory
 
 
 @pytest.mark.parametrize("arrays", [False, True], ids=["rows", "arrays"])
@@ -65,13 +55,13 @@ class _Found(Exception):
     pass
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_mistake_is_found(mistake: Callable[[], Any], root: Path) -> None:
-    words, first = MISTAKES[mistake]
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_found(name: str, root: Path) -> None:
+    mistake, words, first = MISTAKES[name]
 
     def found(what: str) -> None:
         if words in what:
             raise _Found
 
     with mistake(), pytest.raises(_Found):
-        race_in_pairs(root, begun=mistake is unsealed_unlinked, first=first, found=found)
+        race_in_pairs(root, begun=name == "unsealed_unlinked", first=first, found=found)

@@ -1,9 +1,5 @@
-"""What a very long stream costs: with 20,000 chunks no more files are opened or listed than with 600.
-
-Of the stream of a million chunks that `scripts/soak --million` makes this is the part that holds on any machine.
-"""
-
-from __future__ import annotations
+"""What a very long stream costs: with 20,000 chunks no more files are opened or listed than with 600. Of the stream of
+a million chunks that `scripts/soak --million` makes this is the part that holds on any machine."""
 
 import subprocess
 import sys
@@ -13,17 +9,13 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.harness.processes.environment import environment
-from tests.harness.soak.million import PER_CHUNK, Measured, measure, room
+from tests.harness.soak.million import Measured, measure, room
+from tests.producer.commands import environment
 
-FEW = 600
-"""More than `lazyshard inspect` looks at."""
-
+FEW = 600  # More than `lazyshard inspect` looks at
 MANY = 20_000
-
-
+# The first test makes the streams: some 15 s of processor time
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
-"""The first test makes the streams: some 15 s of processor time."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +34,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, tupl
 def touched(stream: Path, *command: str) -> dict[str, int]:
     """What a command of ours opens and lists below a stream's folder."""
     name, *arguments = command
-    line = [sys.executable, "-m", "tests.harness.soak.million_touched", str(stream), "lazyshard.cli", name, str(stream)]
+    line = [sys.executable, "-m", "tests.harness.soak.million", str(stream), "lazyshard.cli", name, str(stream)]
     done = subprocess.run([*line, *arguments], env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = orjson.loads(done.stdout)
@@ -65,18 +57,8 @@ def test_beginning_opens_no_more_of_a_long_stream(part: str, streams: dict[int, 
 @pytest.mark.parametrize(
     "command", [("status", "--json"), ("inspect", str(FEW)), ("inspect", "--json")], ids=["status", "sample", "inspect"]
 )
-def test_looking_opens_no_more_of_a_long_stream(
-    command: tuple[str, ...], streams: dict[int, tuple[Path, Measured]]
-) -> None:
+def test_looks_open_no_more_of_a_long_one(command: tuple[str, ...], streams: dict[int, tuple[Path, Measured]]) -> None:
     few, many = (touched(streams[chunks][0], *command) for chunks in (FEW, MANY))
     # `status` lists the names, to see whether a chunk was deleted by hand.
     assert {name: (few[name], times) for name, times in many.items() if times > few[name]} == {}
     assert many["listings"] <= 3
-
-
-def test_touched_counts_what_a_verification_lists(streams: dict[int, tuple[Path, Measured]]) -> None:
-    # It opens every seal: the counts do tell.
-    stream, _ = streams[FEW]
-    assert touched(stream, "verify", "--quick", "--jobs", "1")["open"] >= FEW
-    assert len(list(stream.glob("chunk_*"))) == 2 * FEW
-    assert stream.joinpath("chunk_00000.jsonl").read_bytes().count(b"\n") == PER_CHUNK

@@ -1,7 +1,5 @@
 """The model does what the code does: call by call, from wherever the code was killed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -15,30 +13,23 @@ import pytest
 from lazyshard import ChunkWriter
 from lazyshard.errors import StreamEnded
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.records import ProducerState
 from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, open_chunk, retire
-from lazyshard.stream.head import Announcer
 from lazyshard.stream.manifest import read_manifest
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.holdback import Holdback
 from lazyshard_producer.holding.shelf import Shelf
 from lazyshard_producer.out_directory import complete_end, find_end
 from tests.harness.disks import fast_folder
-from tests.harness.model.disk import Content, Disk, Step, do
-from tests.harness.model.producer import Consumer, Producer
+from tests.harness.model.disk import Content, Step
+from tests.harness.model.producer import STREAM, TMP, Consumer, Plan, Producer
 from tests.harness.model.recording import PER_CHUNK, Recorder, read_disk, read_record, starred
-from tests.harness.model.stream import STREAM, TMP, Plan
 from tests.harness.model.world import LOOKS, State, World
 from tests.stream.streams import forked
 
 pytestmark = pytest.mark.full
-
-COMMITTED: Final = 1
-"""Chunks that the consumer is done with when it commits."""
-
-_NO_CALLS: Final = (*LOOKS, "checkpoint", "commit", "committed")
-"""Steps of the model that change no file of the stream."""
+COMMITTED: Final = 1  # Chunks that the consumer is done with when it commits
+_NO_CALLS: Final = (*LOOKS, "checkpoint", "commit", "committed")  # Steps of the model that change no file of the stream
 
 
 @pytest.fixture
@@ -68,15 +59,9 @@ class Code:
             writer = ChunkWriter(stream, PER_CHUNK)
         except StreamEnded:
             return
-        # So that each look is one: it does not look again within half a second.
-        clock = iter(range(1000))
-        gate = Holdback(
-            Limits(retain="consumed"),
-            Shelf(stream),
-            PER_CHUNK,
-            check=writer.check_owner,
-            clock=lambda: next(clock),
-        )
+        clock = iter(range(1000))  # So that each look is one: it does not look again within half a second
+        limits = Limits(retain="consumed")
+        gate = Holdback(limits, Shelf(stream), PER_CHUNK, check=writer.check_owner, clock=lambda: next(clock))
         rows = PER_CHUNK * self.plan.chunks - self.plan.partial
         for row in range(writer.source or 0, rows):
             if writer.room == PER_CHUNK:
@@ -176,18 +161,13 @@ def in_order(steps: list[Step]) -> list[Step]:
     return found
 
 
-SCENARIOS: Final = [
-    pytest.param(Plan(3, partial=True), 2, id="partial"),
-    pytest.param(Plan(2), 2, id="full"),
-]
+SCENARIOS: Final = [pytest.param(Plan(3, partial=True), 2, id="partial"), pytest.param(Plan(2), 2, id="full")]
 
 
-@pytest.mark.parametrize(("plan", "commit_at"), SCENARIOS)
-def test_every_call_of_the_code_is_a_step_of_the_model_in_the_same_order(
-    root: Path, plan: Plan, commit_at: int
-) -> None:
+@pytest.mark.parametrize(("plan", "after"), SCENARIOS)
+def test_every_call_of_the_code_is_a_step_of_the_model_in_the_same_order(root: Path, plan: Plan, after: int) -> None:
     (root / "whole").mkdir()
-    code, model = Code(plan, commit_at), Model(plan, commit_at)
+    code, model = Code(plan, after), Model(plan, after)
     expected = model.live()
     assert in_order(code.live(root / "whole")) == in_order(expected)
     assert read_disk(root / "whole", plan) == model.disk()
@@ -198,17 +178,15 @@ def test_every_call_of_the_code_is_a_step_of_the_model_in_the_same_order(
     assert code.live(root / "whole") == []
 
 
-@pytest.mark.parametrize(("plan", "commit_at"), SCENARIOS)
-def test_killed_after_any_call_the_code_leaves_and_then_does_what_the_model_says(
-    root: Path, plan: Plan, commit_at: int
-) -> None:
-    code = Code(plan, commit_at)
+@pytest.mark.parametrize(("plan", "after"), SCENARIOS)
+def test_killed_after_any_call_the_code_does_what_the_model_says(root: Path, plan: Plan, after: int) -> None:
+    code = Code(plan, after)
     calls = 0
     while True:
         calls += 1
         home = root / str(calls)
         home.mkdir()
-        model = Model(plan, commit_at)
+        model = Model(plan, after)
         expected = model.live(calls)
         if len(expected) < calls:
             break
@@ -218,30 +196,6 @@ def test_killed_after_any_call_the_code_leaves_and_then_does_what_the_model_says
         assert in_order(code.live(home)) == in_order(model.live()), f"after {calls} calls"
         assert read_disk(home, plan) == model.disk(), f"after {calls} calls"
     assert calls > 60
-
-
-def test_writing_the_cursor_again_and_again_is_what_the_model_says(root: Path) -> None:
-    plan = Plan(1)
-    with ChunkWriter(root / STREAM, PER_CHUNK) as writer:
-        writer.write({"id": 0}, source=1)
-    assert recorded(root, lambda: commit(root / STREAM, 0, 1), plan) == [
-        ("mkdir", "stream/cursors"),
-        ("sync_directory", "stream"),
-        ("create", "stream/cursors/.run.*"),
-        ("write", "stream/cursors/.run.*", ("cursor", 0)),
-        ("sync", "stream/cursors/.run.*"),
-        ("rename", "stream/cursors/.run.*", "stream/cursors/run.json"),
-        ("sync_directory", "stream/cursors"),
-        *_replaced(Consumer(plan), 1),
-    ]
-    assert recorded(root, lambda: commit(root / STREAM, 1), plan) == _replaced(Consumer(plan), 1)
-
-
-def _replaced(consumer: Consumer, done: int) -> list[Step]:
-    disk = do(Disk(), ("mkdir", STREAM))
-    disk = do(disk, ("mkdir", f"{STREAM}/cursors"))
-    steps = consumer.writing(done, disk, disk.visible())
-    return [tuple(starred(part) if isinstance(part, str) else part for part in step) for step in steps[:-1]]
 
 
 def test_mark_of_a_call_that_has_failed_is_made_durable_before_anything_is_deleted(root: Path) -> None:
@@ -256,7 +210,7 @@ def test_mark_of_a_call_that_has_failed_is_made_durable_before_anything_is_delet
 
     def work() -> None:
         durable.sync_directory, kept = failing, durable.sync_directory
-        with pytest.raises(OSError, match="Input/output"):
+        with pytest.raises(OSError):
             retire.retire(root / STREAM, 1, plan.chunks)
         durable.sync_directory = kept
         assert retire.retire(root / STREAM, 1, plan.chunks) == 1
@@ -269,35 +223,16 @@ def test_mark_of_a_call_that_has_failed_is_made_durable_before_anything_is_delet
 def test_change_of_the_code_is_noticed(root: Path) -> None:
     plan = Plan(2)
 
-    def work(change: Callable[[], None]) -> list[Step]:
-        home = root / change.__name__
-        home.mkdir()
-
-        def produce() -> None:
-            change()
-            Code(plan, 2).produce(home / STREAM)
-
-        return in_order(recorded(home, produce, plan))
+    def rows_not_synced() -> None:
+        open_chunk.sync = lambda fd: None  # type: ignore[attr-defined]
+        Code(plan, 2).produce(root / STREAM)
 
     expected = in_order(Model(plan, 2).live())
-    assert work(nothing) == expected
-    assert work(rows_not_synced) == [step for step in expected if step[0] != "sync" or not step[1].endswith(".jsonl")]
-    assert ("unseen", "open", f"{STREAM}/.position") in work(position_in_a_file)
+    found = in_order(recorded(root, rows_not_synced, plan))
+    assert found == [step for step in expected if step[0] != "sync" or not step[1].endswith(".jsonl")]
 
 
-def nothing() -> None:
-    pass
-
-
-def rows_not_synced() -> None:
-    open_chunk.sync = lambda fd: None  # type: ignore[attr-defined]
-
-
-def position_in_a_file() -> None:
-    tell = Announcer.tell
-
-    def told(self: Announcer, chunks: int, samples: int, taken: int, state: ProducerState, note: str = "") -> None:
-        (self._path.parent / ".position").write_text(str(samples))
-        tell(self, chunks, samples, taken, state, note)
-
-    Announcer.tell = told  # type: ignore[method-assign]
+def test_a_file_that_is_written_in_another_way_is_noticed(root: Path) -> None:
+    (root / STREAM).mkdir()
+    found = recorded(root, lambda: (root / STREAM / ".position").write_text("7"), Plan(2))
+    assert ("unseen", "open", f"{STREAM}/.position") in found

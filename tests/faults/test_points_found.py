@@ -1,6 +1,4 @@
-"""Faults that the sweep of every crash point has found, each as small as it gets."""
-
-from __future__ import annotations
+"""Faults that the sweeps of crash points and of power cuts have found, each as small as it gets."""
 
 import errno
 import os
@@ -11,9 +9,11 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import Head
 from lazyshard.store.durable import publish_new_bytes
-from lazyshard.stream import list_kept, retire
+from lazyshard.stream import head, list_kept, retire
 from lazyshard_producer.out_directory import complete_end, find_end
+from tests.stream.streams import produce
 
 
 def failing_link(monkeypatch: pytest.MonkeyPatch, error: int, target: Path, *, done: bool) -> None:
@@ -30,9 +30,7 @@ def failing_link(monkeypatch: pytest.MonkeyPatch, error: int, target: Path, *, d
     monkeypatch.setattr(os, "link", fail)
 
 
-def test_a_device_that_fails_is_not_taken_for_a_name_that_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_fails_is_not_taken_for_a_taken_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing_link(monkeypatch, errno.EIO, tmp_path / "new", done=False)
     with pytest.raises(OSError, match="Input/output error"):
         publish_new_bytes(b"new", tmp_path / "new", tmp_path / "temporary")
@@ -41,18 +39,14 @@ def test_a_device_that_fails_is_not_taken_for_a_name_that_is_taken(
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EEXIST])
-def test_a_link_of_which_only_the_answer_was_lost_is_there(
-    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_whose_answer_was_lost_is_there(error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     failing_link(monkeypatch, error, out / MANIFEST, done=True)
     ChunkWriter(out, 2).close()
     assert (out / MANIFEST).stat().st_nlink == 1
 
 
-def test_a_name_that_is_taken_is_told_where_the_filesystem_has_no_word_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_name_is_told_where_the_filesystem_has_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "new").write_bytes(b"old")
     failing_link(monkeypatch, errno.EPERM, tmp_path / "new", done=False)
     with pytest.raises(FileExistsError):
@@ -60,9 +54,7 @@ def test_a_name_that_is_taken_is_told_where_the_filesystem_has_no_word_for_it(
     assert (tmp_path / "new").read_bytes() == b"old"
 
 
-def test_chunks_that_could_not_be_deleted_as_the_run_ended_are_deleted_by_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_that_were_not_deleted_are_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
 
     def refuse(path: Path) -> None:
@@ -82,8 +74,7 @@ def test_chunks_that_could_not_be_deleted_as_the_run_ended_are_deleted_by_the_ne
     assert list_kept(out).leftovers == []
     chunks = {path.name for path in out.glob("chunk_*")}
     assert chunks == {chunk_name(2), seal_name(2)}
-    # Nothing is touched where all is done.
-    owner = (out / "stream.owner").read_bytes()
+    owner = (out / "stream.owner").read_bytes()  # Nothing is touched where all is done
     complete_end(str(out), end)
     assert (out / "stream.owner").read_bytes() == owner
 
@@ -101,3 +92,16 @@ def test_file_of_somebody_elses_is_no_work_that_is_left_behind_the_end(tmp_path:
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     complete_end(str(out), end)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_only_the_head_of_a_stream_that_has_ended_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody starts a producer again that has finished: readers would wait for ever for what a cut took back."""
+    publish, told = head.publish_bytes, []  # type: ignore[attr-defined]
+
+    def publish_bytes(data: bytes, target: Path, temporary: Path, **named: Any) -> None:
+        told.append((Head.decode(data).ended, named["durable"]))
+        publish(data, target, temporary, **named)
+
+    monkeypatch.setattr(head, "publish_bytes", publish_bytes)
+    produce(tmp_path / "stream", 3, 2)
+    assert told == [(False, False), (False, False), (True, True)]

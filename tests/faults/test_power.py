@@ -1,58 +1,33 @@
 """A sample of the power cuts of `power.sweep`, and a proof that they show what careful code must not forget."""
 
-from __future__ import annotations
-
 import itertools
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 from lazyshard.format.names import seal_name
 from tests.harness.disks import FILESYSTEMS, Disk, Filesystem, fast_folder
 from tests.harness.planted.power import OF_A_CONSUMER, OF_A_PRODUCER, OF_A_RESTART
-from tests.harness.power import sweep as power_sweep
-from tests.harness.power.checks import Told
-from tests.harness.power.consumer import Beginning, begin, cut_consumer_at_each_call
-from tests.harness.power.trials import (
-    Bench,
-    PlayedScene,
-    cut_at_each_call,
-    cut_in_each_recovery,
-    cut_in_recovery,
-    make_whole,
-)
+from tests.harness.power import sweep as power
+from tests.harness.power.checks import Told, Whole
 from tests.harness.processes.nursery import Nursery
 from tests.harness.scenes.table import POWER
 from tests.harness.tally import Tally
 from tests.tiers import full
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a filesystem"),
-]
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a filesystem")]
 
 
 class Place:
-    """What the tests share: a process that has loaded everything, disks, and what is made on them.
-
-    Args:
-        folder: where to put all of it.
-        forks: the process.
-        stack: what is to be closed in the end.
-    """
+    """What the tests share: a process that has loaded everything, disks, and what is made on them."""
 
     def __init__(self, folder: Path, forks: Nursery, stack: ExitStack) -> None:
-        self.folder: Final = folder
-        self.forks: Final = forks
-        self._stack = stack
+        self.folder, self.forks, self._stack = folder, forks, stack
         self._disks: dict[Filesystem, Disk] = {}
-        self._made: dict[str, Bench] = {}
+        self._made: dict[str, tuple[power.PlayedScene, Whole]] = {}
 
     def disk(self, filesystem: Filesystem) -> Disk:
         """Returns a disk, or skips the test where none can be made."""
@@ -60,16 +35,14 @@ class Place:
             self._disks[filesystem] = self._stack.enter_context(Disk(self.folder / filesystem, filesystem))
         return self._disks[filesystem]
 
-    def bench(self, filesystem: Filesystem, name: str, mutant: str | None = None) -> Bench:
+    def bench(self, filesystem: Filesystem, name: str, mutant: str | None = None) -> power.Bench:
         """Returns a disk with what is made on it."""
         if name not in self._made:
             folder = self.folder / f"in {name}"
             folder.mkdir()
-            played = PlayedScene(name, POWER[name], POWER[name].make(folder))
-            disk = self.disk(filesystem)
-            self._made[name] = Bench(self.forks, disk, played, make_whole(self.forks, folder, played))
-        made = self._made[name]
-        return Bench(self.forks, self.disk(filesystem), made.played, made.whole, mutant)
+            played = power.PlayedScene(name, POWER[name], POWER[name].make(folder))
+            self._made[name] = played, power.make_whole(self.forks, folder, played)
+        return power.Bench(self.forks, self.disk(filesystem), *self._made[name], mutant)
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +57,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.fixture(scope="module")
-def beginning(place: Place) -> Beginning:
-    return begin(place.forks, place.folder)
+def beginning(place: Place) -> power.Beginning:
+    return power.begin(place.forks, place.folder)
 
 
 @pytest.mark.parametrize(
     ("name", "every"),
     [
-        ("plain", 31),
-        ("encoded retained", 101),
-        *full(("gzipped", 31), ("followed", 37), ("retained", 71), ("encoded", 43)),
+        *(("plain", 31), ("encoded retained", 101)),
+        *full(("gzipped", 31), ("followed", 37)),
+        *full(("retained", 71), ("encoded", 43)),
     ],
 )
 @pytest.mark.parametrize("filesystem", FILESYSTEMS)
@@ -101,7 +74,7 @@ def test_power_cut_at_any_call_loses_repeats_and_tears_nothing(
     filesystem: Filesystem, name: str, every: int, place: Place
 ) -> None:
     tally = Tally("power")
-    cut_at_each_call(tally, place.bench(filesystem, name), every)
+    power.cut_at_each_call(tally, place.bench(filesystem, name), every)
     assert tally.violations == []
     assert tally.trials > 8
 
@@ -110,59 +83,52 @@ def test_power_cut_at_any_call_loses_repeats_and_tears_nothing(
 @pytest.mark.parametrize(
     ("filesystem", "name", "power_first", "every"),
     [
-        ("ext4", "followed", False, 251),
-        ("ext4", "plain", True, 251),
-        ("xfs", "plain", False, 251),
-        ("xfs", "retained", False, 701),
-        ("ext4", "encoded", False, 307),
+        *(("ext4", "followed", False, 251), ("ext4", "plain", True, 251), ("xfs", "plain", False, 251)),
+        *(("xfs", "retained", False, 701), ("ext4", "encoded", False, 307)),
     ],
 )
 def test_power_cut_in_the_recovery_loses_repeats_and_tears_nothing(
     filesystem: Filesystem, name: str, power_first: bool, every: int, place: Place
 ) -> None:
     tally = Tally("power")
-    cut_in_each_recovery(tally, place.bench(filesystem, name), every, power_first=power_first)
+    power.cut_in_each_recovery(tally, place.bench(filesystem, name), every, power_first=power_first)
     assert tally.violations == []
     assert tally.faults > tally.trials > 8
 
 
 @pytest.mark.parametrize(("filesystem", "swift"), [("ext4", True), ("xfs", False)])
 def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
-    filesystem: Filesystem, swift: bool, place: Place, beginning: Beginning
+    filesystem: Filesystem, swift: bool, place: Place, beginning: power.Beginning
 ) -> None:
     tally = Tally("power")
-    cut_consumer_at_each_call(tally, place.forks, place.disk(filesystem), beginning, 37, swift=swift)
+    bench = power.RunBench(place.forks, place.disk(filesystem), beginning, swift)
+    power.cut_consumer_at_each_call(tally, bench, 37)
     assert tally.violations == []
     assert tally.trials > 8
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("mutant", "filesystem", "name", "first", "broken"),
-    OF_A_PRODUCER,
-)
+@pytest.mark.parametrize(("mutant", "filesystem", "name", "first", "broken"), OF_A_PRODUCER)
 def test_a_cut_of_the_power_shows(
     mutant: str, filesystem: Filesystem, name: str, first: int, broken: str, place: Place
 ) -> None:
     tally = Tally("power")
-    cut_at_each_call(tally, place.bench(filesystem, name, mutant), first=first)
+    power.cut_at_each_call(tally, place.bench(filesystem, name, mutant), first=first)
     assert [broken in violation for violation in tally.violations] == [True], tally.violations
 
 
 @pytest.mark.parametrize("filesystem", FILESYSTEMS)
-def test_a_cut_after_a_restart_shows_that_it_believes_what_is_not_on_the_device(
-    filesystem: Filesystem, place: Place
-) -> None:
+def test_a_cut_after_a_restart_shows_what_it_believes_too_early(filesystem: Filesystem, place: Place) -> None:
     bench = place.bench(filesystem, "plain", OF_A_RESTART)
     tally = Tally("power")
-    cut_in_recovery(tally, bench, bench.stop(_sealed_and_not_told(bench), "after", flush=False, power=False))
+    power.cut_in_recovery(tally, bench, bench.stop(_sealed_and_not_told(bench), "after", flush=False, power=False))
     assert ["1 chunks were told, 0 are there" in violation for violation in tally.violations] == [True]
 
 
-def _sealed_and_not_told(bench: Bench) -> int:
+def _sealed_and_not_told(bench: power.Bench) -> int:
     """Returns the call that gives the first seal its name."""
     for call in itertools.count(30):
-        trial = bench.trial()
+        trial = power.Trial(bench)
         trial.live(bench.stop(call, "after", flush=False, power=False))
         sealed, told = (trial.out / seal_name(0)).exists(), Told.look(trial.out).chunks
         trial.remove()
@@ -172,64 +138,11 @@ def _sealed_and_not_told(bench: Bench) -> int:
     raise AssertionError("unreachable")
 
 
-@pytest.mark.parametrize(
-    ("mutant", "filesystem", "first", "broken"),
-    [*OF_A_CONSUMER[:1], *full(*OF_A_CONSUMER[1:])],
-)
+@pytest.mark.parametrize(("mutant", "filesystem", "first", "broken"), [*OF_A_CONSUMER[:1], *full(*OF_A_CONSUMER[1:])])
 def test_a_cut_of_a_consumers_power_shows(
-    mutant: str, filesystem: Filesystem, first: int, broken: str, place: Place, beginning: Beginning
+    mutant: str, filesystem: Filesystem, first: int, broken: str, place: Place, beginning: power.Beginning
 ) -> None:
     tally = Tally("power")
-    cut_consumer_at_each_call(tally, place.forks, place.disk(filesystem), beginning, first=first, mutant=mutant)
+    bench = power.RunBench(place.forks, place.disk(filesystem), beginning, mutant=mutant)
+    power.cut_consumer_at_each_call(tally, bench, first=first)
     assert [broken in violation for violation in tally.violations] == [True], tally.violations
-
-
-@pytest.mark.parametrize("filesystem", FILESYSTEMS)
-def test_after_a_cut_names_or_content_that_was_not_synced_is_gone(filesystem: Filesystem, place: Place) -> None:
-    disk = place.disk(filesystem)
-    (disk.point / "synced").write_text("1")
-    disk.sync()
-    (disk.point / "lost").write_text("2")
-    disk.cut()
-    assert (disk.point / "synced").read_text() == "1"
-    assert not (disk.point / "lost").exists()
-    (disk.point / "empty").write_text("3")
-    disk.cut(flush=True)
-    assert (disk.point / "empty").read_text() == ""
-
-
-@pytest.mark.parametrize("filesystem", FILESYSTEMS)
-def test_a_cut_is_one_although_another_mount_namespace_has_the_disk_too(filesystem: Filesystem, place: Place) -> None:
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        pytest.skip("needs unshare")
-    disk = place.disk(filesystem)
-    command = [unshare, "--mount", "sh", "-c", "echo here; exec sleep 60"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        if other.stdout.readline() != b"here\n":
-            pytest.skip("cannot have a mount namespace")
-        disk.cut()
-        (disk.point / "written").write_text("1")
-        disk.sync()
-        disk.cut()
-        assert (disk.point / "written").read_text() == "1"
-        other.kill()
-
-
-def test_a_filesystem_that_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.harness.disks.tool", lambda name: pytest.skip(f"needs {name}"))
-    monkeypatch.setattr(power_sweep, "POWER", {})
-    tally = Tally("power")
-    power_sweep.sweep(tally, tmp_path, 0, 1)
-    assert tally.notes == ["ext4 was left out: needs mkfs.ext4", "xfs was left out: needs mkfs.xfs"]
-    assert tally.trials == 0
-
-
-def test_the_head_of_a_stream_that_has_ended_is_durable(place: Place) -> None:
-    """Nobody starts a producer again that has finished, so readers would wait for the rest for ever."""
-    bench = place.bench("ext4", "plain")
-    trial = bench.trial()
-    trial.live(bench.stop(10**9, "before", flush=False))
-    assert not trial.stopped
-    assert Told.look(trial.out) == Told(3, 12, True)

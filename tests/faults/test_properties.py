@@ -19,9 +19,3 @@ def test_what_few_examples_do_not_show_is_found_among_many(tmp_path: Path, capfd
     shown = capfd.readouterr().out
     assert "test_does_not_hold(" in shown
     assert f"number={properties_mutants.WRONG}," in shown
-
-
-def test_a_sweep_of_nothing_is_no_success(tmp_path: Path) -> None:
-    tally = Tally("properties")
-    sweep(tally, tmp_path, 0, 0.01, tests=["tests/harness/disks.py"])
-    assert len(tally.violations) == 1

@@ -1,10 +1,5 @@
 """A minute of the soak holds, and it finds what is planted: a leak, an early acknowledgement, a lost sample."""
 
-from __future__ import annotations
-
-import errno
-import os
-import random
 import socket
 from pathlib import Path
 
@@ -12,20 +7,12 @@ import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter
-from tests.harness.disks import SmallDisk
 from tests.harness.planted.soak import MUTANTS
-from tests.harness.soak.disk import Ballast, measure
-from tests.harness.soak.history import DeclaredOrder, Ledger
-from tests.harness.soak.rank import END, GO_ON, MESSAGE, Rules, Shape, train
-from tests.harness.soak.report import FAULTS
+from tests.harness.soak.rank import END, Rules, Shape, train
 from tests.harness.soak.rows import row
 from tests.harness.soak.run import soak
-from tests.harness.soak.watch import Life, Look, Watch, look_at
-from tests.harness.tally import RunViolation
-from tests.plan.oracle import course_of_draws
 
-pytestmark = pytest.mark.timeout(600)
-"""Of a busy machine; what hangs in a soak it tells itself."""
+pytestmark = pytest.mark.timeout(600)  # Of a busy machine; what hangs in a soak it tells itself
 
 
 @pytest.mark.full
@@ -35,7 +22,6 @@ def test_a_short_soak_loses_and_leaks_nothing(tmp_path: Path) -> None:
     assert found["violations"] == []
     assert found["done"]["steps"] > 0
     assert found["kills"] > 0
-    assert found["kills"] == sum(found["done"].get(name, 0) for name in FAULTS)
     # A run that compares no life finds no leak either.
     assert found["counts"]["lives of processes long enough to be compared"] > 0
     samples = found["counts"]["samples of the stream"]
@@ -59,147 +45,8 @@ def test_a_life_may_begin_when_the_stream_has_ended(tmp_path: Path) -> None:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, its:
         for _ in range(6):
-            ours.send(GO_ON)
+            ours.send(b"go on")
         train(Rules(4, 4, 0), Shape(0, 1, 2, 0), 0, tmp_path / "s", tmp_path / "checkpoints", None, its)
-        steps = [np.frombuffer(ours.recv(MESSAGE)[1:], dtype=np.int64).tolist() for _ in range(5)]
-        assert ours.recv(MESSAGE) == END
+        steps = [np.frombuffer(ours.recv(1 << 16)[1:], dtype=np.int64).tolist() for _ in range(5)]
+        assert ours.recv(1 << 16) == END
     assert steps == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-
-
-def numbers(*samples: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.array(samples, dtype=np.int64)
-
-
-def test_ledger_takes_back_what_a_checkpoint_does_not_have() -> None:
-    ledger = Ledger()
-    ledger.train(numbers(0, 1, 4))
-    first = ledger.close()
-    ledger.train(numbers(2, 5))
-    ledger.close()
-    ledger.roll_back(first)
-    assert (ledger.trained, ledger.lowest()) == (3, 2)
-    ledger.train(numbers(5, 3, 2))
-    ledger.settle(ledger.close())
-    assert (ledger.base, ledger.trained, ledger.lowest()) == (6, 6, 6)
-
-
-def test_ledger_finds_a_sample_that_comes_twice() -> None:
-    ledger = Ledger()
-    ledger.train(numbers(0, 1, 2))
-    with pytest.raises(RunViolation, match=r"samples \[1\] of 2 came again"):
-        ledger.train(numbers(3, 1))
-    ledger.settle(ledger.close())
-    with pytest.raises(RunViolation, match=r"samples \[2\] of 1 came again"):
-        ledger.train(numbers(2))
-    with pytest.raises(RunViolation, match="came again"):
-        ledger.train(numbers(7, 7))
-
-
-def test_ledger_finds_a_sample_that_never_came() -> None:
-    ledger = Ledger()
-    ledger.train(numbers(0, 1, 3, 4))
-    ledger.check_below(2)
-    with pytest.raises(RunViolation, match="sample 2 was never trained"):
-        ledger.check_below(3)
-
-
-def test_ledger_does_not_grow_with_the_run() -> None:
-    ledger = Ledger()
-    for step in range(2000):
-        ledger.train(np.arange(step * 100, (step + 1) * 100))
-        ledger.settle(ledger.close())
-    assert ledger.base == 200_000
-    assert ledger.size <= 1 << 12
-
-
-def test_declared_order_is_that_of_the_plain_lists() -> None:
-    dice = random.Random(6)
-    for seed in range(200):
-        unit = dice.choice([1, 2, 3, 4])
-        window = dice.choice([0, unit, 3 * unit])
-        chain = [(dice.randint(1, 4), dice.choice([1, 2]) * dice.randint(1, 6)) for _ in range(dice.randint(1, 4))]
-        total = sum(dp * draws for dp, draws in chain) + dice.randint(0, 30)
-        plain = course_of_draws(unit, window, seed, [(dp, 1, draws, ()) for dp, draws in chain], total)
-        order = DeclaredOrder(unit, window, seed, chain[0][0])
-        order.total = total
-        drawn: set[int] = set()
-        for (dp, draws), declared in zip(chain, plain, strict=True):
-            order.go_on(order.standing, dp)
-            for step in range(draws):
-                if any(lane[step][0] for lane in declared):
-                    # The next epoch, of which a soak has none.
-                    break
-                found = order.draw(1)
-                assert found == [[lane[step][1]] for lane in declared], f"seed {seed}"
-                drawn |= {sample for lane in found for sample in lane}
-                assert drawn >= set(range(order.floor()))
-            else:
-                continue
-            break
-
-
-def looks(descriptors: list[int], memory: list[int]) -> Life:
-    life = Life("rank")
-    for files, size in zip(descriptors, memory, strict=True):
-        life.add(Look(files, 0, 0, 2, size, 1))
-    return life
-
-
-def test_a_leak_shows_between_the_early_and_the_late_looks() -> None:
-    steady = [20] * 60
-    large = [50 << 20] * 60
-    assert looks(steady, large).leaks() == []
-    assert looks([20 + look for look in range(60)], large).leaks() == [
-        "rank: descriptors went from 42 to 72 in 60 looks"
-    ]
-    assert looks(steady, [(50 + 2 * look) << 20 for look in range(60)]).leaks() != []
-    assert looks(steady[:20], [look << 30 for look in range(20)]).leaks() == []
-
-
-def test_looks_of_a_long_life_stay_few_and_evenly_spread() -> None:
-    life = looks(list(range(10_000)), [0] * 10_000)
-    found = [look.descriptors for look in life.looks]
-    assert len(found) <= 128
-    assert len(set(np.diff(found).tolist())) == 1
-
-
-def test_chunks_that_are_open_twice_are_told_apart(tmp_path: Path) -> None:
-    path = tmp_path / "chunk_00000.jsonl"
-    path.touch()
-    before = look_at(os.getpid())
-    opened = [os.open(path, os.O_RDONLY) for _ in range(5)]
-    try:
-        look = look_at(os.getpid())
-        assert before is not None and look is not None
-        # The process of the tests may have some of its own open.
-        more = (look.chunks - before.chunks, look.doubled - before.doubled)
-        assert (look.descriptors, *more) == (before.descriptors, 5, 4)
-        told = f"rank: {look.chunks} chunks are open, {look.doubled} of them once more"
-        assert Watch().look([(os.getpid(), "rank")]) == [told]
-    finally:
-        for fd in opened:
-            os.close(fd)
-
-
-def test_a_stream_is_measured_by_what_was_there_all_the_while(tmp_path: Path) -> None:
-    (tmp_path / ".tmp" / "1.x").mkdir(parents=True)
-    (tmp_path / "chunk_00000.jsonl").write_bytes(bytes(10))
-    (tmp_path / "chunk_00000.jsonl.completed").write_bytes(bytes(3))
-    (tmp_path / "chunk_00001.jsonl").write_bytes(bytes(5))
-    (tmp_path / ".tmp" / "1.x" / "chunk_00002.jsonl").write_bytes(bytes(7))
-    (tmp_path / "head.json").write_bytes(bytes(99))
-    found = measure(tmp_path)
-    assert (found.chunks, found.largest, found.unpublished, found.temporary) == (18, 13, 7, 1)
-
-
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem")
-def test_ballast_takes_all_the_room_and_gives_it_back(tmp_path: Path) -> None:
-    with SmallDisk(tmp_path / "disk", "size=300k") as disk:
-        ballast = Ballast(disk.point)
-        ballast.fill()
-        with pytest.raises(OSError) as full:
-            (disk.point / "other").write_bytes(bytes(4096))
-        assert full.value.errno == errno.ENOSPC
-        ballast.drop()
-        (disk.point / "other").write_bytes(bytes(4096))

@@ -1,7 +1,5 @@
-"""Disks: one that can fail, a small one, one in memory; and the programs of the machine that make them. Needs root.
-
-A disk that fails has its power cut, and what was not synced is gone; or it turns read-only, or hangs.
-"""
+"""Disks: one that can fail, a small one, one in memory; and the programs of the machine that make them. Needs root. A
+disk that fails has its power cut, and what was not synced is gone; or it turns read-only, or hangs."""
 
 from __future__ import annotations
 
@@ -17,13 +15,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Literal
 
 import pytest
 
-_ROOM: Final = 512 << 20
-"""Bytes that images and what is beside them may take of memory."""
+_ROOM: Final = 512 << 20  # Bytes that images and what is beside them may take of memory
 
 
 @contextmanager
@@ -37,13 +33,10 @@ def fast_folder(fallback: Path) -> Iterator[Path]:
 
 def find_tool(name: str) -> str | None:
     """Returns the path of a program; the folders of the administrator's are looked through as well."""
-    return shutil.which(
-        name, path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
-    )
+    return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin")))
 
 
 def tool(name: str) -> str:
-    """Returns the path of a program, or skips the test."""
     found = find_tool(name)
     if found is None:
         pytest.skip(f"needs {name}, which is not on this machine")
@@ -51,35 +44,21 @@ def tool(name: str) -> str:
 
 
 Filesystem = Literal["ext4", "xfs"]
-
 FILESYSTEMS: Final[tuple[Filesystem, ...]] = ("ext4", "xfs")
-
-_SHUTDOWN: Final = 0x8004587D
-"""EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are one number."""
-
+_SHUTDOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are one number
 _LOG_FLUSH: Final = 1
 _NO_LOG_FLUSH: Final = 2
-
+# Bytes of the image, which has holes. mkfs.xfs makes nothing below 300 MB, of which it writes some 65 MB.
 _SIZES: Final[dict[Filesystem, int]] = {"ext4": 16 << 20, "xfs": 320 << 20}
-"""Bytes of the image, which has holes. mkfs.xfs makes nothing below 300 MB, of which it writes some 65 MB."""
 
 
 class Disk:
-    """A context manager: a filesystem in a file, mounted. A test is skipped where that cannot be made.
-
-    Args:
-        folder: where to put the file and the mount point.
-        filesystem: its kind.
-        options: further mount options.
-
-    Attributes:
-        point: where it is mounted.
-        filesystem: its kind.
-    """
+    """A context manager: a filesystem in a file, mounted. A test is skipped where that cannot be made. `folder`: where
+    to put the file and the mount point."""
 
     def __init__(self, folder: Path, filesystem: Filesystem = "ext4", options: str = "") -> None:
-        self.point: Final = folder / "disk"
-        self.filesystem: Final = filesystem
+        self.point: Final = folder / "disk"  # where it is mounted
+        self.filesystem: Final = filesystem  # its kind
         self._image = folder / "image"
         # A copy of an image has the identity of the other one, which XFS would refuse.
         own = ["nouuid"] if filesystem == "xfs" else []
@@ -92,8 +71,7 @@ class Disk:
         self.point.mkdir(parents=True)
         with self._image.open("wb") as file:
             file.truncate(_SIZES[self.filesystem])
-        # Onto a file that is no block device, without being asked.
-        force = "-F" if self.filesystem == "ext4" else "-f"
+        force = "-F" if self.filesystem == "ext4" else "-f"  # Onto a file that is no block device, without being asked
         made = subprocess.run([make, "-q", force, self._image], capture_output=True, text=True, check=False)
         if made.returncode:
             pytest.skip(f"cannot make a filesystem: {made.stderr.strip()}")
@@ -102,9 +80,7 @@ class Disk:
             pytest.skip(f"cannot mount {self.filesystem}: {mounted.stderr.strip()}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Whatever a failed test still holds open there.
         subprocess.run([self._umount_tool, *(["-l"] if kind else []), str(self.point)], check=True)
         self._image.unlink()
@@ -122,7 +98,6 @@ class Disk:
         self._mount().check_returncode()
 
     def sync(self) -> None:
-        """Brings all of it onto the device, so that what was removed stays so."""
         fd = os.open(self.point, os.O_RDONLY | os.O_DIRECTORY)
         try:
             # Not `os.sync`: there are other disks. A sync of the directory would do nothing where only others changed.
@@ -137,7 +112,6 @@ class Disk:
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
-        """It gives no answer to whoever writes, as a share whose server is gone."""
         freeze = tool("fsfreeze")
         subprocess.run([freeze, "--freeze", str(self.point)], check=True)
         try:
@@ -146,10 +120,8 @@ class Disk:
             subprocess.run([freeze, "--unfreeze", str(self.point)], check=True)
 
     def _is_held(self) -> bool:
-        """Returns whether it is still mounted, where this process cannot see it.
-
-        A mount namespace that somebody has made in the meantime has it too. Mounted again it would be the same one.
-        """
+        """Returns whether it is still mounted, where this process cannot see it. A mount namespace that somebody has
+        made in the meantime has it too. Mounted again it would be the same one."""
         for path in Path("/sys/block").glob("loop*/loop/backing_file"):
             with contextlib.suppress(OSError):
                 if path.read_text().strip() == str(self._image):
@@ -157,7 +129,6 @@ class Disk:
         return False
 
     def _replace(self) -> None:
-        """Goes on with a copy of what is on the device."""
         old, self._image = self._image, self._image.with_name(f"image-{secrets.token_hex(4)}")
         subprocess.run([tool("cp"), "--sparse=always", str(old), str(self._image)], check=True)
         old.unlink()
@@ -168,14 +139,9 @@ class Disk:
 
 
 def cut_power(point: str, *, flush: bool = False) -> None:
-    """Stops a filesystem at once: nothing that is not on the device comes onto it.
-
-    Args:
-        point: where it is mounted.
-        flush: the journal still comes onto the device, as if its timer had run just before: all names and sizes are
-            those of the last moment, and only content that was not synced is missing. Without it the names are those
-            of the last sync of anything.
-    """
+    """Stops a filesystem at once: nothing that is not on the device comes onto it. `flush`: the journal still comes
+    onto the device, as if its timer had run just before: all names and sizes are those of the last moment, and only
+    content that was not synced is missing. Without it the names are those of the last sync of anything."""
     fd = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _LOG_FLUSH if flush else _NO_LOG_FLUSH))
@@ -184,13 +150,8 @@ def cut_power(point: str, *, flush: bool = False) -> None:
 
 
 class SmallDisk:
-    """A context manager: a tmpfs, mounted, and unmounted whatever happens.
-
-    Args:
-        point: where to mount it; made.
-        options: as of mount(8): ``size=256k``, ``nr_inodes=20``.
-        all_closed: whether it is a fault if somebody still has a file of it open at the end.
-    """
+    """A context manager: a tmpfs, mounted, and unmounted whatever happens. `all_closed`: whether it is a fault if
+    somebody still has a file of it open at the end."""
 
     def __init__(self, point: Path, options: str, *, all_closed: bool = False) -> None:
         self.point: Final = point
@@ -205,9 +166,7 @@ class SmallDisk:
             pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._all_closed:
             done = subprocess.run(["umount", str(self.point)], capture_output=True, text=True, check=False)
             if done.returncode == 0:
@@ -218,13 +177,11 @@ class SmallDisk:
             pytest.fail(f"files of a small disk stayed open: {done.stderr.strip()}")
 
     def fill(self) -> None:
-        """Leaves no room at all."""
         with (self.point / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
             while True:
                 file.write(bytes(4096))
 
     def change(self, options: str) -> None:
-        """Mounts it with other options."""
         subprocess.run(["mount", "-o", f"remount,{options}", str(self.point)], check=True)
 
 

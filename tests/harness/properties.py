@@ -1,7 +1,5 @@
 """The properties of plan and producer on 100 times as many examples, other ones with each seed; hours on one core."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -13,20 +11,15 @@ from typing import Final
 from tests.conftest import EXAMPLES_FACTOR
 from tests.harness.tally import Tally
 
-__all__ = ["sweep"]
-
 _ROOT: Final = Path(__file__).parents[2]
-
 _FACTOR: Final = 100
-
 _PROPERTY: Final = re.compile(r"tests/\S+::.*:$")
 _EXAMPLES: Final = re.compile(r"    - (\d+) passing\D*(\d+) failing")
 _STATISTICS: Final = re.compile(r"\s*$| {2,4}- ")
+_TESTS: Final = ("tests/plan", "tests/producer")
 
 
-def sweep(
-    tally: Tally, place: Path, seed: int, scale: float, tests: Sequence[str] = ("tests/plan", "tests/producer")
-) -> None:
+def sweep(tally: Tally, place: Path, seed: int, scale: float, tests: Sequence[str] = _TESTS) -> None:
     """Runs the tests with Hypothesis; what fails is printed as it is to be put into its test: as an `@example`."""
     command = [sys.executable, "-m", "pytest", *tests, "-m", "hypothesis", "-n", "auto", "-q", "--color=no"]
     command += ["--hypothesis-show-statistics", f"--hypothesis-seed={seed}", "--timeout=0", "-p", "no:cacheprovider"]

@@ -1,7 +1,5 @@
 """Runs the sweeps and prints what they counted. As a program: see scripts/test_faults."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

@@ -1,86 +1,160 @@
-"""Damage to a whole stream directory: to the bytes of a file, to which file is where, and to what kind a file is of."""
-
-from __future__ import annotations
+"""How bytes are spoilt: as a disk, a crash or a hand would do it, and by the structure of JSON; and damage to a
+whole stream directory: to the bytes of a file, to which file is where, and to what kind a file is of. All is drawn
+from a `Random`: a plain one in the sweep, one of Hypothesis' in CI, which can then make a failing case smaller."""
 
 import os
 import socket
 import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
-from tests.harness.fuzz.mutations import alter_json, spoil
 from tests.harness.fuzz.streams import Known
 
-__all__ = ["KINDS", "Damaged", "damage", "damage_cursor", "replace_by"]
+_PIECES: Final = (
+    *(b"-", b"9", b"0", b'"', b"[", b"]", b"{", b"}", b",", b":", b"\\", b"\n", b"\r\n", b"\0", b"null", b"true"),
+    *(b"1e999", b"NaN", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"\\ud800", b"\xed\xa0\x80", b"\xe2\x80\xa8"),
+    *(b"18446744073709551616", b"-9223372036854775809", b"0" * 40, b"9" * 400, b"[" * 2000, b'{"a":' * 1100),
+    *(b'"format":2,', b"{}\n", b"\n\n"),
+)
+"""What has been the trouble of some reader of JSON or of lines."""
+
+_NUMBERS: Final = (
+    *(0, 1, 2, 3, -1, 255, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 10**15),
+    *(10**15 + 1, 10**8, 10**8 + 1, 1.5, -0.0, 1e18, -1e18, 1e300, -1e300, 5e-324),
+)
+
+_VALUES: Final[tuple[Any, ...]] = (
+    *_NUMBERS,
+    *(None, True, False, "", "x", "AAAAAAAAAAA=", "0" * 32, "0" * 31, "\u0000", "\u001b[31m", "\u2028"),
+    *("\U0001f600", "running", "..", "../../etc/passwd", "x" * 300, [], [[]], {}, {"a": None}, [0, 1]),
+    *([[0, 5], [3, 4]], [1.5, None]),
+)
+
+
+def spoil(data: bytes, random: Random) -> tuple[str, bytes]:
+    """Returns what was done, in a few words, and the bytes: another piece somewhere, or a piece less, or moved."""
+    way = random.choice(list(_WAYS))
+    start = random.randrange(max(1, len(data)))
+    stop = min(len(data), start + (random.randint(1, 8) if random.randrange(3) else random.randint(1, 1 << 12)))
+    return way, _WAYS[way](data, start, stop, random)
+
+
+def spoil_more(data: bytes, random: Random) -> bytes:
+    for _ in range(random.randint(1, 4)):
+        _, data = spoil(data, random)
+    return data
+
+
+def alter_json(data: bytes, random: Random, *, values: Sequence[Any] = ()) -> bytes:
+    """Returns a file of JSON with fields changed, missing, added, given twice, or of another type. `data`: the file.
+    What is no JSON object is spoilt as any bytes are. `values`: values that may be put in, besides the usual ones."""
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict) or not found:
+        return spoil(data, random)[1]
+    places = list(_places(found))
+    for _ in range(random.randint(1, 3)):
+        holder, key = random.choice(places)
+        if key not in (holder if isinstance(holder, dict) else range(len(holder))):
+            continue  # an earlier change has removed it
+        way = random.randrange(6)
+        value = holder[key]
+        if way == 0 and isinstance(holder, dict):
+            del holder[key]
+        elif way == 1 and type(value) is int:
+            more = value + random.choice((-1, 1, 2, -value - 1, 10**15))
+            holder[key] = more if -(2**63) <= more < 2**64 else 0
+        elif way == 2 and isinstance(value, str):
+            holder[key] = spoil(value.encode(), random)[1].decode("utf-8", "replace")
+        elif way == 3 and isinstance(value, list):
+            holder[key] = value + value if random.randrange(2) else value[:-1]
+        else:
+            holder[key] = random.choice((*_VALUES, *values))
+    if not random.randrange(8):
+        # The same key twice: the second one, with the value of another field, is in front or behind.
+        key, other = random.choice(list(found) or ["format"]), random.choice(_VALUES)
+        twice = orjson.dumps({key: other})[1:-1]
+        text = orjson.dumps(found)
+        return text[:-1] + b"," + twice + b"}\n" if random.randrange(2) and found else b"{" + twice + b"," + text[1:]
+    return orjson.dumps(found) + random.choice((b"\n", b"", b"\n\n", b" "))
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    found: list[tuple[Any, Any]] = []
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        items = one.items() if isinstance(one, dict) else enumerate(one) if isinstance(one, list) else ()
+        for key, inner in items:
+            found.append((one, key))
+            pending.append(inner)
+    return found
+
+
+def _moved(data: bytes, start: int, stop: int, random: Random) -> bytes:
+    rest = data[:start] + data[stop:]
+    at = random.randrange(len(rest) + 1)
+    return rest[:at] + data[start:stop] + rest[at:]
+
+
+def _piece(data: bytes, start: int, stop: int, random: Random) -> bytes:
+    return data[:start] + random.choice(_PIECES) + data[random.choice((start, min(start + 1, len(data)), stop)) :]
+
+
+# From where to where, of the bytes
+_WAYS: Final[dict[str, Callable[[bytes, int, int, Random], bytes]]] = {
+    "flip bit": lambda data, at, _, random: data[:at] + _flipped(data[at : at + 1], random) + data[at + 1 :],
+    "other bit": lambda data, at, _, random: data[:at] + _flipped(data[at : at + 1], random) + data[at + 1 :],
+    "other bytes": lambda data, at, to, random: data[:at] + random.randbytes(min(to - at, 64)) + data[to:],
+    "cut": lambda data, at, to, random: data[:at],
+    "zeros": lambda data, at, to, random: data[:at] + bytes(to - at) + data[to:],
+    "zeros to the end": lambda data, at, to, random: data[:at] + bytes(len(data) - at),
+    "twice": lambda data, at, to, random: data[:to] + data[at:],
+    "without": lambda data, at, to, random: data[:at] + data[to:],
+    "moved": _moved,
+    "more": lambda data, at, to, random: data + random.choice((b"\n", b"\0", b" ", b"{}\n", b"x", data)),
+    "piece": _piece,
+    "other piece": _piece,
+    "nothing left": lambda data, at, to, random: b"",
+}
+
+
+def _flipped(byte: bytes, random: Random) -> bytes:
+    return bytes(one ^ 1 << random.randrange(8) for one in byte)
+
 
 _NAMES: Final = (
-    "chunk_00000.jsonl",
-    "chunk_00001.jsonl",
-    "chunk_00002.jsonl",
-    "chunk_00003.jsonl",
-    "chunk_00004.jsonl",
-    "chunk_1.jsonl",
-    "chunk_000002.jsonl",
-    "chunk_99999.jsonl",
-    "chunk_100000.jsonl",
-    "chunk_" + "9" * 200 + ".jsonl",
-    "chunk_-1.jsonl",
-    "stream.json",
-    "head.json",
-    "stream.end",
-    "retired.json",
-    "stream.owner",
-    "cursors/run0.json",
-    "cursors/other.json",
-    "cursors/run0.reading.json",
-    "cursors/.run0.lock",
-    ".producer.lock",
-    "quarantine.jsonl",
-    ".tmp/chunk_00003.jsonl.0123456789abcdef",
-    "unknown",
+    *("chunk_00000.jsonl", "chunk_00001.jsonl", "chunk_00002.jsonl", "chunk_00003.jsonl", "chunk_00004.jsonl"),
+    *("chunk_1.jsonl", "chunk_000002.jsonl", "chunk_99999.jsonl", "chunk_100000.jsonl"),
+    *("chunk_" + "9" * 200 + ".jsonl", "chunk_-1.jsonl", "stream.json", "head.json", "stream.end", "retired.json"),
+    *("stream.owner", "cursors/run0.json", "cursors/other.json", "cursors/run0.reading.json", "cursors/.run0.lock"),
+    *(".producer.lock", "quarantine.jsonl", ".tmp/chunk_00003.jsonl.0123456789abcdef", "unknown"),
 )
 """Where a file may be copied to, besides the names that there are."""
 
+# Files that are not digested: what they say, where it can be read, is believed
 _CLAIMS: Final = ("head.json", "stream.end", "stream.json", "retired.json")
-"""Files that are not digested: what they say, where it can be read, is believed."""
-
-
-KINDS: Final = (
-    "directory",
-    "folder",
-    "pipe",
-    "socket",
-    "device",
-    "hole",
-    "link out",
-    "link to itself",
-    "link within",
-)
-"""What may be there in the place of a file; a folder is a directory that is not empty."""
+# What may be there in the place of a file; a folder is a directory that is not empty
+KINDS: Final = ("directory", "folder", "pipe", "socket", "device", "hole", "link out", "link to itself", "link within")
 
 
 @dataclass
 class Damaged:
-    """What was done to a directory.
-
-    Attributes:
-        what: it, in a line.
-        lies: whether a file that is believed was rewritten so that it may say something else in good form; then the
-            stream may be told to end early, or a chunk to be deleted. Damage to bytes is never taken for that.
-        others: files that were touched.
-    """
-
-    what: list[str]
+    what: list[str]  # it, in a line
+    # whether a file that is believed was rewritten so that it may say something else in good form; then the stream may
+    # be told to end early, or a chunk to be deleted. Damage to bytes is never taken for that.
     lies: bool
-    others: set[str]
+    others: set[str]  # files that were touched
 
 
 def damage(directory: Path, known: Known, random: Random) -> Damaged:
-    """Damages the stream in a directory, once or a few times."""
     done = Damaged([], False, set())
     if random.randrange(3):
         for _ in range(random.choice((1, 1, 1, 2, 3))):
@@ -96,7 +170,6 @@ def damage(directory: Path, known: Known, random: Random) -> Damaged:
 
 
 def damage_cursor(directory: Path, known: Known, random: Random) -> Damaged:
-    """Damages all cursors of a stream, most of them by the structure of JSON."""
     names = [name for name in known.files if name.startswith("cursors/run")]
     done = Damaged([], False, set(names))
     # All of them far ahead of the data, or each as it comes: chunks go as soon as the last one lets them.
@@ -172,26 +245,27 @@ def replace_by(path: Path, kind: str, target: Path) -> None:
         path.mkdir()
         if kind == "folder":
             (path / "x").write_bytes(b"x")
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "socket":
-        _make_socket(path)
-    elif kind == "device":
-        if os.geteuid() == 0:
-            # Without end, and without bound.
-            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
-    elif kind == "hole":
-        path.write_bytes(b"")
-        # Half a terabyte of zeros, which take no room.
-        os.truncate(path, 1 << 39)
-    elif kind == "link out":
-        path.symlink_to("/etc/hostname")
-    elif kind == "link to itself":
-        path.symlink_to(path.name)
-    elif kind == "link within":
-        path.symlink_to(os.path.relpath(target, path.parent))
-    else:
-        raise ValueError(f"there is no {kind!r}")
+    elif kind != "device":
+        _MAKES[kind](path, target)
+    elif os.geteuid() == 0:
+        # Without end, and without bound.
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+
+
+_MAKES: Final[dict[str, Callable[[Path, Path], object]]] = {
+    "pipe": lambda path, _: os.mkfifo(path),
+    "socket": lambda path, _: _make_socket(path),
+    "hole": lambda path, _: _make_hole(path),
+    "link out": lambda path, _: path.symlink_to("/etc/hostname"),
+    "link to itself": lambda path, _: path.symlink_to(path.name),
+    "link within": lambda path, target: path.symlink_to(os.path.relpath(target, path.parent)),
+}
+
+
+def _make_hole(path: Path) -> None:
+    path.touch()
+    # Half a terabyte of zeros, which take no room.
+    os.truncate(path, 1 << 39)
 
 
 def _make_socket(path: Path) -> None:

@@ -1,63 +1,46 @@
-"""The files of JSON as targets of fuzzing: whatever the bytes, a decoder returns a value or its own error.
+"""Files of JSON and lines of rows as targets of fuzzing: whatever the bytes, a decoder returns a value or its own
+error. What is taken is written and taken again for the same value; what is refused is refused with the file's own
+class of error, in a message of bounded length. A row is taken as Python's own reader of JSON takes it, number by
+number."""
 
-What must hold for each: bytes that are taken decode to a value whose bytes are taken again, for the same value; bytes
-that are refused are refused with the file's own class of error, which names the file, in a message of bounded length.
-"""
-
-from __future__ import annotations
-
+import itertools
+import json
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
+import xxhash
 
-from lazyshard.errors import (
-    FileInvalid,
-    FormatInvalid,
-    SealInvalid,
-    StateInvalid,
-    VersionUnsupported,
-)
-from lazyshard.format.cursor import Cursor, CursorToken, ReadingMark
-from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired
+from lazyshard import errors
+from lazyshard.format.batch import check_lines
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.records import End, Head, Manifest, Owner, Retired
+from lazyshard.format.row import check_line, check_row, encode_row, has_duplicate_keys, parse_row
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
-from tests.harness.fuzz.mutations import alter_json, spoil_more
-
-__all__ = ["FORMATS", "FileFormat", "check_bytes", "check_value", "mutated", "same"]
+from lazyshard.stream.chunk import open_foreign
+from tests.harness.fuzz.damage import alter_json, spoil_more
+from tests.harness.fuzz.streams import STREAMS
 
 FILE: Final = "/some/stream/the-file"
-MAX_MESSAGE: Final = 1000
-"""Characters of a message that a person is to read, whatever the file held."""
-
-_ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
+MAX_MESSAGE: Final = 1000  # Characters of a message that a person is to read, whatever the file held
 
 
-@dataclass(frozen=True)
-class FileFormat:
-    """A kind of file.
-
-    Attributes:
-        name: of the target.
-        make: draws a value that a producer or a run may write.
-        encode: its bytes.
-        decode: reads them; the file is called `FILE`.
-        error: the class of the error with which they are refused.
-    """
-
-    name: str
-    make: Callable[[Random], Any]
-    encode: Callable[[Any], bytes]
-    decode: Callable[[bytes], Any]
-    error: type[FormatInvalid]
+class FileFormat(NamedTuple):
+    name: str  # of the target
+    make: Callable[[Random], Any]  # draws a value that a producer or a run may write
+    encode: Callable[[Any], bytes]  # its bytes
+    decode: Callable[[bytes], Any]  # reads them; the file is called `FILE`
+    error: type[errors.FormatInvalid]  # the class of the error with which they are refused
 
 
 def check_value(target: FileFormat, value: Any) -> None:
-    """Asserts that what is written is read as it was."""
     data = target.encode(value)
     assert same(target.decode(data), value), f"{target.name}: read otherwise than written: {data[:300]!r}"
     assert target.encode(target.decode(data)) == data
@@ -67,8 +50,8 @@ def check_bytes(target: FileFormat, data: bytes) -> bool:
     """Asserts what must hold for any bytes; returns whether they were taken."""
     try:
         value = target.decode(data)
-    except FormatInvalid as error:
-        assert isinstance(error, (target.error, VersionUnsupported)), f"{type(error).__name__} for {target.name}"
+    except errors.FormatInvalid as error:
+        assert isinstance(error, (target.error, errors.VersionUnsupported)), f"{type(error).__name__} for {target.name}"
         assert error.file == FILE, f"names {error.file!r}"
         assert str(error).startswith(FILE), str(error)[:200]
         assert len(str(error)) <= MAX_MESSAGE, f"a message of {len(str(error))} characters"
@@ -103,136 +86,34 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _time(random: Random) -> float:
-    return random.choice((0.0, 1700000000.25, -1.5, 1e18, random.uniform(0, 2e9)))
+def _read(name: str) -> list[bytes]:
+    return [data for one in STREAMS.values() if (data := one.files.get(name))]
 
 
-def _number(random: Random, high: int, low: int = 0) -> int:
-    return random.choice((low, high, random.randint(low, min(high, low + 9)), random.randint(low, high)))
+def _values(name: str, decode: Callable[[bytes], Any]) -> Callable[[Random], Any]:
+    found = [decode(data) for data in _read(name)]
+    return lambda random: _varied(random.choice(found), decode, random)
 
 
-def _text(random: Random) -> str:
-    return random.choice(("x", "node7", "\u00fc\u2028\U0001f600", '"\\/', "a" * 200)) + random.choice(("", "1", "\n\t"))
-
-
-def _manifest(random: Random) -> Manifest:
-    return Manifest(f"{random.getrandbits(128):032x}", _number(random, 100_000_000, 1), _time(random))
-
-
-def _head(random: Random) -> Head:
-    end = _end(random)
-    rate = random.choice((0.0, 1e-300, 12.5, 1e300))
-    note = random.choice(("", _text(random)))
-    state = random.choice(STATES)
-    return Head(
-        end.chunks,
-        end.samples,
-        bool(random.randrange(2)),
-        state,
-        rate,
-        _text(random),
-        _number(random, 2**31),
-        _time(random),
-        note,
-        open=_number(random, 2**62),
-        row_at=_time(random),
-    )
-
-
-def _end(random: Random) -> End:
-    chunks = _number(random, 10**15)
-    return End(chunks, 0 if chunks == 0 else _number(random, 2**62, chunks))
-
-
-def _owner(random: Random) -> Owner:
-    return Owner(
-        _number(random, 2**62, 1), f"{random.getrandbits(64):x}", _text(random), _number(random, 2**31), _time(random)
-    )
-
-
-def _retired(random: Random) -> Retired:
-    return Retired(f"{random.getrandbits(128):032x}", _number(random, 10**15), _time(random))
-
-
-def _seal(random: Random) -> Seal:
-    rows = random.randint(1, 5)
-    offsets = [0]
-    for _ in range(rows):
-        offsets.append(offsets[-1] + _number(random, 2**40, 1))
-    tokens = [_number(random, 2**32 - 1) for _ in range(rows)] if random.randrange(2) else None
-    source = random.choice((None, 0, "x", [1, {"path": "a", "byte": 2**60}], {"\u00fc": [None, 1.5, True]}))
-    return Seal(
-        chunk=7,
-        offsets=np.array(offsets, np.uint64),
-        digests=np.array([_number(random, 2**64 - 1) for _ in range(rows)], np.uint64),
-        tokens=None if tokens is None else np.array(tokens, np.uint32),
-        source=source,
-        sealed_at=_time(random),
-    )
-
-
-def _state(random: Random) -> RunState:
-    parts = []
-    steps = 0
-    for number in range(random.randint(1, 3)):
-        steps += _number(random, 50)
-        skip = tuple((start, start + random.randint(1, 3)) for start in range(0, 12, 4) if random.randrange(2))
-        epoch = random.choice((None, None, number, 2**62))
-        parts.append(
-            Part(
-                random.choice((1, 2, 8, 2**31)),
-                _number(random, 2**62, 1),
-                random.choice((0, 1, 256, 10**6)),
-                epoch,
-                bool(random.randrange(4)),
-                skip,
-                steps,
-                random.choice((0, 1, 32)),
-            )
-        )
-    unit = random.choice((1, 4, 100))
-    return RunState(
-        random.choice((None, _ID)),
-        _number(random, 100_000_000, 1),
-        unit,
-        unit * random.choice((0, 1, 4)),
-        _number(random, 2**63 - 1),
-        random.choice((None, 1, 2**62)),
-        tuple(parts),
-        sum(part.dp * part.draws for part in parts if part.trained),
-    )
-
-
-def _cursor(random: Random) -> Cursor:
-    token = CursorToken(_number(random, 2**62, 1), f"{random.getrandbits(64):016x}", 14106, "node1").text
-    cursor = Cursor(
-        "sft",
-        random.choice((None, _ID)),
-        _number(random, 2**62),
-        _number(random, 10**15),
-        {"dp_size": _number(random, 2**31), "seed": _number(random, 2**63 - 1)},
-        _time(random),
-        owner=random.choice(("", token, "x")),
-    )
-    if random.randrange(2):
-        return cursor
-    state = _state(random)
-    return replace(cursor, stream_id=state.stream_id, consumed=state.consumed, state=state)
-
-
-def _reading(random: Random) -> ReadingMark:
-    return ReadingMark(
-        "sft",
-        random.choice((None, _ID)),
-        _number(random, 2**31, 1),
-        _number(random, 2**62),
-        _number(random, 10**15),
-        _time(random),
-    )
+def _varied(value: Any, decode: Callable[[bytes], Any], random: Random) -> Any:
+    field = random.choice(fields(value)).name
+    old = getattr(value, field)
+    if isinstance(old, float):
+        new: Any = random.choice((0.0, 1700000000.25, -1.5, 1e18, random.uniform(0, 2e9)))
+    elif type(old) is int:
+        new = random.choice((0, 1, old + 1, 2**31, 10**15, random.randint(0, 2**62)))
+    elif isinstance(old, str) and field in ("host", "note"):
+        new = random.choice(("x", "node7", "\u00fc\u2028\U0001f600", '"\\/', "a" * 200, "\n\t"))
+    else:
+        return value
+    try:
+        other = replace(value, **{field: new})
+        return other if same(decode(other.encode()), other) else value
+    except (errors.FormatInvalid, ValueError):
+        return value
 
 
 def _state_of_dict(data: bytes) -> RunState:
-    """As a checkpoint gives it back: values, not bytes. What is no JSON is not for this one to refuse."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -240,23 +121,196 @@ def _state_of_dict(data: bytes) -> RunState:
     return RunState.from_dict(value, FILE)
 
 
-def _encoded(value: Any) -> bytes:
-    data: bytes = value.encode()
-    return data
+def _format(name: str, file: str, decode: Callable[[bytes], Any], error: type[errors.FormatInvalid]) -> FileFormat:
+    return FileFormat(name, _values(file, decode), lambda value: bytes(value.encode()), decode, error)
+
+
+def _reading(data: bytes) -> ReadingMark:
+    return ReadingMark.decode(data, "run0", FILE)
+
+
+def _state(random: Random) -> RunState:
+    state = random.choice([Cursor.decode(data, "run1").state for data in _read("cursors/run1.json")])
+    assert state is not None
+    parts = tuple(
+        Part(
+            random.choice((1, 2, 8, 2**31)),
+            random.choice((1, 3, 2**62)),
+            random.choice((0, 1, 256, 10**6)),
+            random.choice((None, None, number, 2**62)),
+            bool(random.randrange(4)),
+            tuple((start, start + random.randint(1, 3)) for start in range(0, 12, 4) if random.randrange(2)),
+            number * 50,
+            random.choice((0, 1, 32)),
+        )
+        for number in range(random.randint(1, 3))
+    )
+    consumed = sum(part.dp * part.draws for part in parts if part.trained)
+    seed, limit = random.choice((0, 7, 2**63 - 1)), random.choice((None, 1, 2**62))
+    return replace(state, seed=seed, max_total_samples=limit, parts=parts, consumed=consumed)
 
 
 FORMATS: Final = {
     target.name: target
     for target in (
-        FileFormat("manifest", _manifest, _encoded, lambda data: Manifest.decode(data, FILE), FileInvalid),
-        FileFormat("head", _head, _encoded, lambda data: Head.decode(data, FILE), FileInvalid),
-        FileFormat("end", _end, _encoded, lambda data: End.decode(data, FILE), FileInvalid),
-        FileFormat("owner", _owner, _encoded, lambda data: Owner.decode(data, FILE), FileInvalid),
-        FileFormat("retired", _retired, _encoded, lambda data: Retired.decode(data, FILE), FileInvalid),
-        FileFormat("seal", _seal, _encoded, lambda data: Seal.decode(data, 7, FILE), SealInvalid),
-        FileFormat("cursor", _cursor, _encoded, lambda data: Cursor.decode(data, "sft", FILE), FileInvalid),
-        FileFormat("reading", _reading, _encoded, lambda data: ReadingMark.decode(data, "sft", FILE), FileInvalid),
-        FileFormat("state", _state, _encoded, lambda data: RunState.decode(data, FILE), StateInvalid),
-        FileFormat("state-dict", _state, _encoded, _state_of_dict, StateInvalid),
+        _format("manifest", "stream.json", lambda data: Manifest.decode(data, FILE), errors.FileInvalid),
+        _format("head", "head.json", lambda data: Head.decode(data, FILE), errors.FileInvalid),
+        _format("end", "stream.end", lambda data: End.decode(data, FILE), errors.FileInvalid),
+        _format("owner", "stream.owner", lambda data: Owner.decode(data, FILE), errors.FileInvalid),
+        _format("retired", "retired.json", lambda data: Retired.decode(data, FILE), errors.FileInvalid),
+        _format("seal", "chunk_00001.jsonl.completed", lambda data: Seal.decode(data, 1, FILE), errors.SealInvalid),
+        _format("cursor", "cursors/run0.json", lambda data: Cursor.decode(data, "run0", FILE), errors.FileInvalid),
+        _format("reading", "cursors/run0.reading.json", _reading, errors.FileInvalid),
+        FileFormat("state", _state, RunState.encode, lambda data: RunState.decode(data, FILE), errors.StateInvalid),
+        FileFormat("state-dict", _state, RunState.encode, _state_of_dict, errors.StateInvalid),
     )
 }
+
+
+_STRINGS: Final = (
+    *("", "id", "text", "a:b", '"', "\\", "\u2028", "\u0085", "\U0001f600", "x" * 40, "\\u0022", "{}", "\x7f"),
+    "\x00",
+)
+_LEAVES: Final[tuple[Any, ...]] = (
+    *(None, True, False, 0, 1, -1, 2**53 + 1, 2**63, 2**64 - 1, -(2**63), 10**18, 1.5, 1e300, -0.0, 1e-320),
+    *_STRINGS,
+)
+
+
+def drawn_row(random: Random) -> dict[str, Any]:
+    return {random.choice(_STRINGS): _drawn(random, 3) for _ in range(random.randint(0, 4))}
+
+
+def drawn_lines(random: Random) -> list[bytes]:
+    lines = []
+    for _ in range(random.choice((1, 2, 3, 40))):
+        line = encode_row(drawn_row(random))
+        way = random.randrange(12)
+        if way == 0:
+            line = spoil_more(line, random)
+        elif way == 1:
+            line = line[:-1] + random.choice((b"\r\n", b"", b" \n", b"\t\n"))
+        elif way == 2:
+            # The same member again, with blanks about the colon.
+            line = b'{"id"' + random.choice((b":", b" :", b": ")) + b"1," + line[1:]
+        elif way == 3:
+            line = b'{"n":' + random.choice((b"18446744073709551616", b"-9223372036854775809", b"1e400")) + b"}\n"
+        lines.append(line)
+    return lines
+
+
+def check_one(line: bytes) -> bool:
+    """Asserts what must hold for any line; returns whether it was taken."""
+    try:
+        row = check_row(line)
+    except errors.RowInvalid as error:
+        _check_refusal(error, line)
+        return False
+    assert parse_row(line) == row
+    other = json.loads(line, parse_constant=_refuse_constant)
+    assert _equal(row, other), f"{line[:200]!r} is {str(row)[:200]}, another reader finds {str(other)[:200]}"
+    published, again = check_line(line)
+    assert published.endswith(b"\n"), "no newline at the end"
+    assert published.count(b"\n") == 1, "more than one line"
+    assert again == row
+    text = json.loads(line, object_pairs_hook=_Twice)
+    assert has_duplicate_keys(published, row) == _twice(text), f"duplicate keys in {line[:200]!r}"
+    return True
+
+
+def check_batch(lines: list[bytes]) -> None:
+    found = check_lines(lines)
+    rows: list[bytes] = []
+    refused = None
+    for index, line in enumerate(lines):
+        try:
+            rows.append(check_line(line)[0])
+        except errors.RowInvalid as error:
+            refused = (index, error.reason)
+            break
+    assert found.data == b"".join(rows), "other rows"
+    assert found.ends.tolist() == list(itertools.accumulate(map(len, rows)))
+    assert found.digests.tolist() == [xxhash.xxh3_64_intdigest(row) for row in rows]
+    told = None if found.refused is None else (found.refused.index, found.refused.reason)
+    assert told == refused, f"{told} instead of {refused}"
+    twice = tuple(index for index, row in enumerate(rows) if has_duplicate_keys(row, orjson.loads(row)))
+    assert found.duplicates == twice, f"duplicate keys in {found.duplicates} instead of {twice}"
+
+
+def check_foreign(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+    text = data[3:] if data.startswith(b"\xef\xbb\xbf") else data
+    lines = [line for line in text.split(b"\n") if line.strip(b" \t\r")]
+    chunk = open_foreign(path, 0)
+    assert len(chunk) == len(lines), f"{len(chunk)} rows in {len(lines)} lines"
+    for number, line in enumerate(lines):
+        try:
+            wanted: Any = check_row(line.strip(b" \t\r\n"))
+        except errors.RowInvalid:
+            wanted = None
+        try:
+            row: Any = chunk.row(number)
+        except errors.RowInvalid as error:
+            row = None
+            assert error.file == str(path), "names another file"
+            assert error.line is not None, "no line"
+            assert 0 <= (error.byte or 0) <= len(data), "no byte of the file"
+        except errors.ChunkCorrupt as error:
+            raise AssertionError("corrupt, but nobody has changed it") from error
+        assert row == wanted, f"row {number} is {str(row)[:100]} instead of {str(wanted)[:100]}"
+
+
+def _check_refusal(error: errors.RowInvalid, line: bytes) -> None:
+    assert error.reason, "no reason"
+    assert len(str(error)) <= 500, f"a message of {len(str(error))} characters"
+    assert error.byte is None or 0 <= error.byte <= len(line), f"byte {error.byte} of {len(line)}"
+    str(error).encode()
+
+
+def _drawn(random: Random, depth: int) -> Any:
+    kind = random.randrange(8 if depth else 6)
+    if kind < 6:
+        return random.choice(_LEAVES)
+    if kind == 6:
+        return [_drawn(random, depth - 1) for _ in range(random.randint(0, 3))]
+    return {random.choice(_STRINGS): _drawn(random, depth - 1) for _ in range(random.randint(0, 3))}
+
+
+class _Twice(list[Any]):
+    """The members of an object, as they were given."""
+
+
+def _twice(value: Any) -> bool:
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, _Twice):
+            if len({key for key, _ in one}) < len(one):
+                return True
+            pending.extend(inner for _, inner in one)
+        elif isinstance(one, list):
+            pending.extend(one)
+    return False
+
+
+def _equal(one: Any, other: Any) -> bool:
+    pending = [(one, other)]
+    while pending:
+        first, second = pending.pop()
+        if type(first) is not type(second):
+            return False
+        if isinstance(first, dict):
+            if first.keys() != second.keys():
+                return False
+            pending.extend((first[key], second[key]) for key in first)
+        elif isinstance(first, list):
+            if len(first) != len(second):
+                return False
+            pending.extend(zip(first, second, strict=True))
+        elif first != second or (isinstance(first, float) and math.copysign(1, first) != math.copysign(1, second)):
+            return False
+    return True
+
+
+def _refuse_constant(name: str) -> Any:
+    raise AssertionError(f"{name} was taken")

@@ -1,11 +1,7 @@
-"""Everything that reads a stream, let loose on a damaged one; each look returns what it broke.
-
-What must hold: a row that is returned is the true row of its sample. A look ends with a result or a `LazyShardError`,
-soon, in bounded memory. Reading comes to the end of the stream only with all of its rows. A verification that finds
-nothing wrong is right. Nothing is deleted that a true cursor still needs.
-"""
-
-from __future__ import annotations
+"""Everything that reads a stream, let loose on a damaged one; each look returns what it broke. What must hold: a row
+that is returned is the true row of its sample. A look ends with a result or a `LazyShardError`, soon, in bounded
+memory. Reading comes to the end of the stream only with all of its rows. A verification that finds nothing wrong is
+right. Nothing is deleted that a true cursor still needs."""
 
 import contextlib
 import functools
@@ -35,14 +31,9 @@ from tests.data.options import grouped
 from tests.harness.fuzz.damage import Damaged
 from tests.harness.fuzz.streams import ID, Known
 
-__all__ = ["DEADLINE_S", "LOOKS", "MEMORY_BYTES", "Broken", "Hangs", "Look", "bounded", "look_at"]
-
-
-DEADLINE_S: Final = 30.0
-"""A look takes milliseconds; one that takes so long hangs."""
-
+DEADLINE_S: Final = 30.0  # A look takes milliseconds; one that takes so long hangs
+# Above what the process has already. What asks for more gets a MemoryError, which is none of lazyshard's own.
 MEMORY_BYTES: Final = 1 << 30
-"""Above what the process has already. What asks for more gets a MemoryError, which is none of lazyshard's own."""
 
 
 class Hangs(BaseException):
@@ -76,12 +67,7 @@ def _most(limits: tuple[int, int]) -> int:
 
 _DOCUMENTED: Final = frozenset(
     (
-        exits.DONE,
-        exits.USAGE,
-        exits.REFUSED,
-        exits.STREAM_DAMAGED,
-        exits.EXPORTING,
-        exits.FILESYSTEM,
+        *(exits.DONE, exits.USAGE, exits.REFUSED, exits.STREAM_DAMAGED, exits.EXPORTING, exits.FILESYSTEM),
         exits.OUT_OF_MEMORY,
     )
 )
@@ -94,14 +80,10 @@ class Broken(AssertionError):
 
 
 def look_at(directory: Path, known: Known, done: Damaged, name: str) -> str | None:
-    """Returns what a look broke, None if nothing."""
     try:
         # A scan of two gigabytes of zeros would take longer than all the rest.
-        with (
-            bounded(),
-            patch.object(foreign_rows, "MAX_ROW_BYTES", 1 << 22),
-            patch.object(chunk, "MAX_ROW_BYTES", 1 << 22),
-        ):
+        longest = [patch.object(module, "MAX_ROW_BYTES", 1 << 22) for module in (foreign_rows, chunk)]
+        with bounded(), longest[0], longest[1]:
             LOOKS[name](directory, known, done)
     except Broken as broken:
         return f"{name}: {broken}"
@@ -152,18 +134,16 @@ def _read_any(directory: Path, known: Known, done: Damaged) -> None:
                 raise Broken(f"sample {sample} is {line[:80]!r}")
 
 
+def _dataset(directory: Path, known: Known, **options: Any) -> LazyShardedDataset:
+    size, most = None if known.native else known.per_chunk, None if known.ended else len(known.rows)
+    given = {"dp_rank": 0, "dp_size": 1, "max_wait": 0, "samples_per_chunk": size, "max_total_samples": most}
+    return LazyShardedDataset(directory, **grouped(given | options))
+
+
 def _read_dataset(directory: Path, known: Known, done: Damaged) -> None:
     for options in ({"bad_rows": BadRows("raise")}, {"unit": "sample", "shuffle_window": 2, "seed": 1}):
         try:
-            dataset = LazyShardedDataset(
-                directory,
-                dp_rank=0,
-                dp_size=1,
-                max_wait=0,
-                samples_per_chunk=None if known.native else known.per_chunk,
-                max_total_samples=None if known.ended else len(known.rows),
-                **grouped(options),
-            )
+            dataset = _dataset(directory, known, **options)
             for index in dataset.rank_indices:
                 sample = dataset.draw(index).sample
                 if sample >= len(known.rows) or known.rows[sample] is not None:
@@ -178,19 +158,9 @@ def _read_dataset(directory: Path, known: Known, done: Damaged) -> None:
 
 
 def _resume(directory: Path, known: Known, done: Damaged) -> None:
-    """Goes on from the state in a cursor, and commits."""
     try:
         cursor = read_cursor(directory, "run0")
-        dataset = LazyShardedDataset(
-            directory,
-            dp_rank=0,
-            dp_size=1,
-            max_wait=0,
-            samples_per_chunk=None if known.native else known.per_chunk,
-            max_total_samples=None if known.ended else len(known.rows),
-            consumer="run0",
-            bad_rows=BadRows("raise"),
-        )
+        dataset = _dataset(directory, known, consumer="run0", bad_rows=BadRows("raise"))
         if cursor is not None and cursor.state is not None:
             dataset.load_state_dict(cursor.state.to_dict())
         for index in dataset.rank_indices[:3]:
@@ -210,8 +180,7 @@ def _verify(directory: Path, known: Known, done: Damaged) -> None:
         if len(str(finding)) > 2000 or "\n" in str(finding):
             raise Broken(f"a finding of {len(str(finding))} characters: {str(finding)[:200]!r}")
     if known.native and not done.lies and not (verified.count("damage") or verified.count("unchecked")):
-        # All is well, it says: then every row can be read.
-        reader = _reader(directory, known)
+        reader = _reader(directory, known)  # All is well, it says: then every row can be read
         # Without its end, a stream looks as one that was killed before it could write that.
         unended = any(finding.kind == "unended" for finding in verified.findings)
         for sample, row in enumerate(known.rows[: verified.samples - 1 if unended else None]):
@@ -227,7 +196,6 @@ def _verify(directory: Path, known: Known, done: Damaged) -> None:
 
 
 def _delete(directory: Path, known: Known, done: Damaged) -> None:
-    """Deletes what all consumers are done with, as a producer does."""
     published = -(-len(known.rows) // known.per_chunk)
     before = _sealed(directory)
     try:
@@ -245,7 +213,6 @@ def _delete(directory: Path, known: Known, done: Damaged) -> None:
 
 
 def _released(directory: Path, published: int) -> int:
-    """Returns what the cursors release, by the plainest reading: one that makes no sense releases nothing."""
     released = []
     for path in (directory / "cursors").glob("[!.]*.json"):
         if path.name.endswith(".reading.json"):
@@ -296,7 +263,6 @@ def _built_app() -> _BuiltApp:
 
 @contextlib.contextmanager
 def _quick_command() -> Iterator[None]:
-    """As the command is, but made once, and not waiting a minute for files that will not appear."""
     with (
         patch.object(command, "app", _built_app()),
         patch.object(verify_command, "verify", functools.partial(verify, grace_s=0.0)),
@@ -335,19 +301,10 @@ def _sealed(directory: Path) -> set[int]:
 
 
 LOOKS: Final[dict[str, Look]] = {
-    "read": _read_in_order,
-    "any": _read_any,
-    "dataset": _read_dataset,
-    "verify": _verify,
-    "status": _command("status"),
-    "status --json": _command("status", "--json"),
-    "verify --jobs 1": _command("verify", "--jobs", "1"),
+    **{"read": _read_in_order, "any": _read_any, "dataset": _read_dataset, "verify": _verify},
+    **{words: _command(*words.split()) for words in ("status", "status --json", "verify --jobs 1")},
     "verify --quick --json": _command("verify", "--jobs", "1", "--quick", "--json"),
-    "inspect": _command("inspect"),
-    "inspect --json": _command("inspect", "--json"),
-    "inspect 0 --rows 9": _command("inspect", "0", "--rows", "9"),
-    "inspect --chunk 1 --json": _command("inspect", "--chunk", "1", "--json"),
-    "resume": _resume,
-    "delete": _delete,
+    **{words: _command(*words.split()) for words in ("inspect", "inspect --json", "inspect 0 --rows 9")},
+    **{"inspect --chunk 1 --json": _command("inspect", "--chunk", "1", "--json"), "resume": _resume, "delete": _delete},
 }
 """In this order: the last two write."""

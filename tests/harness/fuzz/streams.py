@@ -1,7 +1,5 @@
 """Small valid streams to be damaged, the same bytes on every machine, and what their rows truly are."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,8 +18,6 @@ from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
-
-__all__ = ["ARRAYS", "ID", "STREAMS", "Known"]
 
 ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 AT: Final = 1700000000.0
@@ -43,31 +39,18 @@ ROWS: Final = tuple(
 
 @dataclass(frozen=True)
 class Known:
-    """A stream.
-
-    Attributes:
-        name: what to call it.
-        files: its files by their names in the directory.
-        rows: the true rows, by sample; None for those that are deleted.
-        per_chunk: rows in a chunk.
-        native: whether it has a manifest.
-        ended: whether it has ended.
-        done: the chunks of [0, done) may be deleted: every cursor says so.
-        values: the rows as they are to be read, with lists for their arrays; None where that is what they parse to.
-    """
-
-    name: str
-    files: dict[str, bytes]
-    rows: tuple[bytes | None, ...]
-    per_chunk: int
-    native: bool = True
-    ended: bool = True
-    done: int = 0
+    name: str  # what to call it
+    files: dict[str, bytes]  # its files by their names in the directory
+    rows: tuple[bytes | None, ...]  # the true rows, by sample; None for those that are deleted
+    per_chunk: int  # rows in a chunk
+    native: bool = True  # whether it has a manifest
+    ended: bool = True  # whether it has ended
+    done: int = 0  # the chunks of [0, done) may be deleted: every cursor says so
     folders: tuple[str, ...] = field(default=(".tmp", "cursors"))
+    # the rows as they are to be read, with lists for their arrays; None where that is what they parse to.
     values: tuple[Any, ...] | None = None
 
     def put(self, directory: Path) -> None:
-        """Writes the files into a directory, which is made."""
         directory.mkdir()
         for folder in self.folders:
             (directory / folder).mkdir()
@@ -89,33 +72,21 @@ def _stream(name: str, count: int, per_chunk: int, *, ended: bool = True, retire
     if ended:
         files["stream.end"] = End(len(cuts), count).encode()
     for chunk in range(retired, len(cuts)):
-        lengths = list(map(len, cuts[chunk]))
-        files[chunk_name(chunk)] = b"".join(cuts[chunk])
-        files[seal_name(chunk)] = Seal(
-            chunk=chunk,
-            offsets=np.array([0, *itertools.accumulate(lengths)], np.uint64),
-            digests=np.array([xxhash.xxh3_64_intdigest(row) for row in cuts[chunk]], np.uint64),
-            tokens=np.array(lengths, np.uint32) if chunk % 2 else None,
-            source={"path": "rows.jsonl", "byte": 100 * chunk},
-            sealed_at=AT + chunk,
-        ).encode()
+        cut = list(cuts[chunk])
+        tokens = np.array(list(map(len, cut)), np.uint32) if chunk % 2 else None
+        source = {"path": "rows.jsonl", "byte": 100 * chunk}
+        seal = Seal(chunk, _starts(cut), _digests(cut), tokens=tokens, source=source, sealed_at=AT + chunk)
+        files[chunk_name(chunk)], files[seal_name(chunk)] = b"".join(cut), seal.encode()
     if retired:
         files["retired.json"] = Retired(ID, retired, AT).encode()
     for number in range(cursors):
         consumer, draws = f"run{number}", per_chunk * (retired + number)
         state = RunState(ID, per_chunk, per_chunk, 0, 0, None, (Part(1, 1, draws),), draws)
-        files[f"cursors/{consumer}.json"] = Cursor(
-            consumer,
-            ID,
-            draws,
-            retired + number,
-            {"dp_size": 1, "seed": 0},
-            AT,
-            state,
-            "1/0123456789abcdef process 1 on a",
-        ).encode()
+        owner, layout = "1/0123456789abcdef process 1 on a", {"dp_size": 1, "seed": 0}
+        cursor = Cursor(consumer, ID, draws, retired + number, layout, AT, state, owner)
+        files[f"cursors/{consumer}.json"] = cursor.encode()
         files[f"cursors/{consumer}.reading.json"] = ReadingMark(consumer, ID, 1, 0, len(cuts), AT).encode()
-        files[f"cursors/.{consumer}.lock"] = b"1/0123456789abcdef process 1 on a\n"
+        files[f"cursors/.{consumer}.lock"] = f"{owner}\n".encode()
     deleted = retired * per_chunk
     return Known(name, files, (None,) * deleted + rows[deleted:], per_chunk, True, ended, retired)
 
@@ -131,7 +102,6 @@ def _foreign(name: str, *, end: bool) -> Known:
 
 
 def _with_arrays(name: str) -> Known:
-    """Two chunks of three rows and one of one, with arrays of many kinds, at any depth, of nothing, and none."""
     rows: list[dict[str, Any]] = [
         {"id": 0, "x": np.arange(5, dtype=np.int32)},
         {"id": 1, "n": [{"y": np.full((2, 3), 0.5, np.float16)}, np.array(True)]},
@@ -148,15 +118,12 @@ def _with_arrays(name: str) -> Known:
         cut = packed[start : start + 3]
         files[chunk_name(chunk)] = b"".join(row.line for row in cut)
         files[arrays_name(chunk)] = b"".join(row.arrays for row in cut)
-        files[seal_name(chunk)] = Seal(
-            chunk=chunk,
-            offsets=_starts([row.line for row in cut]),
-            digests=_digests([row.line for row in cut]),
-            sealed_at=AT,
-            arrays=SealedArrays(_starts([row.arrays for row in cut]), _digests([row.arrays for row in cut])),
-        ).encode()
-    lines = tuple(row.line for row in packed)
-    return replace(known, files=files, rows=lines, values=tuple(map(with_lists, rows)))
+        lines, sides = [row.line for row in cut], [row.arrays for row in cut]
+        arrays = SealedArrays(_starts(sides), _digests(sides))
+        seal = Seal(chunk=chunk, offsets=_starts(lines), digests=_digests(lines), sealed_at=AT, arrays=arrays)
+        files[seal_name(chunk)] = seal.encode()
+    rest = tuple(row.line for row in packed)
+    return replace(known, files=files, rows=rest, values=tuple(map(with_lists, rows)))
 
 
 def _starts(parts: list[bytes]) -> npt.NDArray[np.uint64]:
@@ -170,15 +137,10 @@ def _digests(parts: list[bytes]) -> npt.NDArray[np.uint64]:
 STREAMS: Final = {
     known.name: known
     for known in (
-        _stream("ended", 5, 2),
-        _stream("live", 6, 2, ended=False, cursors=2),
-        _stream("retired", 8, 2, ended=False, retired=2, cursors=2),
-        _stream("one", 1, 3),
-        _stream("empty", 0, 4),
-        _foreign("foreign", end=True),
-        _foreign("foreign-live", end=False),
+        *(_stream("ended", 5, 2), _stream("live", 6, 2, ended=False, cursors=2)),
+        *(_stream("retired", 8, 2, ended=False, retired=2, cursors=2), _stream("one", 1, 3), _stream("empty", 0, 4)),
+        *(_foreign("foreign", end=True), _foreign("foreign-live", end=False)),
     )
 }
 
-ARRAYS: Final = _with_arrays("arrays")
-"""A stream whose rows hold arrays, damaged by itself."""
+ARRAYS: Final = _with_arrays("arrays")  # A stream whose rows hold arrays, damaged by itself

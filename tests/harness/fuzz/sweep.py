@@ -1,70 +1,140 @@
-"""The sweep over damaged files: formats, rows, states of runs, whole directories; about ten minutes at scale 1.
+"""The sweep over damaged files: formats, rows, states of runs, whole directories; about ten minutes at scale 1. Each
+case is drawn from its seed, target and number alone. And the inputs that are kept, `corpus/`, each run again in CI.
+`inputs.jsonl`: on each line `target` (a format of `FORMATS`, row, lines or foreign), `text` or `base64`, and `why`
+it is kept. `streams.jsonl`: `stream` (of `STREAMS`), what to `do` to its directory, and `why`."""
 
-Each case is drawn from its seed, target and number alone, so a violation is seen again with these (`fuzz.sweep`), and
-with `scripts/test_faults fuzz --seed N`.
-"""
-
-from __future__ import annotations
-
+import base64
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row
-from tests.harness.fuzz.damage import Damaged, damage, damage_cursor
-from tests.harness.fuzz.formats import FORMATS, check_bytes, check_value, mutated
+from tests.harness.fuzz import formats
+from tests.harness.fuzz.damage import Damaged, alter_json, damage, damage_cursor, replace_by, spoil, spoil_more
 from tests.harness.fuzz.looks import LOOKS, Hangs, bounded, look_at
-from tests.harness.fuzz.mutations import alter_json, spoil, spoil_more
-from tests.harness.fuzz.rows import check_batch, check_foreign, check_one, drawn_lines
 from tests.harness.fuzz.states import check_blend, check_state, drawn_blend, drawn_state, put_streams
 from tests.harness.fuzz.streams import ARRAYS, STREAMS, Known
 from tests.harness.tally import Tally
 
-__all__ = ["CASES", "Cases", "Found", "hypothesis_case", "sweep"]
+CORPUS: Final = Path(__file__).parent / "corpus"
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a case has shown.
+class Input(NamedTuple):
+    target: str
+    data: bytes
+    why: str
 
-    Attributes:
-        broken: what was broken, None if nothing.
-        taken: whether the input was taken as valid, and so was looked at further.
-    """
 
-    broken: str | None
-    taken: bool
+class Recipe(NamedTuple):
+    stream: str  # its name
+    steps: tuple[tuple[Any, ...], ...]  # each an operation, the name of a file, and what the operation needs
+    lies: bool  # whether the damage makes a file say, in good form, what is not so; see `Damaged`
+    why: str  # why it is kept
+
+
+def inputs() -> list[Input]:
+    found = []
+    for line in _lines("inputs.jsonl"):
+        data = base64.b64decode(line["base64"]) if "base64" in line else line["text"].encode()
+        found.append(Input(line["target"], data, line["why"]))
+    return found
+
+
+def recipes() -> list[Recipe]:
+    return [
+        Recipe(line["stream"], tuple(map(tuple, line["do"])), line.get("lies", False), line["why"])
+        for line in _lines("streams.jsonl")
+    ]
+
+
+def run_input(one: Input, place: Path) -> None:
+    """Asserts what must hold for an input; `place` is a directory of one's own."""
+    with bounded():
+        if one.target == "row":
+            formats.check_one(one.data)
+        elif one.target == "lines":
+            formats.check_batch(one.data.split(b"\x01"))
+        elif one.target == "foreign":
+            formats.check_foreign(one.data, place / "foreign.jsonl")
+        else:
+            formats.check_bytes(formats.FORMATS[one.target], one.data)
+
+
+def run_recipe(recipe: Recipe, place: Path) -> str | None:
+    """Returns what a damaged stream broke, None if nothing; `place` is a directory of one's own."""
+
+    def spoil(directory: Path) -> Damaged:
+        for operation, name, *more in recipe.steps:
+            _apply(directory, operation, name, *more)
+        return Damaged([recipe.why], recipe.lies, {name for _, name, *_ in recipe.steps})
+
+    return _look_all(place / "damaged", STREAMS[recipe.stream], spoil, LOOKS)[0]
+
+
+def _look_all(
+    directory: Path, known: Known, spoil: Callable[[Path], Damaged], looks: Iterable[str]
+) -> tuple[str | None, Damaged]:
+    known.put(directory)
+    try:
+        done = spoil(directory)
+        broken = (look_at(directory, known, done, look) for look in looks)
+        return next((one for one in broken if one is not None), None), done
+    finally:
+        shutil.rmtree(directory)
+
+
+_CHANGES: Final[dict[str, Callable[[bytes, Any], bytes]]] = {
+    "write": lambda data, text: bytes(text.encode()),
+    "flip": lambda data, at: data[:at] + bytes([data[at] ^ 1]) + data[at:][1:],
+    "cut": lambda data, size: data[:size],
+    "append": lambda data, text: data + bytes(text.encode()),
+    "zero": lambda data, _: bytes(len(data)),
+    "set": lambda data, values: orjson.dumps(orjson.loads(data) | values),
+}
+
+
+def _apply(directory: Path, operation: str, name: str, argument: Any = None) -> None:
+    path = directory / name
+    if operation in _CHANGES:
+        path.write_bytes(_CHANGES[operation](path.read_bytes() if path.exists() else b"", argument))
+    elif operation == "remove":
+        path.unlink()
+    elif operation in ("swap", "copy"):
+        one, other = path.read_bytes(), directory / argument
+        if operation == "swap":
+            path.write_bytes(other.read_bytes())
+        other.write_bytes(one)
+    else:
+        replace_by(path, operation, directory / (argument or "stream.json"))
+
+
+def _lines(name: str) -> Iterator[dict[str, Any]]:
+    for line in (CORPUS / name).read_bytes().splitlines():
+        yield orjson.loads(line)
+
+
+class Found(NamedTuple):
+    broken: str | None  # what was broken, None if nothing
+    taken: bool  # whether the input was taken as valid, and so was looked at further
 
 
 class Cases:
-    """Runs cases.
-
-    Args:
-        place: an empty directory of one's own.
-    """
+    """Runs cases. `place`: an empty directory of one's own."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
         self._streams = put_streams(place)
         self._run: Final[dict[str, Callable[[Random], bool]]] = {
-            "formats": _formats,
-            "rows": _rows,
-            "batches": _batches,
-            "foreign": self._foreign,
-            "states": self._states,
-            "blends": self._blends,
-            "descriptions": _descriptions,
+            **{"formats": _formats, "rows": _rows, "batches": _batches, "descriptions": _descriptions},
+            **{"foreign": self._foreign, "states": self._states, "blends": self._blends},
         }
 
     def run(self, target: str, seed: int, number: int) -> Found:
@@ -73,9 +143,10 @@ class Cases:
         if target == "arrays":
             return self._look(ARRAYS, random, damage, LOOKS)
         if target == "streams":
-            return self._damaged(random)
+            return self._look(random.choice(list(STREAMS.values())), random, damage, LOOKS)
         if target == "cursors":
-            return self._damaged_cursor(random)
+            known = STREAMS[random.choice(("live", "retired"))]
+            return self._look(known, random, damage_cursor, ("status", "resume", "delete"))
         try:
             with bounded():
                 return Found(None, self._run[target](random))
@@ -83,8 +154,8 @@ class Cases:
             return Found(f"{type(error).__name__}: {str(error)[:500]}", False)
 
     def _foreign(self, random: Random) -> bool:
-        data = b"".join(drawn_lines(random))
-        check_foreign(spoil_more(data, random) if random.randrange(2) else data, self._place / "foreign.jsonl")
+        data = b"".join(formats.drawn_lines(random))
+        formats.check_foreign(spoil_more(data, random) if random.randrange(2) else data, self._place / "foreign.jsonl")
         return True
 
     def _states(self, random: Random) -> bool:
@@ -94,53 +165,35 @@ class Cases:
     def _blends(self, random: Random) -> bool:
         return check_blend(self._streams, *drawn_blend(self._streams, random), random.choice((1, 1, 2, 3)))
 
-    def _damaged(self, random: Random) -> Found:
-        return self._look(random.choice(list(STREAMS.values())), random, damage, LOOKS)
-
-    def _damaged_cursor(self, random: Random) -> Found:
-        known = STREAMS[random.choice(("live", "retired"))]
-        return self._look(known, random, damage_cursor, ("status", "resume", "delete"))
-
-    def _look(
-        self, known: Known, random: Random, spoil: Callable[[Path, Known, Random], Damaged], looks: Iterable[str]
-    ) -> Found:
-        directory = self._place / "damaged"
-        known.put(directory)
-        try:
-            done = spoil(directory, known, random)
-            for look in looks:
-                broken = look_at(directory, known, done, look)
-                if broken is not None:
-                    return Found(f"{known.name}, {', '.join(done.what)}: {broken}", False)
-        finally:
-            shutil.rmtree(directory)
+    def _look(self, known: Known, random: Random, spoil: Callable[..., Damaged], looks: Iterable[str]) -> Found:
+        broken, done = _look_all(self._place / "damaged", known, lambda at: spoil(at, known, random), looks)
+        if broken is not None:
+            return Found(f"{known.name}, {', '.join(done.what)}: {broken}", False)
         return Found(None, not done.what)
 
 
 def hypothesis_case(random: Random) -> None:
-    """Draws a case of a format or of rows, for Hypothesis. Raises what it broke."""
-    target = random.choice((*FORMATS.values(), None))
+    target = random.choice((*formats.FORMATS.values(), None))
     if target is None:
-        check_one(spoil(random.choice(drawn_lines(random)), random)[1])
-        check_batch(drawn_lines(random))
+        formats.check_one(spoil(random.choice(formats.drawn_lines(random)), random)[1])
+        formats.check_batch(formats.drawn_lines(random))
         return
-    check_value(target, target.make(random))
-    check_bytes(target, mutated(target, random))
+    formats.check_value(target, target.make(random))
+    formats.check_bytes(target, formats.mutated(target, random))
 
 
 def _formats(random: Random) -> bool:
-    target = random.choice(list(FORMATS.values()))
-    check_value(target, target.make(random))
-    return check_bytes(target, mutated(target, random))
+    target = random.choice(list(formats.FORMATS.values()))
+    formats.check_value(target, target.make(random))
+    return formats.check_bytes(target, formats.mutated(target, random))
 
 
 def _rows(random: Random) -> bool:
-    line = random.choice(drawn_lines(random))
-    return check_one(spoil_more(line, random) if random.randrange(2) else line)
+    line = random.choice(formats.drawn_lines(random))
+    return formats.check_one(spoil_more(line, random) if random.randrange(2) else line)
 
 
 def _descriptions(random: Random) -> bool:
-    """Rows that describe their arrays in odd ways: a description is refused, or what it gives lies within the bytes."""
     line = ARRAYS.rows[random.randrange(len(ARRAYS.rows))]
     assert line is not None
     data = np.frombuffer(random.randbytes(8 * random.randrange(8)), np.uint8)
@@ -162,38 +215,23 @@ def _descriptions(random: Random) -> bool:
 
 
 def _batches(random: Random) -> bool:
-    check_batch(drawn_lines(random))
+    formats.check_batch(formats.drawn_lines(random))
     return True
 
 
+# How many at scale 1, by target: some ten minutes on one core
 CASES: Final = {
-    "streams": 9_000,
-    "arrays": 2_000,
-    "descriptions": 40_000,
-    "cursors": 6_000,
-    "states": 40_000,
-    "blends": 20_000,
-    "rows": 40_000,
-    "batches": 15_000,
-    "foreign": 15_000,
-    "formats": 300_000,
-    "hypothesis": 10_000,
+    **{"streams": 9_000, "arrays": 2_000, "descriptions": 40_000, "cursors": 6_000, "states": 40_000, "blends": 20_000},
+    **{"rows": 40_000, "batches": 15_000, "foreign": 15_000, "formats": 300_000},
 }
-"""How many at scale 1, by target: some ten minutes on one core."""
-
-_MOST_VIOLATIONS: Final = 20
-"""Of a target: one fault shows in very many cases."""
+_MOST_VIOLATIONS: Final = 20  # Of a target: one fault shows in very many cases
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
-    """Runs the cases of every target; see `CASES`."""
     cases = Cases(place)
     with _quiet():
         for target, most in CASES.items():
             count = max(10, round(most * scale))
-            if target == "hypothesis":
-                _run_hypothesis(tally, seed, count)
-                continue
             broken = 0
             for number in range(count):
                 found = cases.run(target, seed, number)
@@ -210,28 +248,8 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
                         break
 
 
-def _run_hypothesis(tally: Tally, number: int, count: int) -> None:
-    """Looks for values and bytes with Hypothesis, which makes what fails as small as it can."""
-
-    @seed(number)
-    @settings(
-        max_examples=count, database=None, deadline=None, derandomize=False, suppress_health_check=list(HealthCheck)
-    )
-    @given(st.randoms(use_true_random=False))
-    def run(random: Random) -> None:
-        tally.trial(faults=1, points=1)
-        tally.count("cases of hypothesis")
-        hypothesis_case(random)
-
-    try:
-        run()
-    except Exception as error:
-        tally.violation(f"hypothesis of seed {number}: {type(error).__name__}: {str(error)[:500]}")
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the log lines of readers: there is one for each of thousands of faults."""
     logging.disable(logging.CRITICAL)
     try:
         yield

@@ -1,18 +1,9 @@
-"""A filesystem as small as a value: what its processes see, and what a power cut may leave of it.
-
-Every name in a directory has what it stands for now, and what else the device may say of it after a power cut: whatever
-it stood for since its directory was last synced. Every file has its content, and what else may be found in it: whatever
-it held since it was last synced, or a torn form of it.
-
-Which filesystem that is: the weakest that the protocol is promised on. After a cut each name is old or new *by itself*:
-names do not come back in the order of the calls, and of a rename from one directory to another either half may be there
-without the other, so that a file has both names or none. POSIX promises no more than that. ext4 and xfs keep much more:
-names in the order of the calls, and renames whole. What they can leave is among what is left here, so what holds here
-holds there. Taken for granted: `fsync` of a file brings its content, `fsync` of a directory the names in it, and a name
-never stands for something that it never stood for.
-"""
-
-from __future__ import annotations
+"""A filesystem as small as a value: what its processes see, and what a power cut may leave of it. A name may stand
+for whatever it stood for since its directory was last synced, a file hold whatever it held since it was, or a torn
+form. It is the weakest that the protocol is promised on: after a cut each name is old or new *by itself*, and of a
+rename either half may be there without the other. ext4 and xfs keep much more, so what holds here holds there. Taken
+for granted: `fsync` of a file brings its content, of a directory its names, and no name stands for what it never
+stood for."""
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,37 +11,24 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from lazyshard.format.names import TEMPORARY
 
-Content: TypeAlias = tuple[Any, ...]
-"""What is in a file, as ("rows", 0); or one of the three below."""
-
+Content: TypeAlias = tuple[Any, ...]  # What is in a file, as ("rows", 0); or one of the three below
+# What a process does next, as ("rename", "stream/.tmp/head.json.a", "stream/head.json")
 Step: TypeAlias = tuple[Any, ...]
-"""What a process does next, as ("rename", "stream/.tmp/head.json.a", "stream/head.json")."""
-
 FOLDER: Final[Content] = ("folder",)
-SHORT: Final[Content] = ("short",)
-"""Empty, or cut off somewhere."""
+SHORT: Final[Content] = ("short",)  # Empty, or cut off somewhere
+# As long as it should be, with other bytes: the length reached the device, the rows did not. Only told from the one
+# above where somebody looks at a length.
 ZEROS: Final[Content] = ("zeros",)
-"""As long as it should be, with other bytes: the length reached the device, the rows did not. Only told from the one
-above where somebody looks at a length."""
-
 _NOTHING: Final = 0
-
 _TEMPORARY: Final = f"/{TEMPORARY}"
-
-_LEFT: Final = "/left"
-"""The directory that stands for all in `.tmp/` that may be back."""
+_LEFT: Final = "/left"  # The directory that stands for all in `.tmp/` that may be back
 
 
 class Disk(NamedTuple):
-    """The state of a filesystem.
-
-    Attributes:
-        names: of each name its path, the file it stands for, and what else it may stand for after a power cut.
-            Files are numbers from 1; 0 is none.
-        files: of file n, at n - 1, its content and what else may be found in it after a power cut.
-    """
-
+    # of each name its path, the file it stands for, and what else it may stand for after a power cut. Files are numbers
+    # from 1; 0 is none.
     names: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
+    # of file n, at n - 1, its content and what else may be found in it after a power cut.
     files: tuple[tuple[Content, tuple[Content, ...]], ...] = ()
 
     def visible(self) -> dict[str, Content]:
@@ -58,31 +36,25 @@ class Disk(NamedTuple):
         return {path: self.files[file - 1][0] for path, file, _ in self.names if file}
 
     def all_names(self) -> Iterator[str]:
-        """Returns the paths of what is there, or may be there after a power cut."""
         return (path for path, _, _ in self.names)
 
 
 def folder_of(path: str) -> str:
-    """Returns the path of the directory that holds a name."""
     return path.rpartition("/")[0]
 
 
 def is_junk(path: str) -> bool:
-    """Whether it is a file under a temporary name, or a directory for such files."""
     folder, _, name = path.rpartition("/")
     return f"{_TEMPORARY}/" in path or (folder.endswith("/cursors") and name.startswith("."))
 
 
 class _Draft:
-    """A disk that is being changed."""
-
     def __init__(self, disk: Disk) -> None:
         self.now = {path: file for path, file, _ in disk.names}
         self.others = {path: set(others) for path, _, others in disk.names}
         self.files = {number: (value, set(others)) for number, (value, others) in enumerate(disk.files, 1)}
 
     def put(self, path: str, file: int) -> None:
-        """Lets a name stand for something else from now on."""
         folder = folder_of(path)
         assert not folder or self.now.get(folder), path
         before = self.now.get(path, _NOTHING)
@@ -114,9 +86,7 @@ class _Draft:
             else:
                 names.append((path, numbers[file], ()))
         del numbers[_NOTHING]
-        files = tuple(
-            (value, tuple(sorted(others)) if others else ()) for value, others in map(self.files.__getitem__, numbers)
-        )
+        files = tuple((value, tuple(sorted(others or ()))) for value, others in map(self.files.__getitem__, numbers))
         return Disk(tuple(names), files)
 
     def _form(self, file: int) -> tuple[Any, ...]:
@@ -124,11 +94,7 @@ class _Draft:
 
 
 def do(disk: Disk, step: Step) -> Disk:
-    """Returns the disk after a step that touches files.
-
-    Raises:
-        KeyError: there is nothing of that name.
-    """
+    """Returns the disk after a step that touches files. Raises KeyError: there is nothing of that name."""
     draft = _Draft(disk)
     kind, path = step[0], step[1]
     if kind == "create":
@@ -148,8 +114,7 @@ def do(disk: Disk, step: Step) -> Disk:
             draft.put(path, _NOTHING)
             _move_along(draft, path, step[2])
     elif kind == "mkdir":
-        # One directory is as good as another.
-        again = [one for one in draft.others.get(path, ()) if one]
+        again = [one for one in draft.others.get(path, ()) if one]  # One directory is as good as another
         draft.put(path, again[0] if again else draft.new(FOLDER))
     elif kind == "sync_directory":
         _sync_directory(draft, path)
@@ -165,7 +130,6 @@ def do(disk: Disk, step: Step) -> Disk:
 
 
 def _move_along(draft: _Draft, before: str, after: str) -> None:
-    """Gives what is in a directory its new names."""
     for path in [one for one in draft.now if one.startswith(f"{before}/")]:
         name = after + path.removeprefix(before)
         draft.now[name], draft.others[name] = draft.now.pop(path), draft.others.pop(path, set())
@@ -197,21 +161,14 @@ def _sync_directory(draft: _Draft, folder: str) -> None:
 
 
 def half_written(disk: Disk, path: str) -> Disk:
-    """Returns the disk after a write that was stopped midway."""
     return do(disk, ("write", path, SHORT))
 
 
 def without_junk(disk: Disk, stopped: Collection[str] = ()) -> Disk:
-    """Returns a disk with less to tell of files with temporary names, which nothing reads and nobody tells apart.
-
-    Of those in `.tmp/` that are gone but may be back after a power cut one stands for all; once the producer that has
-    made them is stopped, it stands also for those that are there. Those of the consumer are left out in the same way:
-    they stay for ever and are passed over.
-
-    Args:
-        disk: the disk.
-        stopped: who has just been stopped, "producer" or "consumer".
-    """
+    """Returns a disk with less to tell of files with temporary names, which nothing reads and nobody tells apart. Of
+    those in `.tmp/` that are gone but may be back after a power cut one stands for all; once the producer that has made
+    them is stopped, it stands also for those that are there. Those of the consumer are left out in the same way: they
+    stay for ever and are passed over. `stopped`: who has just been stopped, "producer" or "consumer"."""
     folded = [
         path
         for path, file, _ in disk.names
@@ -242,7 +199,6 @@ def _maker(path: str) -> str:
 
 
 def power_cuts(disk: Disk) -> tuple[Disk, ...]:
-    """Returns all that a power cut may leave."""
     sure = [(path, file) for path, file, others in disk.names if not others]
     doubtful = [(path, (file, *others)) for path, file, others in disk.names if others]
     found: dict[Disk, None] = {}
@@ -254,7 +210,6 @@ def power_cuts(disk: Disk) -> tuple[Disk, ...]:
 
 
 def _reachable(names: Mapping[str, int]) -> dict[str, int]:
-    """Returns the names that there are: what is in a directory goes with it."""
     kept: dict[str, int] = {}
     for path in sorted(names):
         if names[path] and (not folder_of(path) or folder_of(path) in kept):
@@ -263,7 +218,6 @@ def _reachable(names: Mapping[str, int]) -> dict[str, int]:
 
 
 def _contents(disk: Disk, names: Mapping[str, int]) -> Iterable[Disk]:
-    """Returns the disks with these names, for all that may be found in their files."""
     numbers = sorted(set(names.values()))
     choices = [(value, *others) for value, others in (disk.files[number - 1] for number in numbers)]
     for chosen in itertools.product(*choices):

@@ -1,58 +1,126 @@
-"""The producer of the model: the calls of `lazyshard.stream` that change files, in the order of the code.
+"""The producer of the model: the calls of `lazyshard.stream` that change files, in the order of the code. That they
+are the same is held by `test_model_code.py`, call by call. A mutant overrides a method, see `planted.model`.
+Contents of files: (manifest,), (owner,), (rows, n) for the n-th piece of the source, (seal, chunk, position after
+it, whether it is full), (head, chunks, ended), (end, chunks), (retired, chunks before), (cursor, chunks before)."""
 
-That they are the same is held by `test_model_code.py`, call by call. A mutant overrides a method, see `planted.model`.
-"""
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from __future__ import annotations
+from lazyshard.format import names
+from tests.harness.model.disk import FOLDER, Content, Disk, Step, folder_of
 
-from typing import Final
+STREAM: Final = "stream"
+TMP: Final = f"{STREAM}/{names.TEMPORARY}"
+CURSORS: Final = f"{STREAM}/cursors"
+CURSOR: Final = f"{CURSORS}/run.json"
+Seen = Mapping[str, Content]
 
-from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED, chunk_name, seal_name
-from tests.harness.model.disk import Content, Disk, Step, folder_of
-from tests.harness.model.stream import (
-    CURSOR,
-    CURSORS,
-    END_PATH,
-    HEAD_PATH,
-    MANIFEST_PATH,
-    STREAM,
-    TMP,
-    Broken,
-    Listed,
-    Plan,
-    Seen,
-    at,
-    data_path,
-    list_stream,
-    seal_path,
-    told,
-    value_of,
-)
 
+def at(name: str) -> str:
+    return f"{STREAM}/{name}"
+
+
+MANIFEST_PATH: Final = at(names.MANIFEST)
+HEAD_PATH: Final = at(names.HEAD)
+END_PATH: Final = at(names.END)
+RETIRED_PATH: Final = at(names.RETIRED)
+
+
+def data_path(chunk: int) -> str:
+    return at(names.chunk_name(chunk))
+
+
+def seal_path(chunk: int) -> str:
+    return at(names.seal_name(chunk))
+
+
+@dataclass(frozen=True)
+class Plan:
+    chunks: int = 2  # of the stream
+    partial: bool = False  # whether the last one holds fewer rows than the others
+    keeps: int = 1  # how many checkpoints the consumer keeps; the cursor stands at the oldest
+
+    def seal(self, chunk: int, position: int) -> Content:
+        return ("seal", chunk, position, not (self.partial and position == self.chunks))
+
+
+class Listed(NamedTuple):
+    mark: int  # those below it are retired
+    seals: frozenset[int]  # chunks at or above it with a seal
+    data: frozenset[int]  # chunks at or above it with rows
+    below: tuple[str, ...]  # paths of what is there of retired chunks, seals first
+    sealed: int  # chunks [mark, sealed) have a seal
+
+
+class Broken(Exception):
+    """Files that no reader, or no producer, can do anything with."""
+
+
+def value_of(seen: Seen, path: str, kind: str) -> Content | None:
+    value = seen.get(path)
+    if value is not None and value[0] != kind:
+        raise Broken(f"{path} is torn")
+    return value
+
+
+def list_stream(seen: Seen) -> Listed:
+    retired = value_of(seen, RETIRED_PATH, "retired")
+    mark = 0 if retired is None else retired[1]
+    found: dict[bool, set[int]] = {True: set(), False: set()}
+    for path in seen:
+        parsed = names.parse_chunk_name(path.removeprefix(f"{STREAM}/"))
+        if parsed is not None:
+            found[parsed[1]].add(parsed[0])
+    seals, data = found[True], found[False]
+    below = [seal_path(chunk) for chunk in sorted(seals) if chunk < mark]
+    below += [data_path(chunk) for chunk in sorted(data) if chunk < mark]
+    sealed = mark
+    while sealed in seals:
+        sealed += 1
+    kept = [frozenset(chunk for chunk in chunks if chunk >= mark) for chunks in (seals, data)]
+    return Listed(mark, kept[0], kept[1], tuple(below), sealed)
+
+
+def told(seen: Seen) -> tuple[int, bool] | None:
+    """Returns what a reader is told now: how many chunks, and whether that is all. None where there is no stream."""
+    if value_of(seen, MANIFEST_PATH, "manifest") is None:
+        return None
+    head = seen.get(HEAD_PATH)
+    if head is not None and head[0] == "head":
+        return head[1], head[2]
+    listed = list_stream(seen)
+    end = value_of(seen, END_PATH, "end")
+    if end is not None:
+        return end[1], True
+    chunks = listed.mark
+    while chunks in listed.seals and chunks in listed.data:
+        chunks += 1
+    if chunks > listed.mark:
+        seal = value_of(seen, seal_path(chunks - 1), "seal")
+        assert seal is not None
+        chunks -= not seal[3]
+    return chunks, False
+
+
+def is_folder(seen: Seen, path: str) -> bool:
+    return seen.get(path) == FOLDER
+
+
+# Kind of a step that marks where deleting is over, after ("look", published, token): what the filesystem refuses
+# before it is survived by the producer.
 RETIRED_DONE: Final = "retired"
-"""Kind of a step that marks where deleting is over, after ("look", published, token): what the filesystem refuses
-before it is survived by the producer."""
-
 _TOKENS: Final = "abcdefgh"
 _GONE: Final = ".gone"
 
 
 class Producer:
-    """What a producer does. A step is a call that changes files, or a look at them: "open", "recover", "check", "look".
-
-    Args:
-        plan: what it produces.
-    """
+    """What a producer does. A step is a call that changes files, or a look at them: open, recover, check, look."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
     def look(self, step: Step, disk: Disk, seen: Seen) -> list[list[Step]]:
-        """Returns what comes in place of a look at the files, one of these lists.
-
-        Raises:
-            Broken: it cannot go on.
-        """
         if step[0] == "open":
             return [self.opening(disk, seen)]
         if step[0] == "recover":
@@ -61,23 +129,20 @@ class Producer:
             if seal_path(step[1]) in seen:
                 raise Broken(f"{seal_path(step[1])} is there: somebody else has published this chunk")
             return [[]]
-        # It looks at the consumers now and then only.
-        retiring = self.looking(seen, step[1], step[2])
+        retiring = self.looking(seen, step[1], step[2])  # It looks at the consumers now and then only
         return [retiring, []] if retiring else [[]]
 
     # As `run.py` and `writer_opening.py` have it.
 
     def opening(self, disk: Disk, seen: Seen) -> list[Step]:
-        """Takes the stream, makes it if it is not there."""
         manifest = value_of(seen, MANIFEST_PATH, "manifest")
         if manifest is not None and self.is_complete(seen):
             return []
         listed = list_stream(seen)
         if manifest is None and (listed.seals or listed.data):
             raise Broken("there are chunks but no manifest, so somebody else made them")
-        # Of all names that there may be, since a power cut can bring any of them back.
-        names = list(disk.all_names())
-        token = next(one for one in _TOKENS if not any(name.startswith(self.workplace(one)) for name in names))
+        taken = list(disk.all_names())  # Of all names that there may be, since a power cut can bring any of them back
+        token = next(one for one in _TOKENS if not any(name.startswith(self.workplace(one)) for name in taken))
         steps: list[Step] = [("mkdir", path) for path in (STREAM, TMP) if path not in seen]
         steps += [("mkdir", self.workplace(token)), *self.destroying(seen), *self.taking(token)]
         if manifest is None:
@@ -85,11 +150,9 @@ class Producer:
         return [*steps, *self.before_recovering(), ("recover", token)]
 
     def workplace(self, token: str) -> str:
-        """Returns a producer's own directory."""
         return f"{TMP}/0.{token}"
 
     def destroying(self, seen: Seen) -> list[Step]:
-        """Fences those before it, whether they are alive or not."""
         steps: list[Step] = []
         for path in sorted(path for path in seen if folder_of(path) == TMP):
             gone = path if path.endswith(_GONE) else path + _GONE
@@ -99,33 +162,28 @@ class Producer:
         return steps
 
     def taking(self, token: str) -> list[Step]:
-        """Takes the stream over from whoever had it."""
-        return self.durably(("owner",), OWNER, token)
+        return self.durably(("owner",), names.OWNER, token)
 
     def is_complete(self, seen: Seen) -> bool:
-        """Whether the stream has ended and its readers know."""
         end = value_of(seen, END_PATH, "end")
         return end is not None and seen.get(HEAD_PATH) == ("head", end[1], True) and TMP not in seen
 
     def creating(self, token: str) -> list[Step]:
-        """Makes the stream's directory durable, and the manifest."""
-        temporary = self.temporary_path(MANIFEST, token)
+        temporary = self.temporary_path(names.MANIFEST, token)
         return [
             ("sync_directory", ""),
-            *self.durably(("manifest",), MANIFEST, token)[:3],
+            *self.durably(("manifest",), names.MANIFEST, token)[:3],
             ("link", temporary, MANIFEST_PATH),
             ("sync_directory", STREAM),
             ("remove", temporary),
         ]
 
     def before_recovering(self) -> list[Step]:
-        """What is done before any seal is believed."""
         return [("sync_directory", STREAM)]
 
     # As `recovery.py` has it.
 
     def recovering(self, seen: Seen, token: str) -> list[Step]:
-        """Clears what was never published, and goes on after what was."""
         listed = list_stream(seen)
         self.check_gaps(seen, listed)
         last = self.last_seal(seen, listed)
@@ -135,13 +193,12 @@ class Producer:
         steps = [*self.clearing(seen, listed, token), *self.completing_retirement(listed)]
         closing = last is not None and not last[3] and end is None
         if closing:
-            steps += self.durably(("end", listed.sealed), END, token)
+            steps += self.durably(("end", listed.sealed), names.END, token)
         if closing or end is not None:
             return [*steps, *self.finishing(listed.sealed, token)]
         return steps + self.going_on(*self.start(seen, listed, last), token)
 
     def check_gaps(self, seen: Seen, listed: Listed) -> None:
-        """Looks whether all is there that should be."""
         if any(chunk >= listed.sealed for chunk in listed.seals):
             raise Broken(f"a gap: {seal_path(listed.sealed)} is missing")
         if listed.sealed == listed.mark > 0:
@@ -151,7 +208,6 @@ class Producer:
                 raise Broken(f"{data_path(chunk)} is sealed, but missing")
 
     def last_seal(self, seen: Seen, listed: Listed) -> Content | None:
-        """Returns the last seal, once compared with the length of its rows."""
         if listed.sealed == listed.mark:
             return None
         seal = value_of(seen, seal_path(listed.sealed - 1), "seal")
@@ -160,19 +216,16 @@ class Producer:
         return seal
 
     def start(self, seen: Seen, listed: Listed, last: Content | None) -> tuple[int, int]:
-        """Returns the number of the next chunk and the position in the source from which to fill it."""
         return listed.sealed, 0 if last is None else last[2]
 
     def clearing(self, seen: Seen, listed: Listed, token: str) -> list[Step]:
-        """Removes rows without a seal, as only the owner can."""
         steps: list[Step] = []
         for chunk in sorted(listed.data - listed.seals):
-            taken_out = self.temporary_path(chunk_name(chunk), token)
+            taken_out = self.temporary_path(names.chunk_name(chunk), token)
             steps += [("rename", data_path(chunk), taken_out), ("remove", taken_out)]
         return steps
 
     def completing_retirement(self, listed: Listed) -> list[Step]:
-        """Removes what is there, or there again, of retired chunks."""
         steps: list[Step] = [("remove", path) for path in listed.below]
         return [*steps, ("sync_directory", STREAM)] if steps else []
 
@@ -180,7 +233,7 @@ class Producer:
 
     def going_on(self, chunk: int, position: int, token: str) -> list[Step]:
         """Tells the readers where it is, publishes all that is left of the source, and ends the stream."""
-        steps = self.hint(("head", chunk, False), HEAD, token)
+        steps = self.hint(("head", chunk, False), names.HEAD, token)
         for piece in range(position, self.plan.chunks):
             steps.append(("look", chunk, token))
             steps += self.publishing(chunk, piece, token)
@@ -193,32 +246,26 @@ class Producer:
         return steps + self.ending(chunk, token)
 
     def publishing(self, chunk: int, piece: int, token: str) -> list[Step]:
-        """Publishes a chunk."""
         return [*self.publishing_rows(chunk, piece, token), *self.sealing(chunk, piece, token)]
 
     def publishing_rows(self, chunk: int, piece: int, token: str) -> list[Step]:
-        """Gives the rows of a chunk their name."""
-        steps = self.durably(("rows", piece), chunk_name(chunk), token)
+        steps = self.durably(("rows", piece), names.chunk_name(chunk), token)
         return [*steps[:3], ("check", chunk), *steps[3:]]
 
     def sealing(self, chunk: int, piece: int, token: str) -> list[Step]:
-        """Makes them count."""
-        return self.durably(self.plan.seal(chunk, piece + 1), seal_name(chunk), token)
+        return self.durably(self.plan.seal(chunk, piece + 1), names.seal_name(chunk), token)
 
     def telling(self, chunks: int, token: str) -> list[Step]:
-        """Tells the readers."""
-        return self.hint(("head", chunks, False), HEAD, token)
+        return self.hint(("head", chunks, False), names.HEAD, token)
 
     def ending(self, chunks: int, token: str) -> list[Step]:
-        """Ends the stream."""
-        return [*self.durably(("end", chunks), END, token), *self.finishing(chunks, token)]
+        return [*self.durably(("end", chunks), names.END, token), *self.finishing(chunks, token)]
 
     def finishing(self, chunks: int, token: str) -> list[Step]:
         """Tells the readers that it has ended: for good, since nobody starts a producer again that has succeeded."""
-        return [*self.durably(("head", chunks, True), HEAD, token), *self.leaving(token)]
+        return [*self.durably(("head", chunks, True), names.HEAD, token), *self.leaving(token)]
 
     def leaving(self, token: str) -> list[Step]:
-        """Removes its own directory."""
         return [("rmdir", self.workplace(token)), ("rmdir", TMP)]
 
     # As `holdback.py` and `retire.py` have it.
@@ -242,52 +289,38 @@ class Producer:
         return min(done, published - 1)
 
     def retiring(self, mark: int, first: int, target: int, token: str) -> list[Step]:
-        """Deletes chunks [first, target), of which those below the mark are retired already."""
         return [*self.marking(mark, target, token), *self.deleting(first, target), ("sync_directory", STREAM)]
 
     def marking(self, mark: int, target: int, token: str) -> list[Step]:
-        """Makes known what is to be deleted."""
         if target > mark:
-            return self.durably(("retired", target), RETIRED, token)
+            return self.durably(("retired", target), names.RETIRED, token)
         # A mark that is there already may be one whose `fsync` has failed.
         return [("sync_directory", STREAM)]
 
     def deleting(self, first: int, target: int) -> list[Step]:
-        """Deletes files."""
         return [("remove", path(chunk)) for chunk in range(first, target) for path in (seal_path, data_path)]
 
     # As `durable.py` has it.
 
     def temporary_path(self, name: str, token: str) -> str:
-        """Returns under which name to write a file."""
         return f"{self.workplace(token)}/{name}"
 
     def durably(self, value: Content, name: str, token: str) -> list[Step]:
         """Makes a file appear, content and name on the device."""
         temporary = self.temporary_path(name, token)
-        return [
-            ("create", temporary),
-            ("write", temporary, value),
-            ("sync", temporary),
-            ("rename", temporary, at(name)),
-            ("sync_directory", STREAM),
-        ]
+        return _replacing(value, temporary, at(name), STREAM)
 
     def hint(self, value: Content, name: str, token: str) -> list[Step]:
         """Makes a file appear."""
         return [step for step in self.durably(value, name, token) if step[0] not in ("sync", "sync_directory")]
 
 
+# Chunks that were trained at each kept checkpoint, in order. From 0 a run can always start, as long as it is kept.
 Kept = tuple[int, ...]
-"""Chunks that were trained at each kept checkpoint, in order. From 0 a run can always start, as long as it is kept."""
 
 
 class Consumer:
-    """What a consumer does. Steps besides calls that change files: resume, commit, read, checkpoint, committed.
-
-    Args:
-        plan: how it consumes.
-    """
+    """What a consumer does. Steps besides calls that change files: resume, commit, read, checkpoint, committed."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -299,11 +332,7 @@ class Consumer:
         return [[("commit", kept[0]), ("read", position)] for position in kept]
 
     def reading(self, position: int, kept: Kept, seen: Seen) -> list[Step] | None:
-        """Returns what comes after a look for the next chunk; None: it is to be waited for.
-
-        Raises:
-            Broken: it dies.
-        """
+        """Returns what comes after a look for the next chunk; None: it is to be waited for."""
         found = told(seen)
         if found is None:
             return None
@@ -315,7 +344,6 @@ class Consumer:
         return [] if ended else None
 
     def trained(self, position: int, kept: Kept) -> list[Step]:
-        """Returns what comes after a chunk was trained."""
         return [("checkpoint", position), *self.committing(self.keep(kept, position)), ("read", position)]
 
     def keep(self, kept: Kept, position: int) -> Kept:
@@ -323,34 +351,26 @@ class Consumer:
         return (*(one for one in kept if one < position), position)[-self.plan.keeps :]
 
     def committing(self, kept: Kept) -> list[Step]:
-        """Returns how it tells of its checkpoints."""
         return [("commit", kept[0])]
 
     def writing(self, done: int, disk: Disk, seen: Seen) -> list[Step]:
-        """Writes the cursor, as `write_cursor` does."""
-        names = set(disk.all_names())
-        temporary = next(path for path in (f"{CURSORS}/.run.{one}" for one in _TOKENS) if path not in names)
+        taken = set(disk.all_names())
+        temporary = next(path for path in (f"{CURSORS}/.run.{one}" for one in _TOKENS) if path not in taken)
         return [*self.making_folder(seen), *self.replacing(("cursor", done), temporary), ("committed", done)]
 
     def making_folder(self, seen: Seen) -> list[Step]:
-        """Makes the folder of the cursors, and its name durable, whoever has made it."""
         steps: list[Step] = [] if CURSORS in seen else [("mkdir", CURSORS)]
         return [*steps, ("sync_directory", STREAM)]
 
     def replacing(self, value: Content, temporary: str) -> list[Step]:
-        """Replaces the cursor."""
-        return [
-            ("create", temporary),
-            ("write", temporary, value),
-            ("sync", temporary),
-            ("rename", temporary, CURSOR),
-            ("sync_directory", CURSORS),
-        ]
+        return _replacing(value, temporary, CURSOR, CURSORS)
+
+
+def _replacing(value: Content, temporary: str, path: str, folder: str) -> list[Step]:
+    written: list[Step] = [("create", temporary), ("write", temporary, value), ("sync", temporary)]
+    return [*written, ("rename", temporary, path), ("sync_directory", folder)]
 
 
 def is_readable(seen: Seen, chunk: int) -> bool:
-    """Whether a chunk can be read, and holds what it should."""
-    return seen.get(seal_path(chunk), ())[:3] == ("seal", chunk, chunk + 1) and seen.get(data_path(chunk)) == (
-        "rows",
-        chunk,
-    )
+    sealed = seen.get(seal_path(chunk), ())[:3] == ("seal", chunk, chunk + 1)
+    return sealed and seen.get(data_path(chunk)) == ("rows", chunk)

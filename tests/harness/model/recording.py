@@ -1,11 +1,6 @@
-"""Records which calls a process makes that change files, in the words of the model.
-
-All of them, whoever makes them: what the system calls of Python do is written down, and what changes files in another
-way is written down as "unseen", which is no step of the model. Lock files and room for a head are left out: being there
-means nothing.
-"""
-
-from __future__ import annotations
+"""Records which calls a process makes that change files, in the words of the model. All of them, whoever makes them:
+what the system calls of Python do is written down, and what changes files in another way is written down as "unseen",
+which is no step of the model. Lock files and room for a head are left out: being there means nothing."""
 
 import contextlib
 import json
@@ -17,53 +12,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from lazyshard.format import names
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.names import (
-    END,
-    HEAD,
-    HEAD_RESERVE,
-    LOCK,
-    MANIFEST,
-    OWNER,
-    RETIRED,
-    SEAL_SUFFIX,
-    TEMPORARY,
-    parse_chunk_name,
-)
 from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import Seal
 from tests.harness.model.disk import FOLDER, SHORT, Content, Step, is_junk
-from tests.harness.model.stream import Plan
+from tests.harness.model.producer import Plan
 
-PER_CHUNK: Final = 2
-"""Rows of a full chunk; one that is not holds one less."""
-
+PER_CHUNK: Final = 2  # Rows of a full chunk; one that is not holds one less
 _TOKEN: Final = re.compile(r"\.([0-9a-f]{16}|[a-h])$")
-_WORKPLACE: Final = re.compile(rf"/{re.escape(TEMPORARY)}/[0-9]+\.([0-9a-f]{{16}}|[a-h])(?=[./]|$)")
+_WORKPLACE: Final = re.compile(rf"/{re.escape(names.TEMPORARY)}/[0-9]+\.([0-9a-f]{{16}}|[a-h])(?=[./]|$)")
 _CHANGES: Final = (
-    "os.rename",
-    "os.link",
-    "os.remove",
-    "os.rmdir",
-    "os.mkdir",
-    "os.truncate",
-    "os.symlink",
-    "shutil.move",
+    *("os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.symlink", "shutil.move"),
 )
 _WRITING: Final = os.O_WRONLY | os.O_RDWR
 
 
 class Recorder:
-    """Writes down what this process does, one JSON line a call, and kills it after so many calls.
-
-    For a child that ends afterwards: nothing is put back.
-
-    Args:
-        root: the directory that holds the stream's.
-        record: where to write.
-        calls: after how many calls to kill; 0 for never.
-    """
+    """Writes down what this process does, one JSON line a call, and kills it after so many calls. For a child that ends
+    afterwards: nothing is put back. `root`: the directory that holds the stream's. `calls`: after how many calls to
+    kill; 0 for never."""
 
     def __init__(self, root: Path, record: Path, calls: int = 0) -> None:
         self._root = os.fspath(root)
@@ -73,20 +42,8 @@ class Recorder:
         self._inside = False
 
     def install(self) -> None:
-        """Begins to record."""
-        for name in (
-            "open",
-            "write",
-            "fsync",
-            "fdatasync",
-            "replace",
-            "rename",
-            "link",
-            "unlink",
-            "remove",
-            "rmdir",
-            "mkdir",
-        ):
+        counted = ("open", "write", "fsync", "fdatasync", "replace", "rename", "link", "unlink", "remove", "rmdir")
+        for name in (*counted, "mkdir"):
             setattr(os, name, self._wrap(name, getattr(os, name)))
         sys.addaudithook(self._audit)
 
@@ -107,7 +64,6 @@ class Recorder:
         return wrapped
 
     def _paths(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[str | None]:
-        """Returns the paths that a call is about, None for one that is not below the root."""
         if name in ("write", "fsync", "fdatasync"):
             return [self._below(os.readlink(f"/proc/self/fd/{arguments[0]}"))]
         folder = named.get("dir_fd")
@@ -158,12 +114,7 @@ class Recorder:
 
 
 def read_record(record: Path, plan: Plan) -> list[Step]:
-    """Returns what was recorded, as steps of the model; the random part of a temporary name is a star.
-
-    Args:
-        record: what a `Recorder` has written.
-        plan: of the stream.
-    """
+    """Returns what was recorded, as steps of the model; the random part of a temporary name is a star."""
     steps = []
     for line in record.read_text().splitlines():
         kind, *given = json.loads(line)
@@ -186,47 +137,45 @@ def read_disk(root: Path, plan: Plan) -> dict[str, Content]:
 
 
 def _means_nothing(name: str) -> bool:
-    lock = name == LOCK or (name.startswith(".") and name.endswith(".lock"))
-    return lock or _TOKEN.sub("", name) == HEAD_RESERVE
+    lock = name == names.LOCK or (name.startswith(".") and name.endswith(".lock"))
+    return lock or _TOKEN.sub("", name) == names.HEAD_RESERVE
 
 
 def content(path: str, data: bytes, plan: Plan) -> Content:
-    """Returns what a file of a stream says, in the words of the model."""
     name = _TOKEN.sub("", path.rpartition("/")[2])
     if not data:
         return SHORT
-    if name.endswith(SEAL_SUFFIX):
+    if name.endswith(names.SEAL_SUFFIX):
         seal = Seal.decode(data, chunk := _chunk(name))
         assert seal.source is not None
         return ("seal", chunk, -(-seal.source // PER_CHUNK), seal.samples == PER_CHUNK)
-    if parse_chunk_name(name) is not None:
+    if names.parse_chunk_name(name) is not None:
         rows = [parse_row(line)["id"] for line in data.splitlines(keepends=True)]
         piece = rows[0] // PER_CHUNK
         stop = PER_CHUNK * (piece + 1) - (plan.partial and piece + 1 == plan.chunks)
         assert rows == list(range(PER_CHUNK * piece, stop)), rows
         return ("rows", piece)
-    if name == HEAD:
+    if name == names.HEAD:
         head = Head.decode(data)
         return ("head", head.chunks, head.ended)
-    if name == END:
+    if name == names.END:
         return ("end", End.decode(data).chunks)
-    if name == RETIRED:
+    if name == names.RETIRED:
         return ("retired", Retired.decode(data).chunks_before)
-    if name == MANIFEST:
+    if name == names.MANIFEST:
         assert Manifest.decode(data).samples_per_chunk == PER_CHUNK
         return ("manifest",)
-    if name == OWNER:
+    if name == names.OWNER:
         assert Owner.decode(data).epoch > 0
         return ("owner",)
     return ("cursor", Cursor.decode(data, "run").chunks_before)
 
 
 def _chunk(name: str) -> int:
-    parsed = parse_chunk_name(name)
+    parsed = names.parse_chunk_name(name)
     assert parsed is not None, name
     return parsed[0]
 
 
 def starred(path: str) -> str:
-    """Returns a path with a star for the random part of a temporary name, of the code's or the model's."""
-    return _TOKEN.sub(".*", _WORKPLACE.sub(f"/{TEMPORARY}/*", path)) if is_junk(path) else path
+    return _TOKEN.sub(".*", _WORKPLACE.sub(f"/{names.TEMPORARY}/*", path)) if is_junk(path) else path

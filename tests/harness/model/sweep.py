@@ -1,9 +1,5 @@
-"""Explores the model whole: two faults anywhere, on streams of two and three chunks; and every mutant.
-
-Points are states, trials moves from one to another. CPU time: about ten minutes.
-"""
-
-from __future__ import annotations
+"""Explores the model whole: two faults anywhere, on streams of two and three chunks; and every mutant. Points are
+states, trials moves from one to another. CPU time: about ten minutes."""
 
 import math
 from collections import Counter, deque
@@ -12,59 +8,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.harness.model.disk import SHORT, ZEROS, Disk
-from tests.harness.model.stream import Plan
+from tests.harness.model.producer import Plan
 from tests.harness.model.world import Move, State, World
 from tests.harness.planted.model import MUTANTS
 from tests.harness.tally import Tally
 
-_ASIDE: Final = 1 << 12
-"""States between two calls of `aside`."""
+_ASIDE: Final = 1 << 12  # States between two calls of `aside`
 
 
 @dataclass
 class Explored:
-    """What was explored.
-
-    Attributes:
-        states: different states, the first one included.
-        moves: what leads from one to another: steps and faults.
-        faults: moves that are faults, by kind.
-        finished: states in which both processes have succeeded.
-        broken: which promise is broken, None if all hold.
-        history: what has led there, a line each.
-        whole: whether there is no other state.
-    """
-
-    states: int = 0
-    moves: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    finished: int = 0
-    broken: str | None = None
-    history: list[str] = field(default_factory=list)
-    whole: bool = True
+    states: int = 0  # different states, the first one included
+    moves: int = 0  # what leads from one to another: steps and faults
+    faults: Counter[str] = field(default_factory=Counter)  # moves that are faults, by kind
+    finished: int = 0  # states in which both processes have succeeded
+    broken: str | None = None  # which promise is broken, None if all hold
+    history: list[str] = field(default_factory=list)  # what has led there, a line each
+    whole: bool = True  # whether there is no other state
 
     def __str__(self) -> str:
-        """Returns the history, readable."""
         lines = [f"{number:3}. {line}" for number, line in enumerate(self.history, 1)]
         return "\n".join([f"{self.broken} (found after {self.states:,} states)", *lines])
 
 
-def explore(
-    world: World,
-    faults: int,
-    *,
-    most: int | None = None,
-    aside: Callable[[Explored], object] = lambda _: None,
-) -> Explored:
-    """Explores a world until a promise is broken or there is nothing else.
-
-    Args:
-        world: the world.
-        faults: how many faults may come.
-        most: how many states to look at; None for all.
-        aside: is called now and then.
-    """
+def explore(world: World, faults: int, *, aside: Callable[[Explored], object] = lambda _: None) -> Explored:
     first = world.first(faults)
     before: dict[State, State | None] = {first: None}
     waiting = deque([first])
@@ -87,9 +54,6 @@ def explore(
                 before[move.state] = state
                 waiting.append(move.state)
         found.states = len(before)
-        if most is not None and found.states >= most:
-            found.whole = False
-            return found
         looked += 1
         if looked % _ASIDE == 0:
             aside(found)
@@ -97,7 +61,6 @@ def explore(
 
 
 def _history(world: World, before: dict[State, State | None], state: State, last: Move) -> list[str]:
-    """Returns what has led to a state, and what comes then."""
     moves = [(state, last)]
     while (earlier := before[state]) is not None:
         moves.append((earlier, next(move for move in world.moves(earlier) if move.state == state)))
@@ -106,45 +69,21 @@ def _history(world: World, before: dict[State, State | None], state: State, last
 
 
 def _line(world: World, state: State, move: Move) -> str:
-    if move.who == "power cut":
-        return f"POWER CUT: {_lost(world.disk(state), world.disk(move.state))}"
-    if move.who == "kill":
-        return f"KILL of the {' '.join(map(_text, move.what))}"
-    if move.who == "refuse":
-        return f"ERROR: the filesystem refuses {_text(move.what)}"
-    return f"{move.who}: {_text(move.what)}"
-
-
-def _text(what: object) -> str:
-    if not isinstance(what, tuple):
-        return str(what)
-    return " ".join(_text(part) for part in what)
-
-
-def _lost(disk: Disk, left: Disk) -> str:
-    """Returns what a power cut has changed, in words."""
-    before, after = disk.visible(), left.visible()
-    told = [f"{path} is gone" for path in before if path not in after]
-    told += [f"{path} is back" for path in after if path not in before]
-    for path, value in after.items():
-        if path in before and before[path] != value:
-            told.append(f"{path} is torn" if value in (SHORT, ZEROS) else f"{path} is as before: {_text(value)}")
-    return ", ".join(told) or "nothing is lost"
+    if move.who != "power cut":
+        word = {"kill": "KILL", "refuse": "ERROR"}.get(move.who, move.who)
+        return f"{word}: {move.what}"
+    before, after = world.disk(state).visible(), world.disk(move.state).visible()
+    lost = [f"{path} is gone" for path in before if path not in after]
+    back = [f"{path} holds {value}" for path, value in after.items() if before.get(path) != value]
+    return f"POWER CUT: {', '.join(lost + back) or 'nothing is lost'}"
 
 
 FAULTS: Final = 2
 
-PLANS: Final = (
-    Plan(1),
-    Plan(1, partial=True),
-    Plan(2, partial=True),
-    Plan(2),
-    Plan(2, keeps=2),
-    Plan(3, partial=True),
-    Plan(3),
-    Plan(3, partial=True, keeps=2),
+PLANS: Final = (  # The smallest first
+    *(Plan(1), Plan(1, partial=True), Plan(2, partial=True), Plan(2), Plan(2, keeps=2), Plan(3, partial=True)),
+    *(Plan(3), Plan(3, partial=True, keeps=2)),
 )
-"""The smallest first."""
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
@@ -169,12 +108,10 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
 
 
 def _tell_apart(tally: Tally) -> None:
-    """Looks whether telling all files with temporary names apart finds anything else, where that can be done."""
     for every_junk in (False, True):
         found = explore(World(Plan(0), every_junk=every_junk), 1)
-        tally.notes.append(
-            f"no chunks, 1 fault{', temporary files told apart' if every_junk else ''}: {found.states:,} states"
-        )
+        how = ", temporary files told apart" if every_junk else ""
+        tally.notes.append(f"no chunks, 1 fault{how}: {found.states:,} states")
         if found.broken is not None:
             tally.violation(str(found))
 
@@ -193,7 +130,6 @@ def _find_mutants(tally: Tally) -> None:
 
 
 def _count(tally: Tally, found: Explored, known: Explored) -> None:
-    """Adds what was found since the last time."""
     tally.trial(0)
     tally.trials += found.moves - known.moves - 1
     tally.points += found.states - known.states

@@ -1,69 +1,118 @@
-"""The states of the model and what leads from one to the next: a step of a process, or a fault.
-
-Disks, what processes have still to do, and courses are interned: a state is five small numbers, and what was found out
-of a disk once is not found out again.
-"""
-
-from __future__ import annotations
+"""The states of the model and what leads from one to the next: a step of a process, or a fault; and what must hold
+in each. Disks, what processes have still to do, and courses are interned: a state is five small numbers, and what
+was found out of a disk once is not found out again."""
 
 from collections.abc import Collection, Hashable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from tests.harness.model.disk import Disk, Step, do, half_written, power_cuts, without_junk
-from tests.harness.model.producer import RETIRED_DONE, Consumer, Producer
-from tests.harness.model.promise import Course, Facts, broken, look
-from tests.harness.model.stream import CURSOR, Broken, Plan, Seen
+from tests.harness.model import producer as model
+from tests.harness.model.disk import Content, Disk, Step, do, half_written, power_cuts, without_junk
 
-LOOKS: Final = ("open", "recover", "check", "look")
-"""Steps of the producer that change no file."""
 
+class Facts(NamedTuple):
+    wrong: str | None  # what no state may show, in words; None if there is no such thing
+    told: int = 0  # of how many chunks a reader is told
+    ended: bool = False  # whether it is told that there are no more
+    sealed: int = 0  # chunks [mark, sealed) have a seal
+    mark: int = 0  # chunks below it are retired
+    cursor: Content | None = None  # what the cursor says, None where there is none
+    unsealed: tuple[str, ...] = ()  # rows that were never published
+    below: tuple[str, ...] = ()  # what is there of retired chunks
+    temporary: bool = False  # whether there is anything with a temporary name
+
+
+@dataclass(frozen=True)
+class Course:
+    kept: model.Kept = (0,)  # the consumer's checkpoints
+    cursors: tuple[Content | None, ...] = (None,)  # what the cursor may say now
+    told: int = 0  # of how many chunks any reader was ever told
+    # how many chunks were sealed, if only for those who look at the directory, since the last power cut.
+    sealed: int = 0
+    cut_since_end: bool = False  # the power was cut after the producer had ended the stream and was gone
+    refused: bool = False  # the filesystem refused to delete, which the producer may not have tried again
+
+
+def look(seen: model.Seen) -> Facts:
+    try:
+        found = model.told(seen)
+        listed = model.list_stream(seen)
+        wrong = _wrong(seen, listed, found or (0, False))
+        cursor = model.value_of(seen, model.CURSOR, "cursor")
+    except model.Broken as error:
+        return Facts(f"a reader dies: {error}")
+    unsealed = tuple(model.data_path(chunk) for chunk in sorted(listed.data - listed.seals))
+    begun = model.is_folder(seen, model.TMP)
+    return Facts(wrong, *(found or (0, False)), listed.sealed, listed.mark, cursor, unsealed, listed.below, begun)
+
+
+def _wrong(seen: model.Seen, listed: model.Listed, found: tuple[int, bool]) -> str | None:
+    for chunk in sorted(listed.seals):
+        if chunk >= listed.sealed:
+            return f"a gap: chunk {chunk} is sealed, chunk {listed.sealed} is not"
+        if not model.is_readable(seen, chunk):
+            rows, seal = seen.get(model.data_path(chunk)), seen[model.seal_path(chunk)]
+            return f"chunk {chunk} is sealed with {seal} and holds {rows}"
+    if listed.sealed == listed.mark > 0:
+        return f"the newest chunk, {listed.mark - 1}, is retired, and with it the position to go on from"
+    if found[0] > listed.sealed:
+        return f"readers are told of {found[0]} chunks, sealed are {listed.sealed}"
+    if found[0] < listed.sealed and found[1]:
+        return f"readers are told that all is {found[0]} chunks, sealed are {listed.sealed}"
+    end = model.value_of(seen, model.END_PATH, "end")
+    if end is not None and end[1] != listed.sealed:
+        return f"{model.END_PATH} says {end[1]} chunks, sealed are {listed.sealed}"
+    head = seen.get(model.HEAD_PATH)
+    if end is None and head is not None and head[0] == "head" and head[2]:
+        return f"{model.HEAD_PATH} says that the stream has ended, {model.END_PATH} is not there"
+    return None
+
+
+def broken(facts: Facts, course: Course, chunks: int, *, producer_done: bool) -> str | None:
+    if facts.wrong is not None:
+        return facts.wrong
+    if facts.sealed < course.told:
+        return f"readers were told of {course.told} chunks, of which only {facts.sealed} are there"
+    if facts.sealed < course.sealed:
+        return f"{course.sealed} chunks were sealed, only {facts.sealed} are"
+    if facts.mark > course.kept[0]:
+        return f"chunks before {facts.mark} are retired, a run may go on from chunk {course.kept[0]}"
+    if facts.cursor not in course.cursors:
+        return f"the cursor may say {' or '.join(map(str, course.cursors))}, it says {facts.cursor}"
+    if producer_done:
+        if facts.sealed != chunks:
+            return f"the producer has ended the stream, sealed are {facts.sealed} chunks of {chunks}"
+        left = facts.unsealed if course.refused else facts.unsealed + facts.below
+        if left and not course.cut_since_end:
+            return f"the stream has ended, left over are {', '.join(left)}"
+        if facts.temporary and not course.cut_since_end:
+            return f"the stream has ended, {model.TMP} is there"
+    return None
+
+
+LOOKS: Final = ("open", "recover", "check", "look")  # Steps of the producer that change no file
+# A process is killed; the filesystem refuses a step of deleting; the power is cut
 FAULTS: Final = ("kill", "refuse", "power cut")
-"""A process is killed; the filesystem refuses a step of deleting; the power is cut."""
-
-_DONE: Final = 0
-"""What a process has to do that has succeeded: nothing."""
-
+_DONE: Final = 0  # What a process has to do that has succeeded: nothing
 _T = TypeVar("_T", bound=Hashable)
 
 
 class State(NamedTuple):
-    """A state, in numbers of the world's.
-
-    Attributes:
-        disk: what is on the disk.
-        producer: what the producer has still to do.
-        consumer: what the consumer has still to do.
-        course: what has happened.
-        faults: how many faults may still come.
-    """
-
-    disk: int
-    producer: int
-    consumer: int
-    course: int
-    faults: int
+    disk: int  # what is on the disk
+    producer: int  # what the producer has still to do
+    consumer: int  # what the consumer has still to do
+    course: int  # what has happened
+    faults: int  # how many faults may still come
 
 
 class Move(NamedTuple):
-    """What leads from a state to another one.
-
-    Attributes:
-        who: "producer", "consumer", "kill", "refuse" or "power cut".
-        what: the step; of a kill who it is; of a power cut nothing.
-        state: the state after it.
-        broken: which promise it breaks, None if none; then `state` means nothing.
-    """
-
-    who: str
-    what: Step
-    state: State
-    broken: str | None = None
+    who: str  # "producer", "consumer", "kill", "refuse" or "power cut"
+    what: Step  # the step; of a kill who it is; of a power cut nothing
+    state: State  # the state after it
+    broken: str | None = None  # which promise it breaks, None if none; then `state` means nothing
 
 
 class _Interned(Generic[_T]):
-    """Numbers values."""
-
     def __init__(self) -> None:
         self.values: list[_T] = []
         self._numbers: dict[_T, int] = {}
@@ -77,27 +126,17 @@ class _Interned(Generic[_T]):
 
 
 class World:
-    """A producer, a consumer and a disk.
-
-    Args:
-        plan: what is produced and how it is consumed.
-        producer: the producer; None for that of the code.
-        consumer: the consumer, likewise.
-        kinds: which faults may come.
-        every_junk: tell all files with temporary names apart, see `without_junk`.
-    """
-
     def __init__(
         self,
-        plan: Plan,
-        producer: Producer | None = None,
-        consumer: Consumer | None = None,
+        plan: model.Plan,  # what is produced and how it is consumed
+        producer: model.Producer | None = None,  # the producer; None for that of the code
+        consumer: model.Consumer | None = None,
         *,
         kinds: Collection[str] = FAULTS,
-        every_junk: bool = False,
+        every_junk: bool = False,  # tell all files with temporary names apart, see `without_junk`
     ) -> None:
         self.plan = plan
-        self._producer, self._consumer = producer or Producer(plan), consumer or Consumer(plan)
+        self._producer, self._consumer = producer or model.Producer(plan), consumer or model.Consumer(plan)
         self._kinds = frozenset(kinds)
         self._every_junk = every_junk
         self._disks: _Interned[Disk] = _Interned()
@@ -114,36 +153,28 @@ class World:
         self._restart = {"producer": self._push([("open",)], _DONE), "consumer": self._push([("resume",)], _DONE)}
 
     def first(self, faults: int) -> State:
-        """Returns the state before anything was done."""
-        return State(
-            self._disk(Disk()), self._restart["producer"], self._restart["consumer"], self._course(Course()), faults
-        )
+        disk, begun = self._disk(Disk()), self._restart
+        return State(disk, begun["producer"], begun["consumer"], self._course(Course()), faults)
 
     def disk(self, state: State) -> Disk:
-        """Returns the disk of a state."""
         return self._disks.values[state.disk]
 
     def course(self, state: State) -> Course:
-        """Returns what has happened before a state."""
         return self._courses.values[state.course]
 
     def steps(self, state: State, who: str) -> Iterator[Step]:
-        """Returns what a process will do, as far as it is known."""
         cell = state.producer if who == "producer" else state.consumer
         while cell:
             step, cell = self._cells.values[cell]
             yield step
 
     def doing(self, state: State, who: str, steps: list[Step]) -> State:
-        """Returns a state with something else for a process to do, for who wants to see just that."""
         return state._replace(**{who: self._push(steps, _DONE)})
 
     def has_finished(self, state: State) -> bool:
-        """Whether both processes have succeeded."""
         return state.producer == state.consumer == _DONE
 
     def moves(self, state: State) -> list[Move]:
-        """Returns what can come next."""
         moves = [*self.produce(state), *self.consume(state)]
         if not moves and not self.has_finished(state):
             return [Move("consumer", ("wait",), state, "the consumer waits for ever")]
@@ -154,7 +185,6 @@ class World:
         return moves
 
     def produce(self, state: State) -> Iterator[Move]:
-        """Returns what the producer can do next."""
         if state.producer == _DONE:
             return
         step, rest = self._cells.values[state.producer]
@@ -171,7 +201,7 @@ class World:
         if found is None:
             try:
                 found = self._producer.look(step, self._disks.values[state.disk], self._visible(state.disk))
-            except Broken as error:
+            except model.Broken as error:
                 found = f"the producer cannot go on: {error}"
             self._looked[state.disk, step] = found
         if isinstance(found, str):
@@ -193,7 +223,7 @@ class World:
         elif step[0] == "read":
             try:
                 found = self._consumer.reading(step[1], course.kept, seen)
-            except Broken as error:
+            except model.Broken as error:
                 yield Move("consumer", step, state, f"the consumer dies: {error}")
                 return
             if found is not None:
@@ -209,16 +239,14 @@ class World:
             yield self._moved("consumer", step, state._replace(consumer=rest, course=self._course(course)))
         else:
             after = state._replace(disk=self._do(state.disk, step), consumer=rest)
-            if CURSOR in step:
-                # From here on it may be the new one or the one before.
-                value = self._visible(after.disk)[CURSOR]
+            if model.CURSOR in step:
+                value = self._visible(after.disk)[model.CURSOR]  # From here on it may be the new one or the one before
                 cursors = {*course.cursors, value} if value[0] == "cursor" else set(course.cursors)
                 course = replace(course, cursors=tuple(sorted(cursors, key=str)))
                 after = after._replace(course=self._course(course))
             yield self._moved("consumer", step, after)
 
     def kill(self, state: State, who: str) -> Iterator[Move]:
-        """Returns what a kill leaves, and one in the middle of a write where that is next."""
         cell = state.producer if who == "producer" else state.consumer
         if cell in (_DONE, self._restart[who]):
             return
@@ -237,7 +265,6 @@ class World:
             yield self._moved("kill", what, after)
 
     def cut(self, state: State) -> Iterator[Move]:
-        """Returns all that a power cut may leave. Who has succeeded is not started again."""
         course = self._courses.values[state.course]
         restart = {
             who: _DONE if cell == _DONE else self._restart[who]
@@ -251,13 +278,9 @@ class World:
             facts = self._facts[disk]
             # What is found now is on the device.
             cursors = (facts.cursor,) if facts.cursor in course.cursors else course.cursors
-            after = replace(
-                course,
-                cursors=cursors,
-                sealed=min(course.sealed, facts.sealed),
-                cut_since_end=course.cut_since_end or state.producer == _DONE,
-                refused=course.refused and state.producer == _DONE,
-            )
+            done, sealed = state.producer == _DONE, min(course.sealed, facts.sealed)
+            after = replace(course, cursors=cursors, sealed=sealed, refused=course.refused and done)
+            after = replace(after, cut_since_end=course.cut_since_end or done)
             yield self._moved(
                 "power cut",
                 (),
@@ -269,17 +292,15 @@ class World:
         yield from self.kill(state, "consumer")
 
     def _refusals(self, state: State) -> Iterator[Move]:
-        """Returns what comes of a step of deleting that the filesystem refuses: the producer goes on with the rest."""
         if state.producer == _DONE:
             return
         refused, cell = self._cells.values[state.producer]
         step = refused
-        while step[0] != RETIRED_DONE:
+        while step[0] != model.RETIRED_DONE:
             if step[0] in LOOKS or not cell:
                 return
             step, cell = self._cells.values[cell]
-        # What it was writing is removed, whatever else fails.
-        there = refused[0] in ("write", "sync", "rename")
+        there = refused[0] in ("write", "sync", "rename")  # What it was writing is removed, whatever else fails
         steps: list[Step] = [("remove", refused[1])] if there else []
         course = self._course(replace(self._courses.values[state.course], refused=True))
         # It goes on, or is held back anyway and looks again.
@@ -289,7 +310,6 @@ class World:
             yield self._moved("refuse", refused, after)
 
     def _moved(self, who: str, what: Step, state: State) -> Move:
-        """Returns a move, with what is known of the course after it, and whether it breaks a promise."""
         key = (state.disk, state.course)
         number = self._told.get(key)
         if number is None:
@@ -304,7 +324,7 @@ class World:
             state = state._replace(course=number)
         return Move(who, what, state, self._broken[judged])
 
-    def _visible(self, disk: int) -> Seen:
+    def _visible(self, disk: int) -> model.Seen:
         return self._disks.values[disk].visible()
 
     def _do(self, disk: int, step: Step) -> int:
@@ -332,4 +352,4 @@ class World:
 
     def _skip(self, cell: int) -> int:
         step, rest = self._cells.values[cell]
-        return rest if step[0] == RETIRED_DONE else cell
+        return rest if step[0] == model.RETIRED_DONE else cell

@@ -1,15 +1,7 @@
-"""A folder that an sshd of its own serves to this machine, mounted by sshfs as often as wanted. Needs root.
-
-Files, all in a temporary folder: keys and settings of server and client, `real/`, which is served, and the mount
-points. Nothing of the user's is read or written. Each mount has a server process of its own, which speaks with its
-client through a pipe (`sshd -i`), so no port is taken and nothing is left when the mount ends.
-
-What sshfs 3.7 with OpenSSH's server is, as `tests/cli/test_verify_filesystem.py` has it measured: a rename replaces
-(posix-rename); exclusive creation and hard links refuse a name that is there, with EPERM for want of a word for EEXIST;
-fsync of files is passed on, of directories it does nothing; flock and fcntl locks hold within a mount only; a file that
-is removed or replaced while open can be read on. A file that is read while it is replaced may come cut: the old content
-at the size of the new one.
-"""
+"""A folder that an sshd of its own serves to this machine, mounted by sshfs as often as wanted. Needs root. Nothing
+of the user's is read or written. Each mount has a server process of its own, which speaks with its client through a
+pipe (`sshd -i`), so no port is taken and nothing is left when the mount ends. What that is like is measured by
+`tests/cli/test_verify_filesystem.py`; a file that is read while it is replaced may come cut."""
 
 from __future__ import annotations
 
@@ -22,23 +14,19 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
+from unittest import mock
 
 import pytest
 
 from tests.harness.disks import find_tool, tool
 
+# As NFS has it: names, missing names and attributes are remembered for seconds, listings are not
 CACHED: Final = ("dir_cache=no", "entry_timeout=7", "negative_timeout=7", "attr_timeout=7")
-"""As NFS has it: names, missing names and attributes are remembered for seconds, listings are not."""
-
 CACHED_S: Final = 7.0
-
+# As sshfs is when nobody says otherwise: listings and attributes are remembered for 20 s, missing names are not
 DEFAULT: Final[tuple[str, ...]] = ()
-"""As sshfs is when nobody says otherwise: listings and attributes are remembered for 20 s, missing names are not."""
-
 DEFAULT_S: Final = 20.0
-
 _TOOLS: Final = ("sshfs", "sshd", "ssh-keygen", "setpriv", "umount")
 _MOUNT_S: Final = 30.0
 _PRIVILEGE_SEPARATION: Final = Path("/run/sshd")
@@ -68,7 +56,6 @@ Host *
 
 
 def why_not() -> str | None:
-    """Returns what this machine lacks for network mounts, None if they can be tried."""
     if os.geteuid() != 0:
         return "needs root, to mount filesystems"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -78,16 +65,11 @@ def why_not() -> str | None:
 
 
 class Mount:
-    """One mount of a shared folder. A context manager, which unmounts it however it is left.
-
-    Attributes:
-        point: where it is mounted.
-        options: of sshfs.
-    """
+    """One mount of a shared folder. A context manager, which unmounts it however it is left."""
 
     def __init__(self, folder: Path, name: str, options: tuple[str, ...]) -> None:
-        self.point: Final = folder / name
-        self.options: Final = options
+        self.point: Final = folder / name  # where it is mounted
+        self.options: Final = options  # of sshfs
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -96,13 +78,10 @@ class Mount:
         self.bring_up()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.take_down()
 
     def bring_up(self) -> None:
-        """Mounts it."""
         log = self._folder / f"{self.point.name}.log"
         options = [argument for option in self.options for argument in ("-o", option)]
         # sshfs dies with this process, whatever ends it, and its server with it.
@@ -128,7 +107,6 @@ class Mount:
             subprocess.run([tool("umount"), "-l", str(self.point)], check=True)
 
     def is_up(self) -> bool:
-        """Returns whether something is mounted there, without asking it."""
         return f" {self.point} " in Path("/proc/self/mountinfo").read_text()
 
     def detach(self) -> None:
@@ -143,41 +121,23 @@ class Mount:
             self._process = None
 
     def revive(self) -> None:
-        """Unmounts what a killed client has left, and mounts it again."""
         self.take_down()
         self.bring_up()
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
         """No call there gets an answer meanwhile."""
-        self.hang()
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            self.answer()
-
-    def hang(self) -> None:
-        """Begins that."""
-        self._signal(signal.SIGSTOP)
-
-    def answer(self) -> None:
-        """Ends that."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)
 
 
 class Share:
-    """A folder with its server's and its clients' settings.
-
-    Args:
-        folder: an empty folder for all of it. Skips the test where network mounts cannot be had.
-
-    Attributes:
-        real: what is served, as the server sees it.
-    """
+    """A folder with its server's and its clients' settings. `folder`: an empty folder for all of it. Skips the test
+    where network mounts cannot be had."""
 
     def __init__(self, folder: Path) -> None:
         if (reason := why_not()) is not None:
@@ -185,7 +145,7 @@ class Share:
         # The system makes it when it starts a server; one that is started by hand needs it as well.
         _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
         self._folder = folder
-        self.real: Final = folder / "real"
+        self.real: Final = folder / "real"  # what is served, as the server sees it
         self.real.mkdir()
         for name in ("host", "user"):
             command = [tool("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
@@ -194,16 +154,10 @@ class Share:
         (folder / "ssh.conf").write_text(_SSH.format(folder=folder, sshd=tool("sshd")))
 
     def mount(self, name: str, options: tuple[str, ...]) -> Mount:
-        """Returns a mount of the folder, to be entered.
-
-        Args:
-            name: of the mount point.
-            options: of sshfs, each as it stands behind a `-o`.
-        """
+        """Returns a mount of the folder, to be entered. `options`: of sshfs, each as it stands behind a `-o`."""
         return Mount(self._folder, name, options)
 
     def clear(self) -> None:
-        """Empties the folder."""
         for path in self.real.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -213,62 +167,32 @@ WRITING: Final = ("write", "fsync", "replace", "rename", "link", "unlink", "mkdi
 
 
 class StaleCall:
-    """A context manager: while it is entered, one of the calls fails.
+    """A context manager: while it is entered, one of the calls fails. `folder`: calls about a path in it, or a
+    descriptor of one, are counted. `number`: which one fails, from 1; 0 for none. `names`: functions of `os` that are
+    counted."""
 
-    Args:
-        directory: calls about a path in it, or a descriptor of one, are counted.
-        number: which one fails, from 1; 0 for none.
-        names: functions of `os` that are counted.
-        error: the number of the error.
-
-    Attributes:
-        calls: the functions that were called, in order, each with what it was asked for.
-    """
-
-    def __init__(
-        self, directory: Path, number: int, names: tuple[str, ...] = READING, error: int = errno.ESTALE
-    ) -> None:
-        self.calls: list[str] = []
-        self._prefix = os.path.realpath(directory)
-        self._number = number
-        self._error = error
-        self._real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in (*names, "open")}
-        self._names = names
+    def __init__(self, folder: Path, number: int, names: tuple[str, ...] = READING, error: int = errno.ESTALE) -> None:
+        self.calls: list[str] = []  # the functions that were called, in order, each with what it was asked for
+        self._prefix, self._number, self._error = os.path.realpath(folder), number, error
+        self._readlink = os.readlink
+        self._patch = mock.patch.multiple(os, **{name: self._counted(name, getattr(os, name)) for name in names})
 
     def __enter__(self) -> StaleCall:
-        for name in self._real:
-            setattr(os, name, self._counted(name))
+        self._patch.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for name, call in self._real.items():
-            setattr(os, name, call)
+    def __exit__(self, *_: object) -> None:
+        self._patch.stop()
 
-    def _counted(self, name: str) -> Callable[..., Any]:
+    def _counted(self, name: str, call: Callable[..., Any]) -> Any:
         def counted(*arguments: Any, **named: Any) -> Any:
-            what = self._what(arguments[0]) if arguments else None
-            if what is not None and name in self._names:
-                self.calls.append(f"{name} {what}")
+            asked = arguments[0] if arguments else "/"
+            path = self._readlink(f"/proc/self/fd/{asked}") if isinstance(asked, int) else os.path.abspath(asked)
+            path = path.removesuffix(" (deleted)")
+            if f"{path}/".startswith(f"{self._prefix}/"):
+                self.calls.append(f"{name} {path[len(self._prefix) + 1 :] or '.'}")
                 if len(self.calls) == self._number:
-                    path = arguments[0] if not isinstance(arguments[0], int) else None
-                    raise OSError(self._error, os.strerror(self._error), path)
-            return self._real[name](*arguments, **named)
+                    raise OSError(self._error, os.strerror(self._error), None if isinstance(asked, int) else asked)
+            return call(*arguments, **named)
 
         return counted
-
-    def _what(self, asked: Any) -> str | None:
-        """Returns the path within the directory that a call is about, None if it is about another one."""
-        if isinstance(asked, int):
-            try:
-                path = os.path.realpath(f"/proc/self/fd/{asked}") if "readlink" not in self._real else None
-                path = path or self._real["readlink"](f"/proc/self/fd/{asked}")
-            except OSError:
-                return None
-        else:
-            path = os.path.abspath(os.fspath(asked))
-        path = path.removesuffix(" (deleted)")
-        if path != self._prefix and not path.startswith(self._prefix + "/"):
-            return None
-        return path[len(self._prefix) + 1 :] or "."

@@ -1,34 +1,173 @@
-"""Rounds of a producer and a consumer on two network mounts, with kills and hangs of all four; see scripts/test_faults.
-
-A round is over when the stream has ended and the consumer has it all. Meanwhile, at random: the producer is killed, or
-stopped while another one takes over on the other mount; the consumer is killed; a mount hangs, or its client is killed
-and it is mounted again. Whoever has ended is started again, on either mount, as the same job.
-"""
+"""Producers by the real command and readers of each kind on network mounts; and rounds of both on two of them. A
+round is over when the stream has ended and the consumer has it all. Meanwhile anybody is killed, stopped or taken
+over, and a mount hangs or is lost; whoever has ended is started again, on either mount, as the same job."""
 
 from __future__ import annotations
 
 import errno
 import json
+import logging
+import multiprocessing
 import os
 import random
 import signal
-import statistics
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
-from tests.harness.network.mounts import CACHED, CACHED_S, DEFAULT, DEFAULT_S, Mount, Share, why_not
-from tests.harness.network.runs import EVENT_S, MARGIN_S, PER_CHUNK, ROWS, Child, Sealed, arguments, source
+from lazyshard import LazyShardedDataset, StreamReader
+from lazyshard.stream.watchdog import READERS
+from tests.data.workers import loader
+from tests.harness.network.mounts import CACHED, DEFAULT, Mount, Share, why_not
+from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import ids
 from tests.harness.tally import Tally
+from tests.producer.commands import ids, run_arguments
+
+PER_CHUNK: Final = 4
+ROWS: Final = 42  # Ten chunks, and a last one of two rows
+EVENT_S: Final = 60.0  # How long to wait for what must come; only a failing test ever waits so long
+MARGIN_S: Final = 30.0  # What a busy machine may take in addition to the caches
+ROW_LINES: Final = [b'{"id":%d,"text":"%s"}' % (number, b"x" * (number % 50)) for number in range(ROWS)]
+
+
+def source(folder: Path) -> Path:
+    path = folder / "source.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line in ROW_LINES))
+    return path
+
+
+def arguments(out: Path, path: Path, *more: object) -> list[str]:
+    return run_arguments(out, [path], PER_CHUNK, *more)
+
+
+def check_whole(real: Path) -> None:
+    """Checks on the server that a stream has ended with each row once, in order, and nothing else is left."""
+    assert ids(real) == list(range(ROWS))
+    assert published(real) == -(-ROWS // PER_CHUNK)
+    assert json.loads((real / "stream.end").read_bytes())["samples"] == ROWS
+    assert not list((real / ".tmp").glob("*"))
+
+
+class Sealed:
+    """Watches on the server that what is sealed is whole, never changes, and is not deleted before the mark says so. A
+    context manager: looks in a thread. `real`: the stream's directory on the server, of a stream of `source`."""
+
+    def __init__(self, real: Path) -> None:
+        rows = [line.decode() for line in ROW_LINES]
+        self._chunks = SealedChunks(real, rows, PER_CHUNK, ordered=True, known={})
+        self._over = threading.Event()
+        self.wrong: list[str] = []
+
+    def __enter__(self) -> Sealed:
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._look()
+
+    def _look(self) -> None:
+        try:
+            self._chunks.look(acknowledged=ROWS)
+        except Exception as error:
+            self.wrong.append(f"{type(error).__name__}: {error}")
+
+    def _run(self) -> None:
+        while not self._over.wait(0.05):
+            self._look()
+
+
+@contextmanager
+def readers(directory: Path, max_wait: float) -> Iterator[Callable[[], tuple[list[int], list[int]]]]:
+    """Reads a stream in threads from here on: whole by `StreamReader`, and by two ranks, one with two workers. Yields A
+    function that waits for the end and returns the ids: those of the one, and those of both ranks together."""
+    with ThreadPoolExecutor(3) as pool:
+        whole: Future[list[int]] = pool.submit(read_whole, directory, max_wait)
+        ranks = [pool.submit(read_rank, directory, max_wait, rank, 2, workers) for rank, workers in ((0, 0), (1, 2))]
+        yield lambda: (whole.result(), [number for rank in ranks for number in rank.result()])
+
+
+def read_whole(directory: Path, max_wait: float) -> list[int]:
+    return [row["id"] for row in StreamReader(directory, max_wait=max_wait)]
+
+
+def read_rank(directory: Path, max_wait: float, rank: int, dp: int, workers: int) -> list[int]:
+    dataset = LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=max_wait, max_total_samples=ROWS)
+    wait = {"timeout": max_wait + EVENT_S} if workers else {}
+    batches = loader(dataset, dataset.rank_indices, workers, batch_size=1, **wait)
+    return [number for batch in batches for number in batch]
+
+
+class Child:
+    """A function in a process of its own, which may hang without hanging the test. A context manager. `work`: is called
+    there with a function that sends something here; what it raises is sent as its text. `no_answer_s`: after so many
+    seconds without an answer of the filesystem it says so. `said`: the file that what it logs goes to."""
+
+    def __init__(self, work: Callable[[Callable[[Any], None]], object], said: Path, no_answer_s: float = 0.3) -> None:
+        self._work = work
+        self._said = said
+        self._no_answer_s = no_answer_s
+
+    def __enter__(self) -> Child:
+        self._mine, theirs = multiprocessing.Pipe(False)
+        self._process = multiprocessing.get_context("fork").Process(target=self._run, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.join(EVENT_S)
+        self._mine.close()
+
+    def get(self, seconds: float = EVENT_S) -> Any:
+        assert self._mine.poll(seconds), f"nothing came within {seconds:.0f} s; it said: {self.said()}"
+        return self._mine.recv()
+
+    def ended(self) -> str | None:
+        """Returns None while it runs; then the error that it has ended with, empty for none."""
+        if self._process.is_alive():
+            return None
+        try:
+            return str(self._mine.recv()) if self._mine.poll() else ""
+        except EOFError:
+            return ""
+
+    def said(self) -> str:
+        return self._said.read_text() if self._said.exists() else ""
+
+    def _run(self, theirs: Connection) -> None:
+        logging.getLogger("lazyshard").addHandler(logging.FileHandler(self._said))
+        READERS.no_answer_s = self._no_answer_s
+        try:
+            self._work(theirs.send)
+        except BaseException as error:
+            theirs.send(f"{type(error).__name__}: {error}")
+        theirs.close()
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + EVENT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {EVENT_S:.0f} s: {what}"
+        time.sleep(0.01)
+
+
+def published(real: Path) -> int:
+    return len(list(real.glob("chunk_*.completed")))
+
 
 ROUNDS: Final = 60
-_ROUND_S: Final = 240.0
-"""A round that takes longer is stuck."""
+_ROUND_S: Final = 240.0  # A round that takes longer is stuck
 
 _BY_THE_FILESYSTEM: Final = (
     *(f"[Errno {number}]" for number in (errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EPERM)),
@@ -38,28 +177,22 @@ _BY_THE_FILESYSTEM: Final = (
 """What a consumer may end with, told with the path: its mount has gone, a lock file that it does not see yet is there
 (EPERM over SFTP), or another one has its name. The next one goes on."""
 
-_LATENCY_CHUNKS: Final = 12
-
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
-    """Runs the rounds, then measures how late a chunk is seen on the other mount."""
     if (reason := why_not()) is not None:
         tally.notes.append(f"not done: {reason}")
         return
-    run_rounds(tally, place, seed, max(1, round(ROUNDS * scale)), measures=True)
+    run_rounds(tally, place, seed, max(1, round(ROUNDS * scale)))
 
 
-def run_rounds(tally: Tally, place: Path, seed: int, rounds: int, *, measures: bool = False) -> None:
-    """Runs so many rounds."""
+def run_rounds(tally: Tally, place: Path, seed: int, rounds: int) -> None:
     with ExitStack() as stack:
         for name in ("share", "nursery"):
             (place / name).mkdir()
         share = Share(place / "share")
         nursery = stack.enter_context(Commands(place / "nursery"))
-        mounts = [
-            stack.enter_context(share.mount(name, options))
-            for name, options in (("cached", CACHED), ("default", DEFAULT))
-        ]
+        options = {"cached": CACHED, "default": DEFAULT}
+        mounts = [stack.enter_context(share.mount(*each)) for each in options.items()]
         for number in range(rounds):
             dice = random.Random(f"{seed}-{number}")
             folder = place / f"round-{number}"
@@ -72,29 +205,14 @@ def run_rounds(tally: Tally, place: Path, seed: int, rounds: int, *, measures: b
             for wrong in one.wrong:
                 tally.violation(f"round {number} of --seed {seed} ({', '.join(one.done)}): {wrong}")
             tally.trial(len(one.done), points=len(set(one.done)))
-        for writes, reads, lag in ((mounts[1], mounts[0], CACHED_S), (mounts[0], mounts[1], DEFAULT_S)) * measures:
-            _measure(tally, share, writes, reads, lag)
 
 
 class Round:
-    """One stream; see above.
-
-    Attributes:
-        wrong: what was broken.
-        done: the faults that came about, in order.
-    """
-
     def __init__(
-        self,
-        tally: Tally,
-        nursery: Commands,
-        share: Share,
-        mounts: list[Mount],
-        folder: Path,
-        dice: random.Random,
+        self, tally: Tally, nursery: Commands, share: Share, mounts: list[Mount], folder: Path, dice: random.Random
     ) -> None:
-        self.wrong: list[str] = []
-        self.done: list[str] = []
+        self.wrong: list[str] = []  # what was broken
+        self.done: list[str] = []  # the faults that came about, in order
         self._tally, self._nursery, self._mounts, self._dice = tally, nursery, mounts, dice
         self._name = folder.name
         self._real = share.real / folder.name
@@ -106,7 +224,6 @@ class Round:
         self._consumer: Child | None = None
 
     def run(self) -> None:
-        """Runs until all is produced and consumed."""
         deadline = time.monotonic() + _ROUND_S
         try:
             with Sealed(self._real) as sealed:
@@ -122,15 +239,12 @@ class Round:
             self.wrong += sealed.wrong
             self._check()
         finally:
-            for mount in self._mounts:
-                mount.answer()
             self._end_consumer()
             if self._producer is not None:
                 self._signal(signal.SIGKILL)
                 self._nursery.wait(self._producer)
 
     def faults(self) -> list[Callable[[], None]]:
-        """Returns what may happen."""
         return [self._kill_producer, self._take_over, self._kill_consumer, self._hang, self._lose_mount]
 
     def _do(self, fault: Callable[[], None]) -> None:
@@ -235,7 +349,6 @@ class Round:
 
 
 def _consume(point: Path, checkpoint: Path) -> None:
-    """Trains from the last checkpoint on, and commits one after each chunk."""
     kept = _restored(checkpoint)
     dataset = LazyShardedDataset(point, dp_rank=0, dp_size=1, max_wait=EVENT_S, max_total_samples=ROWS, consumer="sft")
     if kept["state"] is not None:
@@ -266,35 +379,3 @@ def _is_alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-def _measure(tally: Tally, share: Share, writes: Mount, reads: Mount, lag: float) -> None:
-    """Counts, in milliseconds, how late a reader sees what is published on the other mount: the stream, and chunks."""
-    name = f"latency-{writes.point.name}"
-    told: list[float] = []
-
-    def read(send: Callable[[Any], None]) -> None:
-        send(None)
-        reader = StreamReader(reads.point / name, max_wait=lag + MARGIN_S)
-        for number in range(_LATENCY_CHUNKS):
-            reader.read(number)
-            send(time.monotonic())
-
-    # The reader comes first, as its mount remembers for longest then.
-    with Child(read, share.real.parent / "said", EVENT_S) as child:
-        child.get()
-        time.sleep(1.0)
-        with ChunkWriter(writes.point / name, 1) as writer:
-            for number in range(_LATENCY_CHUNKS):
-                writer.write({"id": number})
-                told.append(time.monotonic())
-                if number == 0:
-                    late = [child.get(lag + MARGIN_S) - told[0]]
-                time.sleep(0.25)
-        late += [child.get(lag + MARGIN_S) - at for at in told[1:]]
-    way = f"ms from {writes.point.name} to {reads.point.name}"
-    tally.count(f"{way}, the new stream", round(1000 * late[0]))
-    tally.count(f"{way}, a chunk, median", round(1000 * statistics.median(late[1:])))
-    tally.count(f"{way}, a chunk, slowest", round(1000 * max(late[1:])))
-    if late[0] > lag + MARGIN_S or max(late[1:]) > lag + MARGIN_S:
-        tally.violation(f"seen later than caches of {lag} s force: {late}")

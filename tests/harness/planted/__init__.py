@@ -1,7 +1,5 @@
 """The planted bugs: a module for each harness, which must find all of its own. Tests are parametrized over them."""
 
-from __future__ import annotations
-
 
 def planted() -> dict[str, list[str]]:
     """The names of all planted bugs, by harness."""
@@ -10,8 +8,8 @@ def planted() -> dict[str, list[str]]:
     of_power = [f"{row[0]} on {row[1]}" for row in (*power.OF_A_PRODUCER, *power.OF_A_CONSUMER)]
     return {
         "points": list(points.MUTANTS),
-        "writers": [one.__name__ for one in (*writers.MUTANTS, *writers.MUTANTS_OF_ARRAYS)],
-        "races": [one.__name__ for one in writers.MISTAKES],
+        "writers": [*writers.MUTANTS, *writers.MUTANTS_OF_ARRAYS],
+        "races": list(writers.MISTAKES),
         "power": [*of_power, power.OF_A_RESTART],
         "model": [mutant.name for mutant in model.MUTANTS],
         "fuzz": list(fuzz.MUTANTS),

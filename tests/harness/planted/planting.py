@@ -1,7 +1,5 @@
 """Ways to plant a mistake into this process: in a function's place, in a file that was begun, in a run that goes on."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
@@ -11,8 +9,6 @@ from typing import Any
 from lazyshard.store import durable
 from lazyshard.stream import recovery
 from lazyshard.stream.lock import Workplace
-
-__all__ = ["everywhere", "keep_begun", "on_restart"]
 
 
 def everywhere(original: Any, broken: Any) -> None:
@@ -24,14 +20,21 @@ def everywhere(original: Any, broken: Any) -> None:
                     setattr(module, key, broken)
 
 
+def around(owner: Any, name: str, instead: Callable[..., Any]) -> None:
+    """Calls something in place of a method or a function; it is given the original first."""
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *arguments, **named: instead(original, *arguments, **named))
+
+
 def keep_begun(suffix: str) -> None:
     """Has files of names with this end outlive a kill, and the next run add to them."""
-    original = Workplace.path
-
-    def path(self: Workplace, name: str) -> Path:
-        return self.directory.parent.with_name(f"{name}.part") if name.endswith(suffix) else original(self, name)
-
-    Workplace.path = path  # type: ignore[method-assign]
+    around(
+        Workplace,
+        "path",
+        lambda path, self, name: (
+            self.directory.parent.with_name(f"{name}.part") if name.endswith(suffix) else path(self, name)
+        ),
+    )
     everywhere(durable.create, lambda path: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
 
 

@@ -1,7 +1,5 @@
 """Mistakes of a producer of which the harness must find each: installed in the command's process before all else."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -20,34 +18,21 @@ from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store import durable
 from lazyshard.stream import lock, publishing, recovery, retire
 from lazyshard.stream.listing import Listing
-from lazyshard.stream.lock import WriterLock
 from lazyshard.stream.open_chunk import OpenArrays, OpenChunk
-from tests.harness.planted.planting import everywhere, keep_begun, on_restart
+from tests.harness.planted.planting import around, everywhere, keep_begun, on_restart
 from tests.harness.processes.kill_points import When
-
-__all__ = ["MUTANTS", "Mutant"]
 
 
 class Mutant(NamedTuple):
-    """A mistake, and where it is to be found.
+    """A mistake, and where it is to be found."""
 
-    Attributes:
-        install: makes it.
-        found: part of what the harness says.
-        scene: the scene that is played.
-        kind: of the faults.
-        when: where in a call they come.
-        step: every how manieth call has one.
-        first: none before this one has.
-    """
-
-    install: Callable[[], None]
-    found: str
-    scene: str = "plain"
-    kind: str = "kill"
-    when: When = "before"
-    step: int = 2
-    first: int = 1
+    install: Callable[[], None]  # makes it
+    found: str  # part of what the harness says
+    scene: str = "plain"  # the scene that is played
+    kind: str = "kill"  # of the faults
+    when: When = "before"  # where in a call they come
+    step: int = 2  # every how manieth call has one
+    first: int = 1  # none before this one has
 
     @property
     def broken(self) -> tuple[str]:
@@ -58,9 +43,7 @@ class Mutant(NamedTuple):
 def seal_before_data() -> None:
     """Seals a chunk, then gives it its name."""
 
-    def publish(
-        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
-    ) -> None:
+    def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, *, temporary: Path, **_: Any) -> None:
         chunk.finish()
         durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
         durable.rename(chunk.path, directory / chunk_name(chunk.number))
@@ -73,51 +56,42 @@ def torn_chunk_kept() -> None:
     keep_begun(".jsonl")
 
 
-def position_ahead() -> None:
+def position_ahead(rows: int = 1) -> None:
     """The position in a seal is a row further than the chunk."""
-    _shift_positions(1)
+    from lazyshard_producer.rows.reader import Batch
+
+    def position(original: Any, self: Any, index: int) -> Any:
+        return original(self, min(max(index + rows, 0), len(self.lines) - 1))
+
+    around(Batch, "position", position)
 
 
 def position_behind() -> None:
     """The position in a seal is a row short of the chunk."""
-    _shift_positions(-1)
-
-
-def _shift_positions(rows: int) -> None:
-    from lazyshard_producer.rows.reader import Batch
-
-    original = Batch.position
-
-    def position(self: Any, index: int) -> Any:
-        return original(self, min(max(index + rows, 0), len(self.lines) - 1))
-
-    Batch.position = position  # type: ignore[method-assign]
+    position_ahead(-1)
 
 
 def cut_forgotten() -> None:
     """The position in a seal is behind the row that is cut, whatever of it is published."""
     from lazyshard_producer.rows.reader import Unit
 
-    original = Unit.position
+    around(Unit, "position", lambda position, self, skip, **parts: replace(position(self, skip, **parts), cut=0))
 
-    def position(self: Any, skip: int, **parts: int) -> Any:
-        return replace(original(self, skip, **parts), cut=0)
 
-    Unit.position = position  # type: ignore[method-assign]
+def _deletable(before: Callable[[int], int]) -> None:
+    from lazyshard_producer.holding import limits
+
+    everywhere(limits.deletable, lambda claims, limits, published: before(published))
 
 
 def deleted_before_acknowledged() -> None:
     """Deletes all but the newest chunk, whoever still needs it."""
-    from lazyshard_producer.holding import limits
-
-    everywhere(limits.deletable, lambda claims, limits, published: max(0, published - 1))
+    _deletable(lambda published: max(0, published - 1))
 
 
 def never_deleted() -> None:
     """Deletes nothing, whatever is acknowledged."""
-    from lazyshard_producer.holding import limits
-
-    everywhere(limits.deletable, lambda claims, limits, published: 0)
+    _deletable(lambda published: 0)
 
 
 def refused_row_forgotten() -> None:
@@ -133,12 +107,7 @@ def refused_row_kept_twice() -> None:
 def _cut_at(size: Callable[[int], int]) -> None:
     from lazyshard_producer.rows.refusals import Quarantine
 
-    original = Quarantine._find_kept
-
-    def find_kept(self: Any, committed: int) -> int:
-        return original(self, size(committed))
-
-    Quarantine._find_kept = find_kept  # type: ignore[method-assign]
+    around(Quarantine, "_find_kept", lambda find_kept, self, committed: find_kept(self, size(committed)))
 
 
 def leftovers_stay() -> None:
@@ -173,32 +142,25 @@ def sealed_again() -> None:
 
 def failed_sync_ignored() -> None:
     """Takes what could not be brought onto the device for durable."""
-
-    def sync(fd: int) -> None:
-        with contextlib.suppress(OSError):
-            os.fsync(fd)
-
-    everywhere(durable.sync, sync)
+    everywhere(durable.sync, _ignoring(lambda fd: os.fsync(fd)))  # A kill point takes the place of `os.fsync` later
 
 
 def failed_write_ignored() -> None:
     """Seals what it meant to write, whatever became of that."""
-    original = durable.write_all
+    everywhere(durable.write_all, _ignoring(durable.write_all))
 
-    def write_all(fd: int, data: bytes) -> None:
+
+def _ignoring(call: Callable[..., object]) -> Callable[..., None]:
+    def ignoring(*arguments: Any) -> None:
         with contextlib.suppress(OSError):
-            original(fd, data)
+            call(*arguments)
 
-    everywhere(original, write_all)
+    return ignoring
 
 
 def short_write_ignored() -> None:
     """Writes once and does not look how much that was."""
-
-    def write_all(fd: int, data: bytes) -> None:
-        os.write(fd, data)
-
-    everywhere(durable.write_all, write_all)
+    everywhere(durable.write_all, lambda fd, data: os.write(fd, data))
 
 
 def journal_not_written() -> None:
@@ -224,21 +186,17 @@ def written_uncounted() -> None:
     """Writes a file past every call that is counted; for the trace."""
     from lazyshard.stream.head import Announcer
 
-    original = Announcer.tell
-
-    def tell(self: Announcer, *given: Any, **named: Any) -> None:
+    def tell(original: Any, self: Announcer, *given: Any, **named: Any) -> None:
         original(self, *given, **named)
         self._path.with_name("note").write_text("told")
 
-    Announcer.tell = tell  # type: ignore[method-assign]
+    around(Announcer, "tell", tell)
 
 
 def side_file_named_after_the_seal() -> None:
     """Seals a chunk, then gives the file of its arrays its name."""
 
-    def publish(
-        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
-    ) -> None:
+    def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, *, temporary: Path, **_: Any) -> None:
         assert chunk.arrays is not None
         chunk.finish()
         durable.rename(chunk.path, directory / chunk_name(chunk.number))
@@ -277,9 +235,8 @@ def side_file_made_again() -> None:
 
 def other_arrays_after_a_restart() -> None:
     """A run that goes on seals arrays that are whole, and none of its rows': only who knows the rows can tell."""
-    original = OpenArrays.extend
 
-    def extend(self: OpenArrays, rows: CheckedArrays | None, count: int) -> None:
+    def extend(original: Any, self: OpenArrays, rows: CheckedArrays | None, count: int) -> None:
         if rows is not None:
             begins = [0, *rows.ends.tolist()]
             data = bytes(len(rows.data))
@@ -287,18 +244,17 @@ def other_arrays_after_a_restart() -> None:
             rows = CheckedArrays(data, rows.ends, np.asarray(digests, np.uint64))
         original(self, rows, count)
 
-    on_restart(lambda *_: setattr(OpenArrays, "extend", extend))
+    on_restart(lambda *_: around(OpenArrays, "extend", extend))
 
 
 def other_digests_after_a_restart() -> None:
     """A run that goes on seals the digests of arrays in the wrong order."""
-    original = OpenArrays.sealed
 
-    def sealed(self: OpenArrays) -> SealedArrays:
+    def sealed(original: Any, self: OpenArrays) -> SealedArrays:
         found = original(self)
         return SealedArrays(found.offsets, found.digests[::-1])
 
-    on_restart(lambda *_: setattr(OpenArrays, "sealed", sealed))
+    on_restart(lambda *_: around(OpenArrays, "sealed", sealed))
 
 
 def side_file_leftovers_stay() -> None:
@@ -315,40 +271,33 @@ def side_file_leftovers_stay() -> None:
 
 def side_files_never_deleted() -> None:
     """Deletes chunks, and leaves their side files."""
-    original = durable.remove
-
-    def remove(path: Path) -> None:
-        if path.suffix != ".arrays":
-            original(path)
-
-    retire.remove = remove  # type: ignore[attr-defined]
+    around(retire, "remove", lambda remove, path: None if path.suffix == ".arrays" else remove(path))
 
 
 def side_files_deleted_only_once() -> None:
     """A deletion that was stopped between a chunk and its side file is taken for done."""
-    there, starting_at = retire._is_there, Listing.starting_at
-    retire._is_there = lambda directory, chunk, arrays: there(directory, chunk, False)
 
-    def kept(self: Listing, first: int) -> Listing:
-        found = starting_at(self, first)
+    def kept(original: Any, self: Listing, first: int) -> Any:
+        found = original(self, first)
         return replace(found, leftovers=[name for name in found.leftovers if not name.endswith(".arrays")])
 
-    Listing.starting_at = kept  # type: ignore[method-assign]
+    around(retire, "_is_there", lambda is_there, directory, chunk, arrays: is_there(directory, chunk, False))
+    around(Listing, "starting_at", kept)
 
 
 _ALL: Final[Sequence[Mutant]] = (
-    Mutant(seal_before_data, "missing", step=1),
+    Mutant(seal_before_data, "missing", step=1, first=12),
     Mutant(torn_chunk_kept, "not what was sealed", when="half", step=1),
-    Mutant(position_ahead, "has rows"),
-    Mutant(position_behind, "has rows"),
-    Mutant(cut_forgotten, "has a row that no source has", "split"),
+    Mutant(position_ahead, "has rows", first=35),
+    Mutant(position_behind, "has rows", first=35),
+    Mutant(cut_forgotten, "has a row that no source has", "split", first=35),
     Mutant(deleted_before_acknowledged, "acknowledged are those below", "small disk"),
-    Mutant(never_deleted, "deleted are only those below", "retained", step=5),
-    Mutant(refused_row_forgotten, "in quarantine is", step=3),
-    Mutant(refused_row_kept_twice, "in quarantine is", step=3),
+    Mutant(never_deleted, "deleted are only those below", "retained", step=5, first=61),
+    Mutant(refused_row_forgotten, "in quarantine is", step=3, first=34),
+    Mutant(refused_row_kept_twice, "in quarantine is", step=3, first=28),
     Mutant(leftovers_stay, "leftover", step=3),
     Mutant(seal_in_place, "cannot be read", when="half", step=1),
-    Mutant(sealed_again, "changed after it was sealed", step=3),
+    Mutant(sealed_again, "changed after it was sealed", step=3, first=34),
     Mutant(failed_sync_ignored, "exit status 0", kind="EIO"),
     Mutant(failed_write_ignored, "exit status", kind="ENOSPC", when="half", step=1),
     Mutant(short_write_ignored, "exit status", kind="short", when="half", step=1),

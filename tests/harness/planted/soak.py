@@ -1,68 +1,44 @@
 """Mistakes of which a soak must find each: installed in its process before all else, so that its ranks have them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from lazyshard import LazyShardedDataset
 from lazyshard.stream import StreamReader
-from lazyshard.stream.chunk import Chunk
+from tests.harness.planted.planting import around
 from tests.harness.soak import rank as soak_rank
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A mistake.
-
-    Attributes:
-        install: makes it.
-        kinds: what a soak may find first.
-    """
-
-    install: Callable[[], None]
-    kinds: frozenset[str]
+class Mutant(NamedTuple):
+    install: Callable[[], None]  # makes it
+    kinds: frozenset[str]  # what a soak may find first
 
 
-def _leak_descriptors() -> None:
+def _leak_descriptors(opened: Any, self: StreamReader, number: int) -> Any:
     """The reader leaves a descriptor open with every chunk."""
-    original = StreamReader._open
-
-    def opened(self: StreamReader, number: int) -> Chunk:
-        chunk = original(self, number)
-        os.open(chunk.path, os.O_RDONLY)
-        return chunk
-
-    StreamReader._open = opened  # type: ignore[method-assign]
+    chunk = opened(self, number)
+    os.open(chunk.path, os.O_RDONLY)
+    return chunk
 
 
-def _acknowledge_early() -> None:
+def _acknowledge_early(commit: Any, dataset: LazyShardedDataset, consumed: int, older: list[dict[str, Any]]) -> Any:
     """Rank 0 tells the producer of more than is in a checkpoint."""
-    original = soak_rank.commit
-
-    def commit(dataset: LazyShardedDataset, consumed: int, older: list[dict[str, Any]]) -> bool:
-        step = dataset.rank.dp_size * dataset._draws.order.batch_size
-        return original(dataset, consumed + 40 * step, [])
-
-    soak_rank.commit = commit
+    step = dataset.rank.dp_size * dataset._draws.order.batch_size
+    return commit(dataset, consumed + 40 * step, [])
 
 
-def _lose_a_sample() -> None:
-    """A reader skips a sample now and then."""
-    original = StreamReader.lines_published
-
-    def lines_published(self: StreamReader, first: int, stop: int, at_least: int = 1) -> list[bytes]:
-        # Not over the end of a chunk.
-        lost = first % 97 == 96 and (first + 1) % self.samples_per_chunk != 0
-        return original(self, first + lost, max(stop, first + lost + 1), at_least)
-
-    StreamReader.lines_published = lines_published  # type: ignore[method-assign]
+def _lose_a_sample(lines: Any, self: StreamReader, first: int, stop: int, at_least: int = 1) -> Any:
+    """A reader skips a sample now and then, not over the end of a chunk."""
+    lost = first % 97 == 96 and (first + 1) % self.samples_per_chunk != 0
+    return lines(self, first + lost, max(stop, first + lost + 1), at_least)
 
 
 MUTANTS: Final[dict[str, Mutant]] = {
-    "leaked descriptors": Mutant(_leak_descriptors, frozenset({"leak"})),
-    "early acknowledgement": Mutant(_acknowledge_early, frozenset({"gone"})),
-    "lost sample": Mutant(_lose_a_sample, frozenset({"lost", "order", "twice"})),
+    "leaked descriptors": Mutant(partial(around, StreamReader, "_open", _leak_descriptors), frozenset({"leak"})),
+    "early acknowledgement": Mutant(partial(around, soak_rank, "commit", _acknowledge_early), frozenset({"gone"})),
+    "lost sample": Mutant(
+        partial(around, StreamReader, "lines_published", _lose_a_sample), frozenset({"lost", "order", "twice"})
+    ),
 }

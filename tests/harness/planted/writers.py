@@ -1,41 +1,24 @@
 """Mistakes of a writer of which the crash points and the races of writers must find each."""
 
-from __future__ import annotations
-
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from lazyshard.format.names import arrays_name, chunk_name, seal_name
-from lazyshard.format.records import Manifest
 from lazyshard.store import durable
 from lazyshard.stream import lock, publishing, recovery, writer_opening
-from lazyshard.stream import lock as locking
 from lazyshard.stream.listing import Listing
-from lazyshard.stream.lock import Workplace, WriterLock
+from lazyshard.stream.lock import Workplace
 from lazyshard.stream.open_chunk import OpenChunk, WriteSteps
 from lazyshard.stream.publishing import ChunkSequence
+from tests.harness.planted import points
+from tests.harness.planted.planting import around
 from tests.harness.writers.crashes import Mutant
 
 
-def seal_before_data() -> None:
-    def publish(
-        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
-    ) -> None:
-        chunk.finish()
-        durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
-        durable.rename(chunk.path, directory / chunk_name(chunk.number))
-
-    publishing.publish_chunk = publish
-
-
 def head_before_seal() -> None:
-    original = ChunkSequence._publish_chunk
-
-    def publish(self: ChunkSequence, chunk: OpenChunk, *given: Any) -> None:
+    def publish(original: Any, self: ChunkSequence, chunk: OpenChunk, *given: Any) -> None:
         self.published_chunks += 1
         self.published_samples += len(chunk)
         self.tell(self.state)
@@ -43,52 +26,27 @@ def head_before_seal() -> None:
         self.published_samples -= len(chunk)
         original(self, chunk, *given)
 
-    ChunkSequence._publish_chunk = publish  # type: ignore[method-assign, assignment]
+    around(ChunkSequence, "_publish_chunk", publish)
 
 
 def data_in_place() -> None:
     """Writes rows under the chunk's own name, and takes what is there for published."""
-    original = recovery.recover
 
-    def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> recovery.Recovered:
+    def recover(original: Any, directory: Path, *given: Any) -> Any:
         for path in directory.glob("chunk_*.jsonl"):
             path.with_name(path.name + ".completed").touch()
-        return original(directory, manifest, lock)
+        return original(directory, *given)
 
-    writer_opening.recover = recover  # type: ignore[attr-defined]
-
-
-def nothing_cleared() -> None:
-    def clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
-        pass
-
-    recovery._clear = clear
-    locking.destroy = lambda directory: None
+    around(writer_opening, "recover", recover)
 
 
 def end_before_last_chunk() -> None:
-    original = ChunkSequence.end
-
-    def end(self: ChunkSequence) -> None:
-        samples = self.samples
-        last = samples > self.published_samples
-        publishing.publish_end(
-            self._directory, self.published_chunks + last, samples, temporary=self._workplace.path("end")
-        )
+    def end(original: Any, self: ChunkSequence) -> None:
+        chunks = self.published_chunks + (self.samples > self.published_samples)
+        publishing.publish_end(self._directory, chunks, self.samples, temporary=self._workplace.path("end"))
         original(self)
 
-    ChunkSequence.end = end  # type: ignore[method-assign]
-
-
-def torn_seal() -> None:
-    """Writes the seal in its place instead of renaming it there."""
-
-    def publish(data: bytes, target: Path, temporary: Path, **_: bool) -> None:
-        fd = durable.create(target)
-        durable.write_all(fd, data)
-        os.close(fd)
-
-    publishing.publish_bytes = publish  # type: ignore[attr-defined]
+    around(ChunkSequence, "end", end)
 
 
 def next_chunk_overtakes() -> None:
@@ -113,60 +71,29 @@ def next_chunk_overtakes() -> None:
     WriteSteps.wait = wait  # type: ignore[method-assign]
 
 
-def arrays_after_seal() -> None:
-    """Gives the side file its name when the chunk is sealed already."""
-
-    def publish(
-        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
-    ) -> None:
-        arrays = chunk.arrays
-        assert arrays is not None
-        chunk.finish()
-        sealed = chunk.seal(source, now)
-        durable.rename(chunk.path, directory / chunk_name(chunk.number))
-        durable.publish_bytes(sealed.encode(), directory / seal_name(chunk.number), temporary)
-        durable.rename(arrays.file.path, directory / arrays_name(chunk.number))
-
-    publishing.publish_chunk = publish
-
-
 def side_files_not_cleared() -> None:
-    original = recovery._clear
-
-    def clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
+    def clear(original: Any, directory: Path, listing: Listing, *given: Any) -> None:
         listing.arrays.clear()
-        original(directory, listing, lock)
+        original(directory, listing, *given)
 
-    recovery._clear = clear
+    around(recovery, "_clear", clear)
 
 
-MUTANTS: Final[tuple[Mutant, ...]] = (
-    seal_before_data,
-    head_before_seal,
-    data_in_place,
-    nothing_cleared,
-    end_before_last_chunk,
-    torn_seal,
-    next_chunk_overtakes,
-)
+MUTANTS: Final[dict[str, Mutant]] = {
+    "seal_before_data": points.seal_before_data,
+    "head_before_seal": head_before_seal,
+    "data_in_place": data_in_place,
+    "nothing_cleared": points.leftovers_stay,
+    "end_before_last_chunk": end_before_last_chunk,
+    "torn_seal": points.seal_in_place,
+    "next_chunk_overtakes": next_chunk_overtakes,
+}
 """To be found with rows; `MUTANTS_OF_ARRAYS` with arrays."""
 
-MUTANTS_OF_ARRAYS: Final[tuple[Mutant, ...]] = (arrays_after_seal, side_files_not_cleared)
-
-
-def others_stay() -> Any:
-    """Leaves it to those who came before to look at the owner before each rename, as the code once did."""
-    return mock.patch.object(lock, "destroy", lambda directory: None)
-
-
-def unsealed_unlinked() -> Any:
-    """Removes what is not sealed in a way in which somebody fenced can, too."""
-    return mock.patch.object(Workplace, "take_out", lambda self, path: durable.remove(path))
-
-
-def owner_alone_believed() -> Any:
-    """Fences the owner, and nobody who is about to become it."""
-    return mock.patch.object(lock, "list_workplaces", lambda temporary: {})
+MUTANTS_OF_ARRAYS: Final[dict[str, Mutant]] = {
+    "arrays_after_seal": points.side_file_named_after_the_seal,
+    "side_files_not_cleared": side_files_not_cleared,
+}
 
 
 def owner_first() -> Any:
@@ -182,16 +109,19 @@ def owner_first() -> Any:
     return mock.patch.multiple(lock, destroy=waiting.append, publish_bytes=publishing)
 
 
-def missing_file_told() -> Any:
-    """Takes a directory that is gone for a mistake of the filesystem, as the code once did."""
-    return mock.patch.object(Workplace, "is_gone", lambda self: False)
-
-
-MISTAKES: Final[dict[Callable[[], Any], tuple[str, int]]] = {
-    others_stay: ("sealed are", 40),
-    unsealed_unlinked: ("sealed are", 13),
-    owner_alone_believed: ("sealed", 6),
-    owner_first: ("nobody has got through", 5),
-    missing_file_told: ("No such file", 0),
+MISTAKES: Final[dict[str, tuple[Callable[[], Any], str, int]]] = {
+    # Leaves it to those who came before to look at the owner before each rename, as the code once did.
+    "others_stay": (lambda: mock.patch.object(lock, "destroy", lambda directory: None), "sealed", 40),
+    # Removes what is not sealed in a way in which somebody fenced can, too.
+    "unsealed_unlinked": (
+        lambda: mock.patch.object(Workplace, "take_out", lambda self, path: durable.remove(path)),
+        "sealed",
+        13,
+    ),
+    # Fences the owner, and nobody who is about to become it.
+    "owner_alone_believed": (lambda: mock.patch.object(lock, "list_workplaces", lambda temporary: {}), "sealed", 6),
+    "owner_first": (owner_first, "nobody has got through", 5),
+    # Takes a directory that is gone for a mistake of the filesystem, as the code once did.
+    "missing_file_told": (lambda: mock.patch.object(Workplace, "is_gone", lambda self: False), "No such file", 0),
 }
-"""Of races: what is said of each, and before which change of the first writer it is stopped then."""
+"""Of races: how to make it, what is said of it, and before which change of the first writer it is stopped then."""

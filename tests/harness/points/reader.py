@@ -1,17 +1,13 @@
-"""A process that reads a stream while others write to it and are killed. Its death or its silence is a violation.
-
-As a program (`python -m tests.harness.points.reader`) it looks at a stream all the time, and answers requests.
-"""
+"""A process that reads a stream while others write to it and are killed. Its death or its silence is a violation. As a
+program (`python -m tests.harness.points.reader`) it looks at a stream all the time, and answers requests."""
 
 from __future__ import annotations
 
 import select
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NamedTuple
 
 from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
@@ -27,41 +23,24 @@ _ANSWER_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.001
 
 
-class Watched(TypedDict):
-    """A stream to be read: the arguments of `SealedChunks`, and of a consumer.
+class Watched(NamedTuple):
+    """A stream to be read: the arguments of `SealedChunks`, and of a consumer."""
 
-    Attributes:
-        arrays: the bytes of each row's arrays, in hexadecimal digits; None where rows hold none.
-        behind: chunks that it has read and does not acknowledge yet; None if it never acknowledges.
-        acknowledged: chunks that are acknowledged already.
-    """
-
-    out: str
+    out: Path
     lines: list[str]
-    arrays: list[str] | None
+    arrays: list[bytes] | None
     per_chunk: int
     ordered: bool
-    behind: int | None
-    acknowledged: int
+    behind: int | None  # chunks that it has read and does not acknowledge yet; None if it never acknowledges
+    acknowledged: int  # chunks that are acknowledged already
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """What the reader has to say.
-
-    Attributes:
-        looks: how often it has looked since the last time.
-        samples: rows that it has read, in order from the first that was not acknowledged when it began.
-        acknowledged: chunks.
-        ended: whether it was told that the stream has ended.
-        violation: what is wrong; None if nothing is.
-    """
-
-    looks: int
-    samples: int
-    acknowledged: int
-    ended: bool
-    violation: str | None
+class Read(NamedTuple):
+    looks: int  # how often it has looked since the last time
+    samples: int  # rows that it has read, in order from the first that was not acknowledged when it began
+    acknowledged: int  # chunks
+    ended: bool  # whether it was told that the stream has ended
+    violation: str | None  # what is wrong; None if nothing is
 
 
 class Reader:
@@ -71,15 +50,8 @@ class Reader:
         self._answering = Answering("tests.harness.points.reader")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._answering.close()
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._answering.process.pid
 
     def watch(self, stream: Watched) -> None:
         """Has it read this stream from now on; starts it anew if it has died, which was told then."""
@@ -89,7 +61,6 @@ class Reader:
         self._ask(stream)
 
     def report(self) -> Read:
-        """Has it look once more, and returns what it has seen so far."""
         read: Read = self._ask(None)
         if not read.looks:
             raise Violation("the reader has not looked at the stream")
@@ -106,24 +77,20 @@ class _Consumer:
     """Reads a stream: whatever is sealed, as any program could, and what readers are told of, as ours do."""
 
     def __init__(self, stream: Watched) -> None:
-        self._out = Path(stream["out"])
         self._stream = stream
-        told = stream["arrays"]
-        self._arrays = None if told is None else [bytes.fromhex(data) for data in told]
         self._sealed = SealedChunks(
-            self._out, stream["lines"], stream["per_chunk"], ordered=stream["ordered"], known={}, arrays=self._arrays
+            stream.out, stream.lines, stream.per_chunk, ordered=stream.ordered, known={}, arrays=stream.arrays
         )
         self._reader: StreamReader | None = None
-        self._places = {line: number for number, line in enumerate(stream["lines"])}
+        self._places = {line: number for number, line in enumerate(stream.lines)}
         self._read: list[int] = []
-        self._first = stream["acknowledged"] * stream["per_chunk"]
+        self._first = stream.acknowledged * stream.per_chunk
         self._registered = False
-        self.acknowledged = stream["acknowledged"]
+        self.acknowledged = stream.acknowledged
         self.looks = 0
         self.violation: str | None = None
 
     def look(self) -> None:
-        """Looks once; after a violation no more."""
         if self.violation is not None:
             return
         try:
@@ -141,7 +108,6 @@ class _Consumer:
             self.violation = f"the reader has failed: {type(error).__name__}: {error}"
 
     def report(self) -> Read:
-        """Looks once more and returns what it has to say."""
         self.look()
         looks, self.looks = self.looks, 0
         ended = self._reader is not None and self._reader.seen.ended
@@ -151,34 +117,33 @@ class _Consumer:
     def _follow(self) -> None:
         if self._reader is None:
             try:
-                self._reader = StreamReader(self._out, max_wait=0)
+                self._reader = StreamReader(self._stream.out, max_wait=0)
             except WaitTimeout:
                 return
         published = self._reader.refresh().samples
         while self._first + len(self._read) < published:
             self._take(self._first + len(self._read), self._reader)
-        if self._stream["behind"] is not None:
-            self._acknowledge(self._reader, self._stream["behind"])
+        if self._stream.behind is not None:
+            self._acknowledge(self._reader, self._stream.behind)
 
     def _take(self, sample: int, reader: StreamReader) -> None:
         line = reader.line(sample).decode().removesuffix("\n")
         place = self._places.get(line)
-        if place is None or place in self._read or (self._stream["ordered"] and place != sample):
+        if place is None or place in self._read or (self._stream.ordered and place != sample):
             raise Violation(f"the reader was given {line!r} as sample {sample}")
-        if self._arrays is not None:
+        if self._stream.arrays is not None:
             row = reader.read(sample)
-            if pack_row(row) != (f"{line}\n".encode(), self._arrays[place]):
+            if pack_row(row) != (f"{line}\n".encode(), self._stream.arrays[place]):
                 raise Violation(f"the reader was given {row} as sample {sample}, whose line is {line!r}")
         self._read.append(place)
 
     def _acknowledge(self, reader: StreamReader, behind: int) -> None:
-        per_chunk = self._stream["per_chunk"]
+        per_chunk = self._stream.per_chunk
         done = max(self.acknowledged, (self._first + len(self._read)) // per_chunk - behind)
         if self._registered and done == self.acknowledged:
             return
-        # Before the cursor is written: from then on the chunks may go at any moment.
-        self.acknowledged = done
-        write_cursor(self._out, Cursor(CONSUMER, reader.stream_id, done * per_chunk, done, {}, time.time()))
+        self.acknowledged = done  # Before the cursor is written: from then on the chunks may go at any moment
+        write_cursor(self._stream.out, Cursor(CONSUMER, reader.stream_id, done * per_chunk, done, {}, time.time()))
         self._registered = True
 
 

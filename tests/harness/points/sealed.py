@@ -1,7 +1,5 @@
 """What every instant must keep of a stream, whoever is writing to it or was killed while it did."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Sequence
@@ -18,23 +16,11 @@ from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.stream import read_retired
 from tests.harness.tally import Violation
 
-__all__ = ["SealedChunks"]
-
 
 class SealedChunks:
-    """All that was ever seen sealed of a stream, and looks at what is there now.
-
-    Args:
-        out: the stream's directory.
-        lines: the rows that it is to have in the end, in order, each as its line's text without the newline.
-        per_chunk: rows in a chunk.
-        ordered: whether their order is fixed; else only that each comes once.
-        known: what was seen of it before, by file name.
-        arrays: the bytes of each row's arrays, in the order of `lines`; None where there are to be no side files.
-
-    Attributes:
-        known: data, seals and side files, by file name, as they were seen first.
-    """
+    """All that was ever seen sealed of a stream, and looks at what is there now. `lines`: the rows that it is to have
+    in the end, in order, each as its line's text without the newline. `arrays`: the bytes of each row's arrays, in the
+    order of `lines`; None where there are to be no side files."""
 
     def __init__(
         self,
@@ -42,10 +28,11 @@ class SealedChunks:
         lines: Sequence[str],
         per_chunk: int,
         *,
-        ordered: bool,
-        known: dict[str, bytes],
+        ordered: bool,  # whether their order is fixed; else only that each comes once
+        known: dict[str, bytes],  # what was seen of it before, by file name
         arrays: Sequence[bytes] | None = None,
     ) -> None:
+        # data, seals and side files, by file name, as they were seen first.
         self.known: Final[dict[str, bytes]] = dict(known)
         self._out = out
         self._lines = lines
@@ -66,14 +53,8 @@ class SealedChunks:
         return max(self._chunks, default=-1) + 1
 
     def look(self, acknowledged: int) -> None:
-        """Looks at everything that is sealed. May be called while the stream is written and deleted.
-
-        Args:
-            acknowledged: chunks that its consumers are done with, and that therefore may be gone: [0, acknowledged).
-
-        Raises:
-            Violation: something is not as it must be at every instant.
-        """
+        """Looks at everything that is sealed. May be called while the stream is written and deleted. `acknowledged`:
+        chunks that its consumers are done with, and that therefore may be gone: [0, acknowledged)."""
         try:
             names = os.listdir(self._out)
         except FileNotFoundError:
@@ -115,9 +96,7 @@ class SealedChunks:
         if missing:
             if chunk < self._mark(acknowledged):
                 return
-            raise Violation(
-                f"{' and '.join(missing)} missing: chunk {chunk} or one behind it is sealed, nothing deleted"
-            )
+            raise Violation(f"{' and '.join(missing)} missing: chunk {chunk} or one behind is sealed, nothing deleted")
         before = {name: self.known[name] for name in names if name in self.known}
         if before == found:
             return
@@ -143,7 +122,6 @@ class SealedChunks:
         return decoded
 
     def _check_arrays(self, chunk: int, sealed: SealedArrays | None, data: bytes | None) -> None:
-        """Checks a side file against the seal, and both against what the rows, taken already, are to hold."""
         if self._arrays is None or data is None:
             if sealed is not None:
                 raise Violation(f"the seal of chunk {chunk} tells of a side file, its rows hold no arrays")

@@ -10,8 +10,6 @@ for them: a kill shows the same there.
     python -m tests.harness.points.sweep plain kill@17/half EIO@3/before
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import sys
@@ -29,10 +27,8 @@ from tests.harness.processes.kill_points import ERRORS, Fault, When, parse_fault
 from tests.harness.scenes.table import POINTS
 from tests.harness.tally import Tally, Violation
 
-__all__ = ["Sweeper", "stage", "sweep"]
-
+# Scenes that have every error; the others differ from them in how they read, which changes no file
 _ERRONEOUS: Final = ("plain", "made", "split", "followed", "retained", "small disk", "encoded", "encoded retained")
-"""Scenes that have every error; the others differ from them in how they read, which changes no file."""
 
 _STACKED: Final[dict[str, tuple[tuple[str, When, int], ...]]] = {
     "plain": (("kill", "before", 1), ("kill", "half", 1), ("kill", "after", 3), ("EIO", "before", 3)),
@@ -45,53 +41,33 @@ _STACKED: Final[dict[str, tuple[tuple[str, When, int], ...]]] = {
 """First faults, each at every call, and the every how manieth call of the run after it that has a second one."""
 
 _AGAIN: Final[tuple[tuple[str, When, bool], ...]] = (
-    ("kill", "before", False),
-    ("EIO", "before", False),
-    ("kill", "half", False),
-    ("kill", "after", False),
-    ("ENOSPC", "before", True),
-    ("EIO", "after", False),
+    *(("kill", "before", False), ("EIO", "before", False), ("kill", "half", False)),
+    *(("kill", "after", False), ("ENOSPC", "before", True), ("EIO", "after", False)),
 )
 """What happens in the run after the first fault: one of them at each of its calls, in turn."""
 
+# So many numbers in a row that no call had are behind a run's end: of a live source the next one may take more
 _UNMET: Final = 2
-"""So many numbers in a row that no call had are behind a run's end: of a live source the next one may take more."""
-
 _MOST_CALLS: Final = 2000
-_MOST_VIOLATIONS: Final = 20
-"""Of one fault there may be one at every point; more tell nothing new."""
+_MOST_VIOLATIONS: Final = 20  # Of one fault there may be one at every point; more tell nothing new
 
 
 class Sweeper:
-    """Plays a scene with faults at every call, and counts.
-
-    Args:
-        stage: what is played.
-        tally: counts.
-        name: of the scene.
-        step: every how manieth call is tried.
-        seed: with which of them it begins.
-        most: after so many violations it tries no more.
-        first: calls before this one are not tried.
-    """
+    """Plays a scene with faults at every call, and counts."""
 
     def __init__(
         self,
         stage: Stage,
         tally: Tally,
         name: str,
-        step: int = 1,
-        seed: int = 0,
-        most: int = _MOST_VIOLATIONS,
-        first: int = 1,
+        step: int = 1,  # every how manieth call is tried
+        seed: int = 0,  # with which of them it begins
+        most: int = _MOST_VIOLATIONS,  # after so many violations it tries no more
+        first: int = 1,  # calls before this one are not tried
     ) -> None:
-        self._stage = stage
-        self._tally = tally
-        self._name = name
-        self._step = step
+        self._stage, self._tally, self._name, self._step, self._first = stage, tally, name, step, first
         self._begins = itertools.count(seed)
         self._most = len(tally.violations) + most
-        self._first = first
 
     def at_every_call(self, kind: str, when: When, *, always: bool = False) -> int:
         """Puts a fault of one kind at every call of a first run; returns at how many."""
@@ -102,10 +78,8 @@ class Sweeper:
         return self._count(lambda number: self._after(Fault(kind, number, when), number, step), self._step)
 
     def in_pairs(self, second_step: int = 1) -> int:
-        """Stops a run at every call, then another one at each `second_step`-th; returns at how many of the first's.
-
-        See `Trial.take_over`.
-        """
+        """Stops a run at every call, then another one at each `second_step`-th; returns at how many of the first's. See
+        `Trial.take_over`."""
         turns = itertools.count()
 
         def first(number: int) -> bool:
@@ -199,7 +173,6 @@ def stage(name: str, place: Path, broken: Sequence[str] = ()) -> Iterator[Stage]
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
-    """Plays all of it, or of the first faults every 1/scale-th."""
     step = max(1, round(1 / scale))
     for name in POINTS:
         with contextlib.ExitStack() as stack:

@@ -1,11 +1,7 @@
-"""Whether the harness counts every call that changes a file: a run under strace, compared with what was counted.
-
-As a program (`python -m tests.harness.points.traced MARK COMMAND-LINE`) it is the command with each counted call
-between two looks for files that are not there, `MARK/begin/NAME` and `MARK/end/NAME`. So strace sees, thread by thread,
-which system calls came out of a counted call.
-"""
-
-from __future__ import annotations
+"""Whether the harness counts every call that changes a file: a run under strace, compared with what was counted. As
+a program (`python -m tests.harness.points.traced MARK COMMAND-LINE`) it is the command with each counted call
+between two looks for files that are not there, `MARK/begin/NAME` and `MARK/end/NAME`, so that strace sees which
+calls are counted."""
 
 import contextlib
 import os
@@ -16,13 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.harness.processes.commands import call_first
 from tests.harness.processes.environment import environment
 from tests.harness.processes.kill_points import KillPoint
-
-__all__ = ["Traced", "trace"]
 
 _LINE: Final = re.compile(r"(?:\d+ +)?(\w+)\((.*)\) += (.+)")
 
@@ -45,24 +39,14 @@ _MAKES: Final = ("O_CREAT", "O_TRUNC", "O_TMPFILE", "creat")
 
 @dataclass(slots=True)
 class Traced:
-    """What strace saw of the calls that change files below the stream's directory.
-
-    Attributes:
-        counted: how many system calls of each name came out of a counted call.
-        uncounted: those that did not, as strace prints them.
-        refused: why nothing could be traced; empty where something was.
-        status: the command's exit status.
-        said: what it said.
-    """
-
+    # how many system calls of each name came out of a counted call.
     counted: Counter[str] = field(default_factory=Counter)
-    uncounted: list[str] = field(default_factory=list)
-    refused: str = ""
-    status: int = 0
-    said: str = ""
+    uncounted: list[str] = field(default_factory=list)  # those that did not, as strace prints them
+    refused: str = ""  # why nothing could be traced; empty where something was
+    status: int = 0  # the command's exit status
+    said: str = ""  # what it said
 
     def add(self, lines: Iterable[str], directory: Path, mark: Path) -> None:
-        """Takes what one thread has done."""
         inside = False
         for line in lines:
             if str(mark) in line:
@@ -89,28 +73,16 @@ def _changes(call: str, arguments: str) -> bool:
 
 
 def trace(strace: str, out: Path, folder: Path, arguments: Sequence[object], prepare: Sequence[str] = ()) -> Traced:
-    """Runs the command under strace and waits for its end.
-
-    Args:
-        strace: path of that program.
-        out: the stream's directory, absolute and without links.
-        folder: where to put what strace says; made.
-        arguments: the command line.
-        prepare: functions that the command calls first, as MODULE:NAME each.
-    """
+    """Runs the command under strace and waits for its end. `out`: the stream's directory, absolute and without links.
+    `folder`: where to put what strace says; made. `prepare`: functions that the command calls first, as MODULE:NAME
+    each."""
     folder.mkdir()
     mark = folder / "counted"
     # One file a thread, in which calls stand whole and in order; -y gives the path of each descriptor.
     tracer = [strace, "-ff", "-y", "-s", "0", "-e", "trace=%file,%desc", "-o", str(folder / "calls")]
     command = [sys.executable, "-m", "tests.harness.points.traced", str(mark), ",".join(prepare)]
-    done = subprocess.run(
-        [*tracer, *command, *map(str, arguments)],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run([*tracer, *command, *map(str, arguments)], env=environment(), **quiet)
     traced = Traced(status=done.returncode, said=done.stderr)
     if done.returncode and "ptrace" in done.stderr:
         traced.refused = done.stderr.strip()

@@ -8,80 +8,51 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.names import CURSORS, HEAD, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import Head
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import read_retired
-from tests.harness.points.reader import Reader
+from tests.harness.points.reader import Reader, Watched
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import Fault
 from tests.harness.scenes.rows import is_refused, made, side_bytes, tokens_of
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.streams import Stream, lasting
-from tests.harness.scenes.table import Scene
+from tests.harness.scenes.table import QUICK_LOOKS, Scene
 from tests.harness.tally import Violation
 
-__all__ = ["HANGS_S", "Stage", "Trial", "Whole"]
+HANGS_S: Final = 30.0  # A run that has not ended by then never will
 
 
-HANGS_S: Final = 30.0
-"""A run that has not ended by then never will."""
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """What comes of a scene in one run.
-
-    Attributes:
-        lines: its rows, in order.
-        seals: its seals, but for their times.
-        refused: its refused rows, but for their times.
-        calls: how many calls that change a file it takes.
-        arrays: the bytes of each row's arrays, in order; None where rows hold none.
-    """
-
-    lines: list[str]
-    seals: list[dict[str, Any]]
-    refused: list[dict[str, Any]]
-    calls: int
-    arrays: list[bytes] | None = None
+class Whole(NamedTuple):
+    lines: list[str]  # its rows, in order
+    seals: list[dict[str, Any]]  # its seals, but for their times
+    refused: list[dict[str, Any]]  # its refused rows, but for their times
+    calls: int  # how many calls that change a file it takes
+    arrays: list[bytes] | None = None  # the bytes of each row's arrays, in order; None where rows hold none
 
 
 class Stage:
-    """A scene with its sources, and who plays it.
+    """A scene with its sources, and who plays it. `at`: folder, is made, for all that is written. `broken`: further
+    functions that the command calls first."""
 
-    Args:
-        scene: the scene.
-        nursery: runs the command.
-        reader: reads what it publishes.
-        folder: is made, for all that is written.
-        broken: further functions that the command calls first.
-
-    Raises:
-        Violation: the scene does not come out right even when nothing happens.
-    """
-
-    def __init__(
-        self, scene: Scene, nursery: Commands, reader: Reader, folder: Path, broken: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, scene: Scene, nursery: Commands, reader: Reader, at: Path, broken: Sequence[str] = ()) -> None:
         self.scene = scene
         self.nursery = nursery
         self.reader = reader
-        self.prepare: Final = (*scene.prepare, *broken)
-        self._folder = folder
+        self.prepare: Final = (*([QUICK_LOOKS] if scene.behind is not None else []), *broken)
+        self._folder = at
         self._numbers = itertools.count()
-        folder.mkdir()
-        self._shared = None if scene.live else scene.make(folder)
+        at.mkdir()
+        self._shared = None if scene.live else scene.make(at)
         self.whole: Final = self._play_whole()
 
     def new_folder(self) -> tuple[Path, list[FedSource]]:
-        """Returns a folder for a stream, and its sources."""
         folder = self._folder / f"{next(self._numbers)}"
         folder.mkdir()
         return folder, self.scene.make(folder) if self._shared is None else self._shared
@@ -96,13 +67,9 @@ class Stage:
         status, said = stream.run(kill_at=0, most_s=HANGS_S, prepare=self.prepare)
         if status:
             raise Violation(f"not even a run to which nothing happens gets through: {status}: {said}")
-        whole = Whole(
-            [line.decode() for line in stream.lines()],
-            stream.seals(),
-            stream.refused(),
-            self.nursery.counted.calls,
-            [side_bytes(number) for number, _ in stream.rows()] if self.scene.encoded else None,
-        )
+        lines, calls = [line.decode() for line in stream.lines()], self.nursery.counted.calls
+        sides = [side_bytes(number) for number, _ in stream.rows()] if self.scene.encoded else None
+        whole = Whole(lines, stream.seals(), stream.refused(), calls, sides)
         makes, encodes = "--transform" in options, self.scene.encoded
         rows = [row for source in sources for row in source.rows]
         expected, found = made(rows, transform=makes, where=makes, encode=encodes), stream.rows()
@@ -120,22 +87,12 @@ class Stage:
         return whole
 
 
-_REPAIRED_S: Final = 1.0
-"""After so long a run that deletes and cannot is stopped: it waits for a repair, as it should."""
-
-_FENCED: Final = 6
-"""The command's exit code where another producer has the stream."""
-
-_FILESYSTEM: Final = 7
-"""The command's exit code for an error of the filesystem."""
-
-WITHOUT_LOCKS: Final = f"{__name__}:without_locks"
-"""Names a function for `Nursery.start`."""
-
+_REPAIRED_S: Final = 1.0  # After so long a run that deletes and cannot is stopped: it waits for a repair, as it should
+_FENCED: Final = 6  # The command's exit code where another producer has the stream
+_FILESYSTEM: Final = 7  # The command's exit code for an error of the filesystem
+WITHOUT_LOCKS: Final = f"{__name__}:without_locks"  # Names a function for `Nursery.start`
+# Calls that may fail without ending the run: what is left is removed by the next one, what is to be made is there
 _HARMLESS: Final = ("unlink", "rmdir", "mkdir")
-"""Calls that may fail without ending the run: what is left is removed by the next one, what is to be made is there."""
-
-
 _NAMING: Final = ("replace", "link")
 
 
@@ -145,20 +102,12 @@ def without_locks() -> None:
 
 
 class Trial:
-    """A stream to which things happen. Every method raises `Violation` where a promise is not kept.
-
-    Args:
-        stage: what is played.
-        before: a trial that this one goes on from, on a copy of its stream; its sources must not be live.
-
-    Attributes:
-        met: for each fault that came about, the call that it met.
-        suffered: these faults.
-    """
+    """A stream to which things happen. Every method raises `Violation` where a promise is not kept. `before`: a trial
+    that this one goes on from, on a copy of its stream; its sources must not be live."""
 
     def __init__(self, stage: Stage, before: Trial | None = None) -> None:
-        self.met: list[str] = []
-        self.suffered: list[Fault] = []
+        self.met: list[str] = []  # for each fault that came about, the call that it met
+        self.suffered: list[Fault] = []  # these faults
         self._stage = stage
         scene, lines = stage.scene, stage.whole.lines
         self._folder, sources = stage.new_folder()
@@ -173,17 +122,7 @@ class Trial:
         self._sealed: SealedChunks = SealedChunks(
             self.out, lines, scene.per_chunk, ordered=scene.ordered, known=known, arrays=arrays
         )
-        stage.reader.watch(
-            {
-                "out": str(self.out),
-                "lines": lines,
-                "arrays": None if arrays is None else [data.hex() for data in arrays],
-                "per_chunk": scene.per_chunk,
-                "ordered": scene.ordered,
-                "behind": scene.behind,
-                "acknowledged": self._first,
-            }
-        )
+        stage.reader.watch(Watched(self.out, lines, arrays, scene.per_chunk, scene.ordered, scene.behind, self._first))
 
     def suffer(self, fault: Fault) -> bool:
         """Runs the command with a fault; returns whether that came about."""
@@ -199,14 +138,9 @@ class Trial:
         return bool(met)
 
     def take_over(self, first: int, second: int) -> tuple[bool, bool]:
-        """Runs the command twice at a time, as where locks do not meet, each stopped before one of its calls.
-
-        One runs to its call number `first`, then another one to its call `second`; then the first one goes on to its
-        end, and after it the other.
-
-        Returns:
-            Whether the first one got to its call, and the other to its own.
-        """
+        """Runs the command twice at a time, as where locks do not meet, each stopped before one of its calls. One runs
+        to its call number `first`, then another one to its call `second`; then the first one goes on to its end, and
+        after it the other. Returns whether the first one got to its call, and the other to its own."""
         runs: list[int] = []
         prepare = (*self._stage.prepare, WITHOUT_LOCKS)
         said = []
@@ -229,11 +163,8 @@ class Trial:
         return met[0], met[1]
 
     def finish(self, run: Callable[[Stream], tuple[int, str]] | None = None) -> None:
-        """Runs the command without a fault, and checks the whole stream.
-
-        Args:
-            run: how, if not as usual; returns the exit status and what the command has said.
-        """
+        """Runs the command without a fault, and checks the whole stream. `run`: how, if not as usual; returns the exit
+        status and what the command has said."""
         acknowledged, chunks = self._acknowledged, self._sealed.chunks
         status, said = self._run(HANGS_S) if run is None else run(self._stream)
         self._check_now()
@@ -252,14 +183,15 @@ class Trial:
 
     def finish_again(self) -> None:
         """Runs the command on the ended stream: it says so, and changes nothing."""
-        before = {path.name: path.read_bytes() for path in self.out.iterdir() if path.is_file()}
+        before = self._files()
         status, said = self._run(HANGS_S)
-        after = {path.name: path.read_bytes() for path in self.out.iterdir() if path.is_file()}
-        if status or before != after:
+        if status or before != self._files():
             raise Violation(f"a run on the ended stream changes it: {status}: {said}")
 
+    def _files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.out.iterdir() if path.is_file()}
+
     def remove(self) -> None:
-        """Removes all its files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self, most_s: float, **fault: Any) -> tuple[int, str]:
@@ -271,7 +203,6 @@ class Trial:
         return status, said
 
     def _check_now(self) -> None:
-        """Checks what every instant must keep, by what the reader has seen meanwhile and by what is there now."""
         self._read = self._stage.reader.report()
         if self._read.violation is not None:
             raise Violation(self._read.violation)
@@ -279,7 +210,6 @@ class Trial:
         self._sealed.look_stopped(self._acknowledged)
 
     def _judge(self, fault: Fault, met: str, status: int, said: str) -> None:
-        """Checks that the command has said what happened to it, and has not taken an error for a success."""
         if "Traceback" in said:
             raise Violation(f"{fault} at {met or 'nothing'}: a traceback: {said}")
         if fault.kind == "kill":
@@ -304,10 +234,9 @@ class Trial:
         raise Violation(f"{fault} at {met or 'nothing'}: exit status {status}, expected {expected}: {said}")
 
     def _judge_pair(self, said: Sequence[tuple[int, str]]) -> None:
-        """Checks that one of two has got through, and the other has too or has said why not."""
         for status, text in said:
-            errors = [line for line in text.splitlines() if "error: " in line]
-            if "Traceback" in text or status not in (0, _FENCED) or len(errors) != (status == _FENCED):
+            errors = text.count("error: ")
+            if "Traceback" in text or status not in (0, _FENCED) or errors != (status == _FENCED):
                 raise Violation(f"one of two producers ends with exit status {status}: {text}")
         if all(status for status, _ in said):
             raise Violation(f"both of two producers give up: {said}")
@@ -343,7 +272,6 @@ class Trial:
             raise Violation(f"in quarantine is {found}, expected {expected}")
 
     def _check_names(self, mark: int) -> None:
-        """Nothing is left over, nor anything of what was deleted."""
         chunks = range(mark, len(self._stage.whole.seals))
         of_chunk = [chunk_name, seal_name, *([arrays_name] if self._stage.scene.encoded else [])]
         expected = lasting(self.out) | {name(chunk) for chunk in chunks for name in of_chunk}

@@ -1,46 +1,360 @@
-"""Power cuts on ext4 and xfs: at every call of producers and consumers that changes a file; see scripts/test_faults.
+"""Power cuts on ext4 and xfs: at every call of producers and consumers that changes a file, and of their recoveries;
+see scripts/test_faults. What of a run a cut shows depends on the filesystem, and on whether its journal came onto
+the device: each is cut both ways. A consumer keeps checkpoints by itself or as ms-swift's plug-in does."""
 
-What of a run a cut shows depends on the filesystem, and on whether its journal came onto the device: each is cut both
-ways. Parts: `single`, a cut at each point; `kill, cut`, a kill at each call and a cut at each point of the recovery;
-`cut, cut`, likewise; and cuts of a consumer that keeps checkpoints, by itself and as ms-swift's plug-in does.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Iterator
+import itertools
+import json
+import secrets
+import shutil
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 
+from lazyshard.stream import list_consumers, read_cursor, read_retired
 from tests.harness.disks import FILESYSTEMS, Disk, fast_folder
-from tests.harness.power.consumer import begin, cut_consumer_at_each_call
-from tests.harness.power.trials import Bench, PlayedScene, cut_at_each_call, cut_in_each_recovery, make_whole
-from tests.harness.processes.nursery import Nursery
-from tests.harness.scenes.table import POWER
-from tests.harness.tally import Tally
+from tests.harness.power.checks import Found, Told, Whole, check, check_ended, read_whole
+from tests.harness.power.lives import EVERY, TOTAL, Checkpoint, Progress, Stop, found, produce, train
+from tests.harness.processes.kill_points import WHENS, When
+from tests.harness.processes.nursery import Ended, Nursery
+from tests.harness.scenes.sources import FedSource
+from tests.harness.scenes.table import CONSUMED, CONSUMER, POWER, Scene
+from tests.harness.tally import Tally, Violation
+from tests.producer.commands import run_arguments
 
-_STACKED_EVERY: Final = {
-    "plain": 6,
-    "gzipped": 18,
-    "followed": 6,
-    "retained": 36,
-    "encoded": 18,
-    "encoded retained": 36,
-}
-"""Of the pairs of points one in so many: all first ones, and with the neighbours of each all second ones."""
+
+class PlayedScene(NamedTuple):
+    name: str  # of the scene
+    scene: Scene  # what is produced
+    sources: list[FedSource]
+
+    def arguments(self, out: Path) -> list[str]:
+        of_sources = [argument for source in self.sources for argument in source.arguments]
+        return [*run_arguments(out, [], self.scene.per_chunk, *self.scene.options), *of_sources]
+
+
+class Bench(NamedTuple):
+    forks: Nursery  # where lives are lived
+    disk: Disk  # the disk
+    played: PlayedScene  # what is made
+    whole: Whole  # what is to come of it
+    mutant: str | None = None  # what is wrong with the producer
+
+    def stop(self, call: int, when: When, *, flush: bool, power: bool = True) -> Stop:
+        return Stop(call, when, str(self.disk.point) if power else None, flush and power)
+
+    def __str__(self) -> str:
+        mutant = f", mutant {self.mutant}" if self.mutant else ""
+        return f"{self.disk.filesystem}, {self.played.name}{mutant}"
+
+
+class Trial:
+    """A stream on a disk, in a folder that nobody ever had: a cut brings back what was removed."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._disk, self._whole = bench.disk, bench.whole
+        self.out = bench.disk.point / secrets.token_hex(8) / "out"
+        self._told_file = bench.disk.point.parent / "told"
+        self._told = Told()
+        self._found = Found()
+        self.stopped = False  # whether the last life was ended as it was to be
+
+    def live(self, stop: Stop) -> None:
+        """Lives once, up to a kill or a power cut, and checks what is left; cut after the end if it gets there."""
+        self._told_file.unlink(missing_ok=True)
+        ended = self._produce(stop)
+        status = ended.status
+        self.stopped = status == -signal.SIGKILL
+        if status not in (0, -signal.SIGKILL):
+            raise Violation(f"the command exits with {status}: {ended.last_words}")
+        if status == 0:
+            committed = max((one.chunks_before for one in list_consumers(self.out)), default=0)
+            self._told = replace(self._told.and_later(Told.look(self.out, committed)), finished=True)
+            if not self._told.ended:
+                raise Violation("the command has finished, and readers are not told that the stream has ended")
+            if stop.power_of is not None:
+                # Nothing is left to be stopped: what is told now is all of it.
+                self._disk.cut(flush=stop.flush)
+        else:
+            self._told = self._told.and_later(Told.read(self._told_file))
+            if stop.power_of is not None:
+                self._disk.restart()
+        found = check(self.out, self._whole, self._told, self._found)
+        if stop.power_of is not None:
+            self._found = found  # After a kill that may be there only for as long as the power stays
+
+    @property
+    def met(self) -> str:
+        """Name of the call at which the last life was stopped; empty where it was not."""
+        return self._told.met
+
+    def finish(self) -> None:
+        ended = self._produce(None)
+        if ended.status:
+            raise Violation(f"the last run exits with {ended.status}: {ended.last_words}")
+        check_ended(self.out, self._whole, self._told, self._found)
+
+    def remove(self) -> None:
+        """Removes the stream and the folder in which it was: the disk has room for some thousand names."""
+        shutil.rmtree(self.out.parent, ignore_errors=True)
+        self._disk.sync()
+
+    def _produce(self, stop: Stop | None) -> Ended:
+        played = self._bench.played
+        told, commits = str(self._told_file), played.scene.behind is not None
+        rest: dict[str, Any] = {"arguments": played.arguments(self.out), "stop": stop and asdict(stop)}
+        return self._bench.forks.call(produce, mutant=self._bench.mutant, told=told, commits=commits, **rest)
+
+
+def make_whole(forks: Nursery, folder: Path, played: PlayedScene) -> Whole:
+    out = folder / f"whole {played.name}"
+    arguments = played.arguments(out)
+    if "--retain" in arguments:
+        arguments[arguments.index("--retain") + 1] = "all"
+    ended = forks.call(produce, arguments=arguments, stop=None, mutant=None, told="")
+    if ended.status:
+        raise RuntimeError(f"{played.name}: without any fault the command exits with {ended.status}: {ended.said}")
+    return read_whole(out, played.scene.per_chunk, seals=not played.scene.journal)
+
+
+# More than a start and the first publish after it take: what comes then is that of a run which had no fault before
+RECOVERY_CALLS: Final = 45
+# What is no write is stopped before it where it is to be stopped half way: known only when it has happened
+ORDER: Final[tuple[When, ...]] = ("half", "before", "after")
+
+
+Attempt = Callable[[int, Stop], tuple[str, bool]]
+
+
+def _at_each_call(attempt: Attempt, disk: Disk, every: int, offset: int, first: int) -> None:
+    """Attempts every so-many-th point of a life from call `first` on, with and without the journal written. An attempt
+    returns what call was met, and whether that was the last one of interest."""
+    points = itertools.count(offset)
+    for call in itertools.count(first):
+        met, finished = "", False
+        for when, flush in itertools.product(ORDER, (False, True)):
+            if when == "before" and met not in ("", "write"):
+                continue
+            point = next(points)
+            if point % every == 0:
+                met, last = attempt(point, Stop(call, when, str(disk.point), flush))
+                finished |= last
+        if finished:
+            return
+
+
+def cut_at_each_call(tally: Tally, bench: Bench, every: int = 1, offset: int = 0, *, first: int = 1) -> None:
+    """Cuts the power at points of a run. What a mutant breaks is looked for until it shows."""
+
+    def attempt(point: int, stop: Stop) -> tuple[str, bool]:
+        if bench.mutant and tally.violations:
+            return "", True
+        trial = Trial(bench)
+        stopped = _tried(tally, bench, trial, [stop])
+        return trial.met, not stopped
+
+    _at_each_call(attempt, bench.disk, every, offset, first)
+
+
+def cut_in_each_recovery(tally: Tally, bench: Bench, every: int, offset: int = 0, power_first: bool = False) -> None:
+    """Kills at each call of a run, or cuts the power there, and cuts it at each of the next; one pair in so many."""
+    for first, second in ((call, later) for call in itertools.count(1) for later in range(1, RECOVERY_CALLS)):
+        # Of few pairs with one call, those with its neighbours have the others.
+        if (7 * first + second + offset) % every:
+            continue
+        # Each pair one way, all ways among neighbours.
+        first_way, second_way = WHENS[(first + second) % 3], WHENS[second % 3]
+        flush = bool((first + second // 3) % 2)
+        begun = bench.stop(first, first_way, flush=not flush, power=power_first)
+        stops = [begun, bench.stop(second, second_way, flush=flush)]
+        if not _tried(tally, bench, Trial(bench), stops) or (bench.mutant and tally.violations):
+            return
+
+
+def cut_in_recovery(tally: Tally, bench: Bench, first: Stop) -> None:
+    """Cuts the power after each call of the run that follows this one. What a mutant breaks is looked for until it
+    shows."""
+    for second, flush in itertools.product(range(1, RECOVERY_CALLS), (False, True)):
+        _tried(tally, bench, Trial(bench), [first, bench.stop(second, "after", flush=flush)])
+        if bench.mutant and tally.violations:
+            return
+
+
+def _tried(tally: Tally, bench: Bench, trial: Trial, stops: list[Stop]) -> bool:
+    """Returns whether the first life was stopped; a run that finishes sooner needs no further one."""
+    lives, stopped = 0, False
+    try:
+        for stop in stops:
+            lives += 1
+            trial.live(stop)
+            stopped |= trial.stopped
+            if not trial.stopped:
+                break
+        trial.finish()
+    except Violation as violation:
+        stopped |= trial.stopped
+        tally.violation(f"{bench}: {', then '.join(map(str, stops))}: {violation}")
+    finally:
+        trial.remove()
+    # A run that is finished is cut after its end.
+    tally.trial(lives, points=1)
+    return stopped
+
+
+PER_CHUNK: Final = CONSUMED.per_chunk
+LIVE: Final = 4  # Chunks of the stream that are published when the run starts
+
+
+class Beginning(NamedTuple):
+    folder: Path  # the stream as it is when the run starts
+    played: PlayedScene  # what is produced
+
+
+def begin(forks: Nursery, folder: Path) -> Beginning:
+    played = PlayedScene("consumer", CONSUMED, CONSUMED.make(folder))
+    out = folder / "live"
+    ended = forks.call(produce, arguments=played.arguments(out), stop=None, mutant=None, told="", chunks=LIVE)
+    if ended.status != -signal.SIGKILL:
+        raise RuntimeError(f"the producer was not killed but exits with {ended.status}: {ended.said}")
+    return Beginning(out, played)
+
+
+class RunBench(NamedTuple):
+    forks: Nursery  # where lives are lived
+    disk: Disk
+    beginning: Beginning
+    swift: bool = False  # whether checkpoints are kept as ms-swift's plug-in does
+    mutant: str | None = None  # what is wrong with the consumer
+
+
+class ConsumerTrial:
+    """A stream and a run on it, on a disk."""
+
+    def __init__(self, bench: RunBench) -> None:
+        self._forks, self._disk, self._beginning, self._swift, self._mutant = bench
+        disk, beginning, folder = bench.disk, bench.beginning, bench.disk.point / secrets.token_hex(8)
+        self._folder, self._stream, self._checkpoints = folder, folder / "stream", folder / "checkpoints"
+        self._told_file = disk.point.parent / "progress"
+        self.met = ""  # name of the call at which that was
+        self.stopped = False  # whether the life was ended as it was to be
+        folder.mkdir()
+        shutil.copytree(beginning.folder, self._stream)
+        self._checkpoints.mkdir()
+        disk.sync()
+
+    def live(self, stop: Stop) -> None:
+        """Trains what is published, up to a power cut; cut after the end if it gets there."""
+        self._told_file.unlink(missing_ok=True)
+        ended = self._train(LIVE * PER_CHUNK, asdict(stop))
+        status = ended.status
+        self.stopped = status == -signal.SIGKILL
+        if status not in (0, -signal.SIGKILL):
+            raise Violation(f"the run exits with {status}: {ended.last_words}")
+        if status:
+            told = Progress(**json.loads(self._told_file.read_text()))
+            self._disk.restart()
+        else:
+            told = Progress(LIVE * PER_CHUNK, LIVE * PER_CHUNK)
+            self._disk.cut(flush=stop.flush)
+        self.met = told.met
+        self._check(told)
+
+    def finish(self, *, producer_first: bool) -> None:
+        """Goes on: the producer deletes by the cursor and finishes the stream, the run trains the rest.
+        `producer_first`: whether the producer starts before the run does."""
+        if not producer_first:
+            self._finish_training(LIVE * PER_CHUNK)
+        self._produce()
+        self._finish_training(TOTAL)
+        newest = self._newest()
+        if newest is None or newest.ids != list(range(TOTAL)):
+            raise Violation(f"trained in the end: {newest and newest.ids}")
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._disk.sync()
+
+    def _train(self, until: int, stop: object = None) -> Ended:
+        paths = {"stream": self._stream, "checkpoints": self._checkpoints, "told": self._told_file}
+        rest: dict[str, Any] = {name: str(path) for name, path in paths.items()}
+        return self._forks.call(train, until=until, swift=self._swift, stop=stop, mutant=self._mutant, **rest)
+
+    def _finish_training(self, until: int) -> None:
+        ended = self._train(until)
+        if ended.status:
+            raise Violation(f"the run that goes on exits with {ended.status}: {ended.last_words}")
+        self._check(Progress(until, until))
+
+    def _produce(self) -> None:
+        arguments = self._beginning.played.arguments(self._stream)
+        ended = self._forks.call(produce, arguments=arguments, stop=None, mutant=None, told="")
+        if ended.status:
+            raise Violation(f"the producer exits with {ended.status}: {ended.last_words}")
+        newest = self._newest()
+        mark, needed = read_retired(self._stream), 0 if newest is None else len(newest.ids) // PER_CHUNK
+        if mark > needed:
+            raise Violation(f"chunks below {mark} are deleted, the newest checkpoint needs chunk {needed}")
+
+    def _newest(self) -> Checkpoint | None:
+        return next(iter(found(self._checkpoints)), None)
+
+    def _check(self, told: Progress) -> None:
+        newest = self._newest()
+        saved = 0 if newest is None else len(newest.ids)
+        if newest is not None and newest.ids != list(range(saved)):
+            raise Violation(f"trained, by the newest checkpoint: {newest.ids}")
+        if saved < told.saved:
+            raise Violation(f"a checkpoint at {told.saved} was saved, the newest is at {saved}")
+        for consumer in list_consumers(self._stream, TOTAL):
+            if consumer.problem is not None:
+                raise Violation(f"the cursor does not count: {consumer.problem}")
+        cursor = read_cursor(self._stream, CONSUMER)
+        if cursor is None:
+            if told.committed or (self.met == "" and told.saved):
+                raise Violation(f"committed up to {told.committed}, and there is no cursor")
+            return
+        if cursor.consumed < told.committed:
+            raise Violation(f"committed up to {told.committed}, the cursor says {cursor.consumed}")
+        if cursor.consumed % EVERY or cursor.chunks_before * PER_CHUNK > saved:
+            raise Violation(
+                f"the cursor stands at {cursor.consumed} and is done with {cursor.chunks_before} chunks, the newest "
+                f"checkpoint is at {saved}"
+            )
+
+
+def cut_consumer_at_each_call(tally: Tally, bench: RunBench, every: int = 1, offset: int = 0, first: int = 1) -> None:
+    """Cuts the power at points of a run. What a mutant breaks is looked for until it shows."""
+
+    def attempt(point: int, stop: Stop) -> tuple[str, bool]:
+        if bench.mutant and tally.violations:
+            return "", True
+        trial = ConsumerTrial(bench)
+        try:
+            trial.live(stop)
+            trial.finish(producer_first=bool(point // every % 2))
+        except Violation as violation:
+            kind = "consumer as ms-swift's" if bench.swift else "consumer"
+            tally.violation(f"{bench.disk.filesystem}, {kind}, mutant {bench.mutant}: {stop}: {violation}")
+        finally:
+            trial.remove()
+        tally.trial(points=1)
+        return trial.met, not trial.stopped
+
+    _at_each_call(attempt, bench.disk, every, offset, first)
+
+
+# Of the pairs of points one in so many: all first ones, and with the neighbours of each all second ones
+_STACKED: Final = {"plain": 6, "gzipped": 18, "followed": 6, "retained": 36, "encoded": 18, "encoded retained": 36}
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     """Cuts the power at all points, or with a smaller `scale` at every 1/scale-th; `seed` decides with which it begins.
-
-    Args:
-        tally: counts.
-        place: folder for images where there is no room in memory.
-        seed: see above.
-        scale: in (0, 1].
-    """
+    `place`: folder for images where there is no room in memory."""
     every = max(1, round(1 / scale))
     with fast_folder(place) as folder, Nursery(folder / "forks", "tests.harness.processes.commands") as forks:
         (folder / "in").mkdir()
@@ -54,14 +368,14 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
                         bench = Bench(forks, disk, played, wholes[name])
                         with _counted(tally, f"{filesystem} {name}, cut"):
                             cut_at_each_call(tally, bench, every, seed)
-                        stacked = every * _STACKED_EVERY[name]
+                        stacked = every * _STACKED[name]
                         with _counted(tally, f"{filesystem} {name}, killed and cut in the recovery"):
                             cut_in_each_recovery(tally, bench, stacked, seed)
                         with _counted(tally, f"{filesystem} {name}, cut and cut in the recovery"):
                             cut_in_each_recovery(tally, bench, 2 * stacked, seed, power_first=True)
                     for swift in (False, True):
                         with _counted(tally, f"{filesystem} consumer{' as of ms-swift' if swift else ''}, cut"):
-                            cut_consumer_at_each_call(tally, forks, disk, beginning, every, seed, swift=swift)
+                            cut_consumer_at_each_call(tally, RunBench(forks, disk, beginning, swift), every, seed)
             except pytest.skip.Exception as reason:
                 tally.notes.append(f"{filesystem} was left out: {reason}")
 

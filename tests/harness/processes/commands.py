@@ -1,14 +1,12 @@
 """Runs of the producer's command in forks, some of which are killed or have an error at a numbered call."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import importlib
 import io
 import os
+import pickle
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -23,35 +21,18 @@ from tests.harness.processes.environment import ROOT
 from tests.harness.processes.kill_points import CALLS, KillPoint, When
 from tests.harness.processes.nursery import Nursery, leave
 
-_COUNTED: Final = struct.Struct("<IB")
-"""What a process leaves of the calls that it has counted; see `Counted`."""
-
 
 class Counted(NamedTuple):
-    """What a process has counted of the calls that change files.
-
-    Attributes:
-        calls: how many it has begun.
-        met: the name of the call at which it was to be killed or to fail; "" if it did not get there.
-    """
-
-    calls: int
-    met: str
+    calls: int  # how many it has begun
+    met: str  # the name of the call at which it was to be killed or to fail; "" if it did not get there
 
 
 class Commands(Nursery):
-    """A nursery of the command.
-
-    Args:
-        folder: see `Nursery`.
-        modules: to be loaded beside those that every run uses.
-
-    Attributes:
-        counted: what the process that was last waited for has counted; zero where it was to be stopped nowhere.
-    """
+    """A nursery of the command. `modules`: to be loaded beside those that every run uses."""
 
     def __init__(self, folder: Path, *modules: str) -> None:
         super().__init__(folder, __name__, *modules)
+        # what the process that was last waited for has counted; zero where it was to be stopped nowhere.
         self.counted = Counted(0, "")
 
     def start(
@@ -62,30 +43,18 @@ class Commands(Nursery):
         when: When = "before",
         by: signal.Signals = signal.SIGKILL,
         error: int | None = None,
-        power_of: Path | None = None,
-        no_answer_s: float | None = None,
+        power_of: Path | None = None,  # a filesystem whose power is cut at that moment
+        no_answer_s: float | None = None,  # after so many seconds it says that it is stuck
         among: Sequence[str] | None = None,
-        always: bool = False,
+        always: bool = False,  # whether all later calls fail as well
         prepare: Sequence[str] = (),
-        most_s: float = 0.0,
+        most_s: float = 0.0,  # after so many seconds SIGALRM ends it; 0 for never
     ) -> int:
-        """Starts the command and returns its process id.
-
-        Args:
-            arguments: its command line.
-            stdin: what is its standard input.
-            kill_at: the number of the call that changes a file at which it is killed, from 1; 0 only counts them.
-            when: where in that call.
-            by: what it is sent then.
-            error: the number of the error that this call has, in place of a signal; 0 for none, so that a write that
-                is stopped half way has only written less than it was to.
-            power_of: a filesystem whose power is cut at that moment.
-            no_answer_s: after so many seconds it says that it is stuck.
-            among: only the calls of these names are counted; None for all that change a file.
-            always: whether all later calls fail as well.
-            prepare: functions that it calls first, as MODULE:NAME each: to break something in it, for instance.
-            most_s: after so many seconds SIGALRM ends it; 0 for never.
-        """
+        """Starts the command and returns its process id. `kill_at`: the number of the call that changes a file at which
+        it is killed, from 1; 0 only counts them. `error`: the number of the error that this call has, in place of a
+        signal; 0 for none, so that a write that is stopped half way has only written less than it was to. `among`: only
+        the calls of these names are counted; None for all that change a file. `prepare`: functions that it calls first,
+        as MODULE:NAME each: to break something in it, for instance."""
         point = None
         if kill_at is not None:
             at_last = partial(_last, None if power_of is None else str(power_of), error)
@@ -96,14 +65,11 @@ class Commands(Nursery):
         return self.fork(_run, line, point, no_answer_s, tuple(prepare), most_s, stdin=stdin)
 
     def wait(self, pid: int) -> tuple[int, str]:
-        """Returns the exit status of a process, negative for a signal, and what is in its standard error."""
         ended = self.reap(pid)
-        calls, met = _COUNTED.unpack(ended.left) if ended.left else (0, 0)
-        self.counted = Counted(calls, CALLS[met - 1] if met else "")
+        self.counted = pickle.loads(ended.left) if ended.left else Counted(0, "")
         return ended.status, ended.said
 
     def run(self, *arguments: object, **options: Any) -> tuple[int, str]:
-        """Starts the command and waits for its end."""
         return self.wait(self.start(*arguments, **options))
 
 
@@ -113,20 +79,9 @@ _one_at_a_time: Final = Lock()
 def run_apart(
     arguments: Sequence[str], variables: Mapping[str, str], folder: Path, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command in a fork of a process that this one shares, with nothing as standard input.
-
-    For tests of what it does and says; where its start, its terminal or a signal is the point, it is a process of its
-    own.
-
-    Args:
-        arguments: its command line.
-        variables: all of its environment.
-        folder: its current directory.
-        timeout_s: after so long it is killed.
-
-    Raises:
-        subprocess.TimeoutExpired: it was.
-    """
+    """Runs the command in a fork of a process that this one shares, with nothing as standard input. For tests of what
+    it does and says; where its start, its terminal or a signal is the point, it is a process of its own. `timeout_s`:
+    after so long it is killed. Raises subprocess.TimeoutExpired: it was."""
     with tempfile.TemporaryDirectory() as said, _one_at_a_time:
         out, err = Path(said, "out"), Path(said, "err")
         ended = _shared().call(
@@ -162,7 +117,6 @@ def _run_apart(arguments: list[str], variables: dict[str, str], folder: str, sai
 
 
 def load() -> None:
-    """Loads what the command needs."""
     for path in (ROOT / "producer" / "lazyshard_producer").glob("*.py"):
         # Ray is slow, and no affair of the command's.
         if path.stem[0] != "_" and not path.stem.startswith("ray"):
@@ -182,13 +136,7 @@ def call_first(functions: Sequence[str]) -> None:
         getattr(importlib.import_module(module), name)()
 
 
-def _run(
-    arguments: list[str],
-    point: partial[KillPoint] | None,
-    no_answer_s: float | None,
-    prepare: Sequence[str],
-    most_s: float,
-) -> int:
+def _run(arguments: list[str], point: Any, no_answer_s: float | None, prepare: Sequence[str], most_s: float) -> int:
     from lazyshard_producer.cli import main
 
     if no_answer_s is not None:
@@ -197,16 +145,14 @@ def _run(
     signal.setitimer(signal.ITIMER_REAL, most_s)
     call_first(prepare)
     if point is not None:
-        point(tell=partial(_count, [0, 0], point.args[0])).install()
+        point(tell=partial(_count, [0, ""], point.args[0])).install()
     return main(arguments)
 
 
-def _count(counted: list[int], number: int, call: int, name: str, begins: bool) -> None:
+def _count(counted: list[Any], number: int, call: int, name: str, begins: bool) -> None:
     if begins:
-        counted[0] = max(counted[0], call)
-        if call == number:
-            counted[1] = CALLS.index(name) + 1
-        leave(_COUNTED.pack(*counted))
+        counted[:] = max(counted[0], call), name if call == number else counted[1]
+        leave(pickle.dumps(Counted(*counted)))
 
 
 def _last(power_of: str | None, error: int | None) -> None:

@@ -1,9 +1,5 @@
-"""Counts the calls by which a process changes files, and at one of them kills or stops it, or has the call fail.
-
-The process has to be a fork that ends with it: nothing is put back.
-"""
-
-from __future__ import annotations
+"""Counts the calls by which a process changes files, and at one of them kills or stops it, or has the call fail. The
+process has to be a fork that ends with it: nothing is put back."""
 
 import errno
 import itertools
@@ -13,9 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+# Where in the call it comes; half is meant for writes, and is before for others
 When = Literal["before", "half", "after"]
-"""Where in the call it comes; half is meant for writes, and is before for others."""
-
 WHENS: Final[tuple[When, ...]] = ("before", "half", "after")
 
 CALLS: Final = tuple(
@@ -34,41 +29,27 @@ _MAKES: Final = os.O_CREAT | os.O_TRUNC
 
 
 class KillPoint:
-    """One of the calls that this process makes from now on, or that one and all after it.
-
-    Args:
-        number: which one, counted from 1; 0 for none.
-        when: where in it.
-        by: what is sent to the process; after one that only stops it, it goes on there; None for nothing.
-        at_last: is called before that; what it raises is raised by the call.
-        among: only the calls of these names are counted.
-        always: whether it comes at every later call as well.
-        tell: is called with each counted call's number and name, and True before and False after it.
-    """
+    """One of the calls that this process makes from now on, or that one and all after it. `by`: what is sent to the
+    process; after one that only stops it, it goes on there; None for nothing. `tell`: is called with each counted
+    call's number and name, and True before and False after it."""
 
     def __init__(
         self,
-        number: int,
+        number: int,  # which one, counted from 1; 0 for none
         when: When = "before",
         by: signal.Signals | None = signal.SIGKILL,
-        at_last: Callable[[], object] = lambda: None,
+        at_last: Callable[[], object] = lambda: None,  # is called before that; what it raises is raised by the call
         *,
-        among: Collection[str] = CALLS,
-        always: bool = False,
+        among: Collection[str] = CALLS,  # only the calls of these names are counted
+        always: bool = False,  # whether it comes at every later call as well
         tell: Callable[[int, str, bool], object] = lambda number, name, begins: None,
     ) -> None:
-        self._number = number
         # Threads call at once: each gets a number of its own, which `-= 1` and a look would not give them.
         self._calls = itertools.count(1)
-        self._when = when
-        self._by = by
-        self._at_last = at_last
-        self._among = among
-        self._always = always
-        self._tell = tell
+        self._number, self._when, self._by, self._at_last = number, when, by, at_last
+        self._among, self._always, self._tell = among, always, tell
 
     def install(self) -> None:
-        """Begins to count."""
         for name in self._among:
             setattr(os, name, self._counted(name, getattr(os, name)))
 
@@ -122,32 +103,23 @@ KINDS: Final = ("kill", *ERRORS)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault in one run of the command. As text: `kind@number/when`, with `+` behind the number for `always`.
+    """A fault in one run of the command. As text: `kind@number/when`, with `+` behind the number for `always`."""
 
-    Attributes:
-        kind: one of `KINDS`.
-        number: the call at which it comes, from 1, of those that can have it; half way through, these are writes only.
-        when: where in that call.
-        always: whether it stays, at every later call that can have it, until the run is over.
-    """
-
-    kind: str
+    kind: str  # one of `KINDS`
+    # the call at which it comes, from 1, of those that can have it; half way through, these are writes only.
     number: int
-    when: When = "before"
-    always: bool = False
+    when: When = "before"  # where in that call
+    always: bool = False  # whether it stays, at every later call that can have it, until the run is over
 
     @property
     def is_error(self) -> bool:
-        """Whether a call fails, so that the command has something to say."""
         return self.kind not in ("kill", "short")
 
     @property
     def text(self) -> str:
-        """What the system says for its error."""
         return os.strerror(ERRORS[self.kind][0])
 
     def options(self) -> dict[str, Any]:
-        """Returns what `Nursery.start` is to be told."""
         found: dict[str, Any] = {"kill_at": self.number, "when": self.when, "always": self.always}
         if self.kind == "kill":
             return found | {"by": signal.SIGKILL, "among": _WRITES if self.when == "half" else CALLS}

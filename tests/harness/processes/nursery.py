@@ -1,11 +1,6 @@
-"""A process that has loaded what its children need, and starts them as forks: a start costs milliseconds, not a second.
-
-As a program (`python -m tests.harness.processes.nursery MODULE ...`) it reads requests from standard input and answers
-each one. Children end with it, begin with the signals of a shell's, and may leave something in memory that outlives
-them.
-"""
-
-from __future__ import annotations
+"""A process that has loaded what its children need, and starts them as forks: a start costs milliseconds, not a
+second. As a program (`python -m tests.harness.processes.nursery MODULE ...`) it reads requests from standard input
+and answers each one. Children end with it, and may leave something in memory that outlives them."""
 
 import base64
 import contextlib
@@ -20,21 +15,104 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from tests.harness.processes.environment import environment
-from tests.harness.processes.forks import PR_SET_PDEATHSIG, exit_status, has_ended, kill
+from tests.producer.commands import environment
 
-WAIT_S: Final = 600.0
-"""A child that has not ended by then is killed, unless the caller says otherwise."""
+GONE_S: Final = 30.0  # How long a killed process may take to be gone, on a machine that is very busy
+PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
 
-FAILED: Final = 99
-"""Exit status of a child whose function has raised."""
 
+def adopt_orphans() -> None:
+    """Makes this process the parent of whatever its children leave behind, so that it can be waited for."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def forked(work: Callable[[], int], said: Path) -> int:
+    """Starts work in a fork and returns the process id. `said`: where its standard output and error go."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    # Else a full collection would write to all objects of the parent, and so make a copy of its memory.
+    gc.freeze()
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for fd in (1, 2):
+                os.dup2(out, fd)
+            code = work()
+    except BaseException:
+        with open(said, "a") as file:
+            traceback.print_exc(file=file)
+    finally:
+        os._exit(code)
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def has_ended(pid: int, within_s: float) -> bool:
+    """Waits for so long for the end of a child; returns whether it has ended. It is still to be reaped."""
+    fd = os.pidfd_open(pid)
+    try:
+        return bool(select.select([fd], [], [], within_s)[0])
+    finally:
+        os.close(fd)
+
+
+def exit_status(pid: int) -> int:
+    """Reaps a child; returns its exit status, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def reap(pid: int, what: str) -> int:
+    """Waits for the end of a child; returns its exit status, negative for a signal. Raises TimeoutError: it does not
+    end."""
+    if not has_ended(pid, GONE_S):
+        raise TimeoutError(f"{what} is still there after {GONE_S:.0f} s")
+    return exit_status(pid)
+
+
+def reap_group(group: int) -> None:
+    """Kills and reaps what is left of a process group: the DataLoader workers whose rank is gone. Raises TimeoutError:
+    some of it does not end."""
+    deadline = time.monotonic() + GONE_S
+    while True:
+        try:
+            found, _ = os.waitpid(-group, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process group {group} is still there {GONE_S:.0f} s after it was killed")
+        if not found:
+            os.killpg(group, signal.SIGKILL)
+            time.sleep(0.001)
+
+
+def has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def last_words(said: Path) -> str:
+    return said.read_text(errors="replace")[-3000:] if said.exists() else ""
+
+
+WAIT_S: Final = 600.0  # A child that has not ended by then is killed, unless the caller says otherwise
+FAILED: Final = 99  # Exit status of a child whose function has raised
 _SAID_CHARACTERS: Final = 2000
 _LEFT_BYTES: Final = 1 << 20
 _LENGTH: Final = struct.Struct("<I")
@@ -45,14 +123,6 @@ class Silent(RuntimeError):
 
 
 class Answering:
-    """A process that answers requests, values that can be pickled, one at a time.
-
-    Args:
-        module: run as a program.
-        arguments: of it.
-        folder: its current directory.
-    """
-
     def __init__(self, module: str, *arguments: str, folder: Path | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -63,11 +133,6 @@ class Answering:
         )
 
     def ask(self, request: object, within_s: float | None = None) -> Any:
-        """Returns the answer to a request.
-
-        Raises:
-            Silent: there is none, or not in time.
-        """
         assert self.process.stdin is not None and self.process.stdout is not None
         line = b""
         with contextlib.suppress(OSError):
@@ -80,7 +145,6 @@ class Answering:
         return decode(line)
 
     def close(self) -> None:
-        """Kills it."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -90,43 +154,28 @@ class Answering:
 
 
 def encode(value: object) -> bytes:
-    """Returns a request or an answer as a line."""
     return base64.b64encode(pickle.dumps(value)) + b"\n"
 
 
 def decode(line: bytes) -> Any:
-    """Returns the value of a line."""
     return pickle.loads(base64.b64decode(line))
 
 
 class Ended(NamedTuple):
-    """What is known of a child that has ended.
-
-    Attributes:
-        status: as `Popen.returncode`.
-        said: its standard output and error.
-        left: what it has left, see `leave`.
-        late: whether it was killed since it took too long.
-    """
-
-    status: int
-    said: str
-    left: bytes
-    late: bool
+    status: int  # as `Popen.returncode`
+    said: str  # its standard output and error
+    left: bytes  # what it has left, see `leave`
+    late: bool  # whether it was killed since it took too long
 
     @property
     def last_words(self) -> str:
-        """The end of what it has said, on one line."""
         return " | ".join(self.said.split("\n"))[-_SAID_CHARACTERS:]
 
 
 class Nursery:
-    """A context manager; children that are left at its end are killed.
-
-    Args:
-        folder: made where it is missing; current directory of the children, and place of what they say.
-        modules: to be loaded first; a function `load` of one is called. What a child needs besides is loaded with it.
-    """
+    """A context manager; children that are left at its end are killed. `folder`: made where it is missing; current
+    directory of the children, and place of what they say. `modules`: to be loaded first; a function `load` of one is
+    called. What a child needs besides is loaded with it."""
 
     def __init__(self, folder: Path, *modules: str) -> None:
         self.folder: Final = folder
@@ -135,14 +184,8 @@ class Nursery:
         self._said: dict[int, Path] = {}
 
     def fork(self, work: Callable[..., object], *arguments: Any, stdin: Path | None = None, **named: Any) -> int:
-        """Starts a child, which calls a function of a module and ends; returns its process id.
-
-        Args:
-            work: returns the exit status, or None for 0.
-            arguments: of it.
-            stdin: what is the child's standard input.
-            named: further arguments of it.
-        """
+        """Starts a child, which calls a function of a module and ends; returns its process id. `work`: returns the exit
+        status, or None for 0. `stdin`: what is the child's standard input."""
         self._count += 1
         said = self.folder / f"said-{self._count}"
         pid: int = self._answering.ask(("fork", work, arguments, named, os.fspath(stdin or os.devnull), str(said)))
@@ -150,21 +193,16 @@ class Nursery:
         return pid
 
     def said(self, pid: int) -> str:
-        """Returns what a child has said so far."""
-        try:
-            return self._said[pid].read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
+        path = self._said[pid]
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def reap(self, pid: int, within_s: float = WAIT_S) -> Ended:
-        """Waits for the end of a child, and kills it where that does not come in time."""
         status, left, late = self._answering.ask(("reap", pid, within_s))
         said = self.said(pid)
         self._said.pop(pid).unlink(missing_ok=True)
         return Ended(status, said, left, late)
 
     def call(self, work: Callable[..., object], *arguments: Any, within_s: float = WAIT_S, **named: Any) -> Ended:
-        """Starts a child and waits for its end."""
         return self.reap(self.fork(work, *arguments, **named), within_s)
 
     def wait_for_stop(self, pid: int) -> bool:
@@ -177,14 +215,11 @@ class Nursery:
         self._answering = Answering(__name__, *self.modules, folder=self.folder)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._answering.close()
 
 
-_page: mmap.mmap | None = None
-"""Memory that a child has in common with the nursery."""
+_page: mmap.mmap | None = None  # Memory that a child has in common with the nursery
 
 
 def leave(data: bytes) -> None:
@@ -202,7 +237,6 @@ def reset_signals() -> None:
 
 
 def serve() -> None:
-    """What the process does."""
     reset_signals()
     for name in sys.argv[1:]:
         module = importlib.import_module(name)
@@ -226,8 +260,7 @@ def serve() -> None:
         sys.stdout.buffer.flush()
 
 
-_pages: Final[dict[int, mmap.mmap]] = {}
-"""In the nursery: that memory of each child which is not reaped."""
+_pages: Final[dict[int, mmap.mmap]] = {}  # In the nursery: that memory of each child which is not reaped
 
 
 def _fork(work: Callable[..., object], arguments: tuple[Any, ...], named: dict[str, Any], stdin: str, said: str) -> int:
@@ -248,14 +281,7 @@ def _reap(pid: int, within_s: float) -> tuple[int, bytes, bool]:
         return status, page[_LENGTH.size : _LENGTH.size + length], late
 
 
-def _live(
-    work: Callable[..., object],
-    arguments: tuple[Any, ...],
-    named: dict[str, Any],
-    stdin: str,
-    said: str,
-    page: mmap.mmap,
-) -> int:
+def _live(work: Callable[..., object], arguments: Any, named: Any, stdin: str, said: str, page: mmap.mmap) -> int:
     global _page
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _page = page

@@ -1,10 +1,5 @@
-"""Checkpoints as a trainer writes them: whole or not at all, the newest few kept.
-
-A folder of files `N.json`, N being the samples consumed; a kill may leave `N.json.part` behind. A file names the life
-that wrote it and how many steps that one had trained, so that it can be told later what of each life survived.
-"""
-
-from __future__ import annotations
+"""Checkpoints as a trainer writes them, `N.json` after N samples: whole or not at all, the newest few kept. A file
+names the life that wrote it and its steps, so that it can be told later what of each life survived."""
 
 import json
 import os
@@ -15,19 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is in a file.
-
-    Attributes:
-        consumed: samples trained since the run began.
-        life: number of the life that wrote it.
-        steps: steps which that life had trained.
-        states: the state of the run, of each rank if each one has its own, else one.
-    """
-
-    consumed: int
-    life: int
-    steps: int
-    states: list[dict[str, Any]]
+    consumed: int  # samples trained since the run began
+    life: int  # number of the life that wrote it
+    steps: int  # steps which that life had trained
+    states: list[dict[str, Any]]  # the state of the run, of each rank if each one has its own, else one
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
@@ -45,13 +31,11 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def found(folder: Path) -> list[Checkpoint]:
-    """Returns the checkpoints that are there, the newest first."""
     every = [Checkpoint(**json.loads(path.read_bytes())) for path in folder.glob("*.json")]
     return sorted(every, key=lambda checkpoint: -checkpoint.consumed)
 
 
 def remove(folder: Path, which: list[Checkpoint]) -> None:
-    """Removes checkpoints."""
     for checkpoint in which:
         os.unlink(folder / f"{checkpoint.consumed}.json")
     _sync(folder)

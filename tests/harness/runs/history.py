@@ -8,8 +8,6 @@ A life counts up to the checkpoint from which a later one went on; the last life
     history  ^----- life 0 ^ ^ life 2 ^
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,31 +19,21 @@ from tests.harness.runs.plan import LifePlan, RunPlan
 from tests.harness.tally import RunViolation
 from tests.plan.oracle import course_of_draws, turns
 
+# Where several streams are blended, the samples of each have numbers of their own: those of stream k from k times this
+# number on.
 OF_A_STREAM: Final = 1_000_000
-"""Where several streams are blended, the samples of each have numbers of their own: those of stream k from k times this
-number on."""
-
-Step = list[list[int]]
-"""The samples of each rank in one step."""
+Step = list[list[int]]  # The samples of each rank in one step
 
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What one life has trained.
-
-    Attributes:
-        plan: of it.
-        origin: the life from whose checkpoint it went on, and the steps which that one had trained; None for neither.
-        steps: what it trained, as far as all ranks have written it down.
-    """
-
     plan: LifePlan
+    # the life from whose checkpoint it went on, and the steps which that one had trained; None for neither.
     origin: tuple[int, int] | None
-    steps: list[Step]
+    steps: list[Step]  # what it trained, as far as all ranks have written it down
 
 
 def read_steps(folder: Path, dp: int) -> list[Step]:
-    """Returns what the ranks of a life have written down, as far as all of them have."""
     ranks = []
     for rank in range(dp):
         path = folder / f"rank-{rank}"
@@ -60,7 +48,6 @@ def read_steps(folder: Path, dp: int) -> list[Step]:
 
 
 def survived(lives: Sequence[Lived], life: int, steps: int) -> list[tuple[LifePlan, list[Step]]]:
-    """Returns the history of a life up to so many of its steps, the earliest life first."""
     history = []
     at: tuple[int, int] | None = (life, steps)
     while at is not None:
@@ -73,11 +60,6 @@ def survived(lives: Sequence[Lived], life: int, steps: int) -> list[tuple[LifePl
 
 
 def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
-    """Checks that all lives together have trained every sample once, in order.
-
-    Raises:
-        RunViolation: they have not.
-    """
     history = survived(lives, len(lives) - 1, len(lives[-1].steps))
     trained = check_once(run, history)
     missing = sorted(set(range(run.total)) - trained)
@@ -89,11 +71,7 @@ def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
 
 
 def check_once(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> set[int]:
-    """Checks that no sample was trained twice, and none that there is not; returns those that were.
-
-    Raises:
-        RunViolation: one was.
-    """
+    """Checks that no sample was trained twice, and none that there is not; returns those that were."""
     trained = Counter(sample for _, steps in history for step in steps for rank in step for sample in rank)
     twice = sorted(sample for sample, count in trained.items() if count > 1)
     if twice:
@@ -105,11 +83,6 @@ def check_once(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> 
 
 
 def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> None:
-    """Checks that each rank has trained what the plain lists of the oracle deal it.
-
-    Raises:
-        RunViolation: one has not.
-    """
     parts: list[tuple[int, int, list[Step]]] = []
     for plan, steps in history:
         now = plan.dp, plan.batch_size
@@ -128,50 +101,31 @@ def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) ->
             expected = declared[number][rank]
             if found != expected:
                 at = next(i for i in range(len(expected) + 1) if found[: i + 1] != expected[: i + 1])
-                raise RunViolation(
-                    "order",
-                    f"part {number} of {[part[:3] for part in chain]}, rank {rank} of {dp}, micro batch {size}: at "
-                    f"position {at} it trained {found[at : at + 3]}, declared are {expected[at : at + 3]}",
-                )
+                where = f"part {number}, rank {rank} of {dp}, micro batch {size}, position {at}"
+                read, declares = found[at : at + 3], expected[at : at + 3]
+                raise RunViolation("order", f"{where}: trained {read}, declared are {declares}")
 
 
 def _draws(steps: Sequence[Step]) -> int:
-    """Returns how many samples each rank has drawn in steps."""
     return sum(len(step[0]) for step in steps)
 
 
 def check_kept(run: RunPlan, lives: Sequence[Lived], life: int, steps: int, retired: int) -> None:
-    """Checks that what is left to train after a checkpoint is still there.
-
-    By what was written down, and by no arithmetic of the package. What is left over at the end counts as well: other
-    ranks go on with it.
-
-    Args:
-        run: the run.
-        lives: those so far.
-        life: that which wrote the checkpoint.
-        steps: the steps it had trained.
-        retired: chunks below this number are gone.
-
-    Raises:
-        RunViolation: it is not.
-    """
+    """Checks that what is left to train after a checkpoint is still there. By what was written down, and by no
+    arithmetic of the package. What is left over at the end counts as well: other ranks go on with it. `retired`: chunks
+    below this number are gone."""
     history = survived(lives, life, steps)
     trained = {sample for _, done in history for step in done for rank in step for sample in rank}
     left = sorted(set(range(run.total)) - trained)
     if left and left[0] // run.per_chunk < retired:
-        raise RunViolation(
-            "gone",
-            f"chunks below {retired} are deleted, but after {steps} steps of life {life} sample {left[0]} of chunk "
-            f"{left[0] // run.per_chunk} is still to be trained",
-        )
+        text = f"chunks below {retired} are deleted, after step {steps} of life {life} sample {left[0]} is still needed"
+        raise RunViolation("gone", text)
 
 
 History = Sequence[tuple[LifePlan, list[Step]]]
 
 
 def of_stream(lives: Sequence[Lived], number: int) -> list[Lived]:
-    """Returns what lives have trained of one stream, step by step, by its own sample numbers."""
     first = number * OF_A_STREAM
     return [
         replace(
@@ -187,14 +141,8 @@ def of_stream(lives: Sequence[Lived], number: int) -> list[Lived]:
 
 
 def steps_left(run: RunPlan, lives: Sequence[Lived], origin: tuple[int, int] | None, plan: LifePlan) -> int:
-    """Returns about how many steps a life has, until the first of its streams is at its end.
-
-    Args:
-        run: the run.
-        lives: those so far.
-        origin: the life from which it goes on, and the steps which that had trained; None for neither.
-        plan: of the life.
-    """
+    """Returns about how many steps a life has, until the first of its streams is at its end. `origin`: the life from
+    which it goes on, and the steps which that had trained; None for neither."""
     trained = [0] * len(run.streams)
     for _, steps in [] if origin is None else survived(lives, *origin):
         for sample in [sample for step in steps for rank in step for sample in rank]:
@@ -208,11 +156,7 @@ def steps_left(run: RunPlan, lives: Sequence[Lived], origin: tuple[int, int] | N
 
 
 def check_blend(run: RunPlan, lives: Sequence[Lived]) -> None:
-    """Checks that all lives together have trained no sample twice, in the declared order and mixture, to the end.
-
-    Raises:
-        RunViolation: they have not.
-    """
+    """Checks that all lives together have trained no sample twice, in the declared order and mixture, to the end."""
     steps = len(lives[-1].steps)
     for number, stream in enumerate(run.streams):
         history = survived(of_stream(lives, number), len(lives) - 1, steps)
@@ -224,14 +168,8 @@ def check_blend(run: RunPlan, lives: Sequence[Lived]) -> None:
 
 
 def check_turns(history: History) -> list[int]:
-    """Checks that all ranks drew from the same streams at the same positions, and from those whose turn it was.
-
-    Returns:
-        Whose turn it would be in the next micro batch.
-
-    Raises:
-        RunViolation: one has not.
-    """
+    """Checks that all ranks drew from the same streams at the same positions, and from those whose turn it was. Returns
+    whose turn it would be in the next micro batch."""
     begun: tuple[int, ...] = ()
     drawn = 0
     for number, (plan, steps) in enumerate(history):
@@ -248,21 +186,14 @@ def check_turns(history: History) -> list[int]:
             for rank, samples in enumerate(ranks):
                 found = [sample // OF_A_STREAM for sample in samples]
                 if found != expected:
-                    raise RunViolation(
-                        "order",
-                        f"life {number} of what has survived, step {step}: rank {rank} drew from streams {found}, it "
-                        f"was the turn of {expected}, with weights {plan.weights}",
-                    )
+                    where = f"life {number} of what has survived, step {step}, rank {rank}"
+                    raise RunViolation("order", f"{where}: drew from {found}, it was the turn of {expected}")
         drawn += size * len(steps)
     return declared[-size:]
 
 
 def check_end(run: RunPlan, history: History, following: Sequence[int]) -> None:
-    """Checks that the blend has ended because a stream had not enough for another micro batch of all ranks.
-
-    Raises:
-        RunViolation: it has ended too early.
-    """
+    """Checks that the blend has ended because a stream had not enough for another micro batch of all ranks."""
     plan = history[-1][0]
     left = [stream.total for stream in run.streams]
     for sample in [sample for _, steps in history for step in steps for rank in step for sample in rank]:

@@ -1,12 +1,10 @@
-"""The instant at which a run is killed: the processes of a life count their calls against numbers they have in common.
-
-A kill is armed by a process that has come to the step for it; the call that it then falls on ends the whole group of
-processes at once, wherever each of them is. So is it the same one in every run of a seed, but for what the producer
-was doing meanwhile.
-"""
+"""The instant at which a run is killed: the processes of a life count their calls against numbers they have in
+common. A process that has come to the step for it arms the kill; the call that it then falls on ends the whole group
+at once."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import signal
@@ -14,155 +12,96 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal, get_args
 
-When = Literal["before", "half", "after"]
-"""Where in the call it comes; half is meant for writes, and is before for others."""
-
-WHENS: Final[tuple[When, ...]] = ("before", "half", "after")
+from tests.harness.processes.kill_points import WHENS, When
 
 CHANGES: Final = ("write", "ftruncate", "replace", "rename", "unlink", "mkdir", "rmdir")
 READS: Final = ("open", "pread")
+# Counts as a change, and is not made: nobody cuts the power here, and it would take most of the time
 SYNC: Final = "fsync"
-"""Counts as a change, and is not made: nobody cuts the power here, and it would take most of the time."""
-
-PRODUCER: Final = 8
-"""Place on the board of the first producer; those before it are the ranks'."""
-
-_PRODUCERS: Final = 3
-
-_KILLED, _LATE, _PRODUCING, _LONELY, _WHEN = range(5)
-_FIRST: Final = 5
-_FIELDS: Final = ("step", "phase", "reads", "changes")
+PRODUCER: Final = 8  # Place on the board of the first producer; those before it are the ranks'
+_PLACES: Final = PRODUCER + 3
 Phase = Literal[
-    "not begun",
-    "starting",
-    "before a step",
-    "reading",
-    "waiting for the other ranks",
-    "writing a checkpoint",
-    "committing",
-    "done",
+    "not begun", "starting", "before a step", "reading", "waiting for the other ranks", "saving", "committing", "done"
 ]
 _PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+Kind = Literal["reads", "changes"]
 
 
-class Board:
+class _Place(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("step", "phase", "reads", "changes")]
+
+
+class Board(ctypes.Structure):
     """Numbers that the processes of a run, all forks of one, have in common: where each is, and what kills them."""
 
-    def __init__(self) -> None:
-        self._cells = memoryview(mmap.mmap(-1, 8 * (_FIRST + len(_FIELDS) * (PRODUCER + _PRODUCERS)))).cast("q")
+    producing: Any  # which producers there are; told by the supervisor alone
+    killed: int  # whether the kill has come
+    late: int  # whether it has come at the end, since what was planned was not met on the way
+    lonely: int  # whether it is that of one process, and the others are for the supervisor to end
+    way: int  # where in a call it comes
+    places: Any
+    _fields_ = [
+        ("producing", ctypes.c_long * 3),
+        *((name, ctypes.c_long) for name in ("killed", "late", "lonely", "way")),
+        ("places", _Place * _PLACES),
+    ]
+
+    @staticmethod
+    def make() -> Board:
+        return Board.from_buffer(mmap.mmap(-1, ctypes.sizeof(Board)))
 
     def reset(self, when: When, *, lonely: bool) -> None:
-        """Begins a life.
-
-        Args:
-            when: where in a call a kill comes.
-            lonely: it is that of one process, and the others are for the supervisor to end.
-        """
-        producing = self._cells[_PRODUCING]
-        for at in range(len(self._cells)):
-            self._cells[at] = 0
-        self._cells[_PRODUCING] = producing
-        self._cells[_LONELY] = lonely
-        self._cells[_WHEN] = WHENS.index(when)
-
-    @property
-    def killed(self) -> bool:
-        """Whether the kill has come."""
-        return bool(self._cells[_KILLED])
-
-    @property
-    def late(self) -> bool:
-        """Whether it has come at the end, since what was planned was not met on the way."""
-        return bool(self._cells[_LATE])
-
-    def producing(self, number: int) -> bool:
-        """Returns whether there is this producer."""
-        return bool(self._cells[_PRODUCING] >> number & 1)
-
-    def set_producing(self, number: int, there: bool) -> None:
-        """Says whether there is this producer. For the supervisor alone."""
-        others = self._cells[_PRODUCING] & ~(1 << number)
-        self._cells[_PRODUCING] = others | there << number
-
-    @property
-    def when(self) -> When:
-        """Where in a call a kill comes."""
-        return WHENS[self._cells[_WHEN]]
+        self.killed, self.late, self.lonely, self.way = 0, 0, lonely, WHENS.index(when)
+        ctypes.memset(ctypes.addressof(self.places), 0, ctypes.sizeof(self.places))
 
     def kill(self) -> None:
-        """Ends this process, and unless it is to be alone in that, its whole group."""
-        self.kill_from_outside(os.getpid() if self._cells[_LONELY] else -os.getpgid(0))
-
-    def kill_late(self) -> None:
-        """Kills at the end."""
-        self._cells[_LATE] = 1
-        self.kill()
+        self.kill_from_outside(os.getpid() if self.lonely else -os.getpgid(0))
 
     def kill_from_outside(self, pid: int) -> None:
-        """Ends a process, or the group whose negative number is given."""
-        self._cells[_KILLED] = 1
+        self.killed = 1
         os.kill(pid, signal.SIGKILL)
 
     def enter(self, who: int, step: int, phase: Phase) -> None:
-        """Says where a process is, for those who ask why nothing goes on."""
-        self._cells[self._at(who, "step")] = step
-        self._cells[self._at(who, "phase")] = _PHASES.index(phase)
+        self.places[who].step, self.places[who].phase = step, _PHASES.index(phase)
 
     def where(self, who: int) -> str:
-        """Returns what a process said last."""
-        step, phase = (self._cells[self._at(who, field)] for field in ("step", "phase"))
-        return f"rank {who} is {_PHASES[phase]}, step {step}"
+        return f"rank {who} is {_PHASES[self.places[who].phase]}, step {self.places[who].step}"
 
-    def arm(self, who: int, kind: Literal["reads", "changes"], call: int) -> None:
+    def arm(self, who: int, kind: Kind, call: int) -> None:
         """Has the kill come at a process's n-th call of a kind from now on, from 1; 0 takes it back."""
-        self._cells[self._at(who, kind)] = call
+        setattr(self.places[who], kind, call)
 
-    def due(self, who: int, kind: Literal["reads", "changes"]) -> bool:
+    def due(self, who: int, kind: Kind) -> bool:
         """Counts a call; returns whether it is the one."""
-        at = self._at(who, kind)
-        left = self._cells[at]
-        if not left:
-            return False
-        self._cells[at] = left - 1
+        left: int = getattr(self.places[who], kind)
+        self.arm(who, kind, max(0, left - 1))
         return left == 1
 
     @contextmanager
-    def armed(self, who: int, kind: Literal["reads", "changes"], call: int) -> Iterator[None]:
-        """Arms a kill for a while."""
+    def armed(self, who: int, kind: Kind, call: int) -> Iterator[None]:
         self.arm(who, kind, call)
         yield
         self.arm(who, kind, 0)
 
-    def _at(self, who: int, field: str) -> int:
-        return _FIRST + who * len(_FIELDS) + _FIELDS.index(field)
-
 
 def count_calls(board: Board, who: int, alone_at: int = 0) -> None:
     """Begins to count the calls of this process and its forks. It has to end with its work: nothing is put back.
-
-    Args:
-        board: where they are counted.
-        who: as which process.
-        alone_at: the change at which this process dies and no other one, from 1; 0 for never.
-    """
+    `alone_at`: the change at which this process dies and no other one, from 1; 0 for never."""
     changes = 0
 
-    def alone() -> bool:
-        nonlocal changes
-        changes += 1
-        return changes == alone_at
-
-    def counted(name: str, call: Callable[..., Any], kind: Literal["reads", "changes"]) -> Callable[..., Any]:
+    def counted(name: str, call: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
         def counting(*arguments: Any, **named: Any) -> Any:
-            itself = kind == "changes" and alone()
-            if not board.due(who, kind) and not itself:
+            nonlocal changes
+            changes += kind == "changes"
+            alone = kind == "changes" and changes == alone_at
+            if not board.due(who, kind) and not alone:
                 return call(*arguments, **named)
-            if board.when == "half" and name == "write":
+            if WHENS[board.way] == "half" and name == "write":
                 fd, data = arguments
                 call(fd, bytes(data)[: len(data) // 2])
-            elif board.when == "after":
+            elif WHENS[board.way] == "after":
                 call(*arguments, **named)
-            if itself:
+            if alone:
                 os.kill(os.getpid(), signal.SIGKILL)
             board.kill()
             raise AssertionError("killed, and still there")

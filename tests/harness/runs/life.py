@@ -1,11 +1,5 @@
-"""One life of a training job: its ranks, in lockstep, until all is trained or they are killed.
-
-Each rank is a fork of the supervisor, and so has loaded all there is to load. The ranks are one process group, which a
-kill ends at once; where the producer is to die with them, it is moved into that group. The lockstep is the harness's,
-and stands for the collectives of a training step: the package needs none.
-"""
-
-from __future__ import annotations
+"""One life of a training job: its ranks, in lockstep, until all is trained or they are killed. Where the producer is
+to die with them, it is moved into their process group."""
 
 import contextlib
 import json
@@ -15,43 +9,32 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid, StateInvalid, StateMismatch, WaitTimeout
 from lazyshard_producer.cli import main as produce
 from lazyshard_producer.holding import holdback
-from tests.harness.processes.forks import forked, kill, last_words, reap, reap_group
+from tests.harness.processes.lockstep import Ranks
+from tests.harness.processes.nursery import forked, kill, last_words, reap, reap_group
 from tests.harness.runs.history import OF_A_STREAM
 from tests.harness.runs.kills import PRODUCER, Board, count_calls
 from tests.harness.runs.plan import LifePlan, RunPlan
 from tests.harness.runs.rank import CONSUMER, Rank, Torn, row
 from tests.harness.tally import RunViolation
 
+# How often it looks at its consumers: what may be deleted is to be deleted at once, not when all is over
 _OFTEN_S: Final = 0.005
-"""How often it looks at its consumers: what may be deleted is to be deleted at once, not when all is over."""
 
 
 class Producing:
-    """The producer.
-
-    Args:
-        run: the run, as one over this stream alone.
-        folder: that of the run.
-        board: where its calls are counted.
-        number: of the stream.
-
-    Attributes:
-        stream: the stream's directory.
-        fd: is readable when it has ended; -1 while there is none.
-        died: how often it was killed alone.
-    """
+    """The producer. `run`: the run, as one over this stream alone."""
 
     def __init__(self, run: RunPlan, folder: Path, board: Board, number: int = 0) -> None:
-        self.stream = folder / f"stream-{number}"
-        self.fd = -1
-        self.died = 0
+        self.stream = folder / f"stream-{number}"  # the stream's directory
+        self.fd = -1  # is readable when it has ended; -1 while there is none
+        self.died = 0  # how often it was killed alone
         self._run = run
         self._board = board
         self._number = number
@@ -69,18 +52,14 @@ class Producing:
             alone_at = next(self._deaths, 0)
             self._pid = forked(lambda: self._produce(alone_at), self._said)
             self.fd = os.pidfd_open(self._pid)
-            self._board.set_producing(self._number, True)
+            self._board.producing[self._number] = True
         if self._pid:
             # Fails if it is gone by now, which is noticed elsewhere.
             with contextlib.suppress(ProcessLookupError):
                 os.setpgid(self._pid, group or self._pid)
 
     def has_ended(self) -> None:
-        """Reaps it; one that was killed alone may be started again.
-
-        Raises:
-            RunViolation: it has failed.
-        """
+        """Reaps it; one that was killed alone may be started again."""
         status = self._reap()
         self._ended = status == 0
         if status not in (0, -signal.SIGKILL):
@@ -89,270 +68,170 @@ class Producing:
             self.died += 1
 
     def stop(self) -> None:
-        """Kills it, if it is there."""
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
             self._reap()
 
     def said(self) -> str:
-        """Returns its last words."""
         return last_words(self._said)
 
     def _reap(self) -> int:
         status = reap(self._pid, "the producer")
         os.close(self.fd)
         self._pid, self.fd = 0, -1
-        self._board.set_producing(self._number, False)
+        self._board.producing[self._number] = False
         return status
 
     def _produce(self, alone_at: int) -> int:
         holdback.LOOK_S = holdback.HELD_LOOK_S = _OFTEN_S  # type: ignore[misc]
         holdback._RETRY_MIN_S = _OFTEN_S  # type: ignore[misc]
         count_calls(self._board, PRODUCER + self._number, alone_at)
-        return produce(
-            [
-                *("run", "--source", str(self._source), "--out", str(self.stream), "--no-progress"),
-                *(
-                    "--samples-per-chunk",
-                    str(self._run.per_chunk),
-                    "--retain",
-                    self._run.retain,
-                    "--consumers",
-                    CONSUMER,
-                ),
-                *self._run.pace,
-            ]
-        )
+        command = ["run", "--source", str(self._source), "--out", str(self.stream), "--no-progress"]
+        command += ["--samples-per-chunk", str(self._run.per_chunk), "--retain", self._run.retain]
+        return produce([*command, "--consumers", CONSUMER, *self._run.pace])
 
 
-START_S: Final = 45.0
-"""How long the ranks may take to their first step."""
+START_S: Final = 45.0  # How long the ranks may take to their first step
 
 _KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
-    (ChunkRetired, "gone"),
-    (StateMismatch, "refused"),
-    (StateInvalid, "refused"),
-    (ChunkCorrupt, "torn"),
-    (RowInvalid, "torn"),
-    (Torn, "torn"),
-    (WaitTimeout, "hang"),
+    *((ChunkRetired, "gone"), (StateMismatch, "refused"), (StateInvalid, "refused"), (ChunkCorrupt, "torn")),
+    *((RowInvalid, "torn"), (Torn, "torn"), (WaitTimeout, "hang")),
 )
 
 
-@dataclass
 class Life:
-    """A life.
+    """`left_alone` is given groups of which one process was killed and the others one by one: what those left is not
+    reaped."""
 
-    Attributes:
-        plan: of it.
-        patience_s: how long the ranks may take for a step.
-        steps: steps that are left to train.
-        board: what its processes have in common.
-        folder: for what they say and write down.
-        producing: the producers, one for each stream.
-        left_alone: groups of which one process was killed and the others one by one: what those left is not reaped.
-    """
-
-    plan: LifePlan
-    patience_s: float
-    steps: int
-    board: Board
-    folder: Path
-    producing: Sequence[Producing]
-    left_alone: list[int] = field(default_factory=list)
-    _pids: dict[int, int] = field(default_factory=dict)
-    _watches: dict[int, int] = field(default_factory=dict)
-    _group: int = 0
-    _sockets: list[socket.socket] = field(default_factory=list)
+    def __init__(
+        self,
+        plan: LifePlan,
+        patience_s: float,  # how long the ranks may take for a step
+        steps: int,  # steps that are left to train
+        board: Board,
+        folder: Path,  # for what they say and write down
+        producing: Sequence[Producing],  # the producers, one for each stream
+        left_alone: list[int],
+    ) -> None:
+        folder.mkdir()
+        self._plan, self._patience_s, self._steps, self._board = plan, patience_s, steps, board
+        self._producing, self._left_alone, self._ranks = producing, left_alone, Ranks(folder)
+        self._dies_together = plan.kill is not None and plan.kill.whose == "all"
 
     def run(self, ranks: Sequence[Rank]) -> bool:
-        """Runs the ranks; returns True if they came to the end, False if they were killed as planned.
-
-        Raises:
-            RunViolation: one of them has failed, or nothing goes on.
-            TimeoutError: what was killed is still there.
-        """
-        self.folder.mkdir()
+        """Runs the ranks; returns True if they came to the end, False if they were killed as planned."""
         try:
             for rank in ranks:
-                self._start(rank)
+                self._ranks.start(rank.rank, partial(self._train, rank), _tell_error)
             self._start_producers()
             # The first ones may have had all of them killed before the last ones hear of it.
-            self._go_on()
+            self._ranks.tell()
             return self._supervise()
         finally:
             self._end()
 
+    def _train(self, rank: Rank, lockstep: socket.socket) -> None:
+        count_calls(self._board, rank.rank)
+        rank.train(lockstep)
+
     def _end(self) -> None:
-        """Kills and reaps whatever is still there."""
         if self._dies_together:
             self._stop_producers()
-        for pid in self._pids.values():
+        for pid in self._ranks.pids.values():
             kill(pid)
-        for rank in list(self._pids):
-            self._reap(rank)
-        if self.plan.kill is not None and self.plan.kill.whose == "one":
-            self.left_alone.append(self._group)
-        elif self._group:
-            reap_group(self._group)
-        for own in self._sockets:
-            own.close()
-        for fd in self._watches.values():
-            os.close(fd)
-
-    def _reap(self, rank: int) -> int:
-        return reap(self._pids.pop(rank), f"rank {rank}")
-
-    @property
-    def _dies_together(self) -> bool:
-        return self.plan.kill is not None and self.plan.kill.whose == "all"
-
-    def _start(self, rank: Rank) -> None:
-        own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-        def work() -> int:
-            # What others hold open would keep a rank from noticing that the supervisor is gone.
-            for other in (own, *self._sockets):
-                other.close()
-            try:
-                assert its.recv(16) == b"go on"
-                count_calls(self.board, rank.rank)
-                rank.train(its)
-            except Exception as error:
-                its.send(json.dumps({"kind": kind_of(error), "text": f"{type(error).__name__}: {error}"}).encode())
-                raise
-            return 0
-
-        pid = forked(work, self.folder / f"rank-{rank.rank}.log")
-        self._watches[rank.rank] = os.pidfd_open(pid)
-        its.close()
-        self._sockets.append(own)
-        self._pids[rank.rank] = pid
-        self._group = self._group or pid
-        os.setpgid(pid, self._group)
+        for rank in list(self._ranks.pids):
+            self._ranks.reap(rank)
+        if self._plan.kill is not None and self._plan.kill.whose == "one":
+            self._left_alone.append(self._ranks.group)
+        elif self._ranks.group:
+            reap_group(self._ranks.group)
+        self._ranks.close()
 
     def _start_producers(self) -> None:
-        for one in self.producing:
-            one.start(self._group if self._dies_together else 0)
+        for one in self._producing:
+            one.start(self._ranks.group if self._dies_together else 0)
 
     def _stop_producers(self) -> None:
-        for one in self.producing:
+        for one in self._producing:
             one.stop()
 
     def _supervise(self) -> bool:
-        waiting: dict[int, str] = {}
         deadline = time.monotonic() + START_S
-        with selectors.DefaultSelector() as selector:
-            for rank, own in enumerate(self._sockets):
-                selector.register(own, selectors.EVENT_READ, rank)
-            # Its end of the socket would not tell: a DataLoader worker has it too, and outlives the rank by seconds.
-            for rank, fd in self._watches.items():
-                selector.register(fd, selectors.EVENT_READ, rank)
-            watched: dict[int, Producing] = {}
-            step = 0
-            while True:
-                for one in self.producing:
-                    if one.fd >= 0 and one.fd not in watched:
-                        watched[one.fd] = one
-                        selector.register(one.fd, selectors.EVENT_READ, None)
-                found = selector.select(deadline - time.monotonic())
-                if not found:
-                    raise RunViolation("hang", f"nothing goes on any more: {self._who_waits(waiting)}")
-                for key, _ in found:
-                    if key.data is None:
-                        selector.unregister(key.fd)
-                        watched.pop(key.fd).has_ended()
-                        if not self.board.killed:
-                            self._start_producers()
-                        continue
-                    said = heard(self._sockets[key.data])
-                    if not said:
-                        self._check_killed(key.data)
-                        return False
-                    if said.startswith("{"):
-                        self._fail(key.data, json.loads(said))
-                        return False
-                    waiting[key.data] = said
-                if len(waiting) < len(self._sockets):
+        selector = self._ranks.selector
+        watched: dict[int, Producing] = {}
+        step = 0
+        while True:
+            for one in self._producing:
+                if one.fd >= 0 and one.fd not in watched:
+                    watched[one.fd] = one
+                    selector.register(one.fd, selectors.EVENT_READ, None)
+            found = selector.select(deadline - time.monotonic())
+            if not found:
+                raise RunViolation("hang", f"nothing goes on any more: {self._who_waits()}")
+            for key, _ in found:
+                if key.data is None:
+                    selector.unregister(key.fd)
+                    watched.pop(key.fd).has_ended()
+                    if not self._board.killed:
+                        self._start_producers()
                     continue
-                said = waiting[0]
-                if len(set(waiting.values())) > 1:
-                    raise RunViolation("order", f"after {step} steps ranks are not in lockstep: {waiting}")
-                waiting.clear()
-                deadline = time.monotonic() + self.patience_s
-                self._go_on()
-                if said.startswith("ended"):
-                    self._check_ended()
-                    return True
-                if self._is_due(step):
+                said = self._ranks.heard(key.data)
+                if not said or said.startswith(b"{"):
+                    self._check_killed(key.data, said)
                     return False
-                step += 1
-
-    def _go_on(self) -> None:
-        for own in self._sockets:
-            try:
-                own.send(b"go on")
-            except (BrokenPipeError, ConnectionResetError):
-                # Killed; its end of file tells.
+                self._ranks.told[key.data] = said
+            told = self._ranks.told
+            if len(told) < len(self._ranks):
                 continue
+            if len(set(told.values())) > 1:
+                raise RunViolation("order", f"after {step} steps ranks are not in lockstep: {told}")
+            ended = told[0].startswith(b"ended")
+            deadline = time.monotonic() + self._patience_s
+            self._ranks.tell()
+            if ended:
+                self._check_ended()
+            if ended or self._is_due(step):
+                return ended
+            step += 1
 
     def _is_due(self, step: int) -> bool:
         """Kills at any instant of the next step, if it is the one; returns whether it was."""
-        planned = self.plan.kill
-        if planned is None or planned.where != "any" or step != int(planned.share * self.steps):
+        planned = self._plan.kill
+        if planned is None or planned.where != "any" or step != int(planned.share * self._steps):
             return False
         # Not for luck: whatever instant that is, it has to be survived.
         time.sleep(planned.delay_s)
-        if planned.whose == "one":
-            self.board.kill_from_outside(self._pids[planned.rank])
-        else:
-            self.board.kill_from_outside(-self._group)
+        self._board.kill_from_outside(self._ranks.pids[planned.rank] if planned.whose == "one" else -self._ranks.group)
         if self._dies_together:
             # One that was there before may not have been in the group yet.
             self._stop_producers()
         return True
 
-    def _check_killed(self, rank: int) -> None:
-        if not self.board.killed:
-            words = last_words(self.folder / f"rank-{rank}.log")
-            raise RunViolation("error", f"rank {rank} is gone without a word: {words}")
-        if self._dies_together:
-            # One that was there before may not have been in the group yet.
-            self._stop_producers()
+    def _check_killed(self, rank: int, said: bytes) -> None:
+        if self._board.killed:
+            if self._dies_together and not said:
+                self._stop_producers()
+        elif said:
+            error = json.loads(said)
+            raise RunViolation(error["kind"], f"rank {rank}: {error['text']}; {self._where()}")
+        else:
+            raise RunViolation("error", f"rank {rank} is gone without a word: {self._ranks.said(rank)}")
 
     def _check_ended(self) -> None:
-        for rank in list(self._pids):
-            status = self._reap(rank)
+        for rank in list(self._ranks.pids):
+            status = self._ranks.reap(rank)
             if status:
-                words = last_words(self.folder / f"rank-{rank}.log")
-                raise RunViolation("error", f"rank {rank} ended with {status}: {words}")
+                raise RunViolation("error", f"rank {rank} ended with {status}: {self._ranks.said(rank)}")
 
-    def _fail(self, rank: int, said: dict[str, Any]) -> None:
-        # What one says that has lost another one is nobody's fault.
-        if not self.board.killed:
-            raise RunViolation(said["kind"], f"rank {rank}: {said['text']}; {self._where()}")
-
-    def _who_waits(self, waiting: dict[int, str]) -> str:
-        said = "; another one: ".join(one.said()[-600:] for one in self.producing)
-        return f"{self._where()}; arrived: {sorted(waiting)}; the producer: {said}"
+    def _who_waits(self) -> str:
+        said = "; another one: ".join(one.said()[-600:] for one in self._producing)
+        return f"{self._where()}; arrived: {sorted(self._ranks.told)}; the producer: {said}"
 
     def _where(self) -> str:
-        return ", ".join(self.board.where(rank) for rank in range(len(self._sockets)))
+        return ", ".join(self._board.where(rank) for rank in range(len(self._ranks)))
 
 
-def heard(own: socket.socket) -> str:
-    """Returns what a rank says; nothing if it is gone."""
-    try:
-        return own.recv(20_000, socket.MSG_DONTWAIT).decode()
-    except ConnectionResetError:
-        # With something that it had not heard.
-        return ""
-    except BlockingIOError:
-        # Its end is what has woken us.
-        return ""
-
-
-def kind_of(error: BaseException) -> str:
-    """Returns the kind of violation that an error of a rank is."""
+def _tell_error(error: BaseException) -> bytes:
     kind = next((kind for known, kind in _KINDS if isinstance(error, known)), "error")
-    return "gone" if kind == "refused" and "deleted" in str(error) else kind
+    kind = "gone" if kind == "refused" and "deleted" in str(error) else kind
+    return json.dumps({"kind": kind, "text": f"{type(error).__name__}: {error}"}).encode()

@@ -4,133 +4,80 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from tests.harness.runs.kills import WHENS, When
+from tests.harness.processes.kill_points import WHENS, When
 
+# In what a kill comes: the start of a rank, between two steps, a read, a checkpoint, a commit, a call of the producer,
+# wherever everybody happens to be, or when all is trained.
 Where = Literal["start", "step", "read", "checkpoint", "commit", "publish", "any", "end"]
-"""In what a kill comes: the start of a rank, between two steps, a read, a checkpoint, a commit, a call of the producer,
-wherever everybody happens to be, or when all is trained."""
-
+# Who is killed: the producer too; all ranks at once; one rank, and then the others one by one, as launchers do it
 Whose = Literal["all", "job", "one"]
-"""Who is killed: the producer too; all ranks at once; one rank, and then the others one by one, as launchers do it."""
-
 _WHERES: Final[tuple[Where, ...]] = ("step", "read", "checkpoint", "commit", "publish", "any")
 _RARE: Final[tuple[Where, ...]] = ("start", "end")
-BLEND_INDICES: Final = 3000
-"""More than any blend here has."""
-
+BLEND_INDICES: Final = 3000  # More than any blend here has
+# About as many calls are made in each
 _MOST_CALLS: Final = {"start": 10, "read": 2, "checkpoint": 5, "commit": 6, "publish": 30}
-"""About as many calls are made in each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """An instant.
-
-    Attributes:
-        where: in what.
-        share: at which step, as a share of those that are left when the life begins.
-        rank: of whom, where that is open.
-        call: the number of the call in it, from 1.
-        when: where in the call.
-        whose: who is killed.
-        delay_s: after the step, where the instant is not tied to a call.
-    """
-
-    where: Where
-    share: float
-    rank: int
-    call: int
-    when: When
-    whose: Whose
-    delay_s: float
+class Kill(NamedTuple):
+    where: Where  # in what
+    share: float  # at which step, as a share of those that are left when the life begins
+    rank: int  # of whom, where that is open
+    call: int  # the number of the call in it, from 1
+    when: When  # where in the call
+    whose: Whose  # who is killed
+    delay_s: float  # after the step, where the instant is not tied to a call
 
 
 @dataclass(frozen=True, slots=True)
 class LifePlan:
-    """One life of the training job.
-
-    Attributes:
-        dp: ranks.
-        batch_size: samples of a rank in a micro batch.
-        workers: DataLoader workers of a rank; 0 reads without a DataLoader.
-        iterable: reads by the iterable form.
-        early: commits what it goes on from before anything is read.
-        every: steps between two checkpoints.
-        back: from which checkpoint it goes on: 0 the newest, 1 the one before, and so on; the oldest if there are not
-            so many.
-        kill: how it ends; None for the last one.
-        weights: of the streams that are blended, as many as the run has; of a stream that is left out, 0.
-    """
-
-    dp: int
-    batch_size: int
-    workers: int
-    iterable: bool
-    early: bool
-    every: int
+    dp: int  # ranks
+    batch_size: int  # samples of a rank in a micro batch
+    workers: int  # DataLoader workers of a rank; 0 reads without a DataLoader
+    iterable: bool  # reads by the iterable form
+    early: bool  # commits what it goes on from before anything is read
+    every: int  # steps between two checkpoints
+    # from which checkpoint it goes on: 0 the newest, 1 the one before, and so on; the oldest if there are not so many.
     back: int
-    kill: Kill | None
+    kill: Kill | None  # how it ends; None for the last one
+    # of the streams that are blended, as many as the run has; of a stream that is left out, 0.
     weights: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A run.
-
-    Attributes:
-        seed: what it is made from; the shuffle's seed too.
-        samples: rows of the stream.
-        per_chunk: rows of a chunk.
-        unit: samples that a rank gets in a row.
-        window: chunks that are shuffled together; 0 keeps the order.
-        layout: of the index space.
-        limit: `max_total_samples`.
-        indices: `num_samples`.
-        keep: checkpoints that are kept.
-        pace: options by which the producer is kept slower than the ranks.
-        deaths: changes after which producers die alone, one after another.
-        lives: the last one is not killed.
-        retain: what the producer keeps.
-        patience_s: how long the ranks may take for a step, on a machine that is very busy.
-        others: the other streams of a blend, of which only what is said of a stream counts; none where one is trained.
-    """
-
-    seed: int
-    samples: int
-    per_chunk: int
-    unit: int
-    window: int
-    layout: Literal["block", "strided"]
-    limit: int | None
-    indices: int | None
-    keep: int
-    pace: tuple[str, ...]
-    deaths: tuple[int, ...]
-    lives: tuple[LifePlan, ...]
-    retain: Literal["consumed", "all"] = "consumed"
-    patience_s: float = 45.0
+    seed: int  # what it is made from; the shuffle's seed too
+    samples: int  # rows of the stream
+    per_chunk: int  # rows of a chunk
+    unit: int  # samples that a rank gets in a row
+    window: int  # chunks that are shuffled together; 0 keeps the order
+    layout: Literal["block", "strided"]  # of the index space
+    limit: int | None  # `max_total_samples`
+    indices: int | None  # `num_samples`
+    keep: int  # checkpoints that are kept
+    pace: tuple[str, ...]  # options by which the producer is kept slower than the ranks
+    deaths: tuple[int, ...]  # changes after which producers die alone, one after another
+    lives: tuple[LifePlan, ...]  # the last one is not killed
+    retain: Literal["consumed", "all"] = "consumed"  # what the producer keeps
+    patience_s: float = 45.0  # how long the ranks may take for a step, on a machine that is very busy
+    # the other streams of a blend, of which only what is said of a stream counts; none where one is trained.
     others: tuple[RunPlan, ...] = ()
 
     @property
     def streams(self) -> tuple[RunPlan, ...]:
-        """All streams, each as a run over it alone."""
         return (self, *self.others)
 
     @property
     def total(self) -> int:
-        """Samples of an epoch."""
         return self.samples if self.limit is None else min(self.samples, self.limit)
 
     @property
     def window_samples(self) -> int:
-        """Positions of a rank that are shuffled together."""
         return -(-self.window * self.per_chunk // self.unit) * self.unit
 
 
 def make_plan(seed: int) -> RunPlan:
-    """Returns the run of a seed."""
     dice = random.Random(f"run {seed}")
     samples = dice.randint(60, 150)
     per_chunk = dice.randint(3, 6)

@@ -1,11 +1,5 @@
-"""Plays a run: a live stream of which a training job reads, killed and resumed with other ranks until all is trained.
-
-What holds then: every sample was trained exactly once but for what the last ranks leave over, in the declared order; at
-no kill was anything deleted that a kept checkpoint still needed. All of it is checked against what the ranks have
-written down of what they read.
-"""
-
-from __future__ import annotations
+"""Plays a run: a live stream of which a training job reads, killed and resumed with other ranks until all is
+trained. What is to hold is checked against what the ranks have written down of what they read."""
 
 import os
 import pickle
@@ -18,52 +12,29 @@ from typing import Final
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import read_retired
 from tests.harness.planted import runs as run_mutants
-from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
-from tests.harness.processes.nursery import Nursery, leave
+from tests.harness.processes.nursery import Nursery, adopt_orphans, has_children, leave, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.runs.checkpoints import Checkpoint
-from tests.harness.runs.history import (
-    Lived,
-    check_blend,
-    check_kept,
-    check_whole,
-    of_stream,
-    read_steps,
-    steps_left,
-)
+from tests.harness.runs.history import Lived, check_blend, check_kept, check_whole, of_stream, read_steps, steps_left
 from tests.harness.runs.kills import Board
 from tests.harness.runs.life import Life, Producing
 from tests.harness.runs.plan import LifePlan, RunPlan
 from tests.harness.runs.rank import Rank
 from tests.harness.tally import RunViolation
 
-RUN_S: Final = 100.0
-"""How long a run may take; what hangs in it says so itself before that."""
+RUN_S: Final = 100.0  # How long a run may take; what hangs in it says so itself before that
 
 
 @dataclass
 class Played:
-    """What became of a run.
-
-    Attributes:
-        seed: its seed.
-        kills: how often its ranks were killed, by where; "end" also where what was planned was not met on the way.
-        deaths: how often the producer was killed and they were not.
-        again: lives that went on from an older checkpoint than the newest one.
-        chunks: of the stream.
-        deleted: how many of them were deleted.
-        kind: of the violation; None if everything held.
-        text: what was wrong.
-    """
-
-    seed: int
+    seed: int  # its seed
+    # how often its ranks were killed, by where; "end" also where what was planned was not met on the way.
     kills: dict[str, int] = field(default_factory=dict)
-    deaths: int = 0
-    again: int = 0
-    chunks: int = 0
-    deleted: int = 0
-    kind: str | None = None
-    text: str = ""
+    deaths: int = 0  # how often the producer was killed and they were not
+    again: int = 0  # lives that went on from an older checkpoint than the newest one
+    deleted: int = 0  # how many of them were deleted
+    kind: str | None = None  # of the violation; None if everything held
+    text: str = ""  # what was wrong
 
 
 class Runs(Nursery):
@@ -95,19 +66,14 @@ def _play_alone(run: RunPlan, mutant: str | None, folder: Path) -> None:
 
 
 def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
-    """Plays a run, in a process that has nothing else to do and ends with it.
-
-    Args:
-        run: the run.
-        mutant: by its name, what is broken in the package first; None for nothing.
-        folder: is made, for all that the run writes.
-    """
+    """Plays a run, in a process that has nothing else to do and ends with it. `mutant`: by its name, what is broken in
+    the package first; None for nothing. `folder`: is made, for all that the run writes."""
     folder.mkdir(parents=True)
     adopt_orphans()
     if mutant is not None:
         run_mutants.MUTANTS[mutant].install()
     played = Played(run.seed)
-    board = Board()
+    board = Board.make()
     producing = [Producing(stream, folder, board, number) for number, stream in enumerate(run.streams)]
     left_alone: list[int] = []
     try:
@@ -124,7 +90,6 @@ def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
     if played.kind is None and has_children():
         played.kind, played.text = "error", "processes are left"
     played.deaths = sum(one.died for one in producing)
-    played.chunks = sum(-(-stream.samples // stream.per_chunk) for stream in run.streams)
     return played
 
 
@@ -148,7 +113,8 @@ def _live(
             done = True
         number = len(lives)
         home = folder / f"life-{number}"
-        board.reset("before" if plan.kill is None else plan.kill.when, lonely=_is_lonely(plan))
+        kill = plan.kill
+        board.reset("before" if kill is None else kill.when, lonely=kill is not None and kill.whose == "one")
         life = Life(plan, run.patience_s, steps, board, home, producing, left_alone)
         ended = life.run(
             [Rank(run, plan, number, rank, steps, streams, home, checkpoints, origin, board) for rank in range(plan.dp)]
@@ -173,17 +139,12 @@ def _live(
 
 
 def _choose(folder: Path, back: int) -> tuple[Checkpoint | None, bool]:
-    """Returns a checkpoint to go on from, and whether there was a newer one, which is removed, as if never made."""
     kept = run_checkpoints.found(folder)
     if not kept:
         return None, False
     back = min(back, len(kept) - 1)
     run_checkpoints.remove(folder, kept[:back])
     return kept[back], back > 0
-
-
-def _is_lonely(plan: LifePlan) -> bool:
-    return plan.kill is not None and plan.kill.whose == "one"
 
 
 def _steps_left(run: RunPlan, lives: Sequence[Lived], origin: Checkpoint | None, plan: LifePlan) -> int:

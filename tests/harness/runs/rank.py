@@ -1,13 +1,9 @@
-"""What one rank of a training job does: reads its samples in order, writes down what it has read, keeps checkpoints.
-
-It is what a user's loop is to be: the state is saved with what was trained, the cursor follows the checkpoint.
-"""
-
-from __future__ import annotations
+"""What one rank of a training job does: reads its samples in order, writes down what it has read, keeps checkpoints. It
+is what a user's loop is to be: the state is saved with what was trained, the cursor follows the checkpoint."""
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -21,18 +17,16 @@ from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
 from tests.data.options import grouped
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.runs.checkpoints import Checkpoint
-from tests.harness.runs.kills import PRODUCER, Board, Phase
+from tests.harness.runs.kills import PRODUCER, Board
 from tests.harness.runs.plan import Kill, LifePlan, RunPlan
 
 Data: TypeAlias = LazyShardedDataset | BlendedDataset
 Iterable: TypeAlias = LazyShardedStream[LazyShardedDataset] | LazyShardedStream[BlendedDataset]
 
 CONSUMER: Final = "train"
+# Longer than any producer here may take, shorter than the harness waits: it is this that tells what is missing.
 MAX_WAIT_S: Final = 20.0
-"""Longer than any producer here may take, shorter than the harness waits: it is this that tells what is missing."""
-
-_write = os.write
-"""Not counted: what was trained is written down for the harness."""
+_write = os.write  # Not counted: what was trained is written down for the harness
 
 
 class Torn(AssertionError):
@@ -40,78 +34,72 @@ class Torn(AssertionError):
 
 
 def row(sample: int) -> dict[str, Any]:
-    """Returns the row that a sample number stands for."""
     return {"id": sample, "text": f"row {sample} " * (1 + sample % 3)}
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank in one life.
-
-    Attributes:
-        run: the run.
-        life: the life.
-        number: of the life.
-        rank: which one.
-        steps: steps that are left to train.
-        streams: the directory of each stream.
-        records: folder in which it writes down what it has read.
-        checkpoints: folder of the checkpoints.
-        origin: the checkpoint that it goes on from; None for a new run.
-        board: of the run.
-    """
-
     run: RunPlan
     life: LifePlan
-    number: int
-    rank: int
-    steps: int
-    streams: tuple[Path, ...]
-    records: Path
-    checkpoints: Path
-    origin: Checkpoint | None
-    board: Board
+    number: int  # of the life
+    rank: int  # which one
+    steps: int  # steps that are left to train
+    streams: tuple[Path, ...]  # the directory of each stream
+    records: Path  # folder in which it writes down what it has read
+    checkpoints: Path  # folder of the checkpoints
+    origin: Checkpoint | None  # the checkpoint that it goes on from; None for a new run
+    board: Board  # of the run
 
     def train(self, lockstep: socket.socket) -> None:
         """Trains until the epoch has ended; tells of each step, and goes on when all ranks have come to its end."""
         dataset, samples = self._start()
         if self.life.early and self.origin is not None:
             self._commit(dataset, 0, dataset.consumed)
-        batch_size, dp = self.life.batch_size, self.life.dp
         consumed = before = dataset.consumed
         fd = os.open(self.records / f"rank-{self.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         batches = batches_of(self.life, dataset, samples)
         step = 0
         while True:
-            self._enter(step, "before a step")
-            self._kill_at(step, "publish", self._kill_producer)
-            self._kill_at(step, "step", self.board.kill, call=1)
-            self._kill_at(step, "read", self._kill_reading)
-            self._enter(step, "reading")
+            self.board.enter(self.rank, step, "before a step")
+            if kill := self._kill("publish", step):
+                self._kill_producer(kill)
+            if (kill := self._kill("step", step)) and kill.call == 1:
+                self.board.kill()
+            if kill := self._kill("read", step):
+                self.board.arm(self.rank, "reads", kill.call)
+            self.board.enter(self.rank, step, "reading")
             batch = next(batches, None)
             if batch is None:
                 break
             _write(fd, f"{step} {' '.join(str(checked(found)) for found in batch)}\n".encode())
-            self._enter(step, "waiting for the other ranks")
+            self.board.enter(self.rank, step, "waiting for the other ranks")
             lockstep.send(b"trained")
             assert lockstep.recv(16) == b"go on"
+            if (kill := self._kill("step", step)) and kill.call == 2:
+                self.board.kill()
             step += 1
-            consumed = before + step * dp * batch_size
-            self._kill_at(step - 1, "step", self.board.kill, call=2)
+            consumed = before + step * self.life.dp * self.life.batch_size
             if step % self.life.every == 0:
                 self._save(dataset, samples, step, consumed)
         self._save(dataset, samples, step, consumed)
         if self.life.kill is not None and self.rank == 0:
-            self.board.kill_late()
-        self._enter(step, "done")
+            self.board.late = 1
+            self.board.kill()
+        self.board.enter(self.rank, step, "done")
         lockstep.send(f"ended {step}".encode())
         assert lockstep.recv(16) == b"go on"
 
+    def _kill(self, where: str, step: int, *, later: bool = False) -> Kill | None:
+        kill = self.life.kill
+        if kill is None or kill.where != where or kill.rank != self.rank:
+            return None
+        at = int(kill.share * self.steps)
+        return kill if step == at or (later and step > at) else None
+
     def _start(self) -> tuple[Data, Iterable | None]:
-        """Returns the data set, and the iterable form of it that is to be read, None for none."""
-        self._enter(0, "starting")
-        kill = self._kill("start")
-        with self.board.armed(self.rank, "reads", 0 if kill is None else kill.call):
+        self.board.enter(self.rank, 0, "starting")
+        kill = self._kill("start", 1 << 30, later=True)
+        with self.board.armed(self.rank, "reads", kill.call if kill else 0):
             dataset = self._open_blend() if self.run.others else self._open()
             if self.origin is not None:
                 dataset.load_state_dict(state_of(self.origin, self.rank))
@@ -119,8 +107,7 @@ class Rank:
             if isinstance(dataset, BlendedDataset):
                 samples = LazyShardedStream(dataset) if self.life.iterable else None
             elif self.life.iterable and self.run.indices is None:
-                # With indices beyond the epoch it would go on with the next one.
-                samples = LazyShardedIterable(dataset)
+                samples = LazyShardedIterable(dataset)  # With indices beyond the epoch it would go on with the next one
             if not isinstance(samples, LazyShardedStream) or isinstance(samples, LazyShardedIterable):
                 assert dataset.rank_indices is not None
         return dataset, samples
@@ -140,76 +127,42 @@ class Rank:
             if weight
         ]
         indices = None if self.life.iterable else self.run.indices
-        return BlendedDataset(
-            pairs, batch_size=self.life.batch_size, order=Order(layout=self.run.layout), num_samples=indices
-        )
+        order = Order(layout=self.run.layout)
+        return BlendedDataset(pairs, batch_size=self.life.batch_size, order=order, num_samples=indices)
 
     def _options(self, stream: RunPlan) -> dict[str, Any]:
         return {
-            "dp_rank": self.rank,
-            "dp_size": self.life.dp,
-            "unit": stream.unit,
-            "shuffle_window": stream.window,
-            "seed": self.run.seed,
-            "max_total_samples": stream.limit,
-            "max_wait": MAX_WAIT_S,
-            "bad_rows": BadRows("raise"),
-            "consumer": CONSUMER,
+            **{"dp_rank": self.rank, "dp_size": self.life.dp, "unit": stream.unit, "shuffle_window": stream.window},
+            **{"seed": self.run.seed, "max_total_samples": stream.limit, "max_wait": MAX_WAIT_S},
+            **{"bad_rows": BadRows("raise"), "consumer": CONSUMER},
         }
 
     def _save(self, dataset: Data, samples: Iterable | None, step: int, consumed: int) -> None:
-        # What workers hand out, the iterable cannot count.
-        counting = samples if not self.life.workers else None
-        state = dataset.state_dict(consumed) if counting is None else counting.state_dict()
+        counts = samples is not None and not self.life.workers  # What workers hand out, the iterable cannot count
+        state = samples.state_dict() if samples is not None and counts else dataset.state_dict(consumed)
         if self.rank:
             return
-        folder, kill = self.checkpoints, self._kill("checkpoint")
-        due = kill is not None and step >= int(kill.share * self.steps)
-        self._enter(step, "writing a checkpoint")
-        with self.board.armed(self.rank, "changes", kill.call if due and kill is not None else 0):
-            run_checkpoints.write(folder, Checkpoint(consumed, self.number, step, [state]))
+        kill = self._kill("checkpoint", step, later=True)
+        self.board.enter(self.rank, step, "saving")
+        with self.board.armed(self.rank, "changes", kill.call if kill else 0):
+            run_checkpoints.write(self.checkpoints, Checkpoint(consumed, self.number, step, [state]))
             # Before the commit: what it does not name, nobody may go on from.
-            run_checkpoints.remove(folder, run_checkpoints.found(folder)[self.run.keep :])
+            run_checkpoints.remove(self.checkpoints, run_checkpoints.found(self.checkpoints)[self.run.keep :])
         self._commit(dataset, step, consumed)
 
     def _commit(self, dataset: Data, step: int, consumed: int) -> None:
-        kill = self._kill("commit")
-        due = kill is not None and step >= int(kill.share * self.steps)
-        self._enter(step, "committing")
+        kill = self._kill("commit", step, later=True)
+        self.board.enter(self.rank, step, "committing")
         kept = run_checkpoints.found(self.checkpoints)
-        with self.board.armed(self.rank, "changes", kill.call if due and kill is not None else 0):
+        with self.board.armed(self.rank, "changes", kill.call if kill else 0):
             commit(dataset, consumed, [older.states[0] for older in kept if older.consumed < consumed])
 
-    def _enter(self, step: int, phase: Phase) -> None:
-        self.board.enter(self.rank, step, phase)
-
-    def _kill(self, where: str) -> Kill | None:
-        kill = self.life.kill
-        return kill if kill is not None and kill.where == where and kill.rank == self.rank else None
-
-    def _kill_at(self, step: int, where: str, do: Callable[[], object], call: int | None = None) -> None:
-        """Does something at the step for which a kill of this rank is planned."""
-        kill = self.life.kill
-        if (
-            kill is not None
-            and kill.where == where
-            and kill.rank == self.rank
-            and step == int(kill.share * self.steps)
-            and call in (None, kill.call)
-        ):
-            do()
-
-    def _kill_reading(self) -> None:
-        assert self.life.kill is not None
-        self.board.arm(self.rank, "reads", self.life.kill.call)
-
-    def _kill_producer(self) -> None:
-        assert self.life.kill is not None
-        there = [number for number in range(len(self.streams)) if self.board.producing(number)]
+    def _kill_producer(self, kill: Kill) -> None:
+        there = [number for number, producing in enumerate(self.board.producing) if producing]
         if not there:
             # The streams have ended.
             self.board.kill()
-        self.board.arm(PRODUCER + there[0], "changes", self.life.kill.call)
+        self.board.arm(PRODUCER + there[0], "changes", kill.call)
 
 
 def batches_of(life: LifePlan, dataset: Data, samples: Iterable | None) -> Iterator[list[dict[str, Any]]]:
@@ -230,7 +183,6 @@ def batches_of(life: LifePlan, dataset: Data, samples: Iterable | None) -> Itera
 
 
 def checked(found: dict[str, Any]) -> int:
-    """Returns the number of a row's sample."""
     sample = found.get("id")
     if type(sample) is not int or found != row(sample):
         raise Torn(f"read {found}")

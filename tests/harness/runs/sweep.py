@@ -3,15 +3,11 @@
 Run by `scripts/sweep_resumes`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
 import tempfile
 import threading
-import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,68 +22,27 @@ _RUNS: Final = 1000
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     """Plays 1,000 runs of 3 to 5 kills each, about a second of one CPU a run; a seed a run, from `seed` * 1,000 on.
-
-    Every fourth one is over a blend.
-    """
+    Every fourth one is over a blend."""
     with Runs(place) as nursery:
         for number in range(seed * _RUNS, seed * _RUNS + max(1, int(_RUNS * scale))):
             blend = number % 4 == 3
-            played = nursery.play(make_blend_plan(number) if blend else make_plan(number))
-            tally.count("runs over blends", blend)
-            kills = sum(played.kills.values())
-            tally.trial(faults=kills + played.deaths, points=kills)
-            tally.count("kills of all ranks", kills)
-            tally.count("kills of the producer alone", played.deaths)
-            tally.count("resumes from an older checkpoint", played.again)
-            tally.count("chunks deleted", played.deleted)
-            if played.kind is not None:
-                again = f"scripts/sweep_resumes {'--blend ' if blend else ''}--runs 1 --seed {number}"
-                tally.violation(f"{played.kind}: {played.text} (alone: {again})")
+            _count(tally, nursery.play(make_blend_plan(number) if blend else make_plan(number)), blend=blend)
 
 
-PROGRESS_S: Final = 10.0
-
-
-class Sweep:
-    """What is known of all runs so far."""
-
-    def __init__(self, runs: int, *, blend: bool) -> None:
-        self._again_by = "scripts/sweep_resumes --blend" if blend else "scripts/sweep_resumes"
-        self.failed: list[Played] = []
-        self._runs = runs
-        self._done = 0
-        self._kills: Counter[str] = Counter()
-        self._deaths = self._again = self._deleting = 0
-        self._begun = self._told = time.monotonic()
-        self._lock = threading.Lock()
-
-    def add(self, played: Played) -> None:
-        """Counts a run; prints it if it failed, and now and then how far it all is."""
-        with self._lock:
-            self._done += 1
-            self._kills.update(played.kills)
-            self._deaths += played.deaths
-            self._again += played.again
-            self._deleting += played.deleted > 0
-            if played.kind is not None:
-                self.failed.append(played)
-                print(f"seed {played.seed}: {played.kind}: {played.text}", flush=True)
-                print(f"  again, alone: {self._again_by} --runs 1 --seed {played.seed}", flush=True)
-            if time.monotonic() - self._told >= PROGRESS_S or self._done == self._runs:
-                self._told = time.monotonic()
-                print(self._line(), flush=True)
-
-    def _line(self) -> str:
-        where = ", ".join(f"{name} {count}" for name, count in sorted(self._kills.items()))
-        return (
-            f"{self._done} of {self._runs} runs, {self._kills.total()} kills ({where}) and {self._deaths} of the "
-            f"producer alone, {self._again} resumes from an older checkpoint, chunks deleted in {self._deleting} "
-            f"runs, {len(self.failed)} failed, {time.monotonic() - self._begun:.0f} s"
-        )
+def _count(tally: Tally, played: Played, *, blend: bool) -> None:
+    kills = sum(played.kills.values())
+    tally.trial(faults=kills + played.deaths, points=kills)
+    tally.count("runs over blends", blend)
+    tally.count("kills of all ranks", kills)
+    tally.count("kills of the producer alone", played.deaths)
+    tally.count("resumes from an older checkpoint", played.again)
+    tally.count("chunks deleted", played.deleted)
+    if played.kind is not None:
+        again = f"scripts/sweep_resumes {'--blend ' if blend else ''}--runs 1 --seed {played.seed}"
+        tally.violation(f"{played.kind}: {played.text} (alone: {again})")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the sweep; returns the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/sweep_resumes", description=__doc__)
     parser.add_argument("--runs", type=int, default=100, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first one (default: %(default)s)")
@@ -98,25 +53,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.runs < 1 or given.jobs < 1:
         parser.error("--runs and --jobs are at least 1")
     folder = Path(tempfile.mkdtemp(prefix="sweep-resumes-", dir=given.dir))
-    sweep = Sweep(given.runs, blend=given.blend)
+    tally = Tally("training", say=lambda line: print(line, flush=True))
     make = make_blend_plan if given.blend else make_plan
     seeds = iter(range(given.seed, given.seed + given.runs))
     lock = threading.Lock()
 
     def work(job: int) -> None:
         with Runs(folder / f"job-{job}") as nursery:
-            while True:
+            # Each job takes the next seed that is left.
+            for seed in seeds:
+                played = nursery.play(make(seed))
                 with lock:
-                    seed = next(seeds, None)
-                if seed is None:
-                    return
-                sweep.add(nursery.play(make(seed)))
+                    _count(tally, played, blend=given.blend)
 
     jobs = min(given.jobs, given.runs)
     with ThreadPoolExecutor(jobs) as pool:
         for done in [pool.submit(work, job) for job in range(jobs)]:
             done.result()
-    if sweep.failed:
+    print(tally)
+    if tally.violations:
         print(f"what the failed runs have written: {folder}")
         return 1
     shutil.rmtree(folder)

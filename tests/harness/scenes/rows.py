@@ -1,7 +1,5 @@
 """Rows for runs that are killed, and what is made of them: each row of a source gives 0, 1 or 3, or is refused."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -10,13 +8,8 @@ import numpy as np
 import orjson
 
 Row = dict[str, Any]
-
-COUNT: Final = 120
-"""Rows of a source."""
-
-MANY: Final = 400
-"""First id of a second source."""
-
+COUNT: Final = 120  # Rows of a source
+MANY: Final = 400  # First id of a second source
 BAD: Final = b'{"id":'
 
 
@@ -52,24 +45,23 @@ def thirds(row: Row) -> Any:
 
 def measured(row: Row) -> Any:
     """As `thirds`, with lengths from 1 to 50."""
-    made = thirds(row)
-    found = [] if made is None else [made] if isinstance(made, dict) else made
-    return [one | {"length": len(one["text"]) + 1} for one in found]
+    return [one | {"length": len(one["text"]) + 1} for one in _listed(thirds(row))]
 
 
 def tokenized(row: Row) -> Any:
     """As `thirds`, with tokens: the id, as often as `tokens_of` says, and the number of the copy for a label."""
-    made = thirds(row)
-    found = [] if made is None else [made] if isinstance(made, dict) else made
     return [
         {"input_ids": [number] * tokens_of(number), "labels": [one.get("copy", -100)] * tokens_of(number)}
-        for one in found
+        for one in _listed(thirds(row))
         for number in [one["id"]]
     ]
 
 
+def _listed(made: Any) -> list[Row]:
+    return [] if made is None else [made] if isinstance(made, dict) else made
+
+
 def tokens_of(number: int) -> int:
-    """Tokens of a row with this id."""
     return 1 + number % 5
 
 
@@ -94,7 +86,6 @@ def four_of_five(row: Row, index: int) -> bool:
 
 
 def numbered(position: int | None) -> Iterator[tuple[Row | bytes, int]]:
-    """A generator for a source."""
     for number, line in enumerate(lines()):
         if number >= (position or 0):
             yield line, number + 1
@@ -110,7 +101,7 @@ def made(rows: Sequence[bytes], *, transform: bool, where: bool, encode: bool = 
         if (where and not four_of_five(row, index)) or is_refused(line, transform=transform or encode):
             continue
         copies = thirds(row) if transform else row
-        for copy in [] if copies is None else [copies] if isinstance(copies, dict) else copies:
+        for copy in _listed(copies):
             found.append((copy["id"], copy.get("copy")))
     return found
 

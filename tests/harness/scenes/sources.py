@@ -1,7 +1,5 @@
 """Sources of every kind, and who feeds those that are live while a run is killed and started again."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os
@@ -23,34 +21,34 @@ from lazyshard import ChunkWriter
 from tests.harness.scenes.rows import lines, text
 from tests.stream.streams import foreign
 
-Entry = dict[str, Any]
-"""A source's position in a seal."""
-
-Rows = list[bytes] | None
-"""Other rows than those of `scenes.rows.lines`."""
+Entry = dict[str, Any]  # A source's position in a seal
+Rows = list[bytes] | None  # Other rows than those of `scenes.rows.lines`
 
 
 class FedSource:
-    """A source as the command gets it.
+    """A source as the command gets it."""
 
-    Attributes:
-        arguments: what the command line says of it.
-        rows: its rows, in order.
-        stdin: what is to be the command's standard input.
-        ordered: whether its rows come in one order whatever happens.
-    """
-
-    stdin: Path | None = None
-    ordered = True
+    stdin: Path | None = None  # what is to be the command's standard input
+    ordered = True  # whether its rows come in one order whatever happens
 
     def __init__(self, argument: str, rows: list[bytes], option: str = "--source") -> None:
-        self.arguments = [option, argument]
-        self.rows = rows
+        self.arguments = [option, argument]  # what the command line says of it
+        self.rows = rows  # its rows, in order
 
     @contextmanager
     def fed(self, entry: Entry | None) -> Iterator[None]:
         """Feeds a run that goes on from a position."""
-        yield
+        over = threading.Event()
+        feeder = threading.Thread(target=self._feed, args=(over, entry))
+        feeder.start()
+        try:
+            yield
+        finally:
+            over.set()
+            feeder.join()
+
+    def _feed(self, over: threading.Event, entry: Entry | None) -> None:
+        """Feeds until it is over, in a thread."""
 
 
 class PipedSource(FedSource):
@@ -65,21 +63,10 @@ class PipedSource(FedSource):
         if append:
             self.arguments += ["--resume", "append"]
 
-    @contextmanager
-    def fed(self, entry: Entry | None) -> Iterator[None]:
+    def _feed(self, over: threading.Event, entry: Entry | None) -> None:
         begin = 0
         if self._append and entry is not None and entry["kind"] is not None:
             begin = entry["offset"] + entry["bytes_before"]
-        over = threading.Event()
-        feeder = threading.Thread(target=self._feed, args=(text(self.rows)[begin:], over))
-        feeder.start()
-        try:
-            yield
-        finally:
-            over.set()
-            feeder.join()
-
-    def _feed(self, data: bytes, over: threading.Event) -> None:
         while True:
             try:
                 # Not blocking: the run may have ended without opening it.
@@ -92,7 +79,7 @@ class PipedSource(FedSource):
                     return
         os.set_blocking(fd, True)
         try:
-            view = memoryview(data)
+            view = memoryview(text(self.rows)[begin:])
             while view:
                 view = view[os.write(fd, view[:1000]) :]
         except BrokenPipeError:
@@ -114,18 +101,7 @@ class FollowedSource(FedSource):
         self.files = [rows[begin : begin + per_file] for begin in range(0, len(rows), per_file)]
         self._left = list(self._steps(directory, finished_by))
 
-    @contextmanager
-    def fed(self, entry: Entry | None) -> Iterator[None]:
-        over = threading.Event()
-        feeder = threading.Thread(target=self._feed, args=(over,))
-        feeder.start()
-        try:
-            yield
-        finally:
-            over.set()
-            feeder.join()
-
-    def _feed(self, over: threading.Event) -> None:
+    def _feed(self, over: threading.Event, entry: Entry | None) -> None:
         while self._left and not over.is_set():
             self._left.pop(0)()
             time.sleep(0.001)
@@ -161,20 +137,12 @@ class StreamSource(FedSource):
         shutil.rmtree(directory, ignore_errors=True)
         ChunkWriter(directory, 11, arrays=arrays).close(end=False)
         if not live:
-            self._feed(threading.Event(), 0.0)
+            self._write(threading.Event(), 0.0)
 
-    @contextmanager
-    def fed(self, entry: Entry | None) -> Iterator[None]:
-        over = threading.Event()
-        feeder = threading.Thread(target=self._feed, args=(over, 0.001))
-        feeder.start()
-        try:
-            yield
-        finally:
-            over.set()
-            feeder.join()
+    def _feed(self, over: threading.Event, entry: Entry | None) -> None:
+        self._write(over, 0.001)
 
-    def _feed(self, over: threading.Event, pause: float) -> None:
+    def _write(self, over: threading.Event, pause: float) -> None:
         if (self._directory / "stream.end").exists():
             return
         writer = ChunkWriter(self._directory, 11, arrays=self._arrays)
@@ -195,39 +163,28 @@ def _append(path: Path, part: bytes) -> None:
 
 
 def plain(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    rows = rows or lines(base)
-    path = folder / f"{base}.jsonl"
-    path.write_bytes(text(rows))
-    return FedSource(str(path), rows)
+    return _file(folder / f"{base}.jsonl", rows or lines(base), lambda data: data)
 
 
 def gzipped(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    rows = rows or lines(base)
-    data = text(rows)
-    path = folder / f"{base}.jsonl.gz"
-    path.write_bytes(gzip.compress(data[:999]) + gzip.compress(data[999:]))
-    return FedSource(str(path), rows)
+    return _file(folder / f"{base}.jsonl.gz", rows or lines(base), gzip.compress)
 
 
 def zstandard(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    package = pytest.importorskip("zstandard")
-    rows = rows or lines(base)
+    return _file(folder / f"{base}.jsonl.zst", rows or lines(base), pytest.importorskip("zstandard").compress)
+
+
+def _file(path: Path, rows: list[bytes], pack: Callable[[bytes], bytes]) -> FedSource:
     data = text(rows)
-    path = folder / f"{base}.jsonl.zst"
-    path.write_bytes(package.compress(data[:999]) + package.compress(data[999:]))
+    path.write_bytes(pack(data[:999]) + pack(data[999:]))
     return FedSource(str(path), rows)
 
 
-def pipe(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return PipedSource(folder / f"{base}.pipe", rows or lines(base), as_stdin=False, append=False)
+def _piped(*, as_stdin: bool, append: bool = False) -> Callable[..., FedSource]:
+    def make(folder: Path, base: int, rows: Rows = None) -> FedSource:
+        return PipedSource(folder / f"{base}.pipe", rows or lines(base), as_stdin=as_stdin, append=append)
 
-
-def standard_input(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return PipedSource(folder / f"{base}.pipe", rows or lines(base), as_stdin=True, append=False)
-
-
-def appended_input(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return PipedSource(folder / f"{base}.pipe", rows or lines(base), as_stdin=True, append=True)
+    return make
 
 
 def generator(folder: Path, base: int) -> FedSource:
@@ -263,24 +220,15 @@ def hugging_face(folder: Path, base: int, rows: Rows = None) -> FedSource:
     return FedSource(str(directory), rows)
 
 
-def renamed(folder: Path, base: int) -> FedSource:
-    return FollowedSource(folder / f"{base}", base, "rename")
+def _followed(finished_by: str) -> Callable[..., FedSource]:
+    return lambda folder, base: FollowedSource(folder / f"{base}", base, finished_by)
 
 
-def marked(folder: Path, base: int) -> FedSource:
-    return FollowedSource(folder / f"{base}", base, "marker")
+def _published(*, live: bool = False, arrays: bool = False) -> Callable[..., FedSource]:
+    def make(folder: Path, base: int, rows: Rows = None) -> FedSource:
+        return StreamSource(folder / f"{base}.stream", rows or lines(base, bad=False), live=live, arrays=arrays)
 
-
-def stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return StreamSource(folder / f"{base}.stream", rows or lines(base, bad=False), live=False, arrays=False)
-
-
-def live_stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return StreamSource(folder / f"{base}.stream", rows or lines(base, bad=False), live=True, arrays=False)
-
-
-def array_stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return StreamSource(folder / f"{base}.stream", rows or lines(base, bad=False), live=False, arrays=True)
+    return make
 
 
 def foreign_stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
@@ -297,20 +245,11 @@ def _table(rows: list[bytes]) -> tuple[list[bytes], Any]:
 
 
 KINDS: Final[dict[str, Callable[..., FedSource]]] = {
-    "plain": plain,
-    "gzip": gzipped,
-    "zstd": zstandard,
-    "pipe": pipe,
-    "stdin": standard_input,
-    "stdin that appends": appended_input,
-    "generator": generator,
-    "parquet": parquet,
-    "arrow": arrow,
-    "hugging face": hugging_face,
-    "stream": stream,
-    "live stream": live_stream,
-    "stream with arrays": array_stream,
-    "foreign stream": foreign_stream,
-    "followed": renamed,
-    "followed while it grows": marked,
+    **{"plain": plain, "gzip": gzipped, "zstd": zstandard},
+    **{"pipe": _piped(as_stdin=False), "stdin": _piped(as_stdin=True)},
+    **{"stdin that appends": _piped(as_stdin=True, append=True), "generator": generator},
+    **{"parquet": parquet, "arrow": arrow, "hugging face": hugging_face},
+    **{"stream": _published(), "live stream": _published(live=True), "stream with arrays": _published(arrays=True)},
+    **{"foreign stream": foreign_stream, "followed": _followed("rename")},
+    "followed while it grows": _followed("marker"),
 }

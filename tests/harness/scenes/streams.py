@@ -1,7 +1,5 @@
 """A stream that is made by one run or by many, most of which are killed, and what is to hold of it all the time."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal
@@ -25,7 +23,6 @@ from tests.harness.scenes.sources import FedSource
 
 PER_CHUNK: Final = 7
 MOST_LIVES: Final = 300
-
 LASTING: Final = {".producer.lock", "head.json", "stream.end", "stream.json", "stream.owner"}
 
 
@@ -37,20 +34,6 @@ def lasting(out: Path) -> set[str]:
 
 
 class Stream:
-    """A stream.
-
-    Args:
-        nursery: runs the command.
-        out: the stream's directory.
-        sources: what it is made from.
-        options: of the command.
-        per_chunk: rows in a chunk.
-
-    Attributes:
-        out: the stream's directory.
-        arguments: the command line.
-    """
-
     def __init__(
         self,
         nursery: Commands,
@@ -59,12 +42,12 @@ class Stream:
         options: Sequence[object],
         per_chunk: int = PER_CHUNK,
     ) -> None:
-        self.out = out
+        self.out = out  # the stream's directory
         self._nursery = nursery
         self._sources = sources
         of_sources = [argument for source in sources for argument in source.arguments]
         # The sources last: what follows one is a further file of it.
-        self.arguments = [*run_arguments(out, [], per_chunk, *options), *of_sources]
+        self.arguments = [*run_arguments(out, [], per_chunk, *options), *of_sources]  # the command line
 
     def run(self, **kill: Any) -> tuple[int, str]:
         """Runs the command once, with its sources fed; returns its exit status and what it said."""
@@ -73,7 +56,6 @@ class Stream:
 
     @contextmanager
     def fed(self) -> Iterator[None]:
-        """Feeds the sources, of a run that goes on from what is published."""
         with ExitStack() as feeding:
             for number, source in enumerate(self._sources):
                 feeding.enter_context(source.fed(self._entry(number)))
@@ -86,12 +68,7 @@ class Stream:
 
     def run_killed(self, seed: str, most_calls: int, disk: Disk | None = None) -> int:
         """Runs the command until it has finished, kills it at random calls up to this number; returns how often.
-
-        Args:
-            seed: of the calls.
-            most_calls: see above.
-            disk: where the stream is, if its power is to be cut together with each kill.
-        """
+        `disk`: where the stream is, if its power is to be cut together with each kill."""
         dice = random.Random(seed)
         power_of = None if disk is None else disk.point
         for kills in range(MOST_LIVES):
@@ -106,7 +83,6 @@ class Stream:
         raise AssertionError(f"not finished after {MOST_LIVES} kills")
 
     def check(self, before: dict[str, bytes]) -> None:
-        """Checks that what was published has stayed, that chunks have no gap and each is what was sealed."""
         now = self.chunk_bytes()
         assert {name: now.get(name) for name in before} == before
         numbers = sorted(int(name[6:11]) for name in now if name.endswith(".completed"))
@@ -114,7 +90,6 @@ class Stream:
         ids(self.out)
 
     def check_ended(self) -> None:
-        """Checks that the stream is whole, and that nothing is there which is of no use."""
         names = {path.name for path in self.out.iterdir()}
         chunks = {name(chunk) for chunk in range(self.chunks) for name in (chunk_name, seal_name, arrays_name)}
         assert names - chunks == lasting(self.out) | ({QUARANTINE} & names)
@@ -123,11 +98,9 @@ class Stream:
 
     @property
     def chunks(self) -> int:
-        """How many are sealed."""
         return len(list(self.out.glob("chunk_*.completed")))
 
     def chunk_bytes(self) -> dict[str, bytes]:
-        """Files of all sealed chunks, those of their arrays, and their seals."""
         found = {}
         for path in self.out.glob("chunk_*.completed"):
             for file in (path, path.with_suffix(""), self.out / arrays_name(int(path.name[6:11]))):
@@ -136,23 +109,19 @@ class Stream:
         return found
 
     def seals(self) -> list[dict[str, Any]]:
-        """All seals, but for the time in them."""
         found = [json.loads((self.out / seal_name(chunk)).read_bytes()) for chunk in range(self.chunks)]
         for seal in found:
             del seal["sealed_at"]
         return found
 
     def lines(self) -> list[bytes]:
-        """All rows."""
         data = [(self.out / chunk_name(chunk)).read_bytes() for chunk in range(self.chunks)]
         return b"".join(data).splitlines()
 
     def rows(self) -> list[tuple[int, int | None]]:
-        """Ids of all rows, and numbers of copies."""
         return [(row["id"], row.get("copy")) for line in self.lines() for row in rows_of(line)]
 
     def refused(self) -> list[dict[str, Any]]:
-        """The rows in quarantine, but for the time in them."""
         path = self.out / QUARANTINE
         entries = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         assert all(entry.endswith(b"\n") for entry in entries)

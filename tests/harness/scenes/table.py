@@ -1,11 +1,5 @@
-"""The scenes: small streams of every kind of source, of which each run does all that a longer one does.
-
-`POINTS` are played with kills and errors at every call, `POWER` on a disk whose power is cut. These are smaller still,
-and their rows are plain: every call is a place to cut, and what each call is to find is written down in
-`tests.harness.planted`.
-"""
-
-from __future__ import annotations
+"""The scenes: small streams of every kind of source, of which each run does all that a longer one does. `POINTS` are
+played with kills and errors at every call, `POWER`, smaller still and with plain rows, on a disk whose power is cut."""
 
 import gzip
 from collections.abc import Callable, Sequence
@@ -13,13 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.harness.scenes import sources as killed_sources
 from tests.harness.scenes.rows import BAD, MANY, lines
 from tests.harness.scenes.sources import KINDS, FedSource, FollowedSource
 
-CONSUMER: Final = "trainer"
-"""Name of the one that acknowledges."""
-
+CONSUMER: Final = "trainer"  # Name of the one that acknowledges
 _KEEPS: Final = ("--on-bad-row", "quarantine")
 _MAKES: Final = (
     *_KEEPS,
@@ -36,41 +27,23 @@ _CUTS: Final = (
 _RETENTION: Final = ("--retain", "consumed", "--consumers", CONSUMER)
 _RETAINS: Final = (*_KEEPS, *_RETENTION)
 _ENCODES: Final = (*_KEEPS, "--encode", "tests.harness.scenes.rows:with_arrays")
-
 QUICK_LOOKS: Final = "tests.harness.scenes.table:look_quickly"
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A stream that is made in a few dozen calls.
-
-    Attributes:
-        make: makes its sources in a folder.
-        options: of the command.
-        per_chunk: rows in a chunk.
-        ordered: whether its rows come in one order whatever happens.
-        live: whether its sources change while they are read, so that each run needs its own.
-        behind: chunks that the consumer has read and does not acknowledge yet; None if there is none.
-        prepare: functions that the command calls first.
-        encoded: whether its rows hold the arrays that `scenes.rows` makes.
-        tokens: whether its rows are sequences of the tokens that `scenes.rows.tokenized` makes.
-        journal: whether seals name a journal, which has another name in each run.
-    """
-
-    make: Callable[[Path], list[FedSource]]
-    options: Sequence[object] = _KEEPS
-    per_chunk: int = 3
-    ordered: bool = True
-    live: bool = False
-    behind: int | None = None
-    prepare: tuple[str, ...] = ()
-    encoded: bool = False
-    tokens: bool = False
-    journal: bool = False
+    make: Callable[[Path], list[FedSource]]  # makes its sources in a folder
+    options: Sequence[object] = _KEEPS  # of the command
+    per_chunk: int = 3  # rows in a chunk
+    ordered: bool = True  # whether its rows come in one order whatever happens
+    live: bool = False  # whether its sources change while they are read, so that each run needs its own
+    behind: int | None = None  # chunks that the consumer has read and does not acknowledge yet; None if there is none
+    encoded: bool = False  # whether its rows hold the arrays that `scenes.rows` makes
+    tokens: bool = False  # whether its rows are sequences of the tokens that `scenes.rows.tokenized` makes
+    journal: bool = False  # whether seals name a journal, which has another name in each run
 
 
 def look_quickly() -> None:
-    """Has a run look at its consumers before and after every chunk, not twice a second."""
     from lazyshard_producer.holding import holdback
 
     holdback.LOOK_S = 0.0  # type: ignore[misc]
@@ -78,7 +51,6 @@ def look_quickly() -> None:
 
 
 def _rows(count: int) -> list[bytes]:
-    """Numbered rows, and two that are none: one in the first chunk, so that later seals count it, and the last one."""
     rows = lines(0, count, bad=False)
     return [*rows[:2], BAD + b"2", *rows[2:], BAD]
 
@@ -87,12 +59,8 @@ def _one(kind: str, count: int = 8) -> Callable[[Path], list[FedSource]]:
     return lambda folder: [KINDS[kind](folder, 0, _rows(count))]
 
 
-def _parquet(folder: Path) -> list[FedSource]:
-    return [killed_sources.parquet(folder, 0, lines(0, 8, bad=False))]
-
-
-def _stream(folder: Path) -> list[FedSource]:
-    return [killed_sources.stream(folder, 0, lines(0, 8, bad=False))]
+def _whole(kind: str) -> Callable[[Path], list[FedSource]]:
+    return lambda folder: [KINDS[kind](folder, 0, lines(0, 8, bad=False))]
 
 
 def _followed(finished_by: str) -> Callable[[Path], list[FedSource]]:
@@ -100,7 +68,7 @@ def _followed(finished_by: str) -> Callable[[Path], list[FedSource]]:
 
 
 def _mixed(folder: Path) -> list[FedSource]:
-    sources = [*_followed("marker")(folder), killed_sources.plain(folder, MANY, lines(MANY, 7))]
+    sources = [*_followed("marker")(folder), KINDS["plain"](folder, MANY, lines(MANY, 7))]
     for source in sources:
         source.arguments += ["--weight", "1"]
     return sources
@@ -111,36 +79,18 @@ POINTS: Final[dict[str, Scene]] = {
     "plain": Scene(_one("plain")),
     "gzip": Scene(_one("gzip")),
     "zstd": Scene(_one("zstd")),
-    "parquet": Scene(_parquet),
+    "parquet": Scene(_whole("parquet")),
     "pipe": Scene(_one("pipe"), live=True),
     "stdin": Scene(_one("stdin"), live=True),
     "made": Scene(_one("plain", count=16), _MAKES),
     "followed": Scene(_followed("rename"), ordered=False, live=True),
     "grown": Scene(_followed("marker"), ordered=False, live=True),
     "mixed": Scene(_mixed, ordered=False, live=True),
-    "retained": Scene(
-        _one("plain", count=13),
-        (*_RETAINS, "--max-ahead", "4 chunks"),
-        per_chunk=2,
-        behind=2,
-        prepare=(QUICK_LOOKS,),
-    ),
+    "retained": Scene(_one("plain", count=13), (*_RETAINS, "--max-ahead", "4 chunks"), per_chunk=2, behind=2),
     # A chunk with its seal takes some 400 bytes.
-    "small disk": Scene(
-        _one("plain", count=13),
-        (*_RETAINS, "--max-disk", "2500"),
-        per_chunk=2,
-        behind=2,
-        prepare=(QUICK_LOOKS,),
-    ),
+    "small disk": Scene(_one("plain", count=13), (*_RETAINS, "--max-disk", "2500"), per_chunk=2, behind=2),
     "retained while followed": Scene(
-        _followed("rename"),
-        (*_RETAINS, "--max-ahead", "4 chunks"),
-        per_chunk=2,
-        ordered=False,
-        live=True,
-        behind=1,
-        prepare=(QUICK_LOOKS,),
+        _followed("rename"), (*_RETAINS, "--max-ahead", "4 chunks"), per_chunk=2, ordered=False, live=True, behind=1
     ),
     "encoded": Scene(_one("plain"), _ENCODES, encoded=True),
     "encoded retained": Scene(
@@ -148,11 +98,10 @@ POINTS: Final[dict[str, Scene]] = {
         (*_ENCODES, *_RETENTION, "--max-ahead", "4 chunks"),
         per_chunk=2,
         behind=2,
-        prepare=(QUICK_LOOKS,),
         encoded=True,
     ),
     "split": Scene(_one("plain", count=11), _CUTS, tokens=True),
-    "stream": Scene(_stream),
+    "stream": Scene(_whole("stream")),
 }
 """By name. `behind` is less than what the limits let the producer be ahead, so no run waits for ever."""
 
@@ -179,7 +128,6 @@ def _two_members(folder: Path) -> list[FedSource]:
 
 
 def _finished(folder: Path) -> list[FedSource]:
-    """A directory of three files which are finished, and the end marker."""
     directory = folder / "followed"
     directory.mkdir()
     rows = []
@@ -194,8 +142,8 @@ def _finished(folder: Path) -> list[FedSource]:
     return [source]
 
 
+# For cuts of a consumer: 24 rows, which are deleted behind it
 CONSUMED: Final = Scene(_file("consumed", _numbered(0, 24)), _RETENTION, per_chunk=4)
-"""For cuts of a consumer: 24 rows, which are deleted behind it."""
 
 POWER: Final[dict[str, Scene]] = {
     # Two chunks and a part of one, a bad row in a chunk and one behind the last row.
@@ -206,7 +154,5 @@ POWER: Final[dict[str, Scene]] = {
     "retained": Scene(_file("retained", _numbered(0, 14)), _RETENTION, per_chunk=2, behind=2),
     # Two chunks and a part of one, a row that is refused, a chunk without a byte.
     "encoded": Scene(_file("encoded", _numbered(4, 12)), _ENCODES),
-    "encoded retained": Scene(
-        _file("encoded-retained", _numbered(8, 18)), (*_ENCODES[2:], *_RETENTION), per_chunk=2, behind=2
-    ),
+    "encoded retained": Scene(_file("both", _numbered(8, 18)), (*_ENCODES[2:], *_RETENTION), per_chunk=2, behind=2),
 }

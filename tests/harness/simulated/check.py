@@ -8,8 +8,6 @@ The simulation is told what a step took in the same run, waits left out: these r
 them sleep for longer.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -22,58 +20,37 @@ from lazyshard.simulation.run import outcome
 from lazyshard.simulation.setting import Setting
 from tests.harness.simulated.real import Measured, RealRunFailed, measure
 
+# Where sleeping takes so many times as long as it was asked to, what is measured is other people's work
 _BUSY: Final = 1.25
-"""Where sleeping takes so many times as long as it was asked to, what is measured is other people's work."""
 
 _COMMON: Final[dict[str, Any]] = {
-    "batch": 4,
-    "step_seconds": 0.1,
-    "workers": 0,
-    "latency_s": 0.0,
-    "row_bytes": 200,
-    "retain": "consumed",
-    "checkpoint_steps": 10,
+    **{"batch": 4, "step_seconds": 0.1, "workers": 0, "latency_s": 0.0, "row_bytes": 200},
+    **{"retain": "consumed", "checkpoint_steps": 10},
 }
 
 
-CASES: Final[tuple[Setting, ...]] = tuple(
-    Setting(**(_COMMON | case))
-    for case in (
-        {"ranks": 2, "samples_per_chunk": 20, "rows": 640, "producer_rate": 200.0, "max_ahead": "6 chunks"},
-        {"ranks": 2, "samples_per_chunk": 20, "rows": 400, "producer_rate": 50.0},
-        {
-            "ranks": 4,
-            "samples_per_chunk": 20,
-            "rows": 1280,
-            "producer_rate": 400.0,
-            "max_ahead": "16 chunks",
-            "window": 2,
-        },
-        {"ranks": 4, "samples_per_chunk": 25, "rows": 800, "producer_rate": 100.0, "woken": True},
-        {"ranks": 8, "samples_per_chunk": 20, "rows": 2560, "producer_rate": 800.0, "head_start": 320},
-        {"ranks": 8, "samples_per_chunk": 10, "rows": 1600, "producer_rate": 200.0, "window": 2},
-    )
+def _case(ranks: int, per_chunk: int, rows: int, rate: float, **more: Any) -> Setting:
+    return Setting(ranks=ranks, samples_per_chunk=per_chunk, rows=rows, producer_rate=rate, **(_COMMON | more))
+
+
+CASES: Final = (
+    _case(2, 20, 640, 200.0, max_ahead="6 chunks"),
+    _case(2, 20, 400, 50.0),
+    _case(4, 20, 1280, 400.0, max_ahead="16 chunks", window=2),
+    _case(4, 25, 800, 100.0, woken=True),
+    _case(8, 20, 2560, 800.0, head_start=320),
+    _case(8, 10, 1600, 200.0, window=2),
 )
 
 
 class Comparison(NamedTuple):
-    """A figure of one case.
-
-    Attributes:
-        name: which.
-        predicted: by the simulation.
-        measured: in the real run.
-        allowed: how far they may be apart.
-    """
-
-    name: str
-    predicted: float
-    measured: float
-    allowed: float
+    name: str  # which
+    predicted: float  # by the simulation
+    measured: float  # in the real run
+    allowed: float  # how far they may be apart
 
     @property
     def fits(self) -> bool:
-        """Whether they are no further apart."""
         return abs(self.predicted - self.measured) <= self.allowed
 
     @property
@@ -83,11 +60,9 @@ class Comparison(NamedTuple):
 
 
 def compare(measured: Measured, tolerance: float) -> list[Comparison]:
-    """Returns the prediction for a run beside what was measured.
-
-    Besides the tolerance each figure may be off by what processes take to start, and by what one event more or less
-    comes to: half a second, a twentieth of the time stalled, two chunks, ten looks and two of each rank.
-    """
+    """Returns the prediction for a run beside what was measured. Besides the tolerance each figure may be off by what
+    processes take to start, and by what one event more or less comes to: half a second, a twentieth of the time
+    stalled, two chunks, ten looks and two of each rank."""
     found = outcome(measured.setting)
     timeline, ranks = found.timeline, measured.setting.ranks
     return [
@@ -105,7 +80,6 @@ def compare(measured: Measured, tolerance: float) -> list[Comparison]:
 
 
 def describe(setting: Setting) -> str:
-    """Returns a case in words."""
     ahead = "" if setting.max_ahead is None else f", --max-ahead {setting.max_ahead}"
     head = "" if not setting.head_start else f", {setting.head_start} of them in advance"
     return (
@@ -116,7 +90,6 @@ def describe(setting: Setting) -> str:
 
 
 def lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
-    """Yields a table."""
     yield f"  {'':20}{'predicted':>11}{'measured':>11}{'off by':>9}"
     for one in comparisons:
         digits = 0 if one.predicted == int(one.predicted) and one.measured == int(one.measured) else 3
@@ -128,17 +101,9 @@ def lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
 def check(
     cases: Iterable[Setting], place: Path | None, tolerance: float, say: Callable[[str], None]
 ) -> list[tuple[Setting, list[Comparison]]]:
-    """Runs cases for real and compares them with their predictions.
-
-    Args:
-        cases: what to run.
-        place: where to put the streams; None for a temporary folder.
-        tolerance: share of what was measured by which a prediction may be off.
-        say: is given each line of the report as soon as it is known.
-
-    Raises:
-        RealRunFailed: a real run did not do its work.
-    """
+    """Runs cases for real and compares them with their predictions. `place`: where to put the streams; None for a
+    temporary folder. `tolerance`: share of what was measured by which a prediction may be off. `say`: is given each
+    line of the report as soon as it is known."""
     found = []
     for case in cases:
         with tempfile.TemporaryDirectory(dir=place) as folder:
@@ -154,7 +119,6 @@ def check(
 
 
 def main() -> int:
-    """Runs the cases and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=(2, 4, 8), choices=(2, 4, 8), help="only those")
     parser.add_argument("--tolerance", type=float, default=0.15, help="share by which predictions may be off (0.15)")

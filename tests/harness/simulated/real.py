@@ -1,31 +1,102 @@
-"""A real run of a setting: the producer's own command, and a process for each rank.
-
-What is measured is what the simulation predicts. The clock begins with the producer's word in `head.json` that so many
-rows are published as the setting's head start says.
-"""
-
-from __future__ import annotations
+"""A real run of a setting: the producer's own command, and a process for each rank, which reads its batches, waits
+for the others, and computes for as long as it is told. What is measured is what the simulation predicts. The clock
+begins with the word in `head.json` that so many rows are published as the setting's head start says."""
 
 import contextlib
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
-from typing import Final
+from threading import BrokenBarrierError
+from typing import Any, Final, NamedTuple
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
+from lazyshard import LazyShardedDataset, Order
 from lazyshard.errors import FileInvalid
-from lazyshard.format.names import HEAD, SEAL_SUFFIX
+from lazyshard.format.names import HEAD, RETIRED, SEAL_SUFFIX
 from lazyshard.format.records import Head
 from lazyshard.simulation.setting import Setting
-from tests.harness.simulated.rank import CONSUMER, LONGEST_S, Trained, rank_process
+from lazyshard.stream.waiting import Waker
+
+CONSUMER: Final = "simulated"
+LONGEST_S: Final = 120.0  # No part of a real run takes as long
+
+
+class Trained(NamedTuple):
+    ids: list[int]  # of the rows, in order
+    began: list[float]  # when each step began, by the monotonic clock, which all processes of a machine share
+    waited: list[float]  # how many seconds it waited for rows before each step, by the reader's own word
+    ended_s: float  # when the last step ended
+    opens: dict[str, int]  # how often it opened files of each kind: head, chunk, retired
+
+
+class Opens:
+    """Counts the opens of this process, by kind of file, from when it is made to when the process ends."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str | os.PathLike):
+            self.counts[kind(os.path.basename(os.fspath(arguments[0])))] += 1
+
+
+def kind(name: str) -> str:
+    if name in (HEAD, RETIRED):
+        return name.partition(".")[0]
+    return "chunk" if name.startswith("chunk_") and name.endswith((".jsonl", SEAL_SUFFIX)) else "other"
+
+
+def rank_process(setting: Setting, directory: Path, rank: int, go: Event, barrier: Barrier, answer: Connection) -> None:
+    """Does the work of one rank and answers with a `Trained`, or with the text of what went wrong."""
+    try:
+        answer.send(_train(setting, directory, rank, go, barrier))
+    except BrokenBarrierError:
+        answer.send(f"rank {rank}: another rank has failed, or did not come within {LONGEST_S:.0f} s")
+    except BaseException as error:
+        barrier.abort()
+        answer.send(f"rank {rank}: {type(error).__name__}: {error}")
+
+
+def _train(setting: Setting, directory: Path, rank: int, go: Event, barrier: Barrier) -> Trained:
+    opens = Opens()
+    if not setting.woken:
+        # As on a network filesystem, where nobody hears of another machine's writes.
+        Waker._refused = True
+    if not go.wait(LONGEST_S):
+        raise TimeoutError(f"no start within {LONGEST_S:.0f} s")
+    order = Order(shuffle_window=setting.window, micro_batches_per_step=setting.micro_batches)
+    ranks = {"dp_rank": rank, "dp_size": setting.ranks, "batch_size": setting.batch, "max_total_samples": setting.rows}
+    rest: dict[str, Any] = {**ranks, "consumer": CONSUMER, "max_wait": LONGEST_S}
+    dataset = LazyShardedDataset(directory, order=order, **rest)
+    indices, every = dataset.rank_indices, setting.checkpoint_steps
+    ids: list[int] = []
+    began: list[float] = []
+    waited: list[float] = []
+    for step in range(setting.steps):
+        before = dataset.reader.waited_s
+        for first in range(step * setting.draws, (step + 1) * setting.draws, setting.batch):
+            ids += [row["id"] for row in dataset.__getitems__(list(indices[first : first + setting.batch]))]
+        waited.append(dataset.reader.waited_s - before)
+        # Gradients are exchanged: no rank goes on before all have had their batch.
+        barrier.wait(LONGEST_S)
+        began.append(time.monotonic())
+        time.sleep(max(0.0, began[-1] + setting.step_seconds - time.monotonic()))
+        if every and (step + 1) % every == 0:
+            dataset.commit((step + 1) * setting.step_rows, last_epoch=True)
+    return Trained(ids=ids, began=began, waited=waited, ended_s=time.monotonic(), opens=dict(opens.counts))
+
 
 _LOOK_S: Final = 0.002
 
@@ -36,43 +107,30 @@ class RealRunFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a real run was like; see `lazyshard.simulation.run.Simulated` for the meaning of each.
+    """What a real run was like; see `lazyshard.simulation.run.Simulated` for the meaning of each."""
 
-    Attributes:
-        setting: what was run, with the head start that there was, and what a step took on average but for the waits:
-            these ranks sleep, and a busy machine lets them sleep for longer.
-        first_step_s: when the first step began.
-        end_s: when the last step ended.
-        stalled_s: seconds before the first step, and from then on those of whoever waited for longest.
-        peak_chunks: the most chunks on disk at a time.
-        head_opens: by all ranks.
-        chunk_opens: likewise.
-    """
-
+    # what was run, with the head start that there was, and what a step took on average but for the waits: these ranks
+    # sleep, and a busy machine lets them sleep for longer.
     setting: Setting
-    first_step_s: float
-    end_s: float
-    stalled_s: float
-    peak_chunks: int
-    head_opens: int
-    chunk_opens: int
+    first_step_s: float  # when the first step began
+    end_s: float  # when the last step ended
+    stalled_s: float  # seconds before the first step, and from then on those of whoever waited for longest
+    peak_chunks: int  # the most chunks on disk at a time
+    head_opens: int  # by all ranks
+    chunk_opens: int  # likewise
 
     @property
     def stall_share(self) -> float:
-        """As a share of the time until the end."""
         return self.stalled_s / self.end_s
 
 
 class Stock(FileSystemEventHandler):
-    """Counts the seals in a directory as they come and go, by the filesystem's own word."""
-
     def __init__(self) -> None:
         self.there: set[str] = set()
         self.peak = 0
         self._lock = threading.Lock()
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        """Called by watchdog's thread."""
         name = str(event.dest_path or event.src_path)
         if not name.endswith(SEAL_SUFFIX) or event.event_type not in ("created", "moved", "deleted"):
             return
@@ -85,19 +143,11 @@ class Stock(FileSystemEventHandler):
 
 
 def measure(setting: Setting, place: Path) -> Measured:
-    """Runs a setting in an empty directory, and checks that every row was trained once.
-
-    Raises:
-        RealRunFailed: a process has failed or took too long, or rows are missing.
-    """
     stream, log, stock = place / "stream", place / "producer.log", Stock()
     stream.mkdir()
     source = _write_source(setting, place)
-    with (
-        _ranks(setting, stream) as start,
-        _watched(stock, stream),
-        _producing(setting, source, stream, log) as producer,
-    ):
+    producing = _producing(setting, source, stream, log)
+    with _ranks(setting, stream) as start, _watched(stock, stream), producing as producer:
         head, began = _await_head(setting, stream, producer, log)
         trained = start()
         if producer.wait(LONGEST_S):
@@ -142,15 +192,9 @@ def _judge(setting: Setting, trained: list[Trained], started: float, peak: int) 
     end = max(one.ended_s for one in trained) - started
     # At each step the slowest rank decides.
     stalled = first + sum(map(max, zip(*(one.waited[1:] for one in trained), strict=True)))
-    return Measured(
-        setting=replace(setting, step_seconds=(end - stalled) / setting.steps),
-        first_step_s=first,
-        end_s=end,
-        stalled_s=stalled,
-        peak_chunks=peak,
-        head_opens=sum(one.opens.get("head", 0) for one in trained),
-        chunk_opens=sum(one.opens.get("chunk", 0) for one in trained),
-    )
+    setting = replace(setting, step_seconds=(end - stalled) / setting.steps)
+    opens = {f"{name}_opens": sum(one.opens.get(name, 0) for one in trained) for name in ("head", "chunk")}
+    return Measured(setting=setting, first_step_s=first, end_s=end, stalled_s=stalled, peak_chunks=peak, **opens)
 
 
 def _write_source(setting: Setting, place: Path) -> Path:
@@ -196,7 +240,6 @@ def _producing(setting: Setting, source: Path, stream: Path, log: Path) -> Itera
 
 
 def _await_head(setting: Setting, stream: Path, producer: subprocess.Popen[bytes], log: Path) -> tuple[Head, float]:
-    """Returns the head that tells of the head start, and when it was written by the monotonic clock."""
     until = time.monotonic() + LONGEST_S
     while time.monotonic() < until:
         with contextlib.suppress(FileNotFoundError, FileInvalid):

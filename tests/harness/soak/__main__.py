@@ -1,7 +1,5 @@
 """Soaks a producer and a training job, or makes a stream of a million chunks. As a program: see scripts/soak."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -50,8 +48,7 @@ def _soak(args: argparse.Namespace, place: Path) -> int:
     # What it takes to load torch, a soak of a stream's files does not need.
     from tests.harness.planted.soak import MUTANTS
     from tests.harness.soak.rank import Rules
-    from tests.harness.soak.report import Settings
-    from tests.harness.soak.run import Soak
+    from tests.harness.soak.run import Settings, Soak
 
     if args.mutant is not None:
         MUTANTS[args.mutant].install()
@@ -61,7 +58,7 @@ def _soak(args: argparse.Namespace, place: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as temporary:
         os.environ["TMPDIR"] = temporary
         tempfile.tempdir = None
-        report = Soak(Settings(60 * args.minutes, args.seed, args.ranks, rules, mutant=args.mutant), place, _say).run()
+        report = Soak(Settings(60 * args.minutes, args.seed, args.ranks, rules), place, _say).run()
     print(report)
     _append(args.json, report.as_json())
     return len(report.violations)

@@ -1,57 +1,39 @@
-"""The history of a run that survives its kills: checks each step against it, and goes back with the run.
-
-Beside the samples themselves it is only kept where the ranks stood at the checkpoints that are there.
-"""
+"""The history of a run that survives its kills: checks each step against it, and goes back with the run. Beside the
+samples themselves it is only kept where the ranks stood at the checkpoints that are there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshard.stream import read_retired
 from tests.harness.runs.checkpoints import Checkpoint
-from tests.harness.soak.rank import Rules, Shape
 from tests.harness.tally import RunViolation
 from tests.plan.oracle import permutation, slices
+
+if TYPE_CHECKING:
+    from tests.harness.soak.rank import Rules, Shape
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the ranks stand, as a checkpoint would keep it.
-
-    Attributes:
-        own: what is carried over, a list for each rank.
-        start: behind that the samples from here on are dealt.
-        turn: the rank that gets the first sample of a tail.
-        at: how many positions each rank has drawn since `own` was dealt.
-    """
-
-    own: tuple[tuple[int, ...], ...]
-    start: int
-    turn: int
-    at: int
+    own: tuple[tuple[int, ...], ...]  # what is carried over, a list for each rank
+    start: int  # behind that the samples from here on are dealt
+    turn: int  # the rank that gets the first sample of a tail
+    at: int  # how many positions each rank has drawn since `own` was dealt
 
 
 class DeclaredOrder:
-    """The order of a run.
-
-    Args:
-        unit: samples dealt to a rank in a row.
-        window: positions of a rank that are shuffled together, a multiple of the unit; 0 keeps the order.
-        seed: of the shuffle.
-        dp: ranks that begin the run.
-
-    Attributes:
-        total: the stream's samples, once it has ended; None before.
-    """
+    """The order of a run. `unit`: samples dealt to a rank in a row. `window`: positions of a rank that are shuffled
+    together, a multiple of the unit; 0 keeps the order."""
 
     def __init__(self, unit: int, window: int, seed: int, dp: int) -> None:
-        self.total: int | None = None
+        self.total: int | None = None  # the stream's samples, once it has ended; None before
         self._unit = unit
         self._window = window
         self._span = window or unit
@@ -60,7 +42,6 @@ class DeclaredOrder:
         self.standing = Standing(((),) * dp, 0, 0, 0)
 
     def go_on(self, standing: Standing, dp: int) -> None:
-        """Begins a part with so many ranks, where others stood."""
         self._windows.clear()
         self.standing = standing
         if dp == len(standing.own):
@@ -75,23 +56,19 @@ class DeclaredOrder:
         self.standing = Standing(own, start, len(carried) % dp, 0)
 
     def draw(self, batch_size: int) -> list[list[int]]:
-        """Returns what each rank draws in the next step, and goes on behind it."""
         at = self.standing.at
         drawn = [self._positions(lane, at, at + batch_size) for lane in range(len(self.standing.own))]
         self.standing = Standing(self.standing.own, self.standing.start, self.standing.turn, at + batch_size)
         return drawn
 
     def floor(self) -> int:
-        """Returns a number below which nothing is still to be drawn."""
         opened = self._opened()
         start = self.standing.start + opened * self._span * len(self.standing.own)
         left = [sample for lane in range(len(self.standing.own)) for sample in self._rest(lane, opened)]
-        # The last windows are shorter than the others.
-        end = [] if self.total is None else [self.total]
+        end = [] if self.total is None else [self.total]  # The last windows are shorter than the others
         return min([*left, start, *end])
 
     def _opened(self) -> int:
-        """Windows that some rank has begun."""
         standing = self.standing
         return max(0, *(-(-(standing.at - len(own)) // self._span) for own in standing.own))
 
@@ -114,7 +91,6 @@ class DeclaredOrder:
         return found
 
     def _open(self, lane: int, number: int) -> list[int]:
-        """Returns a window of a rank, shorter only where the stream has ended."""
         window = self._windows.get((lane, number))
         # Of an open end only whole windows are drawn; they stay as they are.
         if window is None:
@@ -145,39 +121,25 @@ class DeclaredOrder:
         return window
 
 
+# So many samples may lie between the first that is not trained for good and the last that is trained
 MOST: Final = 1 << 24
-"""So many samples may lie between the first that is not trained for good and the last that is trained."""
 
 
 class Ledger:
-    """The bookkeeping.
-
-    Attributes:
-        base: every sample below is trained for good.
-        stretch: number of the current stretch, from 1.
-    """
-
     def __init__(self) -> None:
-        self.base = 0
-        self.stretch = 1
+        self.base = 0  # every sample below is trained for good
+        self.stretch = 1  # number of the current stretch, from 1
         self._marks: npt.NDArray[np.uint32] = np.zeros(1 << 12, dtype=np.uint32)
 
     @property
     def trained(self) -> int:
-        """How many samples the surviving history has trained."""
         return self.base + int(np.count_nonzero(self._marks))
 
     @property
     def size(self) -> int:
-        """How many samples it keeps something for."""
         return len(self._marks)
 
     def train(self, samples: npt.NDArray[np.int64]) -> None:
-        """Counts the samples of a step.
-
-        Raises:
-            RunViolation: `twice`, one of them is trained already; `lost`, one that was left behind never came.
-        """
         places = samples - self.base
         known = places[(places >= 0) & (places < len(self._marks))]
         again = places < 0
@@ -204,7 +166,6 @@ class Ledger:
         self.stretch = stretch + 1
 
     def settle(self, stretch: int) -> None:
-        """Says that nothing up to the end of a stretch will be taken back."""
         settled = (self._marks > 0) & (self._marks <= stretch)
         count = len(settled) if settled.all() else int(np.argmin(settled))
         if count:
@@ -216,52 +177,25 @@ class Ledger:
             self._marks = self._marks[: max(1 << 12, 2 * needed)].copy()
 
     def lowest(self) -> int:
-        """Returns the first sample that is not trained."""
         open_marks = np.flatnonzero(self._marks == 0)
         return self.base + (int(open_marks[0]) if len(open_marks) else len(self._marks))
 
     def check_below(self, floor: int) -> None:
-        """Checks that every sample below a number is trained.
-
-        Raises:
-            RunViolation: `lost`.
-        """
         if self.lowest() < floor:
             raise RunViolation("lost", f"sample {self.lowest()} was never trained, and nobody is to draw it any more")
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What is known of a checkpoint.
-
-    Attributes:
-        stretch: of the run, that ends with it.
-        standing: of the ranks.
-        floor: whoever goes on from it draws no sample below.
-    """
-
-    stretch: int
-    standing: Standing
-    floor: int
+class Snapshot(NamedTuple):
+    stretch: int  # of the run, that ends with it
+    standing: Standing  # of the ranks
+    floor: int  # whoever goes on from it draws no sample below
 
 
 class History:
-    """The bookkeeping of a run.
-
-    Args:
-        rules: of the run.
-        dp: ranks that begin it.
-
-    Attributes:
-        ledger: which samples are trained.
-        trained: samples that were trained, those of lost stretches too.
-        ranks_before: of the checkpoint that the current life goes on from.
-    """
-
     def __init__(self, rules: Rules, dp: int) -> None:
-        self.ledger = Ledger()
-        self.trained = 0
-        self.ranks_before = dp
+        self.ledger = Ledger()  # which samples are trained
+        self.trained = 0  # samples that were trained, those of lost stretches too
+        self.ranks_before = dp  # of the checkpoint that the current life goes on from
         self._rules = rules
         self._order = DeclaredOrder(rules.unit, rules.window_samples, rules.seed, dp)
         self._beginning = Snapshot(0, self._order.standing, 0)
@@ -279,7 +213,6 @@ class History:
             self._order.total = int(decided.read_text())
 
     def go_on(self, origin: Checkpoint | None, dp: int) -> None:
-        """Begins a life with so many ranks, from a checkpoint or from the beginning."""
         snapshot = self._beginning if origin is None else self._snapshots[origin.consumed]
         self._consumed = 0 if origin is None else origin.consumed
         self.ranks_before = len(snapshot.standing.own)
@@ -287,16 +220,6 @@ class History:
         self._order.go_on(snapshot.standing, dp)
 
     def train(self, step: Sequence[npt.NDArray[np.int64]], shape: Shape, number: int) -> None:
-        """Checks and counts a step.
-
-        Args:
-            step: the samples of each rank.
-            shape: of the life.
-            number: of the step, in messages.
-
-        Raises:
-            RunViolation: `twice`, `lost` or `order`.
-        """
         samples = np.concatenate(step)
         self.ledger.train(samples)
         for rank, (found, expected) in enumerate(zip(step, self._order.draw(shape.batch_size), strict=True)):
@@ -307,24 +230,13 @@ class History:
         self.trained += len(samples)
 
     def close(self) -> None:
-        """Says that a checkpoint is written now.
-
-        Raises:
-            RunViolation: `lost`, somebody was to have drawn a sample by now.
-        """
         floor = self._order.floor()
         self._snapshots[self._consumed] = Snapshot(self.ledger.close(), self._order.standing, floor)
         self.ledger.check_below(floor)
 
     def check_kept(self, stream: Path, checkpoints: Path) -> int:
-        """Checks that what any kept checkpoint needs is still there, and forgets what none goes back to.
-
-        Returns:
-            Chunks that are deleted.
-
-        Raises:
-            RunViolation: `gone`.
-        """
+        """Checks that what any kept checkpoint needs is still there, and forgets what none goes back to. Returns chunks
+        that are deleted."""
         # Before the checkpoints: those that are found after are the ones that were kept then, or newer.
         retired = read_retired(stream)
         kept = sorted(int(path.stem) for path in checkpoints.glob("*.json"))
@@ -340,11 +252,6 @@ class History:
         return retired
 
     def check_whole(self, shape: Shape) -> None:
-        """Checks that all is trained, but for what the last ranks leave over.
-
-        Raises:
-            RunViolation: `lost`.
-        """
         missing = (self.total or 0) - self.ledger.trained
         if self.total is None or not 0 <= missing < shape.dp * shape.batch_size:
             raise RunViolation("lost", f"of {self.total} samples {self.ledger.trained} were trained")

@@ -1,18 +1,17 @@
-"""A stream of a million chunks: produced, killed and gone on with, read at both ends, resumed, looked at, verified.
+"""A stream of a million chunks: produced, killed and gone on with, read at both ends, resumed, looked at, verified. Run
+by `scripts/soak --million`; each part is a process of its own, so that its time and memory are its own."""
 
-Run by `scripts/soak --million`; each part is a process of its own, so that its time and memory are its own. Where this
-is root and there is room, the files lie in an ext4 image, mounted for the time; else in a folder.
-"""
-
-from __future__ import annotations
-
+import contextlib
+import io
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -21,96 +20,33 @@ from typing import Any, Final
 
 import orjson
 
-from tests.harness.disks import find_tool
-from tests.harness.processes.environment import environment
 from tests.harness.soak import rows as soak_rows
 from tests.harness.soak.history import DeclaredOrder
-
-_FILES: Final = 2
-"""Files of a chunk."""
-
-_FILE_BYTES: Final = 1024
-"""Room that a file takes in the image."""
-
-_INODE_BYTES: Final = 256
 
 
 @contextmanager
 def room(place: Path, chunks: int) -> Iterator[Path]:
-    """Gives a folder with room for the files, and removes it afterwards.
-
-    An ext4 image of the right size, mounted, where that can be; then removing it takes no time. Else a folder on the
-    disk of `place`, removed in the background with a low priority.
-
-    Raises:
-        OSError: there is no room for so many files.
-    """
+    """Gives a folder for the files, and removes it afterwards. Raises OSError: there is no room for so many files."""
     folder = place / "million"
     folder.mkdir()
-    files = int(chunks * _FILES * 1.02) + 1000
-    image = place / "million.img"
-    size = files * (_FILE_BYTES + _INODE_BYTES) * 5 // 4 + (64 << 20)
-    if _mounted(image, folder, files, size):
-        try:
-            yield folder
-        finally:
-            subprocess.run([find_tool("umount") or "umount", "--lazy", str(folder)], check=False)
-            image.unlink()
-            folder.rmdir()
-        return
-    free = os.statvfs(place)
+    files, free = 2 * chunks + 1000, os.statvfs(place)
     if free.f_favail < files or free.f_bavail * free.f_frsize < files * 4096 * 2:
         folder.rmdir()
         raise OSError(f"{place}: {files:,} files do not fit: {free.f_favail:,} may still be made; name another --dir")
     try:
         yield folder
     finally:
-        gone = folder.rename(place.parent / f".removing-{os.getpid()}-{place.name}")
-        remover = subprocess.Popen(["nice", "-n", "19", "rm", "-rf", str(gone)], start_new_session=True)
-        remover.returncode = 0  # It goes on alone.
-
-
-def _mounted(image: Path, folder: Path, files: int, size: int) -> bool:
-    mkfs = find_tool("mkfs.ext4")
-    if os.geteuid() != 0 or mkfs is None:
-        return False
-    if shutil.disk_usage(image.parent).free < size * 5 // 4:
-        return False
-    with image.open("wb") as file:
-        file.truncate(size)
-    options = [
-        "-q",
-        "-F",
-        "-b",
-        "1024",
-        "-I",
-        str(_INODE_BYTES),
-        "-N",
-        str(files),
-        "-O",
-        "^has_journal,dir_index,large_dir",
-    ]
-    made = subprocess.run([mkfs, *options, str(image)], capture_output=True, check=False)
-    mount = [find_tool("mount") or "mount", "-o", "loop,noatime", str(image), str(folder)]
-    if made.returncode or subprocess.run(mount, capture_output=True, check=False).returncode:
-        image.unlink()
-        return False
-    return True
+        shutil.rmtree(folder)
 
 
 PER_CHUNK: Final = 2
 CHUNKS: Final = 1_000_000
-BEFORE: Final = 8
-"""Ranks that the run began with."""
-
-AFTER: Final = 6
-"""Ranks that go on in the middle."""
-
+BEFORE: Final = 8  # Ranks that the run began with
+AFTER: Final = 6  # Ranks that go on in the middle
 BATCH: Final = 2
 WINDOW: Final = 4
 SEED: Final = 7
-STEPS: Final = 20
-"""Steps that are read after the resume."""
+STEPS: Final = 20  # Steps that are read after the resume
 
 _COMMAND: Final = """
 import os, sys
@@ -120,35 +56,24 @@ sys.exit(main(sys.argv[1:]))
 """
 """The real command, which waits for no disk: nobody cuts the power here, and five million waits would be most of it."""
 
-_STUCK_S: Final = 300.0
-"""So long may the producer publish nothing at all."""
+_STUCK_S: Final = 300.0  # So long may the producer publish nothing at all
 
 
 @dataclass
 class Measured:
-    """What came of it.
-
-    Attributes:
-        chunks: of the stream.
-        parts: by name: seconds of wall time, of processor time, and peak memory in MB of each part.
-        figures: further numbers by name.
-        violations: what was not as it has to be.
-        touched: by what was read, files opened and folders listed up to the first sample.
-    """
-
-    chunks: int
+    chunks: int  # of the stream
+    # by name: seconds of wall time, of processor time, and peak memory in MB of each part.
     parts: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    figures: dict[str, float] = field(default_factory=dict)
-    violations: list[str] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)  # further numbers by name
+    violations: list[str] = field(default_factory=list)  # what was not as it has to be
+    # by what was read, files opened and folders listed up to the first sample.
     touched: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def check(self, holds: bool, what: str) -> None:
-        """Counts a violation where something does not hold."""
         if not holds:
             self.violations.append(what)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it as JSON has it."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -177,76 +102,46 @@ def measure(
 
 
 def _produce(measured: Measured, stream: Path, say: Callable[[str], object]) -> None:
-    """Half of it, then the producer is killed and started again."""
     command = ["run", "--source", soak_rows.SOURCE, "--out", str(stream), "--samples-per-chunk", str(PER_CHUNK)]
     arguments = [sys.executable, "-c", _COMMAND, *command, "--no-progress"]
     rows = {soak_rows.TOTAL: str(measured.chunks * PER_CHUNK)}
-    for name, until in (("produce, first half", measured.chunks // 2), ("produce, after kill -9", measured.chunks)):
+    for name, until, code in (
+        ("produce, first half", measured.chunks // 2, -signal.SIGKILL),
+        ("produce, after kill -9", measured.chunks, 0),
+    ):
         started = time.monotonic()
-        before = _published(stream)
-        process = subprocess.Popen(arguments, env=environment() | rows, stderr=subprocess.PIPE, text=True)
-        reached = _wait_for(stream, until, before, process, measured, name, say)
-        if until < measured.chunks and reached:
-            process.send_signal(signal.SIGKILL)
-        assert process.stderr is not None
-        words = process.stderr.read()[-2000:]
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        process.stderr.close()
-        _part(measured, name, time.monotonic() - started, used)
-        expected = -signal.SIGKILL if until < measured.chunks else 0
-        if process.returncode != expected:
+        with subprocess.Popen(arguments, env=environment() | rows, stderr=subprocess.PIPE) as process:
+            _wait_for(stream, until, process, lambda line, name=name: say(f"{name}: {line}"))  # type: ignore[misc]
+            if code:
+                process.kill()
+            assert process.stderr is not None
+            words = process.stderr.read()[-2000:].decode()
+            _part(measured, name, started, process)
+        if process.returncode != code:
             measured.violations.append(f"{name}: ended with {process.returncode}: {words}")
             raise SystemExit(str(measured))
     measured.check(_published(stream) == measured.chunks, f"{_published(stream)} chunks are published")
 
 
-def _wait_for(
-    stream: Path,
-    until: int,
-    before: int,
-    process: subprocess.Popen[str],
-    measured: Measured,
-    name: str,
-    say: Callable[[str], object],
-) -> bool:
-    """Returns whether so many chunks were published before the producer ended."""
-    started = said = moved = time.monotonic()
-    seen, went_on = before, False
-    while True:
-        now = time.monotonic()
-        published = _published(stream)
-        if published > seen and not went_on and before:
-            went_on = True
-            measured.figures["s to the first chunk after kill -9"] = now - started
+def _wait_for(stream: Path, until: int, process: subprocess.Popen[bytes], say: Callable[[str], object]) -> None:
+    said = moved = time.monotonic()
+    seen = 0
+    # Not reaped: wait4 is to tell what it took.
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        now, published = time.monotonic(), _published(stream)
         if published > seen:
             seen, moved = published, now
+        if published >= until:
+            return
         if now - moved > _STUCK_S:
             process.kill()
-            measured.violations.append(f"{name}: nothing was published for {_STUCK_S:.0f} s, at chunk {seen}")
-            return False
         if now - said > 30:
             said = now
-            say(f"{name}: {published:,} chunks, {(published - before) / (now - started):,.0f} a second")
-        if published >= until:
-            return until < measured.chunks or process.poll() is not None or _ends(process)
-        if _has_ended(process):
-            return False
+            say(f"{published:,} chunks")
         time.sleep(0.05)
 
 
-def _ends(process: subprocess.Popen[str]) -> bool:
-    # Not reaped: wait4 is to tell what it took.
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    return True
-
-
-def _has_ended(process: subprocess.Popen[str]) -> bool:
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-
-
 def _read(measured: Measured, stream: Path, ranks: Sequence[int]) -> None:
-    """Reads the first and the last sample, and goes on in the middle as each of these ranks."""
     samples = measured.chunks * PER_CHUNK
     tasks = ["first", "last", "state", *map(str, ranks)]
     command = [sys.executable, "-m", "tests.harness.soak.million_reading", str(stream), *tasks]
@@ -264,9 +159,8 @@ def _read(measured: Measured, stream: Path, ranks: Sequence[int]) -> None:
         measured.figures[f"{name}: ms to the first sample"] = one["first_ms"]
         measured.figures[f"{name}: MB, torch included"] = one["mb"]
         measured.touched[task] = one["touched"]
-        measured.check(
-            one["samples"] == expected[task], f"{name}: {one['samples'][:6]} are read, not {expected[task][:6]}"
-        )
+        read, right = one["samples"], expected[task]
+        measured.check(read == right, f"{name}: {read[:6]} are read, not {right[:6]}")
 
 
 def _look(measured: Measured, stream: Path) -> None:
@@ -293,17 +187,18 @@ def _run(measured: Measured, name: str, command: Sequence[str]) -> str:
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         out, err = process.stdout.read().decode(), process.stderr.read().decode()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    _part(measured, name, time.monotonic() - started, used)
+        _part(measured, name, started, process)
     if process.returncode:
         measured.violations.append(f"{name}: ended with {process.returncode}: {err[-2000:]}")
         raise SystemExit(str(measured))
     return out
 
 
-def _part(measured: Measured, name: str, wall: float, used: Any) -> None:
-    measured.parts[name] = wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1000
+def _part(measured: Measured, name: str, started: float, process: subprocess.Popen[bytes]) -> None:
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    wall, cpu = time.monotonic() - started, used.ru_utime + used.ru_stime
+    measured.parts[name] = wall, cpu, used.ru_maxrss / 1000
 
 
 def _published(stream: Path) -> int:
@@ -312,3 +207,37 @@ def _published(stream: Path) -> int:
     except FileNotFoundError:
         return 0
     return chunks
+
+
+def count_touched(folder: Path) -> Counter[str]:
+    """Begins to count what this process opens and lists below a folder: numbers that do not depend on how busy the
+    machine is. Returns the counts: `open` of files, `listings` of folders."""
+    counts: Counter[str] = Counter(open=0, listings=0)
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in ("open", "os.listdir", "os.scandir") or not isinstance(arguments[0], str | bytes | os.PathLike):
+            return
+        if os.fsdecode(arguments[0]).startswith(str(folder)):
+            counts["open" if event == "open" else "listings"] += 1
+
+    sys.addaudithook(count)
+    return counts
+
+
+def main() -> int:
+    """Runs a module as `python -m` would, its output left out, and prints those counts as a JSON line."""
+    folder, module, *arguments = sys.argv[1:]
+    counts = count_touched(Path(folder))
+    sys.argv = [module, *arguments]
+    code: Any = 0
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as error:
+            code = error.code
+    print(orjson.dumps(counts).decode())
+    return int(code or 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

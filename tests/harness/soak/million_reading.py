@@ -6,8 +6,6 @@
 The processes are forks of one that has loaded torch: neither time nor files of that are counted.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -20,8 +18,7 @@ from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset
 from tests.data.options import grouped
-from tests.harness.soak.million import AFTER, BATCH, BEFORE, SEED, STEPS, WINDOW
-from tests.harness.soak.million_touched import count_touched
+from tests.harness.soak.million import AFTER, BATCH, BEFORE, SEED, STEPS, WINDOW, count_touched
 from tests.harness.soak.rows import row
 
 ORDER: Final[dict[str, Any]] = {"batch_size": BATCH, "shuffle_window": WINDOW, "seed": SEED}
@@ -34,7 +31,6 @@ def half(samples: int) -> int:
 
 
 def read(stream: Path, task: str) -> dict[str, Any]:
-    """Returns the samples that were read, with the milliseconds from construction to the first of them."""
     touched = count_touched(stream)
     started = time.perf_counter()
     resumes = task.isdecimal()
@@ -70,12 +66,10 @@ def write_state(stream: Path) -> dict[str, Any]:
 
 
 def state_of(stream: Path) -> Path:
-    """Returns where the state is written."""
     return stream.with_name("state.json")
 
 
 def peak_bytes() -> int:
-    """Returns the most memory that this process has had, torch included."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024
 

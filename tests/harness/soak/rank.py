@@ -1,16 +1,10 @@
-"""What one rank of the soaked training job does: reads its samples through a DataLoader with workers, step by step.
-
-It is the loop of docs/resume.md: rank 0 saves a checkpoint every so many steps, keeps the newest few, and commits what
-all of those need. A commit that the disk had no room for is made up for at the next step.
-"""
-
-from __future__ import annotations
+"""What one rank of the soaked training job does: the loop of docs/resume.md, through a DataLoader with workers. A
+commit that the disk had no room for is made up for at the next step."""
 
 import errno
 import socket
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import torch
@@ -19,75 +13,36 @@ from torch.utils.data import DataLoader
 from lazyshard import BadRows, LazyShardedDataset, Order
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.runs.checkpoints import Checkpoint
+from tests.harness.runs.rank import Torn
 from tests.harness.soak.rows import row
 
 CONSUMER: Final = "soak"
-ENDLESS: Final = 10**12
-"""More samples than any soak has: the stream ends before."""
-
-GO_ON: Final = b"go on"
-SAVE: Final = b"save"
-"""Go on, after a checkpoint."""
-
-STEP: Final = b"s"
-"""First byte of what a rank tells of a step; its samples follow, as int64."""
-
-END: Final = b"."
-"""What it tells at the end of the epoch."""
-
-FAILED: Final = b"!"
-"""First byte of what it tells of an error; JSON follows."""
-
-MESSAGE: Final = 1 << 16
+ENDLESS: Final = 10**12  # More samples than any soak has: the stream ends before
+SAVE: Final = b"save"  # Go on, after a checkpoint
+STEP: Final = b"s"  # First byte of what a rank tells of a step; its samples follow, as int64
+END: Final = b"."  # What it tells at the end of the epoch
+FAILED: Final = b"!"  # First byte of what it tells of an error; JSON follows
 
 
-class Torn(AssertionError):
-    """A row is not what was produced."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What never changes in a run.
-
-    Attributes:
-        per_chunk: rows of a chunk.
-        unit: samples that a rank gets in a row.
-        window: chunks that are shuffled together; 0 keeps the order.
-        seed: of the shuffle.
-        keep: checkpoints that are kept.
-        every: steps between two checkpoints.
-        max_wait_s: how long a reader waits at the most.
-    """
-
-    per_chunk: int = 64
-    unit: int = 64
-    window: int = 2
-    seed: int = 0
-    keep: int = 3
-    every: int = 20
-    max_wait_s: float = 60.0
+class Rules(NamedTuple):
+    per_chunk: int = 64  # rows of a chunk
+    unit: int = 64  # samples that a rank gets in a row
+    window: int = 2  # chunks that are shuffled together; 0 keeps the order
+    seed: int = 0  # of the shuffle
+    keep: int = 3  # checkpoints that are kept
+    every: int = 20  # steps between two checkpoints
+    max_wait_s: float = 60.0  # how long a reader waits at the most
 
     @property
     def window_samples(self) -> int:
-        """Positions of a rank that are shuffled together."""
         return -(-self.window * self.per_chunk // self.unit) * self.unit
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One life of the job.
-
-    Attributes:
-        number: of the life.
-        dp: ranks.
-        batch_size: samples of a rank in a micro batch.
-        workers: DataLoader workers of each rank.
-    """
-
-    number: int
-    dp: int
-    batch_size: int
-    workers: int
+class Shape(NamedTuple):
+    number: int  # of the life
+    dp: int  # ranks
+    batch_size: int  # samples of a rank in a micro batch
+    workers: int  # DataLoader workers of each rank
 
 
 def train(
@@ -96,43 +51,22 @@ def train(
     rank: int,
     stream: Path,
     folder: Path,
-    origin: Checkpoint | None,
-    lockstep: socket.socket,
+    origin: Checkpoint | None,  # the checkpoint to go on from; None for a new run
+    lockstep: socket.socket,  # of which the other end is the supervisor's
 ) -> None:
-    """Trains until the epoch has ended.
-
-    It tells of each step, and waits for the word to go on.
-
-    Args:
-        rules: of the run.
-        shape: of this life.
-        rank: which one this is.
-        stream: the stream's directory.
-        folder: of the checkpoints.
-        origin: the checkpoint to go on from; None for a new run.
-        lockstep: of which the other end is the supervisor's.
-    """
-    dataset = LazyShardedDataset(
-        stream,
-        dp_rank=rank,
-        dp_size=shape.dp,
-        batch_size=shape.batch_size,
-        order=Order(unit=rules.unit, shuffle_window=rules.window, seed=rules.seed),
-        max_total_samples=ENDLESS,
-        max_wait=rules.max_wait_s,
-        bad_rows=BadRows("raise"),
-        consumer=CONSUMER,
-    )
+    """Trains until the epoch has ended. It tells of each step, and waits for the word to go on."""
+    order = Order(unit=rules.unit, shuffle_window=rules.window, seed=rules.seed)
+    ranks = {"dp_rank": rank, "dp_size": shape.dp, "batch_size": shape.batch_size, "max_total_samples": ENDLESS}
+    rest: dict[str, Any] = {**ranks, "max_wait": rules.max_wait_s, "bad_rows": BadRows("raise"), "consumer": CONSUMER}
+    dataset = LazyShardedDataset(stream, order=order, **rest)
     if origin is not None:
         dataset.load_state_dict(origin.states[0])
     consumed = dataset.consumed
     due = not commit(dataset, consumed, older_states(folder, consumed))
     saved = consumed
     indices = dataset.rank_indices
-    loader = DataLoader(
-        dataset, sampler=indices, batch_size=shape.batch_size, num_workers=shape.workers, collate_fn=checked
-    )
-    batches = iter(loader)
+    sizes: dict[str, Any] = {"batch_size": shape.batch_size, "num_workers": shape.workers}
+    batches = iter(DataLoader(dataset, sampler=indices, collate_fn=checked, **sizes))
     # A life that begins when the stream has ended has no indices behind its last step.
     for step, index in enumerate(indices[:: shape.batch_size], 1):
         if not dataset.in_epoch(index):
@@ -162,7 +96,6 @@ def checked(rows: list[dict[str, Any]]) -> torch.Tensor:
 
 
 def older_states(folder: Path, consumed: int) -> list[dict[str, Any]]:
-    """Returns the states of the checkpoints that are kept, from which somebody may still go on."""
     return [kept.states[0] for kept in run_checkpoints.found(folder) if kept.consumed < consumed]
 
 
@@ -178,6 +111,5 @@ def commit(dataset: LazyShardedDataset, consumed: int, older: list[dict[str, Any
 
 
 def tell_error(error: BaseException) -> bytes:
-    """Returns what a rank tells of an error."""
     full = isinstance(error, OSError) and error.errno == errno.ENOSPC
     return FAILED + orjson.dumps({"kind": type(error).__name__, "text": f"{error}"[:20_000], "full": full})

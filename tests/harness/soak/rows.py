@@ -1,11 +1,6 @@
-"""The rows of a soak, as a source of the producer that needs no files: `python:tests.harness.soak.rows:rows`.
-
-Row n is the same in every run, so that whoever reads it can tell whether it is whole and which one it is. The source
-ends with the row that a file says, which the source itself writes once it is asked to end: what was given is given
-again by the next run, and no more.
-"""
-
-from __future__ import annotations
+"""The rows of a soak, as a source of the producer that needs no files: `python:tests.harness.soak.rows:rows`. Row n
+is the same in every run. The source ends with the row that a file says, which it writes itself once it is asked to
+end."""
 
 import os
 from collections.abc import Iterator
@@ -13,27 +8,19 @@ from pathlib import Path
 from typing import Any, Final
 
 SOURCE: Final = "python:tests.harness.soak.rows:rows"
-
-STOP: Final = "LAZYSHARD_SOAK_STOP"
-"""Environment variable: a file that asks the source to end by being there."""
-
+STOP: Final = "LAZYSHARD_SOAK_STOP"  # Environment variable: a file that asks the source to end by being there
+# Environment variable: how many rows there are, where that is known from the start
 TOTAL: Final = "LAZYSHARD_SOAK_ROWS"
-"""Environment variable: how many rows there are, where that is known from the start."""
-
-_LOOK_ROWS: Final = 256
-"""So many rows are given between two looks for the file."""
-
+_LOOK_ROWS: Final = 256  # So many rows are given between two looks for the file
+# Texts of different lengths, so that no two neighbours are of the same size
 _WORDS: Final = tuple(f"{'lorem ipsum dolor sit amet '[: 3 + n % 24]}" * (n % 7) for n in range(97))
-"""Texts of different lengths, so that no two neighbours are of the same size."""
 
 
 def line(sample: int) -> bytes:
-    """Returns the bytes of a row."""
     return b'{"id":%d,"text":"%s"}\n' % (sample, _WORDS[sample % 97].encode())
 
 
 def row(sample: int) -> dict[str, Any]:
-    """Returns a row as it is read."""
     return {"id": sample, "text": _WORDS[sample % 97]}
 
 
@@ -43,7 +30,6 @@ def longest(stop: int) -> int:
 
 
 def rows(position: int | None) -> Iterator[tuple[bytes, int]]:
-    """Yields (line, number of the next row): the source."""
     sample = position or 0
     total = int(os.environ[TOTAL]) if TOTAL in os.environ else None
     stop = Path(os.environ[STOP]) if STOP in os.environ else None
@@ -58,7 +44,6 @@ def rows(position: int | None) -> Iterator[tuple[bytes, int]]:
 
 
 def _asked_to_end(stop: Path, sample: int) -> int | None:
-    """Returns the number of rows once the source is to end: as many as were given when that was first seen."""
     if not stop.exists():
         return None
     decided = stop.with_name(stop.name + ".at")

@@ -1,74 +1,108 @@
 """Soaks: a producer at full speed and a training job, for as long as one likes, with things killed all the while.
-
-Throughout, every sample of every rank is looked at as it is read: whether it comes in the declared order, and once in
-the history that survives. So is what the stream takes on disk, what is deleted, and what the processes hold.
-"""
-
-from __future__ import annotations
+Throughout, every sample of every rank is looked at as it is read: whether it comes in the declared order, and once
+in the history that survives. So is what the stream takes on disk, what is deleted, and what the processes hold."""
 
 import os
 import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
 from lazyshard.inspection.verification import verify
-from tests.harness.processes.environment import environment
-from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
+from tests.harness.processes.nursery import adopt_orphans, has_children, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
-from tests.harness.soak import report as soak_report
 from tests.harness.soak import rows as soak_rows
-from tests.harness.soak.chaos import Chaos
-from tests.harness.soak.disk import (
-    SHARED_MEMORY,
-    Ballast,
-    leave,
-    left_in_memory,
-    measure,
-    own_namespace,
-    used_bytes,
-)
+from tests.harness.soak import watch
+from tests.harness.soak.chaos import DISK_FULL, Chaos
 from tests.harness.soak.history import History
 from tests.harness.soak.job import Job, Producer, Step
-from tests.harness.soak.rank import CONSUMER, Shape
-from tests.harness.soak.report import Report, Settings
-from tests.harness.soak.watch import Watch, describe, look_at
+from tests.harness.soak.rank import CONSUMER, Rules, Shape
 from tests.harness.tally import RunViolation, Tally
 
-BATCHES: Final = (16, 32)
-ORPHAN_S: Final = 30.0
-"""DataLoader workers whose rank was killed are to be gone by then: torch has them look every 5 s."""
+MAX_AHEAD: Final = 512  # Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md
+SEAL_BYTES: Final = 27  # Of a seal, for each row; see docs/retention.md
 
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    seconds: float  # how long things are killed; to end the stream takes a little longer
+    seed: int = 0  # of what is drawn by chance
+    ranks: int = 8  # of the life that begins, and the most of any
+    rules: Rules = field(default_factory=Rules)
+    patience_s: float = 120.0  # so long may nothing go on
+
+    @property
+    def half_cycle_s(self) -> float:
+        return min(240.0, max(8.0, self.seconds / 6))
+
+    @property
+    def look_s(self) -> float:
+        return min(2.0, max(0.4, self.half_cycle_s / 60))
+
+    def max_disk(self, batch_size: int, row_bytes: int) -> int:
+        """Returns the limit in bytes: twice what docs/retention.md says is the least, and what may be ahead.
+        `row_bytes`: of the longest row, its part of a seal included."""
+        rules = self.rules
+        interval = rules.every * batch_size * self.ranks / rules.per_chunk
+        window = self.ranks * max(1, rules.window)
+        ahead = 2 * 2 * batch_size * self.ranks / rules.per_chunk
+        # One more than are kept, since one is written before the oldest goes; and the one that it was started from.
+        chunks = (rules.keep + 2) * interval + 2 * window + ahead
+        return int((2 * chunks + MAX_AHEAD) * (row_bytes * rules.per_chunk + 512))
+
+
+@dataclass
+class Report:
+    minutes: float = 0.0  # how long it took
+    seed: int = 0
+    kills: int = 0  # how often anything was killed or stopped, or the disk filled
+    done: Counter[str] = field(default_factory=Counter)  # by name: kills by kind, lives, resumes
+    counts: dict[str, float] = field(default_factory=dict)  # by name: samples, chunks, bytes, the most that there was
+    held: dict[str, dict[str, int]] = field(default_factory=dict)  # by kind of process, the most that one of them held
+    violations: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what was not done and why
+
+    def most(self, name: str, number: float) -> None:
+        self.counts[name] = max(self.counts.get(name, 0), number)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"done": dict(self.done)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.minutes:.1f} minutes, seed {self.seed}: {self.kills} faults"]
+        lines += [f"  {name:58}{count:>16,}" for name, count in sorted(self.done.items())]
+        lines += [f"  {name:58}{number:>16,.10g}" for name, number in self.counts.items()]
+        lines += [f"  the most that one {kind} held: {held}" for kind, held in self.held.items()]
+        lines += [f"  not done: {note}" for note in self.notes]
+        lines += [f"  VIOLATION: {violation}" for violation in self.violations]
+        return "\n".join([*lines, f"  {len(self.violations)} violations"])
+
+
+BATCHES: Final = (16, 32)
+ORPHAN_S: Final = 30.0  # DataLoader workers whose rank was killed are to be gone by then: torch has them look every 5 s
 _SAY_S: Final = 60.0
 _DISK_S: Final = 0.25
 _SERVE_S: Final = 0.05
 _WARM_STEPS: Final = 3
-_AFTER_FULL_S: Final = 15.0
-"""So long after a disk was full may somebody still end for that."""
-
+_AFTER_FULL_S: Final = 15.0  # So long after a disk was full may somebody still end for that
+# Files under .tmp: a chunk that is written, one that is published, their seals, room for a head
 _MOST_TEMPORARY: Final = 5
-"""Files under .tmp: a chunk that is written, one that is published, their seals, room for a head."""
 
 
 class Soak:
-    """One soak, in a process of its own.
-
-    Args:
-        settings: of it.
-        place: an empty folder.
-        say: is given a line now and then.
-    """
+    """One soak, in a process of its own. `say`: is given a line now and then."""
 
     def __init__(self, settings: Settings, place: Path, say: Callable[[str], object] = lambda line: None) -> None:
         self.report = Report(seed=settings.seed)
         self.job: Job | None = None
-        self.ballast: Ballast | None = None
+        self.ballast: watch.Ballast | None = None
         self._settings = settings
         self._say = say
         self._rules = settings.rules
@@ -80,29 +114,28 @@ class Soak:
         self._decided = place / "stop.at"
         for folder in (self._disk, self._checkpoints, self._said):
             folder.mkdir()
-        row_bytes = soak_rows.longest(10**10) + soak_report.SEAL_BYTES
+        row_bytes = soak_rows.longest(10**10) + SEAL_BYTES
         self._limit = settings.max_disk(max(BATCHES), row_bytes)
         options = ["--samples-per-chunk", self._rules.per_chunk, "--retain", "consumed", "--consumers", CONSUMER]
-        options += ["--max-ahead", soak_report.MAX_AHEAD, "--max-disk", self._limit]
+        options += ["--max-ahead", MAX_AHEAD, "--max-disk", self._limit]
         self.producer = Producer(self._stream, list(map(str, options)), self._said / "producer.log", self._stop)
         self._dice = random.Random(f"soak {settings.seed}")
         self._chaos = Chaos(self, settings, self._dice)
         self._history = History(self._rules, settings.ranks)
-        self._watch = Watch()
+        self._watch = watch.Watch()
         self._largest = 0
         self._orphans: list[tuple[int, float]] = []
         self._job_at = self._looked_at = self._measured_at = 0.0
         self._moved_at = self._begun = self._said_at = time.monotonic()
 
     def run(self) -> Report:
-        """Runs it; what is broken is in the report."""
         adopt_orphans()
         # Twice the limit: room for what is deleted and still open, and for what is being written.
-        missing = own_namespace(self._disk, max(16 << 20, 4 * self._limit))
+        missing = watch.own_namespace(self._disk, max(16 << 20, 4 * self._limit))
         if missing is None:
-            self.ballast = Ballast(self._disk)
+            self.ballast = watch.Ballast(self._disk)
         else:
-            self.report.notes.append(f"{soak_report.DISK_FULL}: {missing}")
+            self.report.notes.append(f"{DISK_FULL}: {missing}")
         try:
             self._soak()
         except RunViolation as error:
@@ -113,11 +146,10 @@ class Soak:
             self._close()
         self._count()
         if not self.report.violations:
-            leave(self._disk)
+            watch.leave(self._disk)
         return self.report
 
     def moved(self) -> None:
-        """Says that something has gone on, or that there is a reason why nothing does."""
         now = time.monotonic()
         self.report.most("longest time without a step, s", round(now - self._moved_at, 1))
         self._moved_at = now
@@ -154,7 +186,7 @@ class Soak:
             self._look()
         if now - self._said_at >= _SAY_S:
             self._said_at = now
-            self._say(self.report.line((now - self._begun) / 60))
+            self._say(f"{self._history.trained:,} samples trained, {self.report.kills} faults")
         if time.monotonic() - self._moved_at > self._settings.patience_s:
             raise RunViolation("hang", f"no step for {self._settings.patience_s:.0f} s; {self._describe()}")
 
@@ -193,7 +225,6 @@ class Soak:
         self.moved()
 
     def _end_life(self) -> None:
-        """Ends what is left of a job of which some was killed."""
         assert self.job is not None
         self.job.close()
         self._orphans.append((self.job.group, time.monotonic()))
@@ -217,7 +248,7 @@ class Soak:
         return True
 
     def _check_disk(self) -> None:
-        use = measure(self._stream)
+        use = watch.measure(self._stream)
         self._largest = max(self._largest, use.largest)
         # As docs/retention.md says: the next chunk is taken to be as large as the largest one so far.
         most = self._limit + self._largest
@@ -228,7 +259,7 @@ class Soak:
         self.report.most("chunks and seals, bytes", use.chunks)
         self.report.most("under .tmp, bytes", use.unpublished)
         if self.ballast is not None and not self._chaos.is_full(_DISK_S + 1):
-            self.report.most("disk, deleted but open files too, bytes", used_bytes(self._disk))
+            self.report.most("disk, deleted but open files too, bytes", watch.used_bytes(self._disk))
 
     def _check_orphans(self) -> None:
         left = []
@@ -253,7 +284,6 @@ class Soak:
             raise RunViolation("leak", leak)
 
     def _check_end(self) -> None:
-        """Checks what is left when the stream has ended and all ranks have come to its end."""
         assert self.job is not None
         self.job.close()
         self._history.learn_end(self._decided)
@@ -275,22 +305,15 @@ class Soak:
             raise RunViolation("leak", f"{left} are left under .tmp")
         if has_children():
             raise RunViolation("leak", "processes are left")
-        if names := left_in_memory(self._disk):
-            raise RunViolation("leak", f"{names[:5]} are left in {SHARED_MEMORY}")
+        if names := watch.left_in_memory(self._disk):
+            raise RunViolation("leak", f"{names[:5]} are left in {watch.SHARED_MEMORY}")
 
     def _describe(self) -> str:
-        """Returns where everybody is, for those who ask why nothing goes on."""
-        processes = [] if self.job is None else self.job.processes()
+        processes = [] if self.job is None else [pid for pid, _ in self.job.processes()]
         waiting = "none" if self.job is None else self.job.waiting()
-        told = [f"ranks that have not told of the step: {waiting}", *(describe(pid) for pid, _ in processes)]
-        if self.producer.pid:
-            told.append(f"the producer, {describe(self.producer.pid)}")
-        told.append(f"it said {self.producer.said()[-600:]!r}")
-        try:
-            told.append((self._stream / "head.json").read_text())
-        except OSError as error:
-            told.append(f"head.json: {error}")
-        return "\n    ".join(told)
+        told = [f"ranks that have not told of the step: {waiting}", *map(watch.describe, processes)]
+        told += [watch.describe(self.producer.pid)] if self.producer.pid else []
+        return "\n    ".join([*told, f"the producer said {self.producer.said()[-600:]!r}"])
 
     def _close(self) -> None:
         self._chaos.calm_down()
@@ -311,10 +334,10 @@ class Soak:
         report.counts["samples that the surviving history has trained"] = self._history.ledger.trained
         report.counts["limit of chunks and seals, bytes"] = self._limit
         report.counts["lives of processes long enough to be compared"] = self._watch.compared
-        report.held = {kind: asdict(peak) for kind, peak in sorted(self._watch.peaks.items())}
-        itself = look_at(os.getpid())
+        report.held = {kind: peak._asdict() for kind, peak in sorted(self._watch.peaks.items())}
+        itself = watch.look_at(os.getpid())
         assert itself is not None
-        report.held["supervisor"] = asdict(itself)
+        report.held["supervisor"] = itself._asdict()
 
 
 SECONDS: Final = 3600.0

@@ -1,78 +1,50 @@
-"""What processes hold: descriptors, threads, memory, children; and whether that grows while they do the same work.
-
-A process is looked at again and again. Once it has been at work for long enough, the looks of an early stretch of its
-life are compared with those of its last one. What a process holds in its first seconds is not counted: caches fill.
-"""
-
-from __future__ import annotations
+"""What a soak takes: processes hold descriptors, threads, memory, children, which may not grow while they do the
+same work; the stream takes room on a small disk that can be filled up: as root, in a namespace of this process."""
 
 import contextlib
+import ctypes
+import errno
 import os
 import statistics
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+from tests.harness.disks import find_tool
 
 PROC: Final = Path("/proc")
-
-DESCRIPTORS_MORE: Final = 8
-"""So many descriptors more may be open late, those of chunks not counted."""
-
-CHUNKS_MOST: Final = 256
-"""So many chunks a reader may hold open: how many it does depends on how fast it reads."""
-
-DOUBLED_MOST: Final = 2
-"""So many may be open twice at a time: while one is opened."""
-
+DESCRIPTORS_MORE: Final = 8  # So many descriptors more may be open late, those of chunks not counted
+CHUNKS_MOST: Final = 256  # So many chunks a reader may hold open: how many it does depends on how fast it reads
+DOUBLED_MOST: Final = 2  # So many may be open twice at a time: while one is opened
 THREADS_MORE: Final = 2
+# Of memory that is a process's own: so much more may it have late, besides a fifth of what it had early
 MEMORY_MORE: Final = 24 << 20
-"""Of memory that is a process's own: so much more may it have late, besides a fifth of what it had early."""
-
 MOST_DESCRIPTORS: Final = 128
 MOST_THREADS: Final = 64
 MOST_LOOKS: Final = 128
-LEAST_LOOKS: Final = 24
-"""Fewer tell nothing."""
+LEAST_LOOKS: Final = 24  # Fewer tell nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What a process holds at one moment.
-
-    Attributes:
-        descriptors: open files, sockets and so on, but for chunks.
-        chunks: chunks that are open.
-        doubled: of these, how many are open once more.
-        threads: its threads.
-        memory: bytes that it alone has, written to.
-        children: its processes.
-    """
-
-    descriptors: int
-    chunks: int
-    doubled: int
-    threads: int
-    memory: int
-    children: int
+class Look(NamedTuple):
+    descriptors: int  # open files, sockets and so on, but for chunks
+    chunks: int  # chunks that are open
+    doubled: int  # of these, how many are open once more
+    threads: int  # its threads
+    memory: int  # bytes that it alone has, written to
+    children: int  # its processes
 
 
 @dataclass
 class Life:
-    """One process.
-
-    Attributes:
-        kind: what it is.
-        looks: what it held, evenly spread over its life: of a long one every second, fourth, ... look is kept.
-    """
-
-    kind: str
+    kind: str  # what it is
+    # what it held, evenly spread over its life: of a long one every second, fourth, ... look is kept.
     looks: list[Look] = field(default_factory=list)
     _every: int = 1
     _skipped: int = 0
 
     def add(self, look: Look) -> None:
-        """Counts a look."""
         self._skipped += 1
         if self._skipped < self._every:
             return
@@ -98,16 +70,9 @@ class Life:
 
 
 class Watch:
-    """Looks at the processes of a soak.
-
-    Attributes:
-        peaks: by kind of process: the most of each that one was seen to hold.
-        compared: lives that were long enough to tell.
-    """
-
     def __init__(self) -> None:
-        self.peaks: dict[str, Look] = {}
-        self.compared = 0
+        self.peaks: dict[str, Look] = {}  # by kind of process: the most of each that one was seen to hold
+        self.compared = 0  # lives that were long enough to tell
         self._lives: dict[int, Life] = {}
 
     def look(self, processes: Iterable[tuple[int, str]]) -> list[str]:
@@ -121,14 +86,7 @@ class Watch:
             present.add(pid)
             self._lives.setdefault(pid, Life(kind)).add(look)
             peak = self.peaks.get(kind, look)
-            self.peaks[kind] = Look(
-                max(peak.descriptors, look.descriptors),
-                max(peak.chunks, look.chunks),
-                max(peak.doubled, look.doubled),
-                max(peak.threads, look.threads),
-                max(peak.memory, look.memory),
-                max(peak.children, look.children),
-            )
+            self.peaks[kind] = Look(*map(max, peak, look))
             if look.chunks > CHUNKS_MOST + DOUBLED_MOST or look.doubled > DOUBLED_MOST:
                 found.append(f"{kind}: {look.chunks} chunks are open, {look.doubled} of them once more")
             if look.descriptors > MOST_DESCRIPTORS or look.threads > MOST_THREADS:
@@ -138,7 +96,6 @@ class Watch:
         return found
 
     def end(self) -> list[str]:
-        """Returns what the processes that are left have leaked."""
         return [leak for pid in list(self._lives) for leak in self._end(pid)]
 
     def _end(self, pid: int) -> list[str]:
@@ -169,7 +126,6 @@ def look_at(pid: int) -> Look | None:
 
 
 def children(pid: int) -> list[int]:
-    """Returns the ids of a process's children."""
     found = []
     try:
         for thread in os.listdir(PROC / str(pid) / "task"):
@@ -181,19 +137,120 @@ def children(pid: int) -> list[int]:
 
 def describe(pid: int) -> str:
     """Returns where a process is, as the system tells it: its state, what it waits for, the call that it is in."""
-    home = PROC / str(pid)
     told = []
     for name in ("comm", "wchan", "syscall", "stack"):
         try:
-            text = (home / name).read_text().strip()
+            told.append(f"{name} {' '.join((PROC / str(pid) / name).read_text().split())[:300]}")
         except OSError as error:
-            text = error.strerror or "?"
-        told.append(f"{name} {' '.join(text.split())[:300]}")
-    try:
-        status = (home / "status").read_text()
-        told += [
-            " ".join(line.split()) for line in status.splitlines() if line.startswith(("State:", "VmRSS:", "Threads:"))
-        ]
-    except OSError:
-        told.append("gone")
-    return f"process {pid}: " + "; ".join(told)
+            told.append(f"{name} {error.strerror}")
+    return f"process {pid}: {', '.join(told)}"
+
+
+_CLONE_NEWNS: Final = 0x00020000
+SHARED_MEMORY: Final = Path("/dev/shm")
+_TORN_TENSORS: Final = 2  # So many may have been left by kills between two steps of torch
+_PIECE: Final = 1 << 20
+
+
+class Use(NamedTuple):
+    chunks: int  # bytes of chunks and seals, as `ls -l` shows them
+    largest: int  # of these, bytes of the largest chunk with its seal
+    unpublished: int  # bytes under `.tmp`
+    temporary: int  # files under `.tmp`
+
+
+def own_namespace(small: Path, size: int) -> str | None:
+    """Mounts a disk of this size, and an empty /dev/shm, for this process and those that it will start. Returns why it
+    could not be done; None where it is."""
+    if os.geteuid() != 0:
+        return "needs root, to mount a small disk"
+    mount = find_tool("mount")
+    if mount is None:
+        return "needs mount(8)"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS):
+        return f"cannot have a mount namespace: {os.strerror(ctypes.get_errno())}"
+    wanted = [["--make-rprivate", "/"], ["-t", "tmpfs", "-o", f"size={size}", "lazyshard-soak", str(small)]]
+    if SHARED_MEMORY not in small.resolve().parents:
+        wanted.append(["-t", "tmpfs", "-o", "size=1g", "lazyshard-soak", str(SHARED_MEMORY)])
+    for arguments in wanted:
+        done = subprocess.run([mount, *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"mount {' '.join(arguments)}: {done.stderr.strip()}"
+    return None
+
+
+def leave(small: Path) -> None:
+    if os.path.ismount(small):
+        subprocess.run([find_tool("umount") or "umount", "--lazy", str(small)], check=False)
+
+
+def left_in_memory(small: Path) -> list[str]:
+    if not os.path.ismount(small) or SHARED_MEMORY in small.resolve().parents:
+        return []
+    # The folder of polls per node stays, with at most the one file of the stream: whoever waits next removes it.
+    looks = SHARED_MEMORY / f"lazyshard-{os.geteuid()}"
+    # Python makes a semaphore by a name that it takes away at once, the C library by a temporary one before: both stay
+    # where the process is killed in between. Those of a DataLoader's queues are all that there are.
+    found = {name for name in os.listdir(SHARED_MEMORY) if not name.startswith("sem.")}
+    # torch too takes the name of what it shares away at once (`shm_open`, then `shm_unlink`), and leaves it where the
+    # process is killed in between. That is rare: what leaks by itself leaks with every kill.
+    tensors = {name for name in found if name.startswith("torch_")}
+    if len(tensors) <= _TORN_TENSORS:
+        found -= tensors
+    if looks.is_dir() and len(os.listdir(looks)) <= 1:
+        found.discard(looks.name)
+    return sorted(found)
+
+
+class Ballast:
+    def __init__(self, disk: Path) -> None:
+        self._path = disk / "ballast"
+
+    def fill(self) -> None:
+        """Takes what is free now, to the last byte; again and again, as long as the disk is to be full."""
+        with self._path.open("ab", buffering=0) as file:
+            piece = _PIECE
+            while piece:
+                try:
+                    if not file.write(bytes(piece)):
+                        return
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    piece //= 4
+
+    def drop(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def used_bytes(disk: Path) -> int:
+    found = os.statvfs(disk)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def measure(stream: Path) -> Use:
+    """Returns what a stream takes; never more than it did take at some moment while this looked. A file counts if it
+    was there at both of two looks: so all that count were there between the two."""
+    first, second = _chunk_files(stream), _chunk_files(stream)
+    sizes = {name: size for name, size in first.items() if name in second}
+    chunks: dict[str, int] = {}
+    for name, size in sizes.items():
+        data = name.removesuffix(".completed")
+        chunks[data] = chunks.get(data, 0) + size
+    unpublished = []
+    for folder, _, names in os.walk(stream / ".tmp"):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                unpublished.append(os.stat(os.path.join(folder, name)).st_size)
+    return Use(sum(sizes.values()), max(chunks.values(), default=0), sum(unpublished), len(unpublished))
+
+
+def _chunk_files(stream: Path) -> dict[str, int]:
+    sizes = {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(stream) as entries:
+        for entry in entries:
+            if entry.name.startswith("chunk_"):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[entry.name] = entry.stat().st_size
+    return sizes

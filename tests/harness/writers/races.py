@@ -1,10 +1,5 @@
 """Several writers of one stream at a time, where file locks do not meet: each is stopped before any of its calls.
-
-They are threads of this process, of which one at a time runs: so all orders of their calls that change files, and of
-those that look at them, can be played, and a race takes milliseconds. What is to hold is in `writers.crashes`.
-"""
-
-from __future__ import annotations
+They are threads of this process, of which one at a time runs. What is to hold is in `writers.crashes`."""
 
 import fcntl
 import os
@@ -17,31 +12,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
-import numpy as np
-
-from lazyshard import ChunkWriter
-from lazyshard.errors import ProducerFenced, StreamEnded
+from lazyshard.errors import ProducerFenced
 from tests.harness.disks import fast_folder
 from tests.harness.points.sweep import Sweeper, stage
 from tests.harness.processes.kill_points import CALLS
 from tests.harness.tally import Tally, Violation
-from tests.harness.writers.crashes import (
-    CLEAN,
-    CLEAN_WITH_ARRAYS,
-    PER_CHUNK,
-    SAMPLES,
-    arrays_of,
-    check,
-)
-from tests.stream.streams import names
+from tests.harness.writers.crashes import check, check_clean, produce
 
 _TO_THE_END: Final = 1 << 30
-_LAST: Final = 99
-"""The writer that comes when the race is over."""
+_LAST: Final = 99  # The writer that comes when the race is over
 _MAKES: Final = os.O_CREAT | os.O_TRUNC
-_LOOKS: Final = ("listdir", "scandir", "stat", "lstat")
-"""Functions of `os` that look at names, besides `open`."""
-
+_LOOKS: Final = ("listdir", "scandir", "stat", "lstat")  # Functions of `os` that look at names, besides `open`
 _here = threading.local()
 
 
@@ -50,30 +31,15 @@ class _Killed(BaseException):
 
 
 class Turn(NamedTuple):
-    """A part of a race.
-
-    Attributes:
-        who: the number of the writer that runs.
-        changes: before how many changes of files it stops again; None to run to its end.
-    """
-
-    who: int
-    changes: int | None = None
+    who: int  # the number of the writer that runs
+    changes: int | None = None  # before how many changes of files it stops again; None to run to its end
 
 
 class Racer:
-    """A writer in a thread of its own, which runs when it is told to.
-
-    Attributes:
-        fenced: whether it has ended because another one had the stream.
-        failure: what else it has ended by.
-        ended: whether it has ended.
-    """
-
     def __init__(self, directory: Path, *, arrays: bool) -> None:
-        self.fenced = False
-        self.failure: BaseException | None = None
-        self.ended = False
+        self.fenced = False  # whether it has ended because another one had the stream
+        self.failure: BaseException | None = None  # what else it has ended by
+        self.ended = False  # whether it has ended
         self._killed = False
         self._directory, self._arrays = directory, arrays
         self._left = 0
@@ -82,7 +48,6 @@ class Racer:
         self._thread.start()
 
     def advance(self, changes: int | None) -> None:
-        """Lets it go on, until it has made so many changes or has ended."""
         if not self.ended:
             self._left = _TO_THE_END if changes is None else changes
             self._go.release()
@@ -94,7 +59,6 @@ class Racer:
         self.advance(None)
 
     def before_change(self) -> None:
-        """Stops it where it has made enough of them."""
         if not self._left:
             self._stopped.release()
             self._go.acquire()
@@ -106,7 +70,7 @@ class Racer:
         self._go.acquire()
         _here.racer = self
         try:
-            _produce(self._directory, arrays=self._arrays)
+            produce(self._directory, arrays=self._arrays)
         except ProducerFenced:
             self.fenced = True
         except BaseException as error:
@@ -114,18 +78,6 @@ class Racer:
         finally:
             self.ended = True
             self._stopped.release()
-
-
-def _produce(directory: Path, *, arrays: bool) -> None:
-    try:
-        with ChunkWriter(directory, PER_CHUNK, arrays=arrays) as stream:
-            for sample in range(stream.published_samples, SAMPLES):
-                row: dict[str, Any] = {"id": sample}
-                if arrays:
-                    row["x"] = np.array(arrays_of(sample), np.int64)
-                stream.write(row, tokens=sample, source=sample + 1)
-    except StreamEnded:
-        pass
 
 
 @contextmanager
@@ -147,21 +99,13 @@ def without_locks(*, looks: bool = False) -> Iterator[None]:
 
 
 def race(directory: Path, turns: Iterable[Turn], *, arrays: bool = False) -> tuple[int, ...]:
-    """Plays a race, and one more writer after it. Who has not ended by then is killed.
-
-    Returns:
-        How many turns each writer was stopped in before it had ended.
-
-    Raises:
-        Violation: what is to hold does not.
-    """
+    """Plays a race, and one more writer after it. Who has not ended by then is killed. Returns how many turns each
+    writer was stopped in before it had ended."""
     racers: dict[int, Racer] = {}
     stops: dict[int, int] = {}
     try:
         _play(directory, (*turns, Turn(_LAST)), racers, stops, arrays=arrays)
-        clean = CLEAN_WITH_ARRAYS if arrays else CLEAN
-        if names(directory) != clean:
-            raise Violation(f"left over: {sorted(set(names(directory)) ^ set(clean))}")
+        check_clean(directory, arrays=arrays)
         if all(racer.fenced for who, racer in racers.items() if who != _LAST):
             raise Violation("nobody has got through")
     finally:
@@ -170,45 +114,31 @@ def race(directory: Path, turns: Iterable[Turn], *, arrays: bool = False) -> tup
     return tuple(stops[who] for who in sorted(stops) if who != _LAST)
 
 
-def _play(
-    directory: Path, turns: Iterable[Turn], racers: dict[int, Racer], stops: dict[int, int], *, arrays: bool
-) -> None:
+def _play(folder: Path, turns: Iterable[Turn], racers: dict[int, Racer], stops: dict[int, int], arrays: bool) -> None:
     sealed: dict[str, bytes] = {}
     for who, changes in turns:
         if who not in racers:
-            racers[who] = Racer(directory, arrays=arrays)
+            racers[who] = Racer(folder, arrays=arrays)
         racer = racers[who]
         racer.advance(changes)
         stops[who] = stops.get(who, 0) + (not racer.ended)
         if racer.failure is not None:
             raise Violation(f"writer {who} ends by {type(racer.failure).__name__}: {racer.failure}") from racer.failure
-        sealed = check(directory, sealed)
+        sealed = check(folder, sealed, arrays=arrays)
 
 
 def race_in_pairs(
     root: Path,
     *,
     arrays: bool = False,
-    begun: bool = False,
-    looks: bool = False,
-    step: int = 1,
-    first: int = 0,
+    begun: bool = False,  # whether a third one was killed before, with a chunk that is not sealed yet
+    looks: bool = False,  # whether they are stopped before looks at files too, which count as changes then
+    step: int = 1,  # every how manieth stop of the first one is played
+    first: int = 0,  # before which change that one is stopped first
     found: Callable[[str], object],
 ) -> int:
     """Plays two writers, each stopped before any of its changes, of which the first one goes on before the other.
-
-    Args:
-        root: where to.
-        arrays: whether rows hold arrays.
-        begun: whether a third one was killed before, with a chunk that is not sealed yet.
-        looks: whether they are stopped before looks at files too, which count as changes then.
-        step: every how manieth stop of the first one is played.
-        first: before which change that one is stopped first.
-        found: is told each violation.
-
-    Returns:
-        How many pairs were played.
-    """
+    Returns how many pairs were played."""
     pairs = 0
     killed = [Turn(2, _unsealed_at(root, arrays, looks))] if begun else []
     for at in range(first, _TO_THE_END, step):
@@ -223,7 +153,6 @@ def race_in_pairs(
 
 
 def race_by_chance(root: Path, seeds: Sequence[int], *, found: Callable[[str], object]) -> None:
-    """Plays three writers that take turns by chance, one race for each seed."""
     for seed in seeds:
         dice = random.Random(seed)
         turns = [Turn(dice.randrange(3), dice.choice((1, 2, 3, 5, 8, 13, 21, 34))) for _ in range(dice.randint(4, 16))]
@@ -232,7 +161,6 @@ def race_by_chance(root: Path, seeds: Sequence[int], *, found: Callable[[str], o
 
 
 def _unsealed_at(root: Path, arrays: bool, looks: bool) -> int:
-    """Returns how many changes a writer makes until the second chunk has its name and no seal."""
     for changes in range(_TO_THE_END):
         directory = root / "begun"
         racer = Racer(directory, arrays=arrays)
@@ -260,14 +188,12 @@ def _tell(
         shutil.rmtree(directory, ignore_errors=True)
 
 
+# Which scenes of the command are played, and every how manieth call of the second run
 SCENES: Final = {"plain": 3, "made": 7, "followed": 7, "retained": 11, "encoded": 7}
-"""Which scenes of the command are played, and every how manieth call of the second run."""
-
 _RACES: Final = 5000
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
-    """Plays all of it, or of the first one's calls every 1/scale-th."""
     step = max(1, round(1 / scale))
     with fast_folder(place) as folder:
         for arrays, begun in ((False, False), (False, True), (True, True)):

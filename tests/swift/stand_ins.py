@@ -10,14 +10,6 @@ from tests.swift.programs import ROOT
 
 PTH: Final = ROOT / "integrations" / "swift" / "lazyshard_swift.pth"
 
-EXTEND: Final = """
-calls = []
-
-def extend(module):
-    calls.append(module.__name__)
-    module.value += 1
-"""
-
 # Every extension counts what it extends, instead of extending it.
 STAND_IN_EXTENSIONS: Final = f"""
 import sys, types

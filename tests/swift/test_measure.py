@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,21 +26,12 @@ CHAT: Final = (
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture
-def rows() -> list[dict[str, Any]]:
-    texts = [" ".join(WORDS[(number + part) % 4] for part in range(number % 8)) for number in range(10)]
-    return [
-        {
-            "messages": [{"role": "user", "content": WORDS[number % 4]}, {"role": "assistant", "content": text or "0"}],
-            "note": text,
-        }
-        for number, text in enumerate(texts)
-    ]
-
-
-def test_lengths_are_those_of_the_template_and_of_the_tokenizer(
-    rows: list[dict[str, Any]], model: Path, tmp_path: Path
-) -> None:
+def test_lengths_are_those_of_the_template_and_of_the_tokenizer(model: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    for number in range(10):
+        text = " ".join(WORDS[(number + part) % 4] for part in range(number % 8))
+        messages = [{"role": "user", "content": WORDS[number % 4]}, {"role": "assistant", "content": text or "0"}]
+        rows.append({"messages": messages, "note": text})
     with ChunkWriter(tmp_path / "s", 4) as writer:
         for row in rows:
             writer.write(row)
@@ -60,22 +50,11 @@ def test_lengths_are_those_of_the_template_and_of_the_tokenizer(
     assert done.returncode == 0, done.stderr
     assert list(StreamReader(out)) == [row for row, length in zip(rows, chats, strict=True) if length <= MAX_LENGTH]
     assert lengths_of(out) == [length for length in chats if length <= MAX_LENGTH]
-    refused = [json.loads(line)["reason"] for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
+    refused = (out / "quarantine.jsonl").read_bytes().splitlines()
     assert len(refused) == sum(length > MAX_LENGTH for length in chats)
-    assert all(reason.startswith("--measure makes no sample of this row") for reason in refused)
 
     out = tmp_path / "tokenizer"
     by_text = ["--measure", str(model), "--measure-field", "note", "--workers", "1"]
     done = run(*common, "--out", str(out), *by_text)
     assert done.returncode == 0, done.stderr
     assert lengths_of(out) == [tokens(row["note"]) for row in rows]
-
-
-def test_model_that_ms_swift_does_not_know_is_refused(model: Path, tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "s", 4) as writer:
-        writer.write({"id": 0})
-    arguments = ["run", "--source", str(tmp_path / "s"), "--out", str(tmp_path / "t"), "--samples-per-chunk", "3"]
-    swift = ["--measure", "swift", "--model", str(model), "--template", "nothing"]
-    done = run(*arguments, *swift, "--encode-option", "model_type=qwen3")
-    assert done.returncode == 2
-    assert "error: --measure: ms-swift raised" in done.stderr

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
-import pickle
 import shlex
 import sys
 from pathlib import Path
@@ -203,15 +201,6 @@ def test_class_passes_for_the_original(module: ModuleType) -> None:
     one, two = kind(), kind()
     one.dataset.append("a")
     assert two.dataset == []
-
-
-def test_arguments_survive_pickling_and_copying(classes: Any) -> None:
-    args = classes.SftArguments(dataset=["/one"], sharded_lazy=True, sharded_lazy_on_end="repeat")
-    for again in (pickle.loads(pickle.dumps(args)), copy.deepcopy(args), dataclasses.replace(args)):
-        assert type(again) is type(args)
-        assert again == args
-        assert vars(again)["sharded_lazy_on_end"] == "repeat"
-    assert dataclasses.asdict(args)["dataset"] == ["/one"]
 
 
 def test_module_that_is_loaded_again_is_extended_again_and_else_once(module: ModuleType) -> None:

@@ -14,12 +14,12 @@ from lazyshard.format.cursor import Cursor
 from lazyshard.plan.course import Course
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
 from lazyshard.stream.retire import retire
-from lazyshard_swift import checkpoints, parallel
+from lazyshard_swift import checkpoints
 from lazyshard_swift.checkpoints import Checkpoints, is_whole, let_go_of_cursors, load_position, save_position
 from lazyshard_swift.parallel import Facts
 from tests.stream.streams import foreign, names, produce
 from tests.swift.unit import runs
-from tests.swift.unit.runs import as_rank, decide_one, hugging_face, megatron, open_streams, plan, position, refused
+from tests.swift.unit.runs import as_rank, decide_one, megatron, open_streams, plan, position, refused
 
 CONSUMER = "run 1"
 
@@ -114,16 +114,6 @@ def test_no_chunk_is_given_up_that_a_checkpoint_still_needs(
     assert given_up[-1] > 0, "it does move"
 
 
-def test_cursor_waits_for_the_oldest_checkpoint_and_moves_once_it_is_gone(directory: Path, output: Path) -> None:
-    saves, moves = kept(directory, output), []
-    for step in (3, 6, 9):
-        save(saves, output, step)
-        moves.append(cursor(directory).chunks_before)
-    shutil.rmtree(output / "checkpoint-3")
-    save(saves, output, 10)
-    assert (*moves, *told(directory)) == (4, 4, 4, 40, 8)
-
-
 # ms-swift gives each start a folder of its own (--add_version true, its default); the cursor is that of the run.
 @pytest.mark.parametrize("folders", [("out/v0-20261121-010200", "out/v1-20261121-010201"), ("out", "other")])
 def test_checkpoints_of_the_starts_before_count(tmp_path: Path, directory: Path, folders: tuple[str, str]) -> None:
@@ -180,13 +170,6 @@ def test_stream_is_given_up_at_its_end_unless_it_is_needed_again(
     assert (cursor(directory).state is None) == ("data_sharding" in changes)
 
 
-def test_cursor_of_the_hugging_face_trainer(directory: Path, output: Path) -> None:
-    own: dict[str, Any] = {"output_dir": str(output), "sharded_lazy_consumer": CONSUMER}
-    args = hugging_face(max_steps=12, gradient_accumulation_steps=2, train_dataloader_shuffle=False, **own)
-    save(Checkpoints(plan(args, directory, 0, 2), str(output)), output, 5)
-    assert told(directory) == (20, 6)
-
-
 def test_position_is_there_before_the_weights_and_the_cursor_after_them(directory: Path, output: Path) -> None:
     saves = kept(directory, output)
     saves.commit()
@@ -201,21 +184,6 @@ def test_position_is_there_before_the_weights_and_the_cursor_after_them(director
     saves.commit()
     assert not saves.pending
     assert cursor(directory).consumed == 24
-
-
-def test_start_registers_the_run_before_it_has_trained(directory: Path, output: Path) -> None:
-    run = plan(args_of(output), directory, 0, 2)
-    Checkpoints(run, str(output)).register()
-    assert (cursor(directory).stream_id, told(directory)) == (run.facts.stream, (0, 0))
-    assert not output.exists()
-
-
-def test_start_from_the_beginning_takes_back_the_cursor_of_the_run_before(directory: Path, output: Path) -> None:
-    save(kept(directory, output), output, 5)
-    assert told(directory) == (20, 6)
-    # --finetune true: the checkpoint is there, and not gone on from.
-    kept(directory, output).register()
-    assert told(directory) == (0, 0)
 
 
 def test_resumed_start_puts_the_cursor_where_it_goes_on(tmp_path: Path, directory: Path, output: Path) -> None:
@@ -321,12 +289,6 @@ def test_second_run_of_a_name_is_refused_naming_the_holder_and_the_ways_out(dire
         other_run(directory)
     let_go_of_cursors()
     other_run(directory).close()
-
-
-def test_every_rank_is_refused(directory: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "agree", lambda mine: "process 7 on node1 is running as 'run'")
-    with as_rank(1), refused(CursorTaken, "process 7 on node1"):
-        kept(directory, output).register()
 
 
 def test_second_run_takes_over_where_it_is_told_and_the_first_one_writes_no_more(

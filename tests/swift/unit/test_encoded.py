@@ -13,9 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard import BFLOAT16, ChunkWriter, LazyShardedDataset, Order, StreamReader
+from lazyshard import ChunkWriter, Order, StreamReader
 from lazyshard.data.rank import Rank
-from lazyshard.format.arrays import pack_row
 from lazyshard_swift.encoding import fingerprint, of_producer, pack, unpack
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.gate import open_data
@@ -102,16 +101,6 @@ def test_encoder_is_asked_for_samples_of_raw_streams_alone(tmp_path: Path) -> No
     blend = open_data(streams, Rank(0, 1), found, Order(layout="strided"), {}, {})
     samples = sorted((blend[index]["input_ids"] for index in range(8)), key=str)
     assert samples == sorted([[0, 1], [1, 1], [2, 1], [3, 1], [0], [-1], [-2], [-3]], key=str)
-
-
-def test_packs_become_the_lists_that_the_collator_takes(tmp_path: Path) -> None:
-    directory = encoded_packs(tmp_path / "packs")
-    (encoder,) = encoders([directory], template(), of_raw, 5)
-    dataset = LazyShardedDataset(directory, encoder, dp_rank=0, dp_size=1)
-    assert dataset[1] == [
-        {"input_ids": [1, 1], "length": 2, "lengths": [2]},
-        {"input_ids": [1, 1, 1], "length": 3, "lengths": [3]},
-    ]
 
 
 @pytest.mark.parametrize(("packs", "most"), [(True, None), (True, 4), (False, 4)])
@@ -249,21 +238,6 @@ def test_sample_comes_back_through_a_stream_as_it_was(name: str, tmp_path: Path)
     assert same(found, SAMPLES[name]), found
 
 
-def test_numbers_are_kept_in_as_few_bytes_as_give_them_back() -> None:
-    def dtype(values: list[Any]) -> Any:
-        return pack({"a": values})["a"].dtype
-
-    assert [dtype(values) for values in ([1], [2**31], [0.5], [0.1], [True])] == [
-        np.int32,
-        np.int64,
-        np.float32,
-        np.float64,
-        np.bool_,
-    ]
-    assert pack({"a": torch.ones(1, dtype=torch.bfloat16)})["a"]["$tensor"].dtype == BFLOAT16
-    assert pack({"lengths": [1, 2], "chosen_length": 3}) == {"lengths": [1, 2], "chosen_length": 3}
-
-
 @given(
     st.dictionaries(
         st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: not name.startswith("$")),
@@ -287,9 +261,3 @@ def test_lists_of_numbers_come_back_exactly(sample: dict[str, Any]) -> None:
 def test_what_no_row_can_hold_is_named(sample: dict[str, Any], text: str) -> None:
     with pytest.raises(TypeError, match=text):
         pack(sample)
-
-
-def test_tensors_share_the_memory_of_the_row() -> None:
-    packed = pack({"a": torch.ones(4)})
-    assert unpack(packed)["a"].data_ptr() == packed["a"]["$tensor"].ctypes.data
-    assert pack_row(packed).line == b'{"a":{"$tensor":{"$array":["float32",[4],0]}}}\n'

@@ -164,33 +164,12 @@ def test_process_that_cannot_save_in_time_ends_with_the_error() -> None:
     assert (ended.returncode, ended.stderr) == (75, "\nlazyshard: error: no chunk 3 (exit code 75)\n")
 
 
-def test_message_names_the_rank() -> None:
-    ended = run("raise WaitTimeout('no chunk 3')", RANK="3", WORLD_SIZE="4")
-    assert (ended.returncode, ended.stdout) == (75, "")
-    assert ended.stderr == "\nlazyshard: rank 3: error: no chunk 3 (exit code 75)\n"
-
-
 def test_other_errors_keep_their_traceback_and_code() -> None:
     ended = run("raise ValueError('a bug')")
     assert ended.returncode == 1
     assert ended.stderr.startswith("Traceback")
     assert ended.stderr.endswith("ValueError: a bug\n")
     assert "lazyshard:" not in ended.stderr
-
-
-def test_hook_that_was_there_before_is_called_for_other_errors_alone() -> None:
-    program = (
-        "import sys\n"
-        "sys.excepthook = lambda kind, error, trace: print('before:', error)\n"
-        "from lazyshard_swift import errors\n"
-        "errors.install_exits()\n"
-        "{}"
-    )
-    other = python(program.format("raise ValueError('a bug')"))
-    assert (other.returncode, other.stdout, other.stderr) == (1, "before: a bug\n", "")
-    ours = python(program.format("from lazyshard.errors import WaitTimeout\nraise WaitTimeout('no chunk')"))
-    assert (ours.returncode, ours.stdout) == (75, "")
-    assert ours.stderr == "\nlazyshard: error: no chunk (exit code 75)\n"
 
 
 def test_exit_handlers_run_and_what_was_printed_is_not_lost() -> None:

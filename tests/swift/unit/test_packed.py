@@ -88,12 +88,6 @@ def test_packs_made_while_training_are_lists_of_the_same_rows_with_their_borders
         assert batch["cu_seqlens"] == [0, *itertools.accumulate(lengths)]
 
 
-def test_a_pack_becomes_the_list_of_its_rows_and_a_row_stays_one_without_packing() -> None:
-    found = rows.encode_packs(pack({"id": 3}, {"id": 5}), 4, encode)
-    assert found == [{"input_ids": [3, 3], "lengths": [2]}, {"input_ids": [5, 5], "lengths": [2]}]
-    assert rows.encode_packs({"id": 3, "tokens": 1}, None, encode) == {"input_ids": [3], "lengths": [1]}
-
-
 @pytest.mark.parametrize(
     ("row", "most", "error", "message"),
     [

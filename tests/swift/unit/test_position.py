@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import pytest
 
 from lazyshard.errors import FileRefused
 from lazyshard.store import durable
-from lazyshard_swift.checkpoints import load_position, save_position, saved_in
+from lazyshard_swift.checkpoints import load_position, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
-from lazyshard_swift.position import Position, check_fits, parse, stamp
+from lazyshard_swift.position import Position, check_fits, parse
 from tests.swift.unit.runs import SAVED, position, refused
 
 FILE = "/runs/one/checkpoint-3/lazyshard.json"
@@ -205,17 +204,6 @@ def test_save_that_fails_leaves_what_was_there(
     assert os.listdir(tmp_path) == there
 
 
-def test_saved_in_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
-    assert saved_in(tmp_path / "not there") == []
-    for step in (1, 2, 10):
-        save_position(position(step=step), tmp_path / f"checkpoint-{step}")
-    (tmp_path / "checkpoint-2" / "lazyshard.json").write_bytes(b"{")
-    (tmp_path / "checkpoint-3").mkdir()
-    (tmp_path / "checkpoint-4" / "lazyshard.json").mkdir(parents=True)
-    save_position(position(step=5), tmp_path / "last")
-    assert sorted(found.step for found in saved_in(tmp_path)) == [1, 10]
-
-
 SHUFFLED = {"layout": "block", "window": 0}
 
 
@@ -260,8 +248,3 @@ def test_resume_is_refused_naming_what_differs(
 )
 def test_resume_where_the_next_sample_is_the_next_one_is_accepted(before: dict[str, Any], now: dict[str, Any]) -> None:
     check_fits(position(**before), position(**now), CHECKPOINT)
-
-
-def test_stamp_is_the_time() -> None:
-    before = time.time()
-    assert before <= stamp() <= time.time()

@@ -18,7 +18,7 @@ from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.run_plan import RunPlan
 from tests.stream.streams import produce
-from tests.swift.unit.runs import checkpoint, decide_one, facts_of, hugging_face, megatron, plan, refused
+from tests.swift.unit.runs import decide_one, facts_of, hugging_face, megatron, plan, refused
 from tests.swift.unit.trainers import Trained, resumed, train
 
 PER_CHUNK = 3
@@ -204,16 +204,6 @@ def test_repeated_stream_goes_on_through_its_epochs_with_other_ranks(
     assert [sum(1 for at, _ in history.trained if at == epoch) for epoch in range(4)] == [24, 23, 25, 2]
 
 
-def test_same_ranks_and_batches_go_on_in_the_same_part(tmp_path: Path, streams: dict[int, Path]) -> None:
-    for kind in ("swift", "megatron"):
-        history = History(kind, streams[48], tmp_path / kind, num_train_epochs=2)
-        for _ in range(3):
-            history.start(Shape(2, 2, 2), 3)
-        (part,) = history.plans[0].state.parts
-        assert (part.draws, part.first_step, part.draws_per_step) == (24, 0, 4)
-        assert not history.plans[0].one_pass
-
-
 def test_epochs_whose_last_step_is_smaller_do_not_say_how_many_samples_a_step_has(
     tmp_path: Path, streams: dict[int, Path]
 ) -> None:
@@ -274,16 +264,6 @@ def test_steps_of_megatron_are_told_where_epochs_decide(
     # 24 samples in 6 steps; 72 are left.
     assert max(history.last[0].steps) == 6 + 36 - 1
     assert [text for text in notices if "36 steps are left of 2 epochs" in text]
-
-
-def test_run_of_ms_swifts_own_shuffle_goes_on_with_the_same_ranks_only(
-    tmp_path: Path, streams: dict[int, Path]
-) -> None:
-    history = History("megatron", streams[48], tmp_path, num_train_epochs=1, data_sharding=True)
-    history.checkpoint = Path(checkpoint(tmp_path / "checkpoint-4", history.plan(Shape(4, 1, 1)).position(16, 4)))
-    assert history.plan(Shape(4, 1, 1)).saved == load_position(history.checkpoint)
-    with refused(ResumeRefused, expected="4", actual="2"):
-        history.plan(Shape(2, 1, 2))
 
 
 def test_checkpoint_of_format_1_goes_on_with_other_ranks(tmp_path: Path, streams: dict[int, Path]) -> None:

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.settings import Skip, parse_skips
 from tests.stream.streams import produce
 from tests.swift.unit.runs import decided, hugging_face, megatron, refused
 from tests.swift.unit.test_rescale import PER_CHUNK, STEPS, History, Shape
@@ -20,27 +18,6 @@ TOTAL = 48
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return produce(tmp_path_factory.mktemp("skip") / "s", TOTAL, PER_CHUNK)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("samples 120:180", [("samples", 120, 180)]),
-        ("samples 0:1, chunks 7:8,steps 40:60", [("samples", 0, 1), ("chunks", 7, 8), ("steps", 40, 60)]),
-        (" steps  1:2 , steps 1:2", [("steps", 1, 2)]),
-    ],
-)
-def test_argument_is_read(text: str, found: list[tuple[str, int, int]]) -> None:
-    assert parse_skips(text) == tuple(Skip(*one) for one in found)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "samples", "samples 5", "samples 5:5", "samples 6:5", "sample 1:2", "1:2", "steps -1:2", "steps 1:2,", "x"],
-)
-def test_other_text_is_refused_naming_the_form(text: str) -> None:
-    with pytest.raises(ValueError, match="FIRST:STOP"):
-        parse_skips(text)
 
 
 @pytest.fixture(params=["swift", "megatron"])
@@ -85,29 +62,12 @@ def test_next_steps_are_passed_over(history: History, after: Shape) -> None:
     assert min(history.last[0].steps) == 4
 
 
-def test_later_steps_are_those_of_the_run_as_it_went(history: History) -> None:
-    shape = Shape(2, 1, 2)
-    steps = uninterrupted(history, shape)
-    history.start(shape, 2)
-    assert history.start(shape, sharded_lazy_skip="steps 9:10, steps 3:4, steps 4:5")
-    out = {sample for step in (2, 3, 8) for sample in steps[step]}
-    assert sorted(ids(history)) == sorted(set(range(TOTAL)) - out)
-
-
 def test_samples_and_chunks_are_left_out_of_what_is_left(history: History) -> None:
     history.start(Shape(2, 1, 2), 3)
     before = set(ids(history))
     assert history.start(Shape(1, 1, 1), sharded_lazy_skip="samples 30:35, chunks 0:2, chunks 13:14")
     out = {*range(30, 35), *range(6), *range(39, 42)} - before
     assert sorted(ids(history)) == sorted(set(range(TOTAL)) - out)
-
-
-def test_new_run_leaves_samples_out_from_its_beginning(history: History) -> None:
-    assert history.start(Shape(2, 1, 1), sharded_lazy_skip="samples 5:9")
-    assert sorted(ids(history)) == [i for i in range(TOTAL) if not 5 <= i < 9]
-    found = load_position(history.output / "checkpoint-22")
-    assert found is not None and found.state is not None
-    assert (found.skipped, found.state.parts[0].skip) == (("samples 5:9",), ((5, 9),))
 
 
 def test_command_that_is_started_again_leaves_nothing_out_twice(history: History) -> None:
@@ -121,18 +81,6 @@ def test_command_that_is_started_again_leaves_nothing_out_twice(history: History
     assert_trained(history, out, shape.step)
     # Trained, passed over up to the end of a window, and what is left without the two samples.
     assert [part.skip for part in history.plans[0].state.parts] == [(), (), ((40, 42),)]
-
-
-def test_steps_that_end_with_a_window_are_passed_over_as_a_part(tmp_path: Path, stream: Path) -> None:
-    for window, last in ((0, 7), (1, 6)):
-        options: dict[str, Any] = {"train_iters": 50, "sharded_lazy_shuffle_window": window}
-        history = History("megatron", stream, tmp_path / f"{window}", **options)
-        history.start(Shape(2, 1, 2), 4)
-        assert history.start(Shape(2, 1, 2), sharded_lazy_skip=f"steps 5:{last + 1}")
-        parts = history.plans[0].state.parts
-        found = [(part.trained, part.draws, part.skip) for part in parts[:2]]
-        assert found == [(True, 8, ()), (False, 2 * last - 8, ())]
-        assert parts[2].first_step == 4
 
 
 def test_epochs_are_trained_to_their_end_without_what_is_left_out(tmp_path: Path, stream: Path) -> None:

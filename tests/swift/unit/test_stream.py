@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.errors import LazyShardError, WaitTimeout
+from lazyshard.errors import WaitTimeout
 from lazyshard.stream import list_consumers
 from lazyshard.stream.retire import retire
 from lazyshard_swift import stream as streams
@@ -115,38 +115,12 @@ def test_resume_refuses_where_any_chunk_of_the_open_window_was_deleted(tmp_path:
         opened(directory, **changes)
 
 
-@pytest.mark.parametrize("chunk", [4, 6])
-def test_resume_refuses_where_a_chunk_of_the_open_window_was_retired(tmp_path: Path, chunk: int) -> None:
-    directory = produce(tmp_path / "s", 18, 2)
-    changes = resumable(directory, tmp_path / "checkpoint-7", 7)
-    retire(directory, chunk, 9)
-    # At once, without the grace period for chunks that are just appearing.
-    with refused(ResumeRefused, "chunk 3", f"below {chunk}", checkpoint=changes["mcore_model"]):
-        opened(directory, **changes)
-
-
 def test_trained_checkpoint_without_a_position_is_refused(tmp_path: Path) -> None:
     where = str(tmp_path / "checkpoint-3")
     stream = opened(produce(tmp_path / "s", 9, 2), hugging_face, max_steps=9, resume_from_checkpoint=where)
     stream.check_resume(0, 0)
     with refused(ResumeRefused, "--resume_only_model true --ignore_data_skip true", checkpoint=where):
         stream.check_resume(3, 3)
-
-
-@pytest.mark.parametrize("consumed", [8, 100])
-def test_checkpoint_ahead_of_an_ended_stream_is_refused_or_at_its_end(tmp_path: Path, consumed: int) -> None:
-    # The stream ended with 8 samples. A run that stops there never trains a ninth.
-    directory = produce(tmp_path / "s", 8, 2)
-    args: dict[str, Any] = {"max_steps": 200, "sharded_lazy_shuffle_window": 0}
-    run = plan(hugging_face(**args), directory, 0, 1)
-    where = checkpoint(tmp_path / "checkpoint", run.position(consumed, consumed))
-    stream = open_stream(plan(hugging_face(**args, resume_from_checkpoint=where), directory, 0, 1))
-    if consumed == 8:
-        stream.check_resume(8, 8)
-        assert not stream.gate.allows(8, 9)
-        return
-    with pytest.raises(LazyShardError):
-        stream.check_resume(consumed, consumed)
 
 
 def test_first_sample_is_not_waited_for(tmp_path: Path) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
 from lazyshard.plan.deal import Rules
-from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.errors import ResumeRefused
-from lazyshard_swift.position import Position, parse
+from lazyshard_swift.position import Position
 from tests.stream.streams import produce
-from tests.swift.unit.runs import checkpoint, decided, hugging_face, megatron, open_streams, position, refused
-from tests.swift.unit.test_rescale import History, Shape, any_shape, assert_once
+from tests.swift.unit.runs import checkpoint, decided, megatron, position, refused
+from tests.swift.unit.test_rescale import History, Shape
 
 
 def args_of(unit: Any, **changes: Any) -> Any:
@@ -95,59 +91,11 @@ def test_ms_swifts_own_shuffle_keeps_whole_chunks(notices: list[str]) -> None:
     assert len(notices) == 1 and "--sharded_lazy_unit batch is put aside" in notices[0]
 
 
-@pytest.mark.parametrize("unit", ["batch", "3"])
-@pytest.mark.parametrize("window", [0, 1, 2])
-def test_position_with_a_unit_is_read_again(unit: str, window: int) -> None:
-    saved = decided(args_of(unit, sharded_lazy_shuffle_window=window)).position(48, 3)
-    assert parse(saved.to_bytes(), "lazyshard.json") == saved
-
-
-def test_ranks_share_one_file(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"train_dataloader_shuffle": False, "num_train_epochs": 1}
-    args = hugging_face(per_device_train_batch_size=2, sharded_lazy_unit="auto", **options)
-    streams = open_streams(args, produce(tmp_path / "s", 20, 20), 4)
-    found = [[stream[index] for index in range(rank, len(stream), 4)] for rank, stream in enumerate(streams)]
-    assert found == [[0, 1, 8, 9], [2, 3, 10, 11], [4, 5, 12, 13], [6, 7, 14, 15]]
-    assert "dealt in units of 2 samples" in repr(streams[0])
-
-
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """By how many samples there are: in one chunk, and in three."""
     folder = tmp_path_factory.mktemp("streams")
     return {61: produce(folder / "1", 61, 61), 48: produce(folder / "3", 48, 20)}
-
-
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32), kind=st.sampled_from(["swift", "megatron"]))
-def test_epochs_of_few_files_through_any_chain_of_starts(
-    tmp_path_factory: pytest.TempPathFactory, streams: dict[int, Path], seed: int, kind: str
-) -> None:
-    choose = random.Random(seed)
-    total, epochs = choose.choice([61, 48]), choose.randint(1, 3)
-    history = History(
-        kind,
-        streams[total],
-        tmp_path_factory.mktemp("run"),
-        num_train_epochs=epochs,
-        sharded_lazy_shuffle_window=choose.randint(0, 2),
-        sharded_lazy_unit="auto",
-        save_steps=choose.randint(1, 3),
-    )
-    shapes, units = [], set()
-    for _ in range(choose.randint(1, 4)):
-        shapes.append(any_shape(choose))
-        ended = history.start(shapes[-1], choose.randint(0, 6))
-        if history.checkpoint is not None:
-            saved = load_position(history.checkpoint)
-            assert saved is not None
-            units.add(saved.unit)
-        if ended:
-            break
-    shapes.append(any_shape(choose))
-    assert history.start(shapes[-1])
-    assert len(units) <= 1, "the unit of the first checkpoint is kept"
-    assert_once(history, total, epochs, max([shapes[-1].step, *(shape.dp * shape.batch for shape in shapes)]))
 
 
 def test_live_stream_of_few_files_is_trained_at_once_and_gone_on_with_once_it_has_ended(tmp_path: Path) -> None:

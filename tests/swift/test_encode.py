@@ -1,47 +1,84 @@
-"""`--encode swift`: the trainer gets what its template would have returned, and refuses what it would not have."""
+"""`--encode swift`: the trainer gets what its template would have returned, and refuses what it would not have.
+
+Of whole rows, of sequences that were cut (`--split`), and of rows that were padded (`--pad`).
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from lazyshard import StreamReader
 from lazyshard.format.names import seal_name
 from lazyshard.format.seal import Seal
-from tests.swift.encoding import MAX_LENGTH, SIZE, TEMPLATE, produce
-from tests.swift.programs import found_by
+from tests.producer.commands import run_arguments
+from tests.swift.commands import megatron_sft
+from tests.swift.encoding import MAX_LENGTH, SIZE, TEMPLATE
+from tests.swift.programs import found_by, offline, run
 from tests.swift.streams import row
 
-ROWS = 40
-OPTIONS = ("template=" + TEMPLATE, f"max_length={MAX_LENGTH}", "model_type=qwen3")
-LONG: dict[str, Any] = {
+pytestmark = [pytest.mark.timeout(400)]
+
+ROWS: Final = 60
+TOKENS: Final = 96
+"""More than any text has."""
+
+LONG: Final[dict[str, Any]] = {
     "messages": [{"role": "user", "content": "what " * 600}, {"role": "assistant", "content": "one"}]
 }
-ODD: list[dict[str, Any]] = [
+ODD: Final[list[dict[str, Any]]] = [
     {"messages": [{"role": "system", "content": "be brief"}, *row(1)["messages"], *row(2)["messages"]]},
     {"query": "sum of 1 and 2", "response": "数据 é \U0001f600"},
     {"instruction": "translate", "input": "fox", "output": "dog"},
     {"messages": [*row(3)["messages"][:1], {"role": "assistant", "content": "quick", "loss": False}]},
 ]
 
+_PRODUCE: Final = """
+import json, sys
+from lazyshard_producer.cli import main
+sys.exit(max(main(arguments) for arguments in json.loads(sys.argv[1])))
+"""
+
+
+def text(number: int) -> dict[str, Any]:
+    """The answer of a row behind its number, without any chat around it."""
+    question, answer = row(number)["messages"]
+    return {"messages": [{"role": "assistant", "content": f"{question['content']} {answer['content']}"}]}
+
 
 @pytest.fixture(scope="module")
-def encoded(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """A stream of rows of many kinds, encoded by two workers; a row that is too long is left out."""
-    out = tmp_path_factory.mktemp("encoded") / "stream"
-    rows = [*map(row, range(ROWS)), LONG, *ODD]
-    ended = produce(out, rows, model, "--workers", 2, "--on-bad-row", "quarantine")
+def streams(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Path]:
+    """Rows of many kinds, of which one is too long; and texts, encoded, cut, or padded. By one process."""
+    folder = tmp_path_factory.mktemp("encoded")
+    chat, lone = folder / "chat.jsonl", folder / "lone.jsonl"
+    for path, rows in ((chat, [*map(row, range(ROWS)), LONG, *ODD]), (lone, map(text, range(ROWS)))):
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    texts = ("--encode-option", "use_chat_template=false", "--encode-option", "loss_scale=all")
+    encoding = ("--encode", "swift", "--model", model, "--template", TEMPLATE, "--encode-option", "model_type=qwen3")
+    made: dict[str, tuple[Path, tuple[object, ...]]] = {
+        "whole": (chat, ("--max-length", MAX_LENGTH, "--workers", 2, "--on-bad-row", "quarantine")),
+        "texts": (lone, (*texts, "--max-length", MAX_LENGTH)),
+        "split": (lone, (*texts, "--split", TOKENS)),
+        "padded": (lone, (*texts, "--max-length", MAX_LENGTH, "--pad", TOKENS)),
+    }
+    commands = [
+        run_arguments(folder / name, [source], SIZE, *encoding, *options, "--no-progress")
+        for name, (source, options) in made.items()
+    ]
+    ended = run(["-c", _PRODUCE, json.dumps(commands)], offline(folder))
     assert ended.returncode == 0, ended.stderr
-    return out
+    return {name: folder / name for name in made}
 
 
-def test_samples_and_batches_are_those_of_the_template(encoded: Path, model: Path, tmp_path: Path) -> None:
+def test_samples_and_batches_are_those_of_the_template(streams: dict[str, Path], model: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(one) + "\n" for one in [*map(row, range(ROWS)), *ODD]), encoding="utf-8")
-    result = found_by(Path(__file__).with_name("encoded_program.py"), tmp_path, encoded, rows, model, *OPTIONS)
+    program = Path(__file__).with_name("encoded_program.py")
+    result = found_by(program, tmp_path, rows, model, *streams.values())
     assert result["same"] == [True] * (ROWS + len(ODD))
     assert result["kinds"] == {"input_ids": "list", "labels": "list", "length": "int", "lengths": "list"}
     assert result["batches"] == [True] * 4
@@ -50,11 +87,18 @@ def test_samples_and_batches_are_those_of_the_template(encoded: Path, model: Pat
     assert "max_length is 512 there and 99 here (there: the stream, here: this run)" in length
     assert "system is" in texts
     assert "loss_scale is 'default' there and 'all' here" in texts
+    assert result["apart"]
+    assert result["sequences"] == [True] * 4
+    assert result["padded"] == [True] * (ROWS + 1)
+    # Of two sequences of several documents each, none of which attends to another.
+    assert len(result["lengths"]) > 4
+    assert result["borders"] == [0, *itertools.accumulate(result["lengths"])]
 
 
-def test_seals_hold_the_lengths_and_the_manifest_what_rows_were_encoded_with(encoded: Path) -> None:
-    reader = StreamReader(encoded)
-    tokens = Seal.decode((encoded / seal_name(1)).read_bytes(), 1).tokens
+def test_seals_hold_the_lengths_and_the_manifest_what_rows_were_encoded_with(streams: dict[str, Path]) -> None:
+    stream = streams["whole"]
+    reader = StreamReader(stream)
+    tokens = Seal.decode((stream / seal_name(1)).read_bytes(), 1).tokens
     assert tokens is not None
     rows = [reader.read(number) for number in range(SIZE, 2 * SIZE)]
     assert tokens.tolist() == [row["length"] for row in rows] == [len(row["input_ids"]) for row in rows]
@@ -63,5 +107,25 @@ def test_seals_hold_the_lengths_and_the_manifest_what_rows_were_encoded_with(enc
     assert facts.items() <= reader.encoding.items()
     assert len(str(reader.encoding["tokenizer"])) == 16
     # The row that is too long is a bad one.
-    (line,) = (encoded / "quarantine.jsonl").read_bytes().splitlines()
+    (line,) = (stream / "quarantine.jsonl").read_bytes().splitlines()
     assert json.loads(line)["line"] == ROWS + 1
+
+
+def test_sequences_are_trained_by_megatron_pt(streams: dict[str, Path], model: Path, tmp_path: Path) -> None:
+    sequences = sum(1 for _ in StreamReader(streams["split"]))
+    run = megatron_sft(
+        tmp_path / "run",
+        model,
+        command=("megatron", "pt"),
+        processes=2,
+        dataset=streams["split"],
+        sharded_lazy=True,
+        max_length=TOKENS,
+        micro_batch_size=1,
+        global_batch_size=4,
+        num_train_epochs=1,
+    )
+    assert len(run.losses) == sequences // 4 >= 4
+    # All are full, but for the last one of the stream.
+    assert sum(batch.tokens != TOKENS for batch in run.batches) <= 1
+    assert max(len(batch.ids) for batch in run.batches) > 1

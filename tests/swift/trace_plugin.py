@@ -3,9 +3,9 @@
 Each process appends to `$TRACE_DIR/rank_R.jsonl`, one JSON object a line, each line written at once, so that `kill -9`
 loses none:
 
-    {"event": "start", "rank": 0, "pid": 4711, "time": ...}
-    {"event": "batch", "rank": 0, "pid": 4711, "time": ..., "step": 1, "micro": 0, "train": true, "ids": [12, 7],
-     "tokens": 96, "dp": 0, "tp": 0, "pp": 0, "cp": 0, "vp": 0}
+    {"event": "start", "rank": 0, "time": ...}
+    {"event": "batch", "rank": 0, "time": ..., "step": 1, "micro": 0, "train": true, "ids": [12, 7], "tokens": 96,
+     "dp": 0, "tp": 0, "pp": 0, "cp": 0, "vp": 0}
 
 `step` counts from 1 and is the iteration that the batch belongs to, as in ms-swift's logging.jsonl; `micro` counts the
 batches within it. `ids` are read from the tokens themselves: the text of row n holds "sample n" once (see streams.py),
@@ -40,7 +40,7 @@ class _Trace:
     def write(self, event: str, **facts: Any) -> None:
         if os.getpid() != self._pid:
             return
-        line = {"event": event, "rank": self._rank, "pid": self._pid, "time": time.time(), **facts}
+        line = {"event": event, "rank": self._rank, "time": time.time(), **facts}
         self._file.write(json.dumps(line) + "\n")
 
     def batch(self, tokenizer: Any, inputs: Any, step: int, train: bool, **place: int) -> None:

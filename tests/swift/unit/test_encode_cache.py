@@ -15,7 +15,7 @@ from lazyshard_swift.encoding import _variables, cache_facts, encode_cache, tell
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.gate import members, open_data
 from lazyshard_swift.parallel import Facts, Streams
-from lazyshard_swift.rows import EncodedRows, for_stream
+from lazyshard_swift.rows import EncodedRows
 from tests.swift.unit.runs import hugging_face, refused
 from tests.swift.unit.test_encoded import encoded, of_raw, raw, template
 
@@ -24,21 +24,15 @@ def arguments(**changes: Any) -> Any:
     return hugging_face(**{"sharded_lazy_encode_cache": "/dev/shm/cache", **changes})
 
 
-def test_data_set_is_told_nothing_without_a_cache() -> None:
+def test_data_set_is_told_where_how_much_and_what_encodes(tmp_path: Path) -> None:
     assert encode_cache(arguments(sharded_lazy_encode_cache=None), template()) == EncodeCache()
-
-
-def test_data_set_is_told_where_how_much_and_what_encodes() -> None:
+    assert encode_cache(arguments(), template()).size is None
     args = arguments(sharded_lazy_encode_cache_size="20GB")
     assert encode_cache(args, template()) == EncodeCache("/dev/shm/cache", "20GB", cache_facts(args, template()))
-    assert encode_cache(arguments(), template()).size is None
-
-
-def test_same_settings_make_the_same_facts() -> None:
-    made = cache_facts(arguments(), template())
-    assert made == cache_facts(arguments(), template())
-    # What a template remembers of its work is no setting.
-    assert made == cache_facts(arguments(), template(_cache={"a": 1}, model=object(), _seen=3))
+    given = encode_cache(arguments(sharded_lazy_encode_cache=str(tmp_path / "cache")), template())
+    dataset = LazyShardedDataset(raw(tmp_path / "s"), of_raw, dp_rank=0, dp_size=1, cache=given)
+    assert dataset[3] == {"input_ids": [-3], "length": 1}
+    assert dataset.stats().not_cached == 0
 
 
 @pytest.mark.parametrize(
@@ -49,6 +43,7 @@ def test_same_settings_make_the_same_facts() -> None:
         ({"remove_unused_columns": False}, {}),
         ({"packing": True}, {}),
         ({"external_plugins": [__file__]}, {}),
+        ({"external_plugins": ["missing.py"]}, {}),
         *(({}, changes) for changes in ({"max_length": 513}, {"padding_free": True}, {"num_frames": 8})),
         *(({}, changes) for changes in ({"sizes": [1, 2]}, {"packing": True})),
     ],
@@ -56,34 +51,38 @@ def test_same_settings_make_the_same_facts() -> None:
 def test_each_thing_that_decides_about_samples_makes_other_facts(
     args: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    assert cache_facts(arguments(**args), template(**settings)) != cache_facts(arguments(), template())
+    made = cache_facts(arguments(), template())
+    # What a template remembers of its work is no setting.
+    assert made == cache_facts(arguments(), template(_cache={"a": 1}, model=object(), _seen=3))
+    assert cache_facts(arguments(**args), template(**settings)) != made
 
 
-def test_variables_that_templates_read_make_other_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_variables_and_plugins_that_templates_read_make_other_facts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "template" / "templates").mkdir(parents=True)
     text = "a = get_env_args('hd_num', int, 3)\nb = os.environ.get(\n    'CFG_SCALE', 3.0)\nc = os.getenv(\"Mixed\")\n"
     (tmp_path / "template" / "templates" / "one.py").write_text(text)
     monkeypatch.setattr(ms_swift, "folder", lambda: tmp_path)
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("a = 1")
+
+    def facts() -> Any:
+        return cache_facts(arguments(external_plugins=[str(plugin)]), template())
+
     _variables.cache_clear()
     try:
         for name in ("HD_NUM", "CFG_SCALE", "Mixed", "MAX_PIXELS"):
-            before = cache_facts(arguments(), template())
+            before = facts()
             monkeypatch.setenv(name, "7")
-            assert cache_facts(arguments(), template()) != before, name
-        before = cache_facts(arguments(), template())
+            assert facts() != before, name
+        before = facts()
         monkeypatch.setenv("SOMETHING_ELSE", "7")
-        assert cache_facts(arguments(), template()) == before
+        assert facts() == before
+        plugin.write_text("a = 2")
+        assert facts() != before
     finally:
         _variables.cache_clear()
-
-
-def test_plugin_that_was_changed_makes_other_facts(tmp_path: Path) -> None:
-    plugin = tmp_path / "plugin.py"
-    plugin.write_text("a = 1")
-    before = cache_facts(arguments(external_plugins=[str(plugin)]), template())
-    plugin.write_text("a = 2")
-    assert cache_facts(arguments(external_plugins=[str(plugin)]), template()) != before
-    assert cache_facts(arguments(external_plugins=["missing.py"]), template()) != before
 
 
 def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,12 +97,6 @@ def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
             encode_cache(arguments(), template())
 
 
-def test_encoded_streams_and_rows_as_they_are_need_no_cache() -> None:
-    given = EncodeCache("a", fingerprint={"b": 1})
-    assert for_stream(given, of_raw) == given
-    assert for_stream(given, EncodedRows()) == for_stream(given, None) == EncodeCache()
-
-
 def test_of_a_blend_raw_streams_have_one(tmp_path: Path) -> None:
     directories = (encoded(tmp_path / "a"), raw(tmp_path / "b"))
     parts = tuple(Facts(name, 2, 4, True) for name in "ab")
@@ -115,20 +108,7 @@ def test_of_a_blend_raw_streams_have_one(tmp_path: Path) -> None:
         assert [one.stats()[5:7] for one in members(blend)] == [(0, 0), expected]
 
 
-def test_what_was_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("lazyshard_swift.encoding.notice", told.append)
-    tell_cache(
-        "/c", [Stats(0, 0, 0.0, encoded=3, from_cache=4), Stats(0, 0, 0.0, encoded=1, from_cache=0, not_cached=2)]
-    )
-    assert told == [
-        "--sharded_lazy_encode_cache /c: this rank encoded 4 rows and found 4 encoded; 2 of what it encoded could not "
-        "be cached"
-    ]
-
-
-def test_facts_are_taken_by_a_data_set(tmp_path: Path) -> None:
-    given = encode_cache(arguments(sharded_lazy_encode_cache=str(tmp_path / "cache")), template())
-    dataset = LazyShardedDataset(raw(tmp_path / "s"), of_raw, dp_rank=0, dp_size=1, cache=given)
-    assert dataset[3] == {"input_ids": [-3], "length": 1}
-    assert dataset.stats().not_cached == 0
+def test_what_was_found_is_told(notices: list[str]) -> None:
+    tell_cache("/c", [Stats(0, 0, 0.0, encoded=3, from_cache=4), Stats(0, 0, 0.0, encoded=1, not_cached=2)])
+    (told,) = notices
+    assert "this rank encoded 4 rows and found 4 encoded; 2 of what it encoded" in told

@@ -109,47 +109,57 @@ def test_packs_are_taken_where_there_are_to_be_some(packs: bool, most: int | Non
     (encoder,) = encoders([directory], template(), of_raw, most)
     with pytest.raises(ValueError, match="pack"):
         encoder(first(directory))
+    if packs:
+        (encoder,) = encoders([directory], template(), of_raw, 5)
+        assert encoder(first(directory)) == [
+            {"input_ids": [0, 0], "length": 2, "lengths": [2]},
+            {"input_ids": [0, 0, 0], "length": 3, "lengths": [3]},
+        ]
 
 
-def test_the_first_token_of_a_sequence_is_nobodys_label(tmp_path: Path) -> None:
-    """Of documents of 2 and 3 tokens: positions stay, from which the collator takes the borders."""
-    row = {"input_ids": [5, 6, 7, 8, 9], "labels": [5, 6, -100, 8, 9], "position_ids": [0, 1, 0, 1, 2], "length": 5}
-    directory = formed(tmp_path / "a", "split", row)
-    # How long a document might be is nothing for who trains sequences.
-    (encoder,) = encoders([directory], template(max_length=5, truncation_strategy="delete"), of_raw)
-    expected = row | {"labels": [-100, 6, -100, 8, 9]}
+SEQUENCE = {"input_ids": [5, 6, 1, 8, 9], "labels": [5, 6, -100, 8, 9], "position_ids": [0, 1, 0, 1, 2], "length": 5}
+BARE = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
+PADDED = {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100], "attention_mask": [1, 1, 0, 0], "length": 2}
+
+
+@pytest.mark.parametrize(
+    ("form", "row", "own", "expected"),
+    [
+        # The first token of a sequence is nobody's label; positions stay, from which the collator takes the borders.
+        # How long a document might be is nothing for who trains sequences.
+        ("split", SEQUENCE, {"max_length": 5}, SEQUENCE | {"labels": [-100, 6, -100, 8, 9]}),
+        ("split", BARE, {"truncation_strategy": "delete"}, BARE),
+        # Documents are kept apart as those of a pack are.
+        (
+            "split",
+            SEQUENCE,
+            {"padding_free": True},
+            [
+                {"input_ids": [5, 6], "labels": [-100, 6], "length": 2, "lengths": [2]},
+                {"input_ids": [1, 8, 9], "labels": [-100, 8, 9], "length": 3, "lengths": [3]},
+            ],
+        ),
+        # A padded row is one of all its tokens.
+        (
+            "pad",
+            PADDED | {"lengths": [2]},
+            {},
+            {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100], "length": 4, "lengths": [4]},
+        ),
+    ],
+)
+def test_rows_that_were_cut_or_padded(form: str, row: Any, own: dict[str, Any], expected: Any, tmp_path: Path) -> None:
+    directory, mine = formed(tmp_path, form, row), template(**own)
+    (encoder,) = encoders([directory], mine, of_raw)
     assert encoder(first(directory)) == expected
-    # One without labels has none.
-    bare = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
-    (encoder,) = encoders([formed(tmp_path / "b", "split", bare)], template(), of_raw)
-    assert encoder(first(str(tmp_path / "b"))) == bare
-
-
-def test_a_padded_row_is_one_of_all_its_tokens(tmp_path: Path) -> None:
-    tokens = {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100]}
-    row = {**tokens, "attention_mask": [1, 1, 0, 0], "length": 2, "lengths": [2]}
-    directory = formed(tmp_path / "a", "pad", row)
-    (encoder,) = encoders([directory], template(), of_raw)
-    assert encoder(first(directory)) == {**tokens, "length": 4, "lengths": [4]}
-    with refused(SettingsRefused, "max_length is 512 there and 4 here"):
-        encoders([directory], template(max_length=4), of_raw)
-
-
-def test_documents_of_a_sequence_are_kept_apart_as_those_of_a_pack_are(tmp_path: Path) -> None:
-    row = {"input_ids": [5, 6, 1, 8, 9], "labels": [5, 6, 1, 8, 9], "position_ids": [0, 1, 0, 1, 2], "length": 5}
-    own = template(padding_free=True)
-    directory = formed(tmp_path / "a", "split", row)
-    (encoder,) = encoders([directory], own, of_raw)
-    assert encoder(first(directory)) == [
-        {"input_ids": [5, 6], "labels": [-100, 6], "length": 2, "lengths": [2]},
-        {"input_ids": [1, 8, 9], "labels": [-100, 8, 9], "length": 3, "lengths": [3]},
-    ]
-    assert own.packing
+    assert getattr(mine, "packing", False) is isinstance(expected, list)
+    if form == "pad":
+        with refused(SettingsRefused, "max_length is 512 there and 4 here"):
+            encoders([directory], template(max_length=4), of_raw)
 
 
 def test_sequences_are_blended_with_sequences_alone(tmp_path: Path) -> None:
-    row = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
-    one, two = (formed(tmp_path / name, "split", row) for name in "ab")
+    one, two = (formed(tmp_path / name, "split", BARE) for name in "ab")
     other = raw(tmp_path / "c")
     with refused(SettingsRefused, other, argument="padding_free"):
         encoders([one, other], template(padding_free=True), of_raw)
@@ -167,15 +177,12 @@ def test_sequences_are_blended_with_sequences_alone(tmp_path: Path) -> None:
         (template(template_meta=Meta(prefix=("",))), "template_text is '"),
     ],
 )
-def test_template_that_would_encode_otherwise_is_refused_naming_what_differs(
+def test_rows_that_were_encoded_otherwise_are_refused_naming_what_differs(
     other: Any, text: str, tmp_path: Path
 ) -> None:
     with refused(SettingsRefused, text, argument="dataset") as error:
-        encoders([encoded(tmp_path)], other, of_raw)
+        encoders([encoded(tmp_path / "a")], other, of_raw)
     assert str(error.value).count(" there and ") == 1
-
-
-def test_rows_of_a_function_or_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
     by_function = write(tmp_path / "function", [], {"kind": "function", "function": "my_rows:encode"})
     woven = formed(tmp_path / "woven", "woven", {"input_ids": [5, 6], "length": 2})
     for directory, word in ((by_function, "my_rows:encode"), (woven, "form is 'woven'")):
@@ -236,6 +243,12 @@ def test_sample_comes_back_through_a_stream_as_it_was(name: str, tmp_path: Path)
         writer.write(pack(SAMPLES[name]))
     found = unpack(StreamReader(tmp_path).read(0))
     assert same(found, SAMPLES[name]), found
+
+
+def test_tensors_share_the_memory_of_the_row() -> None:
+    packed = pack({"a": torch.ones(4)})
+    assert unpack(packed)["a"].data_ptr() == packed["a"]["$tensor"].ctypes.data
+    assert packed["a"]["$tensor"].dtype == np.float32
 
 
 @given(

@@ -119,35 +119,42 @@ def assert_once(history: History, total: int, epochs: int, left_over: int) -> No
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     folder = tmp_path_factory.mktemp("streams")
-    return {total: produce(folder / str(total), total, PER_CHUNK) for total in (25, 48, 61)}
+    return {total: produce(folder / str(total), total, PER_CHUNK if total != 47 else 47) for total in (25, 47, 48, 61)}
 
 
 def any_shape(choose: random.Random) -> Shape:
     return Shape(choose.randint(1, 4), choose.randint(1, 2), choose.randint(1, 3))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(["swift", "megatron"]))
 def test_epochs_through_any_chain_of_starts(
     tmp_path_factory: pytest.TempPathFactory, streams: dict[int, Path], seed: int, kind: str
 ) -> None:
     choose = random.Random(seed)
-    total, epochs, window = choose.choice(list(streams)), choose.randint(1, 3), choose.randint(0, 2)
+    total, epochs = choose.choice(list(streams)), choose.randint(1, 3)
+    # Of 47 samples, in one file, ranks are dealt batches.
     history = History(
         kind,
         streams[total],
         tmp_path_factory.mktemp("run"),
         num_train_epochs=epochs,
-        sharded_lazy_shuffle_window=window,
+        sharded_lazy_shuffle_window=choose.randint(0, 2),
+        sharded_lazy_unit="auto" if total == 47 else None,
         save_steps=choose.randint(1, 3),
     )
     shapes: list[Shape] = []
+    units = set()
     for _ in range(choose.randint(1, 4)):
         shapes.append(any_shape(choose) if choose.random() < 0.8 or not shapes else shapes[-1])
-        if history.start(shapes[-1], choose.randint(0, 6)):
+        ended = history.start(shapes[-1], choose.randint(0, 6))
+        if history.checkpoint is not None:
+            units.add(history.plans[0].state.unit)
+        if ended:
             break
     shapes.append(any_shape(choose))
     assert history.start(shapes[-1])
+    assert len(units) <= 1, "the unit of the first checkpoint is kept"
     # An epoch ends with whole micro batches; Megatron's last step is a whole one too.
     most = max(shape.dp * shape.batch for shape in shapes)
     assert_once(history, total, epochs, max(most, shapes[-1].step if kind == "megatron" else 0))
@@ -228,17 +235,14 @@ def test_checkpoints_of_epochs_come_where_the_streams_epochs_end(tmp_path: Path,
     assert history.last[0].saved == [5 + 14, 5 + 14 + 24, 5 + 14 + 48]
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(1.5, 12 + 6), (0.5, 6), (2, 24)])
+@pytest.mark.parametrize(("epochs", "steps"), [(1.5, 12 + 6), (0.5, 6)])
 def test_fractions_of_epochs_end_where_they_would(
     tmp_path: Path, streams: dict[int, Path], epochs: float, steps: int
 ) -> None:
-    whole = History("swift", streams[48], tmp_path / "whole", num_train_epochs=epochs)
-    assert whole.start(Shape(4, 1, 1))
-    assert max(whole.last[0].steps) + 1 == steps
-    history = History("swift", streams[48], tmp_path / "resumed", num_train_epochs=epochs)
+    history = History("swift", streams[48], tmp_path, num_train_epochs=epochs)
     history.start(Shape(4, 1, 1), 3)
     assert history.start(Shape(2, 1, 2))
-    assert len(history.trained) == len(whole.trained)
+    assert (len(history.trained), max(history.last[0].steps)) == (4 * steps, steps - 1)
 
 
 @both

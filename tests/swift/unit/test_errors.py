@@ -1,12 +1,15 @@
-"""`errors`: which error leads to which code, and how a process ends with it."""
+"""`errors`: which error leads to which code, and how a process ends with it. `parallel`: where lines are seen."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +33,7 @@ from lazyshard.errors import (
     WaitTimeout,
 )
 from lazyshard.stream import Published
-from lazyshard_swift import errors
+from lazyshard_swift import errors, parallel
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.parallel import stopped
 from tests.swift.programs import python
@@ -121,6 +124,7 @@ errors.install_exits()
 errors.install_exits()
 errors._LINGER_S = 0.01
 """
+
 WAIT: Final = "raise WaitTimeout('no chunk 3')"
 
 
@@ -264,3 +268,54 @@ def test_end_of_a_stream() -> None:
     )
     for checkpoint, end in ((None, ""), ("output/checkpoint-25", ". Checkpoint: output/checkpoint-25")):
         assert stopped(why, left, step=25, planned=60, trained=200, checkpoint=checkpoint) == told + end
+
+
+@contextlib.contextmanager
+def clean() -> Iterator[logging.Logger]:
+    """The library's logger without a handler, as in a program that has set up none. Pytest gives the root some."""
+    logger, root = logging.getLogger("lazyshard"), logging.getLogger()
+    before = (logger.handlers[:], logger.propagate, logger.level), root.handlers[:]
+    logger.handlers[:], logger.propagate, root.handlers[:] = [], True, []
+    try:
+        yield logger
+    finally:
+        (logger.handlers[:], logger.propagate, logger.level), root.handlers[:] = before
+
+
+def test_notice_goes_through_ms_swifts_logger(notices: list[str]) -> None:
+    parallel.notice("100% of {what} %s is there")
+    assert notices == ["lazyshard: 100% of {what} %s is there"]
+
+
+def test_notice_without_ms_swift_is_not_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "swift.utils", None)
+    with caplog.at_level(logging.INFO, "lazyshard"):
+        parallel.notice("told")
+    assert [(record.name, record.getMessage()) for record in caplog.records] == [("lazyshard", "lazyshard: told")]
+
+
+def test_lines_of_the_library_are_seen_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with clean() as logger:
+        parallel.attend()
+        parallel.attend()
+        logger.warning("rank %d of %d: waiting", 1, 2)
+        assert capsys.readouterr().err == "[WARNING:lazyshard] rank 1 of 2: waiting\n"
+        # A handler that ms-swift gives to the root logger later does not make it two.
+        logging.getLogger().addHandler(logging.StreamHandler(sys.stderr))
+        logger.warning("waiting")
+        assert capsys.readouterr().err == "[WARNING:lazyshard] waiting\n"
+
+
+@pytest.mark.parametrize("name", ["lazyshard", None])
+def test_logging_that_the_program_has_set_up_stays_so(capsys: pytest.CaptureFixture[str], name: str | None) -> None:
+    with clean() as logger:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("own %(message)s"))
+        logging.getLogger(name).addHandler(handler)
+        before = logger.handlers[:]
+        parallel.attend()
+        logger.warning("waiting")
+        assert capsys.readouterr().err == "own waiting\n"
+        assert (logger.handlers, logger.propagate) == (before, True)

@@ -75,11 +75,7 @@ MEGATRON: Final[dict[str, Option]] = {
     "no_save_optim": True,
 }
 
-RESUMABLE: Final[dict[str, Option]] = {
-    "no_save_optim": False,
-    "torch_dtype": "bfloat16",
-    "bf16": True,
-}
+RESUMABLE: Final[dict[str, Option]] = {"no_save_optim": False, "torch_dtype": "bfloat16", "bf16": True}
 """More options for `megatron sft`, of a run that is to be resumed and of the one that resumes it, with
 `mcore_model=run.output_dir / "checkpoint-2", finetune=False`. The losses are then those of an uninterrupted run. (In 32
 bits megatron-core 0.16 cannot load the state of its distributed optimizer.)"""
@@ -104,43 +100,27 @@ SWIFT: Final[dict[str, Option]] = {
 
 def missing_stack() -> str | None:
     """What keeps the commands from running here, for a skip; None if nothing does."""
-    missing = []
-    for name in STACK:
-        try:
-            metadata.version(name)
-        except metadata.PackageNotFoundError:
-            missing.append(name)
+    there = {str(one.metadata["Name"]).lower() for one in metadata.distributions()}
+    missing = [name for name in STACK if name not in there]
     return f"not installed: {', '.join(missing)} (see scripts/environment)" if missing else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One micro batch that one process gave to its model.
+    """One micro batch that one process gave to its model."""
 
-    Attributes:
-        step: iteration, from 1, as in `Run.losses`.
-        micro: number of the batch within its step, from 0.
-        rank: global rank.
-        dp, tp, pp, cp: ranks in the parallel groups; without Megatron `dp` is the rank.
-        vp: the part of the pipeline stage that it was fetched for, 0 without virtual pipelines.
-        train: False in an evaluation.
-        ids: numbers of its rows, in order, see streams.py.
-        tokens: with padding.
-        time: seconds since 1970.
-    """
-
-    step: int
-    micro: int
-    rank: int
-    dp: int
+    step: int  # iteration, from 1, as in `Run.losses`
+    micro: int  # number of the batch within its step, from 0
+    rank: int  # global
+    dp: int  # ranks in the parallel groups; without Megatron `dp` is the rank
     tp: int
     pp: int
     cp: int
-    vp: int
-    train: bool
-    ids: tuple[int, ...]
-    tokens: int
-    time: float
+    vp: int  # the part of the pipeline stage that it was fetched for, 0 without virtual pipelines
+    train: bool  # False in an evaluation
+    ids: tuple[int, ...]  # numbers of its rows, in order, see streams.py
+    tokens: int  # with padding
+    time: float  # seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -325,7 +305,7 @@ def start_megatron_sft(
         command: the console command, found beside Python, and its arguments before the options.
         more: arguments of `_start`, and options of the command.
     """
-    given = MEGATRON_VARIABLES | {"NPROC_PER_NODE": str(processes)}
+    given = {**MEGATRON_VARIABLES, "NPROC_PER_NODE": str(processes)}
     return _start("megatron", work, model, command, given, MEGATRON, **more)
 
 
@@ -385,11 +365,11 @@ def _start(
         **defaults,
         **options,
     }
-    whole = _environment(work) | variables | (environment or {})
+    whole = {**_environment(work), **variables, **(environment or {})}
     if packages is not None:
         whole["PYTHONPATH"] = os.pathsep.join((str(packages), whole["PYTHONPATH"]))
     elif warm and "NPROC_PER_NODE" in variables and "PYTHONPATH" not in (environment or {}):
-        server = _environment(Path.cwd()) | variables | {"MASTER_PORT": "", "NPROC_PER_NODE": ""}
+        server = {**_environment(Path.cwd()), **variables, "MASTER_PORT": "", "NPROC_PER_NODE": ""}
         whole |= warm_ranks(kind, tuple(sorted(server.items())))
     program, *leading = command
     arguments = [str(BIN / program), *leading, *_arguments(complete)]

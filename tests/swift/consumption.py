@@ -88,7 +88,7 @@ def lazyshard(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def sealed_in(directory: Path) -> dict[int, float]:
     """When each sample of a stream was published, in seconds since 1970."""
-    found = {}
+    found: dict[int, float] = {}
     for path in directory.glob("*.completed"):
         seal = json.loads(path.read_bytes())
         first = seal["chunk"] * SIZE

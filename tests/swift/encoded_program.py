@@ -8,27 +8,35 @@ of their values, "batches": whether collated batches are, "calls": of template.e
 "refused": what is said of other settings. And of the texts: "apart": whether the samples of sequences are the lists of
 documents that the texts give, "borders": of a batch of two of them, "lengths": of the documents in these, "sequences":
 whether batches that are not free of padding hold sequences as they are, "padded": whether each batch of padded rows
-begins with that of the rows themselves.
+begins with that of the rows themselves. And "packs": see `of_packs`.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from swift.arguments import SftArguments
 from swift.utils.transformers_utils import get_packed_seq_params
 
 from lazyshard import LazyShardedDataset, StreamReader
+from lazyshard.format.arrays import fill_row, pack_row
+from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
+from lazyshard.format.row import check_row, encode_row
+from lazyshard_swift.encoding import pack as pack_values
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.rows import EncodedRows, RowEncoder, encoders
-from tests.swift.encoding import MAX_LENGTH, TEMPLATE
+from tests.swift.programs import MAX_LENGTH, TEMPLATE
 from tests.swift.unit.test_encoded import same
+
+CAPACITY = 300
 
 
 def make_template(model: str, folder: Path, **options: Any) -> Any:
@@ -126,6 +134,53 @@ def of_texts(template: Any, texts: str, split: str, padded: str) -> dict[str, An
     return result | {"apart": lists == expected, "borders": borders}
 
 
+def plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def collated(template: Any, samples: list[Any]) -> list[dict[str, Any]]:
+    found = []
+    for first in range(0, len(samples), 2):
+        batch = template.data_collator(copy.deepcopy(samples[first : first + 2]))
+        borders = plain(get_packed_seq_params(batch["position_ids"])["cu_seq_lens_q"])
+        found.append({name: plain(value) for name, value in batch.items()} | {"cu_seqlens": borders})
+    return found
+
+
+def encoded_packs(template: Any, rows: list[Any], groups: list[list[int]]) -> list[dict[str, Any]]:
+    """Returns the rows of a stream of encoded packs, as readers give them."""
+    encode, found = RowEncoder(template), []
+    for group in groups:
+        packed = [pack_row(pack_values(encode(rows[index]))) for index in group]
+        samples = [EncodedRow(one.line, one.arrays) for one in packed]
+        made = encode_encoded_pack(samples, [encode(rows[index])["length"] for index in group])
+        row = check_row(made.line)
+        fill_row(row, np.frombuffer(made.arrays, np.uint8))
+        found.append(row)
+    return found
+
+
+def of_packs(template: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same groups by ms-swift's `PackingDataset`, `RowEncoder` and `EncodedRows`: samples, and micro batches."""
+    swift_dataset, datasets = importlib.import_module("swift.dataset"), importlib.import_module("datasets")
+    lengths = [template.encode(row, return_length=True)["lengths"] for row in rows]
+    table = datasets.Dataset.from_list([row | {"lengths": length} for row, length in zip(rows, lengths, strict=True)])
+    encoded = swift_dataset.LazyLLMDataset(table, template.encode, strict=True)
+    packing = swift_dataset.PackingDataset(template, encoded, packing_length=CAPACITY)
+    encoder = RowEncoder(template, packing_length=CAPACITY)
+    packs = [
+        encode_pack([encode_row(rows[index]) for index in group], [sum(lengths[index]) for index in group])
+        for group in packing.packed_idx
+    ]
+    ways = {
+        "ordinary": [packing[index] for index in range(len(packing))],
+        "ours": [encoder(check_row(pack)) for pack in packs],
+        "encoded": [EncodedRows(CAPACITY)(row) for row in encoded_packs(template, rows, packing.packed_idx)],
+    }
+    found = {name: {"samples": some, "batches": collated(template, some)} for name, some in ways.items()}
+    return found | {"lengths": [sum(length) for length in lengths], "groups": packing.packed_idx}
+
+
 def main(found: str, rows: str, model: str, whole: str, *texts: str) -> int:
     folder = Path(found).parent
     lines = [json.loads(line) for line in Path(rows).read_text(encoding="utf-8").splitlines()]
@@ -133,6 +188,7 @@ def main(found: str, rows: str, model: str, whole: str, *texts: str) -> int:
     others = [make_template(model, folder, **one) for one in changes]
     result = of_rows(make_template(model, folder), lines, whole, others)
     result |= of_texts(make_template(model, folder, loss_scale="all", use_chat_template=False), *texts)
+    result["packs"] = of_packs(make_template(model, folder, max_length=CAPACITY), lines[:24])
     Path(found).write_text(json.dumps(result))
     return 0
 

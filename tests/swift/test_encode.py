@@ -15,15 +15,14 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.format.names import seal_name
 from lazyshard.format.seal import Seal
-from tests.producer.commands import run_arguments
 from tests.swift.commands import megatron_sft
-from tests.swift.encoding import MAX_LENGTH, SIZE, TEMPLATE
-from tests.swift.programs import found_by, offline, run
+from tests.swift.programs import MAX_LENGTH, TEMPLATE, encode, found_by
 from tests.swift.streams import row
 
 pytestmark = [pytest.mark.timeout(400)]
 
 ROWS: Final = 60
+SIZE: Final = 8
 TOKENS: Final = 96
 """More than any text has."""
 
@@ -36,12 +35,6 @@ ODD: Final[list[dict[str, Any]]] = [
     {"instruction": "translate", "input": "fox", "output": "dog"},
     {"messages": [*row(3)["messages"][:1], {"role": "assistant", "content": "quick", "loss": False}]},
 ]
-
-_PRODUCE: Final = """
-import json, sys
-from lazyshard_producer.cli import main
-sys.exit(max(main(arguments) for arguments in json.loads(sys.argv[1])))
-"""
 
 
 def text(number: int) -> dict[str, Any]:
@@ -58,20 +51,14 @@ def streams(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, 
     for path, rows in ((chat, [*map(row, range(ROWS)), LONG, *ODD]), (lone, map(text, range(ROWS)))):
         path.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
     texts = ("--encode-option", "use_chat_template=false", "--encode-option", "loss_scale=all")
-    encoding = ("--encode", "swift", "--model", model, "--template", TEMPLATE, "--encode-option", "model_type=qwen3")
-    made: dict[str, tuple[Path, tuple[object, ...]]] = {
-        "whole": (chat, ("--max-length", MAX_LENGTH, "--workers", 2, "--on-bad-row", "quarantine")),
-        "texts": (lone, (*texts, "--max-length", MAX_LENGTH)),
-        "split": (lone, (*texts, "--split", TOKENS)),
-        "padded": (lone, (*texts, "--max-length", MAX_LENGTH, "--pad", TOKENS)),
+    whole = ("--max-length", MAX_LENGTH, "--workers", 2, "--on-bad-row", "quarantine")
+    made: dict[str, tuple[Path, int, tuple[object, ...]]] = {
+        "whole": (chat, SIZE, whole),
+        "texts": (lone, SIZE, (*texts, "--max-length", MAX_LENGTH)),
+        "split": (lone, SIZE, (*texts, "--split", TOKENS)),
+        "padded": (lone, SIZE, (*texts, "--max-length", MAX_LENGTH, "--pad", TOKENS)),
     }
-    commands = [
-        run_arguments(folder / name, [source], SIZE, *encoding, *options, "--no-progress")
-        for name, (source, options) in made.items()
-    ]
-    ended = run(["-c", _PRODUCE, json.dumps(commands)], offline(folder))
-    assert ended.returncode == 0, ended.stderr
-    return {name: folder / name for name in made}
+    return encode(model, folder, made)
 
 
 def test_samples_and_batches_are_those_of_the_template(streams: dict[str, Path], model: Path, tmp_path: Path) -> None:
@@ -93,6 +80,21 @@ def test_samples_and_batches_are_those_of_the_template(streams: dict[str, Path],
     # Of two sequences of several documents each, none of which attends to another.
     assert len(result["lengths"]) > 4
     assert result["borders"] == [0, *itertools.accumulate(result["lengths"])]
+    assert_packs(result["packs"])
+
+
+def assert_packs(found: dict[str, Any]) -> None:
+    """Checks the lists of ms-swift's packing data set, and in batches the positions and borders of every row."""
+    groups, ours = found["groups"], found["ours"]
+    assert sorted(itertools.chain(*groups)) == list(range(24))
+    assert any(len(group) > 2 for group in groups)
+    assert ours == found["encoded"] == found["ordinary"]
+    assert [len(sample) for sample in ours["samples"]] == [len(group) for group in groups]
+    for number, batch in enumerate(ours["batches"]):
+        lengths = [found["lengths"][row] for group in groups[2 * number : 2 * number + 2] for row in group]
+        assert batch["position_ids"] == [list(itertools.chain(*map(range, lengths)))]
+        assert batch["cu_seqlens"] == [0, *itertools.accumulate(lengths)]
+        assert len(batch["input_ids"][0]) == len(batch["labels"][0]) == sum(lengths)
 
 
 def test_seals_hold_the_lengths_and_the_manifest_what_rows_were_encoded_with(streams: dict[str, Path]) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.swift.commands import Run, ids_by_dp, megatron_sft, swift_sft
 from tests.swift.consumption import MICRO
-from tests.swift.encoding import produce
-from tests.swift.streams import row, write_stream
+from tests.swift.programs import MAX_LENGTH, encode
+from tests.swift.streams import write_jsonl, write_stream
 
 pytestmark = [pytest.mark.timeout(1000)]
 
@@ -25,8 +25,7 @@ def trained(run: Run) -> list[tuple[Any, ...]]:
 
 def counting(log: Path) -> dict[str, Any]:
     """Options of a run that writes down which rows it encodes."""
-    plugin = Path(__file__).with_name("count_plugin.py")
-    return {"sharded_lazy": True, "plugins": [plugin], "environment": {"ENCODED": str(log)}, "timeout_s": 400}
+    return {"sharded_lazy": True, "environment": {"ENCODED": str(log)}, "timeout_s": 400}
 
 
 def encoded_in(log: Path) -> Counter[int]:
@@ -60,8 +59,8 @@ def test_cached_and_encoded_rows_train_alike_on_four_processes(tmp_path: Path, m
     cache = {"sharded_lazy_encode_cache": tmp_path / "cache"}
     cached = megatron_sft(tmp_path / "cached", model, dataset=raw, **options, **cache, **counting(tmp_path / "1"))
     assert encoded_in(tmp_path / "1") == Counter(range(ROWS)), cached.tail()
-    made = produce(tmp_path / "made", list(map(row, range(ROWS))), model, samples_per_chunk=ROWS)
-    assert made.returncode == 0, made.stderr
+    source = write_jsonl(tmp_path / "rows.jsonl", 0, ROWS)
+    encode(model, tmp_path, {"made": (source, ROWS, ("--max-length", MAX_LENGTH))})
     ready = megatron_sft(tmp_path / "ready", model, dataset=tmp_path / "made", **options, **counting(tmp_path / "2"))
     assert encoded_in(tmp_path / "2") == Counter()
     assert trained(cached) == trained(ready)

@@ -6,7 +6,6 @@ That the finder is in place once installed: tests/packaging/test_wheel.py.
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -16,9 +15,7 @@ import logging
 import pickle
 import runpy
 import sys
-import threading
 import types
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -101,18 +98,6 @@ def test_extended_module_looks_like_any_other(engine: Path, caplog: pytest.LogCa
     assert importlib.util.find_spec("engine.main") is module.__spec__
 
 
-def test_specification_before_the_import(engine: Path) -> None:
-    spec = importlib.util.find_spec("engine.main")
-    assert spec is not None
-    loader: Any = spec.loader
-    assert spec.origin == loader.get_filename("engine.main") == str(engine / "engine" / "main.py")
-    assert copy.copy(loader).get_source("engine.main") == SOURCE
-    assert not hasattr(loader, "no_such_thing")
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    assert (module.value, type(spec.loader)) == (2, importlib.machinery.SourceFileLoader)
-
-
 def test_each_run_of_the_code_is_extended_once(engine: Path) -> None:
     module = load()
     assert (load(), calls()) == (module, ["engine.main"])
@@ -125,26 +110,6 @@ def test_each_run_of_the_code_is_extended_once(engine: Path) -> None:
 def test_module_run_as_main_is_left_alone(engine: Path) -> None:
     assert runpy.run_module("engine.main")["value"] == 1
     assert "engine_extension" not in sys.modules
-
-
-def test_threads_that_import_at_once(engine: Path) -> None:
-    count = 16
-    write(engine / "engine" / "main.py", f"import engine.other\n{SOURCE}")
-    start, seen = threading.Barrier(count), []
-
-    def run(number: int) -> None:
-        start.wait()
-        # Half of them meet on another module first.
-        if number % 2:
-            load("other")
-        seen.append(load().value)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (seen, calls()) == ([2] * count, ["engine.main"])
 
 
 def test_error_of_the_module_is_its_own(engine: Path) -> None:
@@ -185,11 +150,6 @@ def test_extension_that_fails_harms_nothing(extension: str | None, reason: str, 
     assert hooked.failures() == ()
 
 
-def test_package_that_goes_while_it_is_used(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lazyshard_swift.hooked", None)
-    assert load().value == 1
-
-
 class Asking(importlib.abc.MetaPathFinder):
     """Finds nothing by itself, but asks all finders, as other post-import hooks do."""
 
@@ -217,27 +177,6 @@ def test_other_finders(place: int, engine: Path) -> None:
     asking.asked.clear()
     assert finder.find_spec("engine.other", None) is None
     assert asking.asked == [], "other modules are none of its business"
-
-
-def test_module_that_is_not_there_or_a_namespace_package_in_its_place(engine: Path) -> None:
-    (engine / "engine" / "main.py").unlink()
-    with pytest.raises(ModuleNotFoundError):
-        load()
-    (engine / "engine" / "main").mkdir()
-    importlib.invalidate_caches()
-    assert load().__name__ == "engine.main"
-
-
-def test_zip_file_whose_modules_share_a_loader(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = engine / "engine.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        for path in (engine / "engine").glob("*.py"):
-            file.write(path, f"engine/{path.name}")
-            path.unlink()
-    (engine / "engine").rmdir()
-    monkeypatch.syspath_prepend(archive)
-    assert [load(name).value for name in ("main", "other")] == [2, 1]
-    assert calls() == ["engine.main"]
 
 
 def test_install_is_first_and_once() -> None:
@@ -316,11 +255,7 @@ def test_failure_is_told_once_on_one_line(
 
 @pytest.mark.parametrize(("version", "name"), [("4.7.0", "4.7.0"), ("5.0", "5.0"), (None, "of an unknown version")])
 def test_other_version_is_extended_and_told_once(
-    version: str | None,
-    name: str,
-    engine: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    version: str | None, name: str, engine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     install(monkeypatch, version)
     assert importlib.reload(load()).value == 2
@@ -377,37 +312,6 @@ def test_plain_line_without_logging(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         # What is still in its buffer must not fail at close.
         with pytest.raises(OSError):
             full.close()
-
-
-JOB: Final = f"""
-import os, subprocess, sys, types
-for name in ("launcher", "huggingface"):
-    module = sys.modules[f"lazyshard_swift.{{name}}"] = types.ModuleType(name)
-    module.extend = lambda target: target.gone if target.__file__.endswith(os.environ["FAILING"]) else None
-# A job in small: the launcher, an agent, and two ranks of it, each with a worker.
-level = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-exec(open({str(PTH)!r}).read())
-if level == 0:
-    import swift.cli.main
-elif level >= 2:
-    import swift.trainers.mixin
-if level < 3:
-    for rank in ("0", "1") if level == 1 else (None,):
-        variables = dict(os.environ) if rank is None else os.environ | {{"RANK": rank}}
-        subprocess.run([sys.executable, "-S", "-c", os.environ["JOB"], str(level + 1)], env=variables, check=True)
-"""
-
-
-@pytest.mark.parametrize("failing", ["cli/main.py", "trainers/mixin.py"])
-def test_one_warning_in_a_whole_job(failing: str, tmp_path: Path) -> None:
-    """What fails in the launcher already is told there, what fails in the ranks by rank 0."""
-    make_swift(tmp_path, ms_swift.POINTS)
-    make_packages(tmp_path, ["elsewhere"], "def __getattr__(name):\n    return print\n")
-    done = python(JOB, tmp_path, package_folder(), site=False, JOB=JOB, FAILING=failing)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.count("\n") == 1, done.stderr
-    module = "swift." + failing.removesuffix(".py").replace("/", ".")
-    assert f"Could not be hooked: {module} (" in done.stderr
 
 
 class Base:

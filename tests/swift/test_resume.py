@@ -131,7 +131,7 @@ def test_swift_killed_in_its_second_epoch(tmp_path: Path, model: Path) -> None:
         training.kill()
         killed = training.wait()
     # With another number of workers: what they had read ahead does not count.
-    more = {"resume_from_checkpoint": killed.output_dir / "checkpoint-10", "dataloader_num_workers": 2}
+    more: dict[str, Any] = {"resume_from_checkpoint": killed.output_dir / "checkpoint-10", "dataloader_num_workers": 2}
     resumed = swift_sft(tmp_path / "run2", model, **options, **more)
     assert_goes_on(killed, resumed, 10)
     first, second = by_epoch(ids_by_dp([*until(killed, 10), *resumed.batches]), samples)

@@ -115,7 +115,7 @@ def test_lowest_megatron_stopped_and_resumed(tmp_path: Path, model: Path, lowest
     first = megatron_sft(tmp_path / "first", model, train_iters=stop, **options)
     checkpoint = first.output_dir / f"checkpoint-{stop}"
     assert position_of(checkpoint).consumed == STEP * stop
-    more = {"mcore_model": checkpoint, "finetune": False, "num_train_epochs": 2}
+    more: dict[str, Any] = {"mcore_model": checkpoint, "finetune": False, "num_train_epochs": 2}
     second = megatron_sft(tmp_path / "second", model, **options, **more)
     assert ids_by_dp([*first.batches, *second.batches]) == by_rank(drawn(directory, 2 * EPOCH))
 

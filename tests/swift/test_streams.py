@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.swift.commands import Run, ids_by_dp, megatron_sft, start_megatron_sft, start_swift_sft, swift_sft
+from tests.swift.commands import ids_by_dp, megatron_sft, start_megatron_sft, start_swift_sft, swift_sft
 from tests.swift.conftest import ModelMaker
 from tests.swift.consumption import (
     MICRO,
@@ -161,16 +160,3 @@ def test_pt_of_one_process_live_with_a_configuration_file(tmp_path: Path, model:
         "sharded_lazy_consumer": "from-yaml",
     }
     assert (position_of(checkpoint).consumer, position_of(checkpoint).window) == ("from-yaml", 3)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("train", "command"),
-    [(swift_sft, ("swift", "sft")), (swift_sft, ("swift", "pt")), (megatron_sft, ("megatron", "sft"))],
-)
-def test_help_shows_the_arguments(
-    tmp_path: Path, model: Path, train: Callable[..., Run], command: tuple[str, str]
-) -> None:
-    run = train(tmp_path / "run", model, processes=1, command=(*command, "--help"))
-    for name in ("", "_samples_per_chunk", "_max_wait", "_shuffle_window", "_consumer", "_on_end"):
-        assert f"--sharded_lazy{name} " in run.output

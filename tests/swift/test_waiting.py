@@ -15,14 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.swift.commands import (
-    Run,
-    Training,
-    ids_by_dp,
-    start_megatron_sft,
-    start_swift_sft,
-    swift_sft,
-)
+from tests.swift.commands import Run, Training, ids_by_dp, start_megatron_sft, start_swift_sft, swift_sft
 from tests.swift.consumption import SIZE, assert_dealt, position_of
 from tests.swift.streams import producing, published, wait_for_samples, write_jsonl
 

@@ -102,6 +102,21 @@ def _trace_transformers(trace: _Trace) -> None:
     Trainer.training_step = traced
 
 
+def _count_encoded(log: str) -> None:
+    """Appends the number of each row that ms-swift's template encodes, in all processes, or -1."""
+    from swift.template.base import Template
+
+    encode = Template.encode
+
+    def counted(self: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+        found = PATTERN.search(str(inputs))
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(f"{int(found[1]) if found else -1}\n")
+        return encode(self, inputs, *rest, **options)
+
+    Template.encode = counted
+
+
 def _install() -> None:
     directory = os.environ.get("TRACE_DIR")
     # A worker that was spawned, not forked, imports the plugins again.
@@ -112,6 +127,8 @@ def _install() -> None:
         _trace_megatron(trace)
     else:
         _trace_transformers(trace)
+    if "ENCODED" in os.environ:
+        _count_encoded(os.environ["ENCODED"])
     trace.write("start")
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from lazyshard_swift import arguments
 from lazyshard_swift.errors import SettingsRefused
-from tests.swift.defaults import DEFAULTS
-from tests.swift.unit.runs import refused
+from tests.swift.unit.runs import DEFAULTS, refused
 
 NAME = "stand_in_data_args"
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from lazyshard.data.rank import Rank
 from lazyshard.errors import CursorTaken
 from lazyshard.format.cursor import Cursor
 from lazyshard.plan.course import Course
@@ -16,10 +15,9 @@ from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_
 from lazyshard.stream.retire import retire
 from lazyshard_swift import checkpoints, parallel
 from lazyshard_swift.checkpoints import Checkpoints, is_whole, let_go_of_cursors, load_position, save_position
-from lazyshard_swift.parallel import Facts
-from tests.stream.streams import foreign, names, produce
+from tests.stream.streams import names, produce
 from tests.swift.unit import runs
-from tests.swift.unit.runs import as_rank, decide_one, megatron, open_streams, plan, position, refused
+from tests.swift.unit.runs import as_rank, megatron, open_streams, plan, position, refused
 
 CONSUMER = "run 1"
 
@@ -250,14 +248,6 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     monkeypatch.undo()
     save(saves, output, 6)
     assert cursor(directory).consumed == 24
-
-
-def test_directory_that_another_program_fills_has_a_cursor_too(tmp_path: Path, output: Path) -> None:
-    directory = foreign(tmp_path / "foreign", *[b'{"id": 1}\n{"id": 2}\n'] * 8, end=True)
-    args = args_of(output, sharded_lazy_samples_per_chunk=2)
-    run = decide_one(args, directory, Facts("first-row-0123456789abcdef", 2, 16, True), Rank(0, 2))
-    save(Checkpoints(run, str(output)), output, 2)
-    assert (cursor(directory).stream_id, told(directory)) == (None, (8, 4))
 
 
 def test_checkpoint_that_the_cursor_has_seen_is_gone_on_from_after_the_chunks_before_are_gone(

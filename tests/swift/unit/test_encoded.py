@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, EncodeCache, LazyShardedDataset, Order, StreamReader
 from lazyshard.data.rank import Rank
@@ -28,7 +26,7 @@ from lazyshard_swift.encoding import (
     unpack,
 )
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.gate import members, open_data
+from lazyshard_swift.gate import open_data
 from lazyshard_swift.parallel import Facts, Streams
 from lazyshard_swift.rows import EncodedRows, encoders
 from tests.swift.unit.runs import hugging_face, refused
@@ -264,17 +262,6 @@ def test_tensors_share_the_memory_of_the_row() -> None:
     assert packed["a"]["$tensor"].dtype == np.float32
 
 
-@given(
-    st.dictionaries(
-        st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: not name.startswith("$")),
-        st.lists(st.integers(-(2**40), 2**40)) | st.lists(st.floats(allow_nan=False, allow_infinity=True)),
-    )
-)
-def test_lists_of_numbers_come_back_exactly(sample: dict[str, Any]) -> None:
-    packed = pack(sample)
-    assert same(unpack(packed), sample) or any(name.endswith(("length", "lengths")) for name in sample)
-
-
 @pytest.mark.parametrize(
     ("sample", "text"),
     [
@@ -364,17 +351,6 @@ def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(ms_swift, "version", lambda version=version: version)
         with refused(SettingsRefused, argument="sharded_lazy_encode_cache"):
             encode_cache(arguments(), template())
-
-
-def test_of_a_blend_raw_streams_have_one(tmp_path: Path) -> None:
-    directories = (encoded(tmp_path / "a"), raw(tmp_path / "b"))
-    parts = tuple(Facts(name, 2, 4, True) for name in "ab")
-    streams = Streams(directories, parts, (0.5, 0.5), "all_exhausted")
-    own = {"cache": EncodeCache(tmp_path / "cache", fingerprint={"v": 1})}
-    for expected in ((4, 0), (0, 4)):
-        blend = open_data(streams, Rank(0, 1), (EncodedRows(), of_raw), Order(layout="strided"), own, {})
-        assert len([blend[index] for index in range(8)]) == 8
-        assert [one.stats()[5:7] for one in members(blend)] == [(0, 0), expected]
 
 
 def test_what_was_found_is_told(notices: list[str]) -> None:

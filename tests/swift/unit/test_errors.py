@@ -23,7 +23,6 @@ from lazyshard.errors import (
     CursorTaken,
     LazyShardError,
     RankInvalid,
-    SkipSample,
     StateInvalid,
     StateMismatch,
     StoreUnavailable,
@@ -75,16 +74,6 @@ def test_code_is_that_of_the_last_error_of_ours_that_led_to_another_one(by: str)
         (130, (ValueError("a"), KeyboardInterrupt())),
     ):
         assert errors.code_of(raised(*chain, by=by)) == expected
-
-
-def test_chain_that_goes_round_comes_to_an_end_and_one_that_was_cut_does_not_count() -> None:
-    first, second = RuntimeError("a"), ValueError("b")
-    first.__context__, second.__context__ = second, first
-    assert errors.code_of(first) is None
-    # As after: except SkipSample: raise SomethingElse from None.
-    bug = ValueError("a bug of the model")
-    bug.__context__, bug.__suppress_context__ = SkipSample("too long"), True
-    assert errors.code_of(bug) is None
 
 
 def caught(kind: type[LazyShardError], text: str) -> LazyShardError:
@@ -196,38 +185,6 @@ print(child.pid, flush=True)
     ended = run(before + WAIT)
     assert ended.returncode == 75
     assert not Path("/proc", ended.stdout.strip()).exists()
-    assert ended.stderr == "\nlazyshard: error: no chunk 3 (exit code 75)\n"
-
-
-def test_message_comes_through_the_hook_of_torch_distributed() -> None:
-    # That puts a buffer in the place of sys.stderr, and loses it when the process ends within.
-    before = """
-import torch.distributed as dist
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-assert sys.excepthook.__name__ == "_distributed_excepthook", sys.excepthook
-"""
-    ended = run(before + WAIT, RANK="0", WORLD_SIZE="1")
-    assert ended.returncode == 75, ended.stderr
-    assert "lazyshard: rank 0: error: no chunk 3 (exit code 75)\n" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
-def test_message_of_a_worker_is_that_of_its_error() -> None:
-    ended = run("""
-import torch
-from torch.utils.data import DataLoader, Dataset
-
-class Failing(Dataset):
-    def __len__(self):
-        return 4
-    def __getitem__(self, index):
-        error = WaitTimeout("no chunk 3", chunk=3)
-        error.carry_fields()
-        raise error
-
-list(DataLoader(Failing(), num_workers=1))
-""")
-    assert ended.returncode == 75, ended.stderr
     assert ended.stderr == "\nlazyshard: error: no chunk 3 (exit code 75)\n"
 
 

@@ -89,23 +89,6 @@ def test_what_is_decided_while_the_stream_grows_is_what_is_decided_after_its_end
         assert (asked.stopped, asked.published_samples()) == (bool(steps), total)
 
 
-def test_repeat_goes_on_for_ever(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 4, PER_CHUNK)
-    # The second one with steps of 6 micro batches, more than an epoch of 4 samples has.
-    for rank, batch, size in ((0, 2, 4), (1, 1, 6)):
-        asked = gate(directory, rank, 2, batch, stop_at_end=False)
-        assert decisions(asked, size, 50) == [True] * 50
-        assert not asked.stopped
-
-
-@pytest.mark.parametrize("stop_at_end", [True, False])
-def test_less_than_a_micro_batch_a_rank_is_refused(tmp_path: Path, stop_at_end: bool) -> None:
-    directory = produce(tmp_path / "s", 3, PER_CHUNK)
-    for rank in range(2):
-        with refused(StreamTooShort, directory=str(directory), samples=3):
-            gate(directory, rank, 2, 2, stop_at_end=stop_at_end).allows(0, 2)
-
-
 def test_data_that_do_not_come_are_a_timeout_that_names_them(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 6, PER_CHUNK, end=False)
     asked = gate(directory, 1, 2, 1, max_wait=0.05)
@@ -275,14 +258,6 @@ def test_workers_deliver_the_same_batches(tmp_path: Path, persistent: bool) -> N
     alone, workers = Run(run, 2), Run(run, 2, num_workers=2, persistent_workers=persistent)
     for epoch in (0, 1, 1, 0):
         assert workers.epoch(epoch) == alone.epoch(epoch)
-
-
-@pytest.mark.usefixtures("no_worker_left")
-def test_workers_end_with_a_stream_that_ends_early(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 0, PER_CHUNK, end=False)
-    (run,) = runs(args_of(max_steps=100), directory, 1, num_workers=1)
-    produce(directory, 5, PER_CHUNK)
-    assert sorted(assert_once([run.epoch(0)], 5)) == [0, 1, 2, 3, 4]
 
 
 def drawn(dataset: Any, stream: TrainStream, consumed: int, own: bool = False) -> Batches:

@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import orjson
 import pytest
 
 from lazyshard.cli import exits
@@ -17,9 +16,8 @@ from lazyshard.stream import read_cursor
 from lazyshard.stream.retire import retire
 from lazyshard_swift import parallel
 from lazyshard_swift.checkpoints import Checkpoints, load_position
-from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused
+from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.opening import check_sampler, read_lengths
-from lazyshard_swift.position import parse
 from lazyshard_swift.run_plan import RunPlan
 from tests.stream.lengths import put_lengths, sealed
 from tests.stream.streams import foreign, produce
@@ -206,17 +204,3 @@ def test_nothing_is_given_up_and_trace_and_audit_say_that_they_cannot_tell(
         told = capfd.readouterr()
         assert ("grouped by length" in told.err, told.out) == (True, "")
     assert main(["trace", str(directory), "--sample", "0"]) == exits.REFUSED
-
-
-def test_position_keeps_what_the_order_follows_from(directory: Path, tmp_path: Path) -> None:
-    where = checkpoint_of("swift", directory, tmp_path / "o")
-    values = orjson.loads((where / "lazyshard.json").read_bytes())
-    position = load_position(where)
-    assert position is not None and position.grouping is not None
-    assert (values["layout"], values["state"], values["grouping"]) == ("grouped", None, position.grouping)
-    del values["grouping"]
-    with refused(PositionInvalid, file="f"):
-        parse(orjson.dumps(values), "f")
-    other = load_position(checkpoint_of("swift", directory, tmp_path / "other", group_by_length=False))
-    assert other is not None
-    assert "grouping" not in orjson.loads(other.to_bytes())

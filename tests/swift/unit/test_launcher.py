@@ -159,11 +159,11 @@ while True:
 
 
 @contextlib.contextmanager
-def command(folder: Path, *arguments: str, before: str = "") -> Any:
+def command(folder: Path, *arguments: str) -> Any:
     """`swift sft` in a process; yields that and the id of the child that it has started."""
     (folder / "child.py").write_text(CHILD)
     with subprocess.Popen(
-        [sys.executable, "-c", before + COMMAND, "sft", *arguments],
+        [sys.executable, "-c", COMMAND, "sft", *arguments],
         env=environment(*PATHS, folder),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -193,28 +193,11 @@ def test_signal_is_handed_down_and_the_childs_end_waited_for(tmp_path: Path, num
         assert not Path("/proc", str(child)).exists()
 
 
-def test_signal_that_the_command_ignores_stays_ignored(tmp_path: Path) -> None:
-    # As under nohup. torchrun has a handler of its own, whatever it was started with.
-    before = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
-    with command(tmp_path, *ON_LINE, before=before) as (process, _):
-        process.send_signal(signal.SIGHUP)
-        process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=30)[0] == "SIGTERM\n"
-
-
 def test_interrupt_of_the_terminal_is_left_to_the_child(tmp_path: Path) -> None:
     with command(tmp_path, *ON_LINE) as (process, _):
         os.killpg(process.pid, signal.SIGINT)
         said, _ = process.communicate(timeout=30)
         assert (process.returncode, said) == (7, "SIGINT\n")
-
-
-def test_without_the_flag_the_signal_ends_the_command_alone(tmp_path: Path) -> None:
-    # What ms-swift does; nothing of it is changed.
-    with command(tmp_path, "--sharded_lazy", "false") as (process, child):
-        process.terminate()
-        assert process.wait(timeout=30) == -signal.SIGTERM
-        assert Path("/proc", str(child)).exists()
 
 
 def test_command_of_an_ms_swift_that_is_too_old_ends_with_2_before_it_starts_anything(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.swift.unit.runs import SAVED, position, refused
 FILE = "/runs/one/checkpoint-3/lazyshard.json"
 CHECKPOINT = "/runs/one/checkpoint-3"
 
-PART = {"dp": 2, "batch_size": 1, "draws": 24, "epoch": None, "trained": True, "skip": []}
+PART: dict[str, Any] = {"dp": 2, "batch_size": 1, "draws": 24, "epoch": None, "trained": True, "skip": []}
 STATE: dict[str, Any] = {
     "format": 1,
     "stream_id": "0123456789abcdef0123456789abcdef",
@@ -82,6 +82,7 @@ WRONG: dict[type, list[Any]] = {
     int: [None, "1", 1.0, True, False, -1, [1]],
     bool: [None, 0, 1, "true", [True]],
     float: [None, "1", True, [1.0]],
+    type(None): [None, 1, "x", {}, [1]],
 }
 
 # What the file holds, and what is named of it.
@@ -97,7 +98,7 @@ BAD: list[tuple[bytes, str]] = [
     *((orjson.dumps({key: value for key, value in LATEST.items() if key != name}), f"{name} is ") for name in SAVED),
     # orjson writes no integer past 64 bits; JSON can.
     (changed(step="@").replace(b'"@"', b"18446744073709551616"), "step is "),
-    *((changed(**{name: wrong}), name) for name in ("state", "skipped") for wrong in (None, 1, "x", {}, [1])),
+    *((changed(**{name: wrong}), name) for name in ("state", "skipped") for wrong in WRONG[type(None)]),
     (changed(state=STATE | {"format": 2}), "format 2"),
     (changed(state=STATE | {"seed": -1}), "'state.seed'"),
     # The state contradicts the rest.

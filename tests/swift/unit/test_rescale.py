@@ -211,30 +211,6 @@ def test_repeated_stream_goes_on_through_its_epochs_with_other_ranks(
     assert [sum(1 for at, _ in history.trained if at == epoch) for epoch in range(4)] == [24, 23, 25, 2]
 
 
-def test_epochs_whose_last_step_is_smaller_do_not_say_how_many_samples_a_step_has(
-    tmp_path: Path, streams: dict[int, Path]
-) -> None:
-    history = History("swift", streams[25], tmp_path, num_train_epochs=3)
-    # 12 micro batches: steps of 5, 5 and 2.
-    history.start(Shape(1, 2, 5), 4)
-    (part,) = history.plans[0].state.parts
-    assert (part.draws, part.draws_per_step) == (0, 0)
-    history.start(Shape(1, 2, 5), 2)
-    assert len(history.plans[0].state.parts) == 1
-    assert history.start(Shape(2, 1, 5))
-    parts = history.plans[0].state.parts
-    assert [(part.dp, part.first_step, part.draws_per_step) for part in parts] == [(1, 0, 0), (2, 6, 5)]
-    assert_once(history, 25, 3, 2)
-
-
-def test_checkpoints_of_epochs_come_where_the_streams_epochs_end(tmp_path: Path, streams: dict[int, Path]) -> None:
-    history = History("swift", streams[48], tmp_path, num_train_epochs=3, save_strategy="steps")
-    history.start(Shape(4, 1, 1), 5)
-    assert history.start(Shape(2, 1, 1), save_strategy="epoch")
-    # 28 samples of the first epoch are left, and two epochs of 48.
-    assert history.last[0].saved == [5 + 14, 5 + 14 + 24, 5 + 14 + 48]
-
-
 @pytest.mark.parametrize(("epochs", "steps"), [(1.5, 12 + 6), (0.5, 6)])
 def test_fractions_of_epochs_end_where_they_would(
     tmp_path: Path, streams: dict[int, Path], epochs: float, steps: int
@@ -243,31 +219,6 @@ def test_fractions_of_epochs_end_where_they_would(
     history.start(Shape(4, 1, 1), 3)
     assert history.start(Shape(2, 1, 2))
     assert (len(history.trained), max(history.last[0].steps)) == (4 * steps, steps - 1)
-
-
-@both
-def test_trained_to_the_end_nothing_is_trained_again(tmp_path: Path, streams: dict[int, Path], kind: str) -> None:
-    history = History(kind, streams[48], tmp_path, num_train_epochs=1)
-    assert history.start(Shape(4, 1, 1))
-    assert history.start(Shape(2, 2, 1))
-    assert history.last[0].steps == {}
-    # Other batches leave other samples over: these are trained then.
-    history = History(kind, streams[25], tmp_path / "other", num_train_epochs=1)
-    assert history.start(Shape(4, 2, 1))
-    assert history.start(Shape(1, 1, 1))
-    assert list(history.last[0].steps) == [3]
-    assert_once(history, 25, 1, 1)
-
-
-def test_steps_of_megatron_are_told_where_epochs_decide(
-    tmp_path: Path, streams: dict[int, Path], notices: list[str]
-) -> None:
-    history = History("megatron", streams[48], tmp_path, num_train_epochs=2)
-    history.start(Shape(2, 1, 2), 6)
-    assert history.start(Shape(2, 1, 1))
-    # 24 samples in 6 steps; 72 are left.
-    assert max(history.last[0].steps) == 6 + 36 - 1
-    assert [text for text in notices if "36 steps are left of 2 epochs" in text]
 
 
 def test_checkpoint_of_format_1_goes_on_with_other_ranks(tmp_path: Path, streams: dict[int, Path]) -> None:

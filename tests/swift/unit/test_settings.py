@@ -218,20 +218,3 @@ def test_consumer_is_a_name_that_a_cursor_can_have(folder: str, begins: str) -> 
     assert name.startswith(begins)
     assert check_consumer(name) == name
     assert len(name) == len(begins) + 8
-
-
-class Known:
-    pass
-
-
-class MegatronTrainArguments(Known):
-    pass
-
-
-class MegatronRLHFArguments(MegatronTrainArguments):
-    pass
-
-
-def test_training_is_known_by_the_class_of_the_arguments() -> None:
-    made = [Known(), MegatronTrainArguments(), MegatronRLHFArguments(), hugging_face()]
-    assert [settings.is_training(args) for args in made] == [False, True, True, True]

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from lazyshard import ChunkWriter
 from lazyshard.plan.deal import Rules
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.position import Position
 from tests.stream.streams import produce
-from tests.swift.unit.runs import checkpoint, decided, hugging_face, megatron, position, refused
+from tests.swift.unit.runs import checkpoint, decided, hugging_face, megatron, refused
 from tests.swift.unit.test_rescale import PER_CHUNK, STEPS, History, Shape
 
 TOTAL = 48
@@ -86,17 +85,6 @@ def test_command_that_is_started_again_leaves_nothing_out_twice(history: History
     assert [part.skip for part in history.plans[0].state.parts] == [(), (), ((40, 42),)]
 
 
-def test_epochs_are_trained_to_their_end_without_what_is_left_out(tmp_path: Path, stream: Path) -> None:
-    for kind in ("swift", "megatron"):
-        history = History(kind, stream, tmp_path / kind, num_train_epochs=2, sharded_lazy_shuffle_window=0)
-        history.start(Shape(2, 1, 1), 6)
-        assert history.start(Shape(2, 1, 1), sharded_lazy_skip="steps 7:9, samples 44:48")
-        second = sorted(sample for epoch, sample in history.trained if epoch == 1)
-        assert second == list(range(44))
-        assert len(ids(history)) == len(set(history.trained))
-        assert sum(1 for epoch, _ in history.trained if epoch == 0) == 44 - 4
-
-
 def test_what_cannot_be_left_out_is_refused_naming_the_argument(history: History) -> None:
     history.start(Shape(2, 1, 2), 3)
     with refused(SettingsRefused, argument="sharded_lazy_skip"):
@@ -132,8 +120,7 @@ def resumed(folder: Path, saved: Position, unit: Any, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("unit", "samples"),
-    [(None, 100), ("chunk", 100), ("batch", 2), ("sample", 1), ("30", 30), (30, 30), ("250", 250)],
+    ("unit", "samples"), [(None, 100), ("chunk", 100), ("batch", 2), ("sample", 1), ("30", 30), (30, 30), ("250", 250)]
 )
 def test_what_is_named_is_dealt(unit: Any, samples: int, notices: list[str]) -> None:
     run = decided(args_with(unit), dp=8, per_chunk=100)
@@ -168,18 +155,6 @@ def test_auto_goes_by_what_all_ranks_know(
         assert f"{samples if ended else iterations * 16} samples" in notices[0]
 
 
-@pytest.mark.parametrize("asked", [None, "auto"])
-@pytest.mark.parametrize("unit", [2, 3, 4])
-def test_checkpoint_keeps_its_unit(tmp_path: Path, asked: str | None, unit: int) -> None:
-    begun = decided(args_with(unit)).position(48, 3)
-    # With other ranks, for which there are enough chunks or not.
-    for dp, samples in ((2, 100), (1, 100), (40, 160), (20, 4000)):
-        run = decided(resumed(tmp_path / f"{dp}", begun, asked, global_batch_size=2 * dp), samples, dp=dp)
-        assert run.state.unit == run.position(48, 3).unit == unit
-    # One of an earlier release goes on by chunks.
-    assert decided(resumed(tmp_path / "c", position(batch_size=2), "auto"), dp=50).state.unit == 4
-
-
 def test_other_unit_than_that_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
     begun = decided(args_with("batch")).position(48, 3)
     assert decided(resumed(tmp_path, begun, "batch")).state.unit == 2
@@ -188,37 +163,3 @@ def test_other_unit_than_that_of_the_checkpoint_is_refused(tmp_path: Path) -> No
     for args in changed:
         with refused(ResumeRefused, "--sharded_lazy_unit", expected="2", actual="4"):
             decided(args)
-
-
-def test_ms_swifts_own_shuffle_keeps_whole_chunks(notices: list[str]) -> None:
-    for unit in (None, "chunk", "auto", "batch"):
-        assert notices == []
-        run = decided(args_with(unit, data_sharding=True, micro_batch_size=1), 10, dp=8)
-        assert (run.layout, run.state.unit) == ("block", 4)
-    assert len(notices) == 1 and "--sharded_lazy_unit batch is put aside" in notices[0]
-
-
-@pytest.fixture(scope="module")
-def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """By how many samples there are: in one chunk, and in three."""
-    folder = tmp_path_factory.mktemp("streams")
-    return {61: produce(folder / "1", 61, 61), 48: produce(folder / "3", 48, 20)}
-
-
-def test_live_stream_of_few_files_is_trained_at_once_and_gone_on_with_once_it_has_ended(tmp_path: Path) -> None:
-    directory = tmp_path / "s"
-    writer = ChunkWriter(directory, 20)
-    for number in range(20):
-        writer.write({"id": number})
-    # Four ranks, six steps of four at the most: less than a chunk for each.
-    options: dict[str, Any] = {"max_steps": 6, "train_dataloader_shuffle": False, "sharded_lazy_unit": "auto"}
-    history = History("swift", directory, tmp_path / "run", save_steps=1, **options)
-    history.start(Shape(4, 1, 1), 4)
-    assert sorted(history.trained) == [(0, number) for number in range(16)]
-    for number in range(20, 200):
-        writer.write({"id": number})
-    writer.close()
-    # By itself the stream would now have enough chunks for one, two or four ranks.
-    assert history.start(Shape(2, 1, 2))
-    assert sorted(history.trained) == [(0, number) for number in range(24)]
-    assert [run.state.unit for run in history.plans] == [1, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from lazyshard.stream.retire import retire
 from lazyshard_swift import stream as streams
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
 from tests.stream.streams import foreign, produce
-from tests.swift.unit.runs import checkpoint, hugging_face, open_stream, opened, plan, position, refused
+from tests.swift.unit.runs import checkpoint, hugging_face, open_stream, opened, position, refused
 
 TWO = b'{"id": 1}\n{"id": 2}\n'
 
@@ -23,15 +22,6 @@ def resumable(directory: Path, folder: Path, step: int) -> dict[str, Any]:
     """Trains so many steps of one sample, in windows of 3 chunks; returns the arguments to go on."""
     changes: dict[str, Any] = {"train_iters": 18, "sharded_lazy_shuffle_window": 3, "finetune": False}
     return {**changes, "mcore_model": checkpoint(folder, opened(directory, **changes).plan.position(step, step))}
-
-
-def test_stream_is_opened_by_what_the_arguments_say_and_travels_to_workers_without_its_gate(tmp_path: Path) -> None:
-    stream = opened(produce(tmp_path / "s", 9, 2), num_train_epochs=1, micro_batch_size=2)
-    assert len(stream) == 8
-    assert "(9 samples published, 2 per chunk, ended); rank 0 of 1, shuffled in windows of 8 chunks" in repr(stream)
-    again = pickle.loads(pickle.dumps(stream))
-    assert len(again) == 8
-    assert not hasattr(again, "gate")
 
 
 def test_how_much_was_trained_is_told_now_and_then_and_at_checkpoints(
@@ -121,14 +111,6 @@ def test_trained_checkpoint_without_a_position_is_refused(tmp_path: Path) -> Non
     stream.check_resume(0, 0)
     with refused(ResumeRefused, "--resume_only_model true --ignore_data_skip true", checkpoint=where):
         stream.check_resume(3, 3)
-
-
-def test_first_sample_is_not_waited_for(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 2, 2, end=False)
-    args = hugging_face(max_steps=9)
-    assert open_stream(plan(args, directory, 0, 1)).first_sample() is None
-    produce(directory, 4, 2, end=False)
-    assert open_stream(plan(args, directory, 0, 1)).first_sample() in (0, 1, 2, 3)
 
 
 def test_start_registers_the_run_and_tells_what_it_needs(tmp_path: Path) -> None:

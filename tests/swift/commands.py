@@ -296,15 +296,7 @@ class Training:
 def start_megatron_sft(
     work: Path, model: Path, *, processes: int = 4, command: Sequence[str] = ("megatron", "sft"), **more: Any
 ) -> Training:
-    """Starts `megatron sft`.
-
-    Args:
-        work: folder of this run alone, made here: output.log, trace/, output/ (unless `output_dir` is given).
-        model: see `cpu/tiny_model.py`.
-        processes: of torchrun.
-        command: the console command, found beside Python, and its arguments before the options.
-        more: arguments of `_start`, and options of the command.
-    """
+    """Starts `megatron sft` by so many processes of torchrun, in a folder of this run alone; see `_start`."""
     given = {**MEGATRON_VARIABLES, "NPROC_PER_NODE": str(processes)}
     return _start("megatron", work, model, command, given, MEGATRON, **more)
 
@@ -347,15 +339,15 @@ def _start(
 
     Args:
         kind: "megatron" or "swift".
-        work, model, command: as of `start_megatron_sft`.
-        variables: of the environment.
-        defaults: of options.
+        work: folder, made here: output.log, trace/, output/ (unless `output_dir` is given).
+        model: see `cpu/tiny_model.py`.
+        command: the console command, found beside Python, and its arguments before the options.
+        variables, environment: of the environment.
+        defaults, options: of the command.
         plugins: more `--external_plugins`, imported before the one that traces.
-        environment: more variables.
         packages: folder of packages that are taken before the installed ones.
         warm: whether the ranks are forks of a process that has imported what they need, see `warm.py`; not where
             packages are replaced, or where a rank's own process is looked at.
-        options: of the command.
     """
     complete: dict[str, Option] = {
         "model": model,

@@ -59,14 +59,14 @@ TEMPLATE: Final = "qwen2_5"
 
 
 def encode(model: Path, folder: Path, streams: dict[str, tuple[Path, int, tuple[object, ...]]]) -> dict[str, Path]:
-    """Makes streams by `lazyshard-producer run --encode swift`, in one process, which imports ms-swift once.
+    """Makes streams by `lazyshard-producer run` with ms-swift's template, in one process, which imports it once.
 
     Args:
         model: the model.
         folder: of the streams.
-        streams: source, samples of a chunk and more options of each, by its name.
+        streams: source, samples of a chunk and options of each, `--encode` or `--measure` among them, by its name.
     """
-    common = ("--encode", "swift", "--model", model, "--template", TEMPLATE, "--encode-option", "model_type=qwen3")
+    common = ("--model", model, "--template", TEMPLATE, "--encode-option", "model_type=qwen3")
     commands = [
         run_arguments(folder / name, [source], size, *common, *options, "--no-progress")
         for name, (source, size, options) in streams.items()

@@ -50,8 +50,8 @@ def streams(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, 
     chat, lone = folder / "chat.jsonl", folder / "lone.jsonl"
     for path, rows in ((chat, [*map(row, range(ROWS)), LONG, *ODD]), (lone, map(text, range(ROWS)))):
         path.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
-    texts = ("--encode-option", "use_chat_template=false", "--encode-option", "loss_scale=all")
-    whole = ("--max-length", MAX_LENGTH, "--workers", 2, "--on-bad-row", "quarantine")
+    texts = ("--encode", "swift", "--encode-option", "use_chat_template=false", "--encode-option", "loss_scale=all")
+    whole = ("--encode", "swift", "--max-length", MAX_LENGTH, "--workers", 2, "--on-bad-row", "quarantine")
     made: dict[str, tuple[Path, int, tuple[object, ...]]] = {
         "whole": (chat, SIZE, whole),
         "texts": (lone, SIZE, (*texts, "--max-length", MAX_LENGTH)),

@@ -60,7 +60,7 @@ def test_cached_and_encoded_rows_train_alike_on_four_processes(tmp_path: Path, m
     cached = megatron_sft(tmp_path / "cached", model, dataset=raw, **options, **cache, **counting(tmp_path / "1"))
     assert encoded_in(tmp_path / "1") == Counter(range(ROWS)), cached.tail()
     source = write_jsonl(tmp_path / "rows.jsonl", 0, ROWS)
-    encode(model, tmp_path, {"made": (source, ROWS, ("--max-length", MAX_LENGTH))})
+    encode(model, tmp_path, {"made": (source, ROWS, ("--encode", "swift", "--max-length", MAX_LENGTH))})
     ready = megatron_sft(tmp_path / "ready", model, dataset=tmp_path / "made", **options, **counting(tmp_path / "2"))
     assert encoded_in(tmp_path / "2") == Counter()
     assert trained(cached) == trained(ready)

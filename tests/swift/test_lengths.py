@@ -1,91 +1,29 @@
-"""Lengths that the producer measures, groups by length, and packs, in real runs."""
+"""Groups by lengths that the producer measures by ms-swift's template, and packs, in real runs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from tokenizers import Tokenizer
 
-from lazyshard import ChunkWriter, StreamReader
 from lazyshard.stream import read_cursor
-from tests.producer.commands import run
 from tests.stream.lengths import lengths_of
 from tests.swift.commands import ids_by_dp, megatron_sft, swift_sft
 from tests.swift.consumption import MICRO, SIZE, position_of
-from tests.swift.streams import producing, row
+from tests.swift.programs import encode
+from tests.swift.streams import producing, row, write_jsonl
 
 pytestmark = [pytest.mark.timeout(400)]
 
-
-MAX_LENGTH: Final = 79
-
-
-WORDS: Final = ("the answer is three", "hello world", "what is the sum of one and two", "chunk row rank")
-
-
-CHAT: Final = (
-    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n"
-)
-
-"""What ms-swift's template qwen2_5 makes of a question and its answer."""
-
-
-def test_lengths_are_those_of_the_template_and_of_the_tokenizer(model: Path, tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = []
-    for number in range(10):
-        text = " ".join(WORDS[(number + part) % 4] for part in range(number % 8))
-        messages = [{"role": "user", "content": WORDS[number % 4]}, {"role": "assistant", "content": text or "0"}]
-        rows.append({"messages": messages, "note": text})
-    with ChunkWriter(tmp_path / "s", 4) as writer:
-        for row in rows:
-            writer.write(row)
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-
-    def tokens(text: str) -> int:
-        return len(tokenizer.encode(text).ids)
-
-    chats = [tokens(CHAT.format(*(message["content"] for message in row["messages"]))) for row in rows]
-    assert min(chats) < MAX_LENGTH < max(chats)
-    common = ["run", "--source", str(tmp_path / "s"), "--samples-per-chunk", "3", "--on-bad-row", "quarantine"]
-    by_model = ["--model", str(model), "--template", "qwen2_5", "--max-length", str(MAX_LENGTH)]
-    out = tmp_path / "template"
-    swift = ["--measure", "swift", *by_model, "--encode-option", "model_type=qwen3", "--workers", "1"]
-    done = run(*common, "--out", str(out), *swift)
-    assert done.returncode == 0, done.stderr
-    assert list(StreamReader(out)) == [row for row, length in zip(rows, chats, strict=True) if length <= MAX_LENGTH]
-    assert lengths_of(out) == [length for length in chats if length <= MAX_LENGTH]
-    refused = (out / "quarantine.jsonl").read_bytes().splitlines()
-    assert len(refused) == sum(length > MAX_LENGTH for length in chats)
-
-    out = tmp_path / "tokenizer"
-    by_text = ["--measure", str(model), "--measure-field", "note", "--workers", "1"]
-    done = run(*common, "--out", str(out), *by_text)
-    assert done.returncode == 0, done.stderr
-    assert lengths_of(out) == [tokens(row["note"]) for row in rows]
-
-
-SAMPLES = 61
-
-
-def write_measured(directory: Path, model: Path) -> list[int]:
-    """A stream whose seals say how many tokens ms-swift's template makes of each row; returns these lengths."""
-    tokenizer, lengths = Tokenizer.from_file(str(model / "tokenizer.json")), []
-    with ChunkWriter(directory, SIZE) as writer:
-        for number in range(SAMPLES):
-            values = row(number)
-            text = CHAT.format(*(message["content"] for message in values["messages"]))
-            lengths.append(len(tokenizer.encode(text).ids))
-            writer.write(values, tokens=lengths[-1])
-    return lengths
+SAMPLES: Final = 61
 
 
 def test_batches_are_of_rows_of_about_one_length(tmp_path: Path, model: Path) -> None:
-    directory = tmp_path / "stream"
-    lengths = write_measured(directory, model)
+    source = write_jsonl(tmp_path / "rows.jsonl", 0, SAMPLES)
+    directory = encode(model, tmp_path, {"stream": (source, SIZE, ("--measure", "swift"))})["stream"]
+    lengths = lengths_of(directory)
     run = swift_sft(
         tmp_path / "run",
         model,

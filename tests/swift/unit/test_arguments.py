@@ -1,4 +1,4 @@
-"""`arguments` and `settings`: our fields in a class of ms-swift's shape, what is refused, and what follows from the rest."""
+"""`arguments` and `settings`: our fields in a class of ms-swift's shape, what is refused, and what follows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ NAME = "stand_in_data_args"
 SOURCE = """
 from dataclasses import dataclass, field
 from typing import List, Literal, Optional, Union
-
-
 @dataclass
 class DataArguments:
     \"\"\"Holds arguments related to data.\"\"\"
@@ -39,10 +37,8 @@ class DataArguments:
     streaming: bool = False
     train_dataloader_shuffle: bool = True
     model_name: Optional[List[str]] = field(default=None, metadata={'help': "e.g. ['name']"})
-
     def __post_init__(self):
         self.seen = list(self.dataset)
-
     def of_the_original(self):
         return self.data_seed
 """
@@ -50,30 +46,20 @@ class DataArguments:
 SUBCLASSES = """
 from dataclasses import dataclass
 import stand_in_data_args
-
-
 @dataclass
 class TemplateArguments:
     max_length: int = 512
-
     def __post_init__(self):
         self.template_seen = True
-
-
 @dataclass
 class BaseArguments(TemplateArguments, stand_in_data_args.DataArguments):
     output_dir: str = 'output'
-
     def __post_init__(self):
         TemplateArguments.__post_init__(self)
         stand_in_data_args.DataArguments.__post_init__(self)
-
-
 @dataclass
 class SftArguments(BaseArguments):
     max_steps: int = -1
-
-
 @dataclass
 class InferArguments(BaseArguments):
     max_batch_size: int = 1

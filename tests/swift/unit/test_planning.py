@@ -120,26 +120,20 @@ def test_distance_chooses_the_window(args: Any, ended: bool, told: str, notices:
 
 
 @pytest.mark.parametrize(
-    ("args", "samples", "ended", "largest"),
+    ("changes", "samples", "ended", "largest"),
     [
-        # 100 samples for 2 ranks: (50 + 1) / 3. 7 steps of 4: 14 on each rank.
-        (megatron(train_iters=7), 100, True, 17),
-        (megatron(train_iters=7, global_batch_size=4), 100, False, 5),
-        # One sample a rank; and past all numbers.
-        (megatron(train_iters=1), 2, True, 0),
-        (megatron(train_iters=1), 2**62, True, 2**61 // 3),
+        # 100 samples for 2 ranks: (50 + 1) / 3. 7 steps of 4: 14 on each rank. One sample a rank. Past all numbers.
+        ({"train_iters": 7}, 100, True, 17),
+        ({"train_iters": 7, "global_batch_size": 4}, 100, False, 5),
+        ({"train_iters": 1}, 2, True, 0),
+        ({"train_iters": 1}, 2**62, True, 2**61 - 1),
     ],
 )
-def test_distance_that_cannot_be_reached_is_refused_with_the_largest_that_can(
-    args: Any, samples: int, ended: bool, largest: int
-) -> None:
+def test_distance_that_cannot_be_reached_is_refused(changes: Any, samples: int, ended: bool, largest: int) -> None:
     if 0 < largest < 100:
-        args.sharded_lazy_shuffle_distance = largest
-        decided(args, samples, ended)
-    args.sharded_lazy_shuffle_distance = largest + 1 if largest < 100 else 2**61
-    words = [f"give {largest} at the most"] if 0 < largest < 100 else []
-    with refused(SettingsRefused, *words, argument="sharded_lazy_shuffle_distance"):
-        decided(args, samples, ended)
+        decided(megatron(**changes, sharded_lazy_shuffle_distance=largest), samples, ended)
+    with refused(SettingsRefused, argument="sharded_lazy_shuffle_distance"):
+        decided(megatron(**changes, sharded_lazy_shuffle_distance=largest + 1), samples, ended)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ HUMAN, GPT = {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}
 PAIR = {"query": "q", "response": "a"}
 UNUSED = {"messages": CHAT, "id": 7, "meta": {"a": 1}, "label": 1, "channel": "c"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+CALLED = {"role": "tool", "tool_call_id": "1", "content": "r"}
+CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "/a.png"}}
 
 # By name. A file has the columns of all of its rows: the ordinary path fills up with null.
@@ -81,30 +83,16 @@ CASES: dict[str, Rows] = {
     "unused columns kept": [UNUSED],
     "solution kept": [{"query": "q", "solution": "42"}],
     "without automatic names": [{"prompt": "q", "response": "a"}],
-    "columns without automatic names": [{"a": "q", "b": "r", "image": "/a.png"}],
+    "columns alone": [{"a": "q", "b": "r", "image": "/a.png"}],
     "tools": [
         {"messages": CHAT, "tools": [{"type": "function", "function": {"name": name, "parameters": parameters}}]}
         for name, parameters in (("f", {}), ("g", {"x": 1}))
     ],
     "tools as text": [{"messages": CHAT, "tools": '[{"name": "f"}]'}, {"messages": CHAT, "tools": "a tool"}],
-    "tool calls of openai": [
-        {
-            "messages": [
-                *(USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}),
-                *({"role": "tool", "tool_call_id": "1", "content": "r"}, ASSISTANT),
-            ]
-        }
-    ],
-    "blocks of anthropic": [
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}, IMAGE]}, ASSISTANT]}
-    ],
-    "preferences": [
-        {"messages": CHAT, "rejected_response": "no", "margin": 1.5},
-        {"messages": CHAT, "rejected_response": "never", "margin": 0.5},
-    ],
-    "grounding": [
-        {"messages": CHAT, "images": ["/a.png"], "objects": {"ref": ["dog"], "bbox": [[9, 9, 1, 1]], "x": 1}}
-    ],
+    "tool calls of openai": [{"messages": [USER, CALLS, CALLED, ASSISTANT]}],
+    "blocks of anthropic": [{"messages": [USER | {"content": [{"type": "text", "text": "q"}, IMAGE]}, ASSISTANT]}],
+    "preferences": [{"messages": CHAT, "rejected_response": "no", "margin": margin} for margin in (0.5, 1.5)],
+    "grounding": [{"messages": CHAT, "images": ["/a.png"], "objects": {"ref": ["dog"], "bbox": [[9, 9, 1, 1]]}}],
     "options of the chat template": [{"messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}}],
 }
 
@@ -117,7 +105,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "unused columns kept": {"remove_unused_columns": False},
     "solution kept": {"remove_unused_columns": False},
     "without automatic names": {"disable_auto_column_mapping": True},
-    "columns without automatic names": {
+    "columns alone": {
         "columns": {"a": "query", "b": "response"},
         "disable_auto_column_mapping": True,
     },
@@ -127,10 +115,7 @@ DROPPED: dict[str, Rows] = {
     "no messages": [{"messages": CHAT}, {"messages": []}],
     "no content": [{"messages": CHAT}, {"messages": [{"role": "user", "content": None}]}],
     "unknown role": [{"messages": CHAT}, {"messages": [{"role": "robot", "content": "a"}]}],
-    "rejected like chosen": [
-        {"messages": CHAT, "rejected_response": "no"},
-        {"messages": CHAT, "rejected_response": "answer"},
-    ],
+    "rejected like chosen": [{"messages": CHAT, "rejected_response": text} for text in ("no", "answer")],
 }
 
 ENCODED: dict[str, Rows] = {
@@ -189,21 +174,16 @@ def test_literal_rows(found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", DROPPED)
 def test_row_that_load_dataset_drops_is_an_error_of_that_row_alone(found: dict[str, Any], name: str) -> None:
-    ordinary, ours = found[name]["ordinary"], found[name]["ours"]
-    assert len(ordinary) == 1
-    assert plain(ours[0]) == plain(ordinary[0])
-    kind = ours[1].partition(":")[0]
+    (ordinary,), ours = found[name]["ordinary"], found[name]["ours"]
+    assert plain(ours[0]) == plain(ordinary)
     # One that is dropped without an error is none.
-    assert kind == ("SkipSample" if name == "no messages" else kind)
-    assert kind in ("SkipSample", "AssertionError", "ValueError")
+    kinds = ["SkipSample"] if name == "no messages" else ["SkipSample", "AssertionError", "ValueError"]
+    assert ours[1].partition(":")[0] in kinds
 
 
-def test_row_that_is_too_long_is_skipped(found: dict[str, Any]) -> None:
+def test_row_that_is_too_long_is_skipped_and_other_errors_are_raised_as_they_are(found: dict[str, Any]) -> None:
     first, second = found["too long"]["ours"]
     assert first == "SkipSample: Current length of row(9) is larger"
     assert second["messages"] == [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     assert second["return_length"] is True
-
-
-def test_other_errors_of_the_template_are_raised_as_they_are(found: dict[str, Any]) -> None:
     assert found["impossible"]["ours"] == ["ValueError: no such image"]

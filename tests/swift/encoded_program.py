@@ -5,10 +5,9 @@
 The streams are those of `test_encode.py`: these rows encoded; and texts encoded, cut, or padded. Templates are made as
 training makes its own, by the arguments of `swift sft`. Found is, of the rows: "same": whether each sample is, "kinds":
 of their values, "batches": whether collated batches are, "calls": of template.encode while the stream was read,
-"refused": what is said of other settings. And of the texts: "apart": whether the samples of sequences are the lists of
-documents that the texts give, "borders": of a batch of two of them, "lengths": of the documents in these, "sequences":
-whether batches that are not free of padding hold sequences as they are, "padded": whether each batch of padded rows
-begins with that of the rows themselves. And "packs": see `of_packs`.
+"refused": what is said of other settings. And of the texts: "lengths": of the documents in two sequences, "borders": of
+a batch of these, "sequences": whether batches that are not free of padding hold sequences as they are, "padded":
+whether each batch of padded rows begins with that of the rows themselves. And "packs": see `of_packs`.
 """
 
 from __future__ import annotations
@@ -76,23 +75,6 @@ def of_rows(template: Any, lines: list[dict[str, Any]], stream: str, others: lis
     }
 
 
-def documents(samples: list[dict[str, Any]], size: int) -> list[list[dict[str, Any]]]:
-    """The documents of each sequence, as samples of their own."""
-    found: list[list[dict[str, Any]]] = [[]]
-    for sample in samples:
-        tokens, labels = sample["input_ids"], sample["labels"]
-        while tokens:
-            room = size - sum(one["length"] for one in found[-1])
-            if not room:
-                found.append([])
-                room = size
-            # As ms-swift has it of any sample: its first token is nobody's label.
-            piece = {"input_ids": tokens[:room], "labels": [-100, *labels[1:room]], "length": len(tokens[:room])}
-            found[-1].append(piece)
-            tokens, labels = tokens[room:], labels[room:]
-    return found
-
-
 def samples_of(stream: str, template: Any) -> list[Any]:
     (encoder,) = encoders([stream], template, template.encode)
     return [encoder(row) for row in StreamReader(stream)]
@@ -108,12 +90,7 @@ def begins(whole: Any, part: Any) -> bool:
 def of_texts(template: Any, texts: str, split: str, padded: str) -> dict[str, Any]:
     rows, whole, filled = (samples_of(stream, template) for stream in (texts, split, padded))
     size = len(whole[0]["input_ids"])
-    expected = documents(rows, size)
-    result: dict[str, Any] = {
-        "sequences": [],
-        "padded": [],
-        "lengths": [one["length"] for two in expected[:2] for one in two],
-    }
+    result: dict[str, Any] = {"sequences": [], "padded": []}
     for template.use_megatron in (False, True):
         batch = template.data_collator(copy.deepcopy(whole[:2]))
         result["sequences"].append(batch["input_ids"].tolist() == [one["input_ids"] for one in whole[:2]])
@@ -127,11 +104,9 @@ def of_texts(template: Any, texts: str, split: str, padded: str) -> dict[str, An
     batch = template.data_collator(copy.deepcopy(filled[:2]))
     result["padded"].append(batch["position_ids"].tolist() == [[*range(size), *range(size)]])
     lists = samples_of(split, template)
-    for one in itertools.chain.from_iterable(lists):
-        assert one.pop("lengths") == [one["length"]]
     batch = template.data_collator(copy.deepcopy(lists[:2]))
     borders = get_packed_seq_params(batch["position_ids"])["cu_seq_lens_q"].tolist()
-    return result | {"apart": lists == expected, "borders": borders}
+    return result | {"lengths": [one["length"] for two in lists[:2] for one in two], "borders": borders}
 
 
 def plain(value: Any) -> Any:

@@ -74,7 +74,6 @@ def test_samples_and_batches_are_those_of_the_template(streams: dict[str, Path],
     assert "max_length is 512 there and 99 here (there: the stream, here: this run)" in length
     assert "system is" in texts
     assert "loss_scale is 'default' there and 'all' here" in texts
-    assert result["apart"]
     assert result["sequences"] == [True] * 4
     assert result["padded"] == [True] * (ROWS + 1)
     # Of two sequences of several documents each, none of which attends to another.

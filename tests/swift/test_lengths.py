@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from lazyshard import ChunkWriter
+from lazyshard.format.batch import encode_pack
+from lazyshard.format.row import encode_row
 from lazyshard.stream import read_cursor
 from tests.stream.lengths import lengths_of
 from tests.swift.commands import ids_by_dp, megatron_sft, swift_sft
@@ -61,6 +64,12 @@ LONGEST: Final = 128
 """More tokens than any row has."""
 
 
+PACKING: Final[dict[str, Any]] = {
+    **{"processes": RANKS, "micro_batch_size": 1, "global_batch_size": 4},
+    **{"packing": True, "packing_length": CAPACITY},
+}
+
+
 def test_packs_of_the_producer_while_it_still_packs(tmp_path: Path, model: Path) -> None:
     source, stream = tmp_path / "rows.jsonl", tmp_path / "stream"
     lines = [json.dumps(row(number) | {"length": LONGEST}) + "\n" for number in range(PACKED)]
@@ -72,13 +81,29 @@ def test_packs_of_the_producer_while_it_still_packs(tmp_path: Path, model: Path)
             dataset=stream,
             sharded_lazy=True,
             train_iters=9,
-            processes=RANKS,
-            micro_batch_size=1,
-            global_batch_size=4,
-            packing=True,
-            packing_length=CAPACITY,
+            **PACKING,
         )
     by_rank = ids_by_dp(run.batches)
     assert sorted(by_rank[0] + by_rank[1]) == list(range(PACKED))
     assert all(len(batch.ids) == CAPACITY // LONGEST for batch in run.batches)
     assert "the stream has ended with 16 samples: training stops after step 4 of 9" in run.output
+
+
+@pytest.mark.sweep
+def test_packs_of_ms_swift_as_a_stream_are_trained_as_its_own(tmp_path: Path, model: Path) -> None:
+    options: dict[str, Any] = {"train_dataloader_shuffle": False, "num_train_epochs": 1, **PACKING}
+    rows = write_jsonl(tmp_path / "rows.jsonl", 0, 60)
+    ordinary = megatron_sft(tmp_path / "ordinary", model, dataset=rows, dataset_shuffle=False, **options)
+    # Rank r is given the packs r, r + ranks, ...
+    groups = [batch.ids for batch in sorted(ordinary.batches, key=lambda batch: (batch.step, batch.micro, batch.rank))]
+    assert max(map(len, groups)) > 3
+    with ChunkWriter(tmp_path / "stream", 2) as writer:
+        for group in groups:
+            writer.write(encode_pack([encode_row(row(number)) for number in group], [LONGEST] * len(group)))
+    own: dict[str, Any] = {"dataset": writer.directory, "sharded_lazy": True, "sharded_lazy_unit": "sample"}
+    stream = megatron_sft(tmp_path / "lazy", model, **own, **options)
+    fed = [
+        {(one.rank, one.step, one.micro): (one.ids, one.tokens) for one in run.batches} for run in (stream, ordinary)
+    ]
+    assert fed[0] == fed[1]
+    assert stream.losses == pytest.approx(ordinary.losses, rel=1e-5)

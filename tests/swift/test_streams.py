@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from tests.swift.commands import ids_by_dp, megatron_sft, start_megatron_sft, start_swift_sft, swift_sft
+from tests.swift.commands import Run, ids_by_dp, megatron_sft, start_megatron_sft, start_swift_sft, swift_sft
 from tests.swift.conftest import ModelMaker
 from tests.swift.consumption import (
     MICRO,
@@ -160,3 +161,44 @@ def test_pt_of_one_process_live_with_a_configuration_file(tmp_path: Path, model:
         "sharded_lazy_consumer": "from-yaml",
     }
     assert (position_of(checkpoint).consumer, position_of(checkpoint).window) == ("from-yaml", 3)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("train", "command"),
+    [(swift_sft, ("swift", "sft")), (swift_sft, ("swift", "pt")), (megatron_sft, ("megatron", "sft"))],
+)
+def test_help_shows_the_arguments(
+    tmp_path: Path, model: Path, train: Callable[..., Run], command: tuple[str, str]
+) -> None:
+    run = train(tmp_path / "run", model, processes=1, command=(*command, "--help"))
+    for name in ("", "_samples_per_chunk", "_max_wait", "_shuffle_window", "_consumer", "_on_end"):
+        assert f"--sharded_lazy{name} " in run.output
+
+
+@pytest.mark.sweep
+def test_blend_by_sizes_whose_streams_have_units_of_their_own_and_keep_them(tmp_path: Path, model: Path) -> None:
+    # One file, and five chunks of 12, which are enough for two ranks.
+    dataset = [write_stream(tmp_path / "one", 0, 60, 60), write_stream(tmp_path / "five", 500, 560, 12)]
+    options: dict[str, Any] = {"dataset": dataset, "sharded_lazy": True, "sharded_lazy_unit": "auto"}
+    options |= {"train_dataloader_shuffle": False, "output_dir": tmp_path / "output", "num_train_epochs": 1}
+    options |= {"save_strategy": "steps", "save_steps": 6}
+    with start_swift_sft(tmp_path / "run1", model, **options) as training:
+        training.wait_for(lambda: 7 in training.losses, "loss of step 7")
+        training.kill()
+        first = ids_by_dp(batch for batch in training.batches if batch.step <= 6)
+    assert "the streams of --dataset are blended by their sizes, 0.5, 0.5" in training.output
+    shares = {rank: [[n for n in ids if (n < 500) is one] for one in (True, False)] for rank, ids in first.items()}
+    assert shares == {
+        0: [[0, 1, 4, 5, 8, 9], list(range(500, 506))],
+        1: [[2, 3, 6, 7, 10, 11], list(range(512, 518))],
+    }
+    # One rank would find a full chunk in the one file too.
+    more: dict[str, Any] = {"resume_from_checkpoint": tmp_path / "output" / "checkpoint-6", "processes": 1}
+    second = swift_sft(tmp_path / "run2", model, **options | more)
+    trained = [*first[0], *first[1], *ids_by_dp(second.batches)[0]]
+    assert len(trained) == len(set(trained)) > 120 - 4
+    step = max(batch.step for batch in second.batches)
+    for number in (6, step):
+        blend = position_of(tmp_path / "output" / f"checkpoint-{number}").blend
+        assert blend is not None and [member.unit for member in blend.members] == [2, 12]

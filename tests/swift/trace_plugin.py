@@ -1,16 +1,12 @@
 """For `--external_plugins`: writes down which samples the model gets, from inside every training process.
 
 Each process appends to `$TRACE_DIR/rank_R.jsonl`, one JSON object a line, each line written at once, so that `kill -9`
-loses none:
+loses none: {"event": "start" or "batch", "rank": 0, "time": ...}, and of a batch the attributes of `commands.Batch`.
 
-    {"event": "start", "rank": 0, "time": ...}
-    {"event": "batch", "rank": 0, "time": ..., "step": 1, "micro": 0, "train": true, "ids": [12, 7], "tokens": 96,
-     "dp": 0, "tp": 0, "pp": 0, "cp": 0, "vp": 0}
-
-`step` counts from 1 and is the iteration that the batch belongs to, as in ms-swift's logging.jsonl; `micro` counts the
-batches within it. `ids` are read from the tokens themselves: the text of row n holds "sample n" once (see streams.py),
-so the batch is decoded, whether it is padded or one long row of many samples. With Megatron the hook is at the batch
-that comes out of the data loader, before it is cut for context parallelism; every pipeline stage fetches its own.
+`ids` are read from the tokens themselves: the text of row n holds "sample n" once (see streams.py), so the batch is
+decoded, whether it is padded or one long row of many samples. With Megatron the hook is at the batch that comes out of
+the data loader, before it is cut for context parallelism; every pipeline stage fetches its own. Where `$ENCODED` is
+set, rows that the template encodes are written down there.
 """
 
 from __future__ import annotations

@@ -412,7 +412,7 @@ def test_only_the_first_rank_writes(directory: Path, output: Path) -> None:
     assert not (directory / "cursors").exists()
 
 
-@pytest.mark.parametrize("failure", ["no folder", "no stream", "no space", "no checkpoint"])
+@pytest.mark.parametrize("failure", ["no folder", "no space", "no checkpoint"])
 def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     tmp_path: Path, directory: Path, output: Path, monkeypatch: pytest.MonkeyPatch, cautions: list[str], failure: str
 ) -> None:
@@ -425,8 +425,6 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
         (directory / "cursors").touch()
         saves.register()
         assert cautions.pop() and not cautions
-    elif failure == "no stream":
-        directory.rename(tmp_path / "moved")
     elif failure == "no space":
         monkeypatch.setattr(checkpoints, "put_cursor", fail)
     saves.begin(str(output / "checkpoint-5"), 20, 5)
@@ -437,8 +435,6 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     # The next one is tried again.
     if failure == "no folder":
         (directory / "cursors").unlink()
-    elif failure == "no stream":
-        (tmp_path / "moved").rename(directory)
     monkeypatch.undo()
     save(saves, output, 6)
     assert cursor(directory).consumed == 24

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,43 +14,27 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard.errors import (
-    BadSample,
-    ChunkCorrupt,
-    ChunkMissing,
-    ChunkRetired,
-    CursorTaken,
-    LazyShardError,
-    RankInvalid,
-    StateInvalid,
-    StateMismatch,
-    StoreUnavailable,
-    StreamInvalid,
-    StreamMismatch,
-    TooManyBadSamples,
-    WaitTimeout,
-)
+from lazyshard import errors as library
 from lazyshard.stream import Published
 from lazyshard_swift import errors, parallel
-from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.parallel import stopped
 from tests.swift.programs import python
 from tests.swift.unit.runs import decided, megatron
 
-CODES: dict[int | None, list[BaseException]] = {
+CODES: dict[int | None, list[type[BaseException]]] = {
     2: [
-        *(SettingsRefused("no", argument="packing"), ResumeRefused("no"), PositionInvalid("torn")),
+        *(errors.SettingsRefused, errors.ResumeRefused, errors.PositionInvalid, errors.StreamTooShort),
         # The stream is whole; it is the arguments that do not fit it, and the message says which to change.
-        *(StreamMismatch("another one"), StreamTooShort("short"), RankInvalid("rank"), ChunkRetired("deleted")),
-        *(CursorTaken("process 7 is running as 'one'"), StateMismatch("another window"), StateInvalid("torn")),
+        *(library.StreamMismatch, library.RankInvalid, library.ChunkRetired, library.CursorTaken),
+        *(library.StateMismatch, library.StateInvalid, library.StoreRefused),
     ],
-    5: [ChunkCorrupt("damaged"), ChunkMissing("gone"), StreamInvalid("a gap"), BadSample("bad"), TooManyBadSamples("")],
-    75: [WaitTimeout("no chunk"), StoreUnavailable("503")],
-    130: [KeyboardInterrupt()],
-    None: [
-        *(ValueError("a bug"), RuntimeError("CUDA out of memory"), TimeoutError("of somebody else")),
-        *(FileNotFoundError("model.safetensors"), MemoryError()),
+    5: [
+        *(library.ChunkCorrupt, library.ChunkMissing, library.StreamInvalid, library.BadSample),
+        library.TooManyBadSamples,
     ],
+    75: [library.WaitTimeout, library.StoreUnavailable],
+    130: [KeyboardInterrupt],
+    None: [ValueError, RuntimeError, TimeoutError, FileNotFoundError, MemoryError],
 }
 
 
@@ -65,18 +48,18 @@ def raised(*chain: BaseException, by: str) -> BaseException:
 @pytest.mark.parametrize("by", ["cause", "context"])
 def test_code_is_that_of_the_last_error_of_ours_that_led_to_another_one(by: str) -> None:
     for code, all_of_it in CODES.items():
-        assert [errors.code_of(error) for error in all_of_it] == [code] * len(all_of_it)
+        assert [errors.code_of(kind("of")) for kind in all_of_it] == [code] * len(all_of_it)
     for expected, chain in (
-        (75, (WaitTimeout("w"), RuntimeError("a"), ValueError("clean-up failed"))),
+        (75, (library.WaitTimeout("w"), RuntimeError("a"), ValueError("clean-up failed"))),
         (None, (RuntimeError("a"), ValueError("b"))),
-        (2, (ChunkMissing("gone"), ResumeRefused("take a later checkpoint"))),
-        (75, (RuntimeError("a"), WaitTimeout("w"), KeyboardInterrupt())),
+        (2, (library.ChunkMissing("gone"), errors.ResumeRefused("take a later checkpoint"))),
+        (75, (RuntimeError("a"), library.WaitTimeout("w"), KeyboardInterrupt())),
         (130, (ValueError("a"), KeyboardInterrupt())),
     ):
         assert errors.code_of(raised(*chain, by=by)) == expected
 
 
-def caught(kind: type[LazyShardError], text: str) -> LazyShardError:
+def caught(kind: type[library.LazyShardError], text: str) -> library.LazyShardError:
     """Returns an error as torch makes it anew of a worker's."""
     trace = 'Traceback (most recent call last):\n  File "fetch.py", line 5, in f\n'
     where = f"Caught {kind.__name__} in DataLoader worker process 0."
@@ -86,16 +69,19 @@ def caught(kind: type[LazyShardError], text: str) -> LazyShardError:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (caught(ChunkCorrupt, "/s/chunk_00003.jsonl: row 7"), "/s/chunk_00003.jsonl: row 7"),
-        (caught(BadSample, "a row:\nover two lines"), "a row:\nover two lines"),
+        (caught(library.ChunkCorrupt, "/s/chunk_00003.jsonl: row 7"), "/s/chunk_00003.jsonl: row 7"),
+        (caught(library.BadSample, "a row:\nover two lines"), "a row:\nover two lines"),
         # In the text of an error there may be anything.
-        (caught(BadSample, "row 3: ValueError: BadSample: a"), "row 3: ValueError: BadSample: a"),
-        (BadSample("Caught nothing"), "Caught nothing"),
-        (WaitTimeout("or wait longer with max_wait"), "or wait longer with --sharded_lazy_max_wait"),
+        (
+            caught(library.BadSample, "row 3: ValueError: library.BadSample: a"),
+            "row 3: ValueError: library.BadSample: a",
+        ),
+        (library.BadSample("Caught nothing"), "Caught nothing"),
+        (library.WaitTimeout("or wait longer with max_wait"), "or wait longer with --sharded_lazy_max_wait"),
     ],
 )
 def test_message_is_that_of_the_error_and_speaks_of_our_argument(
-    error: LazyShardError, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: library.LazyShardError, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "_exit", lambda code: None)
     monkeypatch.setattr(sys, "__stderr__", sys.stderr)
@@ -186,33 +172,6 @@ print(child.pid, flush=True)
     assert ended.returncode == 75
     assert not Path("/proc", ended.stdout.strip()).exists()
     assert ended.stderr == "\nlazyshard: error: no chunk 3 (exit code 75)\n"
-
-
-def test_rank_ends_with_the_launcher() -> None:
-    # The parent of this one is killed while it waits; what it writes afterwards tells who ended it. The signal is
-    # waited for and not handled: it may come at once, while a handler could not print.
-    ended = python("""
-import os, signal, subprocess, sys
-rank = '''
-import os, signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-from lazyshard_swift import errors
-errors.install_exits()
-print('ready', flush=True)
-print(signal.sigwait([signal.SIGTERM]).name, flush=True)
-'''
-child = subprocess.Popen([sys.executable, '-c', rank], stdout=subprocess.PIPE, pass_fds=[1], text=True,
-    env=os.environ | {'TORCHELASTIC_RUN_ID': 'x'})
-assert child.stdout.readline() == 'ready\\n'
-read = os.dup(child.stdout.fileno())
-if os.fork() == 0:
-    sys.stdout.write(open(read).readline())
-    sys.stdout.flush()
-    os._exit(0)
-os.kill(os.getpid(), signal.SIGKILL)
-""")
-    assert ended.returncode == -signal.SIGKILL
-    assert ended.stdout == "SIGTERM\n"
 
 
 def test_end_of_a_stream() -> None:

@@ -1,11 +1,7 @@
-"""The gate before each step, alone and in ms-swift's own samplers and loader; whole runs: test_rescale.py."""
+"""`StepGate`: the same decision on every rank, without a word between them; and Megatron's own sharding."""
 
 from __future__ import annotations
 
-import gc
-import importlib
-import multiprocessing
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,13 +14,11 @@ from lazyshard.errors import WaitTimeout
 from lazyshard_swift import parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 from lazyshard_swift.gate import StepGate, members
-from lazyshard_swift.huggingface import gated_loader, strided_sampler
-from lazyshard_swift.run_plan import RunPlan, consumed_after
 from lazyshard_swift.stream import TrainStream, check_present
 from tests.data import swift_samplers
 from tests.data.options import grouped
 from tests.stream.streams import produce
-from tests.swift.unit.runs import hugging_face, load, megatron, open_stream, open_streams, plan, refused
+from tests.swift.unit.runs import load, megatron, open_streams, refused
 
 PER_CHUNK = 3
 
@@ -161,112 +155,13 @@ def test_sample_whose_chunk_was_deleted_is_refused_naming_it(tmp_path: Path) -> 
     check_present(dataset.reader, [3, 9])
 
 
-Batches = list[list[int]]
-
-
-class Run:
-    """What ms-swift builds on one rank for the Hugging Face trainer."""
-
-    def __init__(self, run: RunPlan, accumulation: int, *, skip: tuple[int, ...] = (), **options: Any) -> None:
-        self.plan, self.stream = run, open_stream(run)
-        real = load("dataloader/shard.py")
-        placed = type("Placed", (real.BatchSamplerShard,), {"rank": run.rank.dp_rank, "world_size": run.rank.dp_size})
-        own: dict[str, Any] = {"batch_size": run.batch_size, "shuffle": True, "drop_last": False}
-        sampler: Any = strided_sampler(placed)(len(self.stream), **own, data_seed=42, tp_size=1)
-        for batches in skip:
-            sampler = importlib.import_module("accelerate.data_loader").SkipBatchSampler(sampler, skip_batches=batches)
-        options = {"num_workers": 0, **options, "device": None, "batch_sampler": sampler, "collate_fn": list}
-        self.loader: Any = gated_loader(real.DataLoaderShard, self.stream, accumulation)(self.stream, **options)
-
-    def epoch(self, epoch: int) -> Batches:
-        self.loader.set_epoch(epoch)
-        return list(self.loader)
-
-
-def runs(args: Any, directory: Path, dp: int, **options: Any) -> list[Run]:
-    accumulation = args.training_args.gradient_accumulation_steps
-    return [Run(plan(args, directory, rank, dp), accumulation, **options) for rank in range(dp)]
-
-
-def args_of(batch: int = 1, accumulation: int = 1, window: int | None = None, **changes: Any) -> Any:
-    common: dict[str, Any] = {"sharded_lazy_shuffle_window": window, "gradient_accumulation_steps": accumulation}
-    return hugging_face(per_device_train_batch_size=batch, **common, **changes)
-
-
-def assert_once(ranks: list[Batches], total: int) -> list[int]:
-    """Checks that no sample comes twice; returns all."""
-    ids = [i for batches in ranks for batch in batches for i in batch]
-    assert len(set(ids)) == len(ids)
-    assert set(ids) <= set(range(total))
-    return ids
-
-
-IN_ORDER: dict[str, Any] = {"train_dataloader_shuffle": False}
-
-
-def test_ranks_read_their_own_chunks_in_order(tmp_path: Path) -> None:
-    ranks = runs(args_of(2, **IN_ORDER), produce(tmp_path / "s", 13, PER_CHUNK), 2)
-    expected = [[[0, 1], [2, 6], [7, 8]], [[3, 4], [5, 9], [10, 11]]]
-    assert [run.epoch(epoch) for epoch in (0, 2) for run in ranks] == expected * 2
-    assert [len(run.loader) for run in ranks] == [3, 3]
-
-
-@pytest.mark.parametrize(("max_steps", "batches"), [(-1, [5, 5]), (10, [4, 0])])
-def test_partial_last_step_of_an_epoch_is_trained_where_epochs_decide(
-    tmp_path: Path, max_steps: int, batches: list[int]
-) -> None:
-    directory = produce(tmp_path / "s", 10, PER_CHUNK)
-    for run in runs(args_of(accumulation=2, max_steps=max_steps), directory, 2):
-        assert [len(run.epoch(epoch)) for epoch in range(2)] == batches
-    # Steps of 2, 2 and 1 micro batches of 2 samples: what they come to.
-    assert [consumed_after(step, 10, 2, 2) for step in range(8)] == [0, 4, 8, 10, 14, 18, 20, 24]
-    assert [consumed_after(step, 8, 2, 2) for step in range(4)] == [0, 4, 8, 12]
-
-
-def test_data_that_do_not_come_are_a_timeout_before_their_step(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 9, PER_CHUNK, end=False)
-    (run,) = runs(args_of(accumulation=2, max_steps=10, **IN_ORDER), directory, 1)
-    read: Batches = []
-    with pytest.raises(WaitTimeout) as timeout:
-        read.extend(iter(run.loader))
-    # extend keeps what came: 4 steps of 2, of the fifth the data end with sample 8.
-    assert read == [[i] for i in range(8)]
-    assert timeout.value.chunk == 3
-
-
-def test_nothing_is_read_before_the_gate_has_let_the_first_step_through(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 2, 2, end=False)
-    (run,) = runs(args_of(accumulation=3, max_steps=10), directory, 1)
-    asked: list[Any] = []
-    run.loader.dataset.__class__ = type("Recorder", (type(run.stream),), {"__getitems__": asked.append})
-    with pytest.raises(WaitTimeout):
-        next(iter(run.loader))
-    assert asked == []
-
-
-@pytest.fixture
-def no_worker_left() -> Iterator[None]:
-    yield
-    gc.collect()
-    assert multiprocessing.active_children() == []
-
-
-@pytest.mark.usefixtures("no_worker_left")
-@pytest.mark.parametrize("persistent", [False, True])
-def test_workers_deliver_the_same_batches(tmp_path: Path, persistent: bool) -> None:
-    run = plan(args_of(2, 2, 2), produce(tmp_path / "s", 25, PER_CHUNK), 1, 2)
-    alone, workers = Run(run, 2), Run(run, 2, num_workers=2, persistent_workers=persistent)
-    for epoch in (0, 1, 1, 0):
-        assert workers.epoch(epoch) == alone.epoch(epoch)
-
-
-def drawn(dataset: Any, stream: TrainStream, consumed: int, own: bool = False) -> Batches:
-    """What a rank gets by Megatron's sampler: in its own shuffle, or in order as for our streams."""
+def drawn(stream: TrainStream, consumed: int) -> list[list[int]]:
+    """What a rank gets by Megatron's sampler in its own shuffle."""
     rank, batch = stream.plan.rank, stream.plan.batch_size
     found = swift_samplers.megatron_batches(
-        dataset, rank.dp_rank, rank.dp_size, batch, sharding=own, shuffle=own, consumed=consumed
+        stream, rank.dp_rank, rank.dp_size, batch, sharding=True, shuffle=True, consumed=consumed
     )
-    return [dataset.__getitems__(indices) for indices in found]
+    return [stream.__getitems__(indices) for indices in found]
 
 
 @pytest.mark.parametrize("total", [12, 31])
@@ -283,14 +178,14 @@ def test_megatrons_own_sharding_reads_each_sample_once_from_every_count(
     assert [(stream.plan.layout, len(stream)) for stream in streams] == [("block", samples)] * dp
     epochs = []
     for epoch in range(2):
-        whole = [drawn(stream, stream, epoch * samples, own=True) for stream in streams]
-        epochs.append(assert_once(whole, total))
-        assert len(epochs[-1]) == samples
+        whole = [drawn(stream, epoch * samples) for stream in streams]
+        epochs.append([i for batches in whole for found in batches for i in found])
+        assert len(set(epochs[-1])) == len(epochs[-1]) == samples
         # Its own chunks; what is not dealt in whole stripes goes row by row.
         stripes = total // (PER_CHUNK * dp) * PER_CHUNK * dp
         for rank in range(dp):
             assert {i // PER_CHUNK % dp for found in whole[rank] for i in found if i < stripes} == {rank}
         for step in range(samples // per_step):
-            rest = [drawn(one, one, epoch * samples + step * per_step, own=True) for one in streams]
+            rest = [drawn(one, epoch * samples + step * per_step) for one in streams]
             assert rest == [batches[step:] for batches in whole]
     assert epochs[0] != epochs[1]

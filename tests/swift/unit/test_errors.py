@@ -73,8 +73,8 @@ def caught(kind: type[library.LazyShardError], text: str) -> library.LazyShardEr
         (caught(library.BadSample, "a row:\nover two lines"), "a row:\nover two lines"),
         # In the text of an error there may be anything.
         (
-            caught(library.BadSample, "row 3: ValueError: library.BadSample: a"),
-            "row 3: ValueError: library.BadSample: a",
+            caught(library.BadSample, "row 3: ValueError: BadSample: a"),
+            "row 3: ValueError: BadSample: a",
         ),
         (library.BadSample("Caught nothing"), "Caught nothing"),
         (library.WaitTimeout("or wait longer with max_wait"), "or wait longer with --sharded_lazy_max_wait"),

@@ -150,12 +150,8 @@ def consumed_of_first(position: Position) -> int:
 def assert_every_sample_once(runs: Sequence[Run], checkpoints: Sequence[Path], samples: int, epochs: int = 1) -> None:
     """Checks what each start trained up to its checkpoint: the declared order, and together every sample once an epoch.
 
-    Args:
-        runs: the starts, each with other ranks or batches than the one before.
-        checkpoints: those that the next start went on from, and the last one of all.
-        samples: of the stream; fewer than a step may be left over at its end, and of a micro batch of all ranks at that
-            of an epoch.
-        epochs: how many were trained.
+    Each start has other ranks or batches than the one before. Fewer than a step may be left over at the stream's end,
+    and of a micro batch of all ranks at that of an epoch.
     """
     final = position_of(checkpoints[-1]).state
     assert final is not None

@@ -53,14 +53,7 @@ def shaped(kind: str, shape: Shape, checkpoint: Path | None, **options: Any) -> 
 
 
 class History:
-    """The starts of one run, each killed and gone on from its newest checkpoint, and what they have trained.
-
-    Args:
-        kind: "swift" or "megatron".
-        directory: the stream.
-        output: where checkpoints go.
-        options: of the command.
-    """
+    """The starts of one run, each killed and gone on from its newest checkpoint, and what they have trained."""
 
     def __init__(self, kind: str, directory: Path, output: Path, **options: Any) -> None:
         self.kind, self.directory, self.output = kind, directory, output

@@ -491,6 +491,7 @@ def test_run_takes_over_where_it_is_told_and_the_first_one_writes_no_more(
         assert cursor(directory).consumed == 0
         # Told once, and not raised: training goes on.
         assert len(cautions) == 1 and "taken over" in cautions[0]
+        let_go_of_cursors()
         kept(directory, output, sharded_lazy_take_over=True).register()
         mine = cursor(directory)
         with pytest.raises(RuntimeError):

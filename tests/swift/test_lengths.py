@@ -19,7 +19,6 @@ from tests.swift.programs import encode
 from tests.swift.streams import producing, row, write_jsonl
 
 pytestmark = [pytest.mark.timeout(400)]
-
 SAMPLES: Final = 61
 
 
@@ -53,16 +52,10 @@ def test_batches_are_of_rows_of_about_one_length(tmp_path: Path, model: Path) ->
 
 
 PACKED: Final = 64
-
 CAPACITY: Final = 512
-
 RANKS: Final = 2
-
-
 LONGEST: Final = 128
-
 """More tokens than any row has."""
-
 
 PACKING: Final[dict[str, Any]] = {
     **{"processes": RANKS, "micro_batch_size": 1, "global_batch_size": 4},

@@ -21,9 +21,7 @@ from tests.swift.consumption import audited, lazyshard
 from tests.swift.streams import write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
-
 __all__ = ["bucket", "running", "server"]
-
 SIZE = 5
 
 

@@ -20,7 +20,6 @@ from tests.swift.consumption import MICRO, SIZE, TP2_DP2, assert_every_sample_on
 from tests.swift.streams import write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
-
 CONSUMER: Final = "rescaled"
 OTHER: Final = 500
 """Rows of the second stream of a blend are numbered from here on."""

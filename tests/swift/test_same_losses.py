@@ -19,7 +19,6 @@ from tests.swift.consumption import MICRO, SIZE, assert_dealt, by_epoch, positio
 from tests.swift.streams import row, write_jsonl, write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
-
 SAMPLES: Final = 75
 EPOCH: Final = 72
 """Samples of an epoch of two ranks in micro batches of 2."""

@@ -20,7 +20,6 @@ from tests.swift.consumption import SIZE, assert_dealt, position_of
 from tests.swift.streams import producing, published, wait_for_samples, write_jsonl
 
 pytestmark = [pytest.mark.timeout(600)]
-
 SAMPLES: Final = 140
 """Rows that the producer has, most of which it has not published when it is killed."""
 

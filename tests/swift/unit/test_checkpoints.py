@@ -25,10 +25,7 @@ from tests.swift.unit import runs
 from tests.swift.unit.runs import SAVED, as_rank, megatron, open_streams, plan, position, refused
 
 FILE = "/runs/one/checkpoint-3/lazyshard.json"
-
 CHECKPOINT = "/runs/one/checkpoint-3"
-
-
 PART: dict[str, Any] = {"dp": 2, "batch_size": 1, "draws": 24, "epoch": None, "trained": True, "skip": []}
 
 STATE: dict[str, Any] = {

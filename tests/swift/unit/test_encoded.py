@@ -127,9 +127,7 @@ def test_packs_are_taken_where_there_are_to_be_some(packs: bool, most: int | Non
 
 
 SEQUENCE = {"input_ids": [5, 6, 1, 8, 9], "labels": [5, 6, -100, 8, 9], "position_ids": [0, 1, 0, 1, 2], "length": 5}
-
 BARE = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
-
 PADDED = {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100], "attention_mask": [1, 1, 0, 0], "length": 2}
 
 

@@ -19,7 +19,6 @@ from tests.swift.programs import PATHS, environment, run
 
 BEFORE = ["/bin/python", "-m", "torch.distributed.run", "--nproc_per_node", "4", "/swift/cli/_megatron/sft.py"]
 
-
 ON = [
     *(f"--sharded_lazy {value}" for value in ("true", "True", "TRUE", "t", "T", "yes", "y", "1")),
     *(f"--sharded_lazy={value}" for value in ("true", "True", "1", "Yes")),

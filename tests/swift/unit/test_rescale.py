@@ -23,7 +23,6 @@ from tests.swift.unit.trainers import Trained, resumed, train
 
 PER_CHUNK = 3
 STEPS = {"swift": "max_steps", "megatron": "train_iters"}
-
 both = pytest.mark.parametrize("kind", ["swift", "megatron"])
 
 

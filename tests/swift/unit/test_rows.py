@@ -11,14 +11,11 @@ import pytest
 from tests.swift.programs import found_by
 
 PROGRAM = Path(__file__).with_name("rows_program.py")
-
 USER = {"role": "user", "content": "question"}
 ASSISTANT = {"role": "assistant", "content": "answer"}
 CHAT = [USER, ASSISTANT]
 PNG = "data:image/png;base64,iVBORw0KGgo="
-
 Rows = list[dict[str, Any]]
-
 HUMAN, GPT = {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}
 PAIR = {"query": "q", "response": "a"}
 UNUSED = {"messages": CHAT, "id": 7, "meta": {"a": 1}, "label": 1, "channel": "c"}

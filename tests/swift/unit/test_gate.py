@@ -1,4 +1,4 @@
-"""`StepGate`: the same decision on every rank, without a word between them; and Megatron's own sharding."""
+"""`StepGate`: the same decision on every rank, without a word between them, on real streams."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from lazyshard.errors import WaitTimeout
 from lazyshard_swift import parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 from lazyshard_swift.gate import StepGate, members
-from lazyshard_swift.stream import TrainStream, check_present
-from tests.data import swift_samplers
+from lazyshard_swift.stream import check_present
 from tests.data.options import grouped
 from tests.stream.streams import produce
-from tests.swift.unit.runs import load, megatron, open_streams, refused
+from tests.swift.unit.runs import refused
 
 PER_CHUNK = 3
 
@@ -153,39 +152,3 @@ def test_sample_whose_chunk_was_deleted_is_refused_naming_it(tmp_path: Path) -> 
     with refused(ResumeRefused, expected="chunk 5", actual="deleted"):
         check_present(dataset.reader, [15, 21])
     check_present(dataset.reader, [3, 9])
-
-
-def drawn(stream: TrainStream, consumed: int) -> list[list[int]]:
-    """What a rank gets by Megatron's sampler in its own shuffle."""
-    rank, batch = stream.plan.rank, stream.plan.batch_size
-    found = swift_samplers.megatron_batches(
-        stream, rank.dp_rank, rank.dp_size, batch, sharding=True, shuffle=True, consumed=consumed
-    )
-    return [stream.__getitems__(indices) for indices in found]
-
-
-@pytest.mark.parametrize("total", [12, 31])
-@pytest.mark.parametrize(("dp", "batch"), [(1, 2), (2, 1), (2, 3), (3, 2)])
-def test_megatrons_own_sharding_reads_each_sample_once_from_every_count(
-    tmp_path: Path, total: int, dp: int, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(swift_samplers, "load", load)
-    per_step = dp * batch
-    sizes = {"micro_batch_size": batch, "global_batch_size": per_step}
-    args = megatron(**sizes, num_train_epochs=2, data_sharding=True)
-    streams = open_streams(args, produce(tmp_path / "s", total, PER_CHUNK), dp)
-    samples = total // per_step * per_step
-    assert [(stream.plan.layout, len(stream)) for stream in streams] == [("block", samples)] * dp
-    epochs = []
-    for epoch in range(2):
-        whole = [drawn(stream, epoch * samples) for stream in streams]
-        epochs.append([i for batches in whole for found in batches for i in found])
-        assert len(set(epochs[-1])) == len(epochs[-1]) == samples
-        # Its own chunks; what is not dealt in whole stripes goes row by row.
-        stripes = total // (PER_CHUNK * dp) * PER_CHUNK * dp
-        for rank in range(dp):
-            assert {i // PER_CHUNK % dp for found in whole[rank] for i in found if i < stripes} == {rank}
-        for step in range(samples // per_step):
-            rest = [drawn(one, epoch * samples + step * per_step) for one in streams]
-            assert rest == [batches[step:] for batches in whole]
-    assert epochs[0] != epochs[1]

@@ -49,23 +49,38 @@ def by_step(kind: str, directory: Path, args: Any, kill: int | None = None) -> d
     return {step: [each.steps[step] for each in found] for step in found[0].steps}
 
 
-@both
-@pytest.mark.parametrize("by_epochs", [True, False])
+OWN = {"group_by_length": False, "data_sharding": True}
+"""Megatron's shuffle of each rank's own chunks, in which ms-swift's sampler draws by itself too."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_epochs", "own"),
+    [
+        ("swift", True, {}),
+        ("swift", False, {}),
+        ("megatron", True, {}),
+        ("megatron", False, {}),
+        ("megatron", True, OWN),
+    ],
+)
 def test_killed_run_goes_on_with_exactly_the_next_sample(
-    kind: str, by_epochs: bool, directory: Path, tmp_path: Path
+    kind: str, by_epochs: bool, own: dict[str, Any], directory: Path, tmp_path: Path
 ) -> None:
-    length: dict[str, Any] = {"num_train_epochs": 2} if by_epochs else {STEPS[kind]: 99}
+    length: dict[str, Any] = own | ({"num_train_epochs": 2} if by_epochs else {STEPS[kind]: 99})
     whole = by_step(kind, directory, args_of(kind, tmp_path / "whole", **length))
     # By steps the run ends with the stream: 60 samples in steps of 4.
     assert len(whole) == (30 if by_epochs else 15)
-    first, second = (
-        [i for step in steps for ids in whole.get(step, ()) for i in ids] for steps in (range(15), range(15, 30))
-    )
-    assert sorted(first) == list(range(60))
-    assert not second or (sorted(second) == sorted(first) and second != first)
+    epochs = [[i for step in steps for ids in whole.get(step, ()) for i in ids] for steps in (range(15), range(15, 30))]
+    for ids in epochs[: 1 + by_epochs]:
+        assert len(ids) == len(set(ids)) == 60 and set(ids) <= set(range(TOTAL))
+    assert epochs[0] != epochs[1]
     # Two of these lengths drawn at random are 7.6 apart on average.
     apart = [abs(LENGTHS[ids[0]] - LENGTHS[ids[1]]) for ranks in whole.values() for ids in ranks]
-    assert np.mean(apart) < 2.5
+    assert (own is OWN) == (np.mean(apart) >= 2.5)
+    if own is OWN:
+        assert all(
+            i // PER_CHUNK % 2 == rank for ranks in whole.values() for rank in (0, 1) for i in ranks[rank] if i < 56
+        )
     # In mid-epoch, between checkpoints; and after the end of the first epoch.
     for kill, saved in ((8, 6), (20, 18)) if by_epochs else ((8, 6),):
         output = tmp_path / f"killed-{kill}"

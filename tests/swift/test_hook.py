@@ -6,6 +6,7 @@ That the finder is in place once installed: tests/packaging/test_wheel.py.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -16,7 +17,7 @@ import pickle
 import runpy
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -150,33 +151,19 @@ def test_extension_that_fails_harms_nothing(extension: str | None, reason: str, 
     assert hooked.failures() == ()
 
 
-class Asking(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself, but asks all finders, as other post-import hooks do."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        self.asked.append(fullname)
-        return importlib.util.find_spec(fullname) if self.asked.count(fullname) == 1 else None
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_other_finders(place: int, engine: Path) -> None:
-    finder = sys.meta_path[0]
+def test_finders_that_are_odd_and_specification_before_the_import(engine: Path) -> None:
     # Before Python 3.12 a finder without find_spec was no error; and the finder itself must not ask itself.
     sys.meta_path.insert(0, types.SimpleNamespace())
-    spec = finder.find_spec("engine.main", [str(engine / "engine")])
-    assert spec is not None and isinstance(spec.loader, hook.Loader)
-    sys.meta_path[0] = asking = Asking()
-    if place:
-        sys.meta_path[:2] = [finder, asking]
-    assert (load().value, calls()) == (2, ["engine.main"])
-    asking.asked.clear()
-    assert finder.find_spec("engine.other", None) is None
-    assert asking.asked == [], "other modules are none of its business"
+    spec = importlib.util.find_spec("engine.main")
+    assert spec is not None
+    loader: Any = spec.loader
+    assert isinstance(loader, hook.Loader)
+    assert copy.copy(loader).get_source("engine.main") == SOURCE
+    assert not hasattr(loader, "no_such_thing")
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    assert (module.value, type(spec.loader)) == (2, importlib.machinery.SourceFileLoader)
+    assert sys.meta_path[1].find_spec("engine.other", None) is None, "other modules are none of its business"
 
 
 def test_install_is_first_and_once() -> None:

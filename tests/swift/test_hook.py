@@ -153,9 +153,11 @@ def test_extension_that_fails_harms_nothing(extension: str | None, reason: str, 
 
 def test_finders_that_are_odd_and_specification_before_the_import(engine: Path) -> None:
     # Before Python 3.12 a finder without find_spec was no error; and the finder itself must not ask itself.
-    sys.meta_path.insert(0, types.SimpleNamespace())
-    spec = importlib.util.find_spec("engine.main")
+    finder, odd = sys.meta_path[0], types.SimpleNamespace()
+    sys.meta_path.insert(0, odd)
+    spec = finder.find_spec("engine.main", [str(engine / "engine")])
     assert spec is not None
+    sys.meta_path.remove(odd)
     loader: Any = spec.loader
     assert isinstance(loader, hook.Loader)
     assert copy.copy(loader).get_source("engine.main") == SOURCE
@@ -163,7 +165,7 @@ def test_finders_that_are_odd_and_specification_before_the_import(engine: Path) 
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     assert (module.value, type(spec.loader)) == (2, importlib.machinery.SourceFileLoader)
-    assert sys.meta_path[1].find_spec("engine.other", None) is None, "other modules are none of its business"
+    assert finder.find_spec("engine.other", None) is None, "other modules are none of its business"
 
 
 def test_install_is_first_and_once() -> None:

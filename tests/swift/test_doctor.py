@@ -144,21 +144,19 @@ FOUND = "from lazyshard_swift import ms_swift; print(ms_swift.folder(), ms_swift
 
 @pytest.mark.parametrize(
     ("file", "version"),
-    [("__version__ = '4.5.0.dev0'\n", "4.5.0.dev0"), (None, None), ("from x import __version__\n", None)],
+    [("__version__ = '4.5.0.dev0'\n", "4.5.0.dev0"), ("", None), ("from x import __version__\n", None)],
 )
-def test_checkout_without_metadata(file: str | None, version: str | None, tmp_path: Path) -> None:
-    folder = make_swift(tmp_path, ms_swift.POINTS)
-    (folder / "version.py").unlink()
-    if file is not None:
-        write(folder / "version.py", file)
-    done = python(FOUND, tmp_path, package_folder(), site=False)
+def test_checkout_without_metadata_or_no_ms_swift(file: str, version: str | None, tmp_path: Path) -> None:
+    folder = make_swift(tmp_path / "there", ms_swift.POINTS)
+    write(folder / "version.py", file)
+    done = python(FOUND, tmp_path / "there", package_folder(), site=False)
     assert (done.stdout, done.stderr) == (f"{folder} {version}\n", "")
-
-
-@pytest.mark.parametrize("before", ["", "import sys, types; sys.modules['swift'] = types.ModuleType('swift')\n"])
-def test_no_ms_swift(before: str) -> None:
-    done = python(before + FOUND, package_folder(), site=False)
-    assert (done.stdout, done.stderr) == ("None None\n", "")
+    if file:
+        (folder / "version.py").unlink()
+        assert python(FOUND, tmp_path / "there", package_folder(), site=False).stdout == f"{folder} None\n"
+    for before in ("", "import sys, types; sys.modules['swift'] = types.ModuleType('swift')\n"):
+        done = python(before + FOUND, package_folder(), site=False)
+        assert (done.stdout, done.stderr) == ("None None\n", "")
 
 
 ALL: Final = {"torch": "2.13.0", "transformers": "5.19.0", "megatron-core": "0.16.1", "mcore-bridge": "1.6.5"}

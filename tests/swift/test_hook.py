@@ -257,9 +257,9 @@ def test_of_an_ms_swift_that_is_too_old_only_the_launcher_is_touched(
     assert (module.value, caplog.messages) == (2, [])
 
 
-@pytest.mark.parametrize(
-    ("variables", "told"),
-    [
+def test_first_process_alone_tells(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    install(monkeypatch, "4.7.0")
+    for variables, told in (
         ({}, True),
         ({"RANK": "0", "NODE_RANK": "0", "GROUP_RANK": ""}, True),
         ({"RANK": "1"}, False),
@@ -267,16 +267,14 @@ def test_of_an_ms_swift_that_is_too_old_only_the_launcher_is_touched(
         # The launcher of a second machine.
         ({"NODE_RANK": "1"}, False),
         ({hooked.WARNED: "1"}, False),
-    ],
-)
-def test_first_process_alone_tells(
-    variables: dict[str, str], told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    install(monkeypatch, "4.7.0")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    hooked.warn_once()
-    assert len(caplog.messages) == told
+    ):
+        with monkeypatch.context() as patch:
+            patch.delenv(hooked.WARNED, raising=False)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            caplog.clear()
+            hooked.warn_once()
+            assert len(caplog.messages) == told, variables
 
 
 def test_plain_line_without_logging(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,38 +97,32 @@ def test_code_of_the_child_is_passed_on_and_signals_are_as_before(source: str, c
     assert [signal.getsignal(number) for number in HANDLED] == before
 
 
-@pytest.mark.parametrize(
-    ("version", "there", "folder", "missing"),
-    [
-        ("4.6.0", [], "_megatron", "megatron-core mcore-bridge"),
-        ("4.6.0", ["megatron.core"], "_megatron", "mcore-bridge"),
-        ("4.6.0", ["megatron.core", "mcore_bridge"], "_megatron", None),
-        ("4.6.0", [], "cli", None),
-        ("4.0.2", [], "_megatron", None),
-        (None, [], "_megatron", None),
-    ],
-)
+NOT_INSTALLED: list[tuple[str | None, list[str], str, str | None]] = [
+    ("4.6.0", [], "_megatron", "megatron-core mcore-bridge"),
+    ("4.6.0", ["megatron.core"], "_megatron", "mcore-bridge"),
+    ("4.6.0", ["megatron.core", "mcore_bridge"], "_megatron", None),
+    ("4.6.0", [], "cli", None),
+    ("4.0.2", [], "_megatron", None),
+    (None, [], "_megatron", None),
+]
+
+
 def test_megatron_that_is_not_installed_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    version: str | None,
-    there: list[str],
-    folder: str,
-    missing: str | None,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Of one that fails, as ms-swift's own traceback does not say what to install."""
-    monkeypatch.setattr("lazyshard_swift.ms_swift.version", lambda: version)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name in there else None)
-    script = tmp_path / folder / "sft.py"
-    script.parent.mkdir()
-    script.write_text("import sys\nraise SystemExit(int(sys.argv[-1]))")
-    for code in (0, 1):
-        command = [sys.executable, "-S", str(script), "--sharded_lazy", "true", str(code)]
-        assert extended().subprocess.run(command).returncode == code
-        told = capsys.readouterr().err
-        assert (told == "") == (missing is None or not code)
-        assert not told or f"pip install {missing};" in told
+    for number, (version, there, folder, missing) in enumerate(NOT_INSTALLED):
+        monkeypatch.setattr("lazyshard_swift.ms_swift.version", lambda version=version: version)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, there=there: object() if name in there else None)
+        script = tmp_path / str(number) / folder / "sft.py"
+        script.parent.mkdir(parents=True)
+        script.write_text("import sys\nraise SystemExit(int(sys.argv[-1]))")
+        for code in (0, 1):
+            command = [sys.executable, "-S", str(script), "--sharded_lazy", "true", str(code)]
+            assert extended().subprocess.run(command).returncode == code
+            told = capsys.readouterr().err
+            assert (told == "") == (missing is None or not code)
+            assert not told or f"pip install {missing};" in told
 
 
 # ms-swift's own command line, and a child that says what it gets.

@@ -168,6 +168,22 @@ def test_finders_that_are_odd_and_specification_before_the_import(engine: Path) 
     assert finder.find_spec("engine.other", None) is None, "other modules are none of its business"
 
 
+def test_package_that_goes_while_it_is_used_and_module_that_is_not_there(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lazyshard_swift.hooked", None)
+    assert load().value == 1
+    del sys.modules["engine.main"]
+    (engine / "engine" / "main.py").unlink()
+    importlib.invalidate_caches()
+    with pytest.raises(ModuleNotFoundError):
+        load()
+    # A namespace package in its place.
+    (engine / "engine" / "main").mkdir()
+    importlib.invalidate_caches()
+    assert load().__name__ == "engine.main"
+
+
 def test_install_is_first_and_once() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, hook.MARK)]
     assert not hook.active()

@@ -119,6 +119,7 @@ BAD: list[tuple[bytes, str]] = [
     (changed(seed=1), "seed 42"),
     (changed(samples_per_chunk=8), "samples_per_chunk 4"),
     (changed(stream="f" * 32), "stream_id"),
+    (changed(layout="grouped", window=0), "grouping is None"),
     # Of which no run can be.
     (format_1(consumed=47), "dp_size 2"),
     (format_1(dp_size=0), "dp_size 0"),
@@ -328,8 +329,10 @@ def test_checkpoint_that_is_saved_over_counts_as_torn_until_it_is_whole(director
 def test_checkpoint_is_due_once_a_step_was_trained(directory: Path, output: Path) -> None:
     saves = kept(directory, output)
     assert [saves.is_due(step) for step in (0, 1, 3)] == [False, True, True]
-    # One of another stream does not count.
+    # One of another stream does not count, nor one that cannot be read.
     save_position(position(stream="f" * 32, consumed=4), output / "checkpoint-1")
+    save_position(position(), output / "checkpoint-2")
+    (output / "checkpoint-2" / "lazyshard.json").write_bytes(b"{")
     save(saves, output, 6)
     assert [saves.is_due(step) for step in (6, 7)] == [False, True]
     assert told(directory) == (24, 8)

@@ -76,8 +76,8 @@ def test_what_is_decided_while_the_stream_grows_is_what_is_decided_after_its_end
         (dp, batch, accumulation, _), _ = key
         # A step takes so many of all samples; what is not a whole one is left over.
         steps = total // (dp * batch * accumulation)
-        found = decisions(asked, batch * accumulation, steps + 3, trained[key])
-        after: list[bool | str] = [False] * 3 if steps else ["StreamTooShort"] * 3
+        after: list[bool | str] = [False] * 3 if steps else ["StreamTooShort"]
+        found = decisions(asked, batch * accumulation, steps + len(after), trained[key])
         assert found == [True] * (steps - trained[key]) + after, key
         assert (asked.stopped, asked.published_samples()) == (bool(steps), total)
 

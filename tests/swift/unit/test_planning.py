@@ -13,7 +13,7 @@ import pytest
 from lazyshard.data.rank import Rank
 from lazyshard.plan.deal import Rules
 from lazyshard_swift.checkpoints import save_position
-from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
+from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.planning import batch_sizes, resume_checkpoint
 from lazyshard_swift.settings import Progress
 from tests.swift.unit.runs import (
@@ -311,5 +311,8 @@ def test_checkpoint_whose_save_was_killed_is_refused_naming_the_newest_whole_one
         shutil.rmtree(folder)
     with refused(ResumeRefused, f"--{option}", checkpoint=torn, expected=None):
         resume_checkpoint(args(torn))
+    (made[-1][0] / "lazyshard.json").write_bytes(b"{")
+    with pytest.raises(PositionInvalid):
+        decided(args(torn))
     # From weights alone it starts anew anyway.
     assert resume_checkpoint(megatron(mcore_model=torn)) is None

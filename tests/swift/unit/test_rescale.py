@@ -203,6 +203,18 @@ def test_repeated_stream_goes_on_through_its_epochs_with_other_ranks(
     assert [sum(1 for at, _ in history.trained if at == epoch) for epoch in range(4)] == [24, 23, 25, 2]
 
 
+def test_epochs_whose_last_step_is_smaller_do_not_say_how_many_samples_a_step_has(
+    tmp_path: Path, streams: dict[int, Path]
+) -> None:
+    history = History("swift", streams[25], tmp_path, num_train_epochs=3)
+    # 12 micro batches: steps of 5, 5 and 2.
+    history.start(Shape(1, 2, 5), 4)
+    (part,) = history.plans[0].state.parts
+    assert (part.draws, part.draws_per_step) == (0, 0)
+    assert history.start(Shape(2, 1, 5))
+    assert_once(history, 25, 3, 2)
+
+
 @pytest.mark.parametrize(("epochs", "steps"), [(1.5, 12 + 6), (0.5, 6)])
 def test_fractions_of_epochs_end_where_they_would(
     tmp_path: Path, streams: dict[int, Path], epochs: float, steps: int

@@ -128,6 +128,9 @@ def test_what_is_named_is_dealt(unit: Any, samples: int, notices: list[str]) -> 
     assert run.course.rules == Rules(samples, -(-800 // samples) * samples, 42)
     assert run.position(0, 0).unit == samples
     assert notices == []
+    # ms-swift's own shuffle keeps whole chunks.
+    run = decided(args_with(unit, data_sharding=True), 1600, dp=8, per_chunk=100)
+    assert (run.layout, run.state.unit, len(notices)) == ("block", 100, unit not in (None, "chunk"))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lazyshard import ChunkWriter
-from lazyshard.errors import SkipSample, WaitTimeout
+from lazyshard.errors import LazyShardError, SkipSample, WaitTimeout
 from lazyshard.format.batch import encode_pack
 from lazyshard.format.row import check_row, encode_row
 from lazyshard.stream import list_consumers
@@ -16,6 +17,7 @@ from lazyshard.stream.retire import retire
 from lazyshard_swift import rows
 from lazyshard_swift import stream as streams
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
+from lazyshard_swift.megatron import RunLength
 from tests.stream.streams import foreign, produce
 from tests.swift.unit.runs import Template, checkpoint, hugging_face, megatron, open_stream, opened, position, refused
 
@@ -109,6 +111,13 @@ def test_resume_refuses_where_any_chunk_of_the_open_window_was_deleted(tmp_path:
         opened(directory, **changes)
 
 
+def test_checkpoint_ahead_of_an_ended_stream_is_refused(tmp_path: Path) -> None:
+    directory, args = produce(tmp_path / "s", 8, 2), {"max_steps": 200, "sharded_lazy_shuffle_window": 0}
+    where = checkpoint(tmp_path / "checkpoint", plan(hugging_face(**args), directory, 0, 1).position(100, 100))
+    with pytest.raises(LazyShardError):
+        open_stream(plan(hugging_face(**args, resume_from_checkpoint=where), directory, 0, 1)).check_resume(100, 100)
+
+
 def test_trained_checkpoint_without_a_position_is_refused(tmp_path: Path) -> None:
     where = str(tmp_path / "checkpoint-3")
     stream = opened(produce(tmp_path / "s", 9, 2), hugging_face, max_steps=9, resume_from_checkpoint=where)
@@ -124,6 +133,9 @@ def test_start_registers_the_run_and_tells_what_it_needs(tmp_path: Path) -> None
     assert consumer.cursor is not None and consumer.reading is None
     assert (consumer.name, consumer.cursor.consumed, consumer.chunks_before) == ("sft", 0, 0)
     assert consumer.cursor.stream_id == stream.plan.stream_id
+    assert not hasattr(pickle.loads(pickle.dumps(stream)), "gate")
+    assert "2 per chunk" in repr(stream) and "in windows of 3 chunks" in repr(stream)
+    assert "dealt in units of 1 samples" in repr(opened(directory, train_iters=30, sharded_lazy_unit="sample"))
     produce(directory, 6, 2, end=False)
     open_stream(stream.plan)[0]
     (consumer,) = list_consumers(directory, 3)
@@ -148,7 +160,7 @@ def test_resumed_run_shows_a_sample_that_is_still_there(tmp_path: Path) -> None:
     run = opened(directory, **resumable(directory, tmp_path / "checkpoint-7", 7)).plan
     expected = open_stream(run)[7]
     retire(directory, 3, 9)
-    assert open_stream(run).first_sample() == expected
+    assert open_stream(run).first_sample() == RunLength(open_stream(run), 9)[7] == expected
     assert expected in range(6, 12)
     # At the end of its stream it has none to show.
     changes = resumable(produce(tmp_path / "end", 18, 2), tmp_path / "checkpoint-18", 18)

@@ -100,6 +100,7 @@ def train_hugging_face(plan: RunPlan, args: Any, *, kill: int | None = None) -> 
                     _step_ends(trainer, found, save, "on_step_end")
             if stop:
                 break
+        assert stop or next(batches, None) is None, "more than an epoch"
         # transformers' DefaultFlowCallback.
         stop = _step_ends(trainer, found, args.save_strategy == "epoch", "on_epoch_end") or stop
         if stop or step < 0:

@@ -100,7 +100,7 @@ SWIFT: Final[dict[str, Option]] = {
 
 def missing_stack() -> str | None:
     """What keeps the commands from running here, for a skip; None if nothing does."""
-    there = {str(one.metadata["Name"]).lower() for one in metadata.distributions()}
+    there = {str(one.metadata["Name"]).lower().replace("_", "-") for one in metadata.distributions()}
     missing = [name for name in STACK if name not in there]
     return f"not installed: {', '.join(missing)} (see scripts/environment)" if missing else None
 

@@ -172,7 +172,7 @@ def test_cached_and_encoded_rows_train_alike_on_four_processes(tmp_path: Path, m
     """Two tensor-parallel peers of each of two data-parallel ranks, which share one file."""
     options: dict[str, Any] = {"tensor_model_parallel_size": 2, "num_train_epochs": 1, "sharded_lazy_unit": "batch"}
     raw = write_stream(tmp_path / "raw", 0, CACHED, CACHED)
-    cache = {"sharded_lazy_encode_cache": tmp_path / "cache"}
+    cache: dict[str, Any] = {"sharded_lazy_encode_cache": tmp_path / "cache"}
     cached = megatron_sft(tmp_path / "cached", model, dataset=raw, **options, **cache, **counting(tmp_path / "1"))
     assert encoded_in(tmp_path / "1") == Counter(range(CACHED)), cached.tail()
     source = write_jsonl(tmp_path / "rows.jsonl", 0, CACHED)

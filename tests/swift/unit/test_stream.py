@@ -19,7 +19,17 @@ from lazyshard_swift import stream as streams
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.megatron import RunLength
 from tests.stream.streams import foreign, produce
-from tests.swift.unit.runs import Template, checkpoint, hugging_face, megatron, open_stream, opened, position, refused
+from tests.swift.unit.runs import (
+    Template,
+    checkpoint,
+    hugging_face,
+    megatron,
+    open_stream,
+    opened,
+    plan,
+    position,
+    refused,
+)
 
 TWO = b'{"id": 1}\n{"id": 2}\n'
 

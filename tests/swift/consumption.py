@@ -27,7 +27,7 @@ SIZE: Final = 4
 MICRO: Final = 2
 """Samples of a rank in a micro batch: the harness's default for both commands."""
 
-TP2_DP2: Final = {"tensor_model_parallel_size": 2}
+TP2_DP2: Final[dict[str, Any]] = {"tensor_model_parallel_size": 2}
 
 
 def assert_dealt(by_dp: Mapping[int, Sequence[int]], samples: int) -> set[int]:

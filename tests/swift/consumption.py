@@ -33,8 +33,7 @@ TP2_DP2: Final[dict[str, Any]] = {"tensor_model_parallel_size": 2}
 def assert_dealt(by_dp: Mapping[int, Sequence[int]], samples: int) -> set[int]:
     """Checks one epoch: no sample twice, each rank as many, its own ones alone. Returns the samples that are left over.
 
-    Own are the chunks k with k % ranks == rank; of the end, what fills no whole stripe of ranks chunks, every ranks-th
-    row.
+    Own are the chunks k with k % ranks == rank; of what fills no whole stripe of ranks chunks, every ranks-th row.
     """
     ranks = len(by_dp)
     assert sorted(by_dp) == list(range(ranks))

@@ -1,7 +1,6 @@
-"""Trainers in the place of ms-swift's two, with their own arithmetic of steps, epochs and what to skip on a resume.
+"""Trainers in the place of ms-swift's two, each one rank, with their own arithmetic of steps, epochs and what to skip.
 
-The samplers and the loader are ms-swift's real ones; the loops around them are those of transformers and of
-`BaseMegatronTrainer`, without models. Each trainer is one rank; what ranks decide they decide alone.
+Samplers and loader are ms-swift's; the loops around them are those of transformers and of `BaseMegatronTrainer`.
 """
 
 from __future__ import annotations

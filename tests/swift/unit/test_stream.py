@@ -145,7 +145,8 @@ def test_start_registers_the_run_and_tells_what_it_needs(tmp_path: Path) -> None
     assert consumer.cursor.stream_id == stream.plan.stream_id
     assert not hasattr(pickle.loads(pickle.dumps(stream)), "gate")
     assert "2 per chunk" in repr(stream) and "in windows of 3 chunks" in repr(stream)
-    assert "dealt in units of 1 samples" in repr(opened(directory, train_iters=30, sharded_lazy_unit="sample"))
+    args = megatron(train_iters=30, global_batch_size=1, sharded_lazy_unit="sample")
+    assert "dealt in units of 1 samples" in repr(open_stream(plan(args, directory, 0, 1)))
     produce(directory, 6, 2, end=False)
     open_stream(stream.plan)[0]
     (consumer,) = list_consumers(directory, 3)

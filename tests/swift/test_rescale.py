@@ -115,9 +115,11 @@ def test_megatron_blends_with_tp2_dp2_then_dp2(tmp_path: Path, model: Path) -> N
     options = {**RESUMABLE, **options_of(tmp_path, first, second, train_iters=60, **own)}
     with start_megatron_sft(tmp_path / "run1", model, **options, **TP2_DP2) as training:
         begun, checkpoint = killed_at(training, first, CONSUMER, random.Random(4).randint(3, 5))
-    for ids in ids_by_dp(begun.batches).values():
+    saved = position_of(checkpoint).step
+    # When it was killed not all peers had as much.
+    for ids in ids_by_dp(batch for batch in begun.batches if batch.step <= saved).values():
         assert of_streams(ids) == BlendTable((2, 1)).streams(0, len(ids))
-    trained = trained_by(begun, position_of(checkpoint).step)
+    trained = trained_by(begun, saved)
     assert position_of(checkpoint).consumed == len(trained)
     more = {"mcore_model": checkpoint, "finetune": False, "save_steps": 1000, "micro_batch_size": 1}
     with start_megatron_sft(tmp_path / "run2", model, processes=2, **options | more) as training:

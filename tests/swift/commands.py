@@ -5,14 +5,13 @@
     run.batches           what each process gave to its model, see Batch
 
     with start_megatron_sft(tmp_path / "run", model, dataset=path, train_iters=50) as training:
-        training.wait_for_step(3)
+        training.wait_for(lambda: 3 in training.losses, "loss of step 3")
         training.kill()
         run = training.wait()
 
 Keyword arguments are options of the command, over the defaults below; None takes a default away. The commands run with
-an environment of their own: offline, one thread, nothing of the caller's but PYTHONPATH. Every process they start,
-however detached (torchrun gives each worker a session of its own), carries a mark in its environment, by which it is
-found and killed.
+an environment of their own. Every process they start, however detached (torchrun gives each worker a session of its
+own), carries a mark in its environment, by which it is found and killed.
 """
 
 from __future__ import annotations
@@ -76,11 +75,7 @@ MEGATRON: Final[dict[str, Option]] = {
     "no_save_optim": True,
 }
 
-RESUMABLE: Final[dict[str, Option]] = {
-    "no_save_optim": False,
-    "torch_dtype": "bfloat16",
-    "bf16": True,
-}
+RESUMABLE: Final[dict[str, Option]] = {"no_save_optim": False, "torch_dtype": "bfloat16", "bf16": True}
 """More options for `megatron sft`, of a run that is to be resumed and of the one that resumes it, with
 `mcore_model=run.output_dir / "checkpoint-2", finetune=False`. The losses are then those of an uninterrupted run. (In 32
 bits megatron-core 0.16 cannot load the state of its distributed optimizer.)"""
@@ -105,71 +100,52 @@ SWIFT: Final[dict[str, Option]] = {
 
 def missing_stack() -> str | None:
     """What keeps the commands from running here, for a skip; None if nothing does."""
-    missing = []
-    for name in STACK:
-        try:
-            metadata.version(name)
-        except metadata.PackageNotFoundError:
-            missing.append(name)
+    there = {str(one.metadata["Name"]).lower().replace("_", "-") for one in metadata.distributions()}
+    missing = [name for name in STACK if name not in there]
     return f"not installed: {', '.join(missing)} (see scripts/environment)" if missing else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One micro batch that one process gave to its model.
+    """One micro batch that one process gave to its model."""
 
-    Attributes:
-        step: iteration, from 1, as in `Run.losses`.
-        micro: number of the batch within its step, from 0.
-        rank: global rank.
-        dp, tp, pp, cp: ranks in the parallel groups; without Megatron `dp` is the rank.
-        vp: the part of the pipeline stage that it was fetched for, 0 without virtual pipelines.
-        train: False in an evaluation.
-        ids: numbers of its rows, in order, see streams.py.
-        tokens: with padding.
-        pid, time: of the process; seconds since 1970.
-    """
-
-    step: int
-    micro: int
-    rank: int
-    dp: int
+    step: int  # iteration, from 1, as in `Run.losses`
+    micro: int  # number of the batch within its step, from 0
+    rank: int  # global
+    dp: int  # ranks in the parallel groups; without Megatron `dp` is the rank
     tp: int
     pp: int
     cp: int
-    vp: int
-    train: bool
-    ids: tuple[int, ...]
-    tokens: int
-    pid: int
-    time: float
+    vp: int  # the part of the pipeline stage that it was fetched for, 0 without virtual pipelines
+    train: bool  # False in an evaluation
+    ids: tuple[int, ...]  # numbers of its rows, in order, see streams.py
+    tokens: int  # with padding
+    time: float  # seconds since 1970
 
 
 @dataclass(frozen=True)
 class Run:
     """A command that has ended. `returncode` is negative for a signal."""
 
-    command: list[str]
     returncode: int
     output: str
     output_dir: Path
     batches: list[Batch]
     losses: dict[int, float]
-    seconds: float
 
     def tail(self, lines: int = 40) -> str:
         """The end of the output, for messages."""
         return "\n".join(self.output.splitlines()[-lines:])
 
 
-def ids_by_dp(batches: Iterable[Batch], *, step: int | None = None) -> dict[int, list[int]]:
-    """What each data-parallel rank trained, in order; of one step if that is given.
+def ids_by_dp(batches: Iterable[Batch]) -> dict[int, list[int]]:
+    """What each data-parallel rank trained, in order.
 
     Fails where the processes that share a data-parallel rank did not all get the same.
     """
     by_process: dict[tuple[int, int, int], list[int]] = {}
     for batch in batches:
-        if batch.train and step in (None, batch.step):
+        if batch.train:
             by_process.setdefault((batch.dp, batch.rank, batch.vp), []).extend(batch.ids)
     by_dp: dict[int, list[int]] = {}
     for (dp, rank, vp), ids in sorted(by_process.items()):
@@ -179,25 +155,17 @@ def ids_by_dp(batches: Iterable[Batch], *, step: int | None = None) -> dict[int,
 
 def read_trace(directory: Path) -> list[Batch]:
     """All batches so far, by time. A line that is being written is left for the next call."""
-    batches = []
-    for path in directory.glob("rank_*.jsonl"):
-        for line in path.read_bytes().splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                continue
-            facts = json.loads(line)
-            if facts.pop("event") == "batch":
-                batches.append(Batch(**{**facts, "ids": tuple(facts["ids"])}))
+    lines = [line for path in directory.glob("rank_*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
+    facts = [json.loads(line) for line in lines if line.endswith(b"\n") and b'"batch"' in line]
+    batches = [Batch(**{**one, "ids": tuple(one["ids"])}) for one in facts if one.pop("event") == "batch"]
     return sorted(batches, key=lambda batch: batch.time)
 
 
 def read_losses(output_dir: Path) -> dict[int, float]:
     """Loss by step, from logging.jsonl."""
     losses = {}
-    try:
-        text = (output_dir / "logging.jsonl").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    for line in text.splitlines():
+    path = output_dir / "logging.jsonl"
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         facts = json.loads(line)
         position = facts.get("iteration", facts.get("global_step/max_steps"))
         if "loss" in facts and position is not None:
@@ -242,14 +210,12 @@ class Training:
     """A command that is running. Leaving its `with` block kills what is left of it."""
 
     def __init__(self, work: Path, command: list[str], environment: Mapping[str, str], output_dir: Path) -> None:
-        self.command = command
         self.output_dir = output_dir
         self.log = work / "output.log"
         self.trace = work / "trace"
         self.mark = uuid.uuid4().hex
         work.mkdir(parents=True, exist_ok=True)
         self.trace.mkdir()  # a work folder is for one run
-        self._started = time.monotonic()
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -290,23 +256,14 @@ class Training:
             assert time.monotonic() < deadline, f"no {what} after {timeout_s} s\n{self.output}"
             time.sleep(POLL_S)
 
-    def wait_for_step(self, step: int, *, rank: int | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        """Waits until a process (or that of `rank`) has got its first batch of iteration `step`."""
-
-        def begun() -> bool:
-            return any(batch.step >= step and rank in (None, batch.rank) for batch in self.batches)
-
-        self.wait_for(begun, f"step {step}", timeout_s)
-
     def wait(self, timeout_s: float = TIMEOUT_S) -> Run:
         """Waits for the end. After `timeout_s` everything is killed and AssertionError raised."""
         try:
             returncode = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"not through after {timeout_s} s: {self.command}\n{self.output}") from None
-        seconds = time.monotonic() - self._started
-        return Run(self.command, returncode, self.output, self.output_dir, self.batches, self.losses, seconds)
+            raise AssertionError(f"not through after {timeout_s} s\n{self.output}") from None
+        return Run(returncode, self.output, self.output_dir, self.batches, self.losses)
 
     def end(self, code: int | None = 0, timeout_s: float = TIMEOUT_S) -> Run:
         """Waits for the end, which must come with this exit code; None takes any."""
@@ -337,58 +294,19 @@ class Training:
 
 
 def start_megatron_sft(
-    work: Path,
-    model: Path,
-    *,
-    processes: int = 4,
-    plugins: Sequence[str | Path | float] = (),
-    environment: Mapping[str, str] | None = None,
-    packages: Path | None = None,
-    command: Sequence[str] = ("megatron", "sft"),
-    warm: bool = True,
-    **options: Option,
+    work: Path, model: Path, *, processes: int = 4, command: Sequence[str] = ("megatron", "sft"), **more: Any
 ) -> Training:
-    """Starts `megatron sft`.
-
-    Args:
-        work: folder of this run alone, made here: output.log, trace/, output/ (unless `output_dir` is given).
-        model: see `cpu/tiny_model.py`.
-        processes: of torchrun.
-        plugins: more `--external_plugins`, imported before the one that traces.
-        environment: more variables.
-        packages: folder of packages that are taken before the installed ones.
-        command: the console command, found beside Python, and its arguments before the options.
-        warm: whether the ranks are forks of a process that has imported what they need, see `warm.py`; not where
-            packages are replaced, or where a rank's own process is looked at.
-        options: options of the command.
-    """
-    more = {
-        "NPROC_PER_NODE": str(processes),
-        **MEGATRON_VARIABLES,
-        **(environment or {}),
-    }
-    if warm and packages is None:
-        more |= _warm("megatron", environment, MEGATRON_VARIABLES)
-    return _start(work, model, command, {**MEGATRON, **options}, plugins, more, packages)
+    """Starts `megatron sft` by so many processes of torchrun, in a folder of this run alone; see `_start`."""
+    given = {**MEGATRON_VARIABLES, "NPROC_PER_NODE": str(processes)}
+    return _start("megatron", work, model, command, given, MEGATRON, **more)
 
 
 def start_swift_sft(
-    work: Path,
-    model: Path,
-    *,
-    processes: int = 2,
-    plugins: Sequence[str | Path | float] = (),
-    environment: Mapping[str, str] | None = None,
-    packages: Path | None = None,
-    command: Sequence[str] = ("swift", "sft"),
-    warm: bool = True,
-    **options: Option,
+    work: Path, model: Path, *, processes: int = 2, command: Sequence[str] = ("swift", "sft"), **more: Any
 ) -> Training:
     """Starts `swift sft`; as `start_megatron_sft`. With one process there is no torchrun, and nothing warm."""
-    more = {**({"NPROC_PER_NODE": str(processes)} if processes > 1 else {}), **(environment or {})}
-    if warm and processes > 1 and packages is None:
-        more |= _warm("swift", environment, {})
-    return _start(work, model, command, {**SWIFT, **options}, plugins, more, packages)
+    given = {"NPROC_PER_NODE": str(processes)} if processes > 1 else {}
+    return _start("swift", work, model, command, given, SWIFT, **more)
 
 
 def megatron_sft(work: Path, model: Path, *, code: int | None = 0, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
@@ -403,36 +321,50 @@ def swift_sft(work: Path, model: Path, *, code: int | None = 0, timeout_s: float
         return training.end(code, timeout_s)
 
 
-def _warm(command: str, environment: Mapping[str, str] | None, variables: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the variables of warm ranks, none where the caller's leave the packages other than they are."""
-    if environment and "PYTHONPATH" in environment:
-        return {}
-    whole = {**_environment(Path.cwd()), **variables, "MASTER_PORT": ""}
-    return warm_ranks(command, tuple(sorted(whole.items())))
-
-
 def _start(
+    kind: str,
     work: Path,
     model: Path,
     command: Sequence[str],
-    options: Mapping[str, Option],
-    plugins: Sequence[str | Path | float],
-    environment: Mapping[str, str],
-    packages: Path | None,
+    variables: Mapping[str, str],
+    defaults: Mapping[str, Option],
+    *,
+    plugins: Sequence[Path] = (),
+    environment: Mapping[str, str] | None = None,
+    packages: Path | None = None,
+    warm: bool = True,
+    **options: Option,
 ) -> Training:
-    kind = json.loads((model / "config.json").read_bytes())["model_type"]
+    """Starts a command.
+
+    Args:
+        kind: "megatron" or "swift".
+        work: folder, made here: output.log, trace/, output/ (unless `output_dir` is given).
+        model: see `cpu/tiny_model.py`.
+        command: the console command, found beside Python, and its arguments before the options.
+        variables, environment: of the environment.
+        defaults, options: of the command.
+        plugins: more `--external_plugins`, imported before the one that traces.
+        packages: folder of packages that are taken before the installed ones.
+        warm: whether the ranks are forks of a process that has imported what they need, see `warm.py`; not where
+            packages are replaced, or where a rank's own process is looked at.
+    """
     complete: dict[str, Option] = {
         "model": model,
-        "model_type": kind,
+        "model_type": json.loads((model / "config.json").read_bytes())["model_type"],
         "output_dir": work / "output",
         "external_plugins": [*plugins, TRACE_PLUGIN],
+        **defaults,
         **options,
     }
-    program, *leading = command
-    arguments = [str(BIN / program), *leading, *_arguments(complete)]
-    whole = {**_environment(work), **environment}
+    whole = {**_environment(work), **variables, **(environment or {})}
     if packages is not None:
         whole["PYTHONPATH"] = os.pathsep.join((str(packages), whole["PYTHONPATH"]))
+    elif warm and "NPROC_PER_NODE" in variables and "PYTHONPATH" not in (environment or {}):
+        server = {**_environment(Path.cwd()), **variables, "MASTER_PORT": "", "NPROC_PER_NODE": ""}
+        whole |= warm_ranks(kind, tuple(sorted(server.items())))
+    program, *leading = command
+    arguments = [str(BIN / program), *leading, *_arguments(complete)]
     return Training(work, arguments, whole, Path(str(complete["output_dir"])))
 
 
@@ -441,18 +373,13 @@ def _arguments(options: Mapping[str, Option]) -> list[str]:
     for name, value in options.items():
         if value is None:
             continue
-        arguments.append(f"--{name}")
-        if isinstance(value, bool):
-            arguments.append(str(value).lower())
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            arguments += map(str, value)
-        else:
-            arguments.append(str(value))
+        several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        arguments += [f"--{name}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in several)]
     return arguments
 
 
 def _environment(work: Path) -> dict[str, str]:
-    """All that the commands see of this machine."""
+    """All that the commands see of this machine: offline, one thread, nothing of the caller's but PYTHONPATH."""
     kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH") if name in os.environ}
     return {
         **kept,

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from lazyshard.stream import read_cursor
 from lazyshard.stream.run_state import course_of
 from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.position import Position
-from tests.swift.commands import Batch, Run, Training, ids_by_dp, start_megatron_sft
+from tests.swift.commands import Batch, Run, Training, ids_by_dp
 from tests.swift.programs import environment
 from tests.swift.programs import run as run_program
 from tests.swift.streams import producing, write_jsonl
@@ -28,22 +27,13 @@ SIZE: Final = 4
 MICRO: Final = 2
 """Samples of a rank in a micro batch: the harness's default for both commands."""
 
-TP2_DP2: Final = {"tensor_model_parallel_size": 2}
-PP2_DP2: Final = {"pipeline_model_parallel_size": 2}
-
-STOPPED: Final = re.compile(
-    r"lazyshard: the stream has ended with (\d+) samples: training stops after step (\d+) of (\d+), "
-    r"on all ranks alike, with (\d+) samples trained and (\d+) left over, fewer than the (\d+) of a step"
-    r"(?:\. Checkpoint: (\S+))?$",
-    re.MULTILINE,
-)
+TP2_DP2: Final[dict[str, Any]] = {"tensor_model_parallel_size": 2}
 
 
 def assert_dealt(by_dp: Mapping[int, Sequence[int]], samples: int) -> set[int]:
     """Checks one epoch: no sample twice, each rank as many, its own ones alone. Returns the samples that are left over.
 
-    Own are the chunks k with k % ranks == rank; of the end, what fills no whole stripe of ranks chunks, every ranks-th
-    row.
+    Own are the chunks k with k % ranks == rank; of what fills no whole stripe of ranks chunks, every ranks-th row.
     """
     ranks = len(by_dp)
     assert sorted(by_dp) == list(range(ranks))
@@ -95,48 +85,24 @@ def lazyshard(*arguments: object) -> subprocess.CompletedProcess[str]:
     return run_program(["-m", "lazyshard.cli", *arguments], environment(**variables))
 
 
-class Sealed(NamedTuple):
-    """When a chunk was published, in seconds since 1970."""
-
-    first: int
-    stop: int
-    time: float
-
-
-def sealed_in(directory: Path) -> list[Sealed]:
-    """The chunks of a stream, in order."""
-    found = []
-    for path in sorted(directory.glob("*.completed")):
+def sealed_in(directory: Path) -> dict[int, float]:
+    """When each sample of a stream was published, in seconds since 1970."""
+    found: dict[int, float] = {}
+    for path in directory.glob("*.completed"):
         seal = json.loads(path.read_bytes())
         first = seal["chunk"] * SIZE
-        found.append(Sealed(first, first + seal["samples"], seal["sealed_at"]))
+        found |= dict.fromkeys(range(first, first + seal["samples"]), seal["sealed_at"])
     return found
 
 
 def assert_read_while_written(run: Run, directory: Path, samples: int) -> None:
     """Checks that training began before half of a stream was there, and that no sample was trained too early."""
-    chunks = sealed_in(directory)
-    assert chunks[-1].stop == samples
-    begun = sum(chunk.stop - chunk.first for chunk in chunks if chunk.time <= run.batches[0].time)
+    since = sealed_in(directory)
+    assert sorted(since) == list(range(samples))
+    begun = sum(time <= run.batches[0].time for time in since.values())
     assert begun < samples / 2, f"{begun} of {samples} samples were published when training began"
-    since = {number: chunk.time for chunk in chunks for number in range(chunk.first, chunk.stop)}
     early = [batch for batch in run.batches if batch.train and batch.time < max(since[number] for number in batch.ids)]
     assert not early, "batches with samples that were not published yet"
-
-
-def assert_stopped_at_end(run: Run, directory: Path, samples: int, ranks: int, step_samples: int, planned: int) -> None:
-    """Checks that all ranks stopped after the last whole step, said so once, and saved a checkpoint and the cursor."""
-    steps = samples // (ranks * MICRO) * MICRO // (step_samples // ranks)
-    trained = steps * step_samples
-    last = {batch.rank: batch.step for batch in run.batches}
-    assert set(last.values()) == {steps}, "steps that the ranks have trained"
-    assert list(run.losses) == list(range(1, steps + 1))
-    left_over = assert_dealt(ids_by_dp(run.batches), samples)
-    assert len(left_over) == samples - trained < step_samples
-    checkpoint = run.output_dir / f"checkpoint-{steps}"
-    said = [(*map(int, numbers), Path(path)) for *numbers, path in STOPPED.findall(run.output)]
-    assert said == [(samples, steps, planned, trained, len(left_over), step_samples, checkpoint)], run.tail()
-    assert_cursor(checkpoint, directory, trained, set(range(samples)) - left_over)
 
 
 def assert_cursor(checkpoint: Path, directory: Path, consumed: int, trained: set[int]) -> None:
@@ -158,18 +124,6 @@ def fed_live(
     source = source if source.exists() else write_jsonl(source, 0, samples)
     with producing(directory, source, SIZE, rate, *arguments) as producer:
         yield producer
-
-
-def train_live(work: Path, model: Path, samples: int, **options: Any) -> Run:
-    """Runs `megatron sft` on `work / "stream"` from before it is there until it has ended."""
-    directory = work / "stream"
-    with (
-        start_megatron_sft(work / "run", model, dataset=directory, sharded_lazy=True, **options) as training,
-        fed_live(training, directory, samples, 12, processes=4),
-    ):
-        run = training.end()
-    assert_read_while_written(run, directory, samples)
-    return run
 
 
 def killed_at(training: Training, directory: Path, consumer: str, step: int) -> tuple[Run, Path]:
@@ -195,12 +149,8 @@ def consumed_of_first(position: Position) -> int:
 def assert_every_sample_once(runs: Sequence[Run], checkpoints: Sequence[Path], samples: int, epochs: int = 1) -> None:
     """Checks what each start trained up to its checkpoint: the declared order, and together every sample once an epoch.
 
-    Args:
-        runs: the starts, each with other ranks or batches than the one before.
-        checkpoints: those that the next start went on from, and the last one of all.
-        samples: of the stream; fewer than a step may be left over at its end, and of a micro batch of all ranks at that
-            of an epoch.
-        epochs: how many were trained.
+    Each start has other ranks or batches than the one before. Fewer than a step may be left over at the stream's end,
+    and of a micro batch of all ranks at that of an epoch.
     """
     final = position_of(checkpoints[-1]).state
     assert final is not None

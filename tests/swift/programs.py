@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tests.producer.commands import run_arguments
 from tests.swift.warm import CPU
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -51,6 +52,33 @@ def run(command: Sequence[object], variables: dict[str, str]) -> subprocess.Comp
 def python(code: str, *paths: Path, site: bool = True, **variables: Any) -> subprocess.CompletedProcess[str]:
     """Runs code with these folders on the path, without site-packages unless `site`."""
     return run([*([] if site else ["-S"]), "-c", code], environment(*paths, **variables))
+
+
+MAX_LENGTH: Final = 512
+TEMPLATE: Final = "qwen2_5"
+
+
+def encode(model: Path, folder: Path, streams: dict[str, tuple[Path, int, tuple[object, ...]]]) -> dict[str, Path]:
+    """Makes streams by `lazyshard-producer run` with ms-swift's template, in one process, which imports it once.
+
+    Args:
+        model: the model.
+        folder: of the streams.
+        streams: source, samples of a chunk and options of each, `--encode` or `--measure` among them, by its name.
+    """
+    common = ("--model", model, "--template", TEMPLATE, "--encode-option", "model_type=qwen3")
+    commands = [
+        run_arguments(folder / name, [source], size, *common, *options, "--no-progress")
+        for name, (source, size, options) in streams.items()
+    ]
+    code = """
+import json, sys
+from lazyshard_producer.cli import main
+sys.exit(max(main(arguments) for arguments in json.loads(sys.argv[1])))
+"""
+    ended = run(["-c", code, json.dumps(commands)], offline(folder))
+    assert ended.returncode == 0, ended.stderr
+    return {name: folder / name for name in streams}
 
 
 def found_by(program: Path, folder: Path, *arguments: object) -> Any:

@@ -4,33 +4,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from lazyshard_swift.hook import EXTENSIONS
 from lazyshard_swift.ms_swift import HookPoint
 from tests.swift.programs import ROOT
 
 PTH: Final = ROOT / "integrations" / "swift" / "lazyshard_swift.pth"
-
-EXTEND: Final = """
-calls = []
-
-def extend(module):
-    calls.append(module.__name__)
-    module.value += 1
-"""
-
-# Every extension counts what it extends, instead of extending it.
-STAND_IN_EXTENSIONS: Final = f"""
-import sys, types
-
-def stand_in(name):
-    module = types.ModuleType(name)
-    module.extended = []
-    module.extend = lambda target: module.extended.append(target.__name__)
-    sys.modules[name] = module
-    return module
-
-extensions = [stand_in(name) for name in {sorted(set(EXTENSIONS.values()))}]
-"""
 
 
 def write(path: Path, text: str = "") -> Path:

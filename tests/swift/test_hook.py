@@ -1,33 +1,45 @@
-"""The finder on stand-in packages; that it is in place once installed: tests/packaging/test_wheel.py."""
+"""The finder on stand-in packages, and what an extension that fails comes to.
 
+That the finder is in place once installed: tests/packaging/test_wheel.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
 import copy
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.resources
 import importlib.util
 import inspect
+import logging
 import pickle
 import runpy
 import sys
-import threading
 import types
-import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from lazyshard_swift import hook, hooked
+from lazyshard_swift import hook, hooked, ms_swift
+from lazyshard_swift.hooked import ModuleOutcome, within, wrap
 from tests.swift.programs import ROOT, python
-from tests.swift.stand_ins import EXTEND, PTH, STAND_IN_EXTENSIONS, make_packages, package_folder, write
+from tests.swift.stand_ins import PTH, make_packages, make_swift, package_folder, write
 
 SOURCE: Final = """
 value = 1
 
 def double(number):
     return 2 * number
+"""
+EXTENSION: Final = """
+calls = []
+
+def extend(module):
+    calls.append(module.__name__)
+    module.value += 1
 """
 
 
@@ -36,22 +48,36 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = dict(sys.modules)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(hooked, "_outcomes", {})
-    # Nobody is to be warned of what fails here.
-    monkeypatch.setenv(hooked.WARNED, "1")
+    # Set first: what the code under test sets is then taken back as well.
+    for name in (hooked.WARNED, *hooked._RANKS):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    hooked._installed.cache_clear()
     yield
+    hooked._installed.cache_clear()
     for name in set(sys.modules) - set(before):
         if name.partition(".")[0] in {"engine", "engine_extension"}:
             del sys.modules[name]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, version: str | None, folder: Path | None = None) -> None:
+    monkeypatch.setattr(ms_swift, "version", lambda: version)
+    monkeypatch.setattr(ms_swift, "folder", lambda: folder)
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package whose module `engine.main` is to be extended, and its extension."""
     make_packages(tmp_path, ["engine.main", "engine.other"], SOURCE)
-    write(tmp_path / "engine_extension.py", EXTEND)
+    write(tmp_path / "engine_extension.py", EXTENSION)
     monkeypatch.syspath_prepend(tmp_path)
     sys.meta_path.insert(0, hook.Finder({"engine.main": "engine_extension"}))
+    install(monkeypatch, "4.6.0")
     return tmp_path
+
+
+def load(name: str = "main") -> Any:
+    return importlib.import_module(f"engine.{name}")
 
 
 def calls() -> list[str]:
@@ -59,52 +85,27 @@ def calls() -> list[str]:
     return found
 
 
-def test_module_is_extended_after_its_own_code(engine: Path) -> None:
-    assert importlib.import_module("engine.main").value == 2
-    assert importlib.import_module("engine.other").value == 1
-    assert calls() == ["engine.main"]
-    assert hooked.outcomes() == (hooked.ModuleOutcome("engine.main", "engine_extension", True),)
-
-
-def test_extended_module_looks_like_any_other(engine: Path) -> None:
-    module = importlib.import_module("engine.main")
-    other = importlib.import_module("engine.other")
-    assert module.__spec__ is not None
+def test_extended_module_looks_like_any_other(engine: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module, other = load(), load("other")
+    assert (module.value, other.value, calls()) == (2, 1, ["engine.main"])
+    assert hooked.outcomes() == (ModuleOutcome("engine.main", "engine_extension", True),)
+    assert (hooked.failures(), caplog.messages) == ((), [])
     assert type(module.__spec__.loader) is importlib.machinery.SourceFileLoader
     assert module.__loader__ is module.__spec__.loader
     assert vars(module).keys() == vars(other).keys()
     assert module.__file__ == str(engine / "engine" / "main.py")
     assert inspect.getsource(module) == SOURCE
-    assert inspect.getsource(module.double).startswith("def double")
     assert pickle.loads(pickle.dumps(module.double)) is module.double
-    assert importlib.resources.files("engine").joinpath("main.py").is_file()
     assert importlib.util.find_spec("engine.main") is module.__spec__
 
 
-def test_specification_before_the_import(engine: Path) -> None:
-    spec = importlib.util.find_spec("engine.main")
-    assert spec is not None
-    loader: Any = spec.loader
-    assert spec.origin == loader.get_filename("engine.main") == str(engine / "engine" / "main.py")
-    assert loader.get_source("engine.main") == SOURCE
-    assert copy.copy(loader).get_source("engine.main") == SOURCE
-    assert not hasattr(loader, "no_such_thing")
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    assert (module.value, type(spec.loader)) == (2, importlib.machinery.SourceFileLoader)
-
-
 def test_each_run_of_the_code_is_extended_once(engine: Path) -> None:
-    module = importlib.import_module("engine.main")
-    importlib.import_module("engine.main")
-    assert calls() == ["engine.main"]
+    module = load()
+    assert (load(), calls()) == (module, ["engine.main"])
     assert importlib.reload(module).value == 2
-    assert calls() == ["engine.main"] * 2
-    assert module.__spec__ is not None
     assert type(module.__spec__.loader) is type(module.__loader__) is importlib.machinery.SourceFileLoader
     del sys.modules["engine.main"]
-    assert importlib.import_module("engine.main").value == 2
-    assert calls() == ["engine.main"] * 3
+    assert (load().value, len(calls())) == (2, 3)
 
 
 def test_module_run_as_main_is_left_alone(engine: Path) -> None:
@@ -112,37 +113,16 @@ def test_module_run_as_main_is_left_alone(engine: Path) -> None:
     assert "engine_extension" not in sys.modules
 
 
-def test_threads_that_import_at_once(engine: Path) -> None:
-    count = 16
-    write(engine / "engine" / "main.py", f"import engine.other\n{SOURCE}")
-    start, seen = threading.Barrier(count), []
-
-    def run(number: int) -> None:
-        start.wait()
-        # Half of them meet on another module first.
-        if number % 2:
-            importlib.import_module("engine.other")
-        seen.append(importlib.import_module("engine.main").value)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen == [2] * count
-    assert calls() == ["engine.main"]
-
-
 def test_error_of_the_module_is_its_own(engine: Path) -> None:
     source = engine / "engine" / "main.py"
     write(source, "raise LookupError('its own')")
-    with pytest.raises(LookupError, match="its own"):
-        importlib.import_module("engine.main")
+    with pytest.raises(LookupError):
+        load()
     assert "engine.main" not in sys.modules
     assert hooked.outcomes() == ()
     write(source, SOURCE * 2)
     importlib.invalidate_caches()
-    assert importlib.import_module("engine.main").value == 2
+    assert load().value == 2
 
 
 @pytest.mark.parametrize(
@@ -153,119 +133,76 @@ def test_error_of_the_module_is_its_own(engine: Path) -> None:
         ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
         ("extent = 1", "AttributeError: module 'engine_extension' has no attribute 'extend'"),
         ("def extend(", "SyntaxError: '(' was never closed (engine_extension.py, line 1)"),
+        (None, "ModuleNotFoundError: No module named 'engine_extension'"),
     ],
 )
-def test_extension_that_fails_harms_nothing(extension: str, reason: str, engine: Path) -> None:
-    write(engine / "engine_extension.py", extension)
-    assert importlib.import_module("engine.main").value == 1
-    assert hooked.failures() == (hooked.ModuleOutcome("engine.main", "engine_extension", False, reason),)
+def test_extension_that_fails_harms_nothing(extension: str | None, reason: str, engine: Path) -> None:
+    if extension is None:
+        (engine / "engine_extension.py").unlink()
+    else:
+        write(engine / "engine_extension.py", extension)
+    assert load().value == 1
+    assert hooked.failures() == (ModuleOutcome("engine.main", "engine_extension", False, reason),)
+    # The last outcome counts.
+    write(engine / "engine_extension.py", EXTENSION * 2)
+    importlib.invalidate_caches()
+    sys.modules.pop("engine_extension", None)
+    importlib.reload(load())
+    assert hooked.failures() == ()
 
 
-def test_extension_or_its_package_that_is_missing(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (engine / "engine_extension.py").unlink()
-    assert importlib.import_module("engine.main").value == 1
-    (failure,) = hooked.failures()
-    assert failure.reason == "ModuleNotFoundError: No module named 'engine_extension'"
-    # The package goes while it is used.
-    del sys.modules["engine.main"]
-    monkeypatch.setitem(sys.modules, "lazyshard_swift.hooked", None)
-    assert importlib.import_module("engine.main").value == 1
-
-
-class Asking(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself, but asks all finders, as other post-import hooks do."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        self.asked.append(fullname)
-        if self.asked.count(fullname) > 1:
-            return None
-        return importlib.util.find_spec(fullname)
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_other_finder_that_asks_all_finders(place: int, engine: Path) -> None:
-    sys.meta_path.insert(place, Asking())
-    module = importlib.import_module("engine.main")
-    assert (module.value, calls()) == (2, ["engine.main"])
-
-
-def test_finders_that_are_odd(engine: Path) -> None:
+def test_finders_that_are_odd_and_specification_before_the_import(engine: Path) -> None:
     # Before Python 3.12 a finder without find_spec was no error; and the finder itself must not ask itself.
-    sys.meta_path.insert(0, types.SimpleNamespace())
-    finder = sys.meta_path[1]
-    assert isinstance(finder, hook.Finder)
+    finder, odd = sys.meta_path[0], types.SimpleNamespace()
+    sys.meta_path.insert(0, odd)
     spec = finder.find_spec("engine.main", [str(engine / "engine")])
     assert spec is not None
-    assert isinstance(spec.loader, hook.Loader)
+    sys.meta_path.remove(odd)
+    loader: Any = spec.loader
+    assert isinstance(loader, hook.Loader)
+    assert copy.copy(loader).get_source("engine.main") == SOURCE
+    assert not hasattr(loader, "no_such_thing")
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    assert (module.value, type(spec.loader)) == (2, importlib.machinery.SourceFileLoader)
+    assert finder.find_spec("engine.other", None) is None, "other modules are none of its business"
 
 
-def test_other_modules_are_none_of_its_business(engine: Path) -> None:
-    asking = Asking()
-    finder = hook.Finder({"engine.main": "engine_extension"})
-    sys.meta_path[:] = [asking]
-    assert finder.find_spec("engine.other") is None
-    assert asking.asked == []
-
-
-def test_module_that_is_not_there_or_a_namespace_package_in_its_place(engine: Path) -> None:
+def test_package_that_goes_while_it_is_used_and_module_that_is_not_there(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lazyshard_swift.hooked", None)
+    assert load().value == 1
+    del sys.modules["engine.main"]
     (engine / "engine" / "main.py").unlink()
-    with pytest.raises(ModuleNotFoundError, match=r"engine\.main"):
-        importlib.import_module("engine.main")
+    importlib.invalidate_caches()
+    with pytest.raises(ModuleNotFoundError):
+        load()
+    # A namespace package in its place.
     (engine / "engine" / "main").mkdir()
     importlib.invalidate_caches()
-    assert importlib.import_module("engine.main").__name__ == "engine.main"
-
-
-def test_zip_file_whose_modules_share_a_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_packages(tmp_path, ["engine.main", "engine.other"], SOURCE)
-    write(tmp_path / "engine_extension.py", EXTEND)
-    archive = tmp_path / "engine.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        for path in (tmp_path / "engine").glob("*.py"):
-            file.write(path, f"engine/{path.name}")
-        file.write(tmp_path / "engine_extension.py", "engine_extension.py")
-    monkeypatch.syspath_prepend(archive)
-    sys.meta_path.insert(0, hook.Finder({"engine.main": "engine_extension"}))
-    assert [importlib.import_module(f"engine.{name}").value for name in ("main", "other")] == [2, 1]
-    assert calls() == ["engine.main"]
-
-
-def finders() -> list[Any]:
-    return [finder for finder in sys.meta_path if getattr(finder, hook.MARK, None) is True]
+    assert load().__name__ == "engine.main"
 
 
 def test_install_is_first_and_once() -> None:
-    sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in finders()]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, hook.MARK)]
     assert not hook.active()
     hook.install()
     hook.install()
     assert hook.active()
-    assert [type(finder) for finder in finders()] == [hook.Finder]
+    assert [type(finder) for finder in sys.meta_path if hasattr(finder, hook.MARK)] == [hook.Finder]
     assert isinstance(sys.meta_path[0], hook.Finder)
 
 
-def test_pth_is_one_line_that_site_executes() -> None:
-    (line,) = PTH.read_text(encoding="ascii").splitlines()
-    assert line.startswith("import ")
-
-
-REPORT: Final = """
-def report():
-    import sys
-    return [type(finder).__name__ for finder in sys.meta_path if hasattr(finder, "lazyshard_swift")]
-"""
-
-
-def test_pth_imports_the_bare_package_until_swift_is_imported(tmp_path: Path) -> None:
+def test_pth_imports_the_bare_package_until_swift_is_imported_whose_modules_go_to_their_extensions(
+    tmp_path: Path,
+) -> None:
     code = f"""
-import sys
-{REPORT}
+import importlib, sys, types
+def report():
+    return [type(finder).__name__ for finder in sys.meta_path if hasattr(finder, "lazyshard_swift")]
 line = open({str(PTH)!r}).read()
+assert line.startswith("import ") and line.count("\\n") == 1
 before = set(sys.modules)
 # Virtual environments run it twice.
 exec(line); exec(line)
@@ -276,23 +213,17 @@ assert set(sys.modules) - before == {{"swift", "lazyshard_swift", "lazyshard_swi
 assert report() == ["Finder"] and sys.meta_path[0].__class__.__name__ == "Finder"
 exec(line)
 assert report() == ["Finder"]
-"""
-    make_packages(tmp_path, ["swift.version"])
-    done = python(code, tmp_path, package_folder(), site=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@pytest.mark.parametrize("module", hook.EXTENSIONS)
-def test_each_module_of_ms_swift_goes_to_its_extension(module: str, tmp_path: Path) -> None:
-    code = f"""
-{STAND_IN_EXTENSIONS}
-exec(open({str(PTH)!r}).read())
-import {module}
-print([extension.__name__ for extension in extensions for name in extension.extended if name == {module!r}])
+extended = []
+for name in {sorted(set(hook.EXTENSIONS.values()))}:
+    module = sys.modules[name] = types.ModuleType(name)
+    module.extend = lambda target, name=name: extended.append((target.__name__, name))
+for module in {list(hook.EXTENSIONS)}:
+    importlib.import_module(module)
+assert extended == {list(hook.EXTENSIONS.items())}, extended
 """
     make_packages(tmp_path, hook.EXTENSIONS)
     done = python(code, tmp_path, package_folder(), LAZYSHARD_SWIFT_WARNED="1", site=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{[hook.EXTENSIONS[module]]}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_extensions_load_nothing_that_a_run_without_the_flag_does_not_need() -> None:
@@ -304,3 +235,150 @@ print([name for name in sys.modules if name.startswith("lazyshard.data")])
 """
     done = python(code, package_folder(), ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_failure_is_told_once_on_one_line(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lacking = [point for point in ms_swift.POINTS if point.name != "_show_dataset"]
+    install(monkeypatch, "4.6.0", make_swift(tmp_path, lacking))
+    write(engine / "engine_extension.py", "def extend(module):\n    raise ValueError('one\\n  two')")
+    importlib.reload(load())
+    hooked.warn_once()
+    ((name, level, text),) = caplog.record_tuples
+    assert (name, level) == ("lazyshard", logging.WARNING)
+    missing = "swift.pipelines.train.sft.SwiftSft._show_dataset ("
+    failed = "engine.main (engine_extension: ValueError: one two)"
+    assert all(words in text for words in ("ms-swift 4.6.0", missing, failed))
+
+
+@pytest.mark.parametrize(("version", "name"), [("4.7.0", "4.7.0"), (None, "of an unknown version")])
+def test_other_version_is_extended_and_told_once(
+    version: str | None, name: str, engine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch, version)
+    assert importlib.reload(load()).value == 2
+    (text,) = caplog.messages
+    assert f"ms-swift {name} " in text and "Could not be hooked" not in text
+
+
+def test_of_an_ms_swift_that_is_too_old_only_the_launcher_is_touched(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch, "3.12.6")
+    module = load()
+    assert (module.value, hooked.outcomes()) == (1, ())
+    module.__name__ = hooked.LAUNCHER
+    hooked.extend(module, "engine_extension")
+    assert (module.value, caplog.messages) == (2, [])
+
+
+def test_first_process_alone_tells(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    install(monkeypatch, "4.7.0")
+    for variables, told in (
+        ({}, True),
+        ({"RANK": "0", "NODE_RANK": "0", "GROUP_RANK": ""}, True),
+        ({"RANK": "1"}, False),
+        ({"RANK": "10"}, False),
+        # The launcher of a second machine.
+        ({"NODE_RANK": "1"}, False),
+        ({hooked.WARNED: "1"}, False),
+    ):
+        with monkeypatch.context() as patch:
+            patch.delenv(hooked.WARNED, raising=False)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            caplog.clear()
+            hooked.warn_once()
+            assert len(caplog.messages) == told, variables
+
+
+def test_plain_line_without_logging(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    install(monkeypatch, "4.7.0")
+    # As in a process that has not set up logging; pytest has.
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    hooked.warn_once()
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("lazyshard: warning: ms-swift 4.7.0 ") and shown.err.count("\n") == 1
+    # And where nobody hears it.
+    monkeypatch.delenv(hooked.WARNED)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        hooked.warn_once()
+        # What is still in its buffer must not fail at close.
+        with pytest.raises(OSError):
+            full.close()
+
+
+class Base:
+    def inherited(self) -> str:
+        return "inherited"
+
+
+@pytest.fixture
+def owner() -> Any:
+    class Owner(Base):
+        value = 3
+
+        def first(self, number: int) -> int:
+            """Doc of the first."""
+            return number
+
+        def second(self) -> str:
+            return "second"
+
+    return Owner
+
+
+def adding(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return lambda original: lambda *arguments: f"{original(*arguments)} {text}"
+
+
+def failing(original: Callable[..., Any]) -> Callable[..., Any]:
+    raise RuntimeError(f"cannot wrap {original.__name__}")
+
+
+def test_functions_are_replaced_and_pass_for_the_originals(owner: Any) -> None:
+    original = owner.first
+    wrap(owner, {"first": adding("a"), "second": adding("b")})
+    found = owner.first
+    assert (found.__name__, found.__doc__, found.__wrapped__) == ("first", "Doc of the first.", original)
+    # Wrapped twice both count.
+    wrap(owner, {"second": adding("c")})
+    assert (owner().first(1), owner().second()) == ("1 a", "second b c")
+    module = types.ModuleType("some.module")
+    vars(module)["first"] = lambda: "first"
+    wrap(module, {"first": adding("a")})
+    assert module.first() == "first a"
+
+
+@pytest.mark.parametrize(
+    ("makers", "missing"),
+    [
+        ({"third": adding("a"), "first": adding("a"), "fourth": adding("a")}, "no third, no fourth"),
+        ({"first": adding("a"), "value": adding("a")}, "no value"),
+        # One of its base's would be replaced for all of its other classes too, or hidden for this one.
+        ({"first": adding("a"), "inherited": adding("a")}, "no inherited"),
+        ({"first": adding("a"), "second": failing}, "cannot wrap second"),
+    ],
+)
+def test_nothing_is_replaced_if_one_is_missing_or_cannot_be_made(owner: Any, makers: Any, missing: str) -> None:
+    before = dict(vars(owner))
+    with pytest.raises((AttributeError, RuntimeError), match=missing):
+        wrap(owner, makers)
+    assert dict(vars(owner)) == before
+
+
+def test_method_runs_within_a_context_of_its_object(owner: Any) -> None:
+    seen = []
+
+    @contextlib.contextmanager
+    def context(instance: Any) -> Iterator[None]:
+        seen.append(("before", type(instance)))
+        yield
+        seen.append(("after", type(instance)))
+
+    wrap(owner, {"first": within(context)})
+    assert owner().first(number=1) == 1
+    assert seen == [("before", owner), ("after", owner)]

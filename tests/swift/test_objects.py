@@ -1,4 +1,4 @@
-"""Real runs on a stream in a bucket: each rank its own chunks, a resume that goes on exactly, a cursor there too."""
+"""Real runs on a stream in a bucket: own chunks, a resume that leaves out what it is told to, a cursor there too."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra objects, and moto")
 pytest.importorskip("s3fs", reason="needs the extra objects")
 
-from lazyshard.format.names import chunk_name
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import list_consumers
 from tests.store.conftest import bucket, running, server
 from tests.store.server import Server
 from tests.store.streams import upload
 from tests.swift.commands import ids_by_dp, swift_sft
-from tests.swift.consumption import audited
+from tests.swift.consumption import audited, lazyshard
 from tests.swift.streams import write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
-
 __all__ = ["bucket", "running", "server"]
-
 SIZE = 5
 
 
-def test_swift_with_2_processes_then_1_on_a_bucket(
+def test_swift_with_2_processes_then_1_without_some_samples(
     tmp_path: Path, model: Path, server: Server, bucket: UrlPath
 ) -> None:
     upload(write_stream(tmp_path / "stream", 0, 60, SIZE), bucket)
@@ -40,31 +37,36 @@ def test_swift_with_2_processes_then_1_on_a_bucket(
         "train_dataloader_shuffle": False,
         "save_strategy": "steps",
         "save_steps": 5,
-        "environment": {
-            name: value
-            for name, value in os.environ.items()
-            if name.startswith(("AWS_", "LAZYSHARD_")) or name == "PYTHONPATH"
-        },
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "LAZYSHARD_"))},
     }
-    first = swift_sft(tmp_path / "run1", model, processes=2, max_steps=5, **options)
-    assert ids_by_dp(first.batches) == {
-        rank: [number for number in range(20) if number // SIZE % 2 == rank] for rank in (0, 1)
-    }
+    first = swift_sft(tmp_path / "run1", model, processes=2, max_steps=6, **options)
+    mine = {rank: [number for number in range(60) if number // SIZE % 2 == rank] for rank in (0, 1)}
+    assert ids_by_dp(first.batches) == {rank: ids[:12] for rank, ids in mine.items()}
     assert max(server.gets(".jsonl").values()) == 1
+    # What it trained after the checkpoint, and more.
+    lost = {number for batch in first.batches if batch.step == 6 for number in batch.ids}
+    told = lost | {41, 42} | set(range(50, 55))
     second = swift_sft(
         tmp_path / "run2",
         model,
         processes=1,
         max_steps=100,
         resume_from_checkpoint=tmp_path / "output" / "checkpoint-5",
+        sharded_lazy_skip="steps 6:7, samples 41:43, chunks 10:11",
         **options,
     )
-    assert ids_by_dp(second.batches) == {0: list(range(20, 60))}
-    # By both runs together.
-    assert server.gets(".jsonl") == {chunk_name(chunk): 1 for chunk in range(12)}
+    (rest,) = ids_by_dp(second.batches).values()
+    assert (len(rest), set(rest) - (set(range(20, 60)) - told)) == (len(set(rest)), set())
+    assert 20 + len(rest) == (60 - len(told)) // 2 * 2
+    assert max(server.gets(".jsonl").values()) == 1, "by both runs together"
     (consumer,) = list_consumers(bucket, 12)
     assert consumer.problem is None
     assert consumer.cursor is not None
-    assert consumer.cursor.consumed == 60
     epoch = audited(str(bucket), tmp_path / "output")
-    assert (epoch["trained"], epoch["proven"]) == (60, True)
+    assert (epoch["trained"], epoch["proven"]) == (20 + len(rest), True)
+    assert epoch["twice"]["samples"] == epoch["missing"]["samples"] == 0
+    last = max(batch.step for batch in second.batches)
+    for step, words, there in ((5, "trained at step", False), (last, "skipped on purpose", True)):
+        checkpoint = tmp_path / "output" / f"checkpoint-{step}"
+        traced = lazyshard("trace", bucket, "--state", checkpoint, "--sample", min(lost))
+        assert (words in traced.stdout) is there, traced.stdout

@@ -1,38 +1,46 @@
-"""Kill -9 at a random step, and on with another number of ranks: what the surviving history trained, by real commands.
+"""Kill -9 at a random step, and on with other ranks: what the surviving history trained of a stream, and of blends.
 
-Each start trains under another number of data-parallel ranks, the stream grows between them and ends before the last.
 Of each start counts what was trained up to the checkpoint that the next one goes on from.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from tests.swift.commands import RESUMABLE, start_megatron_sft, start_swift_sft
-from tests.swift.consumption import SIZE, TP2_DP2, assert_every_sample_once, killed_at, position_of
+from lazyshard.plan.blend import BlendTable
+from lazyshard.stream import read_cursor
+from tests.swift.commands import RESUMABLE, Run, ids_by_dp, start_megatron_sft, start_swift_sft
+from tests.swift.consumption import MICRO, SIZE, TP2_DP2, assert_every_sample_once, killed_at, position_of
 from tests.swift.streams import write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
+CONSUMER: Final = "rescaled"
+OTHER: Final = 500
+"""Rows of the second stream of a blend are numbered from here on."""
 
-CONSUMER = "rescaled"
+
+def options_of(work: Path, *streams: Path, **more: Any) -> dict[str, Any]:
+    """Options of all starts of a run."""
+    return {
+        "dataset": streams,
+        "output_dir": work / "output",
+        "sharded_lazy": True,
+        "sharded_lazy_consumer": CONSUMER,
+        "save_steps": 2,
+        **more,
+    }
 
 
 def test_swift_with_4_then_2_then_3_processes(tmp_path: Path, model: Path) -> None:
     choose, samples = random.Random(11), 221
     directory = write_stream(tmp_path / "stream", 0, 96, SIZE, end=False)
-    options: dict[str, Any] = {
-        "dataset": directory,
-        "output_dir": tmp_path / "output",
-        "sharded_lazy": True,
-        "sharded_lazy_consumer": CONSUMER,
-        "max_steps": 60,
-        "save_strategy": "steps",
-        "save_steps": 2,
-    }
+    options = options_of(tmp_path, directory, max_steps=60, save_strategy="steps")
     with start_swift_sft(tmp_path / "run1", model, processes=4, **options) as training:
         first, checkpoint = killed_at(training, directory, CONSUMER, choose.randint(4, 8))
     checkpoints = [checkpoint]
@@ -43,10 +51,8 @@ def test_swift_with_4_then_2_then_3_processes(tmp_path: Path, model: Path) -> No
         second, checkpoint = killed_at(training, directory, CONSUMER, begun + choose.randint(3, 5))
     checkpoints.append(checkpoint)
     write_stream(directory, 160, samples, SIZE)
-    more = {"per_device_train_batch_size": 1, "resume_from_checkpoint": checkpoint}
-    with start_swift_sft(
-        tmp_path / "run3", model, processes=3, **{**options, "max_steps": 200, "save_steps": 1000}, **more
-    ) as training:
+    more = {"per_device_train_batch_size": 1, "resume_from_checkpoint": checkpoint, "max_steps": 200}
+    with start_swift_sft(tmp_path / "run3", model, processes=3, **options | {"save_steps": 1000} | more) as training:
         third = training.end()
     last = max(batch.step for batch in third.batches)
     checkpoints.append(tmp_path / "output" / f"checkpoint-{last}")
@@ -54,36 +60,71 @@ def test_swift_with_4_then_2_then_3_processes(tmp_path: Path, model: Path) -> No
     assert "with 2 data-parallel ranks and micro batches of 2, before with 4 and 2" in second.output
 
 
-def test_megatron_with_tp2_dp2_then_dp4_then_dp2(tmp_path: Path, model: Path) -> None:
-    choose, samples = random.Random(12), 181
-    directory = write_stream(tmp_path / "stream", 0, 96, SIZE, end=False)
-    options: dict[str, Any] = {
-        **RESUMABLE,
-        "dataset": directory,
-        "output_dir": tmp_path / "output",
-        "sharded_lazy": True,
-        "sharded_lazy_consumer": CONSUMER,
-        "train_iters": 60,
-        "save_steps": 3,
-        "save_safetensors": False,
-        # Or Megatron cannot load its optimizer with another tensor parallelism.
-        "dist_ckpt_optim_fully_reshardable": True,
-    }
-    with start_megatron_sft(tmp_path / "run1", model, **{**options, **TP2_DP2}) as training:
-        first, checkpoint = killed_at(training, directory, CONSUMER, choose.randint(4, 8))
-    checkpoints = [checkpoint]
-    write_stream(directory, 96, 140, SIZE, end=False)
-    more: dict[str, Any] = {"mcore_model": checkpoint, "finetune": False}
-    begun = position_of(checkpoint).step
-    with start_megatron_sft(tmp_path / "run2", model, **options, **more, micro_batch_size=1) as training:
-        second, checkpoint = killed_at(training, directory, CONSUMER, begun + choose.randint(4, 6))
-    checkpoints.append(checkpoint)
-    write_stream(directory, 140, samples, SIZE)
-    more["mcore_model"] = checkpoint
-    with start_megatron_sft(
-        tmp_path / "run3", model, processes=2, **{**options, "save_steps": 1000}, **more
-    ) as training:
-        third = training.end()
-    last = max(batch.step for batch in third.batches)
-    checkpoints.append(tmp_path / "output" / f"checkpoint-{last}")
-    assert_every_sample_once([first, second, third], checkpoints, samples)
+def of_streams(ids: Sequence[int]) -> list[int]:
+    """Which stream of a blend each of these samples is of."""
+    return [int(number >= OTHER) for number in ids]
+
+
+def trained_by(run: Run, until: int = 10_000) -> list[int]:
+    """The samples of all data-parallel ranks up to a step."""
+    by_dp = ids_by_dp(batch for batch in run.batches if batch.step <= until)
+    return [number for ids in by_dp.values() for number in ids]
+
+
+def test_swift_blends_a_live_stream_with_one_that_has_ended_then_with_other_weights(
+    tmp_path: Path, model: Path
+) -> None:
+    first = write_stream(tmp_path / "first", 0, 32, SIZE, end=False)
+    second = write_stream(tmp_path / "second", OTHER, OTHER + 60, SIZE)
+    options = options_of(tmp_path, first, second, interleave_prob=[0.25, 0.75], save_strategy="steps", max_steps=200)
+    with start_swift_sft(tmp_path / "run1", model, processes=2, **options) as training:
+        begun, checkpoint = killed_at(training, first, CONSUMER, random.Random(3).randint(4, 7))
+    for ids in ids_by_dp(begun.batches).values():
+        assert of_streams(ids) == BlendTable((1, 3)).streams(0, len(ids)), "the shares of the first start"
+    saved = position_of(checkpoint)
+    trained = trained_by(begun, saved.step)
+    assert saved.consumed == len(trained) == saved.step * 2 * MICRO
+    more: dict[str, Any] = {"interleave_prob": [0.75, 0.25], "resume_from_checkpoint": checkpoint, "save_steps": 1000}
+    with start_swift_sft(tmp_path / "run2", model, processes=1, **options | more) as training:
+        training.wait_for(lambda: saved.step + 3 in training.losses, "three steps")
+        write_stream(first, 32, 50, SIZE)
+        ended = training.end()
+    rest = trained_by(ended)
+    assert of_streams(rest[:16]) == BlendTable((3, 1)).streams(0, 16), "the shares of the second start"
+    trained += rest
+    assert len(set(trained)) == len(trained)
+    counts = Counter(of_streams(trained))
+    assert 50 - 2 * MICRO < counts[0] <= 50, "it ends with the live stream"
+    assert f"lazyshard: {first} has ended with 50 samples: training stops after step" in ended.output
+    assert f"; not trained: {60 - counts[1]} of the 60 of {second}" in ended.output
+    for number, directory in enumerate((first, second)):
+        cursor = read_cursor(directory, CONSUMER)
+        assert cursor is not None and cursor.consumed == counts[number]
+        assert cursor.chunks_before * SIZE <= cursor.consumed
+        told = [(one.stream, one.weight, one.consumed) for one in cursor.blend]
+        assert told == [(str(first), 0.75, counts[0]), (str(second), 0.25, counts[1])], "what watch shows of it"
+    last = max(batch.step for batch in ended.batches)
+    assert position_of(tmp_path / "output" / f"checkpoint-{last}").consumed == len(trained)
+
+
+def test_megatron_blends_with_tp2_dp2_then_dp2(tmp_path: Path, model: Path) -> None:
+    first = write_stream(tmp_path / "first", 0, 64, SIZE)
+    second = write_stream(tmp_path / "second", OTHER, OTHER + 60, SIZE)
+    # The last one, or Megatron cannot load its optimizer with another tensor parallelism.
+    own = {"interleave_prob": [2, 1], "save_safetensors": False, "dist_ckpt_optim_fully_reshardable": True}
+    options = {**RESUMABLE, **options_of(tmp_path, first, second, train_iters=60, **own)}
+    with start_megatron_sft(tmp_path / "run1", model, **options, **TP2_DP2) as training:
+        begun, checkpoint = killed_at(training, first, CONSUMER, random.Random(4).randint(3, 5))
+    saved = position_of(checkpoint).step
+    # When it was killed not all peers had as much.
+    for ids in ids_by_dp(batch for batch in begun.batches if batch.step <= saved).values():
+        assert of_streams(ids) == BlendTable((2, 1)).streams(0, len(ids))
+    trained = trained_by(begun, saved)
+    assert position_of(checkpoint).consumed == len(trained)
+    more = {"mcore_model": checkpoint, "finetune": False, "save_steps": 1000, "micro_batch_size": 1}
+    with start_megatron_sft(tmp_path / "run2", model, processes=2, **options | more) as training:
+        trained += trained_by(training.end())
+    assert len(set(trained)) == len(trained)
+    counts = Counter(of_streams(trained))
+    assert counts[0] > 64 - 12, "it ends with the first stream, which is the shorter one for its share"
+    assert abs(counts[0] - 2 * counts[1]) <= 8

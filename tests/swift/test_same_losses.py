@@ -7,7 +7,7 @@ flag off: so it is also seen here that without the flag ms-swift does what it al
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,12 +16,15 @@ import pytest
 from lazyshard import LazyShardedDataset, Order
 from tests.swift.commands import RESUMABLE, Run, ids_by_dp, megatron_sft, swift_sft
 from tests.swift.consumption import MICRO, SIZE, assert_dealt, by_epoch, position_of
-from tests.swift.streams import row, write_stream
+from tests.swift.streams import row, write_jsonl, write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
-
 SAMPLES: Final = 75
-EPOCHS: Final = 2
+EPOCH: Final = 72
+"""Samples of an epoch of two ranks in micro batches of 2."""
+
+RANKS: Final = 2
+STEP: Final = 2 * RANKS * MICRO
 SEED: Final = 42
 """ms-swift's default for --data_seed."""
 
@@ -31,22 +34,16 @@ WINDOW: Final = 8
 IN_ORDER: Final = {"train_dataloader_shuffle": False, "dataset_shuffle": False}
 
 
-def drawn(directory: Path, ranks: int, count: int) -> list[int]:
+def drawn(directory: Path, count: int) -> list[int]:
     """The samples that the first indices of all ranks together draw: index i is that of rank i % ranks."""
-    dataset = LazyShardedDataset(
-        directory,
-        dp_rank=0,
-        dp_size=ranks,
-        batch_size=MICRO,
-        order=Order(layout="strided", shuffle_window=WINDOW, seed=SEED),
-        num_samples=count,
-    )
+    order = Order(layout="strided", shuffle_window=WINDOW, seed=SEED)
+    dataset = LazyShardedDataset(directory, dp_rank=0, dp_size=RANKS, batch_size=MICRO, order=order, num_samples=count)
     return [dataset.draw(index).sample for index in range(count)]
 
 
-def write_ordered(path: Path, numbers: Sequence[int]) -> Path:
-    path.write_text("".join(json.dumps(row(number)) + "\n" for number in numbers), encoding="utf-8")
-    return path
+def by_rank(order: Sequence[int]) -> dict[int, list[int]]:
+    """ms-swift's own deal of a file in order: rank r gets the rows r, r + ranks, ..."""
+    return {rank: list(order[rank::RANKS]) for rank in range(RANKS)}
 
 
 def fed(run: Run) -> dict[tuple[int, int, int], tuple[int, ...]]:
@@ -54,84 +51,51 @@ def fed(run: Run) -> dict[tuple[int, int, int], tuple[int, ...]]:
     return {(batch.rank, batch.step, batch.micro): batch.ids for batch in run.batches}
 
 
-def assert_same(stream: Run, ordinary: Run, order: Sequence[int], ranks: int) -> None:
+def train_both(work: Path, model: Path, command: Callable[..., Run], **options: Any) -> Run:
+    """Trains two epochs of a stream, and the file of the same order without the flag; returns the first run."""
+    directory = write_stream(work / "stream", 0, SAMPLES, SIZE)
+    order = drawn(directory, 2 * EPOCH)
+    options |= {"processes": RANKS}
+    own = {"dataset": directory, "sharded_lazy": True, "num_train_epochs": 2, "save_strategy": "epoch"}
+    stream = command(work / "lazy", model, **own, **options)
+    rows = work / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row(number)) + "\n" for number in order), encoding="utf-8")
+    ordinary = command(work / "ordinary", model, dataset=rows, num_train_epochs=1, **IN_ORDER, **options)
     assert fed(stream) == fed(ordinary)
-    # ms-swift's own deal of a file in order: rank r gets the rows r, r + ranks, ...
-    for rank in range(ranks):
-        ids = [number for batch in ordinary.batches if batch.dp == rank for number in batch.ids]
-        assert ids == list(order[rank::ranks])
+    assert ids_by_dp(ordinary.batches) == by_rank(order)
     assert stream.losses == pytest.approx(ordinary.losses, rel=1e-5)
-    assert len(stream.losses) == len(order) // (ranks * MICRO * 2)
-
-
-def assert_untouched(ordinary: Run) -> None:
-    """Checks that a run without the flag has nothing of ours but the arguments, all off."""
+    assert len(stream.losses) == len(order) // STEP
+    # Without the flag there is nothing of ours but the arguments, all off.
     assert not list(ordinary.output_dir.rglob("lazyshard.json"))
     assert "lazyshard: " not in ordinary.output and ":lazyshard]" not in ordinary.output
-    arguments = json.loads((ordinary.output_dir / "args.json").read_bytes())
-    assert arguments["sharded_lazy"] is False
+    assert json.loads((ordinary.output_dir / "args.json").read_bytes())["sharded_lazy"] is False
+    return stream
 
 
 def test_megatron(tmp_path: Path, model: Path) -> None:
-    ranks, epoch = 4, 72  # 4 steps and a half of 16
-    directory = write_stream(tmp_path / "stream", 0, SAMPLES, SIZE)
-    order = drawn(directory, ranks, EPOCHS * epoch)
-    options: dict[str, Any] = {"global_batch_size": 2 * ranks * MICRO}
-    stream = megatron_sft(
-        tmp_path / "lazy",
-        model,
-        dataset=directory,
-        sharded_lazy=True,
-        num_train_epochs=EPOCHS,
-        save_strategy="epoch",
-        **options,
-    )
-    ordinary = megatron_sft(
-        tmp_path / "ordinary",
-        model,
-        dataset=write_ordered(tmp_path / "rows.jsonl", order),
-        num_train_epochs=1,
-        **IN_ORDER,
-        **options,
-    )
-    assert_same(stream, ordinary, order, ranks)
-    assert_untouched(ordinary)
-    first, second = by_epoch(ids_by_dp(stream.batches), SAMPLES)
-    assert len(assert_dealt(first, SAMPLES)) == len(assert_dealt(second, SAMPLES)) == SAMPLES - epoch
-    assert all(first[dp] != second[dp] for dp in range(ranks)), "both epochs in the same order"
-    # Steps 4 and 8 are the last that end within their epochs, 9 is the end.
-    consumed = {path.name: position_of(path).consumed for path in stream.output_dir.glob("checkpoint-*")}
-    assert consumed == {"checkpoint-4": 64, "checkpoint-8": 128, "checkpoint-9": 144}
-    assert "lazyshard: 75 samples; 3 of them are left over in each epoch" in stream.output
-
-
-def train_both(work: Path, model: Path, epochs: int, **options: Any) -> Run:
-    """Trains a stream and the file of the same order by `swift sft`; returns the run without the flag."""
-    ranks, epoch = 2, 72
-    directory = write_stream(work / "stream", 0, SAMPLES, SIZE)
-    order = drawn(directory, ranks, epochs * epoch)
-    options["gradient_accumulation_steps"] = 2
-    stream = swift_sft(work / "lazy", model, dataset=directory, sharded_lazy=True, num_train_epochs=epochs, **options)
-    rows = write_ordered(work / "rows.jsonl", order)
-    ordinary = swift_sft(work / "ordinary", model, dataset=rows, num_train_epochs=1, **IN_ORDER, **options)
-    assert_same(stream, ordinary, order, ranks)
-    assert_untouched(ordinary)
-    return ordinary
+    run = train_both(tmp_path, model, megatron_sft, global_batch_size=STEP)
+    first, second = by_epoch(ids_by_dp(run.batches), SAMPLES)
+    assert len(assert_dealt(first, SAMPLES)) == len(assert_dealt(second, SAMPLES)) == SAMPLES - EPOCH
+    assert all(first[dp] != second[dp] for dp in range(RANKS)), "both epochs in the same order"
+    consumed = {path.name: position_of(path).consumed for path in run.output_dir.glob("checkpoint-*")}
+    assert consumed == {"checkpoint-9": 72, "checkpoint-18": 144}
+    assert "lazyshard: 75 samples; 3 of them are left over in each epoch" in run.output
 
 
 def test_swift(tmp_path: Path, model: Path) -> None:
-    train_both(tmp_path, model, EPOCHS, save_strategy="epoch")
+    train_both(tmp_path, model, swift_sft, gradient_accumulation_steps=2)
 
 
 def test_lowest_swift(tmp_path: Path, model: Path, lowest: Path) -> None:
-    ordinary = train_both(tmp_path, model, 1, packages=lowest)
-    assert json.loads((ordinary.output_dir / "args.json").read_bytes())["swift_version"] == "4.0.0"
-
-
-def test_lowest_megatron(tmp_path: Path, model: Path, lowest: Path) -> None:
-    ranks, stop = 4, 4
     directory = write_stream(tmp_path / "stream", 0, SAMPLES, SIZE)
-    order = drawn(directory, ranks, 9 * 16)
+    options: dict[str, Any] = {"packages": lowest, "dataset": directory, "sharded_lazy": True, "num_train_epochs": 1}
+    run = swift_sft(tmp_path / "run", model, gradient_accumulation_steps=2, **options)
+    assert ids_by_dp(run.batches) == by_rank(drawn(directory, EPOCH))
+    assert json.loads((run.output_dir / "args.json").read_bytes())["swift_version"] == "4.0.0"
+
+
+def test_lowest_megatron_stopped_and_resumed(tmp_path: Path, model: Path, lowest: Path) -> None:
+    stop, directory = 4, write_stream(tmp_path / "stream", 0, SAMPLES, SIZE)
     # 4.0.0 tells torch's planner of checkpoints True where a newer torch expects a list of what is wrong.
     plugin = tmp_path / "no_errors.py"
     plugin.write_text(
@@ -140,19 +104,45 @@ def test_lowest_megatron(tmp_path: Path, model: Path, lowest: Path) -> None:
     )
     options: dict[str, Any] = {
         **RESUMABLE,
+        "processes": RANKS,
         "packages": lowest,
         "plugins": [plugin],
         "dataset": directory,
         "sharded_lazy": True,
-        "global_batch_size": 2 * ranks * MICRO,
+        "global_batch_size": STEP,
     }
     first = megatron_sft(tmp_path / "first", model, train_iters=stop, **options)
     checkpoint = first.output_dir / f"checkpoint-{stop}"
-    assert position_of(checkpoint).consumed == 16 * stop
-    second = megatron_sft(
-        tmp_path / "second", model, mcore_model=checkpoint, finetune=False, num_train_epochs=EPOCHS, **options
+    assert position_of(checkpoint).consumed == STEP * stop
+    more: dict[str, Any] = {"mcore_model": checkpoint, "finetune": False, "num_train_epochs": 2}
+    second = megatron_sft(tmp_path / "second", model, **options, **more)
+    assert ids_by_dp([*first.batches, *second.batches]) == by_rank(drawn(directory, 2 * EPOCH))
+
+
+def test_swift_without_the_flag_is_the_same_as_without_the_hook(tmp_path: Path, model: Path) -> None:
+    data = write_jsonl(tmp_path / "rows.jsonl", 0, 8)
+    options: dict[str, Any] = {"processes": 1, "dataset": data, "num_train_epochs": 1, "save_strategy": "epoch"}
+    hooked = swift_sft(tmp_path / "hooked", model, **options)
+    # Python runs this after the .pth files: what lazyshard_swift.pth has put there is taken away again.
+    site = tmp_path / "site" / "sitecustomize.py"
+    site.parent.mkdir()
+    site.write_text(
+        "import sys\n"
+        "found = [finder for finder in sys.meta_path if getattr(finder, 'lazyshard_swift', False)]\n"
+        "for finder in found:\n"
+        "    sys.meta_path.remove(finder)\n"
+        "print('unhooked', len(found), flush=True)\n"
     )
-    given: dict[int, list[int]] = {rank: [] for rank in range(ranks)}
-    for batch in (*first.batches, *second.batches):
-        given[batch.dp] += batch.ids
-    assert given == {rank: order[rank::ranks] for rank in range(ranks)}
+    bare = swift_sft(tmp_path / "bare", model, environment={"PYTHONPATH": str(site.parent)}, **options)
+    assert "unhooked 1" in bare.output
+    assert fed(hooked) == fed(bare)
+    assert hooked.losses == bare.losses
+    files = [
+        {str(path.relative_to(run.output_dir)) for path in run.output_dir.rglob("*.json")} for run in (hooked, bare)
+    ]
+    assert files[0] == files[1]
+    ours, theirs = (json.loads((run.output_dir / "args.json").read_bytes()) for run in (hooked, bare))
+    added = {name: value for name, value in ours.items() if name not in theirs}
+    assert added["sharded_lazy"] is False and all(name.startswith("sharded_lazy") for name in added)
+    elsewhere = {name for name, value in theirs.items() if ours[name] != value}
+    assert elsewhere <= {"output_dir", "logging_dir", "training_args", "run_name"}

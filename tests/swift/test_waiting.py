@@ -10,27 +10,16 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.swift.commands import (
-    RESUMABLE,
-    Run,
-    Training,
-    ids_by_dp,
-    megatron_sft,
-    start_megatron_sft,
-    start_swift_sft,
-    swift_sft,
-)
-from tests.swift.consumption import SIZE, TP2_DP2, assert_dealt, position_of
+from tests.swift.commands import Run, Training, ids_by_dp, start_megatron_sft, start_swift_sft, swift_sft
+from tests.swift.consumption import SIZE, assert_dealt, position_of
 from tests.swift.streams import producing, published, wait_for_samples, write_jsonl
 
 pytestmark = [pytest.mark.timeout(600)]
-
 SAMPLES: Final = 140
 """Rows that the producer has, most of which it has not published when it is killed."""
 
@@ -74,17 +63,10 @@ def wait_until_it_waits(training: Training, directory: Path, ranks: int) -> None
     """Waits until everything that is certain was trained, and every process and worker is at a loss."""
     span = 2 * SIZE * ranks
     certain = published(directory) // span * span // (2 * ranks)
-    training.wait_for_step(certain)
     training.wait_for(lambda: set(training.losses) >= set(range(1, certain + 1)), f"loss of step {certain}")
     time.sleep(1)
     trainers = [process for process in training.processes() if process.trains]
     assert len(trainers) == ranks * (1 + WAITING["dataloader_num_workers"]), "ranks and their DataLoader workers"
-
-
-def exit_codes(output: str) -> dict[int, int]:
-    """Exit code by rank, from torchrun's report; negative for a signal."""
-    found = re.findall(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+)", output)
-    return {int(rank): int(code) for rank, code in found}
 
 
 def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> tuple[Run, Path]:
@@ -113,27 +95,16 @@ def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> 
     return run, checkpoint
 
 
-def assert_goes_on(stream: Path, run: Run, checkpoint: Path, resume: Callable[[], Run]) -> None:
-    """Checks that a run that gave up trains exactly the rest, once its producer has published it."""
-    with producing(stream, stream.parent / "rows.jsonl", SIZE, 1000):
-        pass
-    resumed = resume()
-    assert min(batch.step for batch in resumed.batches) == max(batch.step for batch in run.batches) + 1
-    last = resumed.output_dir / f"checkpoint-{max(batch.step for batch in resumed.batches)}"
-    left_over = assert_dealt(ids_by_dp([*run.batches, *resumed.batches]), SAMPLES)
-    assert len(left_over) == SAMPLES - position_of(last).consumed < 8
-
-
 def test_every_megatron_rank_gives_up_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream: Path) -> None:
     before = files(stream)
-    options = {**WAITING, **TP2_DP2, **RESUMABLE, "sharded_lazy_max_wait": MAX_WAIT_S, "train_iters": 100}
-    with start_megatron_sft(tmp_path / "run", model, dataset=stream, **options) as training:
-        run, checkpoint = assert_gave_up(training, stream, tuple(f"rank {rank}" for rank in range(4)))
-        assert exit_codes(training.output) == dict.fromkeys(range(4), 75)
-        assert training.process.returncode == 1
+    options = {**WAITING, "sharded_lazy_max_wait": MAX_WAIT_S, "train_iters": 100, "global_batch_size": 4}
+    with start_megatron_sft(tmp_path / "run", model, processes=2, dataset=stream, **options) as training:
+        run, _ = assert_gave_up(training, stream, ("rank 0", "rank 1"))
+        assert run.returncode == 1
+    # torchrun's report.
+    codes = re.findall(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+)", run.output)
+    assert set(codes) == {("0", "75"), ("1", "75")}
     assert files(stream) == before
-    options |= {"mcore_model": checkpoint, "finetune": False, "output_dir": run.output_dir}
-    assert_goes_on(stream, run, checkpoint, lambda: megatron_sft(tmp_path / "run2", model, dataset=stream, **options))
 
 
 def test_swift_ends_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream: Path) -> None:
@@ -143,10 +114,17 @@ def test_swift_ends_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream
     with start_swift_sft(tmp_path / "run", model, **options) as training:
         run, checkpoint = assert_gave_up(training, stream, ("",))
         # Without torchrun the rank's own code is passed on.
-        assert training.process.returncode == 75
+        assert run.returncode == 75
     assert files(stream) == before
+    # It goes on with exactly the rest, once the producer has published that.
+    with producing(stream, stream.parent / "rows.jsonl", SIZE, 1000):
+        pass
     options |= {"resume_from_checkpoint": checkpoint, "output_dir": run.output_dir}
-    assert_goes_on(stream, run, checkpoint, lambda: swift_sft(tmp_path / "run2", model, **options))
+    resumed = swift_sft(tmp_path / "run2", model, **options)
+    assert min(batch.step for batch in resumed.batches) == max(batch.step for batch in run.batches) + 1
+    last = resumed.output_dir / f"checkpoint-{max(batch.step for batch in resumed.batches)}"
+    left_over = assert_dealt(ids_by_dp([*run.batches, *resumed.batches]), SAMPLES)
+    assert len(left_over) == SAMPLES - position_of(last).consumed < 8
 
 
 def assert_all_gone(training: Training, stream: Path, before: list[str]) -> int:
@@ -157,37 +135,27 @@ def assert_all_gone(training: Training, stream: Path, before: list[str]) -> int:
     return code
 
 
-def test_ctrl_c(tmp_path: Path, model: Path, stream: Path) -> None:
+def test_ctrl_c_without_torchrun_and_a_second_run_of_that_name(tmp_path: Path, model: Path, stream: Path) -> None:
     before = files(stream)
-    with start_swift_sft(tmp_path / "run", model, dataset=stream, max_steps=100, **WAITING) as training:
-        wait_until_it_waits(training, stream, ranks=2)
-        # A terminal sends it to the command and to torchrun; the ranks have sessions of their own.
-        os.killpg(training.process.pid, signal.SIGINT)
-        assert assert_all_gone(training, stream, before) != 0
-
-
-def test_ctrl_c_without_torchrun(tmp_path: Path, model: Path, stream: Path) -> None:
-    before = files(stream)
-    with start_swift_sft(tmp_path / "run", model, processes=1, dataset=stream, max_steps=100, **WAITING) as training:
+    options = {**WAITING, "sharded_lazy_consumer": "ours", "processes": 1, "dataset": stream, "max_steps": 100}
+    with start_swift_sft(tmp_path / "run", model, **options) as training:
         wait_until_it_waits(training, stream, ranks=1)
+        refused = swift_sft(tmp_path / "refused", model, code=2, **options)
+        assert "--sharded_lazy_take_over true" in refused.tail()
+        assert not refused.batches
         os.killpg(training.process.pid, signal.SIGINT)
         assert assert_all_gone(training, stream, before) == 130
         assert "lazyshard: interrupted (exit code 130)" in training.output
 
 
-def test_sigterm_to_the_command(tmp_path: Path, model: Path, stream: Path) -> None:
-    before = files(stream)
-    options = {**WAITING, "processes": 2, "train_iters": 100, "global_batch_size": 4}
-    with start_megatron_sft(tmp_path / "run", model, dataset=stream, **options) as training:
-        wait_until_it_waits(training, stream, ranks=2)
-        training.process.terminate()
-        assert assert_all_gone(training, stream, before) != 0
-
-
-def test_kill_of_torchrun_takes_the_ranks_with_it(tmp_path: Path, model: Path, stream: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_end_of_the_command_or_of_torchrun_takes_the_ranks_with_it(
+    tmp_path: Path, model: Path, stream: Path, number: signal.Signals
+) -> None:
     before = files(stream)
     with start_swift_sft(tmp_path / "run", model, dataset=stream, max_steps=100, **WAITING) as training:
         wait_until_it_waits(training, stream, ranks=2)
-        (launcher,) = {p.pid for p in training.processes() if "torch.distributed.run" in p.argv}
-        os.kill(launcher, signal.SIGKILL)
-        assert assert_all_gone(training, stream, before) == 137
+        (launcher,) = {one.pid for one in training.processes() if "torch.distributed.run" in one.argv}
+        os.kill(launcher if number == signal.SIGKILL else training.process.pid, number)
+        code = assert_all_gone(training, stream, before)
+        assert code == 137 if number == signal.SIGKILL else code != 0

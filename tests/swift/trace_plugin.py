@@ -1,16 +1,12 @@
 """For `--external_plugins`: writes down which samples the model gets, from inside every training process.
 
 Each process appends to `$TRACE_DIR/rank_R.jsonl`, one JSON object a line, each line written at once, so that `kill -9`
-loses none:
+loses none: {"event": "start" or "batch", "rank": 0, "time": ...}, and of a batch the attributes of `commands.Batch`.
 
-    {"event": "start", "rank": 0, "pid": 4711, "time": ...}
-    {"event": "batch", "rank": 0, "pid": 4711, "time": ..., "step": 1, "micro": 0, "train": true, "ids": [12, 7],
-     "tokens": 96, "dp": 0, "tp": 0, "pp": 0, "cp": 0, "vp": 0}
-
-`step` counts from 1 and is the iteration that the batch belongs to, as in ms-swift's logging.jsonl; `micro` counts the
-batches within it. `ids` are read from the tokens themselves: the text of row n holds "sample n" once (see streams.py),
-so the batch is decoded, whether it is padded or one long row of many samples. With Megatron the hook is at the batch
-that comes out of the data loader, before it is cut for context parallelism; every pipeline stage fetches its own.
+`ids` are read from the tokens themselves: the text of row n holds "sample n" once (see streams.py), so the batch is
+decoded, whether it is padded or one long row of many samples. With Megatron the hook is at the batch that comes out of
+the data loader, before it is cut for context parallelism; every pipeline stage fetches its own. Where `$ENCODED` is
+set, rows that the template encodes are written down there.
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ class _Trace:
     def write(self, event: str, **facts: Any) -> None:
         if os.getpid() != self._pid:
             return
-        line = {"event": event, "rank": self._rank, "pid": self._pid, "time": time.time(), **facts}
+        line = {"event": event, "rank": self._rank, "time": time.time(), **facts}
         self._file.write(json.dumps(line) + "\n")
 
     def batch(self, tokenizer: Any, inputs: Any, step: int, train: bool, **place: int) -> None:
@@ -102,6 +98,21 @@ def _trace_transformers(trace: _Trace) -> None:
     Trainer.training_step = traced
 
 
+def _count_encoded(log: str) -> None:
+    """Appends the number of each row that ms-swift's template encodes, in all processes, or -1."""
+    from swift.template.base import Template
+
+    encode = Template.encode
+
+    def counted(self: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+        found = PATTERN.search(str(inputs))
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(f"{int(found[1]) if found else -1}\n")
+        return encode(self, inputs, *rest, **options)
+
+    Template.encode = counted
+
+
 def _install() -> None:
     directory = os.environ.get("TRACE_DIR")
     # A worker that was spawned, not forked, imports the plugins again.
@@ -112,6 +123,8 @@ def _install() -> None:
         _trace_megatron(trace)
     else:
         _trace_transformers(trace)
+    if "ENCODED" in os.environ:
+        _count_encoded(os.environ["ENCODED"])
     trace.write("start")
 
 

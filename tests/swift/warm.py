@@ -1,8 +1,7 @@
 """Ranks of a training as forks of a process that has imported what ms-swift needs: `cpu/warm_server.py`.
 
-For trainings of which a test wants only what they have trained and said, killed with kill -9 or not. Command and
-`torchrun` are the real ones. Where a start-up is what is tested, or the process of a rank is looked at or sent other
-signals, nothing is warm.
+Command and `torchrun` are the real ones. Where a start-up is what is tested, or the process of a rank is looked at or
+sent signals other than SIGKILL, nothing is warm.
 """
 
 from __future__ import annotations

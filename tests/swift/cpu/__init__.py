@@ -8,7 +8,5 @@
     warm_server.py, _client.py    ranks as forks of a process that has imported most, see ../warm.py
 
 Everything else is the real thing: ms-swift, megatron-core and mcore-bridge as released, torchrun, gloo between the
-processes, and the sampler, collator and DataLoader workers of a real training.
-
-Not here: NCCL, fp8, mixture of experts, fused kernels. Nothing is said about speed or numbers on a GPU.
+processes, sampler, collator and DataLoader workers. Nothing is said about speed or numbers on a GPU.
 """

@@ -1,6 +1,6 @@
 """A Hugging Face model folder of half a megabyte: random weights and a small tokenizer, the same ones every time.
 
-    python tests/swift/cpu/tiny_model.py FOLDER [qwen2|qwen3] [LAYERS]
+    python tests/swift/cpu/tiny_model.py FOLDER [qwen3] [LAYERS]
 
 It is run as a process of its own, so that importing transformers neither slows nor warns in the tests' process.
 """
@@ -11,7 +11,6 @@ import os
 import sys
 from typing import Any, Final
 
-KINDS: Final = ("qwen2", "qwen3")
 SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 VOCABULARY: Final = 400
@@ -64,41 +63,37 @@ def make_tokenizer() -> Any:
     return wrapped
 
 
-def make_model(kind: str, layers: int, tokenizer: Any) -> Any:
+def make_model(layers: int, tokenizer: Any) -> Any:
     import torch
     import transformers
 
-    sizes: dict[str, Any] = {
-        "vocab_size": EMBEDDINGS,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-        "use_cache": False,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    config = transformers.Qwen3Config(
+        vocab_size=EMBEDDINGS,
+        hidden_size=64,
+        head_dim=16,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     torch.manual_seed(0)
-    if kind == "qwen2":
-        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes)).to(torch.float32)
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=16, **sizes)).to(torch.float32)
+    return transformers.Qwen3ForCausalLM(config).to(torch.float32)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     folder, kind, layers = (*arguments, *("qwen3", "2")[len(arguments) - 1 :])
-    if kind not in KINDS:
-        print(f"the kind is one of {', '.join(KINDS)}, got {kind}", file=sys.stderr)
-        return 2
+    assert kind == "qwen3"
     os.makedirs(folder, exist_ok=True)
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
-    make_model(kind, int(layers), tokenizer).save_pretrained(folder)
-    return 0
+    make_model(int(layers), tokenizer).save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -3,12 +3,9 @@
     warm_server.py SOCKET swift|megatron KNOWN.json
 
 To begin with, another process imports what the ranks of the command import, and lists all modules, unless KNOWN lists
-them already; this one imports the same, which is most of a rank's start, and prints `ready`. Then it serves
-`warm_client.py`: the fork takes the client's arguments, environment, working directory and files, and runs the script
-as `python -u` does, start-up of the interpreter left out. When the client is killed, so is the fork with all of its
-session.
-
-It ends with its parent.
+them already; this one imports the same and prints `ready`. Then it serves `warm_client.py`: the fork takes the client's
+arguments, environment, working directory and files, and runs the script as `python -u` does. When the client is killed,
+so is the fork with all of its session. The server ends with its parent.
 """
 
 from __future__ import annotations

@@ -29,7 +29,23 @@ from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import groups_by_length, is_megatron
 from lazyshard_swift.stream import TrainStream
 from tests.data import swift_samplers
-from tests.swift.defaults import DEFAULTS
+
+DEFAULTS: Final[dict[str, Any]] = {
+    "sharded_lazy": False,
+    "sharded_lazy_samples_per_chunk": None,
+    "sharded_lazy_max_wait": 600.0,
+    "sharded_lazy_shuffle_window": None,
+    "sharded_lazy_shuffle_distance": None,
+    "sharded_lazy_unit": None,
+    "sharded_lazy_consumer": None,
+    "sharded_lazy_on_bad_sample": None,
+    "sharded_lazy_on_end": "stop",
+    "sharded_lazy_skip": None,
+    "sharded_lazy_encode_cache": None,
+    "sharded_lazy_encode_cache_size": None,
+    "sharded_lazy_take_over": False,
+}
+"""Our arguments and what they are if nobody gives them, in the order in which help shows them."""
 
 load = functools.cache(swift_samplers.load)
 DIRECTORY = "/streams/one"
@@ -46,52 +62,31 @@ _BOTH = DEFAULTS | {
     "data_seed": 42,
     "train_dataloader_shuffle": True,
     "ddp_timeout": 18_000_000,
-    "num_train_epochs": None,
-    "save_strategy": "steps",
-    "eval_strategy": "steps",
-    "group_by_length": False,
-    "columns": None,
-    "strict": False,
     "remove_unused_columns": True,
     "max_length": 512,
+    **dict.fromkeys(("save_strategy", "eval_strategy"), "steps"),
+    **dict.fromkeys(("group_by_length", "strict"), False),
+    **dict.fromkeys(("num_train_epochs", "columns")),
 }
 
 
 def megatron(**changes: Any) -> Any:
     """Returns arguments as of `megatron sft`, with ms-swift's defaults."""
-    own: dict[str, Any] = {
-        "micro_batch_size": 1,
-        "global_batch_size": 16,
-        "train_iters": None,
-        "data_sharding": False,
-        "finetune": True,
-        "mcore_model": None,
-        "mcore_adapter": None,
-        "adapters": [],
-        "model": None,
-    }
-    return TrainArguments(**{**_BOTH, **own, **changes})
+    own: dict[str, Any] = {"micro_batch_size": 1, "global_batch_size": 16, "data_sharding": False, "finetune": True}
+    nothing = dict.fromkeys(("train_iters", "mcore_model", "mcore_adapter", "model"))
+    return TrainArguments(**{**_BOTH, **own, **nothing, "adapters": [], **changes})
 
 
 def hugging_face(n_gpu: int = 1, **changes: Any) -> Any:
     """Returns arguments as of `swift sft`, with ms-swift's defaults."""
-    trainer = SimpleNamespace(
-        n_gpu=n_gpu,
-        per_device_train_batch_size=changes.get("per_device_train_batch_size", 1),
-        gradient_accumulation_steps=changes.pop("gradient_accumulation_steps", 1),
-    )
-    own: dict[str, Any] = {
-        "per_device_train_batch_size": 1,
-        # ms-swift leaves it so where it chooses the accumulation itself; the trainer's own arguments have the number.
-        "gradient_accumulation_steps": None,
-        "training_args": trainer,
-        "max_steps": -1,
-        "num_train_epochs": 3.0,
-        "resume_from_checkpoint": None,
-        "resume_only_model": False,
-        "ignore_data_skip": False,
-    }
-    return TrainArguments(**{**_BOTH, **own, **changes})
+    batch = changes.get("per_device_train_batch_size", 1)
+    accumulation = changes.pop("gradient_accumulation_steps", 1)
+    trainer = SimpleNamespace(n_gpu=n_gpu, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation)
+    # ms-swift leaves the accumulation so where it chooses it itself; the trainer's own arguments have the number.
+    nothing = dict.fromkeys(("gradient_accumulation_steps", "resume_from_checkpoint"))
+    own = {"per_device_train_batch_size": 1, "training_args": trainer, "max_steps": -1, "num_train_epochs": 3.0}
+    off = dict.fromkeys(("resume_only_model", "ignore_data_skip"), False)
+    return TrainArguments(**{**_BOTH, **nothing, **own, **off, **changes})
 
 
 def facts(samples: int = 100, ended: bool = True, samples_per_chunk: int = 4) -> Facts:

@@ -1,25 +1,215 @@
-"""`checkpoints`: the cursor follows the checkpoints, and never passes one that can still be gone on from."""
+"""`position` and `checkpoints`: what a checkpoint holds; the cursor never passes one that can still be gone on from."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
-from lazyshard.data.rank import Rank
-from lazyshard.errors import CursorTaken
+from lazyshard.errors import CursorTaken, FileRefused
 from lazyshard.format.cursor import Cursor
 from lazyshard.plan.course import Course
+from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
 from lazyshard.stream.retire import retire
 from lazyshard_swift import checkpoints, parallel
 from lazyshard_swift.checkpoints import Checkpoints, is_whole, let_go_of_cursors, load_position, save_position
-from lazyshard_swift.parallel import Facts
-from tests.stream.streams import foreign, names, produce
+from lazyshard_swift.errors import PositionInvalid, ResumeRefused
+from lazyshard_swift.position import Position, check_fits, parse
+from tests.stream.streams import names, produce
 from tests.swift.unit import runs
-from tests.swift.unit.runs import as_rank, decide_one, hugging_face, megatron, open_streams, plan, position, refused
+from tests.swift.unit.runs import SAVED, as_rank, megatron, open_streams, plan, position, refused
+
+FILE = "/runs/one/checkpoint-3/lazyshard.json"
+CHECKPOINT = "/runs/one/checkpoint-3"
+PART: dict[str, Any] = {"dp": 2, "batch_size": 1, "draws": 24, "epoch": None, "trained": True, "skip": []}
+
+STATE: dict[str, Any] = {
+    "format": 1,
+    "stream_id": "0123456789abcdef0123456789abcdef",
+    "samples_per_chunk": 4,
+    "unit": 4,
+    "window": 32,
+    "seed": 42,
+    "max_total_samples": None,
+    "parts": [PART | {"first_step": 0, "draws_per_step": 8}],
+    "consumed": 48,
+}
+
+LATEST: dict[str, Any] = {"format": 2, **SAVED, "skipped": [], "state": STATE}
+
+
+def changed(**changes: Any) -> bytes:
+    return orjson.dumps({**LATEST, **changes})
+
+
+def format_1(**changes: Any) -> bytes:
+    return orjson.dumps({"format": 1, **SAVED, **changes})
+
+
+def assert_refused(data: bytes, *words: str) -> None:
+    with refused(PositionInvalid, f"{FILE}: ", *words, file=FILE):
+        parse(data, FILE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"consumed": 0, "step": 0, "window": 0, "seed": 0},
+        {"seed": 2**63 - 1, "consumed": 2**53},
+        {"by_steps": True, "layout": "block"},
+        {"skipped": ("steps 3:4", "chunks 0:2")},
+        {"directory": '/数据/a"b\\c', "consumer": "é"},
+    ],
+)
+def test_position_comes_back_as_it_was_saved(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert orjson.loads(position().to_bytes()) == LATEST, "the documented one"
+    folder = tmp_path / "new" / "checkpoint-3"
+    # The second time it replaces an earlier one.
+    for saved in (position(consumed=16), position(**changes)):
+        save_position(saved, folder)
+        assert load_position(folder) == saved
+        assert os.listdir(folder) == ["lazyshard.json"]
+
+
+def test_file_cut_at_any_byte_is_refused_and_one_of_a_later_release_with_more_fields_is_read() -> None:
+    data = position().to_bytes()
+    assert data.endswith(b"}\n")
+    # The newline alone says nothing.
+    assert parse(data[:-1], FILE) == position()
+    for size in range(len(data) - 1):
+        assert_refused(data[:size], f"{size} bytes")
+    assert parse(changed(more=[1, 2], saved_at=1795000000), FILE) == position(saved_at=1795000000.0)
+
+
+WRONG: dict[type, list[Any]] = {
+    str: [None, 1, True, ["a"], {}],
+    int: [None, "1", 1.0, True, False, -1, [1]],
+    bool: [None, 0, 1, "true", [True]],
+    float: [None, "1", True, [1.0]],
+    type(None): [None, 1, "x", {}, [1]],
+}
+
+
+# What the file holds, and what is named of it.
+BAD: list[tuple[bytes, str]] = [
+    *((data, "") for data in (b"\0" * 300, b"[]", b"null", b"3", b'"lazyshard"', b"{}", b"[" * 5000 + b"]" * 5000)),
+    (b'{"format": 1, "stream": "\xff"}', ""),
+    (b'{"format": 1, "saved_at": NaN}', ""),
+    (position().to_bytes() * 2, ""),
+    *((changed(format=version), "format is ") for version in (0, 3, 1.5, "1", None, [1], True, 1.0)),
+    # A run would go on with it, and whatever is not "strided" would be read as "block".
+    *((changed(layout=layout), "layout is ") for layout in ("", "Strided", "striped", "both")),
+    *((changed(**{name: value}), f"{name} is ") for name, kind in SAVED.items() for value in WRONG[type(kind)]),
+    *((orjson.dumps({key: value for key, value in LATEST.items() if key != name}), f"{name} is ") for name in SAVED),
+    # orjson writes no integer past 64 bits; JSON can.
+    (changed(step="@").replace(b'"@"', b"18446744073709551616"), "step is "),
+    *((changed(**{name: wrong}), name) for name in ("state", "skipped") for wrong in WRONG[type(None)]),
+    (changed(state=STATE | {"format": 2}), "format 2"),
+    (changed(state=STATE | {"seed": -1}), "'state.seed'"),
+    # The state contradicts the rest.
+    (changed(consumed=50), "consumed 48"),
+    (changed(dp_size=4), "dp 2"),
+    (changed(batch_size=2), "batch_size 1"),
+    (changed(window=2), "window 32"),
+    (changed(seed=1), "seed 42"),
+    (changed(samples_per_chunk=8), "samples_per_chunk 4"),
+    (changed(stream="f" * 32), "stream_id"),
+    (changed(layout="grouped", window=0), "grouping is None"),
+    # Of which no run can be.
+    (format_1(consumed=47), "dp_size 2"),
+    (format_1(dp_size=0), "dp_size 0"),
+]
+
+
+def test_file_that_is_no_position_is_refused_naming_what_is_wrong() -> None:
+    for data, named in BAD:
+        assert_refused(data, named)
+
+
+def test_format_1_is_read_as_a_run_of_one_part() -> None:
+    assert parse(format_1(), FILE) == position()
+    # 46 samples of 10 steps: the last one of an epoch was smaller, so nothing says how large they are.
+    uneven = parse(format_1(consumed=46, step=10), FILE)
+    assert uneven.state is not None
+    (part,) = uneven.state.parts
+    assert (part.draws, part.draws_per_step, uneven.state.consumed) == (23, 0, 46)
+    foreign = parse(format_1(stream="first-row-0123456789abcdef"), FILE)
+    assert foreign.state is not None and foreign.state.stream_id is None
+    assert parse(format_1(layout="block", window=0), FILE).state is None
+
+
+def test_checkpoint_without_a_position_has_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path, tmp_path / "not there", tmp_path / "file"):
+        assert load_position(folder) is None
+    (tmp_path / "lazyshard.json").mkdir()
+    with pytest.raises(FileRefused):
+        load_position(tmp_path)
+
+
+@pytest.mark.parametrize("step", ["write_all", "sync", "rename"])
+@pytest.mark.parametrize("before", [None, position(consumed=16)])
+def test_save_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, before: Position | None
+) -> None:
+    if before is not None:
+        save_position(before, tmp_path)
+    there, write_all = os.listdir(tmp_path), durable.write_all
+
+    def fail(*arguments: Any) -> None:
+        if step == "write_all":
+            write_all(arguments[0], arguments[1][:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(durable, step, fail)
+    with pytest.raises(OSError):
+        save_position(position(), tmp_path)
+    assert load_position(tmp_path) == before
+    # Nor is anything left behind in a folder that is copied, uploaded and listed as a checkpoint.
+    assert os.listdir(tmp_path) == there
+
+
+BLOCK = {"layout": "block", "window": 0}
+
+
+# What was saved, what this run has, and of a refusal the way out and the two values that differ.
+RESUMES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, str, str] | None]] = [
+    ({}, {"samples_per_chunk": 8}, ("another chunk", "4", "8")),
+    ({}, {"seed": 43}, ("--data_seed 42", "42", "43")),
+    ({}, {"window": 0}, ("--train_dataloader_shuffle true", "8", "0")),
+    ({"window": 0}, {"window": 2}, ("--train_dataloader_shuffle false", "0", "2")),
+    (BLOCK, {"window": 0}, ("--data_sharding", "block", "strided")),
+    ({"window": 0}, BLOCK, ("--data_sharding", "strided", "block")),
+    # ms-swift's own shuffle asks for more.
+    (BLOCK, BLOCK | {"dp_size": 200}, ("without --data_sharding", "2", "200")),
+    (BLOCK, BLOCK | {"batch_size": 200}, ("without --data_sharding", "1", "200")),
+    (BLOCK, BLOCK | {"epoch_samples": 200}, ("without --data_sharding", "100", "200")),
+    # Another stream, whatever else differs.
+    ({}, {"stream": "f" * 32, "directory": "/two", "seed": 1}, ("/two", "0123456789abcdef" * 2, "f" * 32)),
+    ({}, {}, None),
+    # The stream has grown, moved or ended; another name of the cursor, another end of the run.
+    ({}, {"directory": "/streams/moved", "epoch_samples": 200, "consumer": "other", "by_steps": True}, None),
+    ({}, {"dp_size": 3, "batch_size": 8, "saved_at": 0.0}, None),
+    (BLOCK, BLOCK, None),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "differs"), RESUMES)
+def test_resume_is_refused_where_the_next_sample_would_not_be_the_next_one(
+    before: dict[str, Any], now: dict[str, Any], differs: tuple[str, str, str] | None
+) -> None:
+    if differs is None:
+        check_fits(position(**before), position(**now), CHECKPOINT)
+        return
+    way_out, expected, actual = differs
+    with refused(ResumeRefused, way_out, checkpoint=CHECKPOINT, expected=expected, actual=actual):
+        check_fits(position(**before), position(**now), CHECKPOINT)
+
 
 CONSUMER = "run 1"
 
@@ -114,16 +304,6 @@ def test_no_chunk_is_given_up_that_a_checkpoint_still_needs(
     assert given_up[-1] > 0, "it does move"
 
 
-def test_cursor_waits_for_the_oldest_checkpoint_and_moves_once_it_is_gone(directory: Path, output: Path) -> None:
-    saves, moves = kept(directory, output), []
-    for step in (3, 6, 9):
-        save(saves, output, step)
-        moves.append(cursor(directory).chunks_before)
-    shutil.rmtree(output / "checkpoint-3")
-    save(saves, output, 10)
-    assert (*moves, *told(directory)) == (4, 4, 4, 40, 8)
-
-
 # ms-swift gives each start a folder of its own (--add_version true, its default); the cursor is that of the run.
 @pytest.mark.parametrize("folders", [("out/v0-20261121-010200", "out/v1-20261121-010201"), ("out", "other")])
 def test_checkpoints_of_the_starts_before_count(tmp_path: Path, directory: Path, folders: tuple[str, str]) -> None:
@@ -149,15 +329,14 @@ def test_checkpoint_that_is_saved_over_counts_as_torn_until_it_is_whole(director
 def test_checkpoint_is_due_once_a_step_was_trained(directory: Path, output: Path) -> None:
     saves = kept(directory, output)
     assert [saves.is_due(step) for step in (0, 1, 3)] == [False, True, True]
-    save(saves, output, 3)
-    assert [saves.is_due(step) for step in (3, 4)] == [False, True]
-    assert [kept(directory, output, output / "checkpoint-3").is_due(step) for step in (3, 4)] == [False, True]
-
-
-def test_checkpoints_of_another_stream_do_not_count(directory: Path, output: Path) -> None:
+    # One of another stream does not count, nor one that cannot be read.
     save_position(position(stream="f" * 32, consumed=4), output / "checkpoint-1")
-    save(kept(directory, output), output, 6)
-    assert cursor(directory).chunks_before == 8
+    save_position(position(), output / "checkpoint-2")
+    (output / "checkpoint-2" / "lazyshard.json").write_bytes(b"{")
+    save(saves, output, 6)
+    assert [saves.is_due(step) for step in (6, 7)] == [False, True]
+    assert told(directory) == (24, 8)
+    assert [kept(directory, output, output / "checkpoint-6").is_due(step) for step in (6, 7)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -180,13 +359,6 @@ def test_stream_is_given_up_at_its_end_unless_it_is_needed_again(
     assert (cursor(directory).state is None) == ("data_sharding" in changes)
 
 
-def test_cursor_of_the_hugging_face_trainer(directory: Path, output: Path) -> None:
-    own: dict[str, Any] = {"output_dir": str(output), "sharded_lazy_consumer": CONSUMER}
-    args = hugging_face(max_steps=12, gradient_accumulation_steps=2, train_dataloader_shuffle=False, **own)
-    save(Checkpoints(plan(args, directory, 0, 2), str(output)), output, 5)
-    assert told(directory) == (20, 6)
-
-
 def test_position_is_there_before_the_weights_and_the_cursor_after_them(directory: Path, output: Path) -> None:
     saves = kept(directory, output)
     saves.commit()
@@ -203,23 +375,13 @@ def test_position_is_there_before_the_weights_and_the_cursor_after_them(director
     assert cursor(directory).consumed == 24
 
 
-def test_start_registers_the_run_before_it_has_trained(directory: Path, output: Path) -> None:
-    run = plan(args_of(output), directory, 0, 2)
-    Checkpoints(run, str(output)).register()
-    assert (cursor(directory).stream_id, told(directory)) == (run.facts.stream, (0, 0))
-    assert not output.exists()
-
-
-def test_start_from_the_beginning_takes_back_the_cursor_of_the_run_before(directory: Path, output: Path) -> None:
-    save(kept(directory, output), output, 5)
-    assert told(directory) == (20, 6)
-    # --finetune true: the checkpoint is there, and not gone on from.
-    kept(directory, output).register()
-    assert told(directory) == (0, 0)
-
-
-def test_resumed_start_puts_the_cursor_where_it_goes_on(tmp_path: Path, directory: Path, output: Path) -> None:
+def test_start_registers_the_run_and_puts_the_cursor_where_it_goes_on(
+    tmp_path: Path, directory: Path, output: Path
+) -> None:
     saves = kept(directory, output)
+    saves.register()
+    assert told(directory) == (0, 0)
+    assert not output.exists()
     for step in (3, 9):
         save(saves, output, step)
     assert told(directory) == (36, 4)
@@ -233,6 +395,9 @@ def test_resumed_start_puts_the_cursor_where_it_goes_on(tmp_path: Path, director
     assert told(directory) == (36, 12)
     kept(directory, output, tmp_path / "moved").register()
     assert told(directory) == (12, 4)
+    # --finetune true: the checkpoint is there, and not gone on from.
+    kept(directory, output).register()
+    assert told(directory) == (0, 0)
 
 
 def test_only_the_first_rank_writes(directory: Path, output: Path) -> None:
@@ -247,7 +412,7 @@ def test_only_the_first_rank_writes(directory: Path, output: Path) -> None:
     assert not (directory / "cursors").exists()
 
 
-@pytest.mark.parametrize("failure", ["no folder", "no stream", "no space", "no checkpoint"])
+@pytest.mark.parametrize("failure", ["no folder", "no space", "no checkpoint"])
 def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     tmp_path: Path, directory: Path, output: Path, monkeypatch: pytest.MonkeyPatch, cautions: list[str], failure: str
 ) -> None:
@@ -259,10 +424,7 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     if failure == "no folder":
         (directory / "cursors").touch()
         saves.register()
-        assert len(cautions) == 1
-        cautions.clear()
-    elif failure == "no stream":
-        directory.rename(tmp_path / "moved")
+        assert cautions.pop() and not cautions
     elif failure == "no space":
         monkeypatch.setattr(checkpoints, "put_cursor", fail)
     saves.begin(str(output / "checkpoint-5"), 20, 5)
@@ -270,23 +432,12 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
         shutil.rmtree(output)
     saves.commit()
     assert len(cautions) == 1
-    assert (load_position(output / "checkpoint-5") is None) == (failure == "no checkpoint")
     # The next one is tried again.
     if failure == "no folder":
         (directory / "cursors").unlink()
-    elif failure == "no stream":
-        (tmp_path / "moved").rename(directory)
     monkeypatch.undo()
     save(saves, output, 6)
     assert cursor(directory).consumed == 24
-
-
-def test_directory_that_another_program_fills_has_a_cursor_too(tmp_path: Path, output: Path) -> None:
-    directory = foreign(tmp_path / "foreign", *[b'{"id": 1}\n{"id": 2}\n'] * 8, end=True)
-    args = args_of(output, sharded_lazy_samples_per_chunk=2)
-    run = decide_one(args, directory, Facts("first-row-0123456789abcdef", 2, 16, True), Rank(0, 2))
-    save(Checkpoints(run, str(output)), output, 2)
-    assert (cursor(directory).stream_id, told(directory)) == (None, (8, 4))
 
 
 def test_checkpoint_that_the_cursor_has_seen_is_gone_on_from_after_the_chunks_before_are_gone(
@@ -309,9 +460,11 @@ def other_run(directory: Path, *, take_over: bool = False) -> CursorOwner:
     return CursorOwner(directory, CONSUMER, take_over=take_over)
 
 
-def test_second_run_of_a_name_is_refused_naming_the_holder_and_the_ways_out(directory: Path, output: Path) -> None:
+def test_second_run_of_a_name_is_refused_on_all_ranks_naming_the_ways_out(
+    directory: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ways_out = "--sharded_lazy_consumer NAME", "--sharded_lazy_take_over true"
-    with other_run(directory), refused(CursorTaken, "is running as", *ways_out, consumer=CONSUMER):
+    with other_run(directory), refused(CursorTaken, *ways_out, consumer=CONSUMER):
         kept(directory, output).register()
     assert read_cursor(directory, CONSUMER) is None
     # Once that one has ended; then this one has the name, until it lets go.
@@ -321,15 +474,12 @@ def test_second_run_of_a_name_is_refused_naming_the_holder_and_the_ways_out(dire
         other_run(directory)
     let_go_of_cursors()
     other_run(directory).close()
-
-
-def test_every_rank_is_refused(directory: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "agree", lambda mine: "process 7 on node1 is running as 'run'")
     with as_rank(1), refused(CursorTaken, "process 7 on node1"):
         kept(directory, output).register()
 
 
-def test_second_run_takes_over_where_it_is_told_and_the_first_one_writes_no_more(
+def test_run_takes_over_where_it_is_told_and_the_first_one_writes_no_more(
     directory: Path, output: Path, cautions: list[str]
 ) -> None:
     first = kept(directory, output)
@@ -339,13 +489,10 @@ def test_second_run_takes_over_where_it_is_told_and_the_first_one_writes_no_more
         for step in (1, 2):
             save(first, output, step)
         assert cursor(directory).consumed == 0
-    # Told once, and not raised: training goes on.
-    assert len(cautions) == 1 and "taken over" in cautions[0]
-
-
-def test_run_that_is_told_to_takes_over(directory: Path, output: Path) -> None:
-    with other_run(directory) as first:
+        # Told once, and not raised: training goes on.
+        assert len(cautions) == 1 and "taken over" in cautions[0]
+        let_go_of_cursors()
         kept(directory, output, sharded_lazy_take_over=True).register()
         mine = cursor(directory)
         with pytest.raises(RuntimeError):
-            first.write(mine)
+            second.write(mine)

@@ -1,4 +1,4 @@
-"""Encoded streams in training: who is asked for samples, and what is said where settings differ."""
+"""Encoded streams in training, and the cache of encoded samples: who is asked, what is refused."""
 
 from __future__ import annotations
 
@@ -10,18 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lazyshard import BFLOAT16, ChunkWriter, LazyShardedDataset, Order, StreamReader
+from lazyshard import ChunkWriter, EncodeCache, LazyShardedDataset, Order, StreamReader
 from lazyshard.data.rank import Rank
-from lazyshard.format.arrays import pack_row
-from lazyshard_swift.encoding import fingerprint, of_producer, pack, unpack
+from lazyshard.data.shared import Stats
+from lazyshard_swift import ms_swift
+from lazyshard_swift.encoding import (
+    _variables,
+    cache_facts,
+    encode_cache,
+    fingerprint,
+    of_producer,
+    pack,
+    tell_cache,
+    unpack,
+)
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.gate import open_data
 from lazyshard_swift.parallel import Facts, Streams
 from lazyshard_swift.rows import EncodedRows, encoders
-from tests.swift.unit.runs import refused
+from tests.swift.unit.runs import hugging_face, refused
 
 
 @dataclass
@@ -104,63 +112,63 @@ def test_encoder_is_asked_for_samples_of_raw_streams_alone(tmp_path: Path) -> No
     assert samples == sorted([[0, 1], [1, 1], [2, 1], [3, 1], [0], [-1], [-2], [-3]], key=str)
 
 
-def test_packs_become_the_lists_that_the_collator_takes(tmp_path: Path) -> None:
-    directory = encoded_packs(tmp_path / "packs")
-    (encoder,) = encoders([directory], template(), of_raw, 5)
-    dataset = LazyShardedDataset(directory, encoder, dp_rank=0, dp_size=1)
-    assert dataset[1] == [
-        {"input_ids": [1, 1], "length": 2, "lengths": [2]},
-        {"input_ids": [1, 1, 1], "length": 3, "lengths": [3]},
-    ]
-
-
 @pytest.mark.parametrize(("packs", "most"), [(True, None), (True, 4), (False, 4)])
 def test_packs_are_taken_where_there_are_to_be_some(packs: bool, most: int | None, tmp_path: Path) -> None:
     directory = (encoded_packs if packs else encoded)(tmp_path / "stream")
     (encoder,) = encoders([directory], template(), of_raw, most)
     with pytest.raises(ValueError, match="pack"):
         encoder(first(directory))
+    if packs:
+        (encoder,) = encoders([directory], template(), of_raw, 5)
+        assert encoder(first(directory)) == [
+            {"input_ids": [0, 0], "length": 2, "lengths": [2]},
+            {"input_ids": [0, 0, 0], "length": 3, "lengths": [3]},
+        ]
 
 
-def test_the_first_token_of_a_sequence_is_nobodys_label(tmp_path: Path) -> None:
-    """Of documents of 2 and 3 tokens: positions stay, from which the collator takes the borders."""
-    row = {"input_ids": [5, 6, 7, 8, 9], "labels": [5, 6, -100, 8, 9], "position_ids": [0, 1, 0, 1, 2], "length": 5}
-    directory = formed(tmp_path / "a", "split", row)
-    # How long a document might be is nothing for who trains sequences.
-    (encoder,) = encoders([directory], template(max_length=5, truncation_strategy="delete"), of_raw)
-    expected = row | {"labels": [-100, 6, -100, 8, 9]}
+SEQUENCE = {"input_ids": [5, 6, 1, 8, 9], "labels": [5, 6, -100, 8, 9], "position_ids": [0, 1, 0, 1, 2], "length": 5}
+BARE = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
+PADDED = {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100], "attention_mask": [1, 1, 0, 0], "length": 2}
+
+
+@pytest.mark.parametrize(
+    ("form", "row", "own", "expected"),
+    [
+        # The first token of a sequence is nobody's label; positions stay, from which the collator takes the borders.
+        # How long a document might be is nothing for who trains sequences.
+        ("split", SEQUENCE, {"max_length": 5}, SEQUENCE | {"labels": [-100, 6, -100, 8, 9]}),
+        ("split", BARE, {"truncation_strategy": "delete"}, BARE),
+        # Documents are kept apart as those of a pack are.
+        (
+            "split",
+            SEQUENCE,
+            {"padding_free": True},
+            [
+                {"input_ids": [5, 6], "labels": [-100, 6], "length": 2, "lengths": [2]},
+                {"input_ids": [1, 8, 9], "labels": [-100, 8, 9], "length": 3, "lengths": [3]},
+            ],
+        ),
+        # A padded row is one of all its tokens.
+        (
+            "pad",
+            PADDED | {"lengths": [2]},
+            {},
+            {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100], "length": 4, "lengths": [4]},
+        ),
+    ],
+)
+def test_rows_that_were_cut_or_padded(form: str, row: Any, own: dict[str, Any], expected: Any, tmp_path: Path) -> None:
+    directory, mine = formed(tmp_path, form, row), template(**own)
+    (encoder,) = encoders([directory], mine, of_raw)
     assert encoder(first(directory)) == expected
-    # One without labels has none.
-    bare = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
-    (encoder,) = encoders([formed(tmp_path / "b", "split", bare)], template(), of_raw)
-    assert encoder(first(str(tmp_path / "b"))) == bare
-
-
-def test_a_padded_row_is_one_of_all_its_tokens(tmp_path: Path) -> None:
-    tokens = {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100]}
-    row = {**tokens, "attention_mask": [1, 1, 0, 0], "length": 2, "lengths": [2]}
-    directory = formed(tmp_path / "a", "pad", row)
-    (encoder,) = encoders([directory], template(), of_raw)
-    assert encoder(first(directory)) == {**tokens, "length": 4, "lengths": [4]}
-    with refused(SettingsRefused, "max_length is 512 there and 4 here"):
-        encoders([directory], template(max_length=4), of_raw)
-
-
-def test_documents_of_a_sequence_are_kept_apart_as_those_of_a_pack_are(tmp_path: Path) -> None:
-    row = {"input_ids": [5, 6, 1, 8, 9], "labels": [5, 6, 1, 8, 9], "position_ids": [0, 1, 0, 1, 2], "length": 5}
-    own = template(padding_free=True)
-    directory = formed(tmp_path / "a", "split", row)
-    (encoder,) = encoders([directory], own, of_raw)
-    assert encoder(first(directory)) == [
-        {"input_ids": [5, 6], "labels": [-100, 6], "length": 2, "lengths": [2]},
-        {"input_ids": [1, 8, 9], "labels": [-100, 8, 9], "length": 3, "lengths": [3]},
-    ]
-    assert own.packing
+    assert getattr(mine, "packing", False) is isinstance(expected, list)
+    if form == "pad":
+        with refused(SettingsRefused, "max_length is 512 there and 4 here"):
+            encoders([directory], template(max_length=4), of_raw)
 
 
 def test_sequences_are_blended_with_sequences_alone(tmp_path: Path) -> None:
-    row = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
-    one, two = (formed(tmp_path / name, "split", row) for name in "ab")
+    one, two = (formed(tmp_path / name, "split", BARE) for name in "ab")
     other = raw(tmp_path / "c")
     with refused(SettingsRefused, other, argument="padding_free"):
         encoders([one, other], template(padding_free=True), of_raw)
@@ -178,15 +186,12 @@ def test_sequences_are_blended_with_sequences_alone(tmp_path: Path) -> None:
         (template(template_meta=Meta(prefix=("",))), "template_text is '"),
     ],
 )
-def test_template_that_would_encode_otherwise_is_refused_naming_what_differs(
+def test_rows_that_were_encoded_otherwise_are_refused_naming_what_differs(
     other: Any, text: str, tmp_path: Path
 ) -> None:
     with refused(SettingsRefused, text, argument="dataset") as error:
-        encoders([encoded(tmp_path)], other, of_raw)
+        encoders([encoded(tmp_path / "a")], other, of_raw)
     assert str(error.value).count(" there and ") == 1
-
-
-def test_rows_of_a_function_or_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
     by_function = write(tmp_path / "function", [], {"kind": "function", "function": "my_rows:encode"})
     woven = formed(tmp_path / "woven", "woven", {"input_ids": [5, 6], "length": 2})
     for directory, word in ((by_function, "my_rows:encode"), (woven, "form is 'woven'")):
@@ -249,30 +254,10 @@ def test_sample_comes_back_through_a_stream_as_it_was(name: str, tmp_path: Path)
     assert same(found, SAMPLES[name]), found
 
 
-def test_numbers_are_kept_in_as_few_bytes_as_give_them_back() -> None:
-    def dtype(values: list[Any]) -> Any:
-        return pack({"a": values})["a"].dtype
-
-    assert [dtype(values) for values in ([1], [2**31], [0.5], [0.1], [True])] == [
-        np.int32,
-        np.int64,
-        np.float32,
-        np.float64,
-        np.bool_,
-    ]
-    assert pack({"a": torch.ones(1, dtype=torch.bfloat16)})["a"]["$tensor"].dtype == BFLOAT16
-    assert pack({"lengths": [1, 2], "chosen_length": 3}) == {"lengths": [1, 2], "chosen_length": 3}
-
-
-@given(
-    st.dictionaries(
-        st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: not name.startswith("$")),
-        st.lists(st.integers(-(2**40), 2**40)) | st.lists(st.floats(allow_nan=False, allow_infinity=True)),
-    )
-)
-def test_lists_of_numbers_come_back_exactly(sample: dict[str, Any]) -> None:
-    packed = pack(sample)
-    assert same(unpack(packed), sample) or any(name.endswith(("length", "lengths")) for name in sample)
+def test_tensors_share_the_memory_of_the_row() -> None:
+    packed = pack({"a": torch.ones(4)})
+    assert unpack(packed)["a"].data_ptr() == packed["a"]["$tensor"].ctypes.data
+    assert packed["a"]["$tensor"].dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -289,7 +274,84 @@ def test_what_no_row_can_hold_is_named(sample: dict[str, Any], text: str) -> Non
         pack(sample)
 
 
-def test_tensors_share_the_memory_of_the_row() -> None:
-    packed = pack({"a": torch.ones(4)})
-    assert unpack(packed)["a"].data_ptr() == packed["a"]["$tensor"].ctypes.data
-    assert pack_row(packed).line == b'{"a":{"$tensor":{"$array":["float32",[4],0]}}}\n'
+def arguments(**changes: Any) -> Any:
+    return hugging_face(**{"sharded_lazy_encode_cache": "/dev/shm/cache", **changes})
+
+
+def test_data_set_is_told_where_how_much_and_what_encodes(tmp_path: Path) -> None:
+    assert encode_cache(arguments(sharded_lazy_encode_cache=None), template()) == EncodeCache()
+    assert encode_cache(arguments(), template()).size is None
+    args = arguments(sharded_lazy_encode_cache_size="20GB")
+    assert encode_cache(args, template()) == EncodeCache("/dev/shm/cache", "20GB", cache_facts(args, template()))
+    given = encode_cache(arguments(sharded_lazy_encode_cache=str(tmp_path / "cache")), template())
+    dataset = LazyShardedDataset(raw(tmp_path / "s"), of_raw, dp_rank=0, dp_size=1, cache=given)
+    assert dataset[3] == {"input_ids": [-3], "length": 1}
+    assert dataset.stats().not_cached == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "settings"),
+    [
+        ({"columns": {"text": "query"}}, {}),
+        ({"disable_auto_column_mapping": True}, {}),
+        ({"remove_unused_columns": False}, {}),
+        ({"packing": True}, {}),
+        ({"external_plugins": [__file__]}, {}),
+        ({"external_plugins": ["missing.py"]}, {}),
+        *(({}, changes) for changes in ({"max_length": 513}, {"padding_free": True}, {"num_frames": 8})),
+        *(({}, changes) for changes in ({"sizes": [1, 2]}, {"packing": True})),
+    ],
+)
+def test_each_thing_that_decides_about_samples_makes_other_facts(
+    args: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    made = cache_facts(arguments(), template())
+    # What a template remembers of its work is no setting.
+    assert made == cache_facts(arguments(), template(_cache={"a": 1}, model=object(), _seen=3))
+    assert cache_facts(arguments(**args), template(**settings)) != made
+
+
+def test_variables_and_plugins_that_templates_read_make_other_facts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "template" / "templates").mkdir(parents=True)
+    text = "a = get_env_args('hd_num', int, 3)\nb = os.environ.get(\n    'CFG_SCALE', 3.0)\nc = os.getenv(\"Mixed\")\n"
+    (tmp_path / "template" / "templates" / "one.py").write_text(text)
+    monkeypatch.setattr(ms_swift, "folder", lambda: tmp_path)
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("a = 1")
+
+    def facts() -> Any:
+        return cache_facts(arguments(external_plugins=[str(plugin)]), template())
+
+    _variables.cache_clear()
+    try:
+        for name in ("HD_NUM", "CFG_SCALE", "Mixed", "MAX_PIXELS"):
+            before = facts()
+            monkeypatch.setenv(name, "7")
+            assert facts() != before, name
+        before = facts()
+        monkeypatch.setenv("SOMETHING_ELSE", "7")
+        assert facts() == before
+        plugin.write_text("a = 2")
+        assert facts() != before
+    finally:
+        _variables.cache_clear()
+
+
+def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = arguments(dataset=["/one", "/two"], sharded_lazy_encode_cache="/two/cache")
+    with refused(SettingsRefused, "/two", argument="sharded_lazy_encode_cache"):
+        encode_cache(inside, template())
+    with refused(SettingsRefused, argument="sharded_lazy_encode_cache"):
+        encode_cache(arguments(), template(use_model=True))
+    for version in (None, "unknown"):
+        monkeypatch.setattr(ms_swift, "version", lambda version=version: version)
+        with refused(SettingsRefused, argument="sharded_lazy_encode_cache"):
+            encode_cache(arguments(), template())
+
+
+def test_what_was_found_is_told(notices: list[str]) -> None:
+    tell_cache("/c", [Stats(0, 0, 0.0, encoded=3, from_cache=4), Stats(0, 0, 0.0, encoded=1, not_cached=2)])
+    (told,) = notices
+    assert "this rank encoded 4 rows and found 4 encoded; 2 of what it encoded" in told

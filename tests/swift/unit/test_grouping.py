@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import orjson
 import pytest
 
 from lazyshard.cli import exits
@@ -17,9 +16,8 @@ from lazyshard.stream import read_cursor
 from lazyshard.stream.retire import retire
 from lazyshard_swift import parallel
 from lazyshard_swift.checkpoints import Checkpoints, load_position
-from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused
+from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.opening import check_sampler, read_lengths
-from lazyshard_swift.position import parse
 from lazyshard_swift.run_plan import RunPlan
 from tests.stream.lengths import put_lengths, sealed
 from tests.stream.streams import foreign, produce
@@ -30,13 +28,12 @@ from tests.swift.unit.trainers import resumed, train
 pytest.importorskip("transformers")
 
 TOTAL, PER_CHUNK = 61, 4
-MORE = 241
-LENGTHS = [1 + 7 * sample % 23 for sample in range(MORE)]
+LENGTHS = [1 + 7 * sample % 23 for sample in range(TOTAL)]
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    return sealed(tmp_path / "s", LENGTHS[:TOTAL], PER_CHUNK)
+    return sealed(tmp_path / "s", LENGTHS, PER_CHUNK)
 
 
 def args_of(kind: str, output: Path, where: Path | None = None, **changes: Any) -> Any:
@@ -52,38 +49,40 @@ def by_step(kind: str, directory: Path, args: Any, kill: int | None = None) -> d
     return {step: [each.steps[step] for each in found] for step in found[0].steps}
 
 
-@both
-@pytest.mark.parametrize(("dp", "accumulation"), [(1, 1), (2, 1), (3, 2)])
-def test_each_epoch_trains_each_sample_once_in_batches_of_about_one_length(
-    kind: str, dp: int, accumulation: int, tmp_path: Path
-) -> None:
-    directory = sealed(tmp_path / "s", LENGTHS, PER_CHUNK)
-    options: dict[str, Any] = {"dp": dp, "accumulation": accumulation, "num_train_epochs": 2, "save_steps": 1000}
-    _, found = train(kind, directory, args_of(kind, tmp_path / "o", **options), dp)
-    # What fills no micro batch of all ranks is at the end of the stream.
-    samples = MORE - 1
-    drawn = [[i for ids in each.steps.values() for i in ids] for each in found]
-    assert {len(ids) for ids in drawn} == {2 * samples // dp}
-    first = [i for ids in drawn for i in ids[: samples // dp]]
-    second = [i for ids in drawn for i in ids[samples // dp :]]
-    assert sorted(first) == sorted(second) == list(range(samples))
-    assert first != second
-    pairs = [[LENGTHS[i] for i in ids[at : at + 2]] for ids in drawn for at in range(0, len(ids), 2)]
-    # Two of these lengths drawn at random are 7.6 apart on average.
-    assert np.mean([max(pair) - min(pair) for pair in pairs]) < 2.5
+OWN = {"group_by_length": False, "data_sharding": True}
+"""Megatron's shuffle of each rank's own chunks, in which ms-swift's sampler draws by itself too."""
 
 
-@both
-@pytest.mark.parametrize("progress", ["epochs", "steps"])
+@pytest.mark.parametrize(
+    ("kind", "by_epochs", "own"),
+    [
+        ("swift", True, {}),
+        ("swift", False, {}),
+        ("megatron", True, {}),
+        ("megatron", False, {}),
+        ("megatron", True, OWN),
+    ],
+)
 def test_killed_run_goes_on_with_exactly_the_next_sample(
-    kind: str, progress: str, directory: Path, tmp_path: Path
+    kind: str, by_epochs: bool, own: dict[str, Any], directory: Path, tmp_path: Path
 ) -> None:
-    length: dict[str, Any] = {"num_train_epochs": 2} if progress == "epochs" else {STEPS[kind]: 99}
+    length: dict[str, Any] = own | ({"num_train_epochs": 2} if by_epochs else {STEPS[kind]: 99})
     whole = by_step(kind, directory, args_of(kind, tmp_path / "whole", **length))
     # By steps the run ends with the stream: 60 samples in steps of 4.
-    assert len(whole) == (30 if progress == "epochs" else 15)
+    assert len(whole) == (30 if by_epochs else 15)
+    epochs = [[i for step in steps for ids in whole.get(step, ()) for i in ids] for steps in (range(15), range(15, 30))]
+    for ids in epochs[: 1 + by_epochs]:
+        assert len(ids) == len(set(ids)) == 60 and set(ids) <= set(range(TOTAL))
+    assert epochs[0] != epochs[1]
+    # Two of these lengths drawn at random are 7.6 apart on average.
+    apart = [abs(LENGTHS[ids[0]] - LENGTHS[ids[1]]) for ranks in whole.values() for ids in ranks]
+    assert (own is OWN) == (np.mean(apart) > 5)
+    if own is OWN:
+        assert all(
+            i // PER_CHUNK % 2 == rank for ranks in whole.values() for rank in (0, 1) for i in ranks[rank] if i < 56
+        )
     # In mid-epoch, between checkpoints; and after the end of the first epoch.
-    for kill, saved in ((8, 6), (20, 18)) if progress == "epochs" else ((8, 6),):
+    for kill, saved in ((8, 6), (20, 18)) if by_epochs else ((8, 6),):
         output = tmp_path / f"killed-{kill}"
         begun = by_step(kind, directory, args_of(kind, output, **length), kill)
         rest = by_step(kind, directory, args_of(kind, output, output / f"checkpoint-{saved}", **length))
@@ -125,11 +124,11 @@ def test_other_ranks_batches_or_lengths_are_refused(kind: str, directory: Path, 
 
     with (
         mock.patch("transformers.trainer_pt_utils.get_length_grouped_indices", otherwise),
-        refused(ResumeRefused, "transformers", checkpoint=str(where)),
+        refused(ResumeRefused, checkpoint=str(where)),
     ):
         gone_on(kind, directory, where)
     put_lengths(directory, [9, 9, 9, 9])
-    with refused(ResumeRefused, "lengths", checkpoint=str(where)):
+    with refused(ResumeRefused, checkpoint=str(where)):
         gone_on(kind, directory, where)
     ungrouped = checkpoint_of(kind, directory, tmp_path / "ungrouped", group_by_length=False)
     with refused(ResumeRefused, expected="strided"):
@@ -146,29 +145,26 @@ def test_chunk_that_is_gone_is_refused_whichever_comes_next(directory: Path, tmp
         gone_on("swift", directory, where)
 
 
-def test_stream_that_cannot_be_grouped_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    stream = sealed(tmp_path / "s", LENGTHS[:TOTAL], PER_CHUNK)
+def test_what_cannot_be_grouped_is_refused(tmp_path: Path) -> None:
+    stream = sealed(tmp_path / "s", LENGTHS, PER_CHUNK)
 
     def ask(directory: Path, samples_per_chunk: int | None = None, **facts: Any) -> Any:
         args = hugging_face(group_by_length=True, sharded_lazy_samples_per_chunk=samples_per_chunk)
         return read_lengths(args, str(directory), facts_of(stream)._replace(**facts), sampler_of(megatron=False))
 
-    assert ask(stream).tokens.tolist() == LENGTHS[:TOTAL]
+    assert ask(stream).tokens.tolist() == LENGTHS
     plain = produce(tmp_path / "plain", TOTAL, PER_CHUNK)
     other = foreign(tmp_path / "foreign", b'{"id":0}\n', end=True)
-    for given, facts, word in (
-        ((stream,), {"ended": False}, "--balance"),
-        ((stream,), {"dealt": True}, "dealt by cost"),
-        ((plain,), {}, "`lazyshard-producer run --source"),
-        ((other, 1), {"samples": 1}, "`lazyshard-producer run --source"),
+    for given, facts in (
+        ((stream,), {"ended": False}),
+        ((stream,), {"dealt": True}),
+        ((plain,), {}),
+        ((other, 1), {"samples": 1}),
     ):
-        with refused(SettingsRefused, word, argument="group_by_length"):
+        with refused(SettingsRefused, argument="group_by_length"):
             ask(*given, **facts)
     with mock.patch.object(parallel, "agree", lambda value: "of rank 0"), refused(StreamMismatch, expected="of rank 0"):
         ask(stream)
-
-
-def test_sampler_that_does_not_group_is_refused() -> None:
     for is_megatron in (False, True):
         check_sampler(sampler_of(is_megatron))
     for sampler in (type("Plain", (), {"__init__": lambda self, total_samples: None}), None):
@@ -187,7 +183,9 @@ def test_stream_hands_out_its_lengths_in_the_main_process_alone(directory: Path,
     assert not any(isinstance(value, np.ndarray) for value in found.__getstate__().values())
 
 
-def test_nothing_is_given_up_for_deletion(directory: Path, tmp_path: Path) -> None:
+def test_nothing_is_given_up_and_trace_and_audit_say_that_they_cannot_tell(
+    directory: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "o"
     run = plan(args_of("megatron", output, train_iters=15), directory, 0, 2)
     saves = Checkpoints(run, str(output))
@@ -201,31 +199,9 @@ def test_nothing_is_given_up_for_deletion(directory: Path, tmp_path: Path) -> No
     assert (cursor.consumed, cursor.chunks_before, cursor.state) == (60, 0, None)
     # Nor does a hint say that what lies before the last sample read is not needed to read on.
     assert not list((directory / "cursors").glob("*.reading.json"))
-
-
-def test_trace_and_audit_say_that_they_cannot_tell(
-    directory: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "o"
-    train("megatron", directory, args_of("megatron", output, train_iters=6), 2)
-    where = str(output / "checkpoint-3")
+    where = str(output / "checkpoint-15")
     for command in (["trace", "--state", where, "--sample", "0"], ["audit", where]):
         assert main([command[0], str(directory), *command[1:]]) != exits.DONE
         told = capfd.readouterr()
-        assert "grouped by length" in told.err
-        assert not told.out, "an answer"
+        assert ("grouped by length" in told.err, told.out) == (True, "")
     assert main(["trace", str(directory), "--sample", "0"]) == exits.REFUSED
-
-
-def test_position_keeps_what_the_order_follows_from(directory: Path, tmp_path: Path) -> None:
-    where = checkpoint_of("swift", directory, tmp_path / "o")
-    values = orjson.loads((where / "lazyshard.json").read_bytes())
-    position = load_position(where)
-    assert position is not None and position.grouping is not None
-    assert (values["layout"], values["state"], values["grouping"]) == ("grouped", None, position.grouping)
-    del values["grouping"]
-    with refused(PositionInvalid, "grouping", file="f"):
-        parse(orjson.dumps(values), "f")
-    other = load_position(checkpoint_of("swift", directory, tmp_path / "other", group_by_length=False))
-    assert other is not None
-    assert "grouping" not in orjson.loads(other.to_bytes())

@@ -1,4 +1,4 @@
-"""`--sharded_lazy_skip`: what is read of the argument, and what a run that goes on without some samples then trains."""
+"""`--sharded_lazy_skip` and `--sharded_lazy_unit`: what is not trained, and what is dealt in turn."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lazyshard_swift.checkpoints import load_position
-from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.settings import Skip, parse_skips
+from lazyshard.plan.deal import Rules
+from lazyshard_swift.errors import ResumeRefused, SettingsRefused
+from lazyshard_swift.position import Position
 from tests.stream.streams import produce
-from tests.swift.unit.runs import decided, hugging_face, megatron, refused
+from tests.swift.unit.runs import checkpoint, decided, hugging_face, megatron, refused
 from tests.swift.unit.test_rescale import PER_CHUNK, STEPS, History, Shape
 
 TOTAL = 48
@@ -20,27 +20,6 @@ TOTAL = 48
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return produce(tmp_path_factory.mktemp("skip") / "s", TOTAL, PER_CHUNK)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("samples 120:180", [("samples", 120, 180)]),
-        ("samples 0:1, chunks 7:8,steps 40:60", [("samples", 0, 1), ("chunks", 7, 8), ("steps", 40, 60)]),
-        (" steps  1:2 , steps 1:2", [("steps", 1, 2)]),
-    ],
-)
-def test_argument_is_read(text: str, found: list[tuple[str, int, int]]) -> None:
-    assert parse_skips(text) == tuple(Skip(*one) for one in found)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "samples", "samples 5", "samples 5:5", "samples 6:5", "sample 1:2", "1:2", "steps -1:2", "steps 1:2,", "x"],
-)
-def test_other_text_is_refused_naming_the_form(text: str) -> None:
-    with pytest.raises(ValueError, match="FIRST:STOP"):
-        parse_skips(text)
 
 
 @pytest.fixture(params=["swift", "megatron"])
@@ -85,29 +64,12 @@ def test_next_steps_are_passed_over(history: History, after: Shape) -> None:
     assert min(history.last[0].steps) == 4
 
 
-def test_later_steps_are_those_of_the_run_as_it_went(history: History) -> None:
-    shape = Shape(2, 1, 2)
-    steps = uninterrupted(history, shape)
-    history.start(shape, 2)
-    assert history.start(shape, sharded_lazy_skip="steps 9:10, steps 3:4, steps 4:5")
-    out = {sample for step in (2, 3, 8) for sample in steps[step]}
-    assert sorted(ids(history)) == sorted(set(range(TOTAL)) - out)
-
-
 def test_samples_and_chunks_are_left_out_of_what_is_left(history: History) -> None:
     history.start(Shape(2, 1, 2), 3)
     before = set(ids(history))
     assert history.start(Shape(1, 1, 1), sharded_lazy_skip="samples 30:35, chunks 0:2, chunks 13:14")
     out = {*range(30, 35), *range(6), *range(39, 42)} - before
     assert sorted(ids(history)) == sorted(set(range(TOTAL)) - out)
-
-
-def test_new_run_leaves_samples_out_from_its_beginning(history: History) -> None:
-    assert history.start(Shape(2, 1, 1), sharded_lazy_skip="samples 5:9")
-    assert sorted(ids(history)) == [i for i in range(TOTAL) if not 5 <= i < 9]
-    found = load_position(history.output / "checkpoint-22")
-    assert found is not None and found.state is not None
-    assert (found.skipped, found.state.parts[0].skip) == (("samples 5:9",), ((5, 9),))
 
 
 def test_command_that_is_started_again_leaves_nothing_out_twice(history: History) -> None:
@@ -121,29 +83,6 @@ def test_command_that_is_started_again_leaves_nothing_out_twice(history: History
     assert_trained(history, out, shape.step)
     # Trained, passed over up to the end of a window, and what is left without the two samples.
     assert [part.skip for part in history.plans[0].state.parts] == [(), (), ((40, 42),)]
-
-
-def test_steps_that_end_with_a_window_are_passed_over_as_a_part(tmp_path: Path, stream: Path) -> None:
-    for window, last in ((0, 7), (1, 6)):
-        options: dict[str, Any] = {"train_iters": 50, "sharded_lazy_shuffle_window": window}
-        history = History("megatron", stream, tmp_path / f"{window}", **options)
-        history.start(Shape(2, 1, 2), 4)
-        assert history.start(Shape(2, 1, 2), sharded_lazy_skip=f"steps 5:{last + 1}")
-        parts = history.plans[0].state.parts
-        found = [(part.trained, part.draws, part.skip) for part in parts[:2]]
-        assert found == [(True, 8, ()), (False, 2 * last - 8, ())]
-        assert parts[2].first_step == 4
-
-
-def test_epochs_are_trained_to_their_end_without_what_is_left_out(tmp_path: Path, stream: Path) -> None:
-    for kind in ("swift", "megatron"):
-        history = History(kind, stream, tmp_path / kind, num_train_epochs=2, sharded_lazy_shuffle_window=0)
-        history.start(Shape(2, 1, 1), 6)
-        assert history.start(Shape(2, 1, 1), sharded_lazy_skip="steps 7:9, samples 44:48")
-        second = sorted(sample for epoch, sample in history.trained if epoch == 1)
-        assert second == list(range(44))
-        assert len(ids(history)) == len(set(history.trained))
-        assert sum(1 for epoch, _ in history.trained if epoch == 0) == 44 - 4
 
 
 def test_what_cannot_be_left_out_is_refused_naming_the_argument(history: History) -> None:
@@ -170,3 +109,60 @@ def test_later_steps_of_a_live_stream_that_are_not_published_are_refused(tmp_pat
         history.plan(Shape(2, 1, 1), sharded_lazy_skip="steps 6:14")
     # What comes next is passed over, whatever it is.
     assert history.plan(Shape(2, 1, 1), sharded_lazy_skip="steps 4:41").state.parts[-2].draws == 37
+
+
+def args_with(unit: Any, **changes: Any) -> Any:
+    return megatron(**{"train_iters": 7, "micro_batch_size": 2, "sharded_lazy_unit": unit, **changes})
+
+
+def resumed(folder: Path, saved: Position, unit: Any, **changes: Any) -> Any:
+    return args_with(unit, finetune=False, mcore_model=checkpoint(folder, saved), **changes)
+
+
+@pytest.mark.parametrize(
+    ("unit", "samples"), [(None, 100), ("chunk", 100), ("batch", 2), ("sample", 1), ("30", 30), (30, 30), ("250", 250)]
+)
+def test_what_is_named_is_dealt(unit: Any, samples: int, notices: list[str]) -> None:
+    run = decided(args_with(unit), dp=8, per_chunk=100)
+    # Eight chunks' worth, in whole units.
+    assert run.course.rules == Rules(samples, -(-800 // samples) * samples, 42)
+    assert run.position(0, 0).unit == samples
+    assert notices == []
+    # ms-swift's own shuffle keeps whole chunks.
+    run = decided(args_with(unit, data_sharding=True), 1600, dp=8, per_chunk=100)
+    assert (run.layout, run.state.unit, len(notices)) == ("block", 100, unit not in (None, "chunk"))
+
+
+@pytest.mark.parametrize(
+    ("samples", "ended", "iterations", "unit"),
+    [
+        # Eight ranks with chunks of 100; steps of 16.
+        (800, True, 10, 100),
+        (799, True, 10, 2),
+        # Once it has ended its own length counts, not how much of it is trained.
+        (5000, True, 1, 100),
+        # Of a live stream nobody knows more than what the run is to train; what is published is of no account.
+        (0, False, 50, 100),
+        (0, False, 49, 2),
+        (5000, False, 49, 2),
+    ],
+)
+def test_auto_goes_by_what_all_ranks_know(
+    samples: int, ended: bool, iterations: int, unit: int, notices: list[str]
+) -> None:
+    run = decided(args_with("auto", train_iters=iterations), samples, ended, 8, 100)
+    assert run.state.unit == unit
+    assert len(notices) == (unit == 2)
+    if notices:
+        assert ("--sharded_lazy_shuffle_window 0" in notices[0]) == (not ended)
+        assert f"{samples if ended else iterations * 16} samples" in notices[0]
+
+
+def test_other_unit_than_that_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    begun = decided(args_with("batch")).position(48, 3)
+    assert decided(resumed(tmp_path, begun, "batch")).state.unit == 2
+    changed = [resumed(tmp_path, begun, "chunk"), resumed(tmp_path, begun, "batch")]
+    changed[1].micro_batch_size = 4
+    for args in changed:
+        with refused(ResumeRefused, "--sharded_lazy_unit", expected="2", actual="4"):
+            decided(args)

@@ -1,4 +1,4 @@
-"""`stream`: what a start refuses, and a resume, before any sample is trained."""
+"""`stream`: what a start refuses, and a resume, before any sample is trained; and packs, which `--packing` needs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,28 @@ from typing import Any
 
 import pytest
 
-from lazyshard.errors import LazyShardError, WaitTimeout
+from lazyshard import ChunkWriter
+from lazyshard.errors import LazyShardError, SkipSample, WaitTimeout
+from lazyshard.format.batch import encode_pack
+from lazyshard.format.row import check_row, encode_row
 from lazyshard.stream import list_consumers
 from lazyshard.stream.retire import retire
+from lazyshard_swift import rows
 from lazyshard_swift import stream as streams
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
+from lazyshard_swift.megatron import RunLength
 from tests.stream.streams import foreign, produce
-from tests.swift.unit.runs import checkpoint, hugging_face, open_stream, opened, plan, position, refused
+from tests.swift.unit.runs import (
+    Template,
+    checkpoint,
+    hugging_face,
+    megatron,
+    open_stream,
+    opened,
+    plan,
+    position,
+    refused,
+)
 
 TWO = b'{"id": 1}\n{"id": 2}\n'
 
@@ -23,15 +38,6 @@ def resumable(directory: Path, folder: Path, step: int) -> dict[str, Any]:
     """Trains so many steps of one sample, in windows of 3 chunks; returns the arguments to go on."""
     changes: dict[str, Any] = {"train_iters": 18, "sharded_lazy_shuffle_window": 3, "finetune": False}
     return {**changes, "mcore_model": checkpoint(folder, opened(directory, **changes).plan.position(step, step))}
-
-
-def test_stream_is_opened_by_what_the_arguments_say_and_travels_to_workers_without_its_gate(tmp_path: Path) -> None:
-    stream = opened(produce(tmp_path / "s", 9, 2), num_train_epochs=1, micro_batch_size=2)
-    assert len(stream) == 8
-    assert "(9 samples published, 2 per chunk, ended); rank 0 of 1, shuffled in windows of 8 chunks" in repr(stream)
-    again = pickle.loads(pickle.dumps(stream))
-    assert len(again) == 8
-    assert not hasattr(again, "gate")
 
 
 def test_how_much_was_trained_is_told_now_and_then_and_at_checkpoints(
@@ -115,14 +121,11 @@ def test_resume_refuses_where_any_chunk_of_the_open_window_was_deleted(tmp_path:
         opened(directory, **changes)
 
 
-@pytest.mark.parametrize("chunk", [4, 6])
-def test_resume_refuses_where_a_chunk_of_the_open_window_was_retired(tmp_path: Path, chunk: int) -> None:
-    directory = produce(tmp_path / "s", 18, 2)
-    changes = resumable(directory, tmp_path / "checkpoint-7", 7)
-    retire(directory, chunk, 9)
-    # At once, without the grace period for chunks that are just appearing.
-    with refused(ResumeRefused, "chunk 3", f"below {chunk}", checkpoint=changes["mcore_model"]):
-        opened(directory, **changes)
+def test_checkpoint_ahead_of_an_ended_stream_is_refused(tmp_path: Path) -> None:
+    directory, args = produce(tmp_path / "s", 8, 2), {"max_steps": 200, "sharded_lazy_shuffle_window": 0}
+    where = checkpoint(tmp_path / "checkpoint", plan(hugging_face(**args), directory, 0, 1).position(100, 100))
+    with pytest.raises(LazyShardError):
+        open_stream(plan(hugging_face(**args, resume_from_checkpoint=where), directory, 0, 1)).check_resume(100, 100)
 
 
 def test_trained_checkpoint_without_a_position_is_refused(tmp_path: Path) -> None:
@@ -133,30 +136,6 @@ def test_trained_checkpoint_without_a_position_is_refused(tmp_path: Path) -> Non
         stream.check_resume(3, 3)
 
 
-@pytest.mark.parametrize("consumed", [8, 100])
-def test_checkpoint_ahead_of_an_ended_stream_is_refused_or_at_its_end(tmp_path: Path, consumed: int) -> None:
-    # The stream ended with 8 samples. A run that stops there never trains a ninth.
-    directory = produce(tmp_path / "s", 8, 2)
-    args: dict[str, Any] = {"max_steps": 200, "sharded_lazy_shuffle_window": 0}
-    run = plan(hugging_face(**args), directory, 0, 1)
-    where = checkpoint(tmp_path / "checkpoint", run.position(consumed, consumed))
-    stream = open_stream(plan(hugging_face(**args, resume_from_checkpoint=where), directory, 0, 1))
-    if consumed == 8:
-        stream.check_resume(8, 8)
-        assert not stream.gate.allows(8, 9)
-        return
-    with pytest.raises(LazyShardError):
-        stream.check_resume(consumed, consumed)
-
-
-def test_first_sample_is_not_waited_for(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 2, 2, end=False)
-    args = hugging_face(max_steps=9)
-    assert open_stream(plan(args, directory, 0, 1)).first_sample() is None
-    produce(directory, 4, 2, end=False)
-    assert open_stream(plan(args, directory, 0, 1)).first_sample() in (0, 1, 2, 3)
-
-
 def test_start_registers_the_run_and_tells_what_it_needs(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 4, 2, end=False)
     stream = opened(directory, train_iters=30, sharded_lazy_consumer="sft", sharded_lazy_shuffle_window=3)
@@ -164,6 +143,10 @@ def test_start_registers_the_run_and_tells_what_it_needs(tmp_path: Path) -> None
     assert consumer.cursor is not None and consumer.reading is None
     assert (consumer.name, consumer.cursor.consumed, consumer.chunks_before) == ("sft", 0, 0)
     assert consumer.cursor.stream_id == stream.plan.stream_id
+    assert not hasattr(pickle.loads(pickle.dumps(stream)), "gate")
+    assert "2 per chunk" in repr(stream) and "in windows of 3 chunks" in repr(stream)
+    args = megatron(train_iters=30, global_batch_size=1, sharded_lazy_unit="sample")
+    assert "dealt in units of 1 samples" in repr(open_stream(plan(args, directory, 0, 1)))
     produce(directory, 6, 2, end=False)
     open_stream(stream.plan)[0]
     (consumer,) = list_consumers(directory, 3)
@@ -188,7 +171,7 @@ def test_resumed_run_shows_a_sample_that_is_still_there(tmp_path: Path) -> None:
     run = opened(directory, **resumable(directory, tmp_path / "checkpoint-7", 7)).plan
     expected = open_stream(run)[7]
     retire(directory, 3, 9)
-    assert open_stream(run).first_sample() == expected
+    assert open_stream(run).first_sample() == RunLength(open_stream(run), 9)[7] == expected
     assert expected in range(6, 12)
     # At the end of its stream it has none to show.
     changes = resumable(produce(tmp_path / "end", 18, 2), tmp_path / "checkpoint-18", 18)
@@ -196,3 +179,50 @@ def test_resumed_run_shows_a_sample_that_is_still_there(tmp_path: Path) -> None:
     stream = open_stream(opened(tmp_path / "end", **changes).plan)
     assert stream.first_sample() is None
     assert not stream.gate.allows(18, 19)
+
+
+def encode_one(row: dict[str, Any]) -> dict[str, Any]:
+    if row.get("long"):
+        raise SkipSample("Current length of row(9) is larger")
+    if row.get("bad"):
+        raise ValueError("no such image")
+    return {"input_ids": [row["id"]] * row["tokens"], "lengths": [row["tokens"]]}
+
+
+def pack(*rows: dict[str, Any]) -> dict[str, Any]:
+    given = [{"tokens": 2, **row} for row in rows]
+    return check_row(encode_pack([encode_row(row) for row in given], [row["tokens"] for row in given]))
+
+
+def write_packs(directory: Path, count: int) -> Path:
+    with ChunkWriter(directory, 2) as writer:
+        for number in range(count):
+            writer.write(pack({"id": number}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("row", "most", "error", "message"),
+    [
+        ({"id": 3, "tokens": 1}, 4, ValueError, "--pack"),
+        (pack({"id": 3}), None, ValueError, "--packing true"),
+        (pack({"id": 3}, {"id": 4, "long": True}), 4, SkipSample, "row 1 of its pack"),
+        (pack({"id": 3, "bad": True}, {"id": 4}), 4, ValueError, "row 0 of its pack"),
+        (pack({"id": 3}, {"id": 4}), 3, ValueError, r"\[2, 2\]"),
+    ],
+)
+def test_what_cannot_be_trained_says_why(row: Any, most: int | None, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        rows.encode_packs(row, most, encode_one)
+
+
+@pytest.mark.parametrize("make", [megatron, hugging_face])
+def test_a_stream_of_packs_and_packing_need_each_other(make: Any, tmp_path: Path) -> None:
+    packs, template, options = write_packs(tmp_path / "packs", 40), Template(), {"num_train_epochs": 1}
+    with refused(SettingsRefused, argument="packing"):
+        opened(packs, make, **options)
+    with refused(SettingsRefused, argument="packing"):
+        opened(produce(tmp_path / "rows", 40, 2), make, packing=True, packing_length=64, **options)
+    # The template is made to take packs as PackingDataset makes it.
+    opened(packs, make, template, packing=True, packing_length=None, **options)
+    assert (template.packing, template.padding_free) == (True, True)

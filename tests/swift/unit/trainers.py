@@ -1,7 +1,6 @@
-"""Trainers in the place of ms-swift's two, with their own arithmetic of steps, epochs and what to skip on a resume.
+"""Trainers in the place of ms-swift's two, each one rank, with their own arithmetic of steps, epochs and what to skip.
 
-The samplers and the loader are ms-swift's real ones; the loops around them are those of transformers and of
-`BaseMegatronTrainer`, without models. Each trainer is one rank; what ranks decide they decide alone.
+Samplers and loader are ms-swift's; the loops around them are those of transformers and of `BaseMegatronTrainer`.
 """
 
 from __future__ import annotations
@@ -54,25 +53,12 @@ def train(
 
 
 def train_hugging_face(plan: RunPlan, args: Any, *, kill: int | None = None) -> Trained:
-    """Trains as `swift sft`, up to step `kill`.
-
-    Args:
-        plan: of a rank.
-        args: as of `tests.swift.unit.runs.hugging_face`; with `save_steps`, and `output_dir` to save to.
-        kill: the step, counted from 0, that is not trained any more; None trains to the end.
-    """
+    """Trains as `swift sft`, up to step `kill`, counted from 0, or to the end; arguments also have `save_steps`."""
     module, found = _hugging_face(plan.rank.dp_rank, plan.rank.dp_size), Trained()
     trainer = module.SwiftMixin()
     own = args.training_args
-    trainer.args = SimpleNamespace(
-        gradient_accumulation_steps=own.gradient_accumulation_steps,
-        max_steps=args.max_steps,
-        num_train_epochs=args.num_train_epochs,
-        save_strategy=args.save_strategy,
-        eval_strategy="no",
-        output_dir=args.output_dir,
-        group_by_length=args.group_by_length,
-    )
+    trainer.args = SimpleNamespace(**vars(args))
+    trainer.args.gradient_accumulation_steps, trainer.args.eval_strategy = own.gradient_accumulation_steps, "no"
     trainer.train_dataset, trainer.batch_size, trainer.callbacks = resumed(plan), plan.batch_size, []
     trainer.state = SimpleNamespace(global_step=0, max_steps=0)
     trainer.add_callback = trainer.callbacks.append
@@ -113,6 +99,7 @@ def train_hugging_face(plan: RunPlan, args: Any, *, kill: int | None = None) -> 
                     _step_ends(trainer, found, save, "on_step_end")
             if stop:
                 break
+        assert stop or next(batches, None) is None, "more than an epoch"
         # transformers' DefaultFlowCallback.
         stop = _step_ends(trainer, found, args.save_strategy == "epoch", "on_epoch_end") or stop
         if stop or step < 0:
@@ -147,17 +134,10 @@ def _hugging_face(rank: int, size: int) -> ModuleType:
     class DataLoaderMixin:
         def get_train_dataloader(self: Any, skip_batches: int = 0) -> Any:
             names = vars(module)
-            grouped: dict[str, Any] = {}
+            own: dict[str, Any] = {"batch_size": self.batch_size, "shuffle": True, "drop_last": False, "data_seed": 42}
             if self.args.group_by_length:
-                grouped = {"group_by_length": True, "lengths": self.train_dataset["lengths"]}
-            sampler = names["BatchSamplerShard"](
-                len(self.train_dataset),
-                batch_size=self.batch_size,
-                shuffle=True,
-                drop_last=False,
-                data_seed=42,
-                **grouped,
-            )
+                own |= {"group_by_length": True, "lengths": self.train_dataset["lengths"]}
+            sampler = names["BatchSamplerShard"](len(self.train_dataset), **own)
             if skip_batches:
                 sampler = skipping(sampler, skip_batches=skip_batches)
             return names["DataLoaderShard"](
@@ -171,18 +151,14 @@ def _hugging_face(rank: int, size: int) -> ModuleType:
             folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
             (folder / "trainer_state.json").touch()
 
-    vars(module).update(
-        BatchSamplerShard=placed,
-        DataLoaderShard=real.DataLoaderShard,
-        DataLoaderMixin=DataLoaderMixin,
-        SwiftMixin=SwiftMixin,
-    )
+    vars(module).update(BatchSamplerShard=placed, DataLoaderShard=real.DataLoaderShard)
+    vars(module).update(DataLoaderMixin=DataLoaderMixin, SwiftMixin=SwiftMixin)
     huggingface.extend(module)
     return module
 
 
 def train_megatron(plan: RunPlan, args: Any, *, kill: int | None = None) -> Trained:
-    """Trains as `megatron sft`, up to step `kill`; arguments as of `train_hugging_face`."""
+    """Trains as `megatron sft`; see `train_hugging_face`."""
     module, found = _megatron(), Trained()
     trainer = module.BaseMegatronTrainer()
     dataset, rank = resumed(plan), plan.rank

@@ -1,0 +1,204 @@
+"""What real runs consumed of ended streams and of ones being written: each sample once, each rank its own chunks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.swift.commands import Run, ids_by_dp, megatron_sft, start_megatron_sft, start_swift_sft, swift_sft
+from tests.swift.conftest import ModelMaker
+from tests.swift.consumption import (
+    MICRO,
+    SIZE,
+    assert_cursor,
+    assert_dealt,
+    assert_places,
+    assert_read_while_written,
+    by_epoch,
+    fed_live,
+    position_of,
+)
+from tests.swift.streams import row, write_jsonl, write_stream
+
+pytestmark = [pytest.mark.timeout(400)]
+
+
+def test_cp2_dp2_with_data_sharding_and_validation_data(tmp_path: Path, model: Path) -> None:
+    samples = 83  # 10 whole stripes and 3 rows
+    # The chunk files of a stream that has ended: a stream itself is no validation data.
+    validation = sorted(write_stream(tmp_path / "validation", 1000, 1008, SIZE).glob("chunk_*.jsonl"))
+    run = megatron_sft(
+        tmp_path / "run",
+        model,
+        dataset=write_stream(tmp_path / "stream", 0, samples, SIZE),
+        sharded_lazy=True,
+        num_train_epochs=1,
+        global_batch_size=4,
+        data_sharding=True,
+        val_dataset=validation,
+        eval_steps=10,
+        context_parallel_size=2,
+    )
+    assert_places(run.batches, dp=2, cp=2)
+    by_dp = ids_by_dp(run.batches)
+    assert len(assert_dealt(by_dp, samples)) == 3
+    assert position_of(run.output_dir / "checkpoint-20").layout == "block"
+    # Over the whole of each rank's own chunks, where the window would be its first 8.
+    assert all(max(ids[:16]) >= 64 for ids in by_dp.values()), "not ms-swift's shuffle over all"
+    evaluated = [batch for batch in run.batches if not batch.train]
+    assert {number for batch in evaluated for number in batch.ids} == set(range(1000, 1008))
+    assert len(re.findall(r"'eval_loss': ", run.output)) == 2, run.tail()
+
+
+def test_virtual_pipelines_live_go_on_with_the_next_epoch(tmp_path: Path, make_model: ModelMaker) -> None:
+    samples, steps = 83, 8  # an epoch of 80 samples, 5 steps of 4 micro batches a rank, and 48 of the next one
+    directory = tmp_path / "stream"
+    with (
+        start_megatron_sft(
+            tmp_path / "run",
+            make_model("qwen3", layers=4),
+            dataset=directory,
+            sharded_lazy=True,
+            sharded_lazy_on_end="repeat",
+            train_iters=steps,
+            global_batch_size=16,
+            pipeline_model_parallel_size=2,
+            virtual_pipeline_model_parallel_size=2,
+        ) as training,
+        fed_live(training, directory, samples, 12, processes=4),
+    ):
+        run = training.end()
+    assert_read_while_written(run, directory, samples)
+    assert_places(run.batches, dp=2, pp=2)
+    micros = Counter((batch.rank, batch.vp, batch.step) for batch in run.batches)
+    assert micros == {(rank, part, step): 4 for rank in range(4) for part in (0, 1) for step in range(1, steps + 1)}
+    first, second = by_epoch(ids_by_dp(run.batches), samples)
+    assert len(assert_dealt(first, samples)) == 3
+    assert len(assert_dealt(second, samples)) == samples - 48
+    assert all(first[dp][:24] != second[dp] for dp in range(2)), "both epochs in the same order"
+    assert list(run.losses) == list(range(1, steps + 1))
+    assert "training stops after step" not in run.output
+    # Another epoch may follow, so no chunk is given up.
+    assert_cursor(run.output_dir / f"checkpoint-{steps}", directory, steps * 16, set())
+
+
+ACCUMULATION: Final = 3
+
+
+def test_two_epochs_whose_last_steps_are_short(tmp_path: Path, model: Path) -> None:
+    samples = 45  # an epoch of 44: 11 micro batches for each process, which 3 does not divide
+    run = swift_sft(
+        tmp_path / "run",
+        model,
+        dataset=write_stream(tmp_path / "stream", 0, samples, SIZE),
+        sharded_lazy=True,
+        num_train_epochs=2,
+        gradient_accumulation_steps=ACCUMULATION,
+        save_strategy="epoch",
+        val_dataset=write_jsonl(tmp_path / "validation.jsonl", 1000, 1004),
+        eval_strategy="epoch",
+    )
+    by_dp = ids_by_dp(run.batches)
+    first, second = by_epoch(by_dp, samples)
+    assert len(assert_dealt(first, samples)) == len(assert_dealt(second, samples)) == 1
+    assert all(first[dp] != second[dp] for dp in by_dp), "both epochs in the same order"
+    micros = Counter((batch.rank, batch.step) for batch in run.batches)
+    assert micros == {(rank, step): 2 if step % 4 == 0 else 3 for rank in (0, 1) for step in range(1, 9)}
+    assert list(run.losses) == list(range(1, 9))
+    consumed = {path.name: position_of(path).consumed for path in run.output_dir.glob("checkpoint-*")}
+    assert consumed == {"checkpoint-4": 44, "checkpoint-8": 88}
+    logged = [json.loads(line) for line in (run.output_dir / "logging.jsonl").read_text().splitlines()]
+    assert {line["global_step/max_steps"] for line in logged if "eval_loss" in line} == {"4/8", "8/8"}
+
+
+def test_pt_of_one_process_live_with_a_configuration_file(tmp_path: Path, model: Path) -> None:
+    samples, directory = 63, tmp_path / "stream"
+    configuration = {
+        "dataset": str(directory),
+        "sharded_lazy": True,
+        "sharded_lazy_shuffle_window": 3,
+        "sharded_lazy_consumer": "from-yaml",
+        "max_steps": 40,
+        "save_strategy": "steps",
+        "save_steps": 1000,
+        "gradient_accumulation_steps": 2,
+    }
+    file = tmp_path / "config.yaml"
+    lines = [f"{name}: {json.dumps(value)}\n" for name, value in configuration.items()]
+    file.write_text("".join(lines), encoding="utf-8")
+    # Texts without a question, as pre-training takes them.
+    texts = [" ".join(message["content"] for message in row(number)["messages"]) for number in range(samples)]
+    rows = [{"messages": [{"role": "assistant", "content": text}]} for text in texts]
+    source = directory.with_suffix(".source.jsonl")
+    source.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    # The harness's own defaults come after the file's, and would count.
+    options = dict.fromkeys(("save_strategy", "gradient_accumulation_steps"))
+    command = ("swift", "pt", str(file))
+    with (
+        start_swift_sft(tmp_path / "run", model, processes=1, command=command, **options) as training,
+        fed_live(training, directory, samples, 12, processes=1),
+    ):
+        run = training.end()
+    assert_read_while_written(run, directory, samples)
+    assert list(run.losses) == list(range(1, 16))
+    left_over = assert_dealt(ids_by_dp(run.batches), samples)
+    assert len(left_over) == samples - 15 * 2 * MICRO
+    checkpoint = run.output_dir / "checkpoint-15"
+    (told,) = [line for line in run.output.splitlines() if "lazyshard: the stream has ended with 63 samples" in line]
+    assert "after step 15 of 40, on all ranks alike, with 60 samples trained and 3 left over" in told
+    assert told.endswith(f". Checkpoint: {checkpoint}")
+    assert_cursor(checkpoint, directory, 60, set(range(samples)) - left_over)
+    arguments = json.loads((run.output_dir / "args.json").read_bytes())
+    assert {name: arguments[name] for name in configuration if name.startswith("sharded_lazy")} == {
+        "sharded_lazy": True,
+        "sharded_lazy_shuffle_window": 3,
+        "sharded_lazy_consumer": "from-yaml",
+    }
+    assert (position_of(checkpoint).consumer, position_of(checkpoint).window) == ("from-yaml", 3)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("train", "command"),
+    [(swift_sft, ("swift", "sft")), (swift_sft, ("swift", "pt")), (megatron_sft, ("megatron", "sft"))],
+)
+def test_help_shows_the_arguments(
+    tmp_path: Path, model: Path, train: Callable[..., Run], command: tuple[str, str]
+) -> None:
+    run = train(tmp_path / "run", model, processes=1, command=(*command, "--help"))
+    for name in ("", "_samples_per_chunk", "_max_wait", "_shuffle_window", "_consumer", "_on_end"):
+        assert f"--sharded_lazy{name} " in run.output
+
+
+@pytest.mark.sweep
+def test_blend_by_sizes_whose_streams_have_units_of_their_own_and_keep_them(tmp_path: Path, model: Path) -> None:
+    # One file, and five chunks of 12, which are enough for two ranks.
+    dataset = [write_stream(tmp_path / "one", 0, 60, 60), write_stream(tmp_path / "five", 500, 560, 12)]
+    options: dict[str, Any] = {"dataset": dataset, "sharded_lazy": True, "sharded_lazy_unit": "auto"}
+    options |= {"train_dataloader_shuffle": False, "output_dir": tmp_path / "output", "num_train_epochs": 1}
+    options |= {"save_strategy": "steps", "save_steps": 6}
+    with start_swift_sft(tmp_path / "run1", model, **options) as training:
+        training.wait_for(lambda: 7 in training.losses, "loss of step 7")
+        training.kill()
+        first = ids_by_dp(batch for batch in training.batches if batch.step <= 6)
+    assert "the streams of --dataset are blended by their sizes, 0.5, 0.5" in training.output
+    shares = {rank: [[n for n in ids if (n < 500) is one] for one in (True, False)] for rank, ids in first.items()}
+    assert shares == {
+        0: [[0, 1, 4, 5, 8, 9], list(range(500, 506))],
+        1: [[2, 3, 6, 7, 10, 11], list(range(512, 518))],
+    }
+    # One rank would find a full chunk in the one file too.
+    more: dict[str, Any] = {"resume_from_checkpoint": tmp_path / "output" / "checkpoint-6", "processes": 1}
+    second = swift_sft(tmp_path / "run2", model, **options | more)
+    trained = [*first[0], *first[1], *ids_by_dp(second.batches)[0]]
+    assert len(trained) == len(set(trained)) > 120 - 4
+    step = max(batch.step for batch in second.batches)
+    for number in (6, step):
+        blend = position_of(tmp_path / "output" / f"checkpoint-{number}").blend
+        assert blend is not None and [member.unit for member in blend.members] == [2, 12]

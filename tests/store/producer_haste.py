@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsspec.config import conf
-
 from lazyshard_producer.shipping import objects, shipper
 
 
@@ -19,8 +17,3 @@ def talkative() -> None:
     """The head is put as often as there is a new one."""
     module: Any = shipper
     module.HEAD_S = 0.0
-
-
-def impatient() -> None:
-    """A request that is not answered within half a second has failed."""
-    conf.setdefault("s3", {})["config_kwargs"] = {"read_timeout": 0.5, "connect_timeout": 0.5}

@@ -27,6 +27,8 @@ LASTING = {"head.json", "stream.end", "stream.json", "stream.owner"}
 CHANGES = ("PUT", "DELETE", "POST")
 
 When = Literal["before", "after"]
+Fault = Callable[[str, str], Any]
+"""What a server calls for each request, see `Server.fault`."""
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -65,12 +67,12 @@ class Run:
         self.changes = []
         return self.nursery.start(*self.arguments(*options), most_s=60.0, **more)
 
-    def run(self, *options: object, **more: Any) -> tuple[int, str]:
-        with Watched(self.server, self.note):
+    def run(self, *options: object, fault: Fault | None = None, **more: Any) -> tuple[int, str]:
+        with Watched(self.server, fault or self.note):
             return self.nursery.wait(self.start(*options, **more))
 
-    def finish(self, *options: object) -> str:
-        code, said = self.run(*options)
+    def finish(self, *options: object, **more: Any) -> str:
+        code, said = self.run(*options, **more)
         assert code == 0, said
         return said
 
@@ -112,7 +114,7 @@ class Run:
 class Watched:
     """A context manager in which a server calls a function for each request."""
 
-    def __init__(self, server: Server, fault: Callable[[str, str], Any]) -> None:
+    def __init__(self, server: Server, fault: Fault) -> None:
         self._server = server
         self._fault = fault
 

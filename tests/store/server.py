@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import socket
+import socketserver
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -78,43 +78,23 @@ def _none(method: str, key: str) -> None:
     return None
 
 
-class Mute:
-    """A context manager: a server that takes connections and requests, and never answers one.
+@contextlib.contextmanager
+def mute(interim: int) -> Iterator[str]:
+    """A server that never answers a request; it says "go on" (100 Continue) so many times to each. Yields its URL."""
 
-    Args:
-        interim: how often it says "go on" (100 Continue) to a request: before the body, and again behind it.
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            left = interim
+            with contextlib.suppress(OSError):
+                while self.request.recv(1 << 16):
+                    self.request.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" if left > 0 else b"")
+                    left -= 1
 
-    Attributes:
-        url: of the server.
-    """
-
-    def __init__(self, interim: int) -> None:
-        self._interim = interim
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def __enter__(self) -> Mute:
-        threading.Thread(target=self._take, daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        # What wakes the thread that waits for connections.
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _take(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
-
-    def _listen(self, connection: socket.socket) -> None:
-        said = 0
-        with connection, contextlib.suppress(OSError):
-            while connection.recv(1 << 16):
-                if said < self._interim:
-                    said += 1
-                    connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 class Gate:

@@ -9,26 +9,10 @@ import pytest
 
 from lazyshard.store.urls import UrlPath
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.producing import rows
 from tests.store.producing import Run, When, check_ended
 from tests.store.server import Server
 
 pytestmark = pytest.mark.full
-
-ROWS = 7
-PER_CHUNK = 3
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(rows(0, ROWS))
-    return path
-
-
-@pytest.fixture
-def run(nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path) -> Run:
-    return Run(nursery, server, bucket, tmp_path, "--source", source, "--samples-per-chunk", PER_CHUNK)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -36,8 +20,8 @@ def test_killed_at_each_change_of_the_store_it_goes_on(
     nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path, when: When
 ) -> None:
     for number in range(100):
-        for_this = (nursery, server, bucket / str(number), tmp_path / str(number))
-        run = Run(*for_this, "--source", source, "--samples-per-chunk", PER_CHUNK)
+        place = bucket / str(number), tmp_path / str(number)
+        run = Run(nursery, server, *place, "--source", source, "--samples-per-chunk", 3)
         code, said = run.kill_at(number, when)
         if code == 0:
             assert number >= 10, "fewer objects were put than a stream of three chunks has"
@@ -49,7 +33,7 @@ def test_killed_at_each_change_of_the_store_it_goes_on(
             run.move()
         said = run.finish()
         assert moves or "is not gone on with" not in said
-        check_ended(run.objects(), ROWS, PER_CHUNK)
+        check_ended(run.objects(), 7, 3)
     else:
         pytest.fail("the run never ended by itself")
 
@@ -61,15 +45,25 @@ def test_a_spool_is_known_again_after_a_kill_at_the_taking_over(run: Run, when: 
     assert run.changes == [("PUT", "stream.owner")]
     assert "is not gone on with" not in run.finish()
     assert ("PUT", "chunk_00000.jsonl") not in run.changes
-    check_ended(run.objects(), ROWS, PER_CHUNK)
+    check_ended(run.objects(), 7, 3)
 
 
-def test_killed_again_and_again_on_changing_machines_it_comes_to_its_end(run: Run) -> None:
-    draw = random.Random("machines")
-    for _ in range(8):
-        code, said = run.kill_at(draw.randrange(1, 6), draw.choice(["before", "after"]))
+@pytest.mark.parametrize("machine", ["same", "other"])
+def test_killed_at_changes_of_the_spool_it_goes_on(
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path, machine: str
+) -> None:
+    draw = random.Random(f"spool {machine}")
+    options = ("--source", source, "--samples-per-chunk", 3)
+    code, said = Run(nursery, server, bucket / "all", tmp_path / "all", *options).run(kill_at=0)
+    assert code == 0, said
+    calls = nursery.counted.calls
+    assert calls > 50
+    for number in sorted(draw.sample(range(1, calls + 1), 10)):
+        run = Run(nursery, server, bucket / str(number), tmp_path / str(number), *options)
+        code, said = run.run(kill_at=number, when=draw.choice(["before", "after"]))
+        # The thread's calls are not the same number each time, so the last ones may not be met.
         assert code in (-9, 0), said
-        if draw.random() < 0.5:
+        if machine == "other":
             run.move()
-    run.finish()
-    check_ended(run.objects(), ROWS, PER_CHUNK)
+        run.finish()
+        check_ended(run.objects(), 7, 3)

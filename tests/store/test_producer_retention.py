@@ -31,10 +31,10 @@ CHUNKS = 8
 
 
 @pytest.fixture
-def run(nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path) -> Run:
-    source = tmp_path / "in.jsonl"
-    source.write_bytes(rows(0, CHUNKS * PER_CHUNK))
-    return Run(nursery, server, bucket, tmp_path, "--source", source, "--samples-per-chunk", PER_CHUNK)
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(rows(0, CHUNKS * PER_CHUNK))
+    return path
 
 
 def stream_id(url: UrlPath) -> str:
@@ -79,21 +79,17 @@ def test_it_stays_ahead_of_the_slowest_reader_and_deletes_behind_it(run: Run) ->
 
 @pytest.mark.parametrize("machine", ["same", "other"])
 def test_killed_at_each_change_while_it_deletes_it_goes_on(
-    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, machine: str
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path, machine: str
 ) -> None:
-    source = tmp_path / "in.jsonl"
     source.write_bytes(rows(0, 4 * PER_CHUNK))
     for number in range(0 if machine == "same" else 2, 40, 4):
-        url = bucket / str(number)
-        run = Run(
-            *(nursery, server, url, tmp_path / str(number), "--source", source),
-            *("--samples-per-chunk", PER_CHUNK, "--retain", 1),
-        )
+        place = bucket / str(number), tmp_path / str(number)
+        run = Run(nursery, server, *place, "--source", source, "--samples-per-chunk", PER_CHUNK, "--retain", 1)
         pid = run.start("--max-ahead", 3)
         until(lambda run=run: published(run) == 3)  # type: ignore[misc]
         os.kill(pid, signal.SIGKILL)
         nursery.wait(pid)
-        commit(url, 2)
+        commit(run.url, 2)
         if machine == "other":
             run.move()
         code, said = run.kill_at(number, "after" if number % 8 < 4 else "before")
@@ -102,18 +98,10 @@ def test_killed_at_each_change_while_it_deletes_it_goes_on(
             break
         assert code == -9, said
         run.finish()
-        assert set(run.objects()) == LASTING | (chunk_names(4) - chunk_names(2)) | {
-            "retired.json",
-            "cursors/train.json",
-        }
+        left = chunk_names(4) - chunk_names(2)
+        assert set(run.objects()) == LASTING | left | {"retired.json", "cursors/train.json"}
     else:
         pytest.fail("the run never ended by itself")
-
-
-def test_nothing_is_deleted_before_a_consumer_has_come(run: Run) -> None:
-    run.finish("--retain", "consumed")
-    assert chunk_names(CHUNKS) <= set(run.objects())
-    assert "retired.json" not in run.objects()
 
 
 class Deleting:
@@ -138,14 +126,31 @@ def deleting(server: Server, bucket: UrlPath, tmp_path: Path) -> Deleting:
     return Deleting(bucket, tmp_path)
 
 
-def test_a_consumer_that_comes_at_the_last_moment_keeps_its_chunks(deleting: Deleting) -> None:
-    commit(deleting.url, 3, "early")
-    deleting.retiring.want(3)
-    # Nobody has looked since.
-    commit(deleting.url, 1, "late")
+@pytest.mark.parametrize(
+    ("consumers", "late", "asked", "first"),
+    [
+        ({}, None, 3, 0),
+        ({"one": 4}, None, 4, 3),
+        # Nobody has looked since.
+        ({"early": 3}, 1, 3, 1),
+        ({"early": 3, "torn": None}, None, 3, 0),
+    ],
+    ids=["nobody has come", "the newest chunk", "one comes at the last moment", "a cursor that cannot be used"],
+)
+def test_chunks_that_anybody_may_need_and_the_newest_one_stay(
+    consumers: dict[str, int | None], late: int | None, asked: int, first: int, deleting: Deleting
+) -> None:
+    for name, chunks in consumers.items():
+        if chunks is None:
+            deleting.store.put(f"cursors/{name}.json", b"{")
+        else:
+            commit(deleting.url, chunks, name)
+    deleting.retiring.want(asked)
+    if late is not None:
+        commit(deleting.url, late, "late")
     deleting.retiring.finish()
-    assert deleting.left() == chunk_names(4) - chunk_names(1)
-    assert deleting.retiring.first == 1
+    assert deleting.left() == chunk_names(4) - chunk_names(first)
+    assert deleting.retiring.first == first
 
 
 def test_what_was_asked_for_is_done_once_the_cursor_that_was_ahead_of_the_store_is_not(deleting: Deleting) -> None:
@@ -160,39 +165,19 @@ def test_what_was_asked_for_is_done_once_the_cursor_that_was_ahead_of_the_store_
     assert deleting.left() == chunk_names(4) - chunk_names(2)
 
 
-def test_a_cursor_that_cannot_be_used_keeps_all_chunks(deleting: Deleting) -> None:
-    commit(deleting.url, 3, "early")
-    deleting.store.put("cursors/torn.json", b"{")
-    deleting.retiring.want(3)
-    deleting.retiring.finish()
-    assert deleting.left() == chunk_names(4)
-
-
-def test_the_newest_chunk_is_never_deleted(deleting: Deleting) -> None:
-    commit(deleting.url, 4)
-    deleting.retiring.want(4)
-    deleting.retiring.finish()
-    assert deleting.left() == chunk_names(4) - chunk_names(3)
-
-
 def test_the_mark_is_put_before_the_first_deletion(deleting: Deleting, server: Server) -> None:
     commit(deleting.url, 2)
-    asked: list[tuple[str, str]] = []
+    asked: list[str] = []
 
     def note(method: str, key: str) -> None:
         if method in ("PUT", "DELETE"):
-            asked.append((method, key.rpartition("/")[2]))
+            asked.append(f"{method} {key.rpartition('/')[2]}")
 
     server.fault = note
     deleting.retiring.want(2)
     deleting.retiring.finish()
-    assert asked == [
-        ("PUT", "retired.json"),
-        ("DELETE", "chunk_00000.jsonl.completed"),
-        ("DELETE", "chunk_00000.jsonl"),
-        ("DELETE", "chunk_00001.jsonl.completed"),
-        ("DELETE", "chunk_00001.jsonl"),
-    ]
+    gone = [f"DELETE chunk_0000{number}.jsonl{end}" for number in (0, 1) for end in (".completed", "")]
+    assert asked == ["PUT retired.json", *gone]
 
 
 def test_a_consumer_that_was_forgotten_is_forgotten_here_too(deleting: Deleting) -> None:

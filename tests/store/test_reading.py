@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -13,17 +12,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from lazyshard import LazyShardedDataset, StreamReader
-from lazyshard.errors import (
-    ChunkCorrupt,
-    ChunkRetired,
-    SealInvalid,
-    StoreRefused,
-    StoreUnavailable,
-    StreamInvalid,
-    StreamMismatch,
-    WaitTimeout,
-)
+from lazyshard import LazyShardedDataset, StreamReader, errors
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.names import HEAD, chunk_name, seal_name
 from lazyshard.format.seal import Seal
@@ -56,9 +45,12 @@ def test_ranks_read_what_they_read_in_a_directory(tmp_path: Path, bucket: UrlPat
 
 
 def test_a_string_names_the_stream_as_well(tmp_path: Path, bucket: UrlPath) -> None:
-    publish(tmp_path / "local", bucket, 5)
-    assert list(StreamReader(f"{bucket}/")) == rows(0, 5)
-    assert repr(open_rank(str(bucket))).startswith(f"<LazyShardedDataset '{bucket}', rank ")  # type: ignore[arg-type]
+    # It is not there yet, and waited for.
+    timer = threading.Timer(0.3, publish, (tmp_path / "local", bucket, 5))
+    timer.start()
+    assert list(StreamReader(f"{bucket}/", max_wait=DEADLINE_S)) == rows(0, 5)
+    timer.join()
+    assert f"'{bucket}'" in repr(open_rank(str(bucket)))  # type: ignore[arg-type]
     assert str(pickle.loads(pickle.dumps(StreamReader(bucket))).directory) == str(bucket)
 
 
@@ -97,27 +89,13 @@ def test_a_live_stream_is_read_as_it_comes(tmp_path: Path, server: Server, bucke
     assert found == list(range(11))
 
 
-def test_a_stream_that_is_not_there_yet_is_waited_for(tmp_path: Path, bucket: UrlPath) -> None:
-    timer = threading.Timer(0.3, publish, (tmp_path / "local", bucket, 3))
-    timer.start()
-    assert list(StreamReader(bucket, max_wait=DEADLINE_S)) == rows(0, 3)
-    timer.join()
-
-
 def test_waits_end_as_for_a_directory(tmp_path: Path, bucket: UrlPath) -> None:
-    with pytest.raises(WaitTimeout, match=f"^{bucket}: no stream there yet"):
+    with pytest.raises(errors.WaitTimeout, match=f"^{bucket}: "):
         StreamReader(bucket, max_wait=0.1)
     publish(tmp_path / "local", bucket, 4, end=False)
-    with pytest.raises(WaitTimeout, match=f"^waiting for chunk 2 of {bucket} .*the producer .* was stopped") as caught:
+    with pytest.raises(errors.WaitTimeout) as caught:
         StreamReader(bucket, max_wait=0.1).read(4)
-    assert (caught.value.directory, caught.value.chunk) == (str(bucket), 2)
-
-
-def corrupt(folder: Path, url: UrlPath, name: str, change: Any) -> None:
-    """Changes a file of both streams."""
-    path = folder / name
-    path.write_bytes(change(path.read_bytes()))
-    put(url / name, path.read_bytes())
+    assert (caught.value.directory, caught.value.chunk, caught.value.state) == (str(bucket), 2, "idle")
 
 
 @pytest.mark.parametrize(
@@ -131,24 +109,22 @@ def corrupt(folder: Path, url: UrlPath, name: str, change: Any) -> None:
     ],
     ids=["row", "short", "long", "empty", "seal"],
 )
-def test_damage_is_refused_with_the_words_for_a_directory(
-    tmp_path: Path, bucket: UrlPath, name: str, change: Any
-) -> None:
+def test_damage_is_refused_as_in_a_directory(tmp_path: Path, bucket: UrlPath, name: str, change: Any) -> None:
     folder = publish(tmp_path / "local", bucket, 6)
-    corrupt(folder, bucket, name, change)
-    errors = []
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    put(bucket / name, (folder / name).read_bytes())
+    told = []
     for directory in (folder, bucket):
         reader = StreamReader(directory)
-        assert reader.read(0) == {"id": 0}
-        with pytest.raises((ChunkCorrupt, SealInvalid)) as caught:
+        assert [reader.read(sample) for sample in (0, 4)] == [{"id": 0}, {"id": 4}]
+        with pytest.raises((errors.ChunkCorrupt, errors.SealInvalid)) as caught:
             reader.read(3)
-        assert reader.read(4) == {"id": 4}
-        errors.append((type(caught.value), str(caught.value).replace(str(directory), "STREAM"), caught.value))
-    assert errors[0][:2] == errors[1][:2]
-    assert vars(errors[1][2])["file"] == f"{bucket}/{name}"
+        assert vars(caught.value)["file"] == f"{directory}/{name}"
+        told.append((type(caught.value), str(caught.value).replace(str(directory), "STREAM")))
+    assert told[0] == told[1]
 
 
-def test_a_chunk_of_several_pieces_is_fetched_whole(
+def test_chunk_is_fetched_in_parts(
     tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lazyshard.store.mirror.PART_BYTES", 7)
@@ -160,7 +136,7 @@ def test_a_chunk_of_several_pieces_is_fetched_whole(
     assert server.gets(f"even/{chunk_name(0)}") == {chunk_name(0): 4}
 
 
-def test_a_seal_that_claims_too_much_takes_no_room(
+def test_false_seal_takes_no_room(
     tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lazyshard.store.mirror.PART_BYTES", 7)
@@ -170,8 +146,9 @@ def test_a_seal_that_claims_too_much_takes_no_room(
     offsets[-1] = 2**50
     put(bucket / seal_name(1), replace(seal, offsets=offsets).encode())
     reader = StreamReader(bucket)
-    with pytest.raises(ChunkCorrupt, match=f"expected {2**50} bytes as sealed, found 27 bytes"):
+    with pytest.raises(errors.ChunkCorrupt) as caught:
         reader.read(3)
+    assert (caught.value.expected, caught.value.actual) == (f"{2**50} bytes as sealed", "27 bytes")
     assert not server.gets(chunk_name(1))
     assert reader.read(0) == {"id": 0}
 
@@ -181,14 +158,14 @@ def test_an_object_that_was_mended_and_a_copy_that_was_spoilt_are_fetched_anew(t
     whole = (folder / chunk_name(1)).read_bytes()
     put(bucket / chunk_name(1), whole.replace(b"3", b"4"))
     reader = StreamReader(bucket)
-    with pytest.raises(ChunkCorrupt):
+    with pytest.raises(errors.ChunkCorrupt):
         reader.read(3)
     assert reader.read(2) == {"id": 2}
     put(bucket / chunk_name(1), whole)
     assert list(StreamReader(bucket)) == rows(0, 6)
     for copy in (tmp_path / "cache").glob(f"*/{chunk_name(1)}"):
         copy.write_bytes(copy.read_bytes().replace(b"3", b"4"))
-    with pytest.raises(ChunkCorrupt):
+    with pytest.raises(errors.ChunkCorrupt):
         StreamReader(bucket).read(3)
     assert StreamReader(bucket).read(3) == {"id": 3}
 
@@ -201,8 +178,9 @@ def test_a_chunk_that_the_producer_deleted_is_told_as_such(tmp_path: Path, bucke
         for name in (chunk_name(chunk), seal_name(chunk)):
             (bucket / name).store.delete((bucket / name).key)
     reader = StreamReader(bucket)
-    with pytest.raises(ChunkRetired, match=f"^{bucket}/{seal_name(1)}: chunk 1 was deleted by the stream's producer"):
+    with pytest.raises(errors.ChunkRetired) as caught:
         reader.read(2)
+    assert (caught.value.file, caught.value.chunk) == (f"{bucket}/{seal_name(1)}", 1)
     assert reader.read(4) == {"id": 4}
 
 
@@ -211,7 +189,7 @@ def test_a_stream_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Path
     reader = StreamReader(bucket)
     assert reader.read(0) == {"id": 0}
     publish(tmp_path / "new", bucket, 8)
-    with pytest.raises(StreamMismatch, match=f"^{bucket}: stream .* was replaced by stream "):
+    with pytest.raises(errors.StreamMismatch, match=f"^{bucket}: "):
         reader.read(7)
     # Under the same name, but with copies of its own.
     assert list(StreamReader(bucket)) == rows(0, 8)
@@ -220,49 +198,47 @@ def test_a_stream_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Path
 def test_what_is_there_beside_whole_streams_of_ours(tmp_path: Path, bucket: UrlPath) -> None:
     put(bucket / "foreign" / chunk_name(0), b"{}\n")
     put(bucket / "foreign" / seal_name(0), b"")
-    with pytest.raises(StreamInvalid):
+    with pytest.raises(errors.StreamInvalid):
         StreamReader(bucket / "foreign", 1)
-    with pytest.raises(StoreRefused, match=r"^s3://no-such-bucket/a/stream.json: .*Make the bucket"):
+    with pytest.raises(errors.StoreRefused, match=r"^s3://no-such-bucket/a/stream.json: "):
         StreamReader("s3://no-such-bucket/a")
     publish(tmp_path / "local", bucket, 5)
     (bucket / HEAD).store.delete((bucket / HEAD).key)
     assert list(StreamReader(bucket)) == list(StreamReader(f"file://{tmp_path}/local")) == rows(0, 5)
 
 
-def test_a_store_that_is_busy_for_a_while_costs_time_only(tmp_path: Path, server: Server, bucket: UrlPath) -> None:
-    publish(tmp_path / "local", bucket, 12)
-    seen: Counter[str] = Counter()
-
-    def fault(method: str, key: str) -> Any:
-        seen[key] += 1
-        return (503, BUSY) if seen[key] % 2 else None
-
-    server.fault = fault
-    assert list(StreamReader(bucket)) == rows(0, 12)
-
-
-def test_a_store_that_stays_away_is_told(
+def test_a_store_that_stays_away_is_told_and_one_that_is_busy_for_a_while_costs_time_only(
     tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(tmp_path / "local", bucket, 12)
-    monkeypatch.setenv(PATIENCE_VARIABLE, "0.5")
     monkeypatch.setenv(AHEAD_VARIABLE, "0")
+    seen: Counter[str] = Counter()
+
+    def every_second(method: str, key: str) -> Any:
+        seen[key] += 1
+        return (503, BUSY) if seen[key] % 2 else None
+
+    server.fault = every_second
+    assert [StreamReader(bucket).read(sample)["id"] for sample in range(4)] == list(range(4))
+    monkeypatch.setenv(PATIENCE_VARIABLE, "0.5")
+    server.fault = lambda method, key: None
     reader = StreamReader(str(bucket))
     server.fault = lambda method, key: (503, BUSY)
-    with pytest.raises(StoreUnavailable, match=rf"^{bucket}/{re.escape(seal_name(2))}: reading it has failed for"):
+    with pytest.raises(errors.StoreUnavailable) as caught:
         reader.read(4)
+    assert caught.value.url == f"{bucket}/{seal_name(2)}"
     server.fault = lambda method, key: None
     assert reader.read(4) == {"id": 4}
 
 
-def test_workers_carry_the_stores_errors_home(
+def test_errors_come_out_of_workers(
     tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(tmp_path / "local", bucket, 12)
     monkeypatch.setenv(PATIENCE_VARIABLE, "0.3")
     dataset = open_rank(str(bucket))  # type: ignore[arg-type]
     server.fault = lambda method, key: (503, BUSY)
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(errors.StoreUnavailable) as caught:
         list(DataLoader(dataset, 2, sampler=dataset.rank_indices, num_workers=1, collate_fn=list))
     assert str(caught.value.url).startswith(f"{bucket}/")
     assert caught.value.waited is not None
@@ -283,9 +259,7 @@ def test_a_copy_is_fetched_ahead(tmp_path: Path, server: Server, bucket: UrlPath
     assert server.gets(chunk_name(2)) == {chunk_name(2): 1}
 
 
-def test_what_reading_costs_in_requests(
-    tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_of_a_reader(tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """As docs/object-storage.md says."""
     publish(tmp_path / "local", bucket, 8)
     monkeypatch.setenv(AHEAD_VARIABLE, "0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard import ChunkWriter
+from lazyshard import ChunkWriter, StreamReader
 from lazyshard.format.names import seal_name
 from lazyshard.format.records import Head
 from lazyshard.format.seal import Seal
@@ -34,10 +35,19 @@ def rows(start: int, stop: int) -> list[dict[str, Any]]:
 def produce(directory: Path, samples: int, per_chunk: int = 2, *, end: bool = True) -> Path:
     """Adds rows up to `samples`."""
     writer = ChunkWriter(directory, per_chunk)
-    for row in rows(writer.published_samples, samples):
-        writer.write(row)
+    add(writer, writer.published_samples, samples)
     writer.close(end)
     return directory
+
+
+def add(writer: ChunkWriter, start: int, stop: int) -> None:
+    for row in rows(start, stop):
+        writer.write(row)
+
+
+def go_on(directory: Path, samples: int) -> None:
+    """A new writer goes on up to `samples`, and all of them are read."""
+    assert list(StreamReader(produce(directory, samples))) == rows(0, samples)
 
 
 def foreign(directory: Path, *chunks: bytes, end: bool = False) -> Path:
@@ -72,6 +82,84 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
         time.sleep(0.002)
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """Stands for a call that fails."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    return fail
+
+
+def fail_when(
+    monkeypatch: pytest.MonkeyPatch, name: str, condition: Callable[..., object], error: OSError | None = None
+) -> None:
+    """Has a function of `os` fail for arguments that fulfil a condition."""
+    call = getattr(os, name)
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        if condition(*arguments):
+            raise error or OSError(5, "Input/output error")
+        return call(*arguments, **named)
+
+    monkeypatch.setattr(os, name, run)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lists from now on what decides over what is durable: syncs, renames, removals; names with a token as such."""
+    calls: list[str] = []
+
+    def note(what: str, path: str | Path) -> None:
+        name = os.path.basename(path)
+        calls.append(f"{what} {'temporary' if re.search('[0-9a-f]{16}', name) else name}")
+
+    def noted(what: str, call: Callable[..., Any], at: int = 0) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            note(what, os.readlink(f"/proc/self/fd/{arguments[0]}") if what == "sync" else arguments[at])
+            return call(*arguments, **named)
+
+        return run
+
+    monkeypatch.setattr(os, "fsync", noted("sync", os.fsync))
+    monkeypatch.setattr(os, "replace", noted("rename", os.replace, 1))
+    monkeypatch.setattr(os, "unlink", noted("unlink", os.unlink))
+    return calls
+
+
+def signalled_at(number: int, when: str, *names: str, by: int = signal.SIGKILL) -> list[str]:
+    """Has this process get a signal at its call `number`, from 1, of these functions of `os`.
+
+    That is "before" it, "after" it, or "half" way through if it is a write, else before. Returns a list to which the
+    name of the call is added once it is reached.
+    """
+    left = number
+    reached: list[str] = []
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left != 0:
+                return call(*arguments, **named)
+            reached.append(name)
+            if when == "half" and name in ("write", "pwrite"):
+                fd, data, *offset = arguments
+                call(fd, bytes(data)[: len(data) // 2], *offset)
+            if when != "after":
+                os.kill(os.getpid(), by)
+            try:
+                return call(*arguments, **named)
+            finally:
+                if when == "after":
+                    os.kill(os.getpid(), by)
+
+        return run
+
+    for name in names:
+        setattr(os, name, counted(name, getattr(os, name)))
+    return reached
 
 
 def forked(work: Callable[[], object]) -> int:

@@ -6,23 +6,22 @@ import errno
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import ChunkCorrupt, RowInvalid, StreamEnded, StreamMismatch, WriterFailed
+from lazyshard.errors import RowInvalid, StreamMismatch
 from lazyshard.format.batch import check_lines
 from lazyshard.inspection.disk_use import measure_disk
 from lazyshard.inspection.survey import take_census
-from lazyshard.store import durable
 from lazyshard.stream import list_kept
 from lazyshard.stream.retire import retire
 from tests.stream.arrays import expected, produce, row, values
-from tests.stream.damage import cut
 from tests.stream.streams import names
 
-A0, A1 = "chunk_00000.arrays", "chunk_00001.arrays"
+A0, A1, A2, A3 = (f"chunk_0000{number}.arrays" for number in range(4))
 
 
 def read(directory: Path) -> list[Any]:
@@ -57,42 +56,31 @@ def test_arrays_are_writable_views_of_one_buffer_for_each_row(tmp_path: Path) ->
 def test_reader_reads_each_row_by_itself_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = StreamReader(produce(tmp_path, 4))
     list(reader)
-    calls: list[tuple[str, int]] = []
-    preadv = os.preadv
-
-    def counted(fd: int, buffers: Any, offset: int) -> int:
-        calls.append(("arrays", offset))
-        return preadv(fd, buffers, offset)
-
-    monkeypatch.setattr(os, "preadv", counted)
+    preadv = Mock(wraps=os.preadv)
+    monkeypatch.setattr(os, "preadv", preadv)
     assert values(reader.read(1)) == expected(1, 2)[0]
-    assert calls == [("arrays", 16)]
+    assert [call.args[2] for call in preadv.call_args_list] == [16]
 
 
 def test_rows_that_are_lines_go_through_unchanged(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 4, arrays=True) as writer:
+    lines = b'{"id": 0}\n{"id": 1 }\n{"id":"\\u0024 array"}\n'
+    with ChunkWriter(tmp_path, 3, arrays=True) as writer:
         writer.write(b'{"id": 0}\r\n')
         writer.write_lines([b'{"id": 1 }', b'{"id":"\\u0024 array"}\n'])
         writer.write(row(3))
-    assert (tmp_path / "chunk_00000.jsonl").read_bytes().startswith(b'{"id": 0}\n{"id": 1 }\n{"id":"\\u0024 array"}\n')
+    assert (tmp_path / "chunk_00000.jsonl").read_bytes() == lines
+    assert (tmp_path / A0).read_bytes() == b""
     found = list(StreamReader(tmp_path))
     assert found[:3] == [{"id": 0}, {"id": 1}, {"id": "$ array"}]
     assert values(found[3]) == expected(3, 4)[0]
 
 
-def test_chunk_without_an_array_has_an_empty_side_file(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 1, arrays=True) as writer:
-        writer.write({"id": 0})
-    assert (tmp_path / A0).read_bytes() == b""
-    assert list(StreamReader(tmp_path)) == [{"id": 0}]
-
-
 def test_key_that_stands_for_arrays_is_refused_and_the_writer_goes_on(tmp_path: Path) -> None:
     with ChunkWriter(tmp_path, 4, arrays=True) as writer:
         for bad in ({"a": {"$array": 1}}, b'{"a":{"$array":1}}', b'{"a":{"\\u0024array":1}}'):
-            with pytest.raises(RowInvalid, match="stands for arrays"):
+            with pytest.raises(RowInvalid):
                 writer.write(bad)
-        with pytest.raises(RowInvalid, match="stands for arrays") as caught:
+        with pytest.raises(RowInvalid) as caught:
             writer.write_lines([b'{"id":0}', b'{"$array":1}', b'{"id":2}'])
         assert caught.value.index == 1
         writer.write({"id": 1})
@@ -100,33 +88,27 @@ def test_key_that_stands_for_arrays_is_refused_and_the_writer_goes_on(tmp_path: 
 
 
 def test_array_in_a_stream_without_arrays_is_refused_and_its_files_are_as_ever(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 2) as writer:
-        with pytest.raises(RowInvalid, match=r"ChunkWriter\(\.\.\., arrays=True\) holds arrays"):
-            writer.write(row(0))
-        writer.write({"a": {"$array": ["int32", [1], 0]}})
-    assert list(StreamReader(tmp_path)) == [{"a": {"$array": ["int32", [1], 0]}}]
-    assert A0 not in names(tmp_path)
-    assert (tmp_path / "stream.json").read_bytes().startswith(b'{"format":1,')
-    assert b"arrays" not in (tmp_path / "chunk_00000.jsonl.completed").read_bytes()
-
-
-def test_rows_with_arrays_are_not_taken_by_a_stream_without(tmp_path: Path) -> None:
     source = StreamReader(produce(tmp_path / "source", 2))
-    given = check_lines(source.lines_published(0, 2, 2))
-    with ChunkWriter(tmp_path / "target", 2) as writer:
-        given = type(given)(given.data, given.ends, given.digests, arrays=source.arrays_published(0, 2))
-        with pytest.raises(ValueError, match="was made without arrays, these rows come with some"):
-            writer.write_lines(given)
+    lines = check_lines(source.lines_published(0, 2, 2))
+    with_arrays = type(lines)(lines.data, lines.ends, lines.digests, arrays=source.arrays_published(0, 2))
+    target = tmp_path / "target"
+    with ChunkWriter(target, 2) as writer:
+        with pytest.raises(RowInvalid, match="arrays=True"):
+            writer.write(row(0))
+        with pytest.raises(ValueError, match="arrays"):
+            writer.write_lines(with_arrays)
+        writer.write({"a": {"$array": ["int32", [1], 0]}})
+    assert list(StreamReader(target)) == [{"a": {"$array": ["int32", [1], 0]}}]
+    assert A0 not in names(target)
+    assert (target / "stream.json").read_bytes().startswith(b'{"format":1,')
+    assert b"arrays" not in (target / "chunk_00000.jsonl.completed").read_bytes()
 
 
 @pytest.mark.parametrize("arrays", [False, True])
 def test_stream_is_gone_on_with_as_it_was_made(arrays: bool, tmp_path: Path) -> None:
     ChunkWriter(tmp_path, 2, arrays=arrays).close(end=False)
     before = (tmp_path / "stream.owner").read_bytes()
-    made = (
-        "to hold arrays, and that never changes; open it with" if arrays else "without arrays, and that never changes"
-    )
-    with pytest.raises(StreamMismatch, match=made):
+    with pytest.raises(StreamMismatch):
         ChunkWriter(tmp_path, 2, arrays=not arrays)
     assert (tmp_path / "stream.owner").read_bytes() == before
 
@@ -143,21 +125,15 @@ def test_writer_goes_on_after_the_last_chunk_and_clears_what_was_left(tmp_path: 
 
 
 def test_producer_of_a_stream_without_arrays_leaves_others_files_alone(tmp_path: Path) -> None:
-    ChunkWriter(tmp_path, 2).close(end=False)
-    (tmp_path / A1).write_bytes(b"somebody's")
-    ChunkWriter(tmp_path, 2).close(end=False)
-    assert (tmp_path / A1).read_bytes() == b"somebody's"
-
-
-def test_deleting_chunks_of_a_stream_without_arrays_leaves_others_files_alone(tmp_path: Path) -> None:
+    for _ in range(2):
+        ChunkWriter(tmp_path, 1).close(end=False)
+        for name in (A0, A1):
+            (tmp_path / name).write_bytes(b"somebody's")
     with ChunkWriter(tmp_path, 1) as writer:
         for number in range(3):
             writer.write({"id": number})
-        (tmp_path / A0).write_bytes(b"somebody's")
         assert retire(tmp_path, 2, 3) == 2
-    with pytest.raises(StreamEnded):
-        ChunkWriter(tmp_path, 1)
-    assert (tmp_path / A0).read_bytes() == b"somebody's"
+    assert [(tmp_path / name).read_bytes() for name in (A0, A1)] == [b"somebody's"] * 2
 
 
 def test_large_rows_are_written_in_pieces_and_read_one_by_one(tmp_path: Path) -> None:
@@ -172,29 +148,7 @@ def test_large_rows_are_written_in_pieces_and_read_one_by_one(tmp_path: Path) ->
     assert len(reader.read_published(0, 6)) < 6
 
 
-def test_filesystem_that_refuses_the_side_file_fails_the_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = ChunkWriter(tmp_path, 2, arrays=True)
-
-    def refuse(path: Path) -> int:
-        if ".arrays" in path.name:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return durable.create(path)
-
-    monkeypatch.setattr("lazyshard.stream.open_chunk.create", refuse)
-    with pytest.raises(WriterFailed, match="No space left on device"):
-        writer.write(row(1))
-    monkeypatch.undo()
-    with pytest.raises(WriterFailed):
-        writer.close()
-    produce(tmp_path, 3)
-    assert read(tmp_path) == expected(0, 3)
-
-
-def test_side_file_that_its_server_has_forgotten_is_opened_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_side_file_that_is_stale_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = StreamReader(produce(tmp_path, 2))
     preadv, failures = os.preadv, [errno.ESTALE, errno.ENOTCONN]
 
@@ -210,10 +164,7 @@ def test_side_file_that_its_server_has_forgotten_is_opened_again(
 def test_retiring_deletes_side_files_and_completes_what_was_interrupted(tmp_path: Path) -> None:
     produce(tmp_path, 9, end=False)
     assert retire(tmp_path, 2, 4) == 2
-    assert [name for name in names(tmp_path) if name.endswith(".arrays")] == [
-        "chunk_00002.arrays",
-        "chunk_00003.arrays",
-    ]
+    assert [name for name in names(tmp_path) if name.endswith(".arrays")] == [A2, A3]
     (tmp_path / A1).write_bytes(b"brought back by a power cut")
     assert retire(tmp_path, 2, 4) == 1
     assert A1 not in names(tmp_path)
@@ -232,49 +183,33 @@ def test_size_on_disk_counts_side_files(tmp_path: Path) -> None:
         (tmp_path / "head.json").unlink(missing_ok=True)
 
 
-def test_last_side_file_of_another_size_stops_a_producer(tmp_path: Path) -> None:
-    produce(tmp_path, 4, end=False)
-    cut(A1, 8)(tmp_path)
-    with pytest.raises(ChunkCorrupt, match=r"chunk_00001.arrays: expected 32 bytes as sealed, found 8"):
-        ChunkWriter(tmp_path, arrays=True)
-
-
 FACTS: dict[str, Any] = {"kind": "function", "function": "m:f", "size": 256}
 
 
-def write(directory: Path, rows: int, *, end: bool = False, **options: Any) -> None:
-    writer = ChunkWriter(directory, 2, arrays=True, **options)
-    for number in range(rows):
-        writer.write({"input_ids": np.arange(number, dtype=np.int32)}, tokens=number)
-    writer.close(end=end)
-
-
-def test_reader_tells_what_rows_were_encoded_with(tmp_path: Path) -> None:
-    write(tmp_path / "encoded", 2, encoding=FACTS)
-    write(tmp_path / "raw", 2)
-    assert StreamReader(tmp_path / "encoded").encoding == FACTS
-    assert StreamReader(tmp_path / "raw").encoding is None
-
-
 def test_going_on_with_another_encoding_is_refused_naming_what_differs(tmp_path: Path) -> None:
-    write(tmp_path / "encoded", 2, encoding=FACTS)
-    write(tmp_path / "raw", 2)
+    encoded, raw = tmp_path / "encoded", tmp_path / "raw"
+    with ChunkWriter(encoded, 2, arrays=True, encoding=FACTS) as writer:
+        writer.write(row(0), tokens=1)
+        writer.close(end=False)
+    produce(raw, 2, end=False)
+    assert (StreamReader(encoded).encoding, StreamReader(raw).encoding) == (FACTS, None)
     before = sorted(path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file())
-    with pytest.raises(StreamMismatch, match=r"size is 256 there and 512 here. That never changes"):
-        ChunkWriter(tmp_path / "encoded", arrays=True, encoding=FACTS | {"size": 512})
-    with pytest.raises(StreamMismatch, match="its rows are encoded, and those that are to come are not"):
-        ChunkWriter(tmp_path / "encoded", arrays=True)
-    with pytest.raises(StreamMismatch, match="its rows are encoded, and those that are to come are not"):
-        ChunkWriter(tmp_path / "encoded")
-    with pytest.raises(StreamMismatch, match="its rows are not encoded, and those that are to come are"):
-        ChunkWriter(tmp_path / "raw", arrays=True, encoding=FACTS)
+    refused: list[tuple[Path, dict[str, Any], str]] = [
+        (encoded, {"arrays": True, "encoding": FACTS | {"size": 512}}, "size is 256 there and 512 here"),
+        (encoded, {"arrays": True}, "its rows are encoded"),
+        (encoded, {}, "its rows are encoded"),
+        (raw, {"arrays": True, "encoding": FACTS}, "its rows are not encoded"),
+    ]
+    for directory, options, told in refused:
+        with pytest.raises(StreamMismatch, match=told):
+            ChunkWriter(directory, **options)
     assert sorted(path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()) == before
-    ChunkWriter(tmp_path / "encoded", arrays=True, encoding=FACTS).close()
+    ChunkWriter(encoded, arrays=True, encoding=FACTS).close()
 
 
 def test_encoding_that_is_none_or_comes_without_arrays_makes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="an encoding is 1 to 1000 facts"):
-        ChunkWriter(tmp_path / "a", 2, arrays=True, encoding={"a": []})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match="give arrays=True with encoding"):
-        ChunkWriter(tmp_path / "a", 2, encoding=FACTS)
+    wrong: list[dict[str, Any]] = [{"arrays": True, "encoding": {"a": []}}, {"encoding": FACTS}]
+    for options in wrong:
+        with pytest.raises(ValueError, match="encoding"):
+            ChunkWriter(tmp_path / "a", 2, **options)
     assert not (tmp_path / "a").exists()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
+import pickle
+import threading
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import xxhash
 
@@ -17,11 +20,11 @@ from lazyshard import ChunkWriter
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, RowInvalid
 from lazyshard.format.names import chunk_name
 from lazyshard.store.files import open_file
-from lazyshard.stream import StreamReader, chunk_files
+from lazyshard.stream import StreamReader, chunk_files, scattered
 from lazyshard.stream.chunk import Chunk, open_foreign, open_sealed
 from lazyshard.stream.chunk_files import RowPlace, read_place
-from lazyshard.stream.scattered import HeldChunks
-from tests.stream.streams import foreign, open_descriptors, produce, seal
+from lazyshard.stream.scattered import Held, HeldChunks, ScatteredReader
+from tests.stream.streams import foreign, produce, raising, seal
 
 LINES = [b'{"id":0}\n', b'{"id":1}\n', b'{"id":2}\n', b'{"id":3}\n']
 
@@ -35,12 +38,6 @@ def sealed(directory: Path, lines: list[bytes]) -> Path:
 
 def opened(data: Path) -> Chunk:
     return open_sealed(data, seal(data.parent, 0))
-
-
-def damage(data: Path, row: int, line: bytes) -> None:
-    lines = data.read_bytes().splitlines(keepends=True)
-    lines[row] = line
-    data.write_bytes(b"".join(lines))
 
 
 def take(chunk: Chunk, first: int, stop: int, at_least: int = 1, budget: int = 1 << 18) -> list[dict[str, Any]]:
@@ -58,54 +55,30 @@ def unsealed_check(directory: Path, lines: list[bytes]) -> Chunk:
     return Chunk(open_file(directory / "data"), 0, offsets, digests)
 
 
-def test_lines_and_line_agree_for_every_range_and_budget(tmp_path: Path) -> None:
-    chunk = opened(sealed(tmp_path, LINES))
+def test_lines_and_line_agree_for_every_range_and_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = sealed(tmp_path, LINES)
+    chunk = opened(data)
     assert [chunk.line(row) for row in range(4)] == LINES
     for first in range(4):
         for stop in range(first + 1, 5):
             for at_least in range(1, stop - first + 1):
-                for budget in (0, 9, 20, 1000):
-                    found = chunk.lines(first, stop, at_least, budget)
-                    assert at_least <= len(found) <= stop - first
-                    assert found == LINES[first : first + len(found)]
-
-
-def test_budget_bounds_what_is_read_ahead(tmp_path: Path) -> None:
-    chunk = opened(sealed(tmp_path, LINES))
-    assert [len(chunk.lines(0, 4, 1, budget)) for budget in (0, 9, 18, 35, 36, 10**9)] == [1, 1, 2, 3, 4, 4]
-
-
-def test_large_rows_are_whole_and_come_one_at_a_time(tmp_path: Path) -> None:
-    big = [b'{"text":"%s"}\n' % (b"x" * size) for size in (3_000_000, 5, 1_500_000)]
-    chunk = opened(sealed(tmp_path, big))
-    assert [chunk.lines(row, 3, 3 - row, 10**9) for row in range(3)] == [[line] for line in big]
-    assert [chunk.line(row) for row in range(3)] == big
-
-
-def test_digest_mismatch_names_file_row_byte_expected_and_actual(tmp_path: Path) -> None:
-    data = sealed(tmp_path, LINES)
-    damage(data, 2, b'{"id":7}\n')
-    want, have = (f"{xxhash.xxh3_64_intdigest(line):016x}" for line in (LINES[2], b'{"id":7}\n'))
-    for many in (False, True):
-        with pytest.raises(ChunkCorrupt) as caught:
-            opened(data).lines(2, 4, 2, 0) if many else opened(data).line(2)
-        error = caught.value
-        assert (error.file, error.chunk, error.row, error.byte) == (str(data), 0, 2, 18)
-        assert (error.expected, error.actual) == (f"XXH3 {want} as sealed", have)
-
-
-def test_bad_row_behind_good_ones_is_raised_only_when_it_comes_first(tmp_path: Path) -> None:
-    data = sealed(tmp_path, LINES)
-    damage(data, 2, b'{"id":7}\n')
-    assert opened(data).lines(0, 4, 4, 1000) == LINES[:2]
-    assert opened(data).lines(3, 4, 1, 1000) == LINES[3:]
-
-
-def test_newline_moved_between_rows_does_not_pass(tmp_path: Path) -> None:
-    data = sealed(tmp_path, [b'{"a":1}\n', b'{"b":22}\n'])
-    data.write_bytes(b'{"a":1 }\n' + b'{"b":2}\n')
-    with pytest.raises(ChunkCorrupt, match="row 0"):
-        opened(data).lines(0, 2, 2, 1000)
+                for budget in (0, 9, 18, 35, 36, 10**9):
+                    fit = min(stop - first, budget // 9)
+                    wanted = max(at_least, fit - fit % at_least)
+                    assert chunk.lines(first, stop, at_least, budget) == LINES[first : first + wanted]
+    # Short reads go on.
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 5), offset))
+    assert chunk.lines(0, 4, 4, 0) == LINES
+    # A bad row is raised only when it comes first, also of a file that is cut meanwhile.
+    data.write_bytes(b"".join([*LINES[:2], b'{"id":7}\n', LINES[3]]))
+    assert chunk.lines(0, 4, 4, 1000) == LINES[:2]
+    assert chunk.lines(3, 4, 1, 1000) == LINES[3:]
+    os.truncate(data, 12)
+    assert chunk.line(0) == LINES[0]
+    with pytest.raises(ChunkCorrupt) as caught:
+        chunk.line(1)
+    assert "byte 12" in str(caught.value.actual)
 
 
 @pytest.mark.parametrize("bad", [b"[1]\n", b"nonsense\n", b"1\n", b'{"a":"\xff"}\n'])
@@ -119,84 +92,24 @@ def test_row_that_is_no_object_ends_the_good_prefix_and_names_line_and_byte(bad:
     assert caught.value.file == str(tmp_path / "data")
 
 
-@pytest.mark.parametrize(("change", "actual"), [(b"", "0 bytes"), (b"{}\n", "3 bytes"), (b"x" * 99, "99 bytes")])
-def test_file_of_another_size_than_sealed_is_corrupt(change: bytes, actual: str, tmp_path: Path) -> None:
-    data = sealed(tmp_path, LINES)
-    data.write_bytes(change)
-    before = open_descriptors()
-    with pytest.raises(ChunkCorrupt) as caught:
-        opened(data)
-    assert (caught.value.expected, caught.value.actual) == ("36 bytes as sealed", actual)
-    del caught
-    assert open_descriptors() == before
+TWO_ROWS = [
+    *(b'{"a":1}\n{"a":2}\n', b'{"a":1}\n{"a":2}', b'{"a":1}\r\n{"a":2}\r\n', b'\n \t\n{"a":1}\n{"a":2}\n'),
+    *(b'{"a":1}\n\n\r\n{"a":2}\n', b'{"a":1}\n{"a":2}\n\n  \n', b'{"a":1}\n{"a":2}\n   '),
+    b'\xef\xbb\xbf{"a":1}\n{"a":2}\n',
+]
+NO_ROW = (b"", b"\n", b"  ", b" \r\n\n", b"\xef\xbb\xbf")
+ONE_ROW: dict[bytes, Any] = {b'\xef\xbb\xbf\n{"a":1}\n': 1, '{"a":"\u2028\u2029\x85"}\n'.encode(): "\u2028\u2029\x85"}
 
 
-def test_file_cut_after_opening_is_corrupt_and_no_bus_error(tmp_path: Path) -> None:
-    data = sealed(tmp_path, LINES)
-    chunk = opened(data)
-    os.truncate(data, 12)
-    assert chunk.line(0) == LINES[0]
-    with pytest.raises(ChunkCorrupt, match="the end of the file at byte 12"):
-        chunk.line(1)
-
-
-def test_stale_descriptor_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "data").write_bytes(b'{"a":1}\n')
-    chunk = opened(sealed(tmp_path / "s", LINES))
-    pread, left = os.pread, [2]
-
-    def stale(fd: int, size: int, offset: int) -> bytes:
-        if left[0]:
-            left[0] -= 1
-            raise OSError(errno.ESTALE, "Stale file handle")
-        return pread(fd, size, offset)
-
-    monkeypatch.setattr(os, "pread", stale)
-    before = open_descriptors()
-    assert chunk.lines(0, 4, 4, 0) == LINES
-    assert open_descriptors() == before
-    left[0] = 1
-    # A scan starts again.
-    assert take(open_foreign(tmp_path / "data", 0), 0, 1) == [{"a": 1}]
-    left[0] = 10**9
-    with pytest.raises(OSError, match="Stale"):
-        chunk.line(0)
-
-
-def test_short_reads_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunk = opened(sealed(tmp_path, LINES))
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 5), offset))
-    assert chunk.lines(0, 4, 4, 0) == LINES
-
-
-@pytest.mark.parametrize(
-    ("data", "wanted"),
-    [
-        (b'{"a":1}\n{"a":2}\n', [1, 2]),
-        (b'{"a":1}\n{"a":2}', [1, 2]),
-        (b'{"a":1}\r\n{"a":2}\r\n', [1, 2]),
-        (b'\n \t\n{"a":1}\n{"a":2}\n', [1, 2]),
-        (b'{"a":1}\n\n\r\n{"a":2}\n', [1, 2]),
-        (b'{"a":1}\n{"a":2}\n\n  \n', [1, 2]),
-        (b'{"a":1}\n{"a":2}\n   ', [1, 2]),
-        (b'\xef\xbb\xbf{"a":1}\n{"a":2}\n', [1, 2]),
-        (b'\xef\xbb\xbf\n{"a":1}\n', [1]),
-        (b"", []),
-        (b"\n", []),
-        (b"  ", []),
-        (b" \r\n\n", []),
-        (b"\xef\xbb\xbf", []),
-        ('{"a":"\u2028\u2029\x85"}\n'.encode(), ["\u2028\u2029\x85"]),
-    ],
-)
-def test_foreign_rows_are_found_by_newlines(data: bytes, wanted: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(data)
-    chunk = open_foreign(tmp_path / "data", 0)
-    assert len(chunk) == len(wanted)
-    if wanted:
-        assert [row["a"] for row in take(chunk, 0, len(wanted), len(wanted))] == wanted
-        assert [take(chunk, row, row + 1)[0]["a"] for row in range(len(wanted))] == wanted
+def test_foreign_rows_are_found_by_newlines(tmp_path: Path) -> None:
+    cases: list[tuple[bytes, list[Any]]] = [(data, [1, 2]) for data in TWO_ROWS] + [(data, []) for data in NO_ROW]
+    for data, wanted in cases + [(data, [value]) for data, value in ONE_ROW.items()]:
+        (tmp_path / "data").write_bytes(data)
+        chunk = open_foreign(tmp_path / "data", 0)
+        assert len(chunk) == len(wanted)
+        if wanted:
+            assert [row["a"] for row in take(chunk, 0, len(wanted), len(wanted))] == wanted
+            assert [take(chunk, row, row + 1)[0]["a"] for row in range(len(wanted))] == wanted
 
 
 @pytest.mark.parametrize("shift", range(-3, 4))
@@ -208,24 +121,21 @@ def test_foreign_rows_across_the_border_of_a_block(shift: int, tmp_path: Path) -
     assert take(chunk, 1, 2) == [{"a": 2}]
 
 
-@pytest.mark.parametrize(
-    ("bad", "byte"), [(b"[1]", 11), (b"nope", 11), (b'{"a":"\xff"}', 17), (b'{"a":1}{"a":2}', 18), (b"\x0c", 11)]
-)
-def test_foreign_bad_row_names_its_line_in_the_file_and_spares_the_others(
-    bad: bytes, byte: int, tmp_path: Path
-) -> None:
-    (tmp_path / "data").write_bytes(b'\n{"a":1}\n\r\n' + bad + b'\n{"a":3}\n')
-    chunk = open_foreign(tmp_path / "data", 0)
-    assert take(chunk, 0, 3, 3) == [{"a": 1}]
-    assert take(chunk, 2, 3) == [{"a": 3}]
-    with pytest.raises(RowInvalid) as caught:
-        take(chunk, 1, 3)
-    assert (caught.value.line, caught.value.byte) == (4, byte)
+BAD_ROWS = {b"[1]": 11, b"nope": 11, b'{"a":"\xff"}': 17, b'{"a":1}{"a":2}': 18, b"\x0c": 11, b'{"a":%d}' % 2**64: 16}
 
 
-def test_foreign_file_that_grows_while_it_is_scanned_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_bad_row_names_its_line_and_spares_the_others(tmp_path: Path) -> None:
+    for bad, byte in BAD_ROWS.items():
+        (tmp_path / "data").write_bytes(b'\n{"a":1}\n\r\n' + bad + b'\n{"a":3}\n')
+        chunk = open_foreign(tmp_path / "data", 0)
+        assert take(chunk, 0, 3, 3) == [{"a": 1}]
+        assert take(chunk, 2, 3) == [{"a": 3}]
+        with pytest.raises(RowInvalid) as caught:
+            take(chunk, 1, 3)
+        assert (caught.value.line, caught.value.byte) == (4, byte)
+
+
+def test_foreign_file_that_grows_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     data.write_bytes(b'{"a":1}\n')
     pread = os.pread
@@ -236,17 +146,8 @@ def test_foreign_file_that_grows_while_it_is_scanned_is_an_error(
         return pread(fd, size, offset)
 
     monkeypatch.setattr(os, "pread", grow)
-    with pytest.raises(ChunkCorrupt, match="marked complete"):
+    with pytest.raises(ChunkCorrupt):
         open_foreign(data, 0)
-
-
-def test_foreign_integer_past_64_bits_is_refused_rather_than_rounded(tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(b'{"a":1}\n\n  {"a":18446744073709551616}\n')
-    chunk = open_foreign(tmp_path / "data", 0)
-    assert chunk.lines(0, 2, 1, 1000) == [b'{"a":1}\n\n']
-    with pytest.raises(RowInvalid, match="18446744073709551616 does not fit into 64 bits") as caught:
-        chunk.lines(1, 2, 1, 1000)
-    assert (caught.value.line, caught.value.byte) == (3, 16)
 
 
 @pytest.fixture(autouse=True)
@@ -262,70 +163,48 @@ def place_of(directory: Path, chunk: int, row: int) -> RowPlace:
     return place
 
 
-def test_a_row_is_read_where_it_lies(tmp_path: Path) -> None:
+def test_a_row_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = produce(tmp_path / "s", 4)
-    place = place_of(directory, 1, 1)
-    assert place[:5] == (str(directory / "chunk_00001.jsonl"), 1, 1, 9, 9)
-    assert [read_place(place_of(directory, *divmod(i, 2))) for i in (3, 0, 2)] == [
-        b'{"id":3}\n',
-        b'{"id":0}\n',
-        b'{"id":2}\n',
-    ]
-
-
-def test_a_place_holds_after_the_process_has_gone_to_another_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    produce(tmp_path / "s", 2)
+    assert place_of(directory, 1, 1)[:5] == (str(directory / "chunk_00001.jsonl"), 1, 1, 9, 9)
+    # A place holds after the process has gone to another directory.
     monkeypatch.chdir(tmp_path)
-    place = place_of(Path("s"), 0, 0)
+    places = [place_of(Path("s"), *divmod(i, 2)) for i in (3, 0, 2)]
     monkeypatch.chdir("/")
-    assert read_place(place) == b'{"id":0}\n'
+    assert [read_place(place) for place in places] == [b'{"id":3}\n', b'{"id":0}\n', b'{"id":2}\n']
+    # Rows without digests have none.
+    others = foreign(tmp_path / "f", b'{"id":0}\n', end=True)
+    assert StreamReader(others, samples_per_chunk=1).chunk(0).place(0) is None
 
 
-def test_rows_without_digests_have_no_place(tmp_path: Path) -> None:
-    directory = foreign(tmp_path / "s", b'{"id":0}\n', end=True)
-    assert StreamReader(directory, samples_per_chunk=1).chunk(0).place(0) is None
-
-
-def test_a_row_that_was_changed_meanwhile_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "actual"),
+    [(lambda path: os.truncate(path, 13), "4 bytes"), (lambda path: path.write_bytes(b'{"id":0}\n{"id":9}\n'), "")],
+)
+def test_row_that_was_changed_meanwhile_is_bad(change: Callable[[Path], object], actual: str, tmp_path: Path) -> None:
     place = place_of(produce(tmp_path / "s", 2), 0, 1)
-    with open(place.path, "r+b") as file:
-        os.pwrite(file.fileno(), b"9", 9 + 6)
-    with pytest.raises(ChunkCorrupt, match=r"row 1 \(byte 9\): expected XXH3 .* of 9 bytes as sealed, found .*changed"):
+    change(Path(place.path))
+    with pytest.raises(ChunkCorrupt) as caught:
         read_place(place)
+    error = caught.value
+    assert (error.file, error.row, error.byte) == (place.path, 1, 9)
+    assert actual in str(error.actual)
 
 
-def test_a_file_that_was_cut_meanwhile_is_refused(tmp_path: Path) -> None:
+def test_a_row_whose_file_was_deleted_or_replaced_meanwhile(tmp_path: Path) -> None:
     place = place_of(produce(tmp_path / "s", 2), 0, 1)
-    os.truncate(place.path, 13)
-    with pytest.raises(ChunkCorrupt, match="found 4 bytes; the file was changed"):
-        read_place(place)
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_a_row_whose_file_was_deleted_meanwhile(tmp_path: Path, known: bool) -> None:
-    place = place_of(produce(tmp_path / "s", 2), 0, 1)
-    if known:
-        read_place(place)
+    read_place(place)
     os.unlink(place.path)
-    if known:
-        # It is still open here.
-        assert read_place(place) == b'{"id":1}\n'
-        return
-    with pytest.raises(ChunkMissing, match="row 1 was read by a DataLoader worker, and the file is gone since"):
+    # It is still open here.
+    assert read_place(place) == b'{"id":1}\n'
+    # One that another has replaced is opened again.
+    Path(place.path).write_bytes(b'{"id":7}\n{"id":8}\n')
+    other = place_of(produce(tmp_path / "other", 9), 4, 0)
+    assert read_place(other._replace(path=place.path, start=9)) == b'{"id":8}\n'
+    os.unlink(place.path)
+    chunk_files._open_files.clear()
+    with pytest.raises(ChunkMissing) as caught:
         read_place(place)
-
-
-def test_an_open_file_that_another_has_replaced_is_opened_again(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 2)
-    assert read_place(place_of(directory, 0, 0)) == b'{"id":0}\n'
-    shutil.rmtree(directory)
-    directory.mkdir()
-    (directory / "chunk_00000.jsonl").write_bytes(b'{"id":7}\n{"id":8}\n')
-    other = produce(tmp_path / "other", 9)
-    of_eight = place_of(other, 4, 0)._replace(path=str(directory / "chunk_00000.jsonl"), start=9)
-    assert read_place(of_eight) == b'{"id":8}\n'
+    assert caught.value.file == place.path
 
 
 def test_few_files_stay_open_and_none_that_was_deleted(tmp_path: Path) -> None:
@@ -347,18 +226,16 @@ def filled(data: bytes) -> Callable[[memoryview], None]:
     return read
 
 
-def test_slices_are_the_bytes_of_the_chunk() -> None:
+def test_a_chunk_that_is_not_wanted_or_not_read_leaves_its_memory_to_the_next() -> None:
     chunks = HeldChunks()
-    chunks.read(3, 5, {3}, filled(b"abcde"))
-    assert chunks.data[3][1:4] == b"bcd"
-    assert type(chunks.data[3][1:4]) is bytes
-
-
-def test_a_chunk_that_is_not_wanted_leaves_its_memory_to_the_next() -> None:
-    chunks = HeldChunks()
+    with pytest.raises(OSError, match="no"):
+        chunks.read(0, 5, {0}, raising(OSError("no")))
+    assert chunks.data == {}
+    (memory,) = chunks._spare
     chunks.read(0, 5, {0, 1}, filled(b"abcde"))
+    assert chunks.data[0] is memory
+    assert (chunks.data[0][1:4], type(chunks.data[0][1:4])) == (b"bcd", bytes)
     chunks.read(1, 2, {0, 1}, filled(b"xy"))
-    memory = chunks.data[0]
     chunks.read(2, 7, {1, 2}, filled(b"0123456"))
     assert chunks.data[2] is memory
     assert {number: data[:2] for number, data in chunks.data.items()} == {1: b"xy", 2: b"01"}
@@ -375,20 +252,6 @@ def test_memory_of_another_size_is_given_up_for_each_that_is_had(size: int) -> N
     assert [len(data) for data in chunks.data.values()] == [max(size, 256 << 10)] * 3
 
 
-def test_a_chunk_that_cannot_be_read_is_not_held_and_its_memory_is_used_again() -> None:
-    def fail(memory: memoryview) -> None:
-        memory[0] = 1
-        raise OSError("no")
-
-    chunks = HeldChunks()
-    with pytest.raises(OSError, match="no"):
-        chunks.read(0, 5, {0}, fail)
-    assert chunks.data == {}
-    (memory,) = chunks._spare
-    chunks.read(0, 5, {0}, filled(b"abcde"))
-    assert chunks.data[0] is memory
-
-
 def test_a_forked_process_reads_over_its_own_copy_alone() -> None:
     chunks = HeldChunks()
     chunks.read(0, 5, {0}, filled(b"abcde"))
@@ -398,3 +261,129 @@ def test_a_forked_process_reads_over_its_own_copy_alone() -> None:
         os._exit(chunks.data[1][:5] != b"01234")
     assert os.waitpid(pid, 0)[1] == 0
     assert chunks.data[0][:5] == b"abcde"
+
+
+ORDER = np.array([7, 0, 9, 4, 11, 1, 2])
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> StreamReader:
+    return StreamReader(produce(tmp_path / "s", 16, 4), max_wait=0)
+
+
+def damage(reader: StreamReader, sample: int) -> None:
+    """Changes a letter of a row."""
+    chunk = reader.chunk(sample // 4)
+    with chunk.path.open("r+b") as file:
+        file.seek(chunk.offset(sample % 4) + 2)
+        file.write(b"X")
+
+
+def prepared(rows: ScatteredReader, samples: np.ndarray[tuple[int], np.dtype[np.int64]] = ORDER) -> Held:
+    held = rows.prepare(samples)
+    assert held is not None
+    return held
+
+
+def test_lines_of_a_foreign_directory_are_checked_one_by_one(tmp_path: Path) -> None:
+    directory = foreign(tmp_path / "s", b'{"id":0}\n{"id":1}\n', b'[2]\n{"id":3}\n', end=True)
+    rows = ScatteredReader(StreamReader(directory, 2, max_wait=0))
+    held = prepared(rows, np.array([3, 0, 2, 1]))
+    assert held.digests is None
+    assert rows.lines(held, 0, 4) == [b'{"id":3}\n', b'{"id":0}\n']
+    with pytest.raises(RowInvalid):
+        rows.lines(held, 2, 4)
+
+
+def test_each_chunk_is_read_once_while_it_is_held(reader: StreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ScatteredReader(reader)
+    held = prepared(rows)
+    assert held.row_bytes == sum(len(reader.line(sample)) for sample in ORDER.tolist()) // 7
+    preadv = Mock(wraps=os.preadv)
+    monkeypatch.setattr(os, "preadv", preadv)
+    for start in range(6):
+        assert len(rows.lines(held, start, 7)) == 7 - start
+    assert preadv.call_count == 3
+    # What is in none of those that come next makes room for them, the rest is not read again.
+    held = prepared(rows, np.array([5, 4]))
+    rows.lines(held, 0, 2)
+    assert preadv.call_count == 3
+    held = prepared(rows, np.array([4, 14]))
+    rows.lines(held, 0, 2)
+    assert list(rows._idle[0].data) == [1, 3]
+    assert preadv.call_count == 4
+
+
+def test_threads_do_not_read_over_what_another_one_reads_from(reader: StreamReader) -> None:
+    rows = ScatteredReader(reader)
+    begun, done = threading.Event(), threading.Event()
+
+    class Slow(StreamReader):
+        def read_published_into(self, chunk: Chunk, memory: memoryview) -> None:
+            begun.set()
+            assert done.wait(60)
+            super().read_published_into(chunk, memory)
+
+    slow = ScatteredReader(Slow(reader.directory, max_wait=0))
+    slow._idle = rows._idle
+    # Its memory holds chunk 0, which the other thread has in use while this one reads over what it does not want.
+    rows.lines(prepared(rows, np.array([0])), 0, 1)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(slow.lines, prepared(slow, np.array([0, 4])), 0, 2)
+        assert begun.wait(60)
+        assert rows.lines(prepared(rows, np.array([8, 9])), 0, 2) == [reader.line(8), reader.line(9)]
+        done.set()
+        assert found.result(60) == [reader.line(0), reader.line(4)]
+    assert len(rows._idle) == 2
+
+
+def test_chunks_that_do_not_fit_or_have_large_rows_or_of_which_little_is_read_are_not_held(
+    reader: StreamReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [reader.chunk(number).size for number in range(3)]
+    mean = sum(len(reader.line(sample)) for sample in ORDER.tolist()) // 7
+    for name, enough in (("HELD_BYTES", sum(sizes)), ("LARGE_ROW_BYTES", mean)):
+        with monkeypatch.context() as patch:
+            for value in (enough, enough - 1):
+                patch.setattr(scattered, name, value)
+                rows = ScatteredReader(reader)
+                assert (rows.prepare(ORDER) is not None) is (value == enough)
+                assert rows._idle == []
+    rows = ScatteredReader(StreamReader(produce(tmp_path / "long", 40, 20), max_wait=0))
+    assert rows.prepare(np.array([0, 1, 20])) is None
+    assert rows.prepare(np.arange(10)) is not None
+    # Nor are those that cannot be opened.
+    os.truncate(reader.chunk(2).path, 5)
+    assert ScatteredReader(StreamReader(tmp_path / "s", max_wait=0)).prepare(ORDER) is None
+
+
+@pytest.mark.parametrize(("bad", "found"), [(11, 4), (0, 1), (2, 6), (9, 2)])
+def test_bad_row_ends_what_is_returned_and_is_told_if_it_is_first(reader: StreamReader, bad: int, found: int) -> None:
+    expected = [reader.line(sample) for sample in ORDER.tolist()]
+    damage(reader, bad)
+    rows = ScatteredReader(reader)
+    held = prepared(rows)
+    assert rows.lines(held, 0, 7) == expected[:found]
+    with pytest.raises(ChunkCorrupt) as caught:
+        rows.lines(held, found, 7)
+    assert (caught.value.chunk, caught.value.row) == (bad // 4, bad % 4)
+    if found < 6:
+        assert rows.lines(held, found + 1, 7) == expected[found + 1 :]
+
+
+def test_a_chunk_that_was_cut_is_told_at_its_rows(reader: StreamReader) -> None:
+    rows = ScatteredReader(reader)
+    held = prepared(rows)
+    os.truncate(reader.chunk(2).path, 5)
+    assert len(rows.lines(held, 0, 7)) == 2
+    with pytest.raises(ChunkCorrupt):
+        rows.lines(held, 2, 7)
+
+
+def test_what_is_held_does_not_travel(reader: StreamReader) -> None:
+    rows = ScatteredReader(reader)
+    held = prepared(rows)
+    lines = rows.lines(held, 0, 7)
+    copy: ScatteredReader = pickle.loads(pickle.dumps(rows))
+    assert (len(rows._idle[0].data), copy._idle) == (3, [])
+    assert copy.lines(held, 0, 7) == lines

@@ -3,7 +3,7 @@
 The table is the list of damages to a directory. Told elsewhere, and not here again:
 
     names past 99999, odd padding, doubled names      test_stream, inspection/test_verification_names, cli/test_inspect
-    gap and missing marker of a foreign directory     test_stream
+    gap, missing marker of a foreign one, torn head   test_stream
     unreadable: path and uid, as another user         test_durable, cli/test_verify, cli/test_status
     files that appear late, or never                  test_reader
     every byte, and several damages at once           faults/test_fuzz
@@ -34,7 +34,6 @@ from lazyshard.errors import (
     StreamInvalid,
     StreamMismatch,
     VersionUnsupported,
-    WaitTimeout,
 )
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import CursorOwner, list_consumers, read_cursor
@@ -206,16 +205,11 @@ def test_commands_tell_it(case: Case, place: Path, capsys: pytest.CaptureFixture
     assert shown.err.startswith(f"lazyshard: error: {place}")
 
 
-def test_unknown_fields_are_passed_over(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_fields_are_passed_over(place: Path) -> None:
     for name in (S0, S1, S2, "stream.json", "head.json", "stream.end", "stream.owner"):
         edit(name, later={"than": "this"})(place)
     assert list(StreamReader(place, max_wait=0)) == [{"id": number} for number in range(5)]
     assert main(["verify", str(place), "--jobs", "1"]) == 0
-
-
-def test_head_that_is_torn_stops_nobody(place: Path) -> None:
-    put("head.json", b'{"fo')(place)
-    assert StreamReader(place, max_wait=0).read(4) == {"id": 4}
 
 
 def test_another_samples_per_chunk_is_refused_at_the_start(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,50 +220,39 @@ def test_another_samples_per_chunk_is_refused_at_the_start(place: Path, capsys: 
     assert main(["inspect", str(place), "--samples-per-chunk", "3"]) == 5
 
 
-@pytest.mark.parametrize("missing", [C1, S1])
-def test_gap_without_a_head_says_which_chunk_and_how_long(missing: str, tmp_path: Path) -> None:
-    place = foreign(tmp_path / "s", *(b'{"id":0}\n' for _ in range(3)))
-    delete(missing)(place)
-    with pytest.raises(WaitTimeout) as caught:
-        StreamReader(place, 1, max_wait=0).read(1)
-    assert (caught.value.chunk, caught.value.state, caught.value.heartbeat_age) == (1, None, None)
-
-
-def test_file_with_a_hole_is_not_read_into_memory(place: Path) -> None:
+def test_file_with_a_hole_is_not_read_into_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(place / S1, 1 << 39)
-    with pytest.raises(FileRefused, match="expected at most 4294967296 bytes"):
+    with pytest.raises(FileRefused, match="4294967296"):
         StreamReader(place, max_wait=0).read(3)
-
-
-def test_foreign_line_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nor is a line without an end, in a foreign directory.
     monkeypatch.setattr("lazyshard.stream.foreign_rows.MAX_ROW_BYTES", 1 << 20)
-    place = foreign(tmp_path / "s", b'{"id":0}\n', end=True)
-    os.truncate(place / C0, 1 << 39)
-    with pytest.raises(ChunkCorrupt, match="found no end of it"):
-        StreamReader(place, 1, max_wait=0)
+    others = foreign(place / "foreign", b'{"id":0}\n', end=True)
+    os.truncate(others / C0, 1 << 39)
+    with pytest.raises(ChunkCorrupt):
+        StreamReader(others, 1, max_wait=0)
 
 
 @pytest.mark.parametrize(("kind", "found"), [one for one in KINDS if one[0] not in ("device", "socket")])
-def test_what_is_no_cursor_is_refused_and_deletes_nothing(
+def test_what_is_no_cursor_deletes_nothing(
     kind: str, found: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cursor(place, "sft", consumed=4, chunks_before=2)
     replace_by(place / "cursors" / "sft.json", kind, place)
-    told = f"{place}/cursors/sft.json: expected a plain file, found {found}"
+    path = place / "cursors" / "sft.json"
     with pytest.raises(FileRefused) as caught:
         read_cursor(place, "sft")
-    assert (str(caught.value), caught.value.kind) == (told, found)
-    _check_nothing_is_deleted(place, told, capsys)
+    assert (caught.value.file, caught.value.kind) == (str(path), found)
+    _check_nothing_is_deleted(place, path, found, capsys)
 
 
 def _torn(data: bytes) -> Iterator[tuple[bytes, str]]:
-    yield b"", "expected a JSON object"
-    yield bytes(8), "expected a JSON object"
-    yield data.replace(b'"chunks_before":2', b'"chunks_before":9'), "is done with 9 chunks, of which only 3"
-    yield data.replace(b'"chunks_before":2', b'"chunks_before":-2'), "field 'chunks_before'"
-    yield data.replace(b'"consumer":"sft"', b'"consumer":"dpo"'), "field 'consumer'"
+    yield b"", ""
+    yield bytes(8), ""
+    yield data.replace(b'"chunks_before":2', b'"chunks_before":9'), "9 chunks, of which only 3"
+    yield data.replace(b'"chunks_before":2', b'"chunks_before":-2'), "'chunks_before'"
+    yield data.replace(b'"consumer":"sft"', b'"consumer":"dpo"'), "'consumer'"
     start = data.index(b'"stream_id":"') + len(b'"stream_id":"')
-    yield data[:start] + b"0" * 32 + data[start + 32 :], f"of stream {'0' * 32}, in the directory is stream "
+    yield data[:start] + b"0" * 32 + data[start + 32 :], "0" * 32
 
 
 def test_cursor_that_is_torn_ahead_or_of_another_deletes_nothing(
@@ -279,17 +262,17 @@ def test_cursor_that_is_torn_ahead_or_of_another_deletes_nothing(
     path = place / "cursors" / "sft.json"
     for data, told in _torn(path.read_bytes()):
         path.write_bytes(data)
-        _check_nothing_is_deleted(place, f"{path}: {told}", capsys)
+        _check_nothing_is_deleted(place, path, told, capsys)
 
 
-def _check_nothing_is_deleted(place: Path, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def _check_nothing_is_deleted(place: Path, path: Path, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     [consumer] = list_consumers(place, 3)
     assert (consumer.chunks_before, consumer.cursor) == (0, None)
-    assert (consumer.problem or "").startswith(told)
     assert retire(place, consumer.chunks_before, 3) == 0
     assert main(["status", str(place), "--json"]) == 0
     [problem] = orjson.loads(capsys.readouterr().out)["problems"]
-    assert problem.startswith(f"consumer 'sft': {told}")
+    for text in (consumer.problem or "", problem):
+        assert f"{path}: " in text and told in text
     assert f"`lazyshard forget {place} sft`" in problem
 
 
@@ -300,6 +283,5 @@ def test_what_is_no_lock_of_a_cursor_hangs_nobody(kind: str, place: Path) -> Non
     try:
         CursorOwner(place, "sft").close()
     except OSError as error:
-        # Of the filesystem's own kind, or ours: it names the file.
-        assert ".sft.lock" in str(error)
-        assert kind != "pipe"
+        # Of the filesystem's own kind, or ours.
+        assert kind != "pipe" and ".sft.lock" in str(error)

@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import (
-    ChunkRetired,
-    FileInvalid,
-    ProducerFenced,
-    StreamEnded,
-    StreamInvalid,
-    VersionUnsupported,
-)
+from lazyshard.errors import ChunkRetired, FileInvalid, ProducerFenced, StreamEnded, StreamInvalid, VersionUnsupported
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.format.records import Manifest, Retired
 from lazyshard.store import durable
@@ -29,7 +22,7 @@ from lazyshard.stream.listing import list_chunks
 from lazyshard.stream.native_stream import NativeStream
 from lazyshard.stream.retire import list_kept, retire
 from lazyshard.stream.stream import open_stream
-from tests.stream.streams import foreign, head, names, produce, python, rows
+from tests.stream.streams import fail_when, foreign, head, names, produce, python, raising, recorded, rows
 
 
 @pytest.fixture
@@ -51,109 +44,40 @@ def test_chunks_below_the_number_go_and_the_others_stay(stream: Path) -> None:
     assert retire(stream, 2, 5) == 2
     assert chunk_files(stream) == files(2, 3, 4)
     assert read_retired(stream) == 2
-    assert retire(stream, 4, 5) == 2
-    assert chunk_files(stream) == files(4)
+    assert retire(stream, 4, 5, clock=lambda: 1700000000.5) == 2
     # Again, and with an older number: nothing comes back, nothing goes.
     assert [retire(stream, chunks, 5) for chunks in (4, 1, 0)] == [0, 0, 0]
     assert (chunk_files(stream), read_retired(stream)) == (files(4), 4)
     assert names(stream / ".tmp") == []
-
-
-def test_mark_says_who_and_when(stream: Path) -> None:
-    retire(stream, 3, 5, clock=lambda: 1700000000.5)
     manifest = Manifest.decode((stream / "stream.json").read_bytes())
-    expected = Retired(manifest.stream_id, 3, 1700000000.5)
-    assert Retired.decode((stream / "retired.json").read_bytes()) == expected
+    assert Retired.decode((stream / "retired.json").read_bytes()) == Retired(manifest.stream_id, 4, 1700000000.5)
 
 
-@pytest.mark.parametrize("chunks_before", [5, 6, 10**15])
-def test_newest_chunk_never_goes(stream: Path, chunks_before: int) -> None:
-    assert retire(stream, chunks_before, 5) == 4
-    assert chunk_files(stream) == files(4)
-    with ChunkWriter(stream) as writer:
-        assert writer.published_samples == 10
-
-
-@pytest.mark.parametrize("published", [0, 1])
-def test_stream_of_one_chunk_or_none_keeps_it(tmp_path: Path, published: int) -> None:
+@pytest.mark.parametrize(
+    ("published", "chunks_before", "kept"), [(5, 5, 4), (5, 10**15, 4), (1, 1, 0), (1, 10**15, 0), (0, 1, 0)]
+)
+def test_newest_chunk_never_goes(published: int, chunks_before: int, kept: int, tmp_path: Path) -> None:
     stream = produce(tmp_path, 2 * published, end=False)
-    assert retire(stream, 1, published) == 0
-    assert chunk_files(stream) == files(*range(published))
-    assert "retired.json" not in names(stream)
+    assert retire(stream, chunks_before, published) == kept
+    assert chunk_files(stream) == files(*range(kept, published))
+    assert ("retired.json" in names(stream)) is (kept > 0)
+    with ChunkWriter(stream) as writer:
+        assert writer.published_samples == 2 * published
 
 
-def test_mark_is_durable_before_the_first_file_goes_and_seals_go_before_data(
-    stream: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[str] = []
-    fsync, rename, unlink = os.fsync, os.replace, os.unlink
-
-    def noted_fsync(fd: int) -> None:
-        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
-        steps.append("sync temporary" if name.startswith("retired.json.") else f"sync {name}")
-        fsync(fd)
-
-    def noted_rename(source: Path, target: Path) -> None:
-        steps.append(f"rename {target.name}")
-        rename(source, target)
-
-    def noted_unlink(path: Path) -> None:
-        if not path.name.startswith("retired.json."):
-            steps.append(f"unlink {path.name}")
-        unlink(path)
-
-    for name, noted in (("fsync", noted_fsync), ("replace", noted_rename), ("unlink", noted_unlink)):
-        monkeypatch.setattr(os, name, noted)
-    retire(stream, 2, 5)
-    assert steps == [
-        "sync temporary",
-        "rename retired.json",
-        "sync s",
-        "unlink chunk_00000.jsonl.tokens",
-        "unlink chunk_00000.jsonl.completed",
-        "unlink chunk_00000.jsonl",
-        "unlink chunk_00001.jsonl.tokens",
-        "unlink chunk_00001.jsonl.completed",
-        "unlink chunk_00001.jsonl",
-        "sync s",
-    ]
-    steps.clear()
-    retire(stream, 2, 5)
-    assert steps == []
+def test_seals_go_before_data_and_nothing_is_done_twice(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = recorded(monkeypatch)
+    retire(stream, 1, 5)
+    gone = [f"unlink chunk_00000.jsonl{end}" for end in (".tokens", ".completed", "")]
+    assert calls == ["sync temporary", "rename retired.json", "sync s", "unlink temporary", *gone, "sync s"]
+    calls.clear()
+    retire(stream, 1, 5)
+    assert calls == []
 
 
-def test_producer_that_was_fenced_deletes_nothing(stream: Path) -> None:
-    before = names(stream)
-
-    def check() -> None:
-        raise ProducerFenced("taken over")
-
-    with pytest.raises(ProducerFenced):
-        retire(stream, 3, 5, check=check)
-    assert names(stream) == before
-
-
-def test_directory_that_is_no_stream_of_ours_keeps_everything(tmp_path: Path) -> None:
-    stream = foreign(tmp_path / "f", b'{"id":0}\n', b'{"id":1}\n')
-    with pytest.raises(StreamInvalid, match=r"there is no stream\.json"):
-        retire(stream, 1, 2)
-    with pytest.raises(StreamInvalid):
-        retire(tmp_path / "nowhere", 1, 2)
-    assert chunk_files(stream) == files(0, 1)
-
-
-def test_deletion_that_failed_in_the_middle_is_completed_by_the_next_call(
-    stream: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unlink = os.unlink
-
-    def fail(path: Path) -> None:
-        if path.name == chunk_name(1):
-            raise OSError(5, "Input/output error")
-        unlink(path)
-
+def test_deletion_that_failed_is_completed_by_the_next_call(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", fail)
+        fail_when(patch, "unlink", lambda path: path.name == chunk_name(1))
         for _ in range(2):
             with pytest.raises(OSError, match="Input/output error"):
                 retire(stream, 3, 5)
@@ -164,17 +88,21 @@ def test_deletion_that_failed_in_the_middle_is_completed_by_the_next_call(
     assert chunk_files(stream) == files(3, 4)
 
 
-def test_mark_that_cannot_be_written_deletes_nothing(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(durable, "write_all", full)
-        with pytest.raises(OSError, match="No space left"):
-            retire(stream, 3, 5)
-    assert chunk_files(stream) == files(*range(5))
-    assert read_retired(stream) == 0
+def test_fenced_producer_foreign_directory_and_failed_mark_delete_nothing(
+    stream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ProducerFenced):
+        retire(stream, 3, 5, check=raising(ProducerFenced("taken over")))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(durable, "write_all", raising(OSError(28, "No space left on device")))
+        retire(stream, 3, 5)
+    assert (chunk_files(stream), read_retired(stream)) == (files(*range(5)), 0)
     assert names(stream / ".tmp") == []
+    others = foreign(tmp_path / "f", b'{"id":0}\n', b'{"id":1}\n')
+    for directory in (others, tmp_path / "nowhere"):
+        with pytest.raises(StreamInvalid):
+            retire(directory, 1, 2)
+    assert chunk_files(others) == files(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -240,24 +168,23 @@ def test_cost_of_a_start_does_not_grow_with_what_was_retired(tmp_path: Path) -> 
     assert calls[0] == calls[1]
 
 
-def test_next_producer_goes_on_after_the_retired_chunks(stream: Path) -> None:
+def test_next_producer_goes_on_after_the_retired_chunks_and_clears_what_came_back(stream: Path) -> None:
     with ChunkWriter(stream) as writer:
         retire(stream, 4, 5)
         writer.write({"id": 10}, source="ten")
         writer.write({"id": 11}, source="eleven")
         retire(stream, 5, 6)
         writer.close(end=False)
+    for name in (seal_name(0), chunk_name(2), chunk_name(1), seal_name(1), chunk_name(6)):
+        (stream / name).write_bytes(b"back")
     with ChunkWriter(stream) as writer:
         assert (writer.published_chunks, writer.published_samples, writer.source) == (6, 12, "eleven")
         writer.write({"id": 12})
-    assert (head(stream).chunks, head(stream).samples, head(stream).ended) == (7, 13, True)
-    assert json.loads((stream / "stream.end").read_bytes()) == {
-        "format": 1,
-        "chunks": 7,
-        "samples": 13,
-        "source": "eleven",
-    }
+    assert chunk_files(stream) == files(5, 6)
+    end = {"format": 1, "chunks": 7, "samples": 13, "source": "eleven"}
+    assert json.loads((stream / "stream.end").read_bytes()) == end
     reader = StreamReader(stream)
+    assert (reader.seen.chunks, reader.seen.samples, reader.seen.ended) == (7, 13, True)
     assert [reader.read(sample)["id"] for sample in (10, 11, 12)] == [10, 11, 12]
 
 
@@ -267,66 +194,47 @@ def test_partial_last_chunk_without_an_end_is_ended_above_retired_ones(tmp_path:
     (stream / "stream.end").unlink()
     (stream / "head.json").unlink()
     assert StreamReader(stream).seen.samples == 8
-    with pytest.raises(ValueError, match="ended with 9 samples"):
+    with pytest.raises(StreamEnded) as caught:
         ChunkWriter(stream)
+    assert caught.value.samples == 9
     assert json.loads((stream / "stream.end").read_bytes()) == {"format": 1, "chunks": 5, "samples": 9}
 
 
-def test_what_came_back_below_the_mark_is_cleared_at_the_next_start(stream: Path) -> None:
-    retire(stream, 3, 5)
-    for name in (seal_name(0), chunk_name(2), chunk_name(1), seal_name(1), chunk_name(5)):
-        (stream / name).write_bytes(b"back")
-    ChunkWriter(stream).close(end=False)
-    assert chunk_files(stream) == files(3, 4)
-
-
-@pytest.mark.parametrize(
-    ("lost", "message"),
-    [
-        (files(3), r"chunk_00003\.jsonl\.completed is missing although chunk_00004"),
-        (files(2), r"chunk_00002\.jsonl\.completed is missing although chunk_00003"),
-        (
-            files(2, 3, 4),
-            r"chunk_00002\.jsonl\.completed is missing, the first that retired\.json says was not deleted",
-        ),
-    ],
-)
-def test_gap_above_the_mark_is_refused_and_nothing_removed(stream: Path, lost: set[str], message: str) -> None:
+@pytest.mark.parametrize("lost", [(3,), (2,), (2, 3, 4)])
+def test_gap_above_the_mark_is_refused_and_nothing_removed(stream: Path, lost: tuple[int, ...]) -> None:
     retire(stream, 2, 5)
-    for name in lost:
+    for name in files(*lost):
         (stream / name).unlink()
     (stream / seal_name(0)).write_bytes(b"back")
     (stream / chunk_name(9)).write_bytes(b"unsealed")
     before = chunk_files(stream)
-    with pytest.raises(StreamInvalid, match=message):
+    with pytest.raises(StreamInvalid, match=f"{seal_name(lost[0])} is missing"):
         ChunkWriter(stream)
     assert chunk_files(stream) == before
 
 
 def test_sample_of_a_retired_chunk_is_an_error_at_once(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = StreamReader(stream)
+    reader, opened = StreamReader(stream), StreamReader(stream)
+    opened.read(0)
     retire(stream, 3, 5)
-
-    def sleep(_: float) -> None:
-        raise AssertionError("waited for a chunk that is gone")
-
+    # One that is open is read on.
+    assert opened.read(1) == {"id": 1}
+    time = SimpleNamespace(sleep=raising(AssertionError("waited for a chunk that is gone")), monotonic=lambda: 0.0)
     for module in ("reader", "waiting"):
-        monkeypatch.setattr(f"lazyshard.stream.{module}.time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
-    for sample in (0, 5):
-        with pytest.raises(ChunkRetired, match=r"chunk \d was deleted .* all chunks below 3") as caught:
-            reader.read(sample)
-        assert (caught.value.chunk, caught.value.chunks_before) == (sample // 2, 3)
-        assert caught.value.file == str(stream / seal_name(sample // 2))
+        monkeypatch.setattr(f"lazyshard.stream.{module}.time", time)
+    for one in (reader, pickle.loads(pickle.dumps(opened))):
+        for sample in (0, 5):
+            with pytest.raises(ChunkRetired) as caught:
+                one.read(sample)
+            assert (caught.value.chunk, caught.value.chunks_before) == (sample // 2, 3)
+            assert caught.value.file == str(stream / seal_name(sample // 2))
     assert isinstance(caught.value, FileNotFoundError)
-    assert "--retain all" in str(caught.value) and "--consumers" in str(caught.value)
     assert [reader.read(sample)["id"] for sample in range(6, 10)] == [6, 7, 8, 9]
     with pytest.raises(ChunkRetired):
         next(iter(reader))
 
 
-def test_data_that_goes_between_seal_and_data_is_retired_and_not_missing(
-    stream: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_goes_after_its_seal_was_read_is_retired(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = StreamReader(stream)
     open_sealed = NativeStream.open_chunk.__globals__["open_sealed"]
 
@@ -339,46 +247,9 @@ def test_data_that_goes_between_seal_and_data_is_retired_and_not_missing(
         reader.read(4)
 
 
-def test_chunk_that_is_open_is_read_on(stream: Path) -> None:
-    reader = StreamReader(stream)
-    reader.read(0)
-    retire(stream, 3, 5)
-    assert reader.read(1) == {"id": 1}
-    with pytest.raises(ChunkRetired):
-        pickle.loads(pickle.dumps(reader)).read(1)
-
-
-COUNTED = """
-import sys
-from lazyshard import StreamReader
-from lazyshard.stream import reader as module
-module._LET_GO_S = float(sys.argv[2])
-reader = StreamReader(sys.argv[1])
-opened = []
-sys.addaudithook(lambda event, arguments: opened.append(arguments[0]) if event == "open" else None)
-for sample in range(4, 10):
-    reader.read(sample)
-print(*(str(path).rpartition("/")[2] for path in opened))
-"""
-
-
-@pytest.mark.parametrize(("every_s", "looks"), [("inf", 0), ("0", 2)])
-def test_mark_is_looked_at_no_more_often_than_deleted_chunks_are_closed(stream: Path, every_s: str, looks: int) -> None:
-    retire(stream, 2, 5)
-    done = python(COUNTED, stream, every_s)
-    assert done.stderr == ""
-    found = done.stdout.split()
-    assert found.count("retired.json") == looks
-    assert [name for name in found if name != "retired.json"] == [
-        name(chunk) for chunk in (2, 3, 4) for name in (seal_name, chunk_name)
-    ]
-
-
 @pytest.mark.parametrize("chunks_before", [0, 2, 4])
 @pytest.mark.parametrize("end", [False, True])
-def test_lost_head_of_a_retired_stream_is_made_up_for_by_the_listing(
-    tmp_path: Path, chunks_before: int, end: bool
-) -> None:
+def test_lost_head_of_a_retired_stream_is_made_up_for(tmp_path: Path, chunks_before: int, end: bool) -> None:
     stream = produce(tmp_path, 9, end=end)
     # Four full chunks; the partial one is only there once the stream has ended.
     published = 5 if end else 4
@@ -396,9 +267,7 @@ def test_lost_head_of_a_retired_stream_is_made_up_for_by_the_listing(
     assert (head(stream).chunks, head(stream).samples, head(stream).ended) == (published, 9 if end else 8, end)
 
 
-def test_chunks_that_go_while_the_directory_is_listed_make_no_gap(
-    stream: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_that_go_during_a_listing_make_no_gap(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = os.listdir
 
     def slow(path: Any) -> list[str]:

@@ -19,12 +19,6 @@ from tests.stream.lengths import lengths_of, put_lengths, sealed
 from tests.stream.streams import names, produce, rows
 
 
-@pytest.fixture
-def stream(tmp_path: Path) -> Path:
-    """Chunks of 2, 2 and 1 rows."""
-    return produce(tmp_path / "s", 5)
-
-
 def leave_tokens(directory: Path, *chunks: int) -> Path:
     """Puts files there as `lazyshard measure` of an earlier release has."""
     for chunk in chunks:
@@ -45,18 +39,14 @@ def test_lengths_are_those_of_the_seals(tmp_path: Path) -> None:
     assert overview(directory).tokens.total == 15
 
 
-def test_chunk_without_lengths_is_named(stream: Path) -> None:
-    put_lengths(stream, [1, 2])
-    with pytest.raises(LengthsMissing, match=r"chunk 1 are in tokens is not known.*lazyshard-producer run") as caught:
-        lengths_of(stream)
-    assert (caught.value.chunk, caught.value.directory) == (1, str(stream))
-
-
-def test_chunk_that_was_deleted_is_named(tmp_path: Path) -> None:
-    directory = sealed(tmp_path / "s", list(range(10)), end=False)
-    retire(directory, 1, 5)
-    with pytest.raises(LengthsMissing, match="chunk 0 was deleted by the stream's producer"):
-        lengths_of(directory)
+def test_chunk_without_lengths_and_one_that_was_deleted_are_named(tmp_path: Path) -> None:
+    without = put_lengths(produce(tmp_path / "without", 5), [1, 2])
+    deleted = sealed(tmp_path / "deleted", list(range(10)), end=False)
+    retire(deleted, 1, 5)
+    for directory, chunk in ((without, 1), (deleted, 0)):
+        with pytest.raises(LengthsMissing) as caught:
+            lengths_of(directory)
+        assert (caught.value.chunk, caught.value.directory) == (chunk, str(directory))
 
 
 def test_files_of_measured_lengths_are_passed_over(tmp_path: Path) -> None:
@@ -75,19 +65,8 @@ def test_they_go_with_their_chunk(tmp_path: Path) -> None:
     assert retire(directory, 2, 5) == 2
     assert tokens_files(directory) == [tokens_name(2)]
     assert list_chunks(directory).complete == 0
-
-
-def test_what_a_killed_deletion_has_left_the_next_start_removes(tmp_path: Path) -> None:
-    directory = leave_tokens(produce(tmp_path / "s", 10, end=False), 2)
-    retire(directory, 2, 5)
+    # What a killed deletion has left the next start removes, and leaves the others alone.
     leave_tokens(directory, 0)
     assert list_kept(directory).leftovers == [tokens_name(0)]
     ChunkWriter(directory, 2).close(end=False)
     assert tokens_files(directory) == [tokens_name(2)]
-
-
-def test_next_start_of_a_producer_leaves_the_others_alone(tmp_path: Path) -> None:
-    directory = leave_tokens(produce(tmp_path / "s", 4, end=False), 0, 1)
-    produce(directory, 6)
-    assert tokens_files(directory) == [tokens_name(0), tokens_name(1)]
-    assert list(StreamReader(directory)) == rows(0, 6)

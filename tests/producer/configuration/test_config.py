@@ -58,34 +58,6 @@ retain = "last 100"
 consumers = ["train", "eval"]
 """
 
-SETTINGS = Settings(
-    out="out",
-    samples_per_chunk=10,
-    rate=2.5,
-    metrics_port=9464,
-    sources=(
-        SourceSettings(path="a", weight=1.5),
-        SourceSettings(path="b", weight=1.5),
-        SourceSettings(
-            path="d", weight=1.0, follow=True, pattern="p*", finished_by="marker", marker="{name}.ok", end_marker="END"
-        ),
-        SourceSettings(path="-", weight=1.0, resume="append"),
-    ),
-    columns=(("new", "old"), ("same", "same")),
-    on_bad_row="quarantine",
-    max_bad_rows=5,
-    encode="swift",
-    model="/m",
-    encode_option=(("truncation_strategy", "left"), ("packing", "false"), ("seed", "3")),
-    limits=Limits(
-        max_ahead=Amount(number=20 * 10**9, unit="bytes"),
-        max_disk=10**12,
-        min_free_disk=1000,
-        retain=100,
-        consumers=("train", "eval"),
-    ),
-)
-
 LEAST = "--source a --out o --samples-per-chunk 3"
 
 ARGUMENTS = (
@@ -121,11 +93,26 @@ def problems(given: Flags, file: ConfigFile | None = None) -> list[tuple[str, st
 
 
 def test_a_file_says_all_that_flags_can_say() -> None:
-    assert assemble(Flags(), config(FULL)) == SETTINGS
+    settings = assemble(Flags(), config(FULL))
+    assert settings.sources == (
+        SourceSettings(path="a", weight=1.5),
+        SourceSettings(path="b", weight=1.5),
+        SourceSettings(
+            path="d", weight=1.0, follow=True, pattern="p*", finished_by="marker", marker="{name}.ok", end_marker="END"
+        ),
+        SourceSettings(path="-", weight=1.0, resume="append"),
+    )
+    ahead = Amount(number=20 * 10**9, unit="bytes")
+    assert settings.limits == Limits(
+        max_ahead=ahead, max_disk=10**12, min_free_disk=1000, retain=100, consumers=("train", "eval")
+    )
+    assert (settings.out, settings.samples_per_chunk, settings.rate, settings.metrics_port) == ("out", 10, 2.5, 9464)
+    assert (settings.on_bad_row, settings.max_bad_rows) == ("quarantine", 5)
+    assert settings.encode_option == (("truncation_strategy", "left"), ("packing", "false"), ("seed", "3"))
     given = flags(ARGUMENTS)
     # Typer gives a flag that may be repeated as a list.
     options = {"encode_option": ["truncation_strategy=left", "packing=false", "seed=3"]}
-    assert assemble(replace(given, values={**given.values, **options}), None) == SETTINGS
+    assert assemble(replace(given, values={**given.values, **options}), None) == settings
 
 
 def test_the_least_that_is_needed_and_none_in_a_file() -> None:

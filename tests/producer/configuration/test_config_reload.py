@@ -40,7 +40,8 @@ def test_what_may_change() -> None:
 @pytest.mark.parametrize("name", [one.name for one in fields(Settings) if one.name not in CHANGING])
 def test_what_may_not_change(name: str) -> None:
     # What may change does beside it.
-    new = replace(OLD, rate=3.0, **{name: "other"})
+    other: Any = "other"
+    new = replace(OLD, rate=3.0, **{name: other})
     assert reloaded(OLD, new) == (replace(OLD, rate=3.0), [CALLED.get(name, name)])
 
 

@@ -21,36 +21,18 @@ from lazyshard_producer.configuration.quantities import (
 from lazyshard_producer.configuration.settings import BY_NAME, Limits
 from lazyshard_producer.errors import SettingsInvalid
 
-SIZES: Final = {
-    "0": 0,
-    "512": 512,
-    "1_000": 1000,
-    "7 bytes": 7,
-    "1 byte": 1,
-    "8B": 8,
-    "20GB": 20 * 10**9,
-    "20 gb": 20 * 10**9,
-    "20G": 20 * 10**9,
-    "512MiB": 512 << 20,
-    "512Mi": 512 << 20,
-    "2TiB": 2 << 40,
-    "3PB": 3 * 10**15,
-    "1.5kB": 1500,
-    "0.0001kB": 0,
-    " 5 ": 5,
-    "9007199254740993": 2**53 + 1,  # as a float it would be one less
-}
+SIZES: Final = [
+    {"0": 0, "512": 512, "1_000": 1000, " 5 ": 5, "7 bytes": 7, "1 byte": 1, "8B": 8},
+    {"20GB": 20 * 10**9, "20 gb": 20 * 10**9, "20G": 20 * 10**9, "3PB": 3 * 10**15, "1.5kB": 1500, "0.0001kB": 0},
+    {"512MiB": 512 << 20, "512Mi": 512 << 20, "2TiB": 2 << 40},
+    {"9007199254740993": 2**53 + 1},  # as a float it would be one less
+]
 
-AMOUNTS: Final = {
-    "64": (64, "chunks"),
-    "64chunks": (64, "chunks"),
-    "1 chunk": (1, "chunks"),
-    "1000000samples": (10**6, "samples"),
-    "1 Sample": (1, "samples"),
-    "20GB": (20 * 10**9, "bytes"),
-    "64 bytes": (64, "bytes"),
-    "0": (0, "chunks"),
-}
+AMOUNTS: Final = [
+    {"0": (0, "chunks"), "64": (64, "chunks"), "64chunks": (64, "chunks"), "1 chunk": (1, "chunks")},
+    {"1000000samples": (10**6, "samples"), "1 Sample": (1, "samples")},
+    {"20GB": (20 * 10**9, "bytes"), "64 bytes": (64, "bytes")},
+]
 
 RETAINED: Final = {"all": "all", "consumed": "consumed", "100": 100, "last 100": 100, "last100": 100, "last:7": 7}
 
@@ -62,8 +44,8 @@ def amount(number: int, unit: Any) -> Amount:
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
-        *((parse_bytes, *row) for row in SIZES.items()),
-        *((parse_amount, text, amount(*row)) for text, row in AMOUNTS.items()),
+        *((parse_bytes, *row) for some in SIZES for row in some.items()),
+        *((parse_amount, text, amount(*row)) for some in AMOUNTS for text, row in some.items()),
         *((parse_retain, *row) for row in RETAINED.items()),
     ],
 )

@@ -129,6 +129,7 @@ REFUSED: Final[dict[str, list[dict[str, Any]]]] = {
     "metrics_port": [{"metrics_port": -1}, {"metrics_port": 65536}],
     "metrics_host": [{"metrics_host": ""}],
     "log_every_seconds": [{"log_every_seconds": 0.0}, {"log_every_seconds": math.inf}],
+    "store_patience_seconds": [{"store_patience_seconds": math.nan}, {"store_patience_seconds": math.inf}],
 }
 
 

@@ -63,8 +63,9 @@ def read_until_refused(path: Path) -> tuple[list[Line], SourceRefused | None]:
 def test_all_members_are_read_and_lines_go_on_across_them(pack: Pack, path: Path) -> None:
     path.write_bytes(b"".join(pack(TEXT[start : start + 7]) for start in range(0, len(TEXT), 7)))
     assert read_all(path) == plain_lines(TEXT)
-    # Members that are smaller than a read by far.
-    path.write_bytes(b"".join(pack(b"%d\n" % number) for number in range(3000)))
+    # Members that are smaller than a read by far, and NUL bytes behind some of gzip's.
+    padding = bytes(10_000) if pack is gzip.compress else b""
+    path.write_bytes(b"".join(pack(b"%d\n" % number) + padding * (number % 1000 == 0) for number in range(3000)))
     assert read_all(path) == [b"%d\n" % number for number in range(3000)]
 
 
@@ -124,11 +125,6 @@ def test_what_is_not_compressed_text_is_refused_after_what_is(packed: bytes, row
     found, error = read_until_refused(path)
     assert len(found) == rows
     assert f": byte {byte} of the compressed file: " in str(error)
-
-
-def test_nul_bytes_behind_a_gzip_member_are_padding(path: Path) -> None:
-    path.write_bytes(gzip.compress(b"1\n") + bytes(10_000) + gzip.compress(b"2\n") + bytes(3))
-    assert read_all(path) == [b"1\n", b"2\n"]
 
 
 def test_zstd_without_its_package_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

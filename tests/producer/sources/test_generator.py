@@ -224,6 +224,10 @@ def test_the_end_that_was_asked_for_closes_the_generator(open_generator: Open) -
     sys.modules["users"].go_on.set()
     source.close()
     assert sys.modules["users"].closed.is_set()
+    # One that is never read calls nothing.
+    source = open_generator("def rows(position):\n raise ValueError\n")
+    source.end()
+    assert source.read() is None
 
 
 def test_closing_leaves_a_function_alone_that_does_not_come_back(
@@ -237,12 +241,6 @@ def test_closing_leaves_a_function_alone_that_does_not_come_back(
     assert not users.closed.is_set()
     monkeypatch.undo()
     users.go_on.set()
-
-
-def test_a_source_that_is_never_read_calls_nothing(open_generator: Open) -> None:
-    source = open_generator("def rows(position):\n raise ValueError\n")
-    source.end()
-    assert source.read() is None
 
 
 def test_the_function_runs_ahead_of_the_reader_by_a_bounded_number_of_rows(open_generator: Open) -> None:

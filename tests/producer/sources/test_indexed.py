@@ -30,20 +30,6 @@ from tests.producer.sources.reading import lines, refusal, take
 
 DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]
 
-OF_DOCUMENTS: Final = [
-    {"input_ids": [1, 2, 3], "lengths": [2, 1]},
-    {"input_ids": [], "lengths": []},
-    {"input_ids": [4, 5, 6]},
-    {"input_ids": []},
-]
-
-OF_SEQUENCES: Final = [
-    {"input_ids": [1, 2], "document": 0},
-    {"input_ids": [3], "document": 0},
-    {"input_ids": [4, 5, 6], "document": 2},
-    {"input_ids": [], "document": 3},
-]
-
 
 def opened(prefix: Path, of: Any = "document", position: Any = None, most: int = 1 << 20) -> IndexedSource:
     given = SourceSettings(path=f"{prefix}.idx", indexed_rows=of)
@@ -69,8 +55,18 @@ def published(out: Path) -> list[Any]:
 
 
 def test_rows_of_documents_and_of_sequences(prefix: Path, tmp_path: Path) -> None:
-    assert values(opened(prefix)) == OF_DOCUMENTS
-    assert values(opened(prefix, "sequence")) == OF_SEQUENCES
+    assert values(opened(prefix)) == [
+        {"input_ids": [1, 2, 3], "lengths": [2, 1]},
+        {"input_ids": [], "lengths": []},
+        {"input_ids": [4, 5, 6]},
+        {"input_ids": []},
+    ]
+    assert values(opened(prefix, "sequence")) == [
+        {"input_ids": [1, 2], "document": 0},
+        {"input_ids": [3], "document": 0},
+        {"input_ids": [4, 5, 6], "document": 2},
+        {"input_ids": [], "document": 3},
+    ]
     write(tmp_path / "m", "int8", [[[1], [2]], [], [[3]]], [5, -5, 0])
     assert values(opened(tmp_path / "m")) == [
         {"input_ids": [1, 2], "lengths": [1, 1], "mode": [5, -5]},
@@ -332,11 +328,3 @@ def test_what_cannot_be_on_the_command_line(
         assert main(run_arguments(Path("out"), [], 4, "--source", *source.split())) == code
         assert_one_line(capsys.readouterr().err, f"error: {says}")
     assert not Path("out").exists()
-
-
-def test_check_shows_kind_size_and_rows(prefix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = run_arguments(tmp_path / "s", [Path(f"megatron:{prefix}")], 2)
-    assert main(["check", *arguments[1:]]) == 0
-    out = capsys.readouterr().out
-    assert f"{prefix}.idx, megatron, 12 bytes" in out
-    assert f'{prefix}.idx:1  {{"input_ids":[1,2,3],"lengths":[2,1]}}' in out

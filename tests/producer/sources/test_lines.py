@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
@@ -97,6 +97,8 @@ def reference(text: bytes, limit: int) -> list[tuple[bytes | None, int, int]]:
     st.lists(st.integers(0, 400), max_size=8),
     st.integers(0, 40),
 )
+@example([BOM, b"1234567890", b"x", b"x", b"\r\n", b"x"], list(range(20)), 0)  # as long as a row may be
+@example([b"1234567890", b"x", b"x", b"x", b"\r", b"\n", b"x", b"\n"], list(range(20)), 0)  # a byte longer
 def test_rows_do_not_depend_on_where_blocks_are_cut_nor_on_where_it_is_gone_on(
     parts: list[bytes], cuts: list[int], taken: int
 ) -> None:
@@ -112,18 +114,6 @@ def test_rows_do_not_depend_on_where_blocks_are_cut_nor_on_where_it_is_gone_on(
     assert [(row.line, row.place) for row in rest] == [(row.line, row.place) for row in rows[taken:]]
     if rest:
         assert end == mark
-
-
-@pytest.mark.parametrize(
-    ("line", "fits"),
-    [(b"x" * 10, True), (b"x" * 10 + b"\r", True), (b"x" * 11, False), (BOM + b"x" * 10 + b"\r", True)],
-)
-@pytest.mark.parametrize("end", [b"\n", b"", b"\nyyy\n"])
-def test_longest_row(line: bytes, fits: bool, end: bytes) -> None:
-    for blocks in ([line + end], [line, end], [bytes([byte]) for byte in line + end]):
-        rows, _ = split(blocks, limit=10)
-        assert (rows[0].line is not None) == fits
-        assert [row.line for row in rows[1:]] == [b"yyy\n"] * end.count(b"y\n")
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,6 @@ def test_what_is_not_there_or_something_else_is_refused(
     assert not Path("out").exists()
 
 
-def test_a_link_to_a_plain_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(rows(0, 3))
-    (tmp_path / "b").symlink_to("a")
-    assert main(run_arguments(tmp_path / "out", [tmp_path / "b"])) == 0
-    assert ids(tmp_path / "out") == [0, 1, 2]
-
-
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run the command as somebody else")
 def test_an_unreadable_file_is_refused_with_path_and_uid() -> None:
@@ -169,14 +162,6 @@ def test_changed_sources_are_refused(
     assert_one_line(capsys.readouterr().err, says.format(**paths))
     assert chunk_files(halfway.out) == halfway.before
     assert not (halfway.out / "stream.end").exists()
-
-
-def test_grown_and_appended_sources_are_read(halfway: Halfway, tmp_path: Path) -> None:
-    halfway.a.write_bytes(rows(0, 15) + rows(100, 102))
-    halfway.b.write_bytes(rows(15, 45))
-    (tmp_path / "c").write_bytes(rows(200, 203))
-    assert halfway.run(halfway.a, halfway.b, tmp_path / "c") == 0
-    assert ids(halfway.out) == [*range(20), 100, 101, *range(20, 45), 200, 201, 202]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Reads sources by hand, as the command does."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from lazyshard.errors import RowInvalid
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources.source import Context, Line, Position, Rows, Source
@@ -40,6 +42,14 @@ def take(source: Source, count: int | None = None) -> list[tuple[Line, Rows, int
 
 def lines(source: Source, count: int | None = None) -> list[Line]:
     return [line for line, _, _ in take(source, count)]
+
+
+def parsed(line: Line) -> Any:
+    """A row; of a refused one the reason."""
+    if isinstance(line, RowInvalid):
+        return line.reason
+    assert isinstance(line, bytes)
+    return json.loads(line)
 
 
 def position_after(source: Source, taken: list[tuple[Line, Rows, int]]) -> Position:

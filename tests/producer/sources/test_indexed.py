@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard.errors import RowInvalid
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.sources import indexed as indexed_source
@@ -26,7 +25,7 @@ from tests.harness.processes.commands import Commands
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.streams import Stream
 from tests.producer.commands import assert_one_line, run_arguments, seal
-from tests.producer.sources.reading import lines, refusal, take
+from tests.producer.sources.reading import lines, parsed, refusal, take
 
 DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]
 
@@ -38,7 +37,7 @@ def opened(prefix: Path, of: Any = "document", position: Any = None, most: int =
 
 def values(source: IndexedSource) -> list[Any]:
     """All rows, parsed; of a refused one what is wrong."""
-    found = [line.reason if isinstance(line, RowInvalid) else json.loads(line) for line in lines(source)]  # type: ignore[arg-type]
+    found = list(map(parsed, lines(source)))
     source.close()
     return found
 
@@ -218,7 +217,7 @@ def test_files_that_are_not_there_or_cut(prefix: Path, tmp_path: Path) -> None:
     index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     os.truncate(data, 11)
     # The last sequence is empty, and begins behind what is left.
-    assert "sequence 3 within the 11 bytes" in str(refusal(take, opened(prefix)).expected)
+    assert "sequence 3 within the 11 bytes" in str(refusal(lambda: take(opened(prefix))))
     data.rename(tmp_path / "b.bin")
     assert refusal(opened, prefix).file == str(data)
     assert refusal(opened, tmp_path / "b").file == str(tmp_path / "b.idx")
@@ -242,8 +241,7 @@ def test_files_that_change_while_they_are_read(suffix: str, change: str, tmp_pat
         (tmp_path / f"b{suffix}").rename(path)
     else:
         path.unlink()
-    for call, argument in ((source.entry, rows.position(0)), (take, source)):
-        error = refusal(call, argument)
+    for error in (refusal(source.entry, rows.position(0)), refusal(take, source)):
         assert error.file == str(path)
         assert str(error.actual).startswith("no such file" if change == "gone" else "another one")
 

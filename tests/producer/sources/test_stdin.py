@@ -1,8 +1,6 @@
 """Standard input and named pipes: what comes, when it comes, once."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,9 +13,9 @@ import pytest
 from lazyshard_producer.cli import main
 from lazyshard_producer.sources.sequential import StandardInput
 from lazyshard_producer.sources.source import Line
-from tests.producer.commands import assert_one_line, environment, run_arguments
+from tests.producer.commands import run_arguments
 from tests.producer.fault_sources import TextSource
-from tests.producer.sources.reading import lines, open_kind, position_after, take
+from tests.producer.sources.reading import lines, open_kind, position_after, refusal, take
 
 
 @pytest.fixture
@@ -131,11 +129,15 @@ def test_appending_takes_all_as_new_and_counts_on(fifo: Path) -> None:
         assert source.blank == 1
 
 
-def test_standard_input_that_is_closed_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lazyshard_producer", *run_arguments(tmp_path / "out", [Path("-")])]
-    done = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *command], env=environment(), capture_output=True)
-    assert done.returncode == 4
-    assert_one_line(done.stderr.decode(), "-: expected a readable file")
+def test_standard_input_that_is_closed_is_refused() -> None:
+    kept = os.dup(0)
+    os.close(0)
+    try:
+        error = refusal(open_kind(StandardInput, "-").read)
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+    assert error.file == "-"
 
 
 @pytest.mark.parametrize(

@@ -353,7 +353,7 @@ def test_the_streams_own_directory_is_refused(
 def test_what_is_no_stream_that_can_be_read_is_refused(
     what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    old, more = tmp_path / "old", []
+    old, more = tmp_path / "old", list[Path]()
     if what == "no marker":
         (foreign(old, *row_lines([0, 1])) / "chunk_00000.jsonl.completed").unlink()
     elif what == "lost manifest":

@@ -15,14 +15,13 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard.errors import RowInvalid
 from lazyshard_producer.cli import main
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.sources.arrow import find_data_files, is_hugging_face, open_tables
 from lazyshard_producer.sources.source import Context, RowOrigin
 from lazyshard_producer.sources.tables import TableSource
 from tests.producer.commands import assert_one_line, environment, ids, run_arguments
-from tests.producer.sources.reading import lines, refusal, take
+from tests.producer.sources.reading import lines, parsed, refusal, take
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -36,7 +35,7 @@ def opened(path: Path, position: Any = None, kind: str | None = None) -> "closin
 def values(path: Path, position: Any = None, kind: str | None = None) -> list[Any]:
     """All rows, parsed; of a refused one the reason."""
     with opened(path, position, kind) as source:
-        return [line.reason if isinstance(line, RowInvalid) else json.loads(line) for line in lines(source)]
+        return list(map(parsed, lines(source)))
 
 
 def table_of(first: int, last: int) -> Any:
@@ -77,7 +76,7 @@ def test_rows_places_and_positions(name: str, rows: int | None, compression: str
         taken = take(source)
         # Marks may lie behind what was read: a later run gives them again.
         assert source.entry(source.start) == start
-        assert values(path, start) == [json.loads(line) for line, _, _ in taken] == of(range(10))
+        assert values(path, start) == [parsed(line) for line, _, _ in taken] == of(range(10))
         assert [piece.place(index) for _, piece, index in taken] == [
             RowOrigin(str(path), number, None) for number in range(1, 11)
         ]
@@ -309,8 +308,8 @@ def test_a_file_that_is_replaced_or_truncated_while_it_is_read(tmp_path: Path) -
         assert values(path, source.entry(taken[0][1].position(0))) == of([1])
         write_ids(tmp_path / "new", 5, 6)
         os.replace(tmp_path / "new", path)
-        for call, arguments in ((source.entry, [taken[0][1].position(0)]), (source.read, [])):
-            assert refusal(call, *arguments).file == str(path)
+        assert refusal(source.entry, taken[0][1].position(0)).file == str(path)
+        assert refusal(source.read).file == str(path)
     for name in ("a.arrow", "a.stream"):
         write(tmp_path / name, table_of(0, 10_000), None)
         with opened(tmp_path / name) as source:

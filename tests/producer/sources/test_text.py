@@ -5,7 +5,7 @@ What only one of them does: `test_lines`, `test_compressed`, `test_stdin`.
 
 import gzip
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +18,9 @@ from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources.lines import JsonLinesFile
 from lazyshard_producer.sources.sequential import CompressedJsonLines, StandardInput
 from lazyshard_producer.sources.source import RowOrigin
-from tests.producer.sources.reading import BOM, TEXT, lines, open_kind, plain_lines, position_after, refusal, take
+from tests.producer.sources.reading import BOM, TEXT, Kind, lines, open_kind, plain_lines, position_after, refusal, take
 
-KINDS: Final = {
+KINDS: Final[dict[str, tuple[Kind, Callable[[bytes], bytes]]]] = {
     "plain": (JsonLinesFile, lambda text: text),
     "gzip": (CompressedJsonLines, gzip.compress),
     "zstd": (CompressedJsonLines, zstandard.ZstdCompressor(write_checksum=True).compress),
@@ -97,7 +97,7 @@ def test_going_on_after_any_row_gives_the_rest(given: TextSource) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [(b"1\n23\n3\n", "XXH3"), (b"1\n22", "the 5 bytes"), (b"", "the 5 bytes")],
-    ids=["other", "cut", ""],
+    ids=["other", "cut", "none"],
 )
 def test_another_text_than_the_published_one_is_refused(text: bytes, says: str, given: TextSource) -> None:
     position = given.position(b"1\n22\n3\n", 2)

@@ -79,8 +79,9 @@ class Follower:
     @property
     def journal(self) -> Path:
         """The journal that it names."""
-        assert self.entry["journal"]
-        return self.context.out / ".producer.sources" / self.entry["journal"]
+        name: str = self.entry["journal"]
+        assert name
+        return self.context.out / ".producer.sources" / name
 
     def kill(self) -> None:
         """Loses all that is not published, and begins a new life."""

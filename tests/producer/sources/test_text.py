@@ -64,11 +64,11 @@ def given(request: pytest.FixtureRequest, tmp_path: Path) -> TextSource:
 @pytest.mark.parametrize("text", [b"", b"\n", BOM, b"1\n2\n", b"1\r\n\r\n2", b"1\r2\n", b"{}\n" + bytes(5000), TEXT])
 def test_lines(text: bytes, given: TextSource) -> None:
     with given.opened(text) as source:
-        found = lines(source)
-        assert found == plain_lines(text)
-        entry = source.entry(source.reached)
-        assert (entry["offset"], entry["line"], entry["blank"]) == (len(text), len(found) + source.blank, source.blank)
-        assert source.blank == text.count(b"\n") - sum(line.endswith(b"\n") for line in found)
+        expected = plain_lines(text)
+        assert lines(source) == expected
+        entry, blank = source.entry(source.reached), source.blank
+        assert (entry["offset"], entry["line"], entry["blank"]) == (len(text), len(expected) + blank, blank)
+        assert blank == text.count(b"\n") - sum(line.endswith(b"\n") for line in expected)
         whole = None if given.kind == "pipe" else given.path.stat().st_size
         assert source.progress == (len(given.pack(text)), whole)
         assert source.read() is None
@@ -127,7 +127,8 @@ def test_a_line_that_is_too_long_is_passed_over(given: TextSource) -> None:
 
 def test_what_cannot_be_opened_or_gone_on_with_is_refused(given: TextSource, tmp_path: Path) -> None:
     position = given.position(b"1\n", 0)
-    for wrong in ({"kind": "parquet"}, {"offset": -1}, {"line": True}, *({field: None} for field in position)):
+    none: list[dict[str, Any]] = [{field: None} for field in position]
+    for wrong in ({"kind": "parquet"}, {"offset": -1}, {"line": True}, *none):
         error = refusal(open_kind, given.opens, given.path, position | wrong)
         assert "no position to go on from" in str(error)
     for path in (tmp_path, tmp_path / "none"):

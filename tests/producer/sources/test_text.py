@@ -127,8 +127,9 @@ def test_a_line_that_is_too_long_is_passed_over(given: TextSource) -> None:
 
 def test_what_cannot_be_opened_or_gone_on_with_is_refused(given: TextSource, tmp_path: Path) -> None:
     position = given.position(b"1\n", 0)
-    none: list[dict[str, Any]] = [{field: None} for field in position]
-    for wrong in ({"kind": "parquet"}, {"offset": -1}, {"line": True}, *none):
+    changes: list[dict[str, Any]] = [{"kind": "parquet"}, {"offset": -1}, {"line": True}]
+    changes += [{field: None} for field in position]
+    for wrong in changes:
         error = refusal(open_kind, given.opens, given.path, position | wrong)
         assert "no position to go on from" in str(error)
     for path in (tmp_path, tmp_path / "none"):

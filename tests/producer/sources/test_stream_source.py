@@ -68,7 +68,6 @@ def tokens_of(out: Path, chunk: int) -> list[int] | None:
 
 
 def encoded(row: dict[str, Any]) -> dict[str, Any]:
-    """An encoder."""
     return {"id": row["id"], "length": 1, "input_ids": np.array([row["id"]], np.int32)}
 
 
@@ -94,7 +93,6 @@ def test_rows_are_the_same_whatever_the_chunks(
     groups = [range(start, min(start + new, samples)) for start in range(0, samples, new)]
     assert chunks(directory / "new") == row_lines(*groups)
     assert contents(directory / "old") == before
-    # Again there is nothing to do.
     before = contents(directory / "new")
     assert publish(directory / "new", [directory / "old"], new) == 0
     assert contents(directory / "new") == before

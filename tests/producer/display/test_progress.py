@@ -1,3 +1,5 @@
+"""What is shown while a run goes on: a bar, the lines of the log, the last line."""
+
 import io
 import os
 import pty
@@ -15,21 +17,12 @@ from rich.console import Console
 
 from lazyshard_producer.cli import main
 from lazyshard_producer.display.progress import BAR_EVERY_S, Bar, Display, Log, RecentRate
-from lazyshard_producer.wording import Outcome, Tally, error_line, log_line, summary, tally_values
-from tests.harness.processes.environment import environment
-from tests.harness.processes.producing import rows, run_arguments, start
+from lazyshard_producer.wording import Outcome, Tally, error_line, log_line, summary
+from tests.producer.commands import environment, rows, run_arguments, start
+from tests.producer.display.test_metrics import Clock
 
-TALLY = Tally(
-    samples=1234,
-    published=1200,
-    chunks=12,
-    new=234,
-    blank=1,
-    duplicate=2,
-    bytes_read=10,
-    bytes_total=20,
-    seconds=2.0,
-)
+COUNTS = {"samples": 1234, "published": 1200, "chunks": 12, "new": 234, "blank": 1, "duplicate": 2}
+TALLY = Tally(**COUNTS, bytes_read=10, bytes_total=20, seconds=2.0)
 
 
 def test_the_last_line_tells_the_end_and_the_counts() -> None:
@@ -40,19 +33,6 @@ def test_the_last_line_tells_the_end_and_the_counts() -> None:
     interrupted = summary(Outcome("interrupted", "out", TALLY))
     for part in ("interrupted: ", "1,200 samples", "(34 rows "):
         assert part in interrupted
-
-
-def test_what_nobody_can_know_is_left_out_of_a_line() -> None:
-    assert tally_values(TALLY)["bytes_total"] == 20
-    assert "bytes_total" not in tally_values(replace(TALLY, bytes_total=None))
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def fields(line: str) -> dict[str, str]:
@@ -66,10 +46,11 @@ def test_the_log_tells_the_rate_of_late_and_of_the_whole_run_at_its_end(capsys: 
     log.show(replace(TALLY, new=606, seconds=120.0, refused=2))
     log.finish(Outcome("finished", "out", replace(TALLY, new=600, seconds=120.0)))
     first, second, third, last = map(fields, capsys.readouterr().err.splitlines())
+    # What nobody can know is left out.
     assert (first["event"], first["sources"], "bytes_total" in first) == ("start", "3", False)
     assert (second["event"], second["rate"], third["rate"]) == ("progress", "10.0", "0.1")
     assert (third["refused_rows"], "waiting" in third) == ("2", False)
-    assert last["rate"] == "5.0"
+    assert (last["rate"], last["bytes_total"]) == ("5.0", "20")
 
 
 def test_the_log_tells_of_a_wait_that_lasts_and_of_its_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +77,9 @@ def test_the_log_tells_of_a_wait_that_lasts_and_of_its_end(capsys: pytest.Captur
 
 def test_waits_one_after_another_get_a_line_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    log = Log(60.0, clock)
+    log = Log(5.0, clock)
+    log.log_every(60.0)
+    assert log.every_s == 60.0
     for _ in range(20):
         for _ in range(7):
             log.wait("new lines")
@@ -107,52 +90,29 @@ def test_waits_one_after_another_get_a_line_in_a_while(capsys: pytest.CaptureFix
     assert events == ["waiting", "resumed"] * 3
 
 
-def test_the_log_takes_another_time_between_its_lines() -> None:
-    log = Log(60.0)
-    log.log_every(5.0)
-    assert log.every_s == 5.0
-
-
-def screen(height: int = 3) -> tuple[Console, io.StringIO]:
-    text = io.StringIO()
-    return Console(file=text, force_terminal=True, width=100, height=height, color_system=None), text
-
-
-def test_a_bar_without_a_total_counts_and_tells_what_it_waits_for() -> None:
-    console, text = screen()
-    clock = Clock()
-    bar = Bar(console, clock)
+@pytest.mark.parametrize("reason", ["new lines in [bold]in (3 files open)", "x" * 500])
+def test_a_bar_without_a_total_counts_and_tells_what_it_waits_for_in_its_line(reason: str) -> None:
+    text, clock = io.StringIO(), Clock()
+    bar = Bar(Console(file=text, force_terminal=True, width=100, height=3, color_system=None), clock)
     live = replace(TALLY, bytes_total=None)
     bar.start("out", live)
-    bar.wait("new lines in [bold]in (3 files open)")
+    bar.wait(reason)
     clock.now += 6
     bar.show(live)
     bar.log_every(5.0)
     bar.note("metrics at http://x")
     bar.close()
     bar.close()
-    shown = text.getvalue()
-    assert "1,234 samples  0/s  12 chunks  waiting: new lines in [bold]in (3 files open)" in shown
-    assert "lazyshard-producer: metrics at http://x\n" in shown
-    assert "%" not in shown
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue()).replace("\r", "\n").splitlines()
+    assert any(f"1,234 samples  0/s  12 chunks  waiting: {reason[:20]}" in line for line in lines)
+    assert any(reason in line for line in lines) == (len(reason) < 100)
+    assert all(len(line) <= 100 for line in lines)
+    assert "lazyshard-producer: metrics at http://x" in lines
+    assert "%" not in text.getvalue()
     assert bar.every_s == BAR_EVERY_S
 
 
-def test_a_wait_that_is_longer_than_the_line_is_cut() -> None:
-    console, text = screen()
-    clock = Clock()
-    bar = Bar(console, clock)
-    bar.start("out", TALLY)
-    bar.wait("x" * 500)
-    clock.now += 6
-    bar.show(TALLY)
-    bar.close()
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue()).replace("\r", "\n").splitlines()
-    assert any(line.count("x") > 10 for line in lines)
-    assert all(len(line) <= 100 for line in lines)
-
-
-def test_quiet_says_nothing_but_warnings_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_says_nothing_but_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     quiet = Display(log=False)
     quiet.start("out", TALLY)
     quiet.show(TALLY)
@@ -178,52 +138,41 @@ def test_the_rate_of_late_is_that_of_the_window(steps: list[tuple[int, float]], 
         assert recent.note(done, now) == pytest.approx((done - before) / (now - since))
 
 
-def test_a_line_of_the_log_can_be_split_again() -> None:
+def test_lines_are_one_line_whatever_they_tell_and_can_be_split_again() -> None:
     assert log_line("end", "now", out='a "b"\n=', path="", rate=1.26, chunks=3) == (
         'time=now event=end out="a \\"b\\"\\n=" path="" rate=1.3 chunks=3'
     )
+    assert error_line("a\nb\x1b[31m\u2028").isprintable()
 
 
-def test_a_message_is_one_line_whatever_the_file_is_called() -> None:
-    assert error_line("a\nb\x1b[31m\u2028").count("\n") == 0
-    assert "\x1b" not in error_line("\x1b")
-
-
-def test_a_log_has_a_line_at_the_start_and_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_has_a_line_at_the_start_and_at_the_end_or_at_the_end_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a").write_bytes(rows(0, 25))
-    assert main(run_arguments(tmp_path / "out", [tmp_path / "a"])) == 0
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    first, last = captured.err.splitlines()
-    assert re.match(r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ event=start out=\S+ samples=0 ", first)
-    assert "event=end result=finished" in last
-    assert "samples=25 published=25 chunks=3" in last
+    for more, events in ((), ["start", "end"]), (("--no-progress",), ["end"]):
+        assert main(run_arguments(tmp_path / f"out{len(more)}", [tmp_path / "a"], 10, *more)) == 0
+        captured = capsys.readouterr()
+        told = [fields(line) for line in captured.err.splitlines()]
+        assert (captured.out, [line["event"] for line in told]) == ("", events)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", told[0]["time"])
+        last = [told[-1][name] for name in ("result", "samples", "published", "chunks")]
+        assert last == ["finished", "25", "25", "3"]
 
 
-def test_no_progress_leaves_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a").write_bytes(rows(0, 25))
-    assert main(run_arguments(tmp_path / "out", [tmp_path / "a"], 10, "--no-progress")) == 0
-    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["event=end"]
-
-
-def test_a_stderr_that_is_gone_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_a_stderr_that_is_gone_or_that_nobody_ever_reads_is_no_reason_to_stop(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(rows(0, 300))
     with start(*run_arguments(tmp_path / "out", [tmp_path / "a"], 10)) as process:
         assert process.stderr is not None
         process.stderr.close()
         assert process.wait(timeout=60) == 0
-    assert (tmp_path / "out" / "stream.end").exists()
-
-
-def test_a_stderr_that_nobody_ever_reads_leaves_the_exit_code(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(rows(0, 30))
     nobody, broken = os.pipe()
     os.close(nobody)
-    command = [sys.executable, "-m", "lazyshard_producer", *run_arguments(tmp_path / "out", [tmp_path / "a"], 10)]
+    command = [sys.executable, "-m", "lazyshard_producer", *run_arguments(tmp_path / "other", [tmp_path / "a"], 10)]
     try:
         assert subprocess.run(command, stderr=broken, env=environment(), timeout=60).returncode == 0
     finally:
         os.close(broken)
+    assert (tmp_path / "out" / "stream.end").exists() and (tmp_path / "other" / "stream.end").exists()
 
 
 def test_a_terminal_gets_a_bar_and_a_sentence(tmp_path: Path) -> None:
@@ -231,12 +180,8 @@ def test_a_terminal_gets_a_bar_and_a_sentence(tmp_path: Path) -> None:
     source.write_bytes(rows(0, 200) + b'{"id":1,"id":2}\n')
     reader, writer = pty.openpty()
     environ = environment() | {"TERM": "xterm"}
-    command = [
-        sys.executable,
-        "-m",
-        "lazyshard_producer",
-        *run_arguments(tmp_path / "out", [source], 10, "--rate", 400),
-    ]
+    arguments = run_arguments(tmp_path / "out", [source], 10, "--rate", 400)
+    command = [sys.executable, "-m", "lazyshard_producer", *arguments]
     with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stderr=writer) as process:
         os.close(writer)
         shown = b""
@@ -248,8 +193,7 @@ def test_a_terminal_gets_a_bar_and_a_sentence(tmp_path: Path) -> None:
         os.close(reader)
         assert process.wait(timeout=60) == 0
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
-    assert "samples  " in text
-    assert "%" in text
-    assert f"warning: {source}:201: a key is named twice" in text
+    assert "samples  " in text and "%" in text
+    assert f"warning: {source}:201: " in text
     last = text.replace("\r", "\n").strip().splitlines()[-1]
     assert last.startswith(f"finished: {tmp_path / 'out'} holds 201 samples in 21 chunks; ")

@@ -1,5 +1,6 @@
 """Follows a directory by hand: a reader whose clock is set, and which can be killed at any moment."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,8 @@ class Follower:
     """Reads a directory, publishes some of what it has read, and goes on from there in a new object.
 
     Attributes:
-        published: rows that a seal holds, of all lives.
-        read: rows that this life has read behind them.
-        bound: rows behind them that were read when that seal was made: the next life must read them first again, since
-            what was made of them may be published.
+        published: rows that a seal holds, of all lives; `read`: those that this life has read behind them.
+        bound: rows behind them that were read when that seal was made: what was made of them may be published.
         due: those of them that this life must read first.
     """
 
@@ -71,11 +70,18 @@ class Follower:
         self.read, self.marks = self.read[count:], self.marks[count:]
         self.due, self.bound = self.due[count:], list(self.read)
 
-    def journal(self) -> Path | None:
-        """The journal that this life writes."""
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The last position that was published."""
         assert self.position is not None
-        name = self.position["journal"]
-        return self.context.out / ".producer.sources" / name if name else None
+        return self.position
+
+    @property
+    def journal(self) -> Path:
+        """The journal that it names."""
+        name: str = self.entry["journal"]
+        assert name
+        return self.context.out / ".producer.sources" / name
 
     def kill(self) -> None:
         """Loses all that is not published, and begins a new life."""
@@ -85,3 +91,11 @@ class Follower:
     def close(self) -> None:
         """Ends this life."""
         self.source.close()
+
+
+Follow = Callable[..., Follower]
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)

@@ -11,51 +11,29 @@ from hypothesis import strategies as st
 from lazyshard_producer.following.directory import DirectoryWatch
 from lazyshard_producer.following.listing import Finished, FinishedFiles, NameRules
 
+LINES = ("*.jsonl", "{name}.done", "_END")
+
 
 @pytest.mark.parametrize(
-    ("name", "data"),
+    ("rules", "data", "others"),
     [
-        ("a.jsonl", True),
-        ("a.jsonl.gz", True),
-        ("a.jsonl.zst", True),
-        ("a.b.jsonl", True),
-        ("\udcff.jsonl", True),
-        ("a\nb.jsonl", True),
-        ("A.JSONL", False),
-        ("a.json", False),
-        ("a.jsonl.bz2", False),
-        (".a.jsonl", False),
-        (".a.jsonl.x7Yq2", False),
-        ("a.jsonl.tmp", False),
-        ("a.jsonl.part", False),
-        ("a.jsonl~", False),
-        ("a.jsonl.done", False),
-        ("_END", False),
+        (LINES, ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.b.jsonl", "\udcff.jsonl", "a\nb.jsonl"], ["_END"]),
+        (LINES, [], ["A.JSONL", "a.json", "a.jsonl.bz2", "a.jsonl.xz", ".a.jsonl", ".a.jsonl.x7Yq2", "a.jsonl.done"]),
+        (LINES, [], ["a.jsonl.tmp", "a.jsonl.part", "a.jsonl~"]),
+        (("*", "ok-{name}", "STOP"), ["a", "a.gz", "ok-"], ["ok-a", "STOP", "a.tmp", ".a"]),
+        (("part-[0-9]*.json.gz", "{name}.done", "_END"), ["part-1.json.gz"], ["part-1.json", "part-x.json.gz"]),
+        (("*", "_SUCCESS", "_END"), ["a"], ["_SUCCESS"]),
     ],
 )
-def test_names_of_data(name: str, data: bool) -> None:
-    assert NameRules("*.jsonl", "{name}.done", "_END").is_data(name) == data
+def test_names_of_data(rules: tuple[str, str, str], data: list[str], others: list[str]) -> None:
+    assert [name for name in (*data, *others) if NameRules(*rules).is_data(name)] == data
 
 
-def test_a_pattern_that_takes_all_leaves_markers_out() -> None:
-    rules = NameRules("*", "ok-{name}", "STOP")
-    assert [name for name in ("a", "a.gz", "ok-a", "ok-", "STOP", "a.tmp", ".a") if rules.is_data(name)] == [
-        "a",
-        "a.gz",
-        "ok-",
-    ]
+def test_markers() -> None:
+    rules, of_all = NameRules("*", "ok-{name}", "STOP"), NameRules("*", "_SUCCESS", "_END")
     assert rules.marker_of("a") == "ok-a"
     assert (rules.data_of("ok-a"), rules.data_of("a"), rules.data_of("ok-")) == ("a", None, None)
-
-
-def test_a_pattern_with_an_ending_of_its_own() -> None:
-    rules = NameRules("part-[0-9]*.json.gz", "{name}.done", "_END")
-    assert [rules.is_data(name) for name in ("part-1.json.gz", "part-1.json", "part-x.json.gz")] == [True, False, False]
-
-
-def test_one_marker_says_so_of_all() -> None:
-    rules = NameRules("*", "_SUCCESS", "_END")
-    assert (rules.is_data("_SUCCESS"), rules.data_of("_SUCCESS"), rules.data_of("a")) == (False, "", None)
+    assert (of_all.data_of("_SUCCESS"), of_all.data_of("a")) == ("", None)
 
 
 FILES = st.dictionaries(
@@ -108,24 +86,19 @@ def test_looks_become_rarer_while_nothing_changes(tmp_path: Path) -> None:
             watch.looked(changed=now < 0.5)
     pauses = [after - before for before, after in pairwise(looks)]
     assert pauses == pytest.approx([20, 20, 20, 30, 45, 68, 102, 152, 200, 200], abs=1)
+
+
+@pytest.mark.parametrize(
+    ("took", "changed", "rest"), [(0.0, False, 0.2), (0.5, True, 5.0)], ids=["lines came", "a look of half a second"]
+)
+def test_when_to_look_again(took: float, changed: bool, rest: float, tmp_path: Path) -> None:
     now = 100.0
-    watch.look()
-    watch.looked(changed=False)
-    watch.active()
-    now = 100.19
-    assert not watch.due()
-    now = 100.21
-    assert watch.due()
-
-
-def test_a_look_that_takes_long_is_followed_by_ten_times_as_much_rest(tmp_path: Path) -> None:
-    now = 0.0
     watch = DirectoryWatch(str(tmp_path), lambda: now)
     watch.look()
-    now += 0.5
-    watch.looked(changed=True)
+    now += took
+    watch.looked(changed)
     watch.active()
-    now += 4.9
+    now += rest - 0.01
     assert not watch.due()
-    now += 0.2
+    now += 0.02
     assert watch.due()

@@ -36,11 +36,24 @@ def ids(rows: int, blocks: int) -> Dataset:
     return ray.data.range(rows, override_num_blocks=blocks)
 
 
-def once(flag: Path) -> bool:
-    if flag.exists():
-        return False
-    flag.touch()
-    return True
+def ids_of_which_the_last_wait(path: Path) -> Dataset:
+    """Four blocks; the last one comes when this path is there."""
+
+    def wait(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["id"][0] == 30:
+            wait_for(path)
+        return batch
+
+    return ids(40, 4).map_batches(wait, batch_size=None)
+
+
+def refusal(dataset: Dataset, sink: LazyShardSink) -> list[str]:
+    """Why this is not written."""
+    try:
+        dataset.write_datasink(sink)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return []
 
 
 class DyingSink(LazyShardSink):
@@ -52,9 +65,10 @@ class DyingSink(LazyShardSink):
         self._flags = flags
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> WrittenPiece:
-        dies = ctx.task_idx in (1, 2, 4) and once(self._flags / str(ctx.task_idx))
-        if not dies:
+        flag = self._flags / str(ctx.task_idx)
+        if ctx.task_idx not in (1, 2, 4) or flag.exists():
             return super().write(blocks, ctx)
+        flag.touch()
         if ctx.task_idx % 2:
             return super().write(self._die_after_the_first(blocks), ctx)
         super().write(blocks, ctx)
@@ -93,45 +107,29 @@ def in_any_order(out: Path) -> None:
     options.preserve_order = True
 
 
-def published_early(out: Path) -> None:
-    def wait_for_the_first_chunk(batch: dict[str, Any]) -> dict[str, Any]:
-        if batch["id"][0] == 30:
-            wait_for(out / "chunk_00000.jsonl.completed")
-        return batch
-
-    ids(40, 4).map_batches(wait_for_the_first_chunk, batch_size=None).write_datasink(LazyShardSink(out, 5))
-
-
-def refused_and_mended(out: Path) -> None:
+def refused_and_mended(out: Path) -> list[str]:
     def spoil(batch: dict[str, Any]) -> dict[str, Any]:
-        if batch["id"][0] == 30:
-            wait_for(out / "chunk_00000.jsonl.completed")
         return batch | {"x": np.where(batch["id"] == 37, np.nan, 1.0)}
 
     def mend(batch: dict[str, Any]) -> dict[str, Any]:
         return batch | {"x": np.where(np.isnan(batch["x"]), 0.0, batch["x"])}
 
-    spoiled = ids(40, 4).map_batches(spoil, batch_size=None)
-    try:
-        spoiled.write_datasink(LazyShardSink(out, 5))
-    except ValueError as error:
-        print(json.dumps({"refused": str(error), "state": json.loads((out / "head.json").read_bytes())["state"]}))
+    spoiled = ids_of_which_the_last_wait(out / "chunk_00000.jsonl.completed").map_batches(spoil, batch_size=None)
+    refused = refusal(spoiled, LazyShardSink(out, 5))
+    state = json.loads((out / "head.json").read_bytes())["state"]
     spoiled.map_batches(mend, batch_size=None).write_datasink(LazyShardSink(out, 5))
+    return [*refused, state]
 
 
 def nothing(out: Path) -> None:
     ray.data.from_items([]).write_datasink(LazyShardSink(out, 5))
 
 
-def used_twice(out: Path) -> None:
+def used_twice(out: Path) -> list[str]:
     sink = LazyShardSink(out, 5)
     ids(3, 1).write_datasink(sink)
     sink.close()
-    for again in (sink, LazyShardSink(out, 5)):
-        try:
-            ids(3, 1).write_datasink(again)
-        except Exception as error:
-            print(json.dumps({"refused": f"{type(error).__name__}: {error}"}))
+    return [refusal(ids(3, 1), again)[0] for again in (sink, LazyShardSink(out, 5))]
 
 
 def tensors(out: Path) -> None:
@@ -149,37 +147,12 @@ def pandas_and_bytes(out: Path) -> None:
     ray.data.from_pandas(pa.table(columns).to_pandas()).write_datasink(LazyShardSink(out, 5))
 
 
-def python_objects(out: Path) -> None:
-    try:
-        ray.data.from_items([{"v": Path("a")}]).write_datasink(LazyShardSink(out, 5))
-    except ValueError as error:
-        print(json.dumps({"refused": str(error)}))
+def python_objects(out: Path) -> list[str]:
+    return refusal(ray.data.from_items([{"v": Path("a")}]), LazyShardSink(out, 5))
 
 
 def killed_driver(out: Path) -> None:
-    def wait_to_be_killed(batch: dict[str, Any]) -> dict[str, Any]:
-        if batch["id"][0] == 30:
-            wait_for(out.with_suffix(".go"))
-        return batch
-
-    ids(40, 4).map_batches(wait_to_be_killed, batch_size=None).write_datasink(LazyShardSink(out, 5))
-
-
-SCENARIOS: Final[dict[str, Callable[[Path], None]]] = {
-    function.__name__: function
-    for function in (
-        *(
-            killed_workers,
-            finished_out_of_order,
-            in_any_order,
-            published_early,
-            refused_and_mended,
-            nothing,
-            used_twice,
-        ),
-        *(tensors, tensors_of_many_shapes, pandas_and_bytes, python_objects, killed_driver),
-    )
-}
+    ids_of_which_the_last_wait(out.with_suffix(".go")).write_datasink(LazyShardSink(out, 5))
 
 
 def main() -> None:
@@ -196,8 +169,8 @@ def main() -> None:
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
     for name in names:
-        print(json.dumps({"scenario": name}), flush=True)
-        SCENARIOS[name](Path(directory, name))
+        scenario: Callable[[Path], list[str] | None] = globals()[name]
+        print(json.dumps({name: scenario(Path(directory, name))}), flush=True)
     ray.shutdown()
 
 

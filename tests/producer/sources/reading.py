@@ -1,11 +1,20 @@
 """Reads sources by hand, as the command does."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import pytest
+
+from lazyshard.errors import RowInvalid
 from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources.source import Context, Line, Position, Rows, Source
+
+BOM: Final = b"\xef\xbb\xbf"
+TEXT: Final = BOM + b"\n" + b"\r\n".join(b"%d" % n * (n * 30) for n in range(1, 10)) + b"\n\r\n\nx"
+"""Ten rows, with blank lines and line ends of all kinds."""
 
 Kind = Callable[[SourceSettings, dict[str, Any] | None, Context], Source]
 
@@ -35,8 +44,30 @@ def lines(source: Source, count: int | None = None) -> list[Line]:
     return [line for line, _, _ in take(source, count)]
 
 
+def parsed(line: Line) -> Any:
+    """A row; of a refused one the reason."""
+    if isinstance(line, RowInvalid):
+        return line.reason
+    assert isinstance(line, bytes)
+    return json.loads(line)
+
+
 def position_after(source: Source, taken: list[tuple[Line, Rows, int]]) -> Position:
     if not taken:
         return source.start
     _, rows, index = taken[-1]
     return rows.position(index)
+
+
+def refusal(call: Callable[..., object], *arguments: object) -> SourceRefused:
+    """The error that refuses a source."""
+    with pytest.raises(SourceRefused) as found:
+        call(*arguments)
+    return found.value
+
+
+def plain_lines(text: bytes) -> list[bytes]:
+    """What the text's rows are, in the plainest way."""
+    split = [line + b"\n" for line in text.removeprefix(BOM).split(b"\n")]
+    split[-1] = split[-1][:-1]
+    return [line for line in split if line.strip(b"\r\n")]

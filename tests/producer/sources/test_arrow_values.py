@@ -3,7 +3,7 @@ import datetime
 import decimal
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -78,18 +78,18 @@ def test_values(array: Any, expected: list[Any]) -> None:
     assert encoded(array.slice(1)) == expected[1:]
 
 
-@pytest.mark.parametrize("name", ["string_view", "binary_view", "list_view", "run_end_encoded", "uuid"])
+NEWER: Final[dict[str, Callable[[], tuple[Any, list[Any]]]]] = {
+    "string_view": lambda: (pa.array(["x", None], pa.string_view()), ["x", None]),
+    "binary_view": lambda: (pa.array([b"x", None], pa.binary_view()), ["eA==", None]),
+    "list_view": lambda: (pa.array([[b"x"], None], pa.list_view(pa.binary())), [["eA=="], None]),
+    "run_end_encoded": lambda: (pa.compute.run_end_encode(pa.array(["x", "x", "y"])), ["x", "x", "y"]),
+    "uuid": lambda: (pa.array([b"0123456789abcdef"], pa.uuid()), ["30313233-3435-3637-3839-616263646566"]),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NEWER if hasattr(pa, name)])
 def test_values_of_newer_types(name: str) -> None:
-    if not hasattr(pa, name):
-        pytest.skip(f"this pyarrow has no {name}")
-    makers: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
-        "string_view": lambda: (pa.array(["x", None], pa.string_view()), ["x", None]),
-        "binary_view": lambda: (pa.array([b"x", None], pa.binary_view()), ["eA==", None]),
-        "list_view": lambda: (pa.array([[b"x"], None], pa.list_view(pa.binary())), [["eA=="], None]),
-        "run_end_encoded": lambda: (pa.compute.run_end_encode(pa.array(["x", "x", "y"])), ["x", "x", "y"]),
-        "uuid": lambda: (pa.array([b"0123456789abcdef"], pa.uuid()), ["30313233-3435-3637-3839-616263646566"]),
-    }
-    array, expected = makers[name]()
+    array, expected = NEWER[name]()
     assert encoded(array) == expected
 
 
@@ -106,14 +106,14 @@ def test_an_extension_type_is_its_storage() -> None:
 @pytest.mark.parametrize(
     ("array", "reason"),
     [
-        (pa.array([float("nan")]), "column 'a': NaN, which JSON does not have; write null instead"),
+        (pa.array([float("nan")]), "column 'a': NaN"),
         (pa.array([[0.0, float("-inf")]]), "column 'a[1]': an infinity"),
         (pa.array([{"b": [float("nan")]}]), "column 'a.b[0]': NaN"),
-        (pa.array([decimal.Decimal("1.10")]), "column 'a': a value of type decimal128(3, 2), a decimal, which JSON"),
-        (pa.array([datetime.timedelta(1)]), "column 'a': a value of type duration[us], not a value of JSON"),
+        (pa.array([decimal.Decimal("1.10")]), "column 'a': a value of type decimal128(3, 2)"),
+        (pa.array([datetime.timedelta(1)]), "column 'a': a value of type duration[us]"),
         (text_of(b"a\xffb"), "column 'a': text that is not UTF-8 (byte 0xff at 1)"),
-        (pa.array([10**12], pa.timestamp("s")), "column 'a': a date outside the years 0 to 9999"),
-        (pa.array([10**7], pa.date32()), "column 'a': a date outside the years 0 to 9999"),
+        (pa.array([10**12], pa.timestamp("s")), "column 'a': a date"),
+        (pa.array([10**7], pa.date32()), "column 'a': a date"),
         (pa.array([[("k", 1), ("k", 2)]], pa.map_(pa.string(), pa.int8())), "column 'a': a map that names a key twice"),
         (pa.array(["x" * 92]), "longer than the 99 bytes of --max-row-bytes"),
     ],
@@ -139,16 +139,10 @@ def test_a_row_nested_deeper_than_json_writers_go() -> None:
     assert reason.startswith("column 'a': cannot be written as JSON")
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        pa.schema([("a", pa.int8()), ("a", pa.int8())]),
-        pa.schema([("x", pa.list_(pa.struct([pa.field("a", pa.int8()), pa.field("a", pa.int8())])))]),
-    ],
-)
-def test_two_columns_of_one_name(schema: Any) -> None:
+def test_two_fields_of_one_name() -> None:
+    twice = pa.struct([pa.field("a", pa.int8()), pa.field("a", pa.int8())])
     with pytest.raises(ValueError, match="named 'a'"):
-        ArrowRowEncoder(pa, schema, 100)
+        ArrowRowEncoder(pa, pa.schema([("x", pa.list_(twice))]), 100)
 
 
 def test_rows_without_columns() -> None:
@@ -156,53 +150,60 @@ def test_rows_without_columns() -> None:
     assert ArrowRowEncoder(pa, batch.schema, 100).encode(batch) == [b"{}\n", b"{}\n"]
 
 
-def kinds() -> st.SearchStrategy[Any]:
-    leaves = st.sampled_from([pa.int8(), pa.string(), pa.binary(), pa.bool_()])
-    names = st.lists(st.sampled_from("xyz"), max_size=2, unique=True)
-    return st.recursive(
-        leaves,
-        lambda inner: (
-            inner.map(pa.list_)
-            | inner.map(pa.large_list)
-            | st.builds(lambda names, kind: pa.struct([(name, kind) for name in names]), names, inner)
-            | inner.map(lambda kind: pa.map_(pa.string(), kind))
-        ),
-        max_leaves=4,
-    )
+LEAVES: Final[dict[Any, st.SearchStrategy[Any]]] = {
+    pa.int8(): st.integers(-128, 127),
+    pa.string(): st.text(max_size=3),
+    pa.binary(): st.binary(max_size=3),
+    pa.bool_(): st.booleans(),
+}
 
-
-def values_of(kind: Any) -> st.SearchStrategy[tuple[Any, Any]]:
-    """Pairs of a value as pyarrow takes it and as JSON has it."""
-    pairs: st.SearchStrategy[tuple[Any, Any]]
-    if pa.types.is_struct(kind):
-        fields = {kind.field(index).name: values_of(kind.field(index).type) for index in range(kind.num_fields)}
-        pairs = st.fixed_dictionaries(fields).map(
-            lambda row: ({name: pair[0] for name, pair in row.items()}, {name: pair[1] for name, pair in row.items()})
+NESTED: Final = st.recursive(
+    st.sampled_from(list(LEAVES)),
+    lambda inner: (
+        inner.map(pa.list_)
+        | inner.map(pa.large_list)
+        | st.builds(
+            lambda names, kind: pa.struct([(name, kind) for name in names]),
+            st.lists(st.sampled_from("xyz"), max_size=2, unique=True),
+            inner,
         )
+        | inner.map(lambda kind: pa.map_(pa.string(), kind))
+    ),
+    max_leaves=4,
+)
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Values as pyarrow takes them."""
+    if kind in LEAVES:
+        values = LEAVES[kind]
+    elif pa.types.is_struct(kind):
+        values = st.fixed_dictionaries({field.name: values_of(field.type) for field in kind})
     elif pa.types.is_map(kind):
-        pairs = st.dictionaries(st.text("kl", max_size=2), values_of(kind.item_type), max_size=3).map(
-            lambda row: ([(key, pair[0]) for key, pair in row.items()], {key: pair[1] for key, pair in row.items()})
-        )
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        pairs = st.lists(values_of(kind.value_type), max_size=3).map(
-            lambda items: ([pair[0] for pair in items], [pair[1] for pair in items])
-        )
-    elif pa.types.is_binary(kind):
-        pairs = st.binary(max_size=3).map(lambda value: (value, base64.b64encode(value).decode()))
-    elif pa.types.is_boolean(kind):
-        pairs = st.booleans().map(lambda value: (value, value))
-    elif pa.types.is_integer(kind):
-        pairs = st.integers(-128, 127).map(lambda value: (value, value))
+        items = st.dictionaries(st.text("kl", max_size=2), values_of(kind.item_type), max_size=3)
+        values = items.map(lambda row: list(row.items()))
     else:
-        pairs = st.text(max_size=3).map(lambda value: (value, value))
-    return st.just((None, None)) | pairs
+        values = st.lists(values_of(kind.value_type), max_size=3)
+    return st.none() | values
+
+
+def as_json(kind: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: as_json(field.type, value[field.name]) for field in kind}
+    if pa.types.is_map(kind):
+        return {key: as_json(kind.item_type, item) for key, item in value}
+    if isinstance(value, list):
+        return [as_json(kind.value_type, item) for item in value]
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 @given(st.data())
 def test_nested_values_of_any_part_of_a_column(data: st.DataObject) -> None:
-    kind = data.draw(kinds())
-    pairs = data.draw(st.lists(values_of(kind), max_size=6))
-    first = data.draw(st.integers(0, len(pairs)))
-    last = data.draw(st.integers(first, len(pairs)))
-    array = pa.array([pair[0] for pair in pairs], kind)
-    assert encoded(array.slice(first, last - first)) == [pair[1] for pair in pairs[first:last]]
+    kind = data.draw(NESTED)
+    values = data.draw(st.lists(values_of(kind), max_size=6))
+    first = data.draw(st.integers(0, len(values)))
+    last = data.draw(st.integers(first, len(values)))
+    found = encoded(pa.array(values, kind).slice(first, last - first))
+    assert found == [as_json(kind, value) for value in values[first:last]]

@@ -1,3 +1,5 @@
+"""A Python function as a source: its rows and positions, what it may do wrong, and when it is asked for rows."""
+
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -7,12 +9,14 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import RowInvalid
+from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, SourceRefused, exit_code
+from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, exit_code
 from lazyshard_producer.sources import generator
 from lazyshard_producer.sources.generator import GeneratorFailed, GeneratorSource
-from lazyshard_producer.sources.source import Context, Line
-from tests.harness.processes.producing import start, wait_until
+from lazyshard_producer.sources.source import Context, Line, Rows
+from tests.producer.commands import assert_one_line, ids, run_arguments, start, wait_until
+from tests.producer.sources.reading import refusal
 
 COUNT_TO_FIVE = """
 def rows(position):
@@ -24,18 +28,18 @@ Open = Callable[..., GeneratorSource]
 
 
 @pytest.fixture
-def open_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Open]:
+def open_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens the function `rows` of some source text, as the module `users` in the current directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     opened: list[GeneratorSource] = []
 
-    def open_it(text: str, position: dict[str, Any] | None = None, limit: int = 100, name: str = "rows") -> Any:
+    def open_it(text: str, position: dict[str, Any] | None = None, limit: int = 100, name: str = "users:rows") -> Any:
         (tmp_path / "users.py").write_text(text)
         monkeypatch.delitem(sys.modules, "users", raising=False)
         context = Context(tmp_path / "stream", limit)
-        opened.append(GeneratorSource(SourceSettings(path=f"python:users:{name}"), position, context))
+        opened.append(GeneratorSource(SourceSettings(path=f"python:{name}"), position, context))
         return opened[-1]
 
     yield open_it
@@ -54,6 +58,20 @@ def read_all(source: GeneratorSource) -> list[tuple[Line, dict[str, Any]]]:
         if not piece.lines:
             source.wait(60)
     return rows
+
+
+def read_first(source: GeneratorSource, *lines: bytes) -> Rows:
+    """What comes first, which is this."""
+    source.wait(60)
+    piece = source.read()
+    assert piece is not None and list(piece.lines) == list(lines)
+    return piece
+
+
+def failure(source: GeneratorSource) -> GeneratorFailed:
+    with pytest.raises(GeneratorFailed) as found:
+        read_all(source)
+    return found.value
 
 
 def test_rows_positions_and_places(open_generator: Open) -> None:
@@ -78,51 +96,43 @@ def test_going_on_after_any_row_gives_the_rest(open_generator: Open) -> None:
         assert read_all(open_generator(COUNT_TO_FIVE, position)) == rows[taken:]
 
 
-def test_bytes_are_taken_as_they_are(open_generator: Open) -> None:
-    rows = read_all(open_generator("def rows(position):\n yield b'{ }', [None]\n yield b'no row\\r\\n', {'a': 1}\n"))
-    assert [(line, position["position"]) for line, position in rows] == [(b"{ }", [None]), (b"no row\r\n", {"a": 1})]
-
-
-def test_a_position_is_what_it_was_when_its_row_was_given(open_generator: Open) -> None:
-    text = "def rows(position):\n at = {'n': 0}\n for at['n'] in range(3):\n  yield {}, at\n"
-    rows = read_all(open_generator(text))
-    assert [position["position"] for _, position in rows] == [{"n": 0}, {"n": 1}, {"n": 2}]
+@pytest.mark.parametrize(
+    ("body", "lines", "positions"),
+    [
+        ("yield b'{ }', [None]\n yield b'no row\\r\\n', {'a': 1}", [b"{ }", b"no row\r\n"], [[None], {"a": 1}]),
+        # A position is what it was when its row was given.
+        ("at = {'n': 0}\n for at['n'] in range(2):\n  yield {}, at", [b"{}\n", b"{}\n"], [{"n": 0}, {"n": 1}]),
+        ("yield {'a': 'x' * 92}, (1,)", [b'{"a":"%s"}\n' % (b"x" * 92)], [[1]]),  # the longest row
+    ],
+)
+def test_what_the_function_gives(body: str, lines: list[bytes], positions: list[Any], open_generator: Open) -> None:
+    rows = read_all(open_generator(f"def rows(position):\n {body}\n"))
+    assert [line for line, _ in rows] == lines
+    assert [position["position"] for _, position in rows] == positions
 
 
 def test_rows_that_are_none_do_not_end_it(open_generator: Open) -> None:
     text = "def rows(position):\n yield {'a': float('nan')}, 1\n yield {'a': 'x' * 93}, 2\n yield {'a': 1}, 3\n"
     (nan, first), (long, _), (good, last) = read_all(open_generator(text))
     assert isinstance(nan, RowInvalid) and isinstance(long, RowInvalid)
-    assert (nan.reason, long.reason) == (
-        "NaN and infinities are not JSON; write null or a string",
-        "longer than the 100 bytes of --max-row-bytes",
-    )
+    assert "NaN" in str(nan) and "100 bytes" in str(long)
     assert (good, first["rows"], last["rows"]) == (b'{"a":1}\n', 1, 3)
 
 
-def test_the_longest_row(open_generator: Open) -> None:
-    ((line, _),) = read_all(open_generator("def rows(position):\n yield {'a': 'x' * 92}, 0\n"))
-    assert isinstance(line, bytes) and len(line) == 101
-
-
 @pytest.mark.parametrize(
-    ("text", "name", "match"),
+    ("text", "name", "says"),
     [
-        ("", "rows", "users has no rows"),
-        ("rows = 3", "rows", "is no function but a int"),
-        ("import nowhere_to_be_found", "rows", "importing users raised ModuleNotFoundError: No module named 'nowhere"),
-        ("1 / 0", "rows", "importing users raised ZeroDivisionError"),
-        ("class A:\n pass", "A.rows", "users has no A.rows"),
+        ("", "users:rows", "users has no rows"),
+        ("rows = 3", "users:rows", "is no function but a int"),
+        ("import nowhere_to_be_found", "users:rows", "ModuleNotFoundError: No module named 'nowhere"),
+        ("1 / 0", "users:rows", "importing users raised ZeroDivisionError"),
+        ("class A:\n pass", "users:A.rows", "users has no A.rows"),
+        ("", "nowhere_at_all:rows", "importing nowhere_at_all raised ModuleNotFoundError"),
     ],
 )
-def test_no_such_function(open_generator: Open, text: str, name: str, match: str) -> None:
-    with pytest.raises(SettingInvalid, match=f"--source python:users:{name}: .*{match}"):
+def test_no_such_function(open_generator: Open, text: str, name: str, says: str) -> None:
+    with pytest.raises(SettingInvalid, match=f"--source python:{name}: .*{says}"):
         open_generator(text, name=name)
-
-
-def test_no_such_module(tmp_path: Path) -> None:
-    with pytest.raises(SettingInvalid, match=r"importing nowhere_at_all raised ModuleNotFoundError.*PYTHONPATH"):
-        GeneratorSource(SourceSettings(path="python:nowhere_at_all:rows"), None, Context(tmp_path, 100))
 
 
 @pytest.mark.parametrize(
@@ -141,47 +151,42 @@ def test_no_such_module(tmp_path: Path) -> None:
         "yield 10**5000, 1",
         "yield {}, 10**5000",
         "raise KeyError(10**5000)\n yield",
+        "raise SystemExit(3)\n yield",
         "row = []\n for _ in range(10**5): row = [row]\n yield row, 1",
     ],
 )
 def test_what_the_protocol_has_no_place_for(open_generator: Open, body: str) -> None:
-    with pytest.raises(GeneratorFailed, match=r"^python:users:rows: ") as found:
-        read_all(open_generator(f"def rows(position):\n {body}"))
-    assert len(str(found.value)) < 500
+    error = failure(open_generator(f"def rows(position):\n {body}"))
+    assert error.file == "python:users:rows"
+    assert len(str(error)) < 500
 
 
 def test_a_function_that_takes_no_position(open_generator: Open) -> None:
-    with pytest.raises(GeneratorFailed, match="raised TypeError"):
-        read_all(open_generator("def rows():\n yield {}, 1"))
+    assert "TypeError" in str(failure(open_generator("def rows():\n yield {}, 1")))
 
 
 def test_an_exception_comes_after_the_rows_before_it_with_its_lines(open_generator: Open) -> None:
-    text = """
-def rows(position):
-    yield {}, 1
-    fetch()
-
-def fetch():
-    raise OSError("no answer")
-"""
+    text = "def rows(position):\n yield {}, 1\n fetch()\n\ndef fetch():\n raise OSError('no answer')\n"
     source = open_generator(text)
-    source.wait(60)
-    piece = source.read()
-    assert piece is not None and piece.lines == [b"{}\n"]
-    with pytest.raises(GeneratorFailed) as found:
-        read_all(source)
-    assert str(found.value) == (
-        "python:users:rows: raised OSError: no answer at users.py:7 (fetch), called from users.py:4 (rows); mend it "
-        "and run the same command again, nothing is lost"
-    )
-    assert found.value.frames == ("users.py:4 (rows)", "users.py:7 (fetch)")
-    assert isinstance(found.value.__cause__, OSError)
-    assert exit_code(found.value) == SOURCE_REFUSED
+    read_first(source, b"{}\n")
+    error = failure(source)
+    assert "OSError: no answer" in str(error)
+    assert error.frames == ("users.py:3 (rows)", "users.py:6 (fetch)")
+    assert isinstance(error.__cause__, OSError)
+    assert exit_code(error) == SOURCE_REFUSED
 
 
-def test_a_function_that_exits_ends_the_run_only(open_generator: Open) -> None:
-    with pytest.raises(GeneratorFailed, match=r"raised SystemExit: 3 at users\.py:2"):
-        read_all(open_generator("def rows(position):\n raise SystemExit(3)\n yield\n"))
+def test_a_function_that_raises_is_mended_and_gone_on_with(
+    open_generator: Open, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = run_arguments(tmp_path / "out", [], 2, "--source", "python:users:rows")
+    open_generator(COUNT_TO_FIVE.replace("        yield", "        number == 3 and 1 / 0\n        yield"))
+    assert main(arguments) == 4
+    assert_one_line(capsys.readouterr().err, "python:users:rows: ", "ZeroDivisionError", "users.py:4 (rows)")
+    assert ids(tmp_path / "out") == [0, 1]
+    open_generator(COUNT_TO_FIVE)
+    assert main(arguments) == 0
+    assert ids(tmp_path / "out") == [0, 1, 2, 3, 4]
 
 
 BLOCKS = """
@@ -201,13 +206,11 @@ def rows(position):
 
 def test_while_the_function_blocks_there_is_nothing(open_generator: Open) -> None:
     source = open_generator(BLOCKS)
-    source.wait(60)
-    first = source.read()
-    assert first is not None and first.lines == [b'{"id":0}\n']
+    read_first(source, b'{"id":0}\n')
     nothing = source.read()
     assert nothing is not None and not nothing.lines
     source.wait(0.01)
-    assert source.waits_for().startswith("the next row of python:users:rows, asked ")
+    assert "python:users:rows, asked " in source.waits_for()
     sys.modules["users"].go_on.set()
     assert [line for line, _ in read_all(source)] == [b'{"id":1}\n']
 
@@ -216,12 +219,15 @@ def test_the_end_that_was_asked_for_closes_the_generator(open_generator: Open) -
     source = open_generator(BLOCKS)
     source.wait(60)
     source.end()
-    first = source.read()
-    assert first is not None and first.lines == [b'{"id":0}\n']
+    read_first(source, b'{"id":0}\n')
     assert source.read() is None
     sys.modules["users"].go_on.set()
     source.close()
     assert sys.modules["users"].closed.is_set()
+    # One that is never read calls nothing.
+    source = open_generator("def rows(position):\n raise ValueError\n")
+    source.end()
+    assert source.read() is None
 
 
 def test_closing_leaves_a_function_alone_that_does_not_come_back(
@@ -235,12 +241,6 @@ def test_closing_leaves_a_function_alone_that_does_not_come_back(
     assert not users.closed.is_set()
     monkeypatch.undo()
     users.go_on.set()
-
-
-def test_a_source_that_is_never_read_calls_nothing(open_generator: Open) -> None:
-    source = open_generator("def rows(position):\n raise ValueError\n")
-    source.end()
-    assert source.read() is None
 
 
 def test_the_function_runs_ahead_of_the_reader_by_a_bounded_number_of_rows(open_generator: Open) -> None:
@@ -286,13 +286,9 @@ def rows(position):
     assert 12 <= asked <= 12 + 2 * 3, f"{asked} rows were asked for, of which 12 are published"
 
 
-@pytest.mark.parametrize(
-    "change", [{"kind": "jsonl"}, {"path": "python:other:rows"}, {"rows": -1}, {"bytes": None}, {"rows": True}]
-)
-def test_a_position_that_is_none_of_this_source(open_generator: Open, change: dict[str, Any]) -> None:
+def test_a_position_that_is_none_of_this_source(open_generator: Open) -> None:
     position = {"kind": "python", "path": "python:users:rows", "rows": 1, "bytes": 9, "position": 1}
-    with pytest.raises(SourceRefused, match="no position to go on from"):
-        open_generator(COUNT_TO_FIVE, position | change)
-    del position["position"]
-    with pytest.raises(SourceRefused, match="no position to go on from"):
-        open_generator(COUNT_TO_FIVE, position)
+    wrong = ({"kind": "jsonl"}, {"path": "python:other:rows"}, {"rows": -1}, {"bytes": None}, {"rows": True})
+    without = {name: value for name, value in position.items() if name != "position"}
+    for entry in (without, *(position | change for change in wrong)):
+        assert "no position to go on from" in str(refusal(open_generator, COUNT_TO_FIVE, entry))

@@ -1,17 +1,18 @@
-"""Lines out of blocks: the same rows and places wherever the blocks are cut."""
+"""Lines out of blocks: the same rows and places wherever the blocks are cut. As a source: `test_text`."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.position import LinePosition
-from lazyshard_producer.sources.lines import LineSplitter
+from lazyshard_producer.sources.lines import JsonLinesFile, LineSplitter
 from lazyshard_producer.sources.source import RowOrigin, Rows
+from tests.producer.sources.reading import BOM, open_kind, refusal
 
-BOM = b"\xef\xbb\xbf"
 NAME = "a.jsonl"
 
 
@@ -42,7 +43,7 @@ def cut(text: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("text", "lines", "blank"),
+    ("text", "expected", "blank"),
     [
         (b"", [], 0),
         (b"\n", [], 1),
@@ -58,12 +59,12 @@ def cut(text: bytes, cuts: list[int]) -> list[bytes]:
         (b"\0\0\n\0", [b"\0\0\n", b"\0"], 0),
     ],
 )
-def test_lines(text: bytes, lines: list[bytes], blank: int) -> None:
+def test_lines(text: bytes, expected: list[bytes], blank: int) -> None:
     for block_bytes in (1, 2, 1000):
         blocks = [text[begin : begin + block_bytes] for begin in range(0, len(text), block_bytes)]
         rows, mark = split(blocks)
-        assert [row.line for row in rows] == lines
-        assert (mark.offset, mark.line - mark.blank, mark.blank) == (len(text), len(lines), blank)
+        assert [row.line for row in rows] == expected
+        assert (mark.offset, mark.line - mark.blank, mark.blank) == (len(text), len(expected), blank)
 
 
 def test_places_and_marks_count_blank_lines_and_bytes() -> None:
@@ -94,24 +95,19 @@ def reference(text: bytes, limit: int) -> list[tuple[bytes | None, int, int]]:
 @given(
     st.lists(st.sampled_from([b"\n", b"\r\n", b"\r", b"x", b" ", BOM, b"\0", b"12345", b"1234567890"]), max_size=40),
     st.lists(st.integers(0, 400), max_size=8),
+    st.integers(0, 40),
 )
-def test_rows_do_not_depend_on_where_blocks_are_cut(parts: list[bytes], cuts: list[int]) -> None:
+@example([BOM, b"1234567890", b"x", b"x", b"\r\n", b"x"], list(range(20)), 0)  # as long as a row may be
+@example([b"1234567890", b"x", b"x", b"x", b"\r", b"\n", b"x", b"\n"], list(range(20)), 0)  # a byte longer
+def test_rows_do_not_depend_on_where_blocks_are_cut_nor_on_where_it_is_gone_on(
+    parts: list[bytes], cuts: list[int], taken: int
+) -> None:
     text = b"".join(parts)
     rows, mark = split(cut(text, cuts), limit=12)
     assert [(row.line, row.place.line, row.place.byte) for row in rows] == reference(text, limit=12)
     assert mark.offset == len(text)
     assert mark.line == text.count(b"\n") + (text not in (b"", BOM) and not text.endswith(b"\n"))
     assert mark.blank == mark.line - len(rows)
-
-
-@given(
-    st.lists(st.sampled_from([b"\n", b"\r\n", b"x", BOM, b"12345", b"1234567890"]), max_size=30),
-    st.lists(st.integers(0, 400), max_size=5),
-    st.integers(0, 30),
-)
-def test_going_on_from_any_mark_gives_the_rest(parts: list[bytes], cuts: list[int], taken: int) -> None:
-    text = b"".join(parts)
-    rows, mark = split(cut(text, cuts), limit=12)
     taken = min(taken, len(rows))
     start = rows[taken - 1].position if taken else LinePosition(0, 0, 0)
     rest, end = split([text[start.offset :]], limit=12, start=start)
@@ -121,19 +117,7 @@ def test_going_on_from_any_mark_gives_the_rest(parts: list[bytes], cuts: list[in
 
 
 @pytest.mark.parametrize(
-    ("line", "fits"),
-    [(b"x" * 10, True), (b"x" * 10 + b"\r", True), (b"x" * 11, False), (BOM + b"x" * 10 + b"\r", True)],
-)
-@pytest.mark.parametrize("end", [b"\n", b"", b"\nyyy\n"])
-def test_longest_row(line: bytes, fits: bool, end: bytes) -> None:
-    for blocks in ([line + end], [line, end], [bytes([byte]) for byte in line + end]):
-        rows, _ = split(blocks, limit=10)
-        assert (rows[0].line is not None) == fits
-        assert [row.line for row in rows[1:]] == [b"yyy\n"] * end.count(b"y\n")
-
-
-@pytest.mark.parametrize(
-    ("part", "hint"), [(b"\0", "NUL bytes"), (b"{}\r", "carriage returns as line ends"), (b"x", "--max-row-bytes")]
+    ("part", "hint"), [(b"\0", "NUL bytes"), (b"{}\r", "carriage returns"), (b"x", "--max-row-bytes")]
 )
 def test_a_line_of_any_length_takes_no_more_memory_than_the_longest_row(part: bytes, hint: str) -> None:
     splitter = LineSplitter(NAME, 10_000)
@@ -145,7 +129,20 @@ def test_a_line_of_any_length_takes_no_more_memory_than_the_longest_row(part: by
     rows = splitter.feed(b"\n{}\n")
     error, good = rows.lines
     assert isinstance(error, RowInvalid)
-    assert "longer than the 10000 bytes" in str(error)
-    assert hint in str(error)
+    assert "10000 bytes" in str(error) and hint in str(error)
     assert (error.byte, good) == (0, b"{}\n")
     assert rows.place(1) == RowOrigin(NAME, 2, 20 * len(block) + 1)
+
+
+def test_truncated_or_replaced_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"1\n2\n")
+    source = open_kind(JsonLinesFile, path)
+    rows = source.read()
+    assert rows is not None
+    path.write_bytes(b"")
+    assert "truncated" in str(refusal(source.entry, rows.position(0)))
+    assert str(refusal(source.read).actual).startswith("0:")
+    path.write_bytes(b"3\n4\n")
+    assert "changed" in str(refusal(source.entry, rows.position(0)))
+    source.close()

@@ -1,112 +1,289 @@
+"""Tables as sources: Parquet and Arrow files, directories of them, and data sets of Hugging Face.
+
+What their values become: `test_arrow_values`. Runs that are killed: `test_exactly_once` and `test_sources_killed`.
+"""
+
+import decimal
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from lazyshard_producer.cli import main
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
-from tests.producer.sources.table_sources import open_table_source, read_rows, values
+from lazyshard_producer.sources.arrow import find_data_files, is_hugging_face, open_tables
+from lazyshard_producer.sources.source import Context, RowOrigin
+from lazyshard_producer.sources.tables import TableSource
+from tests.producer.commands import assert_one_line, environment, ids, run_arguments
+from tests.producer.sources.reading import lines, parsed, refusal, take
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
 pq = pytest.importorskip("pyarrow.parquet")
 
 
-def write(path: Path, *ids: int) -> None:
-    pq.write_table(pa.table({"id": list(ids)}), path)
+def opened(path: Path, position: Any = None, kind: str | None = None) -> "closing[TableSource]":
+    kind = kind or {".arrow": "arrow", ".stream": "arrow"}.get(path.suffix, "parquet")
+    return closing(open_tables(kind, str(path), position, Context(path.parent / "stream", 1 << 20)))
 
 
-def directory_read_up_to(tmp_path: Path, rows: int) -> dict[str, Any]:
+def values(path: Path, position: Any = None, kind: str | None = None) -> list[Any]:
+    """All rows, parsed; of a refused one the reason."""
+    with opened(path, position, kind) as source:
+        return list(map(parsed, lines(source)))
+
+
+def table_of(first: int, last: int) -> Any:
+    return pa.table({"id": pa.array(range(first, last), pa.int64())})
+
+
+def of(numbers: Any) -> list[dict[str, int]]:
+    return [{"id": number} for number in numbers]
+
+
+def write(path: Path, table: Any, rows: int | None = 4, **options: Any) -> None:
+    """Writes a table as its name says: groups or batches of so many rows."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=rows, **options)
+        return
+    new = pa.ipc.new_file if path.suffix == ".arrow" else pa.ipc.new_stream
+    with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as out:
+        out.write_table(table, max_chunksize=rows)
+
+
+def write_ids(path: Path, *numbers: int) -> None:
+    pq.write_table(pa.table({"id": list(numbers)}), path)
+
+
+FILES: Final = ("a.parquet", "a.arrow", "a.stream")
+files = pytest.mark.parametrize("name", FILES)
+
+
+@files
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("rows", [1, 3, None])
+def test_rows_places_and_positions(name: str, rows: int | None, compression: str | None, tmp_path: Path) -> None:
+    path = tmp_path / name
+    write(path, table_of(0, 10), rows, compression=compression or ("none" if "parquet" in name else None))
+    with opened(path) as source:
+        assert (source.name, source.live, source.blank, source.start) == (str(path), False, 0, (0, 0))
+        start = source.entry(source.start)
+        taken = take(source)
+        # Marks may lie behind what was read: a later run gives them again.
+        assert source.entry(source.start) == start
+        assert values(path, start) == [parsed(line) for line, _, _ in taken] == of(range(10))
+        assert [piece.place(index) for _, piece, index in taken] == [
+            RowOrigin(str(path), number, None) for number in range(1, 11)
+        ]
+        assert source.progress == (path.stat().st_size, path.stat().st_size)
+        assert source.read() is None
+        for count, (_, piece, index) in enumerate(taken, 1):
+            assert piece.position(index) == (0, count)
+            assert values(path, source.entry(piece.position(index))) == of(range(count, 10))
+    source.close()
+    assert taken[9][0] == b'{"id":9}\n'  # a batch outlives its source
+
+
+def test_a_directory_is_read_by_name(tmp_path: Path) -> None:
+    for number, name in enumerate(["b.parquet", "a.parquet", "_metadata.parquet", ".c.parquet", "d.txt", "B.parquet"]):
+        write_ids(tmp_path / name, number)
+    write(tmp_path / "aa.parquet", table_of(0, 0))
+    (tmp_path / "e.parquet").mkdir()
+    assert values(tmp_path) == of([5, 1, 0])
+
+
+def test_files_with_other_columns_keep_their_own_and_an_image_is_base64(tmp_path: Path) -> None:
+    tables = [[{"x": 1}], [{"y": "2", "x": None}], [{"image": {"bytes": b"\x89PNG", "path": "a"}}, {"image": None}]]
+    for number, rows in enumerate(tables):
+        write(tmp_path / f"{number}.parquet", pa.Table.from_pylist(rows))
+    image = {"image": {"bytes": "iVBORw==", "path": "a"}}
+    assert values(tmp_path) == [{"x": 1}, {"y": "2", "x": None}, image, {"image": None}]
+
+
+def test_refused_rows_keep_their_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.parquet"
+    write(path, pa.table({"id": [0, 1, 2], "price": [None, decimal.Decimal("1.5"), None]}))
+    first, reason, last = values(path)
+    assert (first["id"], last["id"]) == (0, 2)
+    assert reason.startswith("column 'price': ")
+    assert main(run_arguments(tmp_path / "out", [path], 2)) == 3
+    assert_one_line(capsys.readouterr().err, f"{path}:2: {reason}")
+    assert main(run_arguments(tmp_path / "out", [path], 2, "--on-bad-row", "skip")) == 0
+    assert ids(tmp_path / "out") == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "size", "pieces"), [("a.parquet", 64, 100_000, 6), ("a.stream", 4000, 10_000, 30)]
+)
+def test_large_rows_come_in_small_pieces(name: str, rows: int, size: int, pieces: int, tmp_path: Path) -> None:
+    table = pa.table({"text": [chr(97 + number % 26) * size for number in range(rows)]})
+    write(tmp_path / name, table, rows, **({"use_dictionary": False} if "parquet" in name else {}))
+    with opened(tmp_path / name) as source:
+        found = [sum(len(line) for line in piece.lines if isinstance(line, bytes)) for piece in iter(source.read, None)]
+    assert len(found) >= pieces
+    assert max(found) <= 2 << 20
+
+
+def test_restarting_passes_over_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    write(path, table_of(0, 100), 10)
+    with opened(path) as source:
+        _, piece, index = take(source)[84]
+        position = source.entry(piece.position(index))
+    groups: list[int] = []
+    iter_batches = pq.ParquetFile.iter_batches
+
+    def listen(self: Any, *, row_groups: list[int], **options: Any) -> Any:
+        groups.extend(row_groups)
+        return iter_batches(self, row_groups=row_groups, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", listen)
+    assert values(path, position) == of(range(85, 100))
+    assert groups == [8, 9]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "actual"),
+    [
+        ("a.parquet", b"", "something else"),
+        ("a.parquet", b'{"id":1}\n', "something else"),
+        ("a.parquet", b"PAR1" + b"x" * 100, "one of 104 bytes without its end"),
+        ("a.parquet", b"PAR1PAR1", "one of 8 bytes without its end"),
+        ("a.parquet", b"PARE" + b"x" * 100 + b"PARE", "an encrypted one"),
+        ("a.parquet", b"PAR1" + b"x" * 100 + b"\xff\xff\0\0PAR1", ""),
+        ("a.arrow", b"", "an empty file"),
+        ("a.arrow", b'{"id":1}\n', "something else"),
+        ("a.arrow", b"FEA1" + b"\0" * 100, "something else"),
+        ("a.arrow", b"ARROW1" + b"x" * 100, ""),
+        ("a.arrow", b"\xff" * 100, ""),
+    ],
+)
+def test_what_is_no_table(name: str, content: bytes, actual: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    error = refusal(opened, path)
+    assert error.file == str(path)
+    assert str(error.actual).startswith(actual)
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "a.stream"])
+@pytest.mark.parametrize("kept", [3, 20, 0.5, 0.9])
+def test_an_arrow_file_that_was_cut_short(name: str, kept: float, tmp_path: Path) -> None:
+    path = tmp_path / name
+    write(path, table_of(0, 1000), 100)
+    os.truncate(path, int(kept * path.stat().st_size) if kept < 1 else int(kept))
+    assert refusal(values, path).file == str(path)
+
+
+def test_damage_within_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write(path, table_of(0, 1000), 1000, compression="zstd", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    data[40:200] = b"\xaa" * 160
+    path.write_bytes(data)
+    assert refusal(values, path).file == str(path)
+    path = tmp_path / "a.stream"
+    write(path, pa.table({"text": ["aaaa", "bbbb", "cccc"]}))
+    good, bad = (b"".join(number.to_bytes(4, "little") for number in (0, end, 8, 12)) for end in (4, 2**30))
+    assert path.read_bytes().count(good) == 1
+    path.write_bytes(path.read_bytes().replace(good, bad))
+    assert refusal(values, path).file == str(path)
+
+
+def test_text_that_is_not_utf8_refuses_its_row_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.stream"
+    write(path, pa.table({"text": ["aaaa", "bbbb", "cccc"]}))
+    path.write_bytes(path.read_bytes().replace(b"bbbb", b"b\xffbb"))
+    first, reason, third = values(path)
+    assert (first, third) == ({"text": "aaaa"}, {"text": "cccc"})
+    assert "byte 0xff at 1" in reason
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "a.stream"])
+def test_dictionaries_that_grow_from_batch_to_batch(name: str, tmp_path: Path) -> None:
+    batches = [pa.array(["x", "y"]).dictionary_encode(), pa.array(["x", "y", "z"]).dictionary_encode()]
+    table = pa.Table.from_batches([pa.record_batch({"a": batch}) for batch in batches])
+    write(tmp_path / name, table, None, emit_dictionary_deltas=True)
+    assert [row["a"] for row in values(tmp_path / name)] == ["x", "y", "x", "y", "z"]
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write(path, pa.table([[1], [2]], names=["x", "x"]))
+    assert refusal(opened, path).expected == "every column under a name of its own"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_what_cannot_be_opened(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "none"):
+        assert refusal(opened, tmp_path / name, None, kind).file == str(tmp_path / name)
+    assert refusal(opened, tmp_path, None, kind).expected == f"files *.{kind}"
+    (tmp_path / "year=2025").mkdir()
+    assert "year=2025" in str(refusal(opened, tmp_path, None, kind).actual)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ExtraMissing) as missing:
+        opened(tmp_path / "a", None, kind)
+    assert (missing.value.package, missing.value.extra) == ("pyarrow", "arrow")
+
+
+def read_up_to(directory: Path, rows: int) -> dict[str, Any]:
     """A directory of the files b, d and f, of two rows each, and the position after some of these."""
     for number, name in enumerate("bdf"):
-        write(tmp_path / f"{name}.parquet", 2 * number, 2 * number + 1)
-    source = open_table_source("parquet", tmp_path)
-    position = source.entry(read_rows(source)[rows - 1].position)
-    source.close()
-    return position
-
-
-def test_the_position(tmp_path: Path) -> None:
-    position = directory_read_up_to(tmp_path, 3)
-    assert position.keys() == {"kind", "path", "files", "row", "xxh3"}
-    assert [position[name] for name in ("kind", "path", "files", "row")] == ["parquet", str(tmp_path), 1, 1]
-    assert len(position["xxh3"]) == 24
+        write_ids(directory / f"{name}.parquet", 2 * number, 2 * number + 1)
+    with opened(directory) as source:
+        _, piece, index = take(source, rows)[-1]
+        return source.entry(piece.position(index))
 
 
 @pytest.mark.parametrize(("rows", "rest"), [(2, [2, 3, 8, 4, 5, 9]), (3, [3, 8, 4, 5, 9]), (4, [8, 4, 5, 9])])
-def test_later_files_may_come(tmp_path: Path, rows: int, rest: list[int]) -> None:
-    position = directory_read_up_to(tmp_path, rows)
-    write(tmp_path / "e.parquet", 8)
-    write(tmp_path / "g.parquet", 9)
-    assert values(open_table_source("parquet", tmp_path, position)) == [{"id": number} for number in rest]
-
-
-def test_files_that_were_not_begun_may_change(tmp_path: Path) -> None:
-    position = directory_read_up_to(tmp_path, 4)
-    write(tmp_path / "f.parquet", 7)
-    assert values(open_table_source("parquet", tmp_path, position)) == [{"id": 7}]
+def test_later_files_may_come_and_those_that_were_not_begun_may_change(
+    rows: int, rest: list[int], tmp_path: Path
+) -> None:
+    position = read_up_to(tmp_path, rows)
+    write_ids(tmp_path / "e.parquet", 8)
+    write_ids(tmp_path / "g.parquet", 9)
+    assert values(tmp_path, position) == of(rest)
+    write_ids(tmp_path / "f.parquet", 7)
+    assert values(tmp_path, position) == of([*rest[: rest.index(4)], 7, 9])
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("change", "file", "says"),
     [
-        (
-            lambda path: write(path / "a.parquet", 9),
-            r"file 1 the one .* found a\.parquet, which is new",
-        ),
-        (
-            lambda path: write(path / "c.parquet", 9),
-            r"file 2 the one .* found c\.parquet, which is new",
-        ),
-        (lambda path: (path / "b.parquet").unlink(), "file 1 the one whose rows were read, found that one gone"),
-        (lambda path: (path / "d.parquet").unlink(), r"found .*|d\.parquet: expected the file whose rows were read"),
-        (lambda path: (path / "b.parquet").rename(path / "e.parquet"), "file 1 .* found that one gone"),
-        (
-            lambda path: write(path / "b.parquet", 0, 7),
-            r"b\.parquet: expected the file .* found another",
-        ),
-        (
-            lambda path: write(path / "d.parquet", 2, 7),
-            r"d\.parquet: expected the file .* found another",
-        ),
-        (lambda path: os.truncate(path / "d.parquet", 9), r"d\.parquet: expected the file whose rows were read"),
+        (lambda path: write_ids(path / "a.parquet", 9), "", "file 1 .* a.parquet, which is new"),
+        (lambda path: write_ids(path / "c.parquet", 9), "", "file 2 .* c.parquet, which is new"),
+        (lambda path: (path / "b.parquet").unlink(), "", "file 1 .* gone"),
+        (lambda path: (path / "d.parquet").unlink(), "f.parquet", "another"),
+        (lambda path: (path / "b.parquet").rename(path / "e.parquet"), "", "file 1 .* gone"),
+        (lambda path: write_ids(path / "b.parquet", 0, 7), "b.parquet", "another"),
+        (lambda path: write_ids(path / "d.parquet", 2, 7), "d.parquet", "another"),
+        (lambda path: os.truncate(path / "d.parquet", 9), "d.parquet", "another"),
     ],
 )
-def test_what_was_begun_must_stay_as_it_was(tmp_path: Path, change: Callable[[Path], Any], match: str) -> None:
-    position = directory_read_up_to(tmp_path, 3)
+def test_what_was_begun_must_stay_as_it_was(
+    change: Callable[[Path], Any], file: str, says: str, tmp_path: Path
+) -> None:
+    position = read_up_to(tmp_path, 3)
+    assert {name: position[name] for name in ("kind", "path", "files", "row")} == {
+        "kind": "parquet",
+        "path": str(tmp_path),
+        "files": 1,
+        "row": 1,
+    }
     change(tmp_path)
-    with pytest.raises(SourceRefused, match=match):
-        open_table_source("parquet", tmp_path, position)
-
-
-def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    write(path, 0, 1)
-    source = open_table_source("parquet", path)
-    (first, _) = read_rows(source, most=2)
-    write(tmp_path / "new", 5, 6)
-    os.replace(tmp_path / "new", path)
-    with pytest.raises(SourceRefused, match=r"a\.parquet: expected the file whose rows were read, found another one"):
-        source.entry(first.position)
-    with pytest.raises(SourceRefused, match="found another one"):
-        source.read()
-    source.close()
-
-
-def test_a_file_that_is_written_anew_with_the_same_rows(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    write(path, 0, 1)
-    source = open_table_source("parquet", path)
-    (first, _) = read_rows(source, most=2)
-    os.utime(path, ns=(1, 1))
-    position = source.entry(first.position)
-    source.close()
-    assert values(open_table_source("parquet", path, position)) == [{"id": 1}]
+    with pytest.raises(SourceRefused, match=says) as error:
+        opened(tmp_path, position)
+    assert error.value.file == str(tmp_path / file)
 
 
 @pytest.mark.parametrize(
-    ("field", "values"),
+    ("field", "wrong"),
     [
         ("kind", ["arrow"]),
         ("path", ["elsewhere"]),
@@ -115,35 +292,133 @@ def test_a_file_that_is_written_anew_with_the_same_rows(tmp_path: Path) -> None:
         ("xxh3", ["AAA", "AAAA", 7]),
     ],
 )
-def test_a_position_that_is_none_of_this_source(tmp_path: Path, field: str, values: list[Any]) -> None:
-    position = directory_read_up_to(tmp_path, 3)
-    for value in values:
-        with pytest.raises(SourceRefused, match="no position to go on from"):
-            open_table_source("parquet", tmp_path, position | {field: value})
+def test_a_position_that_is_none_of_this_source(field: str, wrong: list[Any], tmp_path: Path) -> None:
+    position = read_up_to(tmp_path, 3)
+    for value in wrong:
+        assert "no position to go on from" in str(refusal(opened, tmp_path, position | {field: value}))
 
 
-def test_a_directory_without_tables(tmp_path: Path) -> None:
-    with pytest.raises(SourceRefused, match=r"expected files \*\.parquet, found none$"):
-        open_table_source("parquet", tmp_path)
-    (tmp_path / "year=2025").mkdir()
-    (tmp_path / "year=2026").mkdir()
-    with pytest.raises(SourceRefused, match=r"it has folders \(year=2025, year=2026\), give each as a source"):
-        open_table_source("parquet", tmp_path)
+def test_a_file_that_is_replaced_or_truncated_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_ids(path, 0, 1)
+    with opened(path) as source:
+        taken = take(source, 2)
+        os.utime(path, ns=(1, 1))
+        # Written anew with the same rows, as far as anybody can tell.
+        assert values(path, source.entry(taken[0][1].position(0))) == of([1])
+        write_ids(tmp_path / "new", 5, 6)
+        os.replace(tmp_path / "new", path)
+        assert refusal(source.entry, taken[0][1].position(0)).file == str(path)
+        assert refusal(source.read).file == str(path)
+    for name in ("a.arrow", "a.stream"):
+        write(tmp_path / name, table_of(0, 10_000), None)
+        with opened(tmp_path / name) as source:
+            assert source.read() is not None
+            os.truncate(tmp_path / name, 4096)
+            assert refusal(source.read).file == str(tmp_path / name)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_named_pipe_or_nothing_at_all(tmp_path: Path, kind: str) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for name, match in (("pipe", "expected a plain file, found a named pipe"), ("none", "no such file")):
-        with pytest.raises(SourceRefused, match=match):
-            open_table_source(kind, tmp_path / name)
+CHILD: Final = """
+import pathlib, sys
+from tests.producer.sources.test_table_files import opened
+
+def read(name):
+    with opened(pathlib.Path(name)) as source:
+        return sum(len(piece.lines) for piece in iter(source.read, None))
+
+def peak():
+    # Not ru_maxrss: that begins with what the parent took.
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+small = read(sys.argv[1])
+before = peak()
+print(small, read(sys.argv[2]), peak() - before)
+"""
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_without_pyarrow(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(
-        ExtraMissing, match=r"a: reading it needs pyarrow, .*: pip install 'lazyshard\[arrow\]'"
-    ) as error:
-        open_table_source(kind, tmp_path / "a")
-    assert (error.value.package, error.value.extra) == ("pyarrow", "arrow")
+@pytest.mark.parametrize("kind", ["parquet", "stream"])
+def test_one_row_group_or_batch_of_160_mib_is_not_held_whole(kind: str, tmp_path: Path) -> None:
+    # The small one brings what does not depend on the size: pyarrow's own state, and its buffers.
+    sizes = {"small": 4096, "large": 160 * 1024}
+    options = {"compression": "none", "use_dictionary": False} if kind == "parquet" else {}
+    for name, rows in sizes.items():
+        text = pa.array([f"{number:01024d}" for number in range(rows)])
+        write(tmp_path / f"{name}.{kind}", pa.table({"text": text}).combine_chunks(), rows, **options)
+    command = [sys.executable, "-c", CHILD, *(str(tmp_path / f"{name}.{kind}") for name in sizes)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *found, growth_kib = map(int, done.stdout.split())
+    assert found == list(sizes.values())
+    assert growth_kib < 48 << 10
+
+
+@pytest.fixture
+def datasets() -> Any:
+    return pytest.importorskip("datasets", reason="needs datasets: pip install datasets")
+
+
+def test_a_saved_data_set(tmp_path: Path, datasets: Any) -> None:
+    folder = tmp_path / "d"
+    rows = [{"id": number, "messages": [{"role": "user", "content": f"{number}"}]} for number in range(10)]
+    datasets.Dataset.from_list(rows).save_to_disk(folder, num_shards=3)
+    assert is_hugging_face(str(folder))
+    with opened(folder, kind="huggingface") as source:
+        taken = take(source)
+        _, piece, index = taken[4]
+        assert piece.place(index) == RowOrigin(str(folder / "data-00001-of-00003.arrow"), 1, None)
+        _, piece, index = taken[5]
+        position = source.entry(piece.position(index))
+    assert (position["kind"], position["files"], position["row"]) == ("huggingface", 1, 2)
+    assert values(folder, None, "huggingface") == rows
+    assert values(folder, position, "huggingface") == rows[6:]
+
+
+def test_data_sets_of_all_kinds(tmp_path: Path, datasets: Any) -> None:
+    features = {
+        "image": datasets.Image(decode=False),
+        "label": datasets.ClassLabel(names=["cat", "dog"]),
+        "array": datasets.Array2D((1, 2), "int8"),
+    }
+    rows = {"image": [{"bytes": b"\x89PNG", "path": None}], "label": ["dog"], "array": [[[1, 2]]]}
+    image = {"image": {"bytes": "iVBORw==", "path": None}, "label": 1, "array": [[1, 2]]}
+    of_ids = datasets.Dataset.from_dict({"id": list(range(10))})
+    made = {
+        "selected": (of_ids.select([7, 3, 5]), of([7, 3, 5])),
+        "features": (datasets.Dataset.from_dict(rows, features=datasets.Features(features)), [image]),
+    }
+    for name, (dataset, expected) in made.items():
+        dataset.save_to_disk(tmp_path / name)
+        assert values(tmp_path / name, None, "huggingface") == expected
+    datasets.DatasetDict({"train": of_ids, "test": of_ids}).save_to_disk(tmp_path / "d")
+    assert is_hugging_face(str(tmp_path / "d"))
+    error = refusal(opened, tmp_path / "d", None, "huggingface")
+    assert f"{tmp_path}/d/train, {tmp_path}/d/test" in str(error.actual)
+    assert values(tmp_path / "d" / "train", None, "huggingface") == of(range(10))
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "file"),
+    [
+        ("state.json", {"_data_files": [{"filename": "a.arrow"}], "_indices_files": [{"filename": "i"}]}, ""),
+        ("state.json", {"_data_files": []}, "state.json"),
+        ("state.json", {}, "state.json"),
+        ("state.json", {"_data_files": [{"filename": "../a.arrow"}]}, "state.json"),
+        ("state.json", {"_data_files": [{"filename": "a.arrow"}, "b"]}, "state.json"),
+        ("state.json", [], "state.json"),
+        ("state.json", "{", "state.json"),
+        ("dataset_info.json", {}, ""),  # a folder of the cache
+    ],
+)
+def test_a_data_set_that_cannot_be_used(name: str, state: Any, file: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(state if state == "{" else json.dumps(state))
+    assert is_hugging_face(str(tmp_path))
+    assert refusal(find_data_files, str(tmp_path)).file == str(tmp_path / file)
+
+
+def test_the_order_is_that_of_the_state(tmp_path: Path) -> None:
+    assert not is_hugging_face(str(tmp_path))
+    assert not is_hugging_face(str(tmp_path / "none"))
+    state = {"_data_files": [{"filename": "b"}, {"filename": "a"}], "_indices_files": None}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    assert find_data_files(str(tmp_path)) == [str(tmp_path / "b"), str(tmp_path / "a")]

@@ -40,10 +40,11 @@ def test_every_value_of_a_good_file_is_read(tmp_path: Path) -> None:
     code |= {"max_total_samples": 100, "samples_per_chunk": 10, "cache_bytes": 1000}
     rest = {"num_samples": 1000, "stopping": "all_exhausted", "micro_batches_per_step": 4, "seed": 7, "max_wait": 12.5}
     rest |= {"consumer": "run", "tokenizer": {"path": str(tmp_path), "max_length": 4096, "too_long": "truncate"}}
-    loader = {"form": "map", "batch_size": 8, "num_workers": 2, "collate_fn": f"{NAMED}:encode", "prefetch_factor": 3}
-    rest["dataloader"] = loader | {"persistent_workers": True, "multiprocessing_context": "spawn"}
+    loader: dict[str, Any] = {"form": "map", "batch_size": 8, "num_workers": 2, "collate_fn": f"{NAMED}:encode"}
+    loader |= {"prefetch_factor": 3, "persistent_workers": True, "multiprocessing_context": "spawn"}
+    rest["dataloader"] = loader
     written = {"version": 1, "datasets": [{**chat, "steps": steps}, {**code, "steps": steps}], **rest}
-    written["dataloader"] = written["dataloader"] | {"pin_memory": False}
+    written["dataloader"] = loader | {"pin_memory": False}
     config = read_config(write(tmp_path, yaml.safe_dump(written))).config
     assert config is not None
     found = config.model_dump(exclude_defaults=True)

@@ -78,9 +78,7 @@ def test_ranks_that_wait_go_on_with_enough_chunks_or_the_end(
     directory = produce(tmp_path / "s", 4, 4, end=False)
     ranks = open_ranks(directory, 2, unit="auto", max_total_samples=8)
     with ThreadPoolExecutor(2) as threads:
-        reading = [
-            threads.submit(lambda rank=rank: [rank.draw(index) for index in rank.rank_indices]) for rank in ranks
-        ]
+        reading = [threads.submit(lambda one: [*map(one.draw, one.rank_indices)], rank) for rank in ranks]
         produce(directory, total, 4)
         drawn = [lane.result(DEADLINE_S) for lane in reading]
     # The length is that of max_total_samples: what is behind the end is the next epoch.

@@ -79,7 +79,8 @@ def test_impossible_group_is_refused(kind: Callable[..., object], name: str, val
 def test_what_is_no_group_is_refused_before_the_stream_is_waited_for(
     tmp_path: Path, make: Callable[..., object], name: str, group: str
 ) -> None:
-    for given in ("raise", None, {}):
+    wrong: list[Any] = ["raise", None, {}]
+    for given in wrong:
         with pytest.raises(TypeError, match=rf"{name} is a lazyshard.{group}, got {given!r}"):
             make(tmp_path / "absent", **{name: given})
 

@@ -77,18 +77,6 @@ def test_without_workers_and_without_being_asked_for_rows_are_dicts(tmp_path: Pa
         assert [pair for batch in loader for pair in batch] == [("dict", {"id": i}) for i in range(4)]
 
 
-def test_a_damaged_row_is_substituted_in_the_worker(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 4, 4)
-    with open(directory / "chunk_00000.jsonl", "r+b") as file:
-        content = file.read()
-        os.pwrite(file.fileno(), b"9", content.index(b"2"))
-    dataset = opened(directory, batch_size=4)
-    (batch,) = DataLoader(dataset, 4, num_workers=1, collate_fn=list)
-    assert batch[:2] + batch[3:] == [{"id": 0}, {"id": 1}, {"id": 3}]
-    assert batch[2] in batch[:2] + batch[3:]
-    assert dataset.stats().bad_samples == 1
-
-
 def test_a_data_set_that_a_worker_pickles_reads_as_ever(tmp_path: Path) -> None:
     dataset = opened(produce(tmp_path / "s", 2))
 

@@ -46,7 +46,8 @@ def runs(draw: st.DrawFn) -> Run:
         # With the same it would go on in the same part.
         dp += bool(parts and parts[-1][:2] == (dp, batch_size))
         parts.append((dp, batch_size, draw(st.integers(1, 70)) // batch_size * batch_size or batch_size))
-    unit = draw(st.sampled_from(["chunk", "sample", 3]))
+    units: list[int | str] = ["chunk", "sample", 3]
+    unit = draw(st.sampled_from(units))
     layout = draw(st.sampled_from(["block", "strided"]))
     return Run(unit, draw(st.integers(0, 3)), draw(st.integers(0, 2)), layout, parts)
 

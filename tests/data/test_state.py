@@ -277,12 +277,6 @@ def skipping(stream: Path, dp: int, state: State | None, **skip: Any) -> Any:
     return ranks
 
 
-def test_without_anything_to_skip_nothing_changes(stream: Path, begun: State) -> None:
-    ranks = skipping(stream, 2, begun)
-    assert ranks[0].state_dict() == begun
-    assert read(ranks, 2) == [[10, 11], [14, 15]]
-
-
 def test_samples_and_chunks_are_left_out_from_here_on(stream: Path, begun: State) -> None:
     ranks = skipping(stream, 2, begun, samples=[(0, 2), (11, 14)], chunks=[(4, 6)])
     # Left of the open windows: 10, 14, 15; from chunk 6 on all is dealt anew.

@@ -192,9 +192,13 @@ def test_copy_has_numbers_of_its_own_which_it_shares_with_its_forks(copied: Any)
 def test_workers_that_wait_for_rows_end_with_their_loader(
     method: str, kind: Any, iterable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed: list[int | None] = []
-    kill = BaseProcess.kill
-    monkeypatch.setattr(BaseProcess, "terminate", lambda process: (killed.append(process.pid), kill(process)))
+    killed: list[BaseProcess] = []
+
+    def kill(process: BaseProcess) -> None:
+        killed.append(process)
+        process.kill()
+
+    monkeypatch.setattr(BaseProcess, "terminate", kill)
     stream = produce(tmp_path / "s", 8, end=False)
     length = None if iterable else 100
     dataset: Any = LazyShardedDataset(stream, dp_rank=0, dp_size=1, batch_size=2, max_total_samples=length)

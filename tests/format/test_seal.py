@@ -83,6 +83,7 @@ def test_seal_round_trips(chunk: int, rows: list[tuple[int, int, int]], measured
     assert seal.encode() == value.encode()
 
 
+OTHERS: list[Any] = [None, 3, [], {}, {"sources": 3}, {"in.jsonl": 5}]
 SOURCE: dict[str, Any] = {"version": 1, "sources": [], "rows": 24, "refused": 3, "skip": 0, "recipe": {}}
 
 
@@ -91,9 +92,10 @@ SOURCE: dict[str, Any] = {"version": 1, "sources": [], "rows": 24, "refused": 3,
     [
         (SOURCE, SourceRows(24, 3, True)),
         (SOURCE | {"skip": 2, "recipe": {"pack": 8192}}, SourceRows(24, 3, False, 8192)),
-        *[(SOURCE | {"recipe": recipe}, SourceRows(24, 3, True)) for recipe in (None, [])],
+        (SOURCE | {"recipe": None}, SourceRows(24, 3, True)),
+        (SOURCE | {"recipe": []}, SourceRows(24, 3, True)),
         *[(SOURCE | {"recipe": {"pack": pack}}, SourceRows(24, 3, True)) for pack in ("8192", -1, True, 2**70)],
-        *[(source, None) for source in (None, 3, [], {}, {"sources": 3}, {"in.jsonl": 5})],
+        *[(source, None) for source in OTHERS],
         *[(SOURCE | {"rows": value}, None) for value in (None, -1, 1.5, "3", True, 2**70)],
         *[(SOURCE | {"refused": value}, None) for value in (None, -1, 1.5, True, 25)],
         *[(SOURCE | {"skip": value}, None) for value in (None, -1, 1.5, True, 2**70)],
@@ -139,7 +141,8 @@ def many(count: int) -> dict[str, Any]:
         *[seal_source(recipe={"weights": [1, 1, w]}) for w in (0, -1, True, float("inf"), float("nan"), 10**400)],
         *[seal_source(drawn=drawn) for drawn in ([1, 2], [1, 2, -1], [1, 2, 2**64], "abc")],
         seal_source(finished=[0, 0, 0]),
-        *[seal_source(sources=[{"path": "a"}, {"path": "b"}, other]) for other in ({}, "c")],
+        seal_source(sources=[{"path": "a"}, {"path": "b"}, {}]),
+        seal_source(sources=[{"path": "a"}, {"path": "b"}, "c"]),
     ],
 )
 def test_what_cannot_be_is_no_mixture(source: Any) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lazyshard import check_config
 from lazyshard.config import read_config
 from lazyshard.config.config import Config
+from lazyshard.config.named_function import FunctionMissing, named_function
 from lazyshard.errors import ConfigInvalid
 
 GOOD: dict[str, Any] = {"version": 1, "datasets": [{"path": "chat"}]}
@@ -28,125 +30,72 @@ def places(folder: Path, text: str) -> list[tuple[str, int | None]]:
 
 
 def test_every_value_of_a_good_file_is_read(tmp_path: Path) -> None:
-    text = f"""
-version: 1
-tokenizer: {{path: "{tmp_path}", max_length: 4096, too_long: truncate}}
-datasets:
-  - path: chat
-    weight: 0.8
-    steps: &steps
-      - filter_fn: {NAMED}:even
-      - map: {{function: "{NAMED}:add_index", with_indices: true, remove_columns: [id, ""]}}
-      - message_transform: {NAMED}:to_messages
-    max_error_count: 3
-  - path: code
-    weight: 2
-    steps: *steps
-    max_error_count: null
-    unit: 5
-    shuffle_window: 4
-    max_total_samples: 100
-    samples_per_chunk: 10
-    cache_bytes: 1000
-dataloader:
-  form: map
-  batch_size: 8
-  num_workers: 2
-  collate_fn: {NAMED}:encode
-  pin_memory: false
-  prefetch_factor: 3
-  persistent_workers: true
-  multiprocessing_context: spawn
-num_samples: 1000
-stopping: all_exhausted
-micro_batches_per_step: 4
-seed: 7
-max_wait: 12.5
-consumer: run
-"""
-    config = read_config(write(tmp_path, text)).config
+    steps: list[dict[str, Any]] = [
+        {"filter_fn": f"{NAMED}:even"},
+        {"map": {"function": f"{NAMED}:add_index", "with_indices": True, "remove_columns": ["id", ""]}},
+        {"message_transform": f"{NAMED}:to_messages"},
+    ]
+    chat = {"path": "chat", "weight": 0.8, "max_error_count": 3}
+    code = {"path": "code", "weight": 2.0, "max_error_count": None, "unit": 5, "shuffle_window": 4}
+    code |= {"max_total_samples": 100, "samples_per_chunk": 10, "cache_bytes": 1000}
+    rest = {"num_samples": 1000, "stopping": "all_exhausted", "micro_batches_per_step": 4, "seed": 7, "max_wait": 12.5}
+    rest |= {"consumer": "run", "tokenizer": {"path": str(tmp_path), "max_length": 4096, "too_long": "truncate"}}
+    loader: dict[str, Any] = {"form": "map", "batch_size": 8, "num_workers": 2, "collate_fn": f"{NAMED}:encode"}
+    loader |= {"prefetch_factor": 3, "persistent_workers": True, "multiprocessing_context": "spawn"}
+    rest["dataloader"] = loader
+    written = {"version": 1, "datasets": [{**chat, "steps": steps}, {**code, "steps": steps}], **rest}
+    written["dataloader"] = loader | {"pin_memory": False}
+    config = read_config(write(tmp_path, yaml.safe_dump(written))).config
     assert config is not None
     found = config.model_dump(exclude_defaults=True)
-    code, chat = found["datasets"][1], found["datasets"][0]
-    assert chat["steps"] == code["steps"]
-    assert chat["steps"] == (
+    read = (
         {"filter_fn": {"function": f"{NAMED}:even"}},
         {"map": {"function": f"{NAMED}:add_index", "with_indices": True, "remove_columns": ("id", "")}},
         {"message_transform": {"function": f"{NAMED}:to_messages"}},
     )
-    assert (chat["path"], chat["weight"], chat["max_error_count"]) == ("chat", 0.8, 3)
-    del code["steps"]
-    assert code == {
-        "path": "code",
-        "weight": 2.0,
-        "max_error_count": None,
-        "unit": 5,
-        "shuffle_window": 4,
-        "max_total_samples": 100,
-        "samples_per_chunk": 10,
-        "cache_bytes": 1000,
-    }
-    loader = {"form": "map", "batch_size": 8, "num_workers": 2, "collate_fn": f"{NAMED}:encode", "prefetch_factor": 3}
-    assert found["dataloader"] == loader | {"persistent_workers": True, "multiprocessing_context": "spawn"}
-    assert found["tokenizer"] == {"path": str(tmp_path), "max_length": 4096, "too_long": "truncate"}
-    del found["datasets"], found["dataloader"], found["tokenizer"], found["version"]
-    top = {"num_samples": 1000, "stopping": "all_exhausted", "micro_batches_per_step": 4, "seed": 7}
-    assert found == top | {"max_wait": 12.5, "consumer": "run"}
+    assert [dict(one) for one in found.pop("datasets")] == [{**chat, "steps": read}, {**code, "steps": read}]
+    assert found.pop("version") == 1
+    assert found == rest
+
+
+def marked(text: str) -> list[tuple[str, int | None]]:
+    """The mistakes that the comments of a file name, each with the line."""
+    lines = [line.partition("  # ")[2].split() for line in text.splitlines()]
+    return [(path, number) for number, paths in enumerate(lines, 1) for path in paths]
 
 
 def test_all_mistakes_are_named_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = f"""version: 1
 tokenizer:
-  path: {tmp_path}/nowhere
-  max_length: 0
+  path: {tmp_path}/nowhere  # tokenizer.path
+  max_length: 0  # tokenizer.max_length
 datasets:
-  - pth: chat
-    weight: -1
+  - pth: chat  # datasets[0].path datasets[0].pth
+    weight: -1  # datasets[0].weight
     steps:
-      - filter_fn: my_rows.keep
-      - map: {{function: "{NAMED}:add_squre", with_indexes: true}}
-      - filter: {NAMED}:even
-      - {{}}
-      - {{filter_fn: "{NAMED}:even", map: "{NAMED}:add_square"}}
-      - {NAMED}:even
+      - filter_fn: my_rows.keep  # datasets[0].steps[0].filter_fn
+      - map:
+          function: {NAMED}:add_squre  # datasets[0].steps[1].map.function
+          with_indexes: true  # datasets[0].steps[1].map.with_indexes
+      - filter: {NAMED}:even  # datasets[0].steps[2].filter
+      - {{}}  # datasets[0].steps[3]
+      - {{filter_fn: "{NAMED}:even", map: "{NAMED}:add_square"}}  # datasets[0].steps[4]
+      - {NAMED}:even  # datasets[0].steps[5]
   - path: code
-    wieght: 0.2
-    unit: chunks
-    max_error_count: -1
+    wieght: 0.2  # datasets[1].wieght
+    unit: chunks  # datasets[1].unit
+    max_error_count: -1  # datasets[1].max_error_count
 dataloader:
-  num_workers: two
-  at_end: never
-  drop_last: true
+  num_workers: two  # dataloader.num_workers
+  at_end: never  # dataloader.at_end
+  drop_last: true  # dataloader.drop_last
   batch_size: 8
-  batch_size: 4
-  pin_memory: 1
-seeed: 1
-max_wait: .inf
+  batch_size: 4  # dataloader.batch_size
+  pin_memory: 1  # dataloader.pin_memory
+seeed: 1  # seeed
+max_wait: .inf  # max_wait
 """
-    assert places(tmp_path, text) == [
-        ("tokenizer.path", 3),
-        ("tokenizer.max_length", 4),
-        ("datasets[0].path", 6),
-        ("datasets[0].pth", 6),
-        ("datasets[0].weight", 7),
-        ("datasets[0].steps[0].filter_fn", 9),
-        ("datasets[0].steps[1].map.function", 10),
-        ("datasets[0].steps[1].map.with_indexes", 10),
-        ("datasets[0].steps[2].filter", 11),
-        ("datasets[0].steps[3]", 12),
-        ("datasets[0].steps[4]", 13),
-        ("datasets[0].steps[5]", 14),
-        ("datasets[1].wieght", 16),
-        ("datasets[1].unit", 17),
-        ("datasets[1].max_error_count", 18),
-        ("dataloader.num_workers", 20),
-        ("dataloader.at_end", 21),
-        ("dataloader.drop_last", 22),
-        ("dataloader.batch_size", 24),
-        ("dataloader.pin_memory", 25),
-        ("seeed", 26),
-        ("max_wait", 27),
-    ]
+    assert places(tmp_path, text) == marked(text)
     texts = {mistake.path: mistake.text for mistake in check_config(tmp_path / "train.yaml")}
     assert "is weight meant?" in texts["datasets[1].wieght"]
     assert "is dataloader.at_end meant?" in texts["dataloader.drop_last"]
@@ -154,59 +103,54 @@ max_wait: .inf
     assert all(known in texts["datasets[1].unit"] for known in ("chunk", "sample", "batch", "auto", "integer"))
 
 
+def dataset(**changes: Any) -> dict[str, Any]:
+    return {"datasets": [{"path": "a", **changes}]}
+
+
 @pytest.mark.parametrize(
-    ("change", "path"),
+    ("path", "changes"),
     [
-        ({"version": 2}, "version"),
-        ({"version": "1"}, "version"),
-        ({"version": True}, "version"),
-        ({"version": None}, "version"),
-        ({"datasets": []}, "datasets"),
-        ({"datasets": {"path": "a"}}, "datasets"),
-        ({"datasets": [{"path": "a"}, {"path": "./a"}]}, "datasets"),
-        ({"datasets": ["a"]}, "datasets[0]"),
-        ({"datasets": [{"path": ""}]}, "datasets[0].path"),
-        ({"datasets": [{"path": "a", "weight": True}]}, "datasets[0].weight"),
-        (
-            {"datasets": [{"path": "a", "steps": [{"map": {}}]}]},
-            "datasets[0].steps[0].map.function",
-        ),
-        ({"datasets": [{"path": "a", "steps": [{"filter_fn": bool, "map": None}]}]}, "datasets[0].steps[0]"),
-        ({"datasets": [{"path": "a", "steps": [{"filter_fn": None}]}]}, "datasets[0].steps[0].filter_fn"),
-        ({"tokenizer": "dir"}, "tokenizer"),
-        ({"dataloader": []}, "dataloader"),
-        ({"dataloader": {"prefetch_factor": 2}}, "dataloader.prefetch_factor"),
-        ({"dataloader": {"persistent_workers": True}}, "dataloader.persistent_workers"),
-        ({"dataloader": {"form": "map", "at_end": "pad"}}, "dataloader.at_end"),
-        ({"dataloader": {"at_end": "pad"}, "num_samples": 8}, "dataloader"),
-        ({"dataloader": {"at_end": "loop"}, "datasets": [{"path": "a"}, {"path": "b"}]}, "dataloader"),
-        ({3: 4}, "3"),
+        ("version", [{"version": version} for version in (2, "1", True, None)]),
+        ("datasets", [{"datasets": given} for given in ([], {"path": "a"}, [{"path": "a"}, {"path": "./a"}])]),
+        ("datasets[0]", [{"datasets": ["a"]}]),
+        ("datasets[0].path", [dataset(path="")]),
+        ("datasets[0].weight", [dataset(weight=True)]),
+        ("datasets[0].steps[0].map.function", [dataset(steps=[{"map": {}}])]),
+        ("datasets[0].steps[0]", [dataset(steps=[{"filter_fn": bool, "map": None}])]),
+        ("datasets[0].steps[0].filter_fn", [dataset(steps=[{"filter_fn": None}])]),
+        ("tokenizer", [{"tokenizer": "dir"}]),
+        ("dataloader.prefetch_factor", [{"dataloader": {"prefetch_factor": 2}}]),
+        ("dataloader.persistent_workers", [{"dataloader": {"persistent_workers": True}}]),
+        ("dataloader.at_end", [{"dataloader": {"form": "map", "at_end": "pad"}}]),
+        ("dataloader", [{"dataloader": []}, {"dataloader": {"at_end": "pad"}, "num_samples": 8}]),
+        ("dataloader", [{"dataloader": {"at_end": "loop"}, "datasets": [{"path": "a"}, {"path": "b"}]}]),
+        ("3", [{3: 4}]),
     ],
-    ids=str,
 )
-def test_mistake_in_a_dict_is_named_by_its_path(change: dict[Any, Any], path: str) -> None:
-    assert [(mistake.path, mistake.line) for mistake in check_config(GOOD | change)] == [(path, None)]
+def test_mistake_in_a_dict_is_named_by_its_path(path: str, changes: list[dict[Any, Any]]) -> None:
+    for change in changes:
+        assert [(mistake.path, mistake.line) for mistake in check_config(GOOD | change)] == [(path, None)]
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"batch_size": 8}, "known are version, tokenizer, datasets, "),
-        ({"drop_last": True}, "known are version, "),
-        ({"dataloader": {"seed": 8}}, "known are form, at_end, "),
+        ({"batch_size": 8}, "version, tokenizer, datasets, "),
+        ({"drop_last": True}, "version, "),
+        ({"dataloader": {"seed": 8}}, "form, at_end, "),
         ({"dataloader": {"drop-last": True}}, "is dataloader.at_end meant?"),
         ({"dataloader": {"Batch-Size": 8}}, "is batch_size meant?"),
-        ({"datasets": [{"path": "a", "steps": [{"weight": 1}]}]}, "known are message_transform, filter_fn, map"),
-        (
-            {"datasets": [{"path": "a", "steps": [{"message_transform": {"function": bool, "remove_columns": []}}]}]},
-            "known are function",
-        ),
+        (dataset(steps=[{"weight": 1}]), "message_transform, filter_fn, map"),
+        (dataset(steps=[{"message_transform": {"function": bool, "remove_columns": []}}]), "known are function"),
     ],
     ids=str,
 )
 def test_unknown_key_is_answered_with_keys_of_its_section(change: dict[str, Any], text: str) -> None:
     (mistake,) = check_config(GOOD | change)
-    assert mistake.text.startswith(f"unknown key; {text}")
+    assert text in mistake.text
+
+
+HEAD = "version: 1\ndatasets:\n  - path: a\n"
 
 
 @pytest.mark.parametrize(
@@ -216,11 +160,8 @@ def test_unknown_key_is_answered_with_keys_of_its_section(change: dict[str, Any]
         ("- 1\n", [("", 1)]),
         ("version: 1\n", [("datasets", 1)]),
         ("a: [1\nb: 2\n", [("", 2)]),
-        (
-            "version: 1\ndatasets:\n  - path: a\nconsumer: !!python/object:os.x 3\nmax_wait: -1\n",
-            [("consumer", 4), ("max_wait", 5)],
-        ),
-        ("version: 1\ndatasets:\n  - path: a\nconsumer: 2020-99-99\n", [("consumer", 4)]),
+        (f"{HEAD}consumer: !!python/object:os.x 3\nmax_wait: -1\n", [("consumer", 4), ("max_wait", 5)]),
+        (f"{HEAD}consumer: 2020-99-99\n", [("consumer", 4)]),
         ("version: 1\ndatasets: &a\n  - path: a\n  - *a\n", [("datasets[1]", 2)]),
         ("[" * 100_000, [("", 1)]),
         ("a: [\n" * 100_000, [("", 101)]),
@@ -236,13 +177,6 @@ def test_what_is_no_configuration_is_said_so(tmp_path: Path, text: str, expected
     assert places(tmp_path, text) == expected
 
 
-def test_aliases_that_stand_for_too_much_are_refused(tmp_path: Path) -> None:
-    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    (mistake,) = check_config(write(tmp_path, "\n".join(lines)))
-    assert "more than 10000 entries" in mistake.text
-
-
 def test_what_is_too_large_or_no_text_or_holds_itself_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
     for data in (b"#" * ((1 << 20) + 1), b"version: \xff"):
@@ -252,6 +186,10 @@ def test_what_is_too_large_or_no_text_or_holds_itself_is_refused(tmp_path: Path)
     config: dict[str, Any] = {**GOOD}
     config["datasets"] = [config]
     assert len(check_config(config)) == 1
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    (mistake,) = check_config(write(tmp_path, "\n".join(lines)))
+    assert "10000 entries" in mistake.text
 
 
 def test_functions_and_paths_themselves_may_stand_in_a_dict(tmp_path: Path) -> None:
@@ -275,16 +213,14 @@ def test_error_of_load_has_a_line_for_each_mistake(tmp_path: Path) -> None:
     file = write(tmp_path, "version: 1\nseed: -1\nstoping: 1\n")
     with pytest.raises(ConfigInvalid) as caught:
         read_config(file)
-    head, *lines = str(caught.value).splitlines()
-    assert head == f"{file}: 3 mistakes"
-    assert lines == [f"  {mistake}" for mistake in check_config(file)]
+    assert str(caught.value).splitlines()[1:] == [f"  {mistake}" for mistake in check_config(file)]
     assert (caught.value.file, caught.value.count) == (str(file), 3)
 
 
 @pytest.mark.parametrize("package", ["yaml", "pydantic"])
 def test_missing_package_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r"pip install 'lazyshard\[config\]'"):
+    with pytest.raises(ImportError, match=r"lazyshard\[config\]"):
         check_config(write(tmp_path, "version: 1\n"))
     if package == "yaml":
         assert check_config(GOOD) == []
@@ -343,31 +279,22 @@ def test_mistakes_in_version_0_are_named_where_they_stand(tmp_path: Path) -> Non
     text = """
 dataset:
   - source: chat
-    weight: 0
-    filter_fn: my_rows.keep
-    wieght: 1
-  - weight: 1
-batch_size: no
-drop_last: 1
-batchsize: 4
-datasets: []
+    weight: 0  # dataset[0].weight
+    filter_fn: my_rows.keep  # dataset[0].filter_fn
+    wieght: 1  # dataset[0].wieght
+  - weight: 1  # dataset[1].source
+batch_size: no  # batch_size
+drop_last: 1  # drop_last
+batchsize: 4  # batchsize
+datasets: []  # datasets
 """
-    assert places(tmp_path, text) == [
-        ("dataset[0].weight", 4),
-        ("dataset[0].filter_fn", 5),
-        ("dataset[0].wieght", 6),
-        ("dataset[1].source", 7),
-        ("batch_size", 8),
-        ("drop_last", 9),
-        ("batchsize", 10),
-        ("datasets", 11),
-    ]
+    assert places(tmp_path, text) == marked(text)
 
 
 @pytest.mark.parametrize("drop", ["pad", "drop", 1, None])
 def test_drop_last_of_version_0_is_true_or_false(drop: Any) -> None:
     (mistake,) = check_config({"dataset": {"source": "chat"}, "drop_last": drop})
-    assert (mistake.path, mistake.text) == ("drop_last", f"expected true or false, found {drop!r}")
+    assert mistake.path == "drop_last" and repr(drop) in mistake.text
 
 
 @pytest.mark.parametrize(
@@ -375,3 +302,21 @@ def test_drop_last_of_version_0_is_true_or_false(drop: Any) -> None:
 )
 def test_what_is_of_no_version_is_refused(config: dict[str, Any]) -> None:
     assert check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("./rows/chat.py:Keep.one", "is rows.chat:Keep.one meant?"),
+        ("rows.py", "is rows:function meant?"),
+        ("/data/rows.py:keep", ""),
+        ("my-rows.py:keep", ""),
+        ("rows.keep", ""),
+        # This has the form of a name, and could be the module py of a package rows.
+        ("rows.py:keep", "is rows:keep meant?"),
+    ],
+)
+def test_file_in_the_place_of_a_module_is_told_how_it_is_named(name: str, hint: str) -> None:
+    with pytest.raises(FunctionMissing) as caught:
+        named_function(name)
+    assert str(caught.value).endswith(hint) and ("meant?" in str(caught.value)) == bool(hint)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedStream
 from lazyshard.errors import BadSample, ConfigInvalid
 from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S
-from tests.stream.streams import HERE, produce
+from tests.stream.streams import produce, python
 
 NAMED = "tests.data.step_functions"
 
@@ -39,8 +37,7 @@ def ids(batches: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("form", ["stream", "map"])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dp", [1, 2, 3])
+@pytest.mark.parametrize(("workers", "dp"), [(0, 1), (0, 3), (2, 2)])
 def test_loader_draws_what_the_data_set_draws(stream: Path, form: str, workers: int, dp: int) -> None:
     loader = {"form": form, "num_workers": workers}
     if workers:
@@ -63,9 +60,12 @@ def test_what_is_no_file_is_refused(kind: str, tmp_path: Path) -> None:
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(ConfigInvalid, match=f"expected a YAML file, found {kind}") as caught:
+    with pytest.raises(ConfigInvalid, match=f"found {kind}") as caught:
         lazyshard.load(path)
     assert (caught.value.file, caught.value.count) == (str(path), 1)
+    # Mistakes are raised before anything is opened.
+    with pytest.raises(ConfigInvalid, match="seed: "):
+        lazyshard.load(configuration(tmp_path / "no such stream", seed=-1))
 
 
 @pytest.mark.parametrize("form", ["stream", "map"])
@@ -102,17 +102,11 @@ def test_state_goes_on_with_other_ranks(stream: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["stream", "map"])
-def test_so_many_samples_as_are_asked_for(stream: Path, form: str) -> None:
-    config = configuration(stream, loader={"form": form}, num_samples=24, micro_batches_per_step=2)
+def test_so_many_samples_as_are_asked_for_and_the_consumer_commits(stream: Path, form: str) -> None:
+    config = configuration(stream, loader={"form": form}, num_samples=24, micro_batches_per_step=2, consumer="run")
     loaded = lazyshard.load(config, dp_rank=0, dp_size=1)
     assert len(list(loaded.loader)) == 12
     assert loaded.state_dict(24)["parts"][-1]["draws_per_step"] == 4
-
-
-@pytest.mark.parametrize("form", ["stream", "map"])
-def test_consumer_commits(stream: Path, form: str) -> None:
-    loaded = lazyshard.load(configuration(stream, loader={"form": form}, consumer="run"), dp_rank=0, dp_size=1)
-    list(loaded.loader)
     assert loaded.commit(16, last_epoch=True)
     assert (stream / "cursors" / "run.json").exists()
 
@@ -130,21 +124,15 @@ def test_seed_window_and_end_are_taken_over(stream: Path) -> None:
 def test_error_budget_and_steps_are_those_of_the_data_set(stream: Path) -> None:
     config = configuration(stream, steps=[{"filter_fn": f"{NAMED}:even"}, {"map": f"{NAMED}:fail_on_two"}])
     config["datasets"][0]["max_error_count"] = 0
-    with pytest.raises(
-        BadSample, match=r"sample 2\): steps\[1\], map tests\.data\.step_functions:fail_on_two: KeyError"
-    ):
+    with pytest.raises(BadSample) as caught:
         list(lazyshard.load(config, dp_rank=0, dp_size=1).loader)
-
-
-def test_mistakes_are_raised_before_anything_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid, match=r"the configuration: 1 mistake\n  seed: "):
-        lazyshard.load(configuration(tmp_path / "no such stream", seed=-1))
+    assert caught.value.step == f"steps[1], map {NAMED}:fail_on_two"
 
 
 def test_older_form_is_read_with_a_notice_where_it_is_loaded(stream: Path, tmp_path: Path) -> None:
     file = tmp_path / "old.yaml"
     file.write_text(f"dataset: {{source: {stream}}}\nbatch_size: 4\n")
-    with pytest.warns(DeprecationWarning, match=r"old\.yaml: this is the flat form of version 0") as caught:
+    with pytest.warns(DeprecationWarning, match=r"old\.yaml") as caught:
         loaded = lazyshard.load(file, dp_rank=0, dp_size=1)
     assert caught[0].filename == __file__
     assert ids(loaded.loader)[:1] == [[0, 1, 2, 3]]
@@ -160,7 +148,7 @@ def test_collate_function_is_found_by_its_name(stream: Path) -> None:
 
 def test_ranks_of_torchrun_that_are_not_initialised_are_refused(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(lazyshard.errors.RankInvalid, match="every process would train on all the data"):
+    with pytest.raises(lazyshard.errors.RankInvalid):
         list(lazyshard.load(configuration(stream)).loader)
 
 
@@ -170,20 +158,8 @@ def test_neither_yaml_nor_transformers_is_imported_without_need(stream: Path) ->
         f"list(lazyshard.load({{'version': 1, 'datasets': [{{'path': {str(stream)!r}}}]}}).loader); "
         "print({'yaml', 'transformers'} & set(sys.modules))"
     )
-    environment = os.environ | {"PYTHONPATH": str(HERE)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=True
-    )
-    assert done.stdout == "set()\n"
-
-
-def test_missing_pydantic_is_said_so() -> None:
-    program = "import sys; sys.modules['pydantic'] = None; import lazyshard; lazyshard.load({'version': 1})"
-    environment = os.environ | {"PYTHONPATH": str(HERE)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert "\nImportError: a configuration needs pydantic: pip install 'lazyshard[config]'" in done.stderr
+    done = python(program)
+    assert (done.stdout, done.returncode) == ("set()\n", 0), done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -218,12 +194,8 @@ def texts(row: dict[str, Any]) -> dict[str, Any]:
     return {"text": " ".join(["row"] * (row["id"] + 1))}
 
 
-@pytest.mark.parametrize(
-    ("too_long", "expected"), [("truncate", [[2, 2, 2], [2, 2, 2]]), ("drop", None)], ids=["truncate", "drop"]
-)
-def test_texts_that_are_too_long_are_cut_or_dropped(
-    stream: Path, tokenizer: Path, too_long: str, expected: Any
-) -> None:
+@pytest.mark.parametrize("too_long", ["truncate", "drop"])
+def test_texts_that_are_too_long_are_cut_or_dropped(stream: Path, tokenizer: Path, too_long: str) -> None:
     settings = {"path": str(tokenizer), "max_length": 3, "too_long": too_long}
     config = configuration(stream, steps=[{"map": texts}], tokenizer=settings)
     loaded = lazyshard.load(config, dp_rank=0, dp_size=1)
@@ -236,19 +208,18 @@ def test_texts_that_are_too_long_are_cut_or_dropped(
     assert lengths == {1, 2, 3}
     # Rows 3 to 15 are longer than three words.
     assert loaded.stats()[0].dropped == (13 if too_long == "drop" else 0)
-    if expected is not None:
-        assert batches[2]["input_ids"].tolist() == expected
+    assert too_long == "drop" or batches[2]["input_ids"].tolist() == [[2, 2, 2], [2, 2, 2]]
 
 
 def test_row_without_messages_or_text_says_what_it_has(stream: Path, tokenizer: Path) -> None:
     config = configuration(stream, tokenizer={"path": str(tokenizer)})
     config["datasets"][0]["max_error_count"] = 0
-    with pytest.raises(BadSample, match=r"expected a list `messages` or a text `text`, the row has 'id'; a message_tr"):
+    with pytest.raises(BadSample, match=r"`messages` .*`text`, .*'id'"):
         next(iter(lazyshard.load(config, dp_rank=0, dp_size=1).loader))
 
 
 def test_directory_without_a_tokenizer_is_refused(stream: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigInvalid, match=r"the configuration: tokenizer\.path: no tokenizer can be loaded from"):
+    with pytest.raises(ConfigInvalid, match=r"tokenizer\.path: "):
         lazyshard.load(configuration(stream, tokenizer={"path": str(tmp_path / "empty")}))

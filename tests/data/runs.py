@@ -12,13 +12,21 @@ from tests.data.workers import DEADLINE_S
 State = dict[str, Any]
 
 
+def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
+    """Opens the data set of a rank."""
+    return LazyShardedDataset(directory, **grouped({"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options}))
+
+
+def open_steps(directory: Path, *steps: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
+    """Opens the data set of a rank, with steps."""
+    return open_rank(directory, rank, dp, steps=steps, **options)
+
+
 def open_ranks(directory: Path, dp: int, state: State | None = None, **options: Any) -> list[LazyShardedDataset]:
     """Opens the data sets of all ranks, going on from a state."""
     ranks = []
     for rank in range(dp):
-        dataset = LazyShardedDataset(
-            directory, dp_rank=rank, dp_size=dp, **grouped({"max_wait": DEADLINE_S, **options})
-        )
+        dataset = open_rank(directory, rank, dp, **options)
         if state is not None:
             dataset.load_state_dict(state)
         ranks.append(dataset)

@@ -47,14 +47,7 @@ def in_step(streams: Iterable[Any], workers: int) -> list[list[list[int]]]:
 
 
 def expected(
-    total: int,
-    dp: int,
-    batch_size: int,
-    *,
-    unit: int = 4,
-    window: int = 0,
-    epoch: int = 0,
-    at_end: AtEnd = "drop",
+    total: int, dp: int, batch_size: int, *, unit: int = 4, window: int = 0, epoch: int = 0, at_end: AtEnd = "drop"
 ) -> list[list[int]]:
     """Returns what each rank draws of an epoch, by the oracle; of a stream in chunks of four, if not said otherwise."""
     lanes = [

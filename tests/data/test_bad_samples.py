@@ -16,19 +16,19 @@ import pytest
 from lazyshard import BadRows, LazyShardedDataset, Map
 from lazyshard.data.substitutes import substitutes
 from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, TooManyBadSamples
-from tests.data.options import grouped
-from tests.data.workers import DEADLINE_S, first_error, loader
+from tests.data.runs import open_rank
+from tests.data.workers import first_error, loader
 from tests.stream.streams import foreign, produce
 
 Row = dict[str, Any]
 
 
-def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=DEADLINE_S, **grouped(options))
-
-
 def read_all(dataset: LazyShardedDataset) -> list[int]:
     return [dataset[i]["id"] for i in range(len(dataset))]
+
+
+def _no_text(_: int) -> UnicodeDecodeError:
+    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 
 
 def refusing(*bad: int, error: Callable[[int], BaseException] = lambda i: KeyError(i)) -> Callable[[Row], Row]:
@@ -80,10 +80,8 @@ def test_damaged_rows_are_replaced_without_an_encoder_too(stream: Path) -> None:
     damage(stream, 1)
     damage(stream, 4)
     dataset = open_rank(stream)
-    expected = [0, 2, 2, 3, 7, 5, 6, 7, 8, 9]
-    assert read_all(dataset) == expected
-    assert read_all(dataset) == expected
-    assert [row["id"] for row in dataset.__getitems__(list(range(10)))] == expected
+    for _ in range(2):
+        assert read_all(dataset) == [0, 2, 2, 3, 7, 5, 6, 7, 8, 9]
     assert dataset.stats().bad_samples == 2
 
 
@@ -101,13 +99,6 @@ def test_substitute_is_another_row_of_the_chunk() -> None:
     assert [list(substitutes(i, 4, 4)) for i in (0, 1, 2, 5)] == [[3, 2, 1], [2, 3, 0], [0, 1, 3], [6, 7, 4]]
 
 
-def test_chunk_with_one_good_row_left_still_has_a_substitute(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 160, 4)
-    good = range(3, 160, 4)
-    dataset = open_rank(directory, encode_fn=refusing(*set(range(160)) - set(good)), bad_rows=BadRows(limit=120))
-    assert read_all(dataset) == [i // 4 * 4 + 3 for i in range(160)]
-
-
 def test_bad_sample_is_counted_and_logged_once(stream: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = open_rank(stream, encode_fn=refusing(5))
     with caplog.at_level(logging.WARNING, "lazyshard"):
@@ -115,38 +106,25 @@ def test_bad_sample_is_counted_and_logged_once(stream: Path, caplog: pytest.LogC
             dataset.set_epoch(epoch)
             assert read_all(dataset) == [0, 1, 2, 3, 4, 6, 6, 7, 8, 9]
     assert dataset.stats().bad_samples == 1
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{stream}/chunk_00001.jsonl: row 1 (line 2, byte 9, sample 5): KeyError: 5; another row of its chunk is used "
-        f"instead (bad sample 1 of at most 100)"
-    ]
+    (record,) = caplog.records
+    facts = [f"{stream}/chunk_00001.jsonl: ", "row 1 (line 2, byte 9, sample 5)", "KeyError: 5", "1 of at most 100"]
+    assert all(fact in record.getMessage() for fact in facts)
 
 
-def test_more_bad_samples_than_allowed_are_raised_however_often_one_asks(stream: Path) -> None:
-    dataset = open_rank(stream, encode_fn=refusing(0, 5, 9), bad_rows=BadRows(limit=2))
-    assert [dataset[0]["id"], dataset[5]["id"], dataset[0]["id"]] == [3, 6, 3]
+@pytest.mark.parametrize(("limit", "at"), [(0, 0), (1, 5), (2, 9)])
+def test_more_bad_samples_than_allowed_are_raised_however_often_one_asks(stream: Path, limit: int, at: int) -> None:
+    dataset = open_rank(stream, encode_fn=refusing(0, 5, 9), bad_rows=BadRows(limit=limit))
+    for index, expected in {0: 3, 5: 6}.items():
+        if index < at:
+            assert [dataset[index]["id"] for _ in range(2)] == [expected] * 2
     for _ in range(2):
-        with pytest.raises(TooManyBadSamples, match="3 bad samples in this process, their limit is 2") as caught:
-            dataset[9]
+        with pytest.raises(TooManyBadSamples) as caught:
+            dataset[at]
         error = caught.value
-        assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_00002.jsonl", 9, 2)
-        assert (error.row, error.byte, error.count) == (1, 9, 3)
+        assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_{at // 4:05}.jsonl", at, at // 4)
+        assert (error.row, error.byte, error.count) == (at % 4, at % 4 * 9, limit + 1)
         assert isinstance(error.__cause__, KeyError)
     assert dataset[8] == {"id": 8}
-
-
-def test_first_bad_sample_is_raised_where_none_is_allowed(stream: Path) -> None:
-    with pytest.raises(TooManyBadSamples, match="1 bad samples in this process, their limit is 0"):
-        read_all(open_rank(stream, encode_fn=refusing(3), bad_rows=BadRows(limit=0)))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_too_many_bad_samples_come_out_of_a_worker_with_their_fields(stream: Path, workers: int) -> None:
-    dataset = open_rank(stream, encode_fn=refusing(1, 6), bad_rows=BadRows(limit=1))
-    error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=3))
-    assert isinstance(error, TooManyBadSamples)
-    assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_00001.jsonl", 6, 1)
-    assert (error.row, error.byte, error.count) == (2, 18, 2)
-    assert "lazyshard-error-fields" not in str(error)
 
 
 def test_limit_is_that_of_each_process(stream: Path) -> None:
@@ -155,19 +133,10 @@ def test_limit_is_that_of_each_process(stream: Path) -> None:
     # A worker forked now has met none.
     assert list(loader(dataset, [6], 1, batch_size=1)) == [[5]]
     assert dataset.stats().bad_samples == 2
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_encoders_error_is_raised_with_its_place_and_cause(stream: Path, workers: int) -> None:
-    dataset = open_rank(stream, encode_fn=refusing(6), bad_rows=BadRows("raise"))
-    error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
-    assert type(error) is BadSample
-    assert "row 2 (line 3, byte 18, sample 6): KeyError: 6" in str(error)
-    assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_00001.jsonl", 6, 1)
-    assert (error.row, error.byte) == (2, 18)
-    if not workers:
-        assert isinstance(error.__cause__, KeyError)
-    assert dataset.stats().bad_samples == 0
+    error = first_error(loader(dataset, [1, 6], 1, batch_size=1))
+    assert isinstance(error, TooManyBadSamples)
+    assert (error.sample, error.count, error.row, error.byte) == (6, 2, 2, 18)
+    assert "lazyshard-error-fields" not in str(error)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -176,49 +145,37 @@ def test_damaged_row_is_raised_with_its_place(stream: Path, workers: int) -> Non
     dataset = open_rank(stream, bad_rows=BadRows("raise"))
     error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
     assert isinstance(error, ChunkCorrupt)
-    assert "expected XXH3" in str(error)
     assert (error.file, error.chunk, error.row, error.byte) == (f"{stream}/chunk_00001.jsonl", 1, 2, byte)
     assert dataset[5] == {"id": 5}
 
 
-def test_row_of_a_foreign_directory_that_is_no_object_is_raised_with_its_line(tmp_path: Path) -> None:
-    directory = foreign(tmp_path / "s", b'{"id":0}\n\n[1]\n{"id":2}\n', end=True)
-    with pytest.raises(RowInvalid, match="expected a JSON object, found an array") as caught:
+@pytest.mark.parametrize(("row", "byte"), [(b"[1]", 10), (b'{"id":1,}', 17)])
+def test_row_of_a_foreign_directory_that_is_none_is_raised_or_logged_with_its_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, row: bytes, byte: int
+) -> None:
+    directory = foreign(tmp_path / "s", b'{"id":0}\n\n' + row + b'\n{"id":2}\n', end=True)
+    with pytest.raises(RowInvalid) as caught:
         read_all(open_rank(directory, samples_per_chunk=3, bad_rows=BadRows("raise")))
     error = caught.value
-    assert (error.file, error.line, error.byte) == (f"{directory}/chunk_00000.jsonl", 3, 10)
-
-
-def test_row_of_a_foreign_directory_that_is_no_object_is_logged_with_its_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    directory = foreign(tmp_path / "s", b'{"id":0}\n\n{"id":1,}\n{"id":2}\n', end=True)
+    assert (error.file, error.line, error.byte) == (f"{directory}/chunk_00000.jsonl", 3, byte)
     with caplog.at_level(logging.WARNING, "lazyshard"):
         assert open_rank(directory, samples_per_chunk=3)[1] == {"id": 2}
-    assert "chunk_00000.jsonl: row 1 (line 3, byte 17, sample 1): trailing comma" in caplog.text
-
-
-def test_reason_of_an_encoders_own_error_keeps_its_name(stream: Path, caplog: pytest.LogCaptureFixture) -> None:
-    encode = refusing(2, error=lambda i: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
-    with caplog.at_level(logging.WARNING, "lazyshard"):
-        open_rank(stream, encode_fn=encode)[2]
-    assert "sample 2): UnicodeDecodeError: 'utf-8' codec can't decode" in caplog.text
+    assert f"chunk_00000.jsonl: row 1 (line 3, byte {byte}, sample 1)" in caplog.text
 
 
 @pytest.mark.parametrize("action", ["substitute", "raise"])
-@pytest.mark.parametrize("when", ["before it is opened", "after"])
-def test_chunk_that_was_cut_is_raised_whole(stream: Path, action: Any, when: str) -> None:
+@pytest.mark.parametrize("opened", [False, True])
+def test_chunk_that_was_cut_is_raised_whole(stream: Path, action: Any, opened: bool) -> None:
     dataset = open_rank(stream, bad_rows=BadRows(action), encode_fn=refusing(4))
-    if when == "after" and action == "substitute":
-        assert dataset[4] == {"id": 7}
-    elif when == "after":
-        assert dataset[5] == {"id": 5}
+    substituted = opened and action == "substitute"
+    if opened:
+        assert dataset[4 if substituted else 5]["id"] == (7 if substituted else 5)
     os.truncate(stream / "chunk_00001.jsonl", 5)
     for index in (7, 4):
         with pytest.raises(ChunkCorrupt) as caught:
-            open_rank(stream, bad_rows=BadRows(action))[index] if when != "after" else dataset[index]
+            dataset[index]
         assert (caught.value.file, caught.value.row) == (f"{stream}/chunk_00001.jsonl", None)
-    assert dataset.stats().bad_samples == (when == "after" and action == "substitute")
+    assert dataset.stats().bad_samples == substituted
 
 
 def test_chunk_that_is_cut_while_a_substitute_is_sought_is_raised_whole(stream: Path) -> None:
@@ -227,27 +184,21 @@ def test_chunk_that_is_cut_while_a_substitute_is_sought_is_raised_whole(stream: 
         raise ValueError("bad")
 
     dataset = open_rank(stream, encode_fn=encode)
-    with pytest.raises(ChunkCorrupt, match="the end of the file") as caught:
+    with pytest.raises(ChunkCorrupt) as caught:
         dataset[4]
     assert caught.value.row is None
     assert dataset.stats().bad_samples == 1
 
 
-def test_chunk_of_bad_rows_only_is_given_up(stream: Path) -> None:
+@pytest.mark.parametrize("rows", [8, 5])
+def test_chunk_of_bad_rows_only_is_given_up(tmp_path: Path, rows: int) -> None:
+    stream = produce(tmp_path / "t", rows, 4)
     dataset = open_rank(stream, encode_fn=refusing(4, 5, 6, 7))
-    told = "no usable substitute for sample 4, .* Where all fail alike it is the encoder or a step, not the rows"
-    with pytest.raises(BadSample, match=told) as caught:
+    with pytest.raises(BadSample) as caught:
         dataset[4]
     assert (caught.value.file, caught.value.sample, caught.value.chunk) == (f"{stream}/chunk_00001.jsonl", 4, 1)
     assert isinstance(caught.value.__cause__, KeyError)
-    assert dataset.stats().bad_samples == 4
-
-
-def test_chunk_of_one_bad_row_is_given_up(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 5, 4)
-    dataset = open_rank(directory, encode_fn=refusing(4))
-    with pytest.raises(BadSample, match="no usable substitute for sample 4"):
-        dataset[4]
+    assert dataset.stats().bad_samples == rows - 4
     assert dataset[3] == {"id": 3}
 
 
@@ -286,12 +237,15 @@ def test_want_of_memory_is_no_bad_sample_whatever_it_is_raised_as(stream: Path, 
             dataset[2]
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError, IndexError, StopIteration, TimeoutError])
-def test_any_error_of_the_encoder_makes_a_bad_sample_and_a_bad_substitute(stream: Path, error: type[Exception]) -> None:
+@pytest.mark.parametrize("error", [FileNotFoundError, IndexError, StopIteration, TimeoutError, _no_text])
+def test_any_error_of_the_encoder_makes_a_bad_sample_and_a_bad_substitute(stream: Path, error: Any) -> None:
     # An image that is missing, say: the filesystem of the stream is not to blame.
     dataset = open_rank(stream, encode_fn=refusing(1, 2, error=error))
     assert read_all(dataset) == [0, 3, 0, 3, 4, 5, 6, 7, 8, 9]
     assert dataset.stats().bad_samples == 2
+    with pytest.raises(BadSample) as caught:
+        open_rank(stream, encode_fn=refusing(6, error=error), bad_rows=BadRows("raise"))[6]
+    assert (caught.value.sample, caught.value.chunk, caught.value.row, caught.value.byte) == (6, 1, 2, 18)
 
 
 @pytest.mark.parametrize("failing", [0, 2])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ def open_run(stream: Path, dp: int = 2, state: State | None = None, **options: A
     return open_ranks(stream, dp, state, **{"consumer": "sft", **options})
 
 
-def chunks_before(stream: Path) -> int:
-    cursor = read_cursor(stream, "sft")
+def chunks_before(stream: Path, consumer: str = "sft") -> int:
+    cursor = read_cursor(stream, consumer)
     assert cursor is not None
     return cursor.chunks_before
 
@@ -47,6 +46,7 @@ def test_cursor_holds_the_state_and_the_numbers_of_the_plan(stream: Path) -> Non
     assert cursor.owner
 
 
+@pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -56,8 +56,14 @@ def test_cursor_holds_the_state_and_the_numbers_of_the_plan(stream: Path) -> Non
         ({"unit": "sample"}, [0, 1, 2, 4, 5, 9, 10]),
     ],
 )
-def test_chunks_that_nothing_needs_any_more(stream: Path, options: dict[str, Any], expected: list[int]) -> None:
-    dataset = open_run(stream, **options)[0]
+def test_chunks_that_nothing_needs_any_more(
+    tmp_path: Path, live: bool, options: dict[str, Any], expected: list[int]
+) -> None:
+    stream = produce(tmp_path / "s", 24 if live else 40, 4, end=not live)
+    dataset = open_run(stream, max_total_samples=100, **options)[0]
+    assert (len(dataset) == 100) is live
+    if live:
+        produce(stream, 40, 4)
     found = []
     for consumed in (0, 6, 8, 16, 22, 36, 40):
         dataset.commit(consumed, last_epoch=True)
@@ -89,12 +95,9 @@ def test_older_checkpoint_of_an_epoch_before_keeps_everything(stream: Path) -> N
     dataset.commit(32, last_epoch=True, keep=[older])
     assert chunks_before(stream) == 0
     steps = open_run(stream, num_samples=80, consumer="steps")[0]
-    steps.commit(72, last_epoch=True, keep=[steps.state_dict(38)])
-    cursor = read_cursor(stream, "steps")
-    assert cursor is not None and cursor.chunks_before == 0
-    steps.commit(72, last_epoch=True, keep=[steps.state_dict(56)])
-    cursor = read_cursor(stream, "steps")
-    assert cursor is not None and cursor.chunks_before == 4
+    for consumed, expected in ((38, 0), (56, 4)):
+        steps.commit(72, last_epoch=True, keep=[steps.state_dict(consumed)])
+        assert chunks_before(stream, "steps") == expected
 
 
 def test_checkpoint_of_other_ranks_can_be_named(stream: Path) -> None:
@@ -118,45 +121,25 @@ def test_every_resume_from_what_was_committed_finds_its_chunks(stream: Path) -> 
         left = [i for lane in read(open_run(stream, dp, state, shuffle_window=1)) for i in lane]
         assert len(left) == 18 // dp * dp
         assert set(left) <= set(range(16, 40))
-    with pytest.raises(StateMismatch, match="has deleted all chunks below 4"):
+    with pytest.raises(StateMismatch):
         open_run(stream, 2, gone, shuffle_window=1)
     with pytest.raises(ChunkRetired):
         read(open_run(stream, shuffle_window=1), 1)
 
 
-def test_live_stream_keeps_what_is_open(tmp_path: Path) -> None:
-    stream = produce(tmp_path / "s", 24, 4, end=False)
-    dataset = open_run(stream, max_total_samples=100)[0]
-    dataset.commit(16, last_epoch=True)
-    assert chunks_before(stream) == 4
-    produce(stream, 40, 4)
-    dataset.commit(40, last_epoch=True)
-    assert chunks_before(stream) == 10
-
-
-def test_one_rank_writes_and_the_others_do_nothing(stream: Path) -> None:
+def test_one_rank_writes_and_what_cannot_be_is_refused_on_every_rank(stream: Path) -> None:
+    with pytest.raises(ValueError, match="consumer=NAME"):
+        open_ranks(stream, 1)[0].commit(4, last_epoch=True)
     ranks = open_run(stream)
+    for dataset in ranks:
+        with pytest.raises(ValueError):
+            dataset.commit(15, last_epoch=True)
+    other = open_ranks(stream, 2, seed=1)[0].state_dict(8)
+    with pytest.raises(StateMismatch):
+        ranks[0].commit(16, last_epoch=True, keep=[other])
+    assert read_cursor(stream, "sft") is None
     assert [dataset.commit(16, last_epoch=True) for dataset in reversed(ranks)] == [False, True]
     assert chunks_before(stream) == 4
-
-
-def test_number_that_no_step_ends_with_is_refused_on_every_rank(stream: Path) -> None:
-    for dataset in open_run(stream):
-        with pytest.raises(ValueError, match="whole steps of all 2 ranks"):
-            dataset.commit(15, last_epoch=True)
-    assert read_cursor(stream, "sft") is None
-
-
-def test_state_that_is_not_of_this_run_cannot_be_kept(stream: Path) -> None:
-    other = open_ranks(stream, 2, seed=1)[0].state_dict(8)
-    with pytest.raises(StateMismatch, match="saved with seed 1, here it is 0"):
-        open_run(stream)[0].commit(16, last_epoch=True, keep=[other])
-    assert read_cursor(stream, "sft") is None
-
-
-def test_commit_needs_a_name(stream: Path) -> None:
-    with pytest.raises(ValueError, match="a commit is that of a consumer; make the data set with consumer=NAME"):
-        open_ranks(stream, 1)[0].commit(4, last_epoch=True)
 
 
 class _Committing:
@@ -168,22 +151,22 @@ class _Committing:
     def __call__(self, rows: list[Any]) -> str:
         try:
             self.dataset.commit(len(rows), last_epoch=True)
-        except RuntimeError as error:
-            return str(error)
+        except RuntimeError:
+            return "refused"
         return "written"
 
 
 def test_workers_commit_nothing(stream: Path) -> None:
     dataset = open_run(stream, 1)[0]
     batches = loader(dataset, dataset.rank_indices[:4], 1, batch_size=4, collate_fn=_Committing(dataset))
-    assert list(batches) == [f"{stream}: a DataLoader worker reads ahead and commits nothing"]
+    assert list(batches) == ["refused"]
     assert read_cursor(stream, "sft") is None
 
 
 def test_second_run_of_a_name_is_refused_or_takes_over(stream: Path) -> None:
     first, second = (open_run(stream, 1)[0] for _ in range(2))
     first.commit(4, last_epoch=True)
-    with pytest.raises(CursorTaken, match=f"process {os.getpid()} "):
+    with pytest.raises(CursorTaken):
         second.commit(8, last_epoch=True)
     assert chunks_before(stream) == 1
     second.commit(8, last_epoch=True, take_over=True)
@@ -191,14 +174,6 @@ def test_second_run_of_a_name_is_refused_or_takes_over(stream: Path) -> None:
         first.commit(12, last_epoch=True)
     second.commit(16, last_epoch=True)
     assert chunks_before(stream) == 4
-
-
-def test_cursor_is_free_again_once_the_data_set_is_gone(stream: Path) -> None:
-    for consumed in (4, 8):
-        dataset = open_run(stream, 1)[0]
-        dataset.commit(consumed, last_epoch=True)
-        del dataset
-    assert chunks_before(stream) == 2
 
 
 def test_fork_does_not_write_its_parents_cursor_and_a_copy_does_not_own_it(stream: Path) -> None:
@@ -222,7 +197,7 @@ def test_a_disk_that_takes_no_cursor_is_told_and_the_next_commit_tries_again(
     with monkeypatch.context() as patched:
         patched.setattr("lazyshard.stream.cursor.write_all", full)
         for _ in range(2):
-            with pytest.raises(CursorUnwritable, match=r"'sft' cannot be written \(No space left.*Mend that,") as told:
+            with pytest.raises(CursorUnwritable, match=r"'sft'.*No space left") as told:
                 dataset.commit(16, last_epoch=True)
             assert told.value.errno == errno.ENOSPC
     dataset.commit(16, last_epoch=True)

@@ -1,8 +1,9 @@
-"""How the encoder is called, and what becomes of what it returns."""
+"""How the encoder is called, what becomes of what it returns, and how that is kept for later epochs."""
 
 from __future__ import annotations
 
 import functools
+import pickle
 from collections import UserDict
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from lazyshard import LazyShardedDataset
+from lazyshard import EncodeCache, LazyShardedDataset
+from lazyshard.data.samples import SampleCache
 from lazyshard.data.steps import Encoder
+from tests.data.runs import open_rank
+from tests.data.workers import loader
 from tests.stream.streams import produce
-
-
-def plain(row: dict[str, Any]) -> dict[str, Any]:
-    return {"options": {}}
 
 
 def named(row: dict[str, Any], return_length: bool = False) -> dict[str, Any]:
@@ -28,16 +28,8 @@ def keyword_only(row: dict[str, Any], *, return_length: bool) -> dict[str, Any]:
     return {"options": {"return_length": return_length}}
 
 
-def anything(row: dict[str, Any], **options: Any) -> dict[str, Any]:
-    return {"options": options}
-
-
 def positional_only(row: dict[str, Any], return_length: bool = False, /) -> dict[str, Any]:
     return {"options": {"return_length": return_length}}
-
-
-def other_options(row: dict[str, Any], length: int = 5) -> dict[str, Any]:
-    return {"options": {"length": length}}
 
 
 class Template:
@@ -53,12 +45,11 @@ class Template:
 @pytest.mark.parametrize(
     ("function", "options"),
     [
-        (plain, {}),
         (named, {"return_length": True}),
         (keyword_only, {"return_length": True}),
-        (anything, {"return_length": True}),
+        (lambda row, **options: {"options": options}, {"return_length": True}),
         (positional_only, {"return_length": False}),
-        (other_options, {"length": 5}),
+        (lambda row, length=5: {"options": {"length": length}}, {"length": 5}),
         (Template().encode, {"return_length": True}),
         (Template(), {"return_length": True}),
         (functools.partial(named, return_length=False), {"return_length": True}),
@@ -67,11 +58,10 @@ class Template:
 )
 def test_length_is_asked_for_where_it_can_be(function: Any, options: dict[str, Any]) -> None:
     assert Encoder(function)({})["options"] == options
-
-
-def test_function_without_a_signature_is_called_with_the_row_alone() -> None:
+    # One without a signature is called with the row alone.
     assert Encoder(dict)({"a": 1}) == {"a": 1}
-    assert Encoder(str)({"a": 1}) == "{'a': 1}"
+    with pytest.raises(ValueError, match="returned None"):
+        Encoder(lambda row: None)({})
 
 
 @pytest.mark.parametrize(
@@ -100,11 +90,6 @@ def test_other_samples_are_left_as_they_are(sample: Any) -> None:
     assert repr(sample) == before
 
 
-def test_encoder_that_returns_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="the encoder returned None"):
-        Encoder(lambda row: None)({})
-
-
 def test_encoder_may_change_its_row(tmp_path: Path) -> None:
     def encode(row: dict[str, Any]) -> dict[str, Any]:
         assert row == {"id": row["id"]}
@@ -119,3 +104,84 @@ def test_encoder_may_change_its_row(tmp_path: Path) -> None:
         assert [dataset[i] for i in range(4)] == [{"seen": 0}, {"seen": 1}, {"seen": 0}, {"seen": 3}]
         assert dataset.__getitems__([1, 1, 2]) == [{"seen": 1}, {"seen": 1}, {"seen": 0}]
     assert dataset.stats().bad_samples == 1
+
+
+# b"....." of ten bytes pickles to 25.
+TEN = b"0123456789"
+SIZE = 25
+
+
+@pytest.mark.parametrize(("size", "numbers", "kept"), [(0, [0], 0), (50, [0, 1, 2, 3], 2), (1000, [0, 0, 1, 0], 2)])
+def test_as_many_samples_are_kept_as_fit_and_none_is_put_out(size: int, numbers: list[int], kept: int) -> None:
+    cache = SampleCache(size)
+    for number in numbers:
+        cache.put(number, TEN)
+    assert (len(cache), cache.size) == (kept, kept * SIZE)
+    assert [cache.get(number) for number in range(4)] == [TEN] * kept + [None] * (4 - kept)
+    fresh = cache.fresh()
+    assert (len(fresh), fresh.size) == (0, 0)
+    for number in range(4):
+        fresh.put(number, TEN)
+    assert len(fresh) == min(4, size // SIZE)
+
+
+def test_cached_sample_is_not_the_callers_and_one_that_cannot_be_pickled_is_not_kept() -> None:
+    cache = SampleCache(1000)
+    given: dict[str, list[int]] = {"id": [3]}
+    cache.put(3, given)
+    given["id"].append(4)
+    cache.get(3)["id"].clear()
+    cache.put(0, lambda: None)
+    assert (len(cache), cache.get(0), cache.get(3)) == (1, None, {"id": [3]})
+
+
+class Counting:
+    """An encoder that tells its calls apart."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.calls: list[int] = []
+        self.bad = bad
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append(row["id"])
+        if row["id"] == self.bad:
+            raise ValueError("bad")
+        return {"id": row["id"], "input_ids": [row["id"]]}
+
+
+def test_later_epochs_encode_only_what_was_not_kept(tmp_path: Path) -> None:
+    encode = Counting()
+    directory = produce(tmp_path / "s", 6, 4)
+    dataset = open_rank(directory, encode_fn=encode, cache=EncodeCache(memory_bytes=1 << 20), shuffle_window=2)
+    orders = []
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        samples = [dataset[i] for i in range(6)]
+        orders.append([sample["id"] for sample in samples])
+        assert orders[-1] == [dataset.draw(i).sample for i in range(6)]
+        assert all(sample["input_ids"] == [sample["id"]] and sample["length"] == 1 for sample in samples)
+        for sample in samples:
+            sample["input_ids"].clear()
+    assert orders[0] != orders[1]
+    assert sorted(encode.calls) == [0, 1, 2, 3, 4, 5]
+
+
+def test_substitute_is_not_kept_as_the_bad_sample(tmp_path: Path) -> None:
+    encode = Counting(bad=1)
+    directory = produce(tmp_path / "s", 4, 4)
+    dataset = open_rank(directory, encode_fn=encode, cache=EncodeCache(memory_bytes=1 << 20))
+    for _ in range(2):
+        assert [dataset[i]["id"] for i in range(4)] == [0, 2, 2, 3]
+    assert encode.calls == [0, 1, 2, 2, 3, 1, 2]
+
+
+@pytest.mark.parametrize("context", ["fork", "pickled"])
+def test_worker_starts_with_the_right_samples(tmp_path: Path, context: str) -> None:
+    directory = produce(tmp_path / "s", 8, 4)
+    dataset = open_rank(directory, encode_fn=Counting(), cache=EncodeCache(memory_bytes=60))
+    assert [dataset[i]["id"] for i in range(8)] == list(range(8))
+    if context == "pickled":
+        assert len(dataset._draws._samples.__getstate__()["_cache"]) == 0
+        assert [pickle.loads(pickle.dumps(dataset))[i]["id"] for i in range(8)] == list(range(8))
+    else:
+        assert [i for batch in loader(dataset, range(8), 2, batch_size=2) for i in batch] == list(range(8))

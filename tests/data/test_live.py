@@ -1,14 +1,12 @@
-"""The data set on a stream that is still being produced."""
+"""The data set on a stream that is still being produced, and on over the ends of epochs."""
 
 from __future__ import annotations
 
+import copy
 import pickle
-import re
 import shutil
-import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,61 +21,44 @@ from lazyshard import ChunkWriter, LazyShardedDataset
 from lazyshard.data.settings import LayoutName
 from lazyshard.errors import LengthUnknown, WaitTimeout
 from lazyshard.plan.course import Draw
-from tests.data.options import grouped
-from tests.data.workers import DEADLINE_S, first_error, loader
+from tests.data.runs import open_rank
+from tests.data.workers import DEADLINE_S, PICKLED, ids, loader
 from tests.stream.streams import HERE, produce
 
 PRODUCER = """
 import sys, time
 from lazyshard import ChunkWriter
-directory, per_chunk, total, pause, stop_at = sys.argv[1], *map(float, sys.argv[2:])
-writer = ChunkWriter(directory, int(per_chunk))
-for number in range(writer.published_samples, int(total)):
-    if number == stop_at:
-        print("here", flush=True)
-        time.sleep(60)
-    writer.write({"id": number})
-    time.sleep(pause)
-writer.close()
+with ChunkWriter(sys.argv[1], int(sys.argv[2])) as writer:
+    for number in range(int(sys.argv[3])):
+        writer.write({"id": number})
+        time.sleep(0.001)
 """
 
 
 @contextmanager
-def producing(
-    directory: Path, per_chunk: int, total: int, *, pause: float = 0.001, stop_at: int = -1
-) -> Iterator[subprocess.Popen[str]]:
-    """Runs a producer in a process of its own; it hangs before row `stop_at`."""
-    command = [sys.executable, "-c", PRODUCER, *map(str, (directory, per_chunk, total, pause, stop_at))]
-    with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True) as process:
+def producing(directory: Path, per_chunk: int, total: int) -> Iterator[None]:
+    """Runs a producer in a process of its own."""
+    command = [sys.executable, "-c", PRODUCER, *map(str, (directory, per_chunk, total))]
+    with subprocess.Popen(command, cwd=HERE) as process:
         try:
-            yield process
-            if stop_at < 0:
-                assert process.wait(DEADLINE_S) == 0
+            yield
+            assert process.wait(DEADLINE_S) == 0
         finally:
             process.kill()
 
 
-def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, **grouped({"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options}))
-
-
-def iterate(dataset: Any) -> list[Any]:
-    """Asks for 0, 1, 2 and so on until there is an IndexError, as `for` does: a thing that mypy has forgotten."""
-    return list(dataset)
-
-
-def draws(dataset: LazyShardedDataset) -> list[tuple[int, int]]:
-    """Returns epoch and id of each sample of a rank, read in order."""
-    return [(dataset.draw(index).epoch, dataset[index]["id"]) for index in dataset.rank_indices]
-
-
 def draws_of_ranks(directory: Path, dp: int, **options: Any) -> list[list[tuple[int, int]]]:
+    """Returns epoch and id of each sample of each rank, read in order."""
+
+    def draws(rank: int) -> list[tuple[int, int]]:
+        dataset = open_rank(directory, rank, dp, **options)
+        return [(dataset.draw(index).epoch, dataset[index]["id"]) for index in dataset.rank_indices]
+
     with ThreadPoolExecutor(dp) as pool:
-        return list(pool.map(lambda rank: draws(open_rank(directory, rank, dp, **options)), range(dp)))
+        return list(pool.map(draws, range(dp)))
 
 
-@pytest.mark.parametrize("dp", [1, 2, 3, 4])
-@pytest.mark.parametrize("options", [{}, {"layout": "strided", "shuffle_window": 1}], ids=["block", "shuffled"])
+@pytest.mark.parametrize(("dp", "options"), [(1, {}), (3, {}), (4, {"layout": "strided", "shuffle_window": 1})])
 def test_ranks_of_a_live_stream_read_every_sample_once(tmp_path: Path, dp: int, options: dict[str, Any]) -> None:
     # It appears after the readers have begun to wait for it.
     with producing(tmp_path / "s", 4, 50):
@@ -87,39 +68,6 @@ def test_ranks_of_a_live_stream_read_every_sample_once(tmp_path: Path, dp: int, 
     assert [len(rank) for rank in ranks] == [50 // dp] * dp
     assert len(set(read)) == len(read) == 50 // dp * dp
     assert set(read) <= set(range(50))
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_workers_on_a_live_stream_read_every_sample_once(tmp_path: Path, workers: int) -> None:
-    with producing(tmp_path / "s", 4, 48):
-        read: list[int] = []
-        for rank in range(2):
-            dataset = open_rank(tmp_path / "s", rank, 2, max_total_samples=48)
-            for batch in loader(dataset, dataset.rank_indices, workers, batch_size=2):
-                read += batch
-    assert sorted(read) == list(range(48))
-
-
-@pytest.mark.parametrize("shuffle_window", [0, 1])
-def test_later_indices_go_on_with_the_next_epoch_at_the_same_place_in_every_rank(
-    tmp_path: Path, shuffle_window: int
-) -> None:
-    with producing(tmp_path / "s", 4, 26):
-        ranks = draws_of_ranks(tmp_path / "s", 3, max_total_samples=60, batch_size=2, shuffle_window=shuffle_window)
-    # 26 samples make 4 steps of 3 * 2; 2 are left over.
-    assert [[epoch for epoch, _ in rank] for rank in ranks] == [[0] * 8 + [1] * 8 + [2] * 4] * 3
-    for epoch in (0, 1):
-        read = Counter(i for rank in ranks for at, i in rank if at == epoch)
-        assert read.total() == len(read) == 24
-
-
-def test_smaller_maximum_ends_the_data_there(tmp_path: Path) -> None:
-    with producing(tmp_path / "s", 4, 40):
-        ranks = draws_of_ranks(tmp_path / "s", 2, max_total_samples=14)
-    assert ranks == [
-        [(0, i) for i in (0, 1, 2, 3, 8, 10, 12)],
-        [(0, i) for i in (4, 5, 6, 7, 9, 11, 13)],
-    ]
 
 
 def test_whole_data_set_passes_from_rank_to_rank_where_the_stream_ended_early(tmp_path: Path) -> None:
@@ -132,10 +80,9 @@ def test_whole_data_set_passes_from_rank_to_rank_where_the_stream_ended_early(tm
         # 8 positions of each lane in epoch 0, 2 in epoch 1: a lane's rows go on past its last index.
         lanes = [[0, 1, 2, 3, 4, 5, 6, 7, 0, 1], [8, 9, 10, 11, 12, 13, 14, 15, 8, 9]]
         expected = lanes[0] + lanes[1] if layout == "block" else [i for pair in zip(*lanes, strict=True) for i in pair]
-        assert [row["id"] for row in iterate(dataset)] == expected
-        assert [row["id"] for row in dataset.__getitems__(list(range(20)))] == expected
-        dataset[19 if layout == "strided" else 18]
-        with pytest.raises(IndexError, match=r"index must be in \[-20, 20\), got 20"):
+        assert [dataset[index]["id"] for index in range(20)] == expected
+        assert ids(dataset.__getitems__(list(range(20)))) == expected
+        with pytest.raises(IndexError):
             dataset[20]
 
 
@@ -143,7 +90,7 @@ def test_live_stream_without_a_maximum_has_no_length(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 6, 4, end=False)
     dataset = open_rank(directory)
     for use in (lambda: len(dataset), lambda: dataset[0], lambda: dataset.rank_indices, lambda: pickle.dumps(dataset)):
-        with pytest.raises(LengthUnknown, match="pass max_total_samples") as caught:
+        with pytest.raises(LengthUnknown, match=r"max_total_samples.*num_samples") as caught:
             use()
         assert caught.value.directory == str(directory)
         assert isinstance(caught.value, TypeError)
@@ -151,34 +98,6 @@ def test_live_stream_without_a_maximum_has_no_length(tmp_path: Path) -> None:
     produce(directory, 7, 4)
     ended = open_rank(directory, 0, 2)
     assert (len(dataset), len(ended), ended.leftover) == (7, 6, 1)
-
-
-def test_length_does_not_change_when_the_stream_ends(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 4, 4, end=False)
-    dataset = open_rank(directory, max_total_samples=10)
-    assert len(dataset) == 10
-    produce(directory, 6, 4)
-    assert [row["id"] for row in iterate(dataset)] == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]
-    assert len(dataset) == len(pickle.loads(pickle.dumps(dataset))) == 10
-    assert len(open_rank(directory, max_total_samples=10)) == 6
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_producer_that_stops_makes_a_wait_timeout_with_its_fields(tmp_path: Path, workers: int) -> None:
-    directory = produce(tmp_path / "s", 4, 4, end=False)
-    dataset = open_rank(directory, max_wait=0.2, max_total_samples=8)
-    error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=4))
-    assert isinstance(error, WaitTimeout)
-    assert (error.directory, error.chunk, error.state) == (str(directory), 1, "idle")
-    assert error.waited is not None and error.waited >= 0.2
-    who = "rank 0 of 1, worker 0: " if workers else "rank 0 of 1: "
-    assert f"{who}waiting for chunk 1 of {directory}" in str(error)
-    assert "lazyshard-error-fields" not in str(error)
-
-
-def test_no_stream_makes_a_wait_timeout(tmp_path: Path) -> None:
-    with pytest.raises(WaitTimeout, match="no stream there yet"):
-        open_rank(tmp_path / "s", max_wait=0.05)
 
 
 def test_wait_is_counted_once_however_many_workers_there_are(tmp_path: Path) -> None:
@@ -192,61 +111,35 @@ def test_wait_is_counted_once_however_many_workers_there_are(tmp_path: Path) -> 
     for _ in range(2):
         assert len(list(loader(dataset, dataset.rank_indices, 2, batch_size=2))) == 4
     assert dataset.stats().waited_s == waited
+    # So do workers wait for what comes.
+    with producing(tmp_path / "t", 4, 48):
+        ranks = [open_rank(tmp_path / "t", rank, 2, max_total_samples=48) for rank in range(2)]
+        read = [
+            i for dataset in ranks for batch in loader(dataset, dataset.rank_indices, 3, batch_size=2) for i in batch
+        ]
+    assert sorted(read) == list(range(48))
 
 
-def test_producer_killed_and_started_again_costs_no_sample(tmp_path: Path) -> None:
-    directory = tmp_path / "s"
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(lambda: draws_of_ranks(directory, 2, max_total_samples=22, shuffle_window=1))
-        with producing(directory, 4, 22, stop_at=11) as first:
-            assert first.stdout is not None and first.stdout.readline() == "here\n"
-            first.send_signal(signal.SIGKILL)
-            assert first.wait(DEADLINE_S) == -signal.SIGKILL
-        assert not reading.done()
-        with producing(directory, 4, 22):
-            ranks = reading.result(DEADLINE_S)
-    assert sorted(i for rank in ranks for _, i in rank) == list(range(22))
-    assert {epoch for rank in ranks for epoch, _ in rank} == {0}
+ORDERS = st.fixed_dictionaries(
+    {
+        "batch_size": st.integers(1, 3),
+        "max_total_samples": st.integers(12, 60),
+        "unit": st.sampled_from(["chunk", "sample", "batch", 3]),
+        "layout": st.sampled_from(["block", "strided"]),
+        "shuffle_window": st.integers(0, 2),
+    }
+)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    dp=st.integers(1, 4),
-    batch=st.integers(1, 3),
-    total=st.integers(0, 40),
-    limit=st.integers(12, 60),
-    unit=st.sampled_from(["chunk", "sample", "batch", 3]),
-    layout=st.sampled_from(["block", "strided"]),
-    window=st.integers(0, 2),
-    epoch=st.integers(0, 2),
-)
+@given(options=ORDERS, dp=st.integers(1, 4), total=st.integers(0, 40), epoch=st.integers(0, 2))
 def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
-    tmp_path_factory: pytest.TempPathFactory,
-    dp: int,
-    batch: int,
-    total: int,
-    limit: int,
-    unit: Any,
-    layout: LayoutName,
-    window: int,
-    epoch: int,
+    tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any], dp: int, total: int, epoch: int
 ) -> None:
+    batch, limit = options["batch_size"], options["max_total_samples"]
     directory = tmp_path_factory.mktemp("grows") / "s"
     writer = ChunkWriter(directory, 4)
-    ranks = [
-        open_rank(
-            directory,
-            rank,
-            dp,
-            batch_size=batch,
-            unit=unit,
-            layout=layout,
-            shuffle_window=window,
-            max_total_samples=limit,
-            max_wait=0,
-        )
-        for rank in range(dp)
-    ]
+    ranks = [open_rank(directory, rank, dp, max_wait=0, **options) for rank in range(dp)]
     for dataset in ranks:
         dataset.set_epoch(epoch)
         len(dataset)
@@ -270,7 +163,7 @@ def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
     writer.close()
     length = min(total, limit) // (dp * batch)
     if not length:
-        with pytest.raises(IndexError, match="epoch is empty"):
+        with pytest.raises(IndexError):
             go_on()
         return
     assert go_on() == [len(ranks[0]) // dp] * dp
@@ -279,10 +172,7 @@ def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
         for draw, read in seen:
             assert read == draw.sample
         # As one sees it who comes after the end, whose indices are those of one epoch.
-        late = open_rank(
-            directory, rank, dp, batch_size=batch, unit=unit, layout=layout, shuffle_window=window,
-            max_total_samples=limit,
-        )  # fmt: skip
+        late = open_rank(directory, rank, dp, **options)
         expected = []
         for later in range(epoch, epoch + len(seen) // (length * batch) + 1):
             late.set_epoch(later)
@@ -294,9 +184,117 @@ def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
         assert all(sample < min(total, limit) for sample in samples)
 
 
-def test_messages_of_a_wait_name_no_more_than_one_rank(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    directory = produce(tmp_path / "s", 4, 4, end=False)
+both_layouts = pytest.mark.parametrize("layout", ["block", "strided"])
+
+
+def read(dataset: LazyShardedDataset) -> list[int]:
+    return [dataset[index]["id"] for index in dataset.rank_indices]
+
+
+def drawn(dataset: LazyShardedDataset) -> list[tuple[int, int]]:
+    """Epoch and sample of each index of a rank, and that it is the sample that is read."""
+    draws = [dataset.draw(index) for index in dataset.rank_indices]
+    assert read(dataset) == [draw.sample for draw in draws]
+    return [(draw.epoch, draw.sample) for draw in draws]
+
+
+@pytest.mark.parametrize(("layout", "start"), [("block", "fork"), ("strided", PICKLED)])
+def test_loader_with_workers_goes_on_over_the_ends_of_epochs(tmp_path: Path, layout: LayoutName, start: str) -> None:
+    stream = produce(tmp_path / "s", 23, 4)
+    batches: list[list[list[int]]] = []
     for rank in (0, 1):
-        with pytest.raises(WaitTimeout) as caught:
-            open_rank(directory, rank, 2, max_total_samples=16, max_wait=0)[8 * rank]
-        assert re.findall(r"rank \d of 2", str(caught.value)) == [f"rank {rank} of 2"]
+        dataset = open_rank(stream, rank, 2, batch_size=3, layout=layout, shuffle_window=1, num_samples=48)
+        found = loader(dataset, dataset.rank_indices, 3, batch_size=3, multiprocessing_context=start)
+        batches.append(list(found))
+        assert [i for batch in batches[-1] for i in batch] == read(dataset)
+    # Three batches a rank and epoch; no batch mixes two.
+    assert [len(each) for each in batches] == [8, 8]
+    for epoch in (0, 1):
+        samples = [i for each in batches for batch in each[3 * epoch : 3 * epoch + 3] for i in batch]
+        assert len(samples) == len(set(samples)) == 18
+
+
+@both_layouts
+def test_in_epoch_tells_where_each_epoch_ends(tmp_path: Path, layout: LayoutName) -> None:
+    stream = produce(tmp_path / "s", 12, 4, end=False)
+    ranks = [open_rank(stream, rank, 2, batch_size=2, layout=layout, num_samples=1000) for rank in (0, 1)]
+    assert [len(dataset) for dataset in ranks] == [1000, 1000]
+    produce(stream, 18, 4)
+    open_in_epoch = open_rank(stream, 0, 2, batch_size=2, layout=layout)
+    assert all(map(open_in_epoch.in_epoch, open_in_epoch.rank_indices))
+    for dataset in ranks:
+        for epoch in range(3):
+            dataset.set_epoch(epoch)
+            # 18 samples are four batches of two ranks.
+            assert [dataset.in_epoch(index) for index in dataset.rank_indices[:20]] == [True] * 8 + [False] * 12
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_epoch_still_ends_at_max_total_samples(tmp_path: Path, live: bool) -> None:
+    stream = produce(tmp_path / "s", 24, 4, end=not live)
+    ranks = [open_rank(stream, rank, 2, max_total_samples=10, num_samples=20, max_wait=0) for rank in (0, 1)]
+    first = [(0, i) for i in (0, 1, 2, 3, 8)] + [(1, i) for i in (0, 1, 2, 3, 8)]
+    assert [drawn(dataset) for dataset in ranks] == [
+        first,
+        [(0, i) for i in (4, 5, 6, 7, 9)] + [(1, i) for i in (4, 5, 6, 7, 9)],
+    ]
+
+
+@pytest.mark.parametrize(("count", "length"), [(8, 8), (15, 8), (16, 16), (1, None), (7, None)])
+def test_number_is_rounded_down_to_whole_batches_of_all_ranks(tmp_path: Path, count: int, length: int | None) -> None:
+    stream = produce(tmp_path / "s", 40, 4)
+    dataset = open_rank(stream, 1, 2, batch_size=4, num_samples=count)
+    if length is None:
+        with pytest.raises(ValueError, match=rf"2 \* 4 = 8, got {count}"):
+            len(dataset)
+        return
+    assert len(dataset) == length
+    assert dataset.rank_indices == range(length // 2, length)
+    with pytest.raises(IndexError):
+        dataset[length]
+
+
+@both_layouts
+@pytest.mark.parametrize("window", [0, 1])
+def test_number_that_is_never_reached_costs_nothing(tmp_path: Path, layout: LayoutName, window: int) -> None:
+    stream = produce(tmp_path / "s", 16, 4, end=False)
+    options: dict[str, Any] = {"batch_size": 2, "layout": layout, "shuffle_window": window}
+    dataset = open_rank(stream, 3, 4, num_samples=2**60, max_wait=0, **options)
+    assert len(dataset) == 2**60
+    indices = dataset.rank_indices
+    assert len(indices) == 2**58
+    assert sorted(dataset[index]["id"] for index in indices[:4]) == [12, 13, 14, 15]
+    with pytest.raises(WaitTimeout):
+        dataset[indices[-1]]
+    produce(stream, 16, 4)
+    # 4 positions an epoch.
+    assert dataset.draw(indices[-1]).epoch == 2**56 - 1
+    one = open_rank(stream, 3, 4, **options)
+    one.set_epoch(2**56 - 1)
+    assert [dataset[index]["id"] for index in indices[-4:]] == read(one)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 8.0, "8", 2**63])
+def test_number_that_cannot_be_is_refused_before_a_stream_is_waited_for(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(ValueError, match="num_samples"):
+        LazyShardedDataset(tmp_path / "none", num_samples=wrong)
+
+
+def test_repr_tells_what_is_known_and_looks_at_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    stream = tmp_path / "s"
+    with ChunkWriter(stream, 4) as writer:
+        for number in range(6):
+            writer.write({"id": number})
+        dataset = LazyShardedDataset(stream, num_samples=8)
+        assert all(fact in repr(dataset) for fact in (str(stream), "rank not known", "4 samples", "live"))
+        assert len(dataset) == 8
+        assert "rank 1 of 2: 4 samples" in repr(open_rank(stream, 1, 2))
+    # Nobody has looked since.
+    assert all(fact in repr(dataset) for fact in ("rank 0 of 1", "4 samples", "live"))
+    dataset.published()
+    for copied in (dataset, pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
+        assert all(fact in repr(copied) for fact in ("rank 0 of 1", "6 samples", "ended"))
+        assert len(copied) == 8
+    # Of one whose constructor has failed it does not raise.
+    assert "LazyShardedDataset" in repr(LazyShardedDataset.__new__(LazyShardedDataset))

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard import BlendedDataset, ChunkWriter, LateRow, LazyShardedDataset, LazyShardedStream, StreamReader
-from tests.data.options import grouped
+from lazyshard import BlendedDataset, ChunkWriter, LateRow, LazyShardedStream, StreamReader
+from tests.data.runs import open_rank
 
 SAMPLES: Final = 14_000
 PER_CHUNK: Final = 6
@@ -42,32 +42,22 @@ def written(directory: Path) -> Iterator[object]:
             yield writer.write({"id": number, "text": "x" * 50})
 
 
-def mapped(
-    directory: Path, encode: Callable[[Row], Row] | type[LateRow] | None = None, **options: Any
-) -> Iterator[object]:
-    dataset = LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, **grouped(options))
+def each(dataset: Any) -> Iterator[object]:
     return (dataset[index] for index in range(SAMPLES))
 
 
-def streamed(directory: Path) -> Iterator[object]:
-    return iter(LazyShardedStream(LazyShardedDataset(directory, dp_rank=0, dp_size=1), at_end="drop"))
-
-
-def blended(directory: Path) -> Iterator[object]:
-    streams = {directory: 0.6, directory.with_name("other"): 0.4}
-    members = [(LazyShardedDataset(one, dp_rank=0, dp_size=1), weight) for one, weight in streams.items()]
-    dataset = BlendedDataset(members)
-    return (dataset[index] for index in range(SAMPLES))
+def blended(directory: Path) -> BlendedDataset:
+    return BlendedDataset([(open_rank(directory), 0.6), (open_rank(directory.with_name("other")), 0.4)])
 
 
 READINGS: Final[dict[str, Callable[[Path], Iterator[object]]]] = {
     "reader": lambda directory: iter(StreamReader(directory)),
     "writer": lambda directory: written(directory.with_name("again")),
-    "data set": mapped,
-    "shuffled": lambda directory: mapped(directory, shuffle_window=4),
-    "late parsing": lambda directory: mapped(directory, LateRow),
-    "iterable": streamed,
-    "blend": blended,
+    "data set": lambda directory: each(open_rank(directory)),
+    "shuffled": lambda directory: each(open_rank(directory, shuffle_window=4)),
+    "late parsing": lambda directory: each(open_rank(directory, encode_fn=LateRow)),
+    "iterable": lambda directory: iter(LazyShardedStream(open_rank(directory), at_end="drop")),
+    "blend": lambda directory: each(blended(directory)),
 }
 
 
@@ -101,4 +91,4 @@ def test_a_planted_leak_of_an_integer_a_sample_is_found(stream: Path) -> None:
         kept.append(row["id"])
         return row
 
-    assert growth(mapped(stream, encode)) > ALLOWED
+    assert growth(each(open_rank(stream, encode_fn=encode))) > ALLOWED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from itertools import chain
 from pathlib import Path
@@ -14,33 +15,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import lazyshard
-from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, Order
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
 from lazyshard.errors import RankInvalid, StreamMissing
+from tests.data.runs import open_rank
 from tests.data.workers import DEADLINE_S, ids
-
-
-def produce(directory: Path, samples: int, *, end: bool = True) -> Path:
-    writer = ChunkWriter(directory, 4)
-    for number in range(writer.published_samples, samples):
-        writer.write({"id": number})
-    writer.close(end=end)
-    return directory
-
-
-def test_end_is_found_in_every_epoch_and_not_before(tmp_path: Path) -> None:
-    stream = produce(tmp_path / "s", 8, end=False)
-    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=100, batch_size=2)
-    assert len(dataset) == 100
-    produce(stream, 12)
-    for epoch in range(3):
-        dataset.set_epoch(epoch)
-        assert [index for index in dataset.rank_indices if dataset.in_epoch(index)] == list(range(12))
-
-
-def test_later_epoch_of_an_ended_stream_is_whole(tmp_path: Path) -> None:
-    dataset = LazyShardedDataset(produce(tmp_path / "s", 8), dp_rank=0, dp_size=1)
-    dataset.set_epoch(3)
-    assert all(map(dataset.in_epoch, dataset.rank_indices))
+from tests.stream.streams import produce
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -61,7 +40,7 @@ def test_a_forgotten_sampler_is_refused_before_the_first_batch(
     kind: Any, options: dict[str, Any], rank: int, tmp_path: Path
 ) -> None:
     """On rank 0 too, whose own indices are the first ones."""
-    dataset = LazyShardedDataset(produce(tmp_path / "s", 16), dp_rank=rank, dp_size=2, batch_size=2)
+    dataset = LazyShardedDataset(produce(tmp_path / "s", 16, 4), dp_rank=rank, dp_size=2, batch_size=2)
     blend = BlendedDataset([(LazyShardedDataset(tmp_path / "s", dp_rank=rank, dp_size=2), 1)], batch_size=2)
     for data, name in ((dataset, "dataset"), (blend, "blend")):
         loader = kind(data, **{"batch_size": 2, "collate_fn": ids, **options})
@@ -81,13 +60,11 @@ def test_a_forgotten_sampler_is_refused_before_the_first_batch(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_who_deals_samples_out_or_reads_them_all_is_not_refused(workers: int, tmp_path: Path) -> None:
-    stream = produce(tmp_path / "s", 16)
+    stream = produce(tmp_path / "s", 16, 4)
     options: dict[str, Any] = {"batch_size": 2, "collate_fn": ids, "num_workers": workers}
     alone = LazyShardedDataset(stream, dp_rank=0, dp_size=1)
     assert [*chain.from_iterable(DataLoader(alone, **options))] == list(range(16))
-    ranks = [
-        LazyShardedDataset(stream, dp_rank=r, dp_size=2, batch_size=2, order=Order(layout="strided")) for r in (0, 1)
-    ]
+    ranks = [open_rank(stream, rank, 2, batch_size=2, layout="strided") for rank in (0, 1)]
     assert [[dataset[index]["id"] for index in range(2)] for dataset in ranks] == [[0, 4], [0, 4]]
     for rank, dataset in enumerate(ranks):
         share: Any = {"num_processes": 2, "process_index": rank, "rng_types": []}
@@ -103,24 +80,22 @@ def test_who_deals_samples_out_or_reads_them_all_is_not_refused(workers: int, tm
 def test_forgotten_sampler_is_told_once_by_the_rank_that_reads_another_ones_part(
     window: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream = produce(tmp_path / "s", 16)
-    first, second = (
-        LazyShardedDataset(stream, dp_rank=r, dp_size=2, order=Order(shuffle_window=window)) for r in (0, 1)
-    )
+    stream = produce(tmp_path / "s", 16, 4)
+    first, second = (open_rank(stream, rank, 2, shuffle_window=window) for rank in (0, 1))
     for index in first.rank_indices:
         assert first[index]
     assert caplog.messages == []
     for index in first.rank_indices:
         assert second[index]
     assert len(caplog.messages) == 1
-    assert "rank 1 of 2 was asked for index 0, which is rank 0's" in caplog.messages[0]
-    assert "did you forget `sampler=dataset.rank_indices`" in caplog.messages[0]
+    facts = ("rank 1 of 2 ", "index 0, ", "rank 0's", "`sampler=dataset.rank_indices`")
+    assert all(fact in caplog.messages[0] for fact in facts)
 
 
 def test_another_batch_size_than_the_loaders_is_told_on_a_live_stream_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream = produce(tmp_path / "s", 16, end=False)
+    stream = produce(tmp_path / "s", 16, 4, end=False)
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=100, batch_size=2)
     for start in (0, 2):
         assert len(dataset.__getitems__([start, start + 1])) == 2
@@ -128,51 +103,33 @@ def test_another_batch_size_than_the_loaders_is_told_on_a_live_stream_alone(
     for start in (4, 8):
         assert len(dataset.__getitems__(list(range(start, start + 4)))) == 4
     assert len(caplog.messages) == 1
-    assert "asked for a batch of 4, batch_size is 2" in caplog.messages[0]
+    assert "of 4, batch_size is 2" in caplog.messages[0]
     caplog.clear()
-    ended = LazyShardedDataset(produce(stream, 16), dp_rank=0, dp_size=1, batch_size=2)
-    assert len(ended.__getitems__(list(range(4)))) == 4
-    assert caplog.messages == []
+    produce(stream, 16, 4)
+    for count, told in ((None, 0), (16, 0), (32, 1)):
+        ended = open_rank(stream, batch_size=2, num_samples=count)
+        assert len(ended) == (count or 16)
+        assert len(ended.__getitems__(list(range(4)))) == 4
+        assert len(caplog.messages) == told
 
 
 def test_going_on_into_the_next_epoch_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stream = produce(tmp_path / "s", 8, end=False)
+    stream = produce(tmp_path / "s", 8, 4, end=False)
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=20)
     assert len(dataset) == 20
-    produce(stream, 10)
+    produce(stream, 10, 4)
     assert [dataset[index]["id"] for index in range(20)] == [*range(10), *range(10)]
     assert len(caplog.messages) == 1
-    assert "has ended with 10 samples; what is read from here on is the next epoch" in caplog.messages[0]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loop_that_asks_where_the_epoch_ends_is_told_nothing(
-    workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The question itself and workers that read ahead draw of the next epoch too."""
-    stream = produce(tmp_path / "s", 40, end=False)
-    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, batch_size=2, max_total_samples=100)
-    loader = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=2, num_workers=workers)
-    seen: list[int] = []
-    for step, batch in enumerate(loader):
-        if not dataset.in_epoch(dataset.rank_indices[step * 2]):
-            break
-        seen += batch["id"].tolist()
-        if step == 0:
-            produce(stream, 44)
-    assert seen == list(range(44))
-    assert "next epoch" not in capfd.readouterr().err
-    assert caplog.messages == []
+    assert "10 samples" in caplog.messages[0] and "next epoch" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("end", [True, False])
 def test_samples_past_max_total_samples_are_told(end: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stream = produce(tmp_path / "s", 16, end=end)
+    stream = produce(tmp_path / "s", 16, 4, end=end)
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=6)
     assert [dataset[index]["id"] for index in range(len(dataset))] == list(range(6))
-    assert caplog.messages == [
-        f"{stream}: 16 samples are published, but max_total_samples is 6: those past it are not drawn"
-    ]
+    (message,) = caplog.messages
+    assert all(fact in message for fact in (str(stream), "16 samples", "max_total_samples is 6"))
 
 
 def test_name_of_a_data_set_on_a_hub_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,3 +142,57 @@ def test_name_of_a_data_set_on_a_hub_is_refused_at_once(tmp_path: Path, monkeypa
         with pytest.raises(StreamMissing, match="on a hub") as caught:
             call()
         assert str(caught.value.directory).endswith(name)
+
+
+MADE = {"recipe": {"balance": 2, "micro_batch_size": 2, "length_field": "length", "cost_per_token": 1.0}}
+
+
+def dealt(directory: Path, source: Any = MADE) -> Path:
+    with ChunkWriter(directory, 4) as writer:
+        for number in range(16):
+            writer.write({"id": number}, source=source)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        ({"shuffle_window": 2}, ["--balance 2", "shuffle_window=2", "--sharded_lazy_shuffle_window 0"]),
+        ({"unit": "sample"}, ["unit='sample'", "'chunk'"]),
+        ({"batch_size": 3}, ["batch_size=3", "micro batches of 2"]),
+        # The order in which rows were dealt; and one rank says it for all; and other streams.
+        ({}, []),
+        ({"batch_size": 4}, []),
+        ({"unit": 4}, []),
+        ({"rank": 1, "shuffle_window": 2}, []),
+        ({"source": {"recipe": {"shuffle": 8}}, "shuffle_window": 2}, []),
+    ],
+)
+def test_an_order_that_undoes_the_deal_is_said_once(
+    arguments: dict[str, Any], facts: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"batch_size": 2, "rank": 0, **arguments}
+    stream = dealt(tmp_path / "s", options.pop("source", MADE))
+    dataset = open_rank(stream, options.pop("rank"), 2, **options)
+    for index in dataset.rank_indices:
+        dataset[index]
+    said = [record.getMessage() for record in caplog.records if "dealt by cost" in record.getMessage()]
+    assert len(said) == bool(facts)
+    assert all(fact in said[0] and str(stream) in said[0] for fact in facts)
+
+
+def test_workers_say_it_once(tmp_path: Path) -> None:
+    stream, log = dealt(tmp_path / "s"), tmp_path / "log"
+    dataset = open_rank(stream, 0, 2, batch_size=2, shuffle_window=1)
+    # Forked workers write to the same file.
+    handler = logging.FileHandler(log)
+    logging.getLogger("lazyshard").addHandler(handler)
+    try:
+        for epoch in range(2):
+            dataset.set_epoch(epoch)
+            loader = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=2, num_workers=1, collate_fn=list)
+            assert len(list(loader)) == 4
+    finally:
+        logging.getLogger("lazyshard").removeHandler(handler)
+        handler.close()
+    assert log.read_text().count("its rows were dealt by cost") == 1

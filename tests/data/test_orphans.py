@@ -9,26 +9,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
-from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset
 from lazyshard.data import index_reader
 from lazyshard.errors import WaitTimeout
 from lazyshard.stream import StreamReader, waiting
 from lazyshard.stream.waiting import Parent
-from tests.stream.streams import DEADLINE_S, HERE, forked, produce
+from tests.stream.streams import DEADLINE_S, HERE, produce, wait_until
 
 pytestmark = pytest.mark.full
-
-STARTED_S: Final = 80.0
-"""Three processes that import torch, one after the other, take long on a busy machine."""
 
 LEFT_S: Final = 20.0
 """It takes a second, or two where a queue is full, and more on a busy machine. Otherwise they would wait for ever."""
@@ -68,15 +65,9 @@ if __name__ == "__main__":
         os.register_at_fork(after_in_child=lag)
     if used == "early-stateful":
         from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader
+    workers = {"num_workers": 2, "multiprocessing_context": method, "prefetch_factor": int(size)}
     loader = DataLoader(
-        dataset,
-        sampler=dataset.rank_indices,
-        batch_size=2,
-        num_workers=2,
-        collate_fn=collate,
-        worker_init_fn=tell,
-        multiprocessing_context=method,
-        prefetch_factor=int(size),
+        dataset, sampler=dataset.rank_indices, batch_size=2, collate_fn=collate, worker_init_fn=tell, **workers
     )
     for ids, _ in loader:
         print(*ids, file=sys.stderr, flush=True)
@@ -109,15 +100,10 @@ def training(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen
     script.write_text(TRAINING)
     # Warnings: of semaphores that a killed process leaves, of few cores; what matters here are tracebacks.
     environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, str(script), str(tmp_path / "s"), *arguments]
     with (
         said.open("w") as log,
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path / "s"), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment,
-        ) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,
     ):
         assert process.stdout is not None
         workers: list[int] = []
@@ -134,58 +120,37 @@ def training(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen
                     os.kill(worker, signal.SIGKILL)
 
 
-def see(condition: Callable[[], bool], within: float, what: str, said: Path) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within:.0f} s: {what}; said was: {said.read_text()}"
-        time.sleep(0.01)
-
-
-def kill_waiting(process: subprocess.Popen[str], workers: list[int], said: Path, trained: str) -> None:
-    """Kills the training process once its workers wait for data, and sees them leave."""
-    see(lambda: trained in said.read_text() and all(map(waits, workers)), STARTED_S, "the workers wait for data", said)
-    assert all(map(alive, workers))
-    process.send_signal(signal.SIGKILL)
-    process.wait(DEADLINE_S)
-    see(lambda: not any(map(alive, workers)), LEFT_S, "the workers have left", said)
-
-
 @pytest.mark.parametrize(
-    ("method", "used"), [("fork", "fresh"), ("fork", "used"), ("spawn", "fresh"), ("forkserver", "used")]
+    ("method", "used", "size", "rows", "trained"),
+    [
+        ("fork", "used", "2", 4, ["0", "0 1", "2 3"]),
+        ("spawn", "fresh", "2", 4, ["0 1", "2 3"]),
+        # With batches that nobody takes.
+        ("fork", "fresh", "8", 24, ["0 1"]),
+        # Killed before they begin.
+        ("fork", "early", "2", 4, []),
+        ("fork", "early-stateful", "2", 4, []),
+    ],
 )
-def test_waiting_workers_leave_when_their_parent_is_killed(tmp_path: Path, method: str, used: str) -> None:
-    produce(tmp_path / "s", 4, end=False)
-    with training(tmp_path, method, used, "2") as (process, workers, said):
-        kill_waiting(process, workers, said, "2 3\n")
-    assert said.read_text().splitlines() == ["0"] * (used == "used") + ["0 1", "2 3"]
-
-
-def test_worker_with_batches_that_nobody_takes_leaves_too(tmp_path: Path) -> None:
-    produce(tmp_path / "s", 24, end=False)
-    with training(tmp_path, "fork", "fresh", "8") as (process, workers, said):
-        kill_waiting(process, workers, said, "0 1\n")
-    assert said.read_text() == "0 1\n"
-
-
-@pytest.mark.parametrize("used", ["early", "early-stateful"])
-def test_workers_leave_whose_parent_is_killed_before_they_begin(tmp_path: Path, used: str) -> None:
-    produce(tmp_path / "s", 4, end=False)
-    with training(tmp_path, "fork", used, "2") as (process, workers, said):
+def test_workers_leave_when_their_parent_is_killed(
+    tmp_path: Path, method: str, used: str, size: str, rows: int, trained: list[str]
+) -> None:
+    produce(tmp_path / "s", rows, end=False)
+    with training(tmp_path, method, used, size) as (process, workers, said):
+        if trained:
+            wait_until(lambda: f"{trained[-1]}\n" in said.read_text() and all(map(waits, workers)), "workers that wait")
+        assert all(map(alive, workers))
         process.send_signal(signal.SIGKILL)
         process.wait(DEADLINE_S)
-        see(lambda: not any(map(alive, workers)), LEFT_S, "the workers have left", said)
-    assert said.read_text() == ""
-
-
-def gone(_: Parent) -> bool:
-    return True
+        wait_until(lambda: not any(map(alive, workers)), "the workers have left")
+    assert said.read_text().splitlines() == trained
 
 
 def test_wait_of_an_orphan_ends_in_an_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = StreamReader(produce(tmp_path, 2, end=False), max_wait=DEADLINE_S)
     timers: list[Any] = []
     monkeypatch.setattr("threading.Timer", lambda *given: SimpleNamespace(start=lambda: timers.append(given)))
-    monkeypatch.setattr(Parent, "gone", gone)
+    monkeypatch.setattr(Parent, "gone", lambda self: True)
     reader.parent = Parent()
     with pytest.raises(SystemExit) as caught:
         reader.read(2)
@@ -197,25 +162,7 @@ def test_wait_of_an_orphan_ends_in_an_exit(tmp_path: Path, monkeypatch: pytest.M
         reader.read(0)
 
 
-def test_exit_that_is_caught_does_not_keep_an_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    produce(tmp_path, 2, end=False)
-
-    def stay() -> None:
-        monkeypatch.setattr(Parent, "gone", gone)
-        reader = StreamReader(tmp_path, max_wait=DEADLINE_S)
-        reader.parent = Parent()
-        # A thread, which ends alone.
-        thread = threading.Thread(target=reader.read, args=(2,))
-        thread.start()
-        thread.join()
-        time.sleep(DEADLINE_S)
-
-    started = time.monotonic()
-    assert forked(stay) == 1
-    assert time.monotonic() - started < LEFT_S
-
-
-def test_orphan_that_is_stuck_is_ended_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orphan_that_is_stuck_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_FOLLOW_S", 0.01)
     monkeypatch.setattr(waiting, "_STUCK_S", 0.01)
     reading, writing = os.pipe()
@@ -240,66 +187,36 @@ def test_orphan_that_is_stuck_is_ended_all_the_same(tmp_path: Path, monkeypatch:
     assert alive(worker)
     os.kill(training, signal.SIGKILL)
     os.waitpid(training, 0)
-    said = tmp_path / "said"
-    said.touch()
-    see(lambda: not alive(worker), LEFT_S, "the worker has left", said)
+    wait_until(lambda: not alive(worker), "the worker has left")
 
 
-def threads(_: Any) -> list[str]:
-    return [thread.name for thread in threading.enumerate()]
-
-
-def test_workers_follow_their_parent(tmp_path: Path) -> None:
-    dataset = LazyShardedDataset(produce(tmp_path / "s", 4), dp_rank=0, dp_size=1)
-    for names in DataLoader(dataset, num_workers=1, collate_fn=threads):
-        assert names.count("lazyshard-parent") == 1
-    assert "lazyshard-parent" not in threads(None)
-
-
+@pytest.mark.parametrize("followed", [False, True])
 def test_parent_that_is_there_is_not_gone_and_costs_no_more_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, followed: bool
 ) -> None:
     reader = StreamReader(produce(tmp_path, 2, end=False), max_wait=100)
-    now = [0.0]
-    slept: list[float] = []
+    reader.parent = Parent() if followed else None
+    now, slept, looks = [0.0], list[float](), list[float]()
+    refresh = StreamReader.refresh
 
     def sleep(_: object, seconds: float) -> bool:
         slept.append(seconds)
         now[0] += seconds
         return False
 
+    def counted(self: StreamReader, *given: Any) -> Any:
+        looks.append(now[0])
+        return refresh(self, *given)
+
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=lambda seconds: sleep(None, seconds))
     monkeypatch.setattr("lazyshard.stream.reader.time", clock)
     monkeypatch.setattr("lazyshard.stream.waiting.time", clock)
     monkeypatch.setattr("lazyshard.stream.waiting.Waker.sleep", sleep)
-    looks: list[list[float]] = []
-    refresh = StreamReader.refresh
-
-    def counted(self: StreamReader, *given: Any) -> Any:
-        looks[-1].append(now[0])
-        return refresh(self, *given)
-
     monkeypatch.setattr(StreamReader, "refresh", counted)
-    for parent in (None, Parent()):
-        now[0] = 0.0
-        slept.clear()
-        looks.append([])
-        reader.parent = parent
-        with pytest.raises(WaitTimeout):
-            reader.read(2)
-        assert max(slept) == (5.0 if parent is None else 0.5)
-    assert [round(look, 6) for look in looks[0]] == [round(look, 6) for look in looks[1]]
-
-
-def test_write_wakes_a_worker_too(tmp_path: Path) -> None:
-    reader = StreamReader(produce(tmp_path, 2, end=False), max_wait=DEADLINE_S)
-    reader.parent = Parent()
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(reader.read(2)), daemon=True)
-    thread.start()
-    produce(tmp_path, 4)
-    thread.join(DEADLINE_S)
-    assert found == [{"id": 2}]
+    with pytest.raises(WaitTimeout):
+        reader.read(2)
+    assert max(slept) == (0.5 if followed else 5.0)
+    assert max(later - look for look, later in pairwise(looks)) >= 5.0 - 1e-6
 
 
 @pytest.mark.parametrize(

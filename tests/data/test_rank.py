@@ -1,12 +1,15 @@
-"""Whose data set it is: what is given, Megatron, torch.distributed, one process; and never a guess."""
+"""Whose data set it is: what is given, Megatron, torch.distributed, one process; never a guess, nor another rank."""
 
 from __future__ import annotations
 
 import pickle
+import shutil
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -41,38 +44,41 @@ def megatron(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, initializ
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", module)
 
 
-def test_process_alone_is_0_of_1() -> None:
-    assert resolve_rank() == Rank(0, 1)
+@pytest.mark.parametrize(
+    ("given", "asked", "world", "expected"),
+    [
+        ((), None, None, Rank(0, 1)),
+        ((), None, "", Rank(0, 1)),
+        ((), None, "1", Rank(0, 1)),
+        # What is given counts.
+        ((1, 2), True, "8", Rank(1, 2)),
+        # Context-parallel peers share a rank.
+        ((), True, "8", Rank(3, 4)),
+        # One that is not initialised is not asked.
+        ((), False, None, Rank(0, 1)),
+    ],
+)
+def test_rank_is_the_one_given_or_megatrons_or_that_of_a_process_alone(
+    monkeypatch: pytest.MonkeyPatch, given: Any, asked: bool | None, world: str | None, expected: Rank
+) -> None:
+    if asked is not None:
+        megatron(monkeypatch, 3, 4, initialized=asked)
+    if world is not None:
+        monkeypatch.setenv("WORLD_SIZE", world)
+    assert resolve_rank(*given) == expected
 
 
-def test_what_is_given_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    megatron(monkeypatch, 3, 4)
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert resolve_rank(1, 2) == Rank(1, 2)
+ONE_ONLY = [(1, None), (None, 2), (0, None)]
 
 
-@pytest.mark.parametrize("given", [(1, None), (None, 2), (0, None)])
-def test_one_without_the_other_is_refused(given: Any) -> None:
-    with pytest.raises(RankInvalid, match="dp_rank and dp_size belong together") as caught:
-        resolve_rank(*given)
-    assert (caught.value.dp_rank, caught.value.dp_size) == given
-
-
-@pytest.mark.parametrize("given", [(2, 2), (-1, 2), (0, 0), (0.0, 2), ("0", 2), (True, 2), (0, True)])
-def test_impossible_rank_is_refused(given: Any) -> None:
-    with pytest.raises(RankInvalid, match="expected 0 <= dp_rank < dp_size"):
-        resolve_rank(*given)
-
-
-def test_megatrons_context_parallel_peers_share_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    megatron(monkeypatch, 3, 4)
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert resolve_rank() == Rank(3, 4)
-
-
-def test_megatron_that_is_not_initialised_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    megatron(monkeypatch, 3, 4, initialized=False)
-    assert resolve_rank() == Rank(0, 1)
+@pytest.mark.parametrize("given", [*ONE_ONLY, (2, 2), (-1, 2), (0, 0), (0.0, 2), ("0", 2), (True, 2), (0, True)])
+def test_impossible_rank_is_refused_before_a_stream_is_waited_for(given: Any, tmp_path: Path) -> None:
+    for use in (resolve_rank, lambda rank, size: LazyShardedDataset(tmp_path / "no", dp_rank=rank, dp_size=size)):
+        with pytest.raises(RankInvalid) as caught:
+            use(*given)
+        assert f"dp_rank={given[0]!r} and dp_size={given[1]!r}" in str(caught.value)
+    if given in ONE_ONLY:
+        assert (caught.value.dp_rank, caught.value.dp_size) == given
 
 
 @pytest.mark.parametrize("world", ["2", "1024"])
@@ -80,14 +86,8 @@ def test_one_of_several_processes_in_which_nothing_is_initialised_is_refused(
     monkeypatch: pytest.MonkeyPatch, world: str
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", world)
-    with pytest.raises(RankInvalid, match=f"WORLD_SIZE is {world}, but neither Megatron nor torch.distributed"):
+    with pytest.raises(RankInvalid, match=f"WORLD_SIZE is {world}"):
         resolve_rank()
-
-
-@pytest.mark.parametrize("world", ["", "1"])
-def test_world_of_one_is_alone(monkeypatch: pytest.MonkeyPatch, world: str) -> None:
-    monkeypatch.setenv("WORLD_SIZE", world)
-    assert resolve_rank() == Rank(0, 1)
 
 
 def test_data_set_asks_when_it_is_first_used_and_never_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,3 +123,49 @@ dist.destroy_process_group()
 def test_torch_distributed_is_asked_where_it_is_initialised(tmp_path: Path) -> None:
     done = python(DISTRIBUTED, tmp_path / "store", 0)
     assert (done.stdout, done.returncode) == ("0 1\n2 3\n", 0), done.stderr
+
+
+CUT: Final = shutil.which("unshare")
+CAN_CUT: Final = CUT is not None and subprocess.run([CUT, "--net", "--map-root-user", "true"]).returncode == 0
+
+
+TRAIN: Final = """
+import sys
+from lazyshard import LazyShardedDataset, Order
+
+def encode(row):
+    if row["id"] % 7 == 3:
+        raise ValueError("too long")
+    return row["id"]
+
+rank = int(sys.argv[2])
+order = Order(shuffle_window=2)
+dataset = LazyShardedDataset(sys.argv[1], encode, dp_rank=rank, dp_size=3, batch_size=4, order=order)
+for batch in dataset.batches(num_workers=rank, collate_fn=list):
+    print(*batch, flush=True)
+"""
+
+CONNECT: Final = """
+import socket, sys
+try:
+    socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=5)
+except OSError:
+    sys.exit(7)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not CAN_CUT, reason="needs unshare, and leave to make a network namespace")
+def test_ranks_whose_network_is_cut_train_each_sample_once(tmp_path: Path) -> None:
+    assert CUT is not None
+    cut = (CUT, "--net", "--map-root-user")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect = [sys.executable, "-c", CONNECT, str(server.getsockname()[1])]
+        assert [subprocess.run([*before, *connect]).returncode for before in ((), cut)] == [0, 7]
+    stream, trained = produce(tmp_path / "s", 120, 10), list[int]()
+    for rank in range(3):
+        command = [*cut, sys.executable, "-c", TRAIN, str(stream), str(rank)]
+        done = subprocess.run(command, timeout=100, capture_output=True, text=True, check=True)
+        trained += map(int, done.stdout.split())
+    assert set(trained) == {number for number in range(120) if number % 7 != 3}
+    assert len(trained) == 120

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lazyshard import LazyShardedDataset, Order
-from tests.data import swift_samplers
+from lazyshard import LazyShardedDataset
+from tests.data import runs, swift_samplers
 from tests.stream.streams import produce
 from tests.tiers import full
 
@@ -66,9 +66,7 @@ def loaded_once() -> Iterator[None]:
 
 
 def open_rank(directory: Path, rank: int, dp: int, batch: int, layout: Any, window: int) -> LazyShardedDataset:
-    return LazyShardedDataset(
-        directory, dp_rank=rank, dp_size=dp, batch_size=batch, order=Order(layout=layout, shuffle_window=window)
-    )
+    return runs.open_rank(directory, rank, dp, batch_size=batch, layout=layout, shuffle_window=window)
 
 
 def ids_by_rank(
@@ -116,44 +114,3 @@ def test_each_of_three_epochs_is_a_whole_one(tmp_path: Path, name: str, window: 
         orders.append(read)
     in_order = window == 0 and "in turn" in name
     assert (orders[0] != orders[1]) is not in_order
-
-
-@pytest.mark.parametrize("name", ["megatron, data_sharding", "megatron, in turn"])
-@pytest.mark.parametrize("window", [0, 2])
-def test_resumed_megatron_run_goes_on_behind_its_consumed_samples(tmp_path: Path, name: str, window: int) -> None:
-    directory = produce(tmp_path / "s", 29, PER_CHUNK)
-    layout, _ = SAMPLERS[name]
-    sharding = name == "megatron, data_sharding"
-    for rank in range(2):
-        dataset = open_rank(directory, rank, 2, 2, layout, window)
-        assert len(dataset) == 28
-        # The second epoch, after two steps of it.
-        dataset.set_epoch(1)
-        whole, rest = (
-            swift_samplers.megatron_batches(
-                dataset, rank, 2, 2, sharding=sharding, shuffle=sharding, consumed=28 + consumed
-            )
-            for consumed in (0, 8)
-        )
-        assert len(whole) == 7
-        assert rest == whole[2:]
-        ids = [row["id"] for indices in whole for row in dataset.__getitems__(indices)]
-        again = open_rank(directory, rank, 2, 2, layout, window)
-        again.set_epoch(1)
-        assert [row["id"] for indices in rest for row in again.__getitems__(indices)] == ids[4:]
-
-
-@pytest.mark.parametrize("name", ["megatron, data_sharding", "megatron, in turn", "hugging face, in turn"])
-@pytest.mark.parametrize("window", [0, 2])
-def test_rank_reads_its_own_chunks_with_the_matching_layout(tmp_path: Path, name: str, window: int) -> None:
-    directory = produce(tmp_path / "s", 48, PER_CHUNK)
-    for rank, epochs in enumerate(ids_by_rank(directory, name, 3, 2, window)):
-        chunks = {i // PER_CHUNK for rows in epochs[0] for i in rows}
-        assert chunks == set(range(rank, 12, 3))
-
-
-def test_rank_reads_chunks_in_order_with_the_sampler_in_turn(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 19, PER_CHUNK)
-    ranks = ids_by_rank(directory, "megatron, in turn", 2, 2, 0)
-    assert ranks[0][0] == [[0, 1], [2, 3], [8, 9], [10, 11]]
-    assert ranks[1][0] == [[4, 5], [6, 7], [12, 13], [14, 15]]

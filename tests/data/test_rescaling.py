@@ -1,18 +1,15 @@
-"""Runs that go on with other ranks again and again, against lists of samples, and on a stream that grows meanwhile."""
+"""Runs that go on with other ranks again and again, against lists of samples."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard import ChunkWriter
-from lazyshard.errors import WaitTimeout
 from tests.data.runs import State, open_ranks
 from tests.plan import oracle
 from tests.stream.streams import produce
@@ -35,13 +32,9 @@ class Run:
 
     def expected(self) -> list[list[list[tuple[int, int]]]]:
         """Returns epoch and sample of every draw, by part and rank."""
-        unit = {"chunk": PER_CHUNK, "sample": 1}.get(str(self.unit), self.unit)
-        assert isinstance(unit, int)
+        unit = self.unit if isinstance(self.unit, int) else {"chunk": PER_CHUNK, "sample": 1}[self.unit]
         window = -(-self.window * PER_CHUNK // unit) * unit
-        nothing: list[tuple[int, int]] = []
-        parts: list[tuple[int, int, int, list[tuple[int, int]]]]
-        parts = [(dp, batch_size, draws, nothing) for dp, batch_size, draws in self.parts]
-        return oracle.course_of_draws(unit, window, self.seed, parts, TOTAL)
+        return oracle.course_of_draws(unit, window, self.seed, [(*part, []) for part in self.parts], TOTAL)
 
 
 @st.composite
@@ -50,18 +43,13 @@ def runs(draw: st.DrawFn) -> Run:
     parts: list[tuple[int, int, int]] = []
     for _ in range(draw(st.integers(1, 5))):
         dp, batch_size = draw(st.integers(1, 5)), draw(st.integers(1, 3))
-        if parts and parts[-1][:2] == (dp, batch_size):
-            # It would go on in the same part.
-            dp += 1
+        # With the same it would go on in the same part.
+        dp += bool(parts and parts[-1][:2] == (dp, batch_size))
         parts.append((dp, batch_size, draw(st.integers(1, 70)) // batch_size * batch_size or batch_size))
     units: list[int | str] = ["chunk", "sample", 3]
-    return Run(
-        draw(st.sampled_from(units)),
-        draw(st.integers(0, 3)),
-        draw(st.integers(0, 2)),
-        draw(st.sampled_from(["block", "strided"])),
-        parts,
-    )
+    unit = draw(st.sampled_from(units))
+    layout = draw(st.sampled_from(["block", "strided"]))
+    return Run(unit, draw(st.integers(0, 3)), draw(st.integers(0, 2)), layout, parts)
 
 
 @pytest.fixture(scope="module")
@@ -70,77 +58,26 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @PROPERTY
-@given(runs())
-def test_any_chain_of_ranks_draws_what_lists_say(stream: Path, run: Run) -> None:
+@given(runs(), st.integers(0, 60))
+def test_any_chain_of_ranks_draws_what_lists_say(stream: Path, run: Run, stop: int) -> None:
+    """A run that stops within a part and starts again, at the end of any micro batch, is the same run."""
     state: State | None = None
     consumed = 0
+    common = {"unit": run.unit, "shuffle_window": run.window, "seed": run.seed, "num_samples": 100_000}
     for (dp, batch_size, draws), expected in zip(run.parts, run.expected(), strict=True):
-        ranks = open_ranks(
-            stream,
-            dp,
-            state,
-            unit=run.unit,
-            shuffle_window=run.window,
-            seed=run.seed,
-            layout=run.layout,
-            batch_size=batch_size,
-            num_samples=100_000,
-        )
+        options: dict[str, Any] = {**common, "batch_size": batch_size}
+        ranks = open_ranks(stream, dp, state, layout=run.layout, **options)
         for dataset, lane in zip(ranks, expected, strict=True):
             indices = dataset.rank_indices[:draws]
             assert [dataset.draw(index) for index in indices] == lane
             assert [row["id"] for row in dataset.__getitems__(list(indices))] == [sample for _, sample in lane]
+        before = min(stop, draws) // batch_size * batch_size
+        again = open_ranks(stream, dp, ranks[0].state_dict(consumed + dp * before), **options)
+        for dataset, lane in zip(again, expected, strict=True):
+            assert [dataset.draw(index) for index in dataset.rank_indices[: draws - before]] == lane[before:]
+        assert ranks[0].consumed == consumed
         consumed += dp * draws
-        assert ranks[0].consumed == consumed - dp * draws
         state = ranks[0].state_dict(consumed)
-
-
-@PROPERTY
-@given(runs(), st.integers(0, 60))
-def test_run_that_stops_in_a_part_and_starts_again_is_the_same_run(stream: Path, run: Run, stop: int) -> None:
-    """Goes on in the last part from somewhere in it."""
-    options = {"unit": run.unit, "shuffle_window": run.window, "seed": run.seed, "num_samples": 100_000}
-    state: State | None = None
-    consumed = 0
-    for dp, batch_size, draws in run.parts:
-        begun, state_before = consumed, state
-        consumed += dp * draws
-        state = open_ranks(stream, dp, state, batch_size=batch_size, **options)[0].state_dict(consumed)
-    # At the end of a micro batch.
-    stop = min(stop, draws) // batch_size * batch_size
-    ranks = open_ranks(stream, dp, state_before, batch_size=batch_size, **options)
-    again = open_ranks(stream, dp, ranks[0].state_dict(begun + dp * stop), batch_size=batch_size, **options)
-    for dataset, lane in zip(again, run.expected()[-1], strict=True):
-        assert [dataset.draw(index) for index in dataset.rank_indices[: draws - stop]] == lane[stop:]
-
-
-@pytest.mark.parametrize("window", [0, 1])
-def test_resumed_again_and_again_while_the_stream_grows(tmp_path: Path, window: int) -> None:
-    """Each part reads until data is missing, which is at the same step for all ranks."""
-    directory = tmp_path / "s"
-    writer = ChunkWriter(directory, PER_CHUNK)
-    state: State | None = None
-    seen: list[int] = []
-    for number, dp in enumerate((2, 3, 1, 4, 4, 2, 3)):
-        for row in range(writer.published_samples, 24 * (number + 1)):
-            writer.write({"id": row})
-        if number == 6:
-            writer.close()
-        options = {"max_total_samples": 200, "shuffle_window": window, "max_wait": 0.0, "layout": "strided"}
-        ranks = open_ranks(directory, dp, state, **options)
-        drawn: list[list[int]] = [[] for _ in ranks]
-        for dataset, lane in zip(ranks, drawn, strict=True):
-            try:
-                for index in dataset.rank_indices:
-                    if not dataset.in_epoch(index):
-                        break
-                    lane.append(dataset[index]["id"])
-            except WaitTimeout:
-                assert number < 6
-        assert len({len(lane) for lane in drawn}) == 1
-        seen += chain(*drawn)
-        state = ranks[0].state_dict(len(seen))
-    assert Counter(seen) == Counter(range(168))
 
 
 def test_golden_order_of_a_run_on_two_three_and_one_ranks(stream: Path) -> None:

@@ -4,50 +4,33 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, StreamReader
+from lazyshard import BlendedDataset, ChunkWriter, StreamReader
 from lazyshard.errors import ChunkRetired, WaitTimeout
-from lazyshard.format.cursor import Cursor
-from lazyshard.part import Part
-from lazyshard.plan.course import Course
-from lazyshard.plan.deal import Rules
-from lazyshard.stream import list_consumers, read_retired, write_cursor
+from lazyshard.stream import list_consumers, read_retired
 from lazyshard.stream.retire import retire
-from tests.data.options import grouped
+from tests.data.runs import open_rank
 from tests.data.workers import DEADLINE_S, PICKLED, first_error, loader
-from tests.stream.streams import HERE, names, produce
+from tests.stream.streams import HERE, produce
 
 
-def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, **grouped({"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options}))
-
-
-@pytest.mark.parametrize("shuffle_window", [0, 2])
-def test_sample_of_a_retired_chunk_is_an_error_at_once_in_the_main_process(tmp_path: Path, shuffle_window: int) -> None:
+@pytest.mark.parametrize(("shuffle_window", "start"), [(0, None), (2, None), (0, "fork"), (0, PICKLED)])
+def test_sample_of_a_retired_chunk_is_an_error_at_once(tmp_path: Path, shuffle_window: int, start: str | None) -> None:
     produce(tmp_path, 12)
     retire(tmp_path, 2, 6)
     dataset = open_rank(tmp_path, shuffle_window=shuffle_window)
-    for index in range(4):
-        with pytest.raises(ChunkRetired, match="all chunks below 2: every consumer that had a cursor"):
-            dataset[index]
+    options: dict[str, Any] = {"batch_size": 1} | ({"multiprocessing_context": start} if start else {})
+    for index in range(1 if start else 4):
+        error = first_error(loader(dataset, [index], int(start is not None), **options))
+        assert type(error) is ChunkRetired
+        assert error.chunk in (0, 1) and error.chunks_before == 2
+        assert error.file == str(tmp_path / f"chunk_{error.chunk:05}.jsonl.completed")
     assert sorted(dataset[index]["id"] for index in range(4, 12)) == list(range(4, 12))
     assert dataset.stats().bad_samples == 0
-
-
-@pytest.mark.parametrize("start", ["fork", PICKLED])
-def test_sample_of_a_retired_chunk_is_the_same_error_out_of_a_worker(tmp_path: Path, start: str) -> None:
-    produce(tmp_path, 12)
-    retire(tmp_path, 2, 6)
-    dataset = open_rank(tmp_path)
-    error = first_error(loader(dataset, dataset.rank_indices, 1, batch_size=2, multiprocessing_context=start))
-    assert type(error) is ChunkRetired
-    assert (error.chunk, error.chunks_before) == (0, 2)
-    assert error.file == str(tmp_path / "chunk_00000.jsonl.completed")
 
 
 def test_chunk_that_goes_while_a_substitute_is_looked_for_is_no_bad_sample(tmp_path: Path) -> None:
@@ -69,91 +52,59 @@ def test_chunk_that_goes_while_a_substitute_is_looked_for_is_no_bad_sample(tmp_p
     assert dataset[4] == {"id": 4}
 
 
-@pytest.mark.parametrize("by", ["index", "set_epoch"])
+@pytest.mark.parametrize("by", ["index", "set_epoch", "worker"])
 @pytest.mark.parametrize("shuffle_window", [0, 2])
 def test_second_pass_over_chunks_that_are_gone_says_how_to_keep_them(
     tmp_path: Path, by: str, shuffle_window: int
 ) -> None:
     produce(tmp_path, 12)
-    dataset = open_rank(tmp_path, num_samples=24, shuffle_window=shuffle_window)
-    assert sorted(dataset[index]["id"] for index in range(12)) == list(range(12))
     retire(tmp_path, 4, 6)
     dataset = open_rank(tmp_path, num_samples=24, shuffle_window=shuffle_window)
+    assert sorted(dataset[index]["id"] for index in range(8, 12)) == [8, 9, 10, 11]
     if by == "set_epoch":
         dataset.set_epoch(1)
-    with pytest.raises(ChunkRetired, match=r"sample \d is drawn again in epoch 1, .* --retain all, or more") as caught:
-        dataset[12 if by == "index" else 0]
-    assert caught.value.chunks_before == 4
-    assert caught.value.chunk in range(2)
-
-
-def test_second_pass_out_of_a_worker_says_it_too(tmp_path: Path) -> None:
-    produce(tmp_path, 12)
-    retire(tmp_path, 4, 6)
-    dataset = open_rank(tmp_path, num_samples=24)
-    error = first_error(loader(dataset, range(8, 24), 1, batch_size=2))
+    error = first_error(loader(dataset, [0 if by == "set_epoch" else 12], int(by == "worker"), batch_size=1))
     assert type(error) is ChunkRetired
-    assert (error.chunk, error.chunks_before) == (0, 4)
-    assert "drawn again in epoch 1" in str(error)
+    assert (error.chunk in range(2), error.chunks_before) == (True, 4)
+    assert "epoch 1" in str(error) and "--retain all" in str(error)
 
 
-def train(batches: Iterable[list[int]], goes_on: Callable[[int], bool], first: Callable[[], object]) -> list[int]:
-    """A loop with a sampler, which asks about each batch of 2 when it has it."""
-    trained: list[int] = []
-    for step, batch in enumerate(batches):
-        if not goes_on(step * 2):
-            break
-        trained += batch
-        if step == 50:
-            first()
-    return trained
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("shuffle_window", [0, 2])
-def test_a_loop_that_asks_where_the_epoch_ends_comes_to_its_end_though_the_beginning_is_deleted(
-    tmp_path: Path, workers: int, shuffle_window: int
-) -> None:
-    def end() -> None:
-        produce(tmp_path, 138)
-        retire(tmp_path, 40, 69)
-
-    produce(tmp_path, 130, end=False)
-    dataset = open_rank(tmp_path, max_total_samples=400, batch_size=2, shuffle_window=shuffle_window)
-    indices = dataset.rank_indices
-    batches = loader(dataset, indices, workers, batch_size=2)
-    trained = train(batches, lambda place: dataset.in_epoch(indices[place]), end)
-    assert sorted(trained) == list(range(138))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loop_over_a_blend_that_asks_comes_to_its_end_though_the_beginning_is_deleted(
-    tmp_path: Path, workers: int
-) -> None:
-    def end() -> None:
-        produce(tmp_path / "a", 138)
-        retire(tmp_path / "a", 40, 69)
-
-    produce(tmp_path / "a", 130, end=False)
-    produce(tmp_path / "b", 400)
-    members = [open_rank(tmp_path / name) for name in "ab"]
-    blend = BlendedDataset([(members[0], 0.5), (members[1], 0.5)], batch_size=2, num_samples=600)
-    indices = blend.rank_indices
-    batches = loader(blend, indices, workers, batch_size=2)
-    trained = train(batches, lambda place: blend.in_epoch(indices[place]), end)
-    assert sorted(trained) == sorted([*range(138), *range(138)])
-
-
-def test_a_loop_that_does_not_ask_is_told_to(tmp_path: Path) -> None:
+def test_a_loop_that_does_not_ask_where_the_epoch_ends_is_told_to(tmp_path: Path) -> None:
     produce(tmp_path, 8, end=False)
     dataset = open_rank(tmp_path, max_total_samples=100, batch_size=2)
     assert len(dataset) == 100
     produce(tmp_path, 12)
     retire(tmp_path, 4, 6)
-    with pytest.raises(
-        ChunkRetired, match=r"drawn again in epoch 1, .*; to stop instead, ask `in_epoch\(index\)` before"
-    ):
+    with pytest.raises(ChunkRetired, match=r"epoch 1.*in_epoch\(index\)"):
         dataset[12]
+
+
+@pytest.mark.parametrize(("blend", "workers", "window"), [(False, 0, 2), (False, 2, 0), (True, 0, 0), (True, 2, 0)])
+def test_a_loop_that_asks_where_the_epoch_ends_comes_to_its_end_though_the_beginning_is_deleted(
+    tmp_path: Path,
+    blend: bool,
+    workers: int,
+    window: int,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A loop with a sampler, which asks about each batch of 2 when it has it; nothing is told of the next epoch."""
+    live = produce(tmp_path / "a", 130, end=False)
+    dataset: Any = open_rank(live, max_total_samples=400, batch_size=2, shuffle_window=window)
+    if blend:
+        members = [open_rank(live), open_rank(produce(tmp_path / "b", 400))]
+        dataset = BlendedDataset([(member, 0.5) for member in members], batch_size=2, num_samples=600)
+    indices = dataset.rank_indices
+    trained: list[int] = []
+    for step, batch in enumerate(loader(dataset, indices, workers, batch_size=2)):
+        if not dataset.in_epoch(indices[step * 2]):
+            break
+        trained += batch
+        if step == 50:
+            produce(live, 138)
+            retire(live, 40, 69)
+    assert sorted(trained) == sorted([*range(138)] * (2 if blend else 1))
+    assert "next epoch" not in capfd.readouterr().err + caplog.text
 
 
 PRODUCER = """
@@ -184,30 +135,22 @@ print(most)
 """Holds back to what is needed, and deletes what is done with: both producer's limits at their tightest."""
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("shuffle_window", [0, 2])
+@pytest.mark.parametrize(("workers", "shuffle_window"), [(0, 2), (2, 0)])
 def test_producer_that_holds_back_and_deletes_and_a_trainer_that_commits_get_through(
     tmp_path: Path, workers: int, shuffle_window: int
 ) -> None:
-    stream, total, batch = tmp_path / "s", 160, 2
-    stream.mkdir()
-    # Registered before the producer begins, so that nothing is deleted that it needs.
-    write_cursor(stream, Cursor("sft", None, 0, 0, {}, 0.0))
+    stream, total = tmp_path / "s", 160
     command = [sys.executable, "-c", PRODUCER, *map(str, (stream, total, DEADLINE_S))]
     with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True) as producer:
         try:
-            dataset = open_rank(
-                stream, max_total_samples=total, batch_size=batch, shuffle_window=shuffle_window, consumer="sft"
-            )
-            course = Course(Rules(4, 4 * shuffle_window), [Part(1, batch)])
+            options: dict[str, Any] = {"max_total_samples": total, "batch_size": 2, "consumer": "sft"}
+            dataset = open_rank(stream, shuffle_window=shuffle_window, **options)
             read: list[int] = []
-            options: dict[str, Any] = {"prefetch_factor": 2} if workers else {}
-            for ids in loader(dataset, dataset.rank_indices, workers, batch_size=batch, **options):
+            for ids in loader(dataset, dataset.rank_indices, workers, batch_size=2):
                 read += ids
                 # As after a checkpoint at every tenth step.
                 if len(read) % 20 == 0:
-                    done = course.done_before(len(read), None) // 4
-                    write_cursor(stream, Cursor("sft", dataset.stream_id, len(read), done, {}, 0.0))
+                    dataset.commit(len(read), last_epoch=True)
             assert producer.wait(DEADLINE_S) == 0
             assert producer.stdout is not None
             most = int(producer.stdout.read())
@@ -219,13 +162,7 @@ def test_producer_that_holds_back_and_deletes_and_a_trainer_that_commits_get_thr
     retired = read_retired(stream)
     assert 0 < retired <= consumer.chunks_before
     assert most <= 40 - retired + 1
-    kept = [name for name in names(stream) if name.startswith("chunk_") and name.endswith(".jsonl")]
-    assert kept[0] == f"chunk_{retired:05d}.jsonl"
-    # Who comes later is told.
-    with pytest.raises(ChunkRetired):
-        open_rank(stream)[0]
-    with pytest.raises(ValueError, match="ended with 160 samples"):
-        ChunkWriter(stream)
+    assert sorted(stream.glob("chunk_*.jsonl"))[0].name == f"chunk_{retired:05d}.jsonl"
 
 
 def test_a_reader_closes_what_was_deleted_while_it_reads_and_while_it_waits(

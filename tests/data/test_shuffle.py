@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,15 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from lazyshard import LazyShardedDataset, Order, StreamReader, window_for_distance
+from lazyshard import StreamReader, window_for_distance
 from lazyshard.errors import WaitTimeout
-from tests.data.options import grouped
-from tests.data.workers import DEADLINE_S, ids
+from tests.data.runs import open_rank
+from tests.data.workers import ids
 from tests.plan.distances import neighbours
 from tests.stream.streams import produce
 
 CHUNKS, PER_CHUNK, RANKS = 24, 5, 2
 RANK_CHUNKS = CHUNKS // RANKS
-
-Drawn = Callable[..., list[int]]
 
 
 @pytest.fixture
@@ -30,9 +27,7 @@ def stream(tmp_path: Path) -> Path:
 
 def drawn(stream: Path, rank: int, epoch: int, workers: int = 0, **options: Any) -> list[int]:
     """The samples that a rank's loader hands out in an epoch, in order."""
-    dataset = LazyShardedDataset(
-        stream, dp_rank=rank, dp_size=RANKS, batch_size=5, max_wait=DEADLINE_S, **grouped(seed=3, **options)
-    )
+    dataset = open_rank(stream, rank, RANKS, batch_size=5, seed=3, **options)
     dataset.set_epoch(epoch)
     loader: Any = DataLoader(dataset, 5, sampler=dataset.rank_indices, num_workers=workers, collate_fn=ids)
     return [one for batch in loader for one in batch]
@@ -43,8 +38,7 @@ def chunk_order(samples: list[int]) -> list[int]:
     return list(dict.fromkeys(sample // PER_CHUNK for sample in samples))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("window", [1, 3, RANK_CHUNKS])
+@pytest.mark.parametrize(("window", "workers"), [(1, 0), (3, 2), (RANK_CHUNKS, 0)])
 def test_each_epoch_has_another_order_of_the_same_samples(stream: Path, window: int, workers: int) -> None:
     orders = [drawn(stream, 1, epoch, workers, shuffle_window=window) for epoch in range(3)]
     own = [sample for sample in range(CHUNKS * PER_CHUNK) if sample // PER_CHUNK % RANKS == 1]
@@ -56,19 +50,6 @@ def test_each_epoch_has_another_order_of_the_same_samples(stream: Path, window: 
         assert sum(a == b for a, b in zip(orders[first], orders[second], strict=True)) <= 60 // (2 * min(window, 2))
     # And the same one again whenever it is asked for.
     assert drawn(stream, 1, 1, shuffle_window=window) == orders[1]
-
-
-def test_without_a_window_every_epoch_has_the_order_of_the_stream(stream: Path) -> None:
-    own = [sample for sample in range(CHUNKS * PER_CHUNK) if sample // PER_CHUNK % RANKS == 0]
-    assert [drawn(stream, 0, epoch) for epoch in range(3)] == [own] * 3
-
-
-def test_epochs_of_one_long_run_have_another_order_each(stream: Path) -> None:
-    # Without `set_epoch`, by num_samples.
-    samples = drawn(stream, 0, 0, shuffle_window=3, num_samples=3 * CHUNKS * PER_CHUNK)
-    epochs = [samples[start : start + 60] for start in (0, 60, 120)]
-    assert [sorted(one) for one in epochs] == [sorted(epochs[0])] * 3
-    assert len({tuple(one) for one in epochs}) == 3
 
 
 @pytest.mark.parametrize("window", [RANK_CHUNKS, RANK_CHUNKS + 7])
@@ -90,27 +71,13 @@ def test_a_window_of_all_chunks_of_a_rank_shuffles_their_order(stream: Path, win
     assert len({tuple(own), *map(tuple, orders)}) == 4
 
 
-def test_a_smaller_window_keeps_the_order_of_the_windows(stream: Path) -> None:
-    samples = drawn(stream, 0, 0, shuffle_window=3)
-    for start in range(0, 60, 15):
-        chunks = {sample // PER_CHUNK // RANKS for sample in samples[start : start + 15]}
-        assert chunks == set(range(start // PER_CHUNK, start // PER_CHUNK + 3))
-
-
-def test_which_chunks_a_rank_has_is_the_same_in_every_epoch(stream: Path) -> None:
-    for epoch in range(3):
-        for rank in range(RANKS):
-            samples = drawn(stream, rank, epoch, shuffle_window=RANK_CHUNKS)
-            assert {sample // PER_CHUNK % RANKS for sample in samples} == {rank}
-
-
 def test_a_window_of_all_chunks_waits_for_the_end_of_a_live_stream(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", CHUNKS * PER_CHUNK, PER_CHUNK, end=False)
-    options: dict[str, Any] = {"dp_rank": 0, "dp_size": RANKS, "num_samples": 10, "shuffle_window": RANK_CHUNKS + 1}
+    options: dict[str, Any] = {"num_samples": 10, "shuffle_window": RANK_CHUNKS + 1}
     with pytest.raises(WaitTimeout):
-        LazyShardedDataset(directory, max_wait=0.2, **grouped(options))[0]
+        open_rank(directory, 0, RANKS, max_wait=0.2, **options)[0]
     produce(directory, CHUNKS * PER_CHUNK, PER_CHUNK)
-    assert LazyShardedDataset(directory, max_wait=DEADLINE_S, **grouped(options))[0]["id"] < CHUNKS * PER_CHUNK
+    assert open_rank(directory, 0, RANKS, **options)[0]["id"] < CHUNKS * PER_CHUNK
 
 
 def test_window_for_a_distance_draws_neighbours_so_far_apart(tmp_path: Path) -> None:
@@ -119,6 +86,6 @@ def test_window_for_a_distance_draws_neighbours_so_far_apart(tmp_path: Path) -> 
     size = StreamReader(directory).samples_per_chunk
     window = window_for_distance(100, size)
     assert window == 15
-    dataset = LazyShardedDataset(directory, dp_rank=0, dp_size=2, order=Order(shuffle_window=window))
+    dataset = open_rank(directory, 0, 2, shuffle_window=window)
     order = [[dataset.draw(index).sample for index in range(lane * 3000, (lane + 1) * 3000)] for lane in range(2)]
     assert neighbours(np.array(order), np.arange(3000)) == pytest.approx(100, rel=0.05)

@@ -15,14 +15,13 @@ from lazyshard import (
     Filter,
     LateRow,
     LazyShardedDataset,
-    LazyShardedStream,
     Map,
     MessageTransform,
 )
 from lazyshard.errors import BadSample, SkipSample, StepInvalid
 from tests.data import step_functions as functions
-from tests.data.options import grouped
-from tests.data.workers import DEADLINE_S, PICKLED, first_error, loader
+from tests.data.runs import open_steps as open_rank
+from tests.data.workers import PICKLED, first_error, loader
 from tests.stream.streams import HERE, produce
 
 NAMED = "tests.data.step_functions"
@@ -32,10 +31,6 @@ NAMED = "tests.data.step_functions"
 def stream(tmp_path: Path) -> Path:
     """Twelve rows in chunks of three."""
     return produce(tmp_path / "s", 12, 3)
-
-
-def open_rank(directory: Path, *steps: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, steps=steps, max_wait=DEADLINE_S, **grouped(options))
 
 
 def test_steps_are_applied_in_their_order_and_the_encoder_last(stream: Path) -> None:
@@ -59,15 +54,11 @@ def test_steps_are_applied_in_their_order_and_the_encoder_last(stream: Path) -> 
     assert seen == ["a ['id']", "b ['id', 'messages']", "encode ['b', 'id', 'messages']"]
 
 
-def test_without_an_encoder_the_last_step_gives_the_sample(stream: Path) -> None:
-    dataset = open_rank(stream, MessageTransform(functions.to_messages))
-    assert dataset[4] == {"id": 4, "messages": [{"role": "user", "content": "row 4"}]}
-
-
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
         (Map(functions.add_square), {"id": 3, "square": 9}),
+        (MessageTransform(functions.to_messages), functions.to_messages({"id": 3})),
         (Map(functions.add_square, remove_columns=["id"]), {"square": 9}),
         (Map(lambda row: {"id": -row["id"]}, remove_columns=["id", "no such"]), {"id": -3}),
         (Map(functions.add_index, with_indices=True), {"id": 3, "index": 3}),
@@ -75,7 +66,7 @@ def test_without_an_encoder_the_last_step_gives_the_sample(stream: Path) -> None
         (Map(f"{NAMED}:add_square"), {"id": 3, "square": 9}),
     ],
 )
-def test_map_adds_columns_as_that_of_hugging_face_does(stream: Path, step: Map, expected: Any) -> None:
+def test_map_adds_columns_as_that_of_hugging_face_does(stream: Path, step: Any, expected: Any) -> None:
     assert open_rank(stream, step)[3] == expected
 
 
@@ -84,20 +75,15 @@ def test_map_adds_columns_as_that_of_hugging_face_does(stream: Path, step: Map, 
 def test_index_is_the_place_in_the_stream_on_any_number_of_ranks(stream: Path, dp: int, options: Any) -> None:
     found: dict[int, int] = {}
     for rank in range(dp):
-        dataset = open_rank(stream, Map(functions.add_index, with_indices=True), rank=rank, dp=dp, **options)
+        step = Map(functions.add_index, with_indices=True)
+        dataset = open_rank(stream, step, rank=rank, dp=dp, **options)
+        # Of a row in the place of a dropped one its own.
+        uneven = open_rank(stream, Filter(functions.even), step, rank=rank, dp=dp, **options)
         for epoch in (0, 1):
             dataset.set_epoch(epoch)
             found |= {dataset[index]["id"]: dataset[index]["index"] for index in dataset.rank_indices}
+            assert all(row["index"] == row["id"] and row["id"] % 2 == 0 for row in map(uneven.__getitem__, range(4)))
     assert found == {number: number for number in range(12)}
-
-
-def test_row_in_the_place_of_a_dropped_one_has_its_own_index(stream: Path) -> None:
-    dataset = open_rank(
-        stream, Filter(functions.even), Map(functions.add_index, with_indices=True), bad_rows=BadRows("raise")
-    )
-    rows = [dataset[index] for index in range(12)]
-    assert [row["index"] for row in rows] == [row["id"] for row in rows]
-    assert {row["id"] % 2 for row in rows} == {0}
 
 
 def test_members_of_a_blend_have_steps_of_their_own(tmp_path: Path) -> None:
@@ -110,16 +96,6 @@ def test_members_of_a_blend_have_steps_of_their_own(tmp_path: Path) -> None:
     assert [row["input_ids"][0] % 2 for row in rows[1::3]] == [0] * 6
     assert rows[2::3] == [{"id": number} for number in range(6)]
     assert [stats.dropped for stats in blend.stats()] == [0, 3, 0]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_iterable_takes_them_with_its_data_set(stream: Path, workers: int) -> None:
-    dataset = open_rank(stream, Filter(functions.even), batch_size=2)
-    batches = list(loader(LazyShardedStream(dataset), None, workers, batch_size=2))  # type: ignore[arg-type]
-    assert [len(batch) for batch in batches] == [2] * 6
-    found = [number for batch in batches for number in batch]
-    assert [number for number in found if number in range(0, 12, 2)] == found
-    assert [a == b for a, b in zip(found, range(12), strict=True)] == [True, False] * 6
 
 
 @pytest.mark.parametrize(
@@ -136,54 +112,51 @@ def test_spawned_workers_take_them(stream: Path, step: Filter, monkeypatch: pyte
 def test_lambda_is_refused_where_workers_are_spawned_and_says_what_to_do(stream: Path, function: Any) -> None:
     dataset = open_rank(stream, Filter(function), batch_size=6)
     batches = loader(dataset, dataset.rank_indices, 1, batch_size=6, multiprocessing_context=PICKLED)
-    with pytest.raises(StepInvalid, match=r"filter_fn .*: a lambda, .* spawn or forkserver\. Define it at the top of"):
+    with pytest.raises(StepInvalid, match="a lambda"):
         iter(batches)
     # Forked ones have it already.
     assert len(list(loader(dataset, dataset.rank_indices, 1, batch_size=6))) == 2
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("step", "function", "options", "facts"),
     [
-        (lambda: Filter("my_rows.keep"), r'filter_fn my_rows\.keep: expected "package\.module:function"'),
-        (lambda: Map("no_such_module:f"), r"map no_such_module:f: importing no_such_module raised ModuleNotFoundError"),
-        (lambda: Filter(f"{NAMED}:evn"), rf"filter_fn {NAMED}:evn: {NAMED} has no evn; is even meant\?"),
-        (lambda: Filter(f"{NAMED}:no_function"), r"it is no function, but of type int"),
-        (lambda: MessageTransform(3), r'message_transform: expected a function or the name of one, .*, got 3'),  # type: ignore[arg-type]
-        (lambda: Map(functions.add_square, remove_columns="id"), r"remove_columns is a list of names, got 'id'"),  # type: ignore[arg-type]
+        (Filter, "my_rows.keep", {}, ["filter_fn my_rows.keep", '"package.module:function"']),
+        (Map, "no_such_module:f", {}, ["map no_such_module:f", "ModuleNotFoundError"]),
+        (Filter, f"{NAMED}:evn", {}, [f"filter_fn {NAMED}:evn", "is even meant?"]),
+        (Filter, f"{NAMED}:no_function", {}, ["type int"]),
+        (MessageTransform, 3, {}, ["message_transform", "got 3"]),
+        (Map, functions.add_square, {"remove_columns": "id"}, ["remove_columns", "got 'id'"]),
     ],
-)  # fmt: skip
-def test_step_without_a_function_is_refused_at_once(make: Any, message: str) -> None:
-    with pytest.raises(StepInvalid, match=message):
-        make()
+)
+def test_step_without_a_function_is_refused_at_once(step: Any, function: Any, options: Any, facts: list[str]) -> None:
+    with pytest.raises(StepInvalid) as caught:
+        step(function, **options)
+    assert all(fact in str(caught.value) for fact in facts)
 
 
-def test_what_is_no_step_is_refused(stream: Path) -> None:
-    with pytest.raises(StepInvalid, match=r"steps\[1\]: expected a MessageTransform, Filter or Map, got <function"):
-        open_rank(stream, Map(functions.add_square), functions.even)
-
-
-def test_one_step_needs_no_list(stream: Path) -> None:
+def test_one_step_needs_no_list_and_what_is_none_is_refused(stream: Path) -> None:
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, steps=Map(functions.add_square))
     assert dataset[2] == {"id": 2, "square": 4}
-
-
-def test_rows_cannot_be_handed_out_unparsed_with_steps(stream: Path) -> None:
-    with pytest.raises(ValueError, match="it cannot be used with steps, which need them parsed"):
+    with pytest.raises(StepInvalid, match=r"steps\[1\]"):
+        open_rank(stream, Map(functions.add_square), functions.even)
+    # Steps need rows that are parsed.
+    with pytest.raises(ValueError, match="steps"):
         open_rank(stream, Filter(functions.even), encode_fn=LateRow)
 
 
 @pytest.mark.parametrize(
-    ("step", "message"),
+    ("step", "named"),
     [
-        (MessageTransform(functions.add_square), r"steps\[0\], message_transform tests\S+:add_square: TypeError: exp"),
-        (Filter(functions.no_answer), r"steps\[0\], filter_fn tests\S+:no_answer: TypeError: expected true or false"),
-        (Map(lambda row: [1]), r"steps\[0\], map tests\S+<lambda>: TypeError: expected a dict of columns, it returned"),  # type: ignore[arg-type, return-value]
+        (MessageTransform(functions.add_square), f"steps[0], message_transform {NAMED}:add_square: TypeError"),
+        (Filter(functions.no_answer), f"steps[0], filter_fn {NAMED}:no_answer: TypeError"),
+        (Map(lambda row: [1]), "<lambda>: TypeError"),  # type: ignore[arg-type, return-value]
     ],
 )
-def test_wrong_answer_is_an_error_of_the_step(stream: Path, step: Any, message: str) -> None:
-    with pytest.raises(BadSample, match=message):
+def test_wrong_answer_is_an_error_of_the_step(stream: Path, step: Any, named: str) -> None:
+    with pytest.raises(BadSample) as caught:
         open_rank(stream, step, bad_rows=BadRows("raise"))[0]
+    assert named in str(caught.value)
 
 
 def test_step_may_say_itself_that_a_row_is_skipped(stream: Path) -> None:
@@ -205,9 +178,9 @@ def test_error_names_sample_and_step_and_has_its_cause(stream: Path, workers: in
     )
     error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=3))
     assert type(error) is BadSample
-    assert "chunk_00000.jsonl: row 2 (line 3, byte 18, sample 2): steps[1], map tests.data" in str(error)
-    assert ":fail_on_two: KeyError: 'text'" in str(error)
-    assert (error.sample, error.row) == (2, 2)
+    facts = ["chunk_00000.jsonl", "(line 3, byte 18, sample 2)", "steps[1], map", ":fail_on_two: KeyError: 'text'"]
+    assert all(fact in str(error) for fact in facts)
+    assert (error.sample, error.row, error.chunk, error.byte) == (2, 2, 0, 18)
     assert error.step == "steps[1], map tests.data.step_functions:fail_on_two"
     if not workers:
         assert isinstance(error.__cause__, KeyError)

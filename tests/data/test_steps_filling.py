@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lazyshard import BadRows, BlendedDataset, Filter, LazyShardedDataset, LazyShardedStream, Map
+from lazyshard import BadRows, Filter, LazyShardedDataset, LazyShardedStream, Map
 from lazyshard.data import substitutes as substitutes_module
 from lazyshard.data.substitutes import FILL_ROWS, DroppedRows, of_another_chunk, substitutes
-from lazyshard.errors import BadSample, ChunkRetired, NothingKept, TooManyBadSamples, WaitTimeout
+from lazyshard.errors import BadSample, ChunkRetired, NothingKept, WaitTimeout
 from tests.data import step_functions as functions
-from tests.data.options import grouped
+from tests.data.runs import open_steps as open_rank
 from tests.data.streams import expected, loader_of
-from tests.data.workers import DEADLINE_S, first_error, loader
+from tests.data.workers import first_error, loader
 from tests.stream.streams import produce
 
 Row = dict[str, Any]
@@ -34,11 +34,6 @@ def failing(*bad: int) -> Map:
         return {}
 
     return Map(function)
-
-
-def open_rank(directory: Path, *steps: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    settings = {"max_wait": DEADLINE_S, **options}
-    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, steps=steps, **grouped(settings))
 
 
 def read_all(dataset: LazyShardedDataset) -> list[int]:
@@ -103,29 +98,11 @@ def test_ranks_take_as_many_steps_however_unevenly_rows_are_dropped(streams: dic
     assert [dataset.stats()[3:5] for dataset in ranks] == [(count, count) for count in dropped]
 
 
-@few
-@given(st.data())
-def test_blends_take_as_many_steps_however_unevenly_rows_are_dropped(streams: dict[int, Path], data: Any) -> None:
-    dp = data.draw(st.sampled_from([2, 3]), label="dp")
-    kept = {total: data.draw(st.sets(st.integers(0, total - 1), min_size=1), label=str(total)) for total in (17, 24)}
-    found = []
-    for rank in range(dp):
-        members = [open_rank(streams[total], keeping(*kept[total]), rank=rank, dp=dp) for total in (17, 24)]
-        blend = BlendedDataset([(members[0], 2), (members[1], 1)], batch_size=2)
-        found.append(list(loader(blend, blend.rank_indices, 0, batch_size=2)))
-        numbers = [number for batch in found[-1] for number in batch]
-        streams_drawn = [blend.draw(index).dataset for index in blend.rank_indices]
-        assert all(n in (kept[17], kept[24])[stream] for n, stream in zip(numbers, streams_drawn, strict=True))
-    assert len({len(batches) for batches in found}) == 1
-    assert found[0]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_fill_the_same_places_with_the_same_rows(streams: dict[int, Path], workers: int) -> None:
+def test_workers_fill_the_same_places_with_the_same_rows(streams: dict[int, Path]) -> None:
     ranks = [open_rank(streams[24], keeping(1, 13), rank=rank, dp=2, batch_size=2) for rank in (0, 1)]
     alone = [read_all(dataset) for dataset in ranks]
     for dataset, lane in zip(ranks, alone, strict=True):
-        batches = list(loader(dataset, dataset.rank_indices, workers, batch_size=2))
+        batches = list(loader(dataset, dataset.rank_indices, 2, batch_size=2))
         assert [number for batch in batches for number in batch] == lane
         # Once in this process, and once in its workers.
         drawn = [dataset.draw(index).sample for index in dataset.rank_indices]
@@ -161,7 +138,7 @@ def test_row_of_another_chunk_takes_the_place_where_none_of_its_own_is_kept(tmp_
 def test_later_chunk_of_a_live_stream_is_waited_for(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 3, 3, end=False)
     steps = [keeping(4)]
-    with pytest.raises(WaitTimeout, match="chunk 1"):
+    with pytest.raises(WaitTimeout):
         open_rank(directory, *steps, max_total_samples=6, max_wait=0.1)[0]
     produce(directory, 6, 3, end=False)
     # Published or not by then, it is the same row, so peers that read at different times agree.
@@ -171,13 +148,14 @@ def test_later_chunk_of_a_live_stream_is_waited_for(tmp_path: Path) -> None:
 def test_nothing_is_waited_for_that_would_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = produce(tmp_path / "s", 6, 3, end=False)
     options: Any = {"max_total_samples": 12, "max_wait": 0.1}
-    with pytest.raises(BadSample, match="no usable substitute for sample 3"):
+    with pytest.raises(BadSample):
         open_rank(directory, failing(3, 4, 5), **options)[3]
     monkeypatch.setattr(substitutes_module, "FILL_ROWS", 3)
     dataset = open_rank(directory, Filter(functions.nothing), **options)
     for _ in range(2):
-        with pytest.raises(NothingKept, match="no row takes the place of sample 3: 3 in a row were dropped"):
+        with pytest.raises(NothingKept) as caught:
             dataset[3]
+        assert (caught.value.sample, caught.value.count) == (3, 3)
 
 
 def test_chunk_before_that_is_deleted_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,9 +169,10 @@ def test_chunk_before_that_is_deleted_ends_the_search(tmp_path: Path, monkeypatc
         return read(first, stop, at_least)
 
     monkeypatch.setattr(dataset.reader, "read_published", retired)
-    with pytest.raises(NothingKept, match="no row takes the place of sample 4: 3 in a row were dropped") as caught:
+    with pytest.raises(NothingKept) as caught:
         dataset[4]
-    assert "chunk 0 is deleted" in str(caught.value.__cause__)
+    assert (caught.value.sample, caught.value.count) == (4, 3)
+    assert isinstance(caught.value.__cause__, ChunkRetired)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -202,8 +181,7 @@ def test_filter_that_keeps_nothing_is_an_error(tmp_path: Path, workers: int) -> 
     dataset = open_rank(directory, Filter(functions.nothing), batch_size=2)
     error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
     assert isinstance(error, NothingKept)
-    assert "no row takes the place of sample 0: 7 in a row were dropped, the last one because: steps[0], " in str(error)
-    assert "filter_fn tests.data.step_functions:nothing, drops it" in str(error)
+    assert "steps[0], filter_fn tests.data.step_functions:nothing" in str(error)
     assert (error.sample, error.count, error.chunk) == (0, 7, 0)
 
 
@@ -217,7 +195,7 @@ def test_search_ends_after_so_many_rows(tmp_path: Path) -> None:
         return bool(row["id"] >= FILL_ROWS)
 
     dataset = open_rank(directory, Filter(keep))
-    with pytest.raises(NothingKept, match=f": {FILL_ROWS} in a row were dropped"):
+    with pytest.raises(NothingKept):
         dataset[0]
     assert asked == FILL_ROWS
     # From the next chunk on the kept ones are near enough, and what is known to be dropped is not asked about again.
@@ -247,53 +225,24 @@ def test_dropped_rows_are_logged_ever_more_rarely(tmp_path: Path, caplog: pytest
         read_all(open_rank(directory, Filter(functions.even)))
     texts = [record.getMessage() for record in caplog.records]
     assert [text.partition("skipped by this process: ")[2] for text in texts] == ["1)", "10)"]
-    assert texts[0].startswith(
-        f"{directory}/chunk_00000.jsonl: row 1 (line 2, byte 9, sample 1): SkipSample: steps[0], filter_fn "
-        f"tests.data.step_functions:even, drops it; another row is used instead"
-    )
-
-
-def test_error_budget_of_any_number(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 300, 100)
-    dataset = open_rank(directory, failing(*range(0, 300, 2)), bad_rows=BadRows(limit=None))
-    assert {number % 2 for number in read_all(dataset)} == {1}
-    stats = dataset.stats()
-    assert (stats.bad_samples, stats.dropped, stats.filled) == (150, 0, 150)
-
-
-def test_error_budget_is_that_of_each_process(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 12, 3)
-    dataset = open_rank(directory, failing(0, 4, 8), bad_rows=BadRows(limit=2))
-    with pytest.raises(TooManyBadSamples, match="3 bad samples in this process") as caught:
-        read_all(dataset)
-    assert (caught.value.sample, caught.value.count) == (8, 3)
-    assert str(caught.value.step).startswith("steps[0], map tests.data.test_steps_filling:failing")
-    assert isinstance(caught.value.__cause__, ValueError)
-    # Two workers meet fewer each.
-    assert len(list(loader(dataset, dataset.rank_indices, 2, batch_size=3))) == 4
-
-
-def test_dropped_rows_do_not_count_as_errors(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 12, 3)
-    dataset = open_rank(directory, Filter(functions.even), bad_rows=BadRows("raise"))
-    assert set(read_all(dataset)) <= set(range(0, 12, 2))
-    assert dataset.stats().bad_samples == 0
+    facts = [f"{directory}/chunk_00000.jsonl", "row 1 (line 2, byte 9, sample 1)", "step_functions:even"]
+    assert all(fact in texts[0] for fact in facts)
 
 
 def test_bad_rows_alone_are_not_replaced_by_those_of_other_chunks(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 6, 3)
-    with pytest.raises(BadSample, match="no usable substitute for sample 0") as caught:
-        open_rank(directory, failing(0, 1, 2), bad_rows=BadRows(limit=None))[0]
-    assert "It was bad by ValueError: bad 0" in str(caught.value)
+    any_number = BadRows(limit=None)
+    with pytest.raises(BadSample, match="bad 0") as caught:
+        open_rank(directory, failing(0, 1, 2), bad_rows=any_number)[0]
+    assert caught.value.sample == 0
     # Where rows are dropped too, they are.
-    assert open_rank(directory, keeping(0, 4), failing(0), bad_rows=BadRows(limit=None))[0] == {"id": 4}
-    assert open_rank(directory, keeping(0, 4), failing(0), bad_rows=BadRows(limit=None))[2] == {"id": 4}
-
-
-def test_so_many_bad_ones_in_a_row_are_an_error_with_any_budget(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 100, 100)
-    with pytest.raises(BadSample, match="no usable substitute for sample 0"):
-        open_rank(directory, Filter(lambda row: row["id"] % 3), failing(*range(100)), bad_rows=BadRows(limit=None))[0]
+    for index in (0, 2):
+        dataset = open_rank(directory, keeping(0, 4), failing(0), bad_rows=any_number)
+        assert dataset[index] == {"id": 4}
+        assert (dataset.stats().bad_samples, dataset.stats().filled) == (1, 1)
+    many = produce(tmp_path / "many", 100, 100)
+    with pytest.raises(BadSample):
+        open_rank(many, Filter(lambda row: row["id"] % 3), failing(*range(100)), bad_rows=any_number)[0]
 
 
 def test_batches_over_a_live_stream_stay_equal(tmp_path: Path) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import subprocess
+import sys
+from itertools import chain
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, random_split
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, LazyShardedStream
+from lazyshard.data import shared
 from lazyshard.data.settings import LayoutName
-from tests.data.options import grouped
+from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
+from tests.data.runs import open_rank
 from tests.data.workers import DEADLINE_S, PICKLED, RecordOpened, ids, loader
-from tests.stream.streams import produce
-
-
-def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=DEADLINE_S, **grouped(options))
+from tests.stream.streams import forked, produce
 
 
 def flat(batches: Any) -> list[int]:
@@ -29,101 +35,51 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return produce(tmp_path_factory.mktemp("stream") / "s", 55, 4)
 
 
-@pytest.mark.parametrize("layout", ["block", "strided"])
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_ranks_with_workers_read_every_sample_once(stream: Path, layout: LayoutName, workers: int) -> None:
-    read: list[int] = []
-    for rank in range(3):
-        dataset = open_rank(stream, rank, 3, batch_size=2, layout=layout)
-        batches = list(loader(dataset, dataset.rank_indices, workers, batch_size=2))
-        assert len(batches) == 9
-        read += flat(batches)
-    assert len(read) == 54
-    assert len(set(read)) == 54
-    assert set(read) <= set(range(55))
-
-
-@pytest.mark.parametrize("workers", [0, 3])
 def test_workers_yield_the_order_of_one_process(stream: Path, workers: int) -> None:
     dataset = open_rank(stream, 1, 3, batch_size=2, shuffle_window=1)
     expected = [row["id"] for row in map(dataset.__getitem__, dataset.rank_indices)]
     assert flat(loader(dataset, dataset.rank_indices, workers, batch_size=2)) == expected
     assert sorted(expected[:4]) == [4, 5, 6, 7]
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-def test_loader_without_batches_yields_every_sample_once(stream: Path, workers: int) -> None:
-    dataset = open_rank(stream)
     rows = list(loader(dataset, dataset.rank_indices, workers, batch_size=None, collate_fn=None))
-    assert rows == [{"id": i} for i in range(55)]
+    assert rows == [{"id": number} for number in expected]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("layout", ["block", "strided"])
-@pytest.mark.parametrize("window", [0, 2])
-def test_workers_of_a_rank_open_no_file_of_another_ranks_chunk(
-    stream: Path, tmp_path: Path, layout: LayoutName, workers: int, window: int
+def in_one_process(directory: Path, rank: int, dp: int, window: int) -> list[list[int]]:
+    """What a rank reads in three epochs."""
+    orders = []
+    for epoch in range(3):
+        dataset = open_rank(directory, rank, dp, shuffle_window=window)
+        dataset.set_epoch(epoch)
+        orders.append([dataset[index]["id"] for index in dataset.rank_indices])
+    assert len({tuple(order) for order in orders}) == (3 if window else 1)
+    return orders
+
+
+@pytest.mark.parametrize(
+    ("start", "persistent", "workers", "layout", "window"),
+    [("fork", True, 1, "block", 2), ("fork", False, 3, "strided", 0), (PICKLED, True, 2, "strided", 2)],
+)
+def test_workers_see_the_epoch_that_is_set_and_open_no_file_of_another_ranks_chunk(
+    stream: Path, tmp_path: Path, start: str, persistent: bool, workers: int, layout: LayoutName, window: int
 ) -> None:
+    options: dict[str, Any] = {"persistent_workers": persistent, "multiprocessing_context": start}
     for rank in range(3):
         opened = RecordOpened(tmp_path / str(rank))
         dataset = open_rank(stream, rank, 3, layout=layout, shuffle_window=window)
-        list(loader(dataset, dataset.rank_indices, workers, batch_size=2, worker_init_fn=opened))
+        indices = dataset.rank_indices
+        batches = loader(dataset, indices, workers, batch_size=2, worker_init_fn=opened, **options)
+        orders = []
+        for epoch in range(3):
+            dataset.set_epoch(epoch)
+            orders.append(flat(batches))
+        assert orders == in_one_process(stream, rank, 3, window)
         chunks = set(opened.chunks())
         assert {chunk for chunk in chunks if chunk < 12} == set(range(rank, 12, 3))
         # The tail is dealt row by row.
         assert chunks - set(range(12)) <= {12, 13}
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-def test_ranks_with_the_layout_that_does_not_fit_read_every_sample_once(stream: Path, workers: int) -> None:
-    read: list[int] = []
-    for rank in range(3):
-        dataset = open_rank(stream, rank, 3, layout="block")
-        read += flat(loader(dataset, range(rank, len(dataset), 3), workers, batch_size=2))
-    assert len(read) == len(set(read)) == 54
-
-
-def epochs_in_one_process(directory: Path, rank: int, dp: int, epochs: int) -> list[list[int]]:
-    orders = []
-    for epoch in range(epochs):
-        dataset = open_rank(directory, rank, dp, shuffle_window=2)
-        dataset.set_epoch(epoch)
-        orders.append([dataset[index]["id"] for index in dataset.rank_indices])
-    assert orders[0] != orders[1] != orders[2]
-    return orders
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-def test_forked_workers_see_the_epoch_that_is_set(stream: Path, persistent: bool) -> None:
-    dataset = open_rank(stream, 0, 2, shuffle_window=2)
-    batches = loader(dataset, dataset.rank_indices, 3, batch_size=2, persistent_workers=persistent)
-    orders = []
-    for epoch in range(3):
-        dataset.set_epoch(epoch)
-        orders.append(flat(batches))
-    assert orders == epochs_in_one_process(stream, 0, 2, 3)
-
-
-def test_spawned_workers_see_the_epoch_and_open_their_own_chunks_only(stream: Path, tmp_path: Path) -> None:
-    opened = RecordOpened(tmp_path / "opened")
-    dataset = open_rank(stream, 0, 2, shuffle_window=2)
-    batches = loader(
-        dataset,
-        dataset.rank_indices,
-        2,
-        batch_size=2,
-        persistent_workers=True,
-        multiprocessing_context=PICKLED,
-        worker_init_fn=opened,
-    )
-    orders = []
-    for epoch in range(3):
-        dataset.set_epoch(epoch)
-        orders.append(flat(batches))
-    assert orders == epochs_in_one_process(stream, 0, 2, 3)
-    assert set(opened.chunks()) == {*range(0, 12, 2), 12, 13}
-    # A seal and a data file each.
-    assert 2 * dataset.stats().chunks_opened == len(opened.chunks())
+        # A seal and a data file each.
+        assert 2 * dataset.stats().chunks_opened == len(opened.chunks())
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
@@ -133,16 +89,8 @@ def test_rows_read_ahead_before_the_fork_are_not_taken_for_another_epochs(stream
     before = [dataset[index]["id"] for index in dataset.rank_indices[:5]]
     dataset.set_epoch(epoch)
     order = flat(loader(dataset, dataset.rank_indices, 2, batch_size=2))
-    assert order == epochs_in_one_process(stream, 0, 2, 3)[epoch]
+    assert order == in_one_process(stream, 0, 2, 2)[epoch]
     assert (order[:5] == before) is (epoch == 1)
-
-
-def test_rows_read_ahead_before_the_fork_are_used_by_both_sides(stream: Path) -> None:
-    dataset = open_rank(stream)
-    assert [dataset[0]["id"], dataset[1]["id"]] == [0, 1]
-    batches = iter(loader(dataset, dataset.rank_indices, 2, batch_size=5))
-    assert [dataset[2]["id"], dataset[9]["id"], dataset[10]["id"]] == [2, 9, 10]
-    assert flat(batches) == list(range(55))
 
 
 def refuse_odd(row: dict[str, Any]) -> dict[str, Any]:
@@ -164,38 +112,101 @@ def test_statistics_go_on_from_epoch_to_epoch(tmp_path: Path, persistent: bool) 
         flat(batches)
         met.append((dataset.stats().bad_samples, dataset.stats().chunks_opened))
     assert met == ([(2, 2)] * 3 if persistent else [(2, 2), (4, 3), (6, 4)])
+    # What the parent met is not counted again by its workers.
+    again = open_rank(directory, encode_fn=refuse_odd)
+    again[1]
+    flat(loader(again, [0, 2, 3, 0], 3, batch_size=1))
+    assert again.stats()[:2] == (1, 1)
 
 
-def test_workers_do_not_count_again_what_their_parent_met(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 4, 4)
-    dataset = open_rank(directory, encode_fn=refuse_odd)
-    dataset[1]
-    flat(loader(dataset, [0, 2, 3, 0], 3, batch_size=1))
-    assert dataset.stats()[:2] == (1, 1)
-
-
-@pytest.mark.parametrize("kind", ["subset", "concat", "split"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_torchs_wrappers_read_every_sample_once(
-    stream: Path, kind: Literal["subset", "concat", "split"], workers: int
+def test_torchs_wrappers_read_what_they_say(stream: Path, workers: int) -> None:
+    dataset = open_rank(stream)
+    both: ConcatDataset[Any] = ConcatDataset([dataset, open_rank(stream, 1, 2)])
+    assert flat(loader(both, range(53, 58), workers, batch_size=3)) == [53, 54, 0, 1, 2]
+    parts = random_split(dataset, [15, 40])
+    read = [flat(loader(part, range(len(part)), workers, batch_size=3)) for part in parts]
+    assert [len(one) for one in read] == [15, 40]
+    assert sorted(read[0] + read[1]) == list(range(55))
+
+
+def test_reports_of_the_workers_add_up_and_leave_the_epoch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = SharedNumbers()
+    assert numbers.stats() == Stats(bad_samples=0, chunks_opened=0, waited_s=0.0)
+    assert numbers.view[EPOCH] == 0
+    numbers.view[EPOCH] = 7
+    for worker in (None, 0, 1, 0, 254, 255, 1_000, 100_000):
+        info: Any = None if worker is None else SimpleNamespace(id=worker)
+        monkeypatch.setattr(shared, "get_worker_info", lambda info=info: info)
+        numbers.report(Stats(1, 2, 1.5), Stats())
+        assert numbers.view[EPOCH] == 7
+    assert numbers.stats() == Stats(bad_samples=8, chunks_opened=16, waited_s=12.0)
+
+
+def test_fork_of_a_process_with_threads_of_torch_makes_its_own() -> None:
+    """In a process of its own, as nothing of torch's that takes threads can be used after it."""
+    program = """
+import os, signal, torch
+torch.set_num_threads(2)
+torch.ones(1 << 20).clone()
+if os.fork() == 0:
+    signal.alarm(60)
+    from lazyshard.data.shared import SharedNumbers
+    SharedNumbers().stats()
+    os._exit(0)
+print(os.wait()[1])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert ended.stdout == "0\n"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n))], ids=["deepcopy", "pickle"])
+def test_copy_has_numbers_of_its_own_which_it_shares_with_its_forks(copied: Any) -> None:
+    numbers = SharedNumbers()
+    numbers.view[EPOCH] = 3
+    twin = copied(numbers)
+    assert twin.view[EPOCH] == 3
+    twin.view[EPOCH] = 4
+    assert numbers.view[EPOCH] == 3
+
+    def child() -> None:
+        twin.view[EPOCH] += 2**62
+        twin.report(Stats(1, 2, 0.003), Stats())
+
+    assert forked(child) == 0
+    assert twin.view[EPOCH] == 2**62 + 4
+    assert (twin.stats(), numbers.stats()) == (Stats(1, 2, 0.003), Stats())
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize(
+    ("method", "kind", "iterable"),
+    [
+        ("fork", DataLoader, False),
+        ("fork", DataLoader, True),
+        ("fork", StatefulDataLoader, False),
+        ("spawn", StatefulDataLoader, False),
+        ("forkserver", DataLoader, False),
+    ],
+)
+def test_workers_that_wait_for_rows_end_with_their_loader(
+    method: str, kind: Any, iterable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = open_rank(stream)
-    if kind == "subset":
-        whole = Subset(dataset, range(10, 20))
-        assert flat(loader(whole, range(10), workers, batch_size=3)) == list(range(10, 20))
-    elif kind == "concat":
-        both: ConcatDataset[Any] = ConcatDataset([dataset, open_rank(stream, 1, 2)])
-        assert flat(loader(both, range(53, 58), workers, batch_size=3)) == [53, 54, 0, 1, 2]
-    else:
-        first, second = random_split(dataset, [15, 40])
-        read = [flat(loader(part, range(len(part)), workers, batch_size=3)) for part in (first, second)]
-        assert sorted(read[0] + read[1]) == list(range(55))
-        assert len(read[0]) == 15
+    killed: list[BaseProcess] = []
 
+    def kill(process: BaseProcess) -> None:
+        killed.append(process)
+        process.kill()
 
-def test_loader_with_its_own_shuffle_reads_every_sample_once(stream: Path) -> None:
-    dataset = open_rank(stream)
-    batches = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, collate_fn=ids, timeout=DEADLINE_S)
-    order = flat(batches)
-    assert sorted(order) == list(range(55))
-    assert order != sorted(order)
+    monkeypatch.setattr(BaseProcess, "terminate", kill)
+    stream = produce(tmp_path / "s", 8, end=False)
+    length = None if iterable else 100
+    dataset: Any = LazyShardedDataset(stream, dp_rank=0, dp_size=1, batch_size=2, max_total_samples=length)
+    given = {"dataset": LazyShardedStream(dataset)} if iterable else {"dataset": dataset, "sampler": range(100)}
+    options = {"num_workers": 2, "collate_fn": ids, "multiprocessing_context": method, "timeout": DEADLINE_S}
+    iterator: Any = iter(kind(**given, batch_size=2, **options))
+    taken = [next(iterator) for _ in range(4)]
+    assert sorted(chain.from_iterable(taken)) == list(range(8))
+    iterator._shutdown_workers()
+    assert [worker.exitcode for worker in iterator._workers] == [0, 0]
+    assert killed == []

@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from hypothesis import strategies as st
 
-from lazyshard.errors import (
-    FileInvalid,
-    FormatInvalid,
-    SealInvalid,
-)
+from lazyshard.errors import FileInvalid, FormatInvalid, SealInvalid, StateInvalid
+from lazyshard.format.blend_state import BlendShare
 from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.fields import pack
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired
 from lazyshard.format.seal import Seal
-from tests.format.cases import not_an_integer
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 
 STREAM_ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 MAX_CHUNKS: Final = 10**15
 MAX_SAMPLES: Final = 2**62
 
-Wrong = tuple[dict[str, object], str, str, str]
-"""Fields that are changed, and which field is refused with which expectation and finding."""
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A field that is changed.
+
+    Attributes:
+        path: as `with_field` takes it.
+        value: what it becomes.
+        field: which one is refused.
+        expected: what the refusal says of what is expected, in part.
+    """
+
+    path: str
+    value: object
+    field: str
+    expected: str
 
 
-def integer(field: str, low: int, high: int) -> list[Wrong]:
-    return [
-        ({field: value}, field, f"an integer from {low} to {high}", shown) for value, shown in not_an_integer(low, high)
-    ]
+def wrong(path: str, *values: object, expected: str = "", field: str = "") -> list[Wrong]:
+    return [Wrong(path, value, field or re.sub(r"\.([0-9]+)", r"[\1]", path), expected) for value in values]
 
 
-def texts(field: str, expected: str, *values: tuple[object, str]) -> list[Wrong]:
-    return [({field: value}, field, expected, shown) for value, shown in values]
-
-
-def shown(field: str, expected: str, *values: object) -> list[Wrong]:
-    return [({field: value}, field, expected, repr(value)) for value in values]
-
-
-def plan_seeds(*values: object) -> list[Wrong]:
-    expected = "an integer from 0 to 9223372036854775807"
-    return [({"plan": {"dp_size": 8, "seed": value}}, "plan.seed", expected, repr(value)) for value in values]
+def integer(path: str, low: int, high: int) -> list[Wrong]:
+    expected = f"an integer from {low} to {high}"
+    return wrong(path, low - 1, high + 1, True, None, 2.0, "2", [2], {"2": 2}, expected=expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,64 @@ class Record:
 finite = st.floats(allow_nan=False, allow_infinity=False)
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 chunks = st.integers(0, MAX_CHUNKS)
+samples = st.integers(0, MAX_SAMPLES)
 counts = st.tuples(chunks, st.integers(0, 10**18)).map(lambda pair: (pair[0], pair[0] and sum(pair)))
-no_text = [("", "''"), (1, "1"), (None, "null")]
+draws = st.integers(0, 40) | st.sampled_from([2**31, 2**40])
+no_text = ("", 1, None)
+COUNTS: Final = [
+    *integer("chunks", 0, MAX_CHUNKS),
+    *integer("samples", 0, MAX_SAMPLES),
+    *wrong("samples", 2, expected="at least one for each of 3"),
+    *wrong("chunks", 0, field="samples", expected="0, "),
+]
+NO_STREAM_ID: Final = ["", "5f", "5f\n", 5, STREAM_ID.upper()]
+
+
+@st.composite
+def states(draw: st.DrawFn) -> RunState:
+    """Any state of a run."""
+    first_steps = sorted(draw(st.lists(draws, min_size=1, max_size=4)))
+    gaps = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2**40)), max_size=3)
+    parts = []
+    for first_step in first_steps:
+        skip, at = [], 0
+        for gap, size in draw(gaps):
+            skip.append((at + gap, at + gap + size))
+            at += gap + size
+        dp, batch_size, epoch = draw(st.integers(1, 2**20)), draw(st.integers(1, 2**62)), draw(st.none() | draws)
+        parts.append(
+            Part(dp, batch_size, draw(draws), epoch, draw(st.booleans()), tuple(skip), first_step, draw(draws))
+        )
+    unit = draw(st.integers(1, 2**20))
+    return RunState(
+        stream_id=draw(st.none() | st.just(STREAM_ID)),
+        samples_per_chunk=draw(st.integers(1, 10**8)),
+        unit=unit,
+        window=unit * draw(draws),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        max_total_samples=draw(st.none() | st.integers(1, 2**62)),
+        parts=tuple(parts),
+        consumed=sum(part.dp * part.draws for part in parts if part.trained),
+    )
+
+
+CURSOR: Final = Cursor("sft", STREAM_ID, 2048, 20, {"dp_size": 8, "seed": 0}, 1700000001.25)
+CURSOR_GOLDEN: Final = (
+    b'{"format":1,"consumer":"sft","stream_id":"%s","consumed":2048,"chunks_before":20,'
+    b'"plan":{"dp_size":8,"seed":0},"updated_at":1700000001.25}\n' % STREAM_ID.encode()
+)
+CURSORS: Final = st.builds(
+    Cursor,
+    st.just("sft"),
+    st.just(STREAM_ID),
+    samples,
+    chunks,
+    st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), st.integers(0, 2**63 - 1)),
+    finite,
+)
+OWNER: Final = "3/9c41d7e2b06f83a5 process 14106 on node1"
+CURSOR_STATE: Final = RunState(STREAM_ID, 100, 100, 0, 0, None, (Part(8, 4, 256),), 2048)
+_STATE: Final = CURSOR_STATE.to_dict()
 
 RECORDS: Final = {
     "end": Record(
@@ -85,12 +145,7 @@ RECORDS: Final = {
         End.decode,
         b'{"format":1,"chunks":3,"samples":25}\n',
         End(3, 25),
-        [
-            *integer("chunks", 0, MAX_CHUNKS),
-            *integer("samples", 0, MAX_SAMPLES),
-            ({"samples": 2}, "samples", "at least one for each of 3 chunks", "2"),
-            ({"chunks": 0}, "samples", "0, as there is no chunk", "25"),
-        ],
+        COUNTS,
         counts.map(lambda pair: End(*pair)),
     ),
     "owner": Record(
@@ -101,9 +156,9 @@ RECORDS: Final = {
         [
             *integer("epoch", 1, MAX_SAMPLES),
             *integer("pid", 0, 2**31),
-            *texts("token", "a string", *no_text),
-            *texts("host", "a string", *no_text),
-            ({"since": False}, "since", "a number", "false"),
+            *wrong("token", *no_text),
+            *wrong("host", *no_text),
+            *wrong("since", False),
         ],
         st.builds(Owner, st.integers(1, MAX_SAMPLES), text, text, st.integers(0, 2**31), finite),
     ),
@@ -112,11 +167,7 @@ RECORDS: Final = {
         Retired.decode,
         b'{"format":1,"stream_id":"%s","chunks_before":20,"updated_at":1700000001.25}\n' % STREAM_ID.encode(),
         Retired(STREAM_ID, 20, 1700000001.25),
-        [
-            *integer("chunks_before", 0, MAX_CHUNKS),
-            *texts("stream_id", "32 hexadecimal digits", ("5f", "'5f'"), (STREAM_ID.upper(), repr(STREAM_ID.upper()))),
-            *texts("stream_id", "a string", (None, "null"), (5, "5"), ("", "''")),
-        ],
+        [*integer("chunks_before", 0, MAX_CHUNKS), *wrong("stream_id", *NO_STREAM_ID, None)],
         st.builds(Retired, st.just(STREAM_ID), chunks, st.floats(0, 1e12)),
     ),
     "manifest": Record(
@@ -126,19 +177,23 @@ RECORDS: Final = {
         Manifest(STREAM_ID, 1000, 1700000000.5),
         [
             *integer("samples_per_chunk", 1, 100_000_000),
-            *shown(
-                "stream_id",
-                "32 hexadecimal digits",
-                "0123",
-                STREAM_ID.upper(),
-                "0" * 33,
-                "g" * 32,
-                "\u0660" * 32,
-                "../" * 8 + "etc/pwd/",
-            ),
+            *wrong("stream_id", *NO_STREAM_ID, None, "0" * 33, "g" * 32, "\u0660" * 32, "../" * 8 + "etc/pwd/"),
         ],
         st.builds(Manifest, st.text("0123456789abcdef", min_size=32, max_size=32), st.integers(1, 100_000_000), finite),
         newest=2,
+    ),
+    "manifest of encoded rows": Record(
+        "stream.json",
+        Manifest.decode,
+        b'{"format":2,"stream_id":"%s","samples_per_chunk":1000,"created_at":1700000000.5,'
+        b'"encoding":{"kind":"swift","binary":null,"scale":0.5,"thinking":false}}\n' % STREAM_ID.encode(),
+        Manifest(
+            STREAM_ID, 1000, 1700000000.5, True, {"kind": "swift", "binary": None, "scale": 0.5, "thinking": False}
+        ),
+        wrong("encoding", [], {}, "swift", {"a": {}}, {"a": [1]}, {"": 1}, expected="1 to 1000"),
+        st.builds(Manifest, st.just(STREAM_ID), st.just(5), finite, st.just(True)),
+        newest=2,
+        optional=("encoding",),
     ),
     "head": Record(
         "head.json",
@@ -147,18 +202,16 @@ RECORDS: Final = {
         b'"host":"node1","pid":42,"updated_at":1700000001.25}\n',
         Head(3, 25, False, "running", 12.5, "node1", 42, 1700000001.25),
         [
-            *integer("chunks", 0, MAX_CHUNKS),
-            *integer("samples", 0, MAX_SAMPLES),
+            *COUNTS,
             *integer("open", 0, MAX_SAMPLES),
             *integer("pid", 0, 2**31),
-            ({"samples": 2}, "samples", "at least one for each of 3 chunks", "2"),
-            ({"chunks": 0}, "samples", "0, as there is no chunk", "25"),
-            *texts("state", "one of running, waiting, idle, finished, failed", ("paused", "'paused'"), *no_text),
-            ({"ended": 1}, "ended", "true or false", "1"),
-            *shown("rate", "a number", "1"),
-            *shown("updated_at", "a number", "1"),
-            *shown("row_at", "a number", "1"),
-            *texts("host", "a string", *no_text),
+            *wrong("state", "paused", *no_text),
+            *wrong("ended", 1),
+            *wrong("rate", "1"),
+            *wrong("updated_at", "1"),
+            *wrong("row_at", "1"),
+            *wrong("note", 1),
+            *wrong("host", *no_text),
         ],
         st.builds(
             lambda count, *rest: Head(*count, *rest),
@@ -181,44 +234,61 @@ RECORDS: Final = {
             *integer("dp_size", 1, 2**31),
             *integer("window", 0, MAX_SAMPLES),
             *integer("needs_chunks", 0, MAX_CHUNKS),
-            *shown("stream_id", "32 hexadecimal digits or null", "", "5f", 5),
-            ({"consumer": "dpo"}, "consumer", "one of sft", "'dpo'"),
+            *wrong("stream_id", *NO_STREAM_ID),
+            *wrong("consumer", "dpo"),
         ],
-        st.builds(
-            ReadingMark,
-            st.just("sft"),
-            st.none(),
-            st.integers(1, 2**31),
-            st.integers(0, MAX_SAMPLES),
-            chunks,
-            st.floats(0, 1e12),
-        ),
+        st.builds(ReadingMark, st.just("sft"), st.none(), st.integers(1, 2**31), samples, chunks, st.floats(0, 1e12)),
         optional=("stream_id",),
     ),
     "cursor": Record(
         "cursors/sft.json",
         lambda data, *file: Cursor.decode(data, "sft", *file),
-        b'{"format":1,"consumer":"sft","stream_id":"%s","consumed":2048,"chunks_before":20,'
-        b'"plan":{"dp_size":8,"seed":0},"updated_at":1700000001.25}\n' % STREAM_ID.encode(),
-        Cursor("sft", STREAM_ID, 2048, 20, {"dp_size": 8, "seed": 0}, 1700000001.25),
+        CURSOR_GOLDEN,
+        CURSOR,
         [
             *integer("consumed", 0, MAX_SAMPLES),
             *integer("chunks_before", 0, MAX_CHUNKS),
-            *plan_seeds(-1, 2**63, 1.0, "8", None, True, [8], {"8": 8}),
-            *shown("plan", "an object", None, 8, "8", [8]),
-            *shown("stream_id", "32 hexadecimal digits or null", "", "5f", "5f\n", 5),
-            ({"consumer": "dpo"}, "consumer", "one of sft", "'dpo'"),
+            *integer("plan.seed", 0, 2**63 - 1),
+            *wrong("plan", None, 8, "8", [8]),
+            *wrong("stream_id", *NO_STREAM_ID),
+            *wrong("consumer", "dpo"),
         ],
-        st.builds(
-            Cursor,
-            st.just("sft"),
-            st.just(STREAM_ID),
-            st.integers(0, MAX_SAMPLES),
-            chunks,
-            st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), st.integers(0, 2**63 - 1)),
-            finite,
-        ),
+        CURSORS,
         optional=("stream_id",),
+    ),
+    "cursor of a run": Record(
+        "cursors/sft.json",
+        lambda data, *file: Cursor.decode(data, "sft", *file),
+        CURSOR_GOLDEN[:-2] + b',"state":' + CURSOR_STATE.encode()[:-1] + b',"owner":"' + OWNER.encode() + b'"}\n',
+        replace(CURSOR, state=CURSOR_STATE, owner=OWNER),
+        [
+            *wrong("state", 5),
+            *wrong("state", {}, field="state.format"),
+            *wrong("state", _STATE | {"window": 7}, field="state.window"),
+            *wrong("state", _STATE | {"parts": [5]}, field="state.parts[0]"),
+            *wrong("stream_id", None, field="state.stream_id", expected="None"),
+            *wrong("consumed", 2047, field="state.consumed", expected="2047"),
+            *wrong("owner", 5, True, ["1/x"], "a\nb", "\x7f", "x" * 401, expected="at most 400 "),
+        ],
+        CURSORS,
+        optional=("state", "owner"),
+    ),
+    "cursor of a blend": Record(
+        "cursors/sft.json",
+        lambda data, *file: Cursor.decode(data, "sft", *file),
+        CURSOR_GOLDEN[:-2]
+        + b',"blend":[{"stream":"/data/a","weight":0.75,"consumed":3},{"stream":"/b","weight":0.25,"consumed":1}]}\n',
+        replace(CURSOR, blend=(BlendShare("/data/a", 0.75, 3), BlendShare("/b", 0.25, 1))),
+        [
+            *wrong("blend", "a", [], [{"stream": "a", "weight": 1, "consumed": 0}] * 65),
+            *wrong("blend.0", 1),
+            *wrong("blend.0.stream", "", "x" * 401),
+            *wrong("blend.0.weight", 1.1, True),
+            *wrong("blend.0.consumed", -1),
+            *wrong("blend.0", {"stream": "a", "weight": 1}, field="blend[0].consumed"),
+        ],
+        CURSORS,
+        optional=("stream_id", "blend"),
     ),
     "seal": Record(
         "chunk_00007.jsonl.completed",
@@ -230,9 +300,17 @@ RECORDS: Final = {
             *integer("chunk", 0, MAX_CHUNKS),
             *integer("samples", 1, 100_000_000),
             *integer("bytes", 1, MAX_SAMPLES),
-            ({"chunk": 8}, "chunk", "7, as in the file's name", "8"),
-            ({"bytes": 33}, "bytes", "34, where the last row ends", "33"),
-            *texts("sealed_at", "a number", (None, "null"), (True, "true"), ("1", "'1'")),
+            *wrong("chunk", 8, expected="7, "),
+            *wrong("bytes", 33, expected="34, "),
+            *wrong("sealed_at", None, True, "1"),
+            *wrong("offsets", pack([1, 15, 34], "<u8"), expected="a first row at byte 0"),
+            *wrong("offsets", *(pack([0, at, 34], "<u8") for at in (35, 0, 34, 2**64 - 1)), expected="rising"),
+            *wrong("offsets", pack([0, 34], "<u8"), "", expected="3 numbers of 8 bytes"),
+            *wrong("xxh3", pack([1, 2, 3], "<u8"), expected="2 numbers of 8 bytes"),
+            *wrong("tokens", pack([1, 2], "<u8"), "", expected="2 numbers of 4 bytes"),
+            *wrong("offsets", "AAAA*AAA", [1, 2], expected="base64"),
+            *wrong("xxh3", "AAAA*AAA", [1, 2], expected="base64"),
+            *wrong("tokens", "AAAA*AAA", [1, 2], expected="base64"),
         ],
         st.builds(
             Seal,
@@ -246,6 +324,84 @@ RECORDS: Final = {
         newest=2,
         optional=("tokens", "source"),
         error=SealInvalid,
+    ),
+    "seal with arrays": Record(
+        "chunk_00000.jsonl.completed",
+        lambda data, *file: Seal.decode(data, 0, *file),
+        b'{"format":2,"chunk":0,"samples":2,"bytes":20,"offsets":"AAAAAAAAAAALAAAAAAAAABQAAAAAAAAA",'
+        b'"xxh3":"AQAAAAAAAAACAAAAAAAAAA==","tokens":null,"arrays_bytes":16,'
+        b'"arrays_offsets":"AAAAAAAAAAAQAAAAAAAAABAAAAAAAAAA","arrays_xxh3":"AwAAAAAAAAAEAAAAAAAAAA==",'
+        b'"source":null,"sealed_at":1.5}\n',
+        None,
+        [
+            *integer("arrays_bytes", 0, MAX_SAMPLES),
+            *wrong("arrays_bytes", 24, expected="16, "),
+            *wrong("arrays_offsets", pack([0, 16, 8], "<u8"), expected="do not fall"),
+            *wrong("arrays_offsets", pack([0, 16], "<u8"), expected="3 numbers of 8 bytes"),
+            *wrong("arrays_xxh3", pack([0, 16, 8], "<u8"), expected="2 numbers of 8 bytes"),
+            *wrong("arrays_xxh3", None, expected="base64"),
+        ],
+        st.builds(Seal, st.just(0), st.just(np.array([0, 1], "<u8")), st.just(np.array([5], "<u8"))),
+        newest=2,
+        optional=("tokens", "source"),
+        error=SealInvalid,
+    ),
+    "state": Record(
+        "lazyshard.json",
+        lambda data, file="lazyshard.json": RunState.decode(data, file),
+        b'{"format":1,"stream_id":"5f0c1a9be7d24c3f8a6b0e1d2c3b4a59","samples_per_chunk":100,"unit":10,"window":20,'
+        b'"seed":7,"max_total_samples":null,"parts":['
+        b'{"dp":4,"batch_size":2,"draws":100,"epoch":null,"trained":true,"skip":[],"first_step":0,"draws_per_step":10},'
+        b'{"dp":4,"batch_size":2,"draws":6,"epoch":null,"trained":false,"skip":[],"first_step":10,"draws_per_step":0},'
+        b'{"dp":2,"batch_size":1,"draws":30,"epoch":1,"trained":true,"skip":[[0,5],[5,9],[40,41]],"first_step":10,'
+        b'"draws_per_step":3}],"consumed":460}\n',
+        RunState(
+            stream_id=STREAM_ID,
+            samples_per_chunk=100,
+            unit=10,
+            window=20,
+            seed=7,
+            max_total_samples=None,
+            parts=(
+                Part(4, 2, 100, draws_per_step=10),
+                Part(4, 2, 6, trained=False, first_step=10),
+                Part(2, 1, 30, epoch=1, skip=((0, 5), (5, 9), (40, 41)), first_step=10, draws_per_step=3),
+            ),
+            consumed=460,
+        ),
+        [
+            *wrong("format", 0, -1, True, 1.0, "1", None, [1], expected="from 1 to 2147483648"),
+            *wrong("stream_id", *NO_STREAM_ID),
+            *integer("samples_per_chunk", 1, 10**8),
+            *integer("unit", 1, MAX_SAMPLES),
+            *integer("window", 0, MAX_SAMPLES),
+            *wrong("window", 5, 21, expected="a multiple of unit, 10"),
+            *integer("seed", 0, 2**63 - 1),
+            *wrong("max_total_samples", 0, True, "1", 2**62 + 1, expected=f"from 1 to {MAX_SAMPLES} or null"),
+            *wrong("parts", None, 5, "parts", {"0": {}}, []),
+            *wrong("parts.1", None, 5, [], "part"),
+            *integer("parts.0.dp", 1, 2**31),
+            *integer("parts.0.batch_size", 1, MAX_SAMPLES),
+            *integer("parts.0.draws", 0, MAX_SAMPLES),
+            *wrong("parts.0.epoch", -1, False, 0.0, "0", expected=" or null"),
+            *wrong("parts.0.trained", None, 0, 1, "true"),
+            *wrong("parts.0.skip", None, 5, {"a": 1}, "05"),
+            *wrong("parts.0.skip", [5], [[5]], [[5, 6, 7]], field="parts[0].skip[0]"),
+            *wrong("parts.0.skip", [[-1, 3]], [[3.0, 5]], field="parts[0].skip[0][0]", expected="from 0 to"),
+            *wrong("parts.0.skip", [[3, 3]], [[3, 2]], [[3, "5"]], [[3, 2**62 + 1]], field="parts[0].skip[0][1]"),
+            *wrong(
+                "parts.0.skip", [[3, 5], [4, 6]], [[3, 5], [0, 2]], field="parts[0].skip[1][0]", expected="from 5 to"
+            ),
+            *integer("parts.0.first_step", 0, MAX_SAMPLES),
+            *wrong("parts.2.first_step", 0, 9, expected="at least 10"),
+            *integer("parts.0.draws_per_step", 0, MAX_SAMPLES),
+            *integer("consumed", 0, MAX_SAMPLES),
+            *wrong("consumed", 0, 459, 461, 484, expected="460, "),
+            *wrong("parts.2.draws", 31, field="consumed", expected="462, "),
+            *wrong("parts.1.trained", True, field="consumed", expected="484, "),
+        ],
+        states(),
+        error=StateInvalid,
     ),
 }
 

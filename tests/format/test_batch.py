@@ -16,6 +16,7 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format import batch
 from lazyshard.format.batch import CheckedLines, check_lines
 from lazyshard.format.row import check_line, has_duplicate_keys
+from tests.format.test_row import ACCEPTED, REFUSED
 
 
 def one_by_one(lines: list[bytes]) -> tuple[list[bytes], list[int], str | None]:
@@ -50,55 +51,28 @@ def check_same(lines: list[bytes]) -> CheckedLines:
 GOOD = b'{"id":1,"messages":[{"role":"user","content":"a: \\"b\\": c"}]}\n'
 
 ODD = [
-    b"",
-    b"\n",
-    b"\r\n",
-    b"[]\n",
-    b"7\n",
-    b"null\n",
-    b"{",
-    b'{"a":1',
-    b'{"a":1}',
-    b'{"a":1}\r\n',
+    *(line for line, _, _ in REFUSED if len(line) < 100),
+    *(line for line, _ in ACCEPTED),
     b'{"a":1}\n\n',
     b'{"a":1}\r\r\n\n',
     b'{"a":\t1}\n',
     b'{"a":\r1}\n',
     b'{"a":\n1}\n',
-    b'{"a":1}\n{"b":1}\n',
-    b'{"a":1,"a":2}\n',
-    b'{"a" :1,"a":2}\n',
     b'{"a"\t :1,"a":2}\n',
-    b'{"a"\r:1}\n',
     b'{"a" :1,"b"  :2}\n',
-    b'{"a":":)","b":"\\":"}\n',
     b'{"a":"x :y \\" : \\":"}\n',
     b'{"a":{"b":{"c":1}},"d":[[{"e":1}],{"f":{"g":1}}]}\n',
-    b'{"a":{"b":{"c":1,"c":1}}}\n',
     b'{"a":[{"b":[{"c":1,"c":1}]}]}\n',
-    b'{"a":[{"b":1,"b":1}]}\n',
     b'{"\\u003a":1,"a":":"}\n',
     b'{"a\\"":1,"a\\u0022":2}\n',
     b'{"a":9223372036854775807,"b":-9223372036854775808,"c":18446744073709551615}\n',
     b'{"a":18446744073709551616}\n',
     b'{"a":-9223372036854775809}\n',
-    b'{"a":"18446744073709551616"}\n',
-    b'{"a":0.12345678901234567890123}\n',
     b'{"a":1e300,"b":12345678901234567890.5}\n',
-    b'{"a":1e999}\n',
     b'{"a":NaN}\n',
-    b'{"a":"\xff"}\n',
     b'{"a":"\\ud800"}\n',
-    b'{"a":"\x01"}\n',
-    b'{"a":"x\xe2\x80\xa8y\xc2\x85"}\n',
-    b'\xef\xbb\xbf{"a":1}\n',
-    b'{"a":' * 200 + b"1" + b"}" * 200 + b"\n",
     b'{"a":' * 2000 + b"1" + b"}" * 2000 + b"\n",
 ]
-
-
-def test_no_lines_are_no_rows() -> None:
-    assert len(check_same([])) == 0
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -150,16 +124,11 @@ def test_long_number_across_windows_is_found(before: int, monkeypatch: pytest.Mo
         assert check_same([b'{"c":"' + b"y" * before + b'"}\n', line]).refused is not None
 
 
-def test_last_line_of_a_file_may_lack_its_newline() -> None:
-    assert check_same([GOOD, b'{"a":1}']).data == GOOD + b'{"a":1}\n'
-
-
-def test_refused_line_hides_none_before_it_that_is_refused_for_another_reason() -> None:
+def test_checked_lines_are_those_before_the_first_refusal_and_survive_the_way_out_of_a_worker() -> None:
+    assert len(check_same([])) == 0
+    # The first, though another one is refused for a reason that is seen sooner.
     found = check_same([GOOD] * 40 + [b'{"a":18446744073709551616}\n'] + [GOOD] * 40 + [b"{\n"])
     assert found.refused is not None and found.refused.index == 40
-
-
-def test_checked_lines_survive_the_way_out_of_a_worker() -> None:
     found = check_lines([GOOD, b'{"a":1,"a":2}\n', b"{"])
     again = pickle.loads(pickle.dumps(found))
     assert (again.data, again.duplicates, again.refused.index) == (found.data, (1,), 2)

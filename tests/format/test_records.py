@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.errors import FormatInvalid
-from lazyshard.format.cursor import ReadingMark, reading_name
+from lazyshard.errors import FormatInvalid, VersionUnsupported
+from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, check_samples_per_chunk
-from tests.format.cases import changed, check_later_format, check_refusal, without
-from tests.format.records import RECORDS, WRONG, Record, Wrong
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
+from lazyshard.part import Part
+from tests.format.cases import changed, refusal, with_field, without
+from tests.format.records import CURSOR, CURSOR_STATE, RECORDS, WRONG, Record, Wrong
 
 every_record = pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
 anything = st.recursive(
@@ -31,40 +28,29 @@ anything = st.recursive(
 
 
 @every_record
-def test_bytes_are_pinned(record: Record) -> None:
-    found = record.decode(record.golden)
-    assert found.encode() == record.golden
-    assert record.value in (None, found)
-
-
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [("retired", "retired.json"), ("hint", "cursors/sft.reading.json"), ("cursor", "cursors/sft.json")],
-)
-def test_example_of_the_specification_is_read_and_written_the_same(name: str, file: str) -> None:
-    found = re.search(rf"^{re.escape(file)} +(\{{.*\}})$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert found
-    line = found[1].encode() + b"\n"
-    assert RECORDS[name].decode(line).encode() == line
+def test_bytes_are_pinned_and_unknown_fields_ignored(record: Record) -> None:
+    for data in (record.golden, changed(record.golden, more={"a": [1]})):
+        found = record.decode(data)
+        assert found.encode() == record.golden
+        assert record.value in (None, found)
 
 
 @every_record
-def test_unknown_field_is_ignored(record: Record) -> None:
-    assert record.decode(changed(record.golden, more={"a": [1]})).encode() == record.golden
+def test_later_format_is_refused_with_both_numbers_before_anything_else_is_read(record: Record) -> None:
+    later = str(record.newest + 1)
+    with pytest.raises(VersionUnsupported) as caught:
+        record.decode(b'{"format":%s}' % later.encode(), record.file)
+    found = caught.value
+    assert (found.file, found.field, found.expected, found.actual) == (record.file, "format", str(record.newest), later)
+    assert all(said in str(found) for said in (record.file, later, f"{record.newest}; install"))
 
 
-@every_record
-def test_later_format_is_refused(record: Record) -> None:
-    check_later_format(record.decode, record.golden, file=record.file, newest=record.newest)
-
-
-@pytest.mark.parametrize(("name", "what"), WRONG, ids=[f"{name}-{one[1]}-{one[3]}" for name, one in WRONG])
+@pytest.mark.parametrize(("name", "what"), WRONG, ids=[f"{name}-{one.path}-{one.value!r:.20}" for name, one in WRONG])
 def test_wrong_field_is_refused(name: str, what: Wrong) -> None:
-    record, (values, field, expected, actual) = RECORDS[name], what
-    data, file = changed(record.golden, **values), f"/data/s/{record.file}"
-    check_refusal(
-        lambda: record.decode(data, file), record.error, file=file, field=field, expected=expected, actual=actual
-    )
+    record = RECORDS[name]
+    data, file = orjson.dumps(with_field(record.golden, what.path, what.value)), f"/data/s/{record.file}"
+    found = refusal(lambda: record.decode(data, file), record.error, file, what.field)
+    assert what.expected in str(found.expected)
 
 
 @every_record
@@ -72,21 +58,20 @@ def test_missing_field_is_refused_and_named(record: Record) -> None:
     for field in orjson.loads(record.golden):
         data = without(record.golden, field)
         if field in record.optional:
-            record.decode(data)
+            found = record.decode(data)
+            assert not record.value or found == record.decode(changed(record.golden, **{field: None}))
             continue
         with pytest.raises(record.error) as caught:
             record.decode(data)
-        assert (caught.value.file, caught.value.field, caught.value.actual) == (record.file, field, "no such field")
+        assert caught.value.file == record.file
+        # Where a state is there it says another one.
+        assert (caught.value.field, caught.value.actual) == (field, "no such field") or field == "stream_id"
 
 
 @every_record
 def test_what_is_no_object_is_refused_by_the_file_given(record: Record) -> None:
-    for data, shown in ((b"", "b''"), (b"[]", "[]")):
-        with pytest.raises(record.error) as caught:
-            record.decode(data, "/data/s/x")
-        found = caught.value
-        assert (found.file, found.field, found.expected) == ("/data/s/x", None, "a JSON object")
-        assert str(found.actual).startswith(shown)
+    for data in (b"", b"[]", b"null", b'"x"', b"\0" * 100, b"\xff\xfe", b"{}{}", record.golden * 2):
+        refusal(lambda data=data: record.decode(data, "/x"), record.error, "/x", None)  # type: ignore[misc]
 
 
 @every_record
@@ -130,19 +115,42 @@ def test_field_nested_past_all_limits_is_refused(record: Record, data: bytes) ->
         record.decode(b'{"format":' + data)
 
 
-def test_end_of_an_empty_stream_is_read() -> None:
+@pytest.mark.parametrize(
+    ("name", "wrong", "field"),
+    [
+        ("hint", {"consumer": "a/b"}, None),
+        ("hint", {"stream_id": "x"}, "stream_id"),
+        ("hint", {"dp_size": True}, "dp_size"),
+        ("hint", {"window": -1}, "window"),
+        ("hint", {"needs_chunks": 1.0}, "needs_chunks"),
+        ("hint", {"updated_at": math.inf}, "updated_at"),
+        ("cursor", {"consumed": 1.0}, "consumed"),
+        ("cursor", {"chunks_before": True}, "chunks_before"),
+        ("cursor", {"plan": {"seed": -1}}, "plan.seed"),
+        ("cursor", {"plan": 5}, "plan"),
+        ("cursor", {"stream_id": "x"}, "stream_id"),
+        ("cursor", {"updated_at": math.nan}, "updated_at"),
+        ("cursor", {"owner": "\ud800"}, "owner"),
+        ("cursor", {"owner": None}, "owner"),
+        ("cursor", {"state": {}}, "state"),
+        ("cursor", {"state": CURSOR_STATE, "consumed": 5}, "state.consumed"),
+        ("cursor", {"state": CURSOR_STATE, "stream_id": None}, "state.stream_id"),
+        ("state", {"consumed": 461}, "consumed"),
+        ("state", {"parts": [Part(1)]}, "parts"),
+        ("state", {"parts": ({"dp": 1},)}, "parts"),
+        *[("manifest", {"samples_per_chunk": value}, None) for value in (0, -1, True, 100_000_001, 2.0, "2", None)],
+    ],
+)
+def test_value_that_could_not_be_read_again_cannot_be_made(name: str, wrong: dict[str, Any], field: str | None) -> None:
+    with pytest.raises(ValueError) as caught:
+        replace(RECORDS[name].value, **wrong)
+    assert getattr(caught.value, "field", None) == field
+
+
+def test_values_at_the_bounds() -> None:
     assert End.decode(b'{"format":1,"chunks":0,"samples":0}') == End(0, 0)
-
-
-def test_owner_is_named_by_process_and_host() -> None:
     assert str(Owner(2, "00c0ffee", "node1", 42, 0.0)) == "process 42 on node1"
-
-
-def test_hint_of_a_foreign_directory_has_no_stream_id() -> None:
-    record = RECORDS["hint"]
-    for data in (without(record.golden, "stream_id"), changed(record.golden, stream_id=None)):
-        assert record.decode(data).stream_id is None
-    assert reading_name("sft") == "sft.reading.json"
+    assert [check_samples_per_chunk(bound) for bound in (1, 100_000_000)] == [1, 100_000_000]
 
 
 @pytest.mark.parametrize("extra", [{"open": 7, "row_at": 1.5}, {"note": "12 chunks ahead"}])
@@ -161,28 +169,16 @@ def test_states_of_a_head() -> None:
     assert Head.decode(changed(golden, chunks=0, samples=0)).samples == 0
 
 
-@pytest.mark.parametrize("value", [0, -1, True, 100_000_001, 2.0, "2", None])
-def test_number_that_cannot_be_samples_per_chunk_is_refused(value: int) -> None:
-    with pytest.raises(ValueError, match="samples_per_chunk"):
-        check_samples_per_chunk(value)
-    with pytest.raises(ValueError, match="samples_per_chunk"):
-        Manifest("0" * 32, value, 0.0)
-    assert [check_samples_per_chunk(bound) for bound in (1, 100_000_000)] == [1, 100_000_000]
+def test_only_a_manifest_with_arrays_tells_an_encoding() -> None:
+    record = RECORDS["manifest of encoded rows"]
+    plain = replace(record.value, encoding=None)
+    assert plain.encode() == without(record.golden, "encoding") + b"\n"
+    assert Manifest.decode(plain.encode()) == plain
+    assert Manifest.decode(changed(record.golden, format=1)) == replace(plain, arrays=False)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        ({"consumer": "a/b"}, "name of a consumer"),
-        ({"stream_id": "x"}, "stream_id"),
-        ({"dp_size": 0}, "dp_size"),
-        ({"dp_size": True}, "dp_size"),
-        ({"window": -1}, "window"),
-        ({"needs_chunks": 1.0}, "needs_chunks"),
-        ({"updated_at": math.inf}, "updated_at"),
-    ],
-)
-def test_hint_that_could_not_be_read_again_is_refused(wrong: dict[str, Any], field: str) -> None:
-    value = RECORDS["hint"].value
-    with pytest.raises(ValueError, match=field):
-        ReadingMark(**({name: getattr(value, name) for name in value.__slots__} | wrong))
+def test_cursor_says_nothing_of_what_earlier_releases_do_not_know() -> None:
+    golden = RECORDS["cursor"].golden
+    assert (CURSOR.state, CURSOR.owner, CURSOR.blend) == (None, "", ())
+    assert Cursor.decode(changed(golden, state=None, owner="", blend=None), "sft") == CURSOR
+    assert RECORDS["hint"].decode(changed(RECORDS["hint"].golden, stream_id=None)).stream_id is None

@@ -1,4 +1,8 @@
+"""What seals say of their rows, exactly; and of the sources of their rows: where it can be read, never an error."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,105 +10,54 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.errors import SealInvalid
 from lazyshard.format.fields import pack
-from lazyshard.format.seal import Seal
-from tests.format.cases import changed, check_refusal, without
+from lazyshard.format.seal import MAX_SOURCES, DealtByCost, MixedSource, Seal, SealedArrays, SourceRows, mixed_sources
+from tests.format.cases import changed, refusal, without
 from tests.format.records import RECORDS
 
-ROWS = [b'{"text":"one"}\n', '{"text":"zwei ü"}\n'.encode()]
 GOLDEN = RECORDS["seal"].golden
-VALUE = Seal(
-    chunk=7,
-    offsets=np.array([0, 15, 34], dtype="<u8"),
-    digests=np.array([9796749203539134198, 8210857458222577632], dtype="<u8"),
-    tokens=np.array([3, 7], dtype="<u4"),
-    source={"in.jsonl": 34},
-    sealed_at=1700000002.5,
-)
+DIGESTS = [9796749203539134198, 8210857458222577632]
+"""XXH3 of `{"text":"one"}` and `{"text":"zwei ü"}`, each with its newline."""
 
 
-def test_digest_is_xxh3_of_the_row_with_its_newline() -> None:
-    assert xxhash.xxh3_64_intdigest(b"") == 3244421341483603138
-    assert xxhash.xxh3_64_intdigest(b"{}\n") == 15753941481085060538
-    assert [xxhash.xxh3_64_intdigest(row) for row in ROWS] == [9796749203539134198, 8210857458222577632]
+def u64(*values: int) -> Any:
+    return np.array(values, np.uint64)
+
+
+def numbers(seal: Seal) -> list[Any]:
+    arrays: list[Any] = [seal.offsets, seal.digests, seal.tokens]
+    arrays += [seal.arrays.offsets, seal.arrays.digests] if seal.arrays else []
+    return [None if one is None else (one.dtype.name, one.tolist()) for one in arrays]
 
 
 def test_seal_is_written_and_read() -> None:
-    assert VALUE.encode() == GOLDEN
+    rows = [b'{"text":"one"}\n', '{"text":"zwei ü"}\n'.encode()]
+    assert [xxhash.xxh3_64_intdigest(row) for row in rows] == DIGESTS
+    value = Seal(7, u64(0, 15, 34), u64(*DIGESTS), np.array([3, 7], "<u4"), {"in.jsonl": 34}, 1700000002.5)
+    assert value.encode() == GOLDEN
     seal = Seal.decode(GOLDEN, 7)
-    assert (seal.chunk, seal.samples, seal.size, seal.source, seal.sealed_at) == (
-        7,
-        2,
-        34,
-        {"in.jsonl": 34},
-        1700000002.5,
-    )
-    assert seal.offsets.tolist() == [0, 15, 34]
-    assert seal.digests.tolist() == [9796749203539134198, 8210857458222577632]
-    assert seal.tokens is not None
-    assert seal.tokens.tolist() == [3, 7]
-    assert [str(seal.offsets.dtype), str(seal.digests.dtype), str(seal.tokens.dtype)] == ["uint64", "uint64", "uint32"]
+    assert (seal.chunk, seal.samples, seal.size) == (7, 2, 34)
+    assert (seal.source, seal.sealed_at) == ({"in.jsonl": 34}, 1700000002.5)
+    assert numbers(seal) == [("uint64", [0, 15, 34]), ("uint64", DIGESTS), ("uint32", [3, 7])]
+    bare = changed(GOLDEN, tokens=None, source=None)
+    for data in (bare, without(without(GOLDEN, "tokens"), "source")):
+        assert numbers(Seal.decode(data, 7)) == [*numbers(seal)[:2], None]
+        assert Seal.decode(data, 7).source is None
 
 
-def test_seal_without_tokens_and_source_is_read() -> None:
-    for data in (changed(GOLDEN, tokens=None, source=None), without(without(GOLDEN, "tokens"), "source")):
-        seal = Seal.decode(data, 7)
-        assert (seal.tokens, seal.source) == (None, None)
-        assert seal.offsets.tolist() == [0, 15, 34]
+def test_seal_of_a_chunk_with_arrays_is_written_and_read() -> None:
+    golden = RECORDS["seal with arrays"].golden
+    value = Seal(0, u64(0, 11, 20), u64(1, 2), sealed_at=1.5, arrays=SealedArrays(u64(0, 16, 16), u64(3, 4)))
+    assert value.encode() == golden
+    found = Seal.decode(golden, 0)
+    assert numbers(found) == numbers(value)
+    assert found.arrays is not None and found.arrays.size == 16
 
 
-def check(value_of: dict[str, object], field: str, expected: str, actual: str) -> None:
-    check_refusal(
-        lambda: Seal.decode(changed(GOLDEN, **value_of), 7, "/data/s/chunk_7.jsonl.completed"),
-        SealInvalid,
-        file="/data/s/chunk_7.jsonl.completed",
-        field=field,
-        expected=expected,
-        actual=actual,
-    )
-
-
-def test_first_offset_past_the_start_is_refused() -> None:
-    check({"offsets": pack([1, 15, 34], "<u8")}, "offsets", "a first row at byte 0", "byte 1")
-
-
-@pytest.mark.parametrize(
-    ("offsets", "actual"),
-    [
-        ([0, 35, 34], "row 1 from byte 35 to byte 34"),
-        ([0, 0, 34], "row 0 from byte 0 to byte 0"),
-        ([0, 34, 34], "row 1 from byte 34 to byte 34"),
-        ([0, 2**64 - 1, 34], "row 1 from byte 18446744073709551615 to byte 34"),
-    ],
-)
-def test_offsets_that_do_not_rise_are_refused(offsets: list[int], actual: str) -> None:
-    check({"offsets": pack(offsets, "<u8")}, "offsets", "rising row starts", actual)
-
-
-@pytest.mark.parametrize(
-    ("field", "packed", "expected", "actual"),
-    [
-        ("offsets", pack([0, 34], "<u8"), "3 numbers of 8 bytes", "16 bytes"),
-        ("offsets", "", "3 numbers of 8 bytes", "0 bytes"),
-        ("xxh3", pack([1, 2, 3], "<u8"), "2 numbers of 8 bytes", "24 bytes"),
-        ("tokens", pack([1, 2], "<u8"), "2 numbers of 4 bytes", "16 bytes"),
-        ("tokens", "", "2 numbers of 4 bytes", "0 bytes"),
-    ],
-)
-def test_array_of_another_length_is_refused(field: str, packed: str, expected: str, actual: str) -> None:
-    check({field: packed}, field, expected, actual)
-
-
-@pytest.mark.parametrize("field", ["offsets", "xxh3", "tokens"])
-def test_array_that_is_no_base64_is_refused(field: str) -> None:
-    with pytest.raises(SealInvalid) as caught:
-        Seal.decode(changed(GOLDEN, **{field: "AAAA*AAA"}), 7)
-    assert (caught.value.field, caught.value.expected) == (field, "a base64 string")
-    assert str(caught.value).startswith(
-        f"chunk_00007.jsonl.completed: field '{field}': expected a base64 string, found 'AAAA*AAA' ("
-    )
-    check({field: [1, 2]}, field, "a base64 string", "[1, 2]")
+def test_rows_whose_offsets_fall_are_named() -> None:
+    data = changed(GOLDEN, offsets=pack([0, 35, 34], "<u8"))
+    found = refusal(lambda: Seal.decode(data, 7), RECORDS["seal"].error, "chunk_00007.jsonl.completed", "offsets")
+    assert found.actual == "row 1 from byte 35 to byte 34"
 
 
 json_values = st.recursive(
@@ -123,16 +76,106 @@ json_values = st.recursive(
 def test_seal_round_trips(chunk: int, rows: list[tuple[int, int, int]], measured: bool, source: object) -> None:
     sizes, digests, tokens = zip(*rows, strict=True)
     offsets = [sum(sizes[:row]) for row in range(len(rows) + 1)]
-    data = Seal(
-        chunk=chunk,
-        offsets=np.array(offsets, dtype="<u8"),
-        digests=np.array(digests, dtype="<u8"),
-        tokens=np.array(tokens, dtype="<u4") if measured else None,
-        source=source,
-    ).encode()
-    seal = Seal.decode(data, chunk)
+    value = Seal(chunk, u64(*offsets), u64(*digests), np.array(tokens, "<u4") if measured else None, source)
+    seal = Seal.decode(value.encode(), chunk)
     assert (seal.chunk, seal.samples, seal.size, seal.source) == (chunk, len(rows), sum(sizes), source)
-    assert seal.offsets.tolist() == offsets
-    assert seal.digests.tolist() == list(digests)
-    assert (None if seal.tokens is None else tuple(seal.tokens.tolist())) == (tokens if measured else None)
-    assert seal.encode() == data
+    assert numbers(seal) == numbers(value)
+    assert seal.encode() == value.encode()
+
+
+OTHERS: list[Any] = [None, 3, [], {}, {"sources": 3}, {"in.jsonl": 5}]
+SOURCE: dict[str, Any] = {"version": 1, "sources": [], "rows": 24, "refused": 3, "skip": 0, "recipe": {}}
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (SOURCE, SourceRows(24, 3, True)),
+        (SOURCE | {"skip": 2, "recipe": {"pack": 8192}}, SourceRows(24, 3, False, 8192)),
+        (SOURCE | {"recipe": None}, SourceRows(24, 3, True)),
+        (SOURCE | {"recipe": []}, SourceRows(24, 3, True)),
+        *[(SOURCE | {"recipe": {"pack": pack}}, SourceRows(24, 3, True)) for pack in ("8192", -1, True, 2**70)],
+        *[(source, None) for source in OTHERS],
+        *[(SOURCE | {"rows": value}, None) for value in (None, -1, 1.5, "3", True, 2**70)],
+        *[(SOURCE | {"refused": value}, None) for value in (None, -1, 1.5, True, 25)],
+        *[(SOURCE | {"skip": value}, None) for value in (None, -1, 1.5, True, 2**70)],
+    ],
+)
+def test_source_rows(source: Any, told: SourceRows | None) -> None:
+    assert SourceRows.read_source(source) == told
+
+
+def seal_source(**values: Any) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "sources": [{"path": "web.jsonl"}, {"path": "code.jsonl"}, {"path": "books.jsonl"}],
+        "drawn": [6, 2, 0],
+        "finished": [False, False, False],
+        "recipe": {"weights": [2, 1.0, 1]},
+    } | values
+
+
+def test_shares_so_far_and_of_what_comes() -> None:
+    assert mixed_sources(seal_source()) == (
+        MixedSource("web.jsonl", 0.5, 0.75, 6, False),
+        MixedSource("code.jsonl", 0.25, 0.25, 2, False),
+        MixedSource("books.jsonl", 0.25, 0.0, 0, False),
+    )
+    # What a finished source had goes to the others; when all are finished nothing comes.
+    found = mixed_sources(seal_source(drawn=[0, 0, 0], finished=[True, False, False]))
+    assert [(one.weight, one.share) for one in found] == [(0.0, None), (0.5, None), (0.5, None)]
+    found = mixed_sources(seal_source(finished=[True, True, True]))
+    assert [one.weight for one in found] == [0.0, 0.0, 0.0]
+
+
+def many(count: int) -> dict[str, Any]:
+    entries = [{"path": "a"}] * count
+    return {"sources": entries, "drawn": [1] * count, "finished": [False] * count, "recipe": {"weights": [1] * count}}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *[None, [], {}, seal_source(recipe={}), seal_source(recipe=None), many(1), many(MAX_SOURCES + 1)],
+        seal_source(recipe={"weights": [1, 1]}),
+        *[seal_source(recipe={"weights": [1, 1, w]}) for w in (0, -1, True, float("inf"), float("nan"), 10**400)],
+        *[seal_source(drawn=drawn) for drawn in ([1, 2], [1, 2, -1], [1, 2, 2**64], "abc")],
+        seal_source(finished=[0, 0, 0]),
+        seal_source(sources=[{"path": "a"}, {"path": "b"}, {}]),
+        seal_source(sources=[{"path": "a"}, {"path": "b"}, "c"]),
+    ],
+)
+def test_what_cannot_be_is_no_mixture(source: Any) -> None:
+    assert mixed_sources(source) == ()
+    assert len(mixed_sources(many(MAX_SOURCES))) == MAX_SOURCES
+
+
+RECIPE: dict[str, Any] = {
+    "transform": "m:f",
+    "balance": 64,
+    "micro_batch_size": 2,
+    "length_field": "tokens",
+    "cost_per_token": 1.0,
+    "cost_per_token_squared": 4e-05,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *[{"balance": value} for value in (0, -1, 1.5, "64", True, None, 2**70)],
+        *[{"micro_batch_size": value} for value in (0, None, 2.0)],
+        *[{"length_field": value} for value in (None, 3)],
+        *[{"cost_per_token": value} for value in (-1, "1", True, float("inf"), float("nan"))],
+        {"cost_per_token_squared": [1]},
+        {"cost_per_token": 0, "cost_per_token_squared": 0.0},
+    ],
+)
+def test_costs_that_cannot_be_say_nothing(changes: dict[str, Any]) -> None:
+    assert DealtByCost.read({"recipe": RECIPE | changes}) is None
+    assert DealtByCost.read({"sources": [], "recipe": RECIPE}) == DealtByCost(64, 2, "tokens", 1.0, 4e-05)
+
+
+@pytest.mark.parametrize("source", [None, 3, [], {}, {"recipe": None}, {"recipe": {"shuffle": 4}}])
+def test_other_streams_say_nothing_of_costs(source: Any) -> None:
+    assert DealtByCost.read(source) is None

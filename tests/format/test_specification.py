@@ -12,9 +12,10 @@ import pytest
 import xxhash
 
 from lazyshard.format.arrays import pack_row
-from lazyshard.format.records import End, Head, Manifest, Owner
+from lazyshard.format.records import Manifest
 from lazyshard.format.row import check_row
 from lazyshard.format.seal import Seal
+from tests.format.records import RECORDS, Record
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
 EXAMPLE = DOCUMENT.partition("## A worked example")[2]
@@ -42,14 +43,15 @@ def test_example_seal_matches_the_example_rows() -> None:
         assert bytes.fromhex(cell) == array.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("stream.json", Manifest), ("head.json", Head), ("stream.end", End), ("stream.owner", Owner)]
-)
-def test_example_file_is_read_and_written_the_same(
-    name: str, kind: type[Manifest] | type[Head] | type[End] | type[Owner]
-) -> None:
-    text = example(rf"^{re.escape(name)} +(\{{.*\}})$") + b"\n"
-    assert kind.decode(text).encode() == text
+@pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
+def test_example_file_is_read_and_written_the_same(record: Record) -> None:
+    for text in re.findall(rf"^{re.escape(record.file)} +(\{{.*\}})$", DOCUMENT, re.MULTILINE):
+        assert record.decode(text.encode()).encode() == text.encode() + b"\n"
+
+
+def test_example_of_each_file_is_there() -> None:
+    shown = set(re.findall(r"^(\S+\.(?:json|end|owner)) +\{.*\}$", DOCUMENT, re.MULTILINE))
+    assert {record.file for record in RECORDS.values() if "chunk" not in record.file} - shown == {"lazyshard.json"}
 
 
 def test_example_with_arrays_is_what_is_written() -> None:
@@ -60,11 +62,7 @@ def test_example_with_arrays_is_what_is_written() -> None:
         assert found, name
         return found[1].encode()
 
-    row = {
-        "id": 7,
-        "input_ids": np.array([1, -2, 3], np.int32),
-        "mel": np.array([[0, 0.5], [1, 1.5]], np.float16),
-    }
+    row = {"id": 7, "input_ids": np.array([1, -2, 3], np.int32), "mel": np.array([[0, 0.5], [1, 1.5]], np.float16)}
     line, data = pack_row(row)
     assert line == shown("chunk_00000.jsonl") + b"\n"
     assert data == bytes.fromhex(shown("chunk_00000.arrays").decode())

@@ -69,7 +69,8 @@ def test_each_stream_comes_in_its_own_order_at_the_same_positions_on_every_rank(
         assert ids([blended[index] for index in blended.rank_indices]) == lanes[-1]
     # Any rank may be asked for the indices of all.
     every = ids(blend(streams, weights, 0, dp, **options).__getitems__(list(range(dp * count))))
-    assert every == [one for lane in (lanes if layout == "block" else zip(*lanes, strict=True)) for one in lane]
+    by_position: Any = zip(*lanes, strict=True)
+    assert every == list(itertools.chain(*(lanes if layout == "block" else by_position)))
 
 
 def test_any_order_of_asking_gives_the_same(streams: Path) -> None:

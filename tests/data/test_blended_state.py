@@ -288,6 +288,7 @@ def test_weights_follow_the_steps_of_a_run_however_often_it_is_stopped(streams: 
     state = None
     for dp, positions in ((2, 4), (1, 8), (2, 12)):
         two, state = train(streams, {"a": 1, "b": 0}, dp, positions, state, **options)
+    assert state is not None
     assert by_step(two[0]) == ["abab", "abab", "bbbb"]
     assert [part["pieces"] for part in state["parts"]][-1] == [[0, [1, 1], 6], [8, [0, 1], 1]]
 

@@ -269,7 +269,8 @@ def test_dropped_rows_are_remembered_and_bad_ones_are_not(tmp_path: Path) -> Non
         return row
 
     orders = []
-    for options in ({}, {}, {"directory": None, "fingerprint": None}):
+    caches: list[dict[str, Any]] = [{}, {}, {"directory": None, "fingerprint": None}]
+    for options in caches:
         dataset = opened(tmp_path, encode, **options)
         orders.append([dataset[number]["id"] for number in range(8)])
         stats = dataset.stats()

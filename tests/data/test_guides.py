@@ -19,9 +19,11 @@ from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, Order
 from tests.data.runs import open_ranks
 from tests.data.streams import expected, in_batches
 from tests.data.workers import DEADLINE_S
-from tests.producer.commands import environment
 from tests.stream.streams import HERE, produce
 from tests.tiers import full
+
+PLACES = os.pathsep.join(str(HERE / place) for place in ("", "producer", "integrations/swift"))
+ENVIRONMENT = os.environ | {"PYTHONPATH": PLACES, "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
 
 
 def page(name: str) -> str:
@@ -36,7 +38,7 @@ def run(directory: Path, *arguments: str, output: int = subprocess.PIPE) -> subp
     """Runs Python in a folder."""
     command = [sys.executable, *arguments]
     done = subprocess.run(
-        command, cwd=directory, env=environment() | {"TMPDIR": str(directory)}, stdin=subprocess.DEVNULL,
+        command, cwd=directory, env=ENVIRONMENT | {"TMPDIR": str(directory)}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=output, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done
@@ -104,7 +106,7 @@ def test_iterable_prints_what_the_page_says_on_two_ranks_while_the_stream_grows(
         ranks = []
         for rank in (0, 1):
             command = [sys.executable, "-u", "-c", program, str(rank)]
-            process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
             ranks.append(ends.enter_context(process))
             ends.callback(process.kill)
         for rank, process in enumerate(ranks):

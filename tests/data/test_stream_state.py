@@ -310,7 +310,6 @@ def test_state_within_a_micro_batch_goes_on_only_there(tmp_path: Path) -> None:
         (2, 2, state, "handed_out"),
         *((2, 4, state | {"handed_out": value}, "handed_out") for value in (4, -1, True, "2")),
         *((2, 4, stream.dataset.state_dict(8) | {"over": value}, "over") for value in (-1, "8", None)),
-        (2, 4, state | {"worker": 0, "workers": 2, "handed_out": 3}, "worker"),
     ]
     for dp, size, wrong, field in refusals:
         with pytest.raises(StateInvalid) as refused:
@@ -318,6 +317,8 @@ def test_state_within_a_micro_batch_goes_on_only_there(tmp_path: Path) -> None:
         assert refused.value.field == field
     with pytest.raises(StateInvalid):
         open_form("map", directory, 0, 2, state, batch_size=4)
+    with pytest.raises(StateInvalid, match="same number of workers"):
+        open_stream(directory, 0, 2, batch_size=4, state=state | {"worker": 0, "workers": 2, "handed_out": 3})
     with pytest.raises(StateMismatch):
         open_stream(produce(tmp_path / "other", 24, 4), 0, 2, batch_size=4, state=state)
 

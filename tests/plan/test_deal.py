@@ -117,7 +117,7 @@ def test_numbering_of_what_is_kept_equals_a_list(ranges: list[tuple[int, int]], 
 
 
 def test_what_a_unit_stands_for() -> None:
-    units = ("chunk", "sample", "batch", 1, 250, "auto")
+    units: list[str | int] = ["chunk", "sample", "batch", 1, 250, "auto"]
     assert [named_unit(unit, 100, 8) for unit in units] == [100, 1, 8, 1, 250, None]
     others: list[Any] = ["row", "", "8", 0, -1, True, 1.0, None, ["chunk"]]
     for unit in others:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.sequences import PackRule, PadRule, completed, make_sequences
+from lazyshard.plan.sequences import PackRule, PadRule, Rule, completed, make_sequences
 from lazyshard.plan.splitting import BEGINNING, Cut, Piece, SplitRule, SplitSequence, pack_samples, split_rest
 from tests.plan.test_splitting import BOS, EOS, framed, lengths_of_documents, moved, rules, texts, token, written
 
@@ -69,10 +69,9 @@ def test_one_token_that_the_sequence_before_has_already_is_nothing_left_over() -
 
 @given(st.lists(st.integers(1, 10), max_size=20), st.integers(10, 15))
 def test_packs_are_those_of_pack_samples_and_padded_documents_stand_alone(lengths: list[int], size: int) -> None:
-    for rule, expected in (
-        (PackRule(size), pack_samples(lengths, size)),
-        (PadRule(size), [[n] for n in range(len(lengths))]),
-    ):
+    alone = [[number] for number in range(len(lengths))]
+    made: list[tuple[Rule, list[list[int]]]] = [(PackRule(size), pack_samples(lengths, size)), (PadRule(size), alone)]
+    for rule, expected in made:
         sequences = make_sequences(lengths, rule, last=True).sequences
         assert documents(sequences) == expected
         pieces = [piece for one in sequences for piece in one.pieces]

@@ -11,8 +11,6 @@ from tests.data.workers import DEADLINE_S
 
 State = dict[str, Any]
 
-"""Options of the data sets, and not of their blend."""
-
 
 class Stream(NamedTuple):
     """A stream: its letter, rows, and rows of a chunk."""
@@ -35,15 +33,7 @@ def blend(
     directory: Path, weights: dict[str, float], rank: int = 0, dp: int = 1, state: State | None = None, **options: Any
 ) -> BlendedDataset:
     """Blends streams by their letters; options that a data set has are the data sets'."""
-    own = {
-        "encode_fn",
-        "shuffle_window",
-        "seed",
-        "unit",
-        "max_total_samples",
-        "bad_rows",
-        "consumer",
-    }
+    own = {"encode_fn", "shuffle_window", "seed", "unit", "max_total_samples", "bad_rows", "consumer"}
     each = {"max_wait": DEADLINE_S} | {name: options.pop(name) for name in [*options] if name in own | {"max_wait"}}
     blended = BlendedDataset(
         [

@@ -1,13 +1,10 @@
 """Trains a model of one number with Hugging Face's Trainer or accelerate, and goes on from a checkpoint.
 
-    python tests/data/resuming_trainers.py RUNS
-
-RUNS is a list, in JSON, of runs that follow each other, each an object: `with` ("trainer", "trainer-skips",
+Its argument is a list, in JSON, of runs that follow each other, each an object: `with` ("trainer", "trainer-skips",
 "accelerate" or "accelerate-skips"), `stream`, `rank` and `ranks`, `folder` of the checkpoints, `from` (the checkpoint
-to go on from, or null), `steps` (to train in all), `save` (after how many), `stop` (after how many it is lost),
-`rows` (to train in all, over all ranks), and `begin` (the step of `from`).
-Prints a list with, for each run, the ids of the rows of each step. A process of its own, since importing transformers
-takes seconds and warns.
+to go on from, or null) and `begin` (its step), `steps` and `rows` (to train in all), `save` and `stop` (after how many
+steps it saves, and is lost). It prints, for each run, the ids of the rows of each step. A process of its own, since
+importing transformers takes seconds and warns.
 """
 
 from __future__ import annotations
@@ -41,13 +38,11 @@ class OneNumber(torch.nn.Module):
         self.seen: list[list[int]] = []
 
     def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Returns a loss."""
         self.seen.append(ids.tolist())
         return {"loss": (self.number * ids).mean()}
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Makes a batch."""
     return {"ids": torch.tensor([row["id"] for row in rows])}
 
 
@@ -67,14 +62,8 @@ def from_the_guide(name: str, **names: Any) -> Any:
     """Returns a class as `docs/resume.md` has it, its names bound to ours."""
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     source = next(block for block in blocks if block.startswith("class ") and f"class {name}" in block)
-    known: dict[str, Any] = {
-        "Trainer": Trainer,
-        "TrainerCallback": TrainerCallback,
-        "DataLoader": DataLoader,
-        "Path": Path,
-        "json": json,
-    }
-    found = known | {"dataset": None} | names
+    imported = (Trainer, TrainerCallback, DataLoader, Path)
+    found: dict[str, Any] = {one.__name__: one for one in imported} | {"json": json, "dataset": None} | names
     exec(source, found)
     return found[name]
 
@@ -86,7 +75,6 @@ class Stop(TrainerCallback):  # type: ignore[misc]
         self.step = step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stops behind that step."""
         if state.global_step == self.step:
             control.should_training_stop = True
 
@@ -149,7 +137,6 @@ def with_accelerate(run: dict[str, Any]) -> list[list[int]]:
 
 
 def main() -> int:
-    """Trains all runs."""
     seen = []
     for run in json.loads(sys.argv[1]):
         batches = (with_trainer if run["with"].startswith("trainer") else with_accelerate)(run)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from lazyshard import ChunkWriter, LazyShardedSequences, Pack, Pad, Split
 from lazyshard.plan.shuffle import permutation
 from lazyshard.plan.splitting import pack_samples
+from tests.data import streams
 from tests.data.workers import DEADLINE_S
+
+LENGTHS = [6, 4, 2, 7, 3, 5, 1, 9, 8, 2, 2, 4, 6]
+
+forms = st.sampled_from([
+    *(Pack(9), Pack(30), Pad(9, token=-1), Split(size=5), Split(size=7, bos=-1, eos=-2)),
+    *(Split(size=30, eos=-2), Split(size=4, overlap=1)),
+])  # fmt: skip
 
 Written = list[int]
 """A sequence as the ids of its rows (`Pack`), or its tokens."""
@@ -19,7 +29,7 @@ Written = list[int]
 
 def tokens_of_row(number: int, length: int) -> list[int]:
     """Returns token ids that tell row and place."""
-    return [100 * number + place for place in range(length)]
+    return list(range(100 * number, 100 * number + length))
 
 
 def write_rows(directory: Path, lengths: list[int], per_chunk: int = 3, *, end: bool = True) -> Path:
@@ -47,28 +57,18 @@ def written(sequence: Any) -> Written:
     return found
 
 
-def all_written(sequences: list[Any]) -> list[Written]:
+def all_written(sequences: Iterable[Any]) -> list[Written]:
     """Collates."""
     return list(map(written, sequences))
 
 
 def loader_of(sequences: Any, workers: int = 0, batch_size: int = 1, **options: Any) -> DataLoader[Any]:
     """Returns a loader of micro batches."""
-    waiting: dict[str, Any] = {"timeout": DEADLINE_S, "multiprocessing_context": "fork"} if workers else {}
-    arguments = {"batch_size": batch_size, "num_workers": workers, "collate_fn": all_written, **waiting, **options}
-    return DataLoader(sequences, **arguments)
+    return streams.loader_of(sequences, workers, batch_size, collate_fn=all_written, **options)
 
 
 def expected(lengths: list[int], form: Any, rows: int, seed: int | None = None, epoch: int = 0) -> list[Written]:
-    """Returns all sequences of an epoch, by brute force.
-
-    Args:
-        lengths: of the rows.
-        form: without BOS and EOS of every sequence.
-        rows: of a window.
-        seed: of their order.
-        epoch: which one.
-    """
+    """Returns all sequences of an epoch in windows of so many rows; of a form without BOS and EOS of every sequence."""
     windows = []
     for first in range(0, len(lengths), rows):
         numbers = list(range(first, min(first + rows, len(lengths))))

@@ -34,16 +34,11 @@ def megatron_batches(
     dataset: Sized, rank: int, dp: int, batch: int, *, sharding: bool, shuffle: bool, consumed: int = 0
 ) -> list[list[int]]:
     """Returns what `MegatronPretrainingRandomSampler` yields on a rank, behind `consumed` samples."""
+    where = {"data_parallel_rank": rank, "data_parallel_size": dp, "data_sharding": sharding}
     sampler = load("megatron/trainers/batch_sampler.py").MegatronPretrainingRandomSampler(
-        dataset=dataset,
-        total_samples=len(dataset),
-        consumed_samples=consumed,
-        micro_batch_size=batch,
-        data_parallel_rank=rank,
-        data_parallel_size=dp,
-        data_sharding=sharding,
-        shuffle=shuffle,
-    )
+        dataset=dataset, total_samples=len(dataset), consumed_samples=consumed, micro_batch_size=batch,
+        shuffle=shuffle, **where,
+    )  # fmt: skip
     return list(sampler)
 
 

@@ -26,14 +26,8 @@ DEADLINE_S = 240
 
 def trained(runs: list[dict[str, Any]]) -> list[list[list[int]]]:
     """Returns the ids of each step of each run."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.data.resuming_trainers", json.dumps(runs)],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    command = [sys.executable, "-m", "tests.data.resuming_trainers", json.dumps(runs)]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     found: list[list[list[int]]] = json.loads(lines[-1].removeprefix("RESULT "))
@@ -46,15 +40,8 @@ def test_trainer_goes_on_in_the_middle_of_an_epoch_with_as_many_ranks_and_with_o
 ) -> None:
     # Ten chunks of eight: 80 rows.
     stream = produce(tmp_path / "s", 80, 8)
-    common: dict[str, Any] = {
-        "stream": str(stream),
-        "from": None,
-        "begin": 0,
-        "rows": 80,
-        "steps": 10,
-        "save": 4,
-        "stop": 6,
-    }
+    common: dict[str, Any] = {"stream": str(stream), "from": None, "begin": 0, "rows": 80}
+    common |= {"steps": 10, "save": 4, "stop": 6}
 
     def behind(folder: str, step: int) -> dict[str, Any]:
         return {"from": str(tmp_path / folder / f"checkpoint-{step}"), "begin": step}

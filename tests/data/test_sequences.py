@@ -1,10 +1,13 @@
-"""`LazyShardedSequences`: each row once, as many sequences on each rank, whatever the ranks and workers."""
+"""`LazyShardedSequences`: each row once, as many sequences on each rank, whatever the ranks and workers.
+
+What is mistaken is told as soon as it can be seen.
+"""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +24,30 @@ from lazyshard.errors import (
     ChunkRetired,
     LengthsMissing,
     SkipSample,
+    StreamMismatch,
     TooManyBadSamples,
     WaitTimeout,
 )
+from lazyshard.format.batch import encode_pack
 from lazyshard.stream.retire import retire
-from tests.data.sequence_runs import dealt, expected, loader_of, open_sequences, tokens_of_row, write_rows, written
-from tests.plan.test_splitting import megatron
+from tests.data.sequence_runs import (
+    LENGTHS,
+    all_written,
+    dealt,
+    expected,
+    forms,
+    loader_of,
+    open_sequences,
+    write_rows,
+    written,
+)
 from tests.stream.lengths import put_lengths
 from tests.stream.streams import foreign, produce
 
-LENGTHS = [6, 4, 2, 7, 3, 5, 1, 9, 8, 2, 2, 4, 6]
 
-forms = st.sampled_from([
-    Pack(9),
-    Pack(30),
-    Pad(9, token=-1),
-    Split(size=5),
-    Split(size=7, bos=-1, eos=-2),
-    Split(size=30, eos=-2),
-    Split(size=4, overlap=1),
-])  # fmt: skip
+@pytest.fixture
+def stream(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "s", LENGTHS)
 
 
 def drawn(directory: Path, form: Any, dp: int = 1, workers: int = 0, **options: Any) -> list[list[list[list[int]]]]:
@@ -48,6 +55,10 @@ def drawn(directory: Path, form: Any, dp: int = 1, workers: int = 0, **options: 
     size = options.get("batch_size", 1)
     ranks = [open_sequences(directory, form, rank, dp, **options) for rank in range(dp)]
     return [list(loader_of(one, workers, size)) for one in ranks]
+
+
+def values_of(sequence: dict[str, Any]) -> dict[str, Any]:
+    return {name: values.tolist() for name, values in sequence.items()}
 
 
 @settings(max_examples=40, deadline=None)
@@ -75,7 +86,7 @@ def test_ranks_draw_the_sequences_of_all_windows_in_turn(
     for rank, micro_batches in enumerate(dealt(whole, dp, batch_size)):
         sequences = open_sequences(directory, form, rank, dp, batch_size=batch_size, window=window, seed=seed)
         sequences.set_epoch(epoch)
-        assert list(map(written, sequences)) == list(itertools.chain(*micro_batches))
+        assert all_written(sequences) == list(itertools.chain(*micro_batches))
 
 
 @settings(max_examples=30, deadline=None)
@@ -89,39 +100,33 @@ def test_completed_every_row_is_drawn_and_ranks_are_equal(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], form: Any, dp: int, batch_size: int
 ) -> None:
     directory = write_rows(tmp_path_factory.mktemp("s"), lengths)
-    whole = expected(lengths, form, 6)
+    whole, micro = expected(lengths, form, 6), dp * batch_size
     ranks = [
-        list(map(written, open_sequences(directory, form, rank, dp, batch_size=batch_size, at_end="complete")))
+        all_written(open_sequences(directory, form, rank, dp, batch_size=batch_size, at_end="complete"))
         for rank in range(dp)
     ]
-    micro = dp * batch_size
     assert {len(rank) for rank in ranks} == {-(-len(whole) // micro) * batch_size}
     steps = range(0, len(ranks[0]), batch_size)
     in_turn = [one for first in steps for rank in ranks for one in rank[first : first + batch_size]]
     full = len(whole) // micro * micro
     assert in_turn[:full] == whole[:full]
-    left = in_turn[full:]
+    different, left = whole[full:], in_turn[full:]
     if isinstance(form, Pack):
-        rows = list(itertools.chain(*whole[full:]))
-        different = left[: min(len(left), max(len(rows), len(whole) - full))]
+        rows = list(itertools.chain(*different))
+        different = left[: min(len(left), max(len(rows), len(different)))]
         assert list(itertools.chain(*different)) == rows
-    else:
-        different = whole[full:]
     assert left == [different[place % len(different)] for place in range(len(left))]
 
 
-def test_packs_are_lists_of_encoded_rows(tmp_path: Path) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
-
+def test_packs_are_lists_of_encoded_rows(stream: Path) -> None:
     def encode(row: dict[str, Any]) -> dict[str, Any]:
         return {"input_ids": row["input_ids"][:], "labels": [-100] * len(row["input_ids"])}
 
-    (first, *_) = LazyShardedSequences(directory, encode, form=Pack(10), window=2, dp_rank=0, dp_size=1)
+    (first, *_) = LazyShardedSequences(stream, encode, form=Pack(10), window=2, dp_rank=0, dp_size=1)
     assert first == [
         {"input_ids": [0, 1, 2, 3, 4, 5], "labels": [-100] * 6, "length": 6},
         {"input_ids": [100, 101, 102, 103], "labels": [-100] * 4, "length": 4},
     ]
-    assert drawn(directory, Pack(10))[0] == [[[0, 1]], [[3, 4]], [[2, 5]], [[6, 7]], [[8, 9]], [[10, 11]], [[12]]]
 
 
 def test_split_sequences_have_labels_and_positions_of_every_row(tmp_path: Path) -> None:
@@ -132,7 +137,7 @@ def test_split_sequences_have_labels_and_positions_of_every_row(tmp_path: Path) 
 
     form = Split(size=5, bos=7, eos=8, every_bos=9)
     found = list(LazyShardedSequences(directory, encode, form=form, dp_rank=0, dp_size=1, at_end="complete"))
-    assert [{name: values.tolist() for name, values in one.items()} for one in found] == [
+    assert list(map(values_of, found)) == [
         {"input_ids": [7, 0, 1, 2, 8], "labels": [7, 0, -1, -2, 8], "position_ids": [0, 1, 2, 3, 4]},
         {"input_ids": [7, 100, 101, 8, 7], "labels": [7, -100, -101, 8, 7], "position_ids": [0, 1, 2, 3, 0]},
         {"input_ids": [9, 200, 201, 202, 203], "labels": [9, -200, -201, -202, -203], "position_ids": [0, 1, 2, 3, 4]},
@@ -149,7 +154,7 @@ def test_padded_rows_are_collated_as_they_are(tmp_path: Path) -> None:
 
     sequences = LazyShardedSequences(directory, encode, form=Pad(4, token=9), batch_size=2, dp_rank=0, dp_size=1)
     (batch,) = DataLoader(sequences, batch_size=2, collate_fn=default_collate)
-    assert {name: values.tolist() for name, values in batch.items()} == {
+    assert values_of(batch) == {
         "input_ids": [[0, 1, 2, 9], [100, 101, 9, 9]],
         "labels": [[0, 1, 2, -100], [100, 101, -100, -100]],
         "attention_mask": [[1, 1, 1, 0], [1, 1, 0, 0]],
@@ -157,18 +162,18 @@ def test_padded_rows_are_collated_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_workers_take_micro_batches_in_turn(tmp_path: Path, workers: int) -> None:
+def test_workers_and_copies_take_micro_batches_in_turn(tmp_path: Path, workers: int) -> None:
     lengths = [1 + 7 * number % 9 for number in range(40)]
     directory = write_rows(tmp_path / "s", lengths)
     for form in (Pack(12), Split(size=12, eos=-1)):
         options: dict[str, Any] = {"batch_size": 2, "seed": 3}
-        assert drawn(directory, form, 2, workers, **options) == dealt(expected(lengths, form, 6, 3), 2, 2)
-
-
-def test_a_spawned_worker_finds_all_in_the_pickle(tmp_path: Path) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
-    sequences = pickle.loads(pickle.dumps(open_sequences(directory, Pack(10))))
-    assert list(map(written, sequences)) == expected(LENGTHS, Pack(10), 6)
+        whole = dealt(expected(lengths, form, 6, 3), 2, 2)
+        assert drawn(directory, form, 2, workers, **options) == whole
+        copy = pickle.loads(pickle.dumps(open_sequences(directory, form, 1, 2, **options)))
+        assert all_written(copy) == list(itertools.chain(*whole[1]))
+    # A loader of another batch size draws in another order and loses nothing.
+    sequences = open_sequences(write_rows(tmp_path / "t", [10] * 12), Pack(10), batch_size=2)
+    assert list(loader_of(sequences, 2, 4)) == [[[0], [1], [4], [5]], [[2], [3], [6], [7]], [[8], [9]], [[10], [11]]]
 
 
 def test_sequences_are_drawn_as_soon_as_their_window_is_published(tmp_path: Path) -> None:
@@ -178,58 +183,39 @@ def test_sequences_are_drawn_as_soon_as_their_window_is_published(tmp_path: Path
     assert [written(next(rank)) for rank in ranks] == whole[:3]
     for rank in ranks:
         # The sequences of the next step are not all known.
-        with pytest.raises(WaitTimeout, match="waiting for chunk 3"):
+        with pytest.raises(WaitTimeout) as waited:
             next(rank)
+        assert waited.value.chunk == 3
     write_rows(tmp_path / "s", LENGTHS)
     assert drawn(tmp_path / "s", Pack(10), 3) == dealt(whole, 3, 1)
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-def test_split_sequences_are_megatrons(tmp_path: Path, overlap: int) -> None:
-    lengths = [1 + 5 * number % 11 for number in range(20)]
-    directory = write_rows(tmp_path / "s", lengths)
-    order = np.arange(len(lengths), dtype=np.int32)
-    cuts = megatron().build_sample_idx_int32(np.array(lengths, np.int32), order, 8, 1, sum(lengths), True, overlap)
-    starts = np.concatenate(([0], np.cumsum(lengths)))
-    line = list(itertools.chain(*(tokens_of_row(number, length) for number, length in enumerate(lengths))))
-    places = [int(starts[document] + offset) for document, offset in cuts]
-    found = [line[place : place + 8 + overlap] for place in places[:-1]]
-    ranks = drawn(directory, Split(size=8, overlap=overlap), 2)
-    in_turn = [one for step in zip(*ranks, strict=True) for batch in step for one in batch]
-    # What is left over behind them Megatron does not draw.
-    assert len(in_turn) >= len(found) - 1
-    assert in_turn[: len(found)] == found[: len(in_turn)]
-
-
-def test_what_is_left_over_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
-    with caplog.at_level(logging.WARNING, "lazyshard"):
-        drawn(directory, Pack(10), 2, batch_size=2)
+def test_what_is_left_over_is_told(stream: Path, caplog: pytest.LogCaptureFixture) -> None:
+    drawn(stream, Pack(10), 2, batch_size=2)
     (said,) = caplog.messages
-    assert said.endswith(
-        "7 sequences; left over at the end of the epoch: 3, fewer than dp_size * batch_size = 2 * 2; at_end='drop': "
-        "they are not drawn"
-    )
+    assert "7 sequences; left over at the end of the epoch: 3, fewer than" in said
 
 
 @pytest.mark.parametrize("form", [Pack(8), Pad(8)])
 def test_a_row_that_is_too_long_is_refused_or_left_out_on_all_ranks(
-    tmp_path: Path, form: Any, caplog: pytest.LogCaptureFixture
+    stream: Path, form: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
     for rank in range(2):
-        with pytest.raises(
-            BadSample, match=r"row 1 .*sample 7\): ValueError: it has 9 tokens, .* at most 8: take long"
-        ) as bad:
-            list(open_sequences(directory, form, rank, 2))
+        with pytest.raises(BadSample, match=r"too_long='drop'") as bad:
+            list(open_sequences(stream, form, rank, 2))
         assert bad.value.sample == 7
-    ranks = [open_sequences(directory, form, rank, 2, too_long="drop") for rank in range(2)]
+    ranks = [open_sequences(stream, form, rank, 2, too_long="drop") for rank in range(2)]
     without = [length if length <= 8 else 0 for length in LENGTHS]
-    assert [list(map(written, rank)) for rank in ranks] == [
-        list(itertools.chain(*one)) for one in dealt(expected(without, form, 6), 2, 1)
-    ]
+    whole = [list(itertools.chain(*one)) for one in dealt(expected(without, form, 6), 2, 1)]
+    assert [all_written(rank) for rank in ranks] == whole
     assert [rank.stats().dropped for rank in ranks] == [1, 0]
     assert "sample 7" in caplog.text
+    # One of the first chunk is told at once.
+    with pytest.raises(BadSample) as bad:
+        open_sequences(stream, type(form)(5))
+    assert bad.value.sample == 0
+    open_sequences(stream, type(form)(5), too_long="drop")
+    open_sequences(stream, Split(5))
 
 
 class Encode:
@@ -247,116 +233,178 @@ class Encode:
         return row
 
 
+def longer(row: dict[str, Any]) -> dict[str, Any]:
+    """Encodes the second row into more tokens than were measured."""
+    return row | {"input_ids": row["input_ids"] + [0] * (row["id"] == 1)}
+
+
 def encoding(directory: Path, form: Any, encode: Any, **options: Any) -> LazyShardedSequences:
     return LazyShardedSequences(directory, encode, form=form, dp_rank=0, dp_size=1, window=2, **options)
 
 
-def test_bad_rows_are_left_out_of_their_packs(tmp_path: Path) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
-    sequences = encoding(directory, Pack(10), Encode(5, skipped=6))
-    assert [written(one) for one in sequences] == [[0, 1], [3, 4], [2], [7], [8, 9], [10, 11], [12]]
+def test_bad_rows_are_left_out_of_their_packs(stream: Path) -> None:
+    sequences = encoding(stream, Pack(10), Encode(5, skipped=6))
+    assert all_written(sequences) == [[0, 1], [3, 4], [2], [7], [8, 9], [10, 11], [12]]
     assert sequences.stats()[:1] + sequences.stats()[3:5] == (1, 1, 0)
-
-
-def test_another_sequence_of_the_window_takes_the_place_of_one_of_which_nothing_is_left(tmp_path: Path) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
-    found = [written(one) for one in encoding(directory, Pack(10), Encode(3, 4))]
+    assert written(next(iter(encoding(stream, Pack(10), longer)))) == [0]
+    # Another sequence of the window takes the place of one of which nothing is left.
+    found = all_written(encoding(stream, Pack(10), Encode(3, 4)))
     assert found[1] in ([0, 1], [2, 5])
     assert found[:1] + found[2:] == [[0, 1], [2, 5], [6, 7], [8, 9], [10, 11], [12]]
-    # The last window has one sequence.
-    with pytest.raises(BadSample, match=r"sample 12.*nothing is left of its sequence"):
-        list(encoding(directory, Pack(10), Encode(12)))
-
-
-def test_bad_rows_are_raised_on_demand_and_when_there_are_too_many(tmp_path: Path) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
-    with pytest.raises(BadSample, match=r"sample 5\): OSError: no such image"):
-        list(encoding(directory, Pack(10), Encode(5), bad_rows=BadRows("raise")))
-    with pytest.raises(TooManyBadSamples, match="2 bad samples in this process, their limit is 1"):
-        list(encoding(directory, Pack(10), Encode(5, 8), bad_rows=BadRows(limit=1)))
-
-
-def test_nothing_is_left_out_of_what_is_cut(tmp_path: Path) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
-    for encode in (Encode(5), Encode(skipped=5)):
-        with pytest.raises(BadSample, match=r"sample 5\)"):
-            list(encoding(directory, Split(size=8), encode))
-
-
-def test_rows_that_are_longer_than_measured_are_told(tmp_path: Path) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
-
-    def longer(row: dict[str, Any]) -> dict[str, Any]:
-        return row | {"input_ids": row["input_ids"] + [0] * (row["id"] == 1)}
-
-    says = r"sample 1\): ValueError: it has 5 tokens as encoded here, and 4 as sealed"
-    with pytest.raises(BadSample, match=says):
-        list(encoding(directory, Split(size=8), longer))
-    with pytest.raises(BadSample, match=says + ".*for which its sequence has no room"):
-        list(encoding(directory, Pack(10), longer, bad_rows=BadRows("raise")))
-    assert written(next(iter(encoding(directory, Pack(10), longer)))) == [0]
 
 
 @pytest.mark.parametrize(
-    ("sample", "says"),
+    ("form", "encode", "options", "sample", "says"),
     [
-        ({"text": "a"}, "has no input_ids, only 'text'"),
-        ({"input_ids": [[1]]}, r"whole numbers in one dimension, found numbers of shape \(1, 1\)"),
-        ({"input_ids": ["a"]}, "whole numbers in one dimension, found text, such as 'a'"),
-        ({"input_ids": [3, -2]}, r"input_ids\[1\] is -2, expected a token id from 0 to 2147483647"),
-        ({"input_ids": [1], "labels": []}, "1 input_ids and 0 labels"),
+        # The last window has one sequence.
+        (Pack(10), Encode(12), {}, 12, "nothing is left"),
+        (Pack(10), Encode(5), {"bad_rows": BadRows("raise")}, 5, "no such image"),
+        (Pack(10), longer, {"bad_rows": BadRows("raise")}, 1, "5 tokens .* and 4 as sealed .*no room"),
+        # Nothing is left out of what is cut.
+        (Split(8), Encode(5), {}, 5, "no such image"),
+        (Split(8), Encode(skipped=5), {}, 5, "not today"),
+        (Split(8), longer, {}, 1, "5 tokens .* and 4 as sealed"),
+        (Split(8), lambda row: {"text": "a"}, {}, 0, "only 'text'"),
+        (Split(8), lambda row: {"input_ids": [[1]]}, {}, 0, r"shape \(1, 1\)"),
+        (Split(8), lambda row: {"input_ids": ["a"]}, {}, 0, "text, such as 'a'"),
+        (Split(8), lambda row: {"input_ids": [0.5]}, {}, 0, "such as 0.5"),
+        (Split(8), lambda row: {"input_ids": None}, {}, 0, "null"),
+        (Split(8), lambda row: {"input_ids": [3, -2]}, {}, 0, r"input_ids\[1\] is -2"),
+        (Split(8), lambda row: {"input_ids": [1], "labels": []}, {}, 0, "1 input_ids and 0 labels"),
     ],
 )
-def test_what_has_no_tokens_is_told(tmp_path: Path, sample: Any, says: str) -> None:
-    directory = write_rows(tmp_path / "s", [1])
-    with pytest.raises(BadSample, match=says):
-        list(encoding(directory, Split(size=8), lambda row: sample))
+def test_rows_of_which_nothing_can_be_made_are_told(
+    stream: Path, form: Any, encode: Any, options: Any, sample: int, says: str
+) -> None:
+    with pytest.raises(BadSample, match=says) as bad:
+        list(encoding(stream, form, encode, **options))
+    assert bad.value.sample == sample
 
 
-def test_a_damaged_row_is_left_out_too(tmp_path: Path) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
-    path = directory / "chunk_00000.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"id":1,', b'"id":7,'))
-    assert written(next(iter(open_sequences(directory, Pack(10))))) == [0]
-    with pytest.raises(ChunkCorrupt, match="row 1"):
-        next(iter(open_sequences(directory, Pack(10), bad_rows=BadRows("raise"))))
+def test_too_many_bad_rows_and_damaged_ones(stream: Path) -> None:
+    with pytest.raises(TooManyBadSamples) as bad:
+        list(encoding(stream, Pack(10), Encode(5, 8), bad_rows=BadRows(limit=1)))
+    assert bad.value.count == 2
+    path = stream / "chunk_00000.jsonl"
+    whole = path.read_bytes()
+    for row, left in ((1, 0), (0, 1)):
+        # The first row, too, by which packs are known, says nothing yet.
+        path.write_bytes(whole.replace(b'"id":%d,' % row, b'"id":7,'))
+        assert written(next(iter(open_sequences(stream, Pack(10))))) == [left]
+        with pytest.raises(ChunkCorrupt) as corrupt:
+            next(iter(open_sequences(stream, Pack(10), bad_rows=BadRows("raise"))))
+        assert corrupt.value.row == row
 
 
 def test_lengths_have_to_be_known(tmp_path: Path) -> None:
-    produce(tmp_path / "s", 4)
-    with pytest.raises(LengthsMissing, match=r"of chunk 0 are in tokens is not known.*lazyshard-producer run --source"):
-        list(open_sequences(tmp_path / "s", Pack(10)))
-    put_lengths(tmp_path / "s", [3, 4], [5, 0])
-    assert list(map(written, open_sequences(tmp_path / "s", Pack(10)))) == [[0], [1, 2]]
-    with pytest.raises(LengthsMissing, match="lazyshard-producer run --source"):
+    directory = produce(tmp_path / "s", 4)
+    ways = (f"run --source {directory} ", "--measure TOKENIZER", "--encode", "ChunkWriter.write(row, tokens=N)")
+    with pytest.raises(LengthsMissing) as missing:
+        open_sequences(directory, Pack(10))
+    assert [way for way in ways if way not in str(missing.value)] == []
+    with pytest.raises(LengthsMissing):
         LazyShardedSequences(foreign(tmp_path / "f", b"{}\n"), form=Pack(10), dp_rank=0, dp_size=1)
+    # Only the first chunk is looked at, at first.
+    put_lengths(directory, [3, 4])
+    sequences = open_sequences(directory, Pack(10))
+    put_lengths(directory, [5, 0], first=1)
+    assert all_written(sequences) == [[0], [1, 2]]
 
 
-def test_deleted_chunks_are_told(tmp_path: Path) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
-    retire(directory, 1, 5)
+def test_where_the_first_chunks_are_deleted_the_first_that_is_left_is_looked_at(stream: Path) -> None:
+    state = open_sequences(stream, Pack(10)).state_dict(3)
+    retire(stream, 2, 5)
+    again = open_sequences(stream, Pack(10))
     with pytest.raises(ChunkRetired):
-        list(open_sequences(directory, Pack(10)))
+        list(again)
+    again.load_state_dict(state)
+    assert all_written(again) == expected(LENGTHS, Pack(10), 6)[3:]
+    with pytest.raises(BadSample) as bad:
+        open_sequences(stream, Pack(5))
+    assert bad.value.sample == 7
+
+
+def write_packs(directory: Path, *, end: bool = True) -> Path:
+    """Adds a pack of two rows."""
+    writer = ChunkWriter(directory, 1)
+    writer.write(encode_pack([b'{"input_ids":[1]}\n', b'{"input_ids":[2,3]}\n'], [1, 2]), tokens=3)
+    writer.close(end)
+    return directory
+
+
+@pytest.mark.parametrize("form", [Pack(10), Split(10), Pad(10)])
+def test_a_stream_of_packs_is_refused(tmp_path: Path, form: Any) -> None:
+    with ChunkWriter(tmp_path / "arrays", 1, arrays=True, encoding={"by": "hand"}) as writer:
+        writer.write({"pack": [{"input_ids": np.arange(3)}], "lengths": [3]}, tokens=3)
+    for directory in (write_packs(tmp_path / "s"), tmp_path / "arrays"):
+        with pytest.raises(StreamMismatch) as refused:
+            open_sequences(directory, form)
+        assert refused.value.actual == "packs"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_live_stream_of_packs_is_refused_at_its_first_chunk(tmp_path: Path, workers: int) -> None:
+    ChunkWriter(tmp_path / "s", 1).close(end=False)
+    sequences = open_sequences(tmp_path / "s", Pack(10), window=9)
+    # Nine chunks make a window, but the first one is enough.
+    write_packs(tmp_path / "s", end=False)
+    with pytest.raises(StreamMismatch) as refused:
+        next(iter(loader_of(sequences, workers)))
+    assert refused.value.actual == "packs"
+
+
+def test_the_first_chunk_stays_open_in_no_process_that_does_not_draw(stream: Path) -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    sequences = open_sequences(stream, Pack(10))
+    opened = [path for path in set(Path("/proc/self/fd").iterdir()) - before if path.exists()]
+    assert [path for path in opened if str(stream) in str(path.readlink())] == []
+    assert sequences.stats().chunks_opened == 0
+
+
+def test_a_form_takes_its_size_by_position_and_numbers_of_numpy(tmp_path: Path) -> None:
+    ten: Any = np.int64(10)
+    assert Split(ten, eos=ten) == Split(size=10, eos=10)
+    assert repr(Pad(ten)) == "Pad(size=10, token=0)"
+    # A window has ten thousand rows if not said otherwise.
+    ChunkWriter(tmp_path / "s", 3000).close()
+    assert LazyShardedSequences(tmp_path / "s", form=Pack(9), dp_rank=0, dp_size=1).window == 4
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "says"),
+    ("make", "error", "what"),
     [
-        ({"encode_fn": LateRow}, ValueError, "LateRow hands out rows unparsed"),
-        ({"form": 8192}, TypeError, r"form is Pack\(SIZE\)"),
-        ({"at_end": "pad"}, ValueError, "at_end is one of drop, complete"),
-        ({"too_long": "cut"}, ValueError, "too_long is one of raise, drop"),
-        ({"batch_size": 0}, ValueError, "batch_size is 1 or more, got 0"),
-        ({"window": 0}, ValueError, "window is 1 or more, got 0"),
-        ({"max_wait": -1}, ValueError, "max_wait is 0 or more seconds, got -1"),
-        ({"seed": -1}, ValueError, "seed is 0 or more, got -1"),
+        (lambda: Pack("10"), TypeError, "^Pack: size .* got '10'"),  # type: ignore[arg-type]
+        (lambda: Pack(8.5), TypeError, "^Pack: size .* got 8.5"),  # type: ignore[arg-type]
+        (lambda: Pad(None), TypeError, "^Pad: size .* got None"),  # type: ignore[arg-type]
+        (lambda: Pad(8, "<pad>"), TypeError, "^Pad: token .* got '<pad>'"),  # type: ignore[arg-type]
+        (lambda: Split("10"), TypeError, "^Split: size .* got '10'"),  # type: ignore[arg-type]
+        (lambda: Split(10, eos="."), TypeError, r"^Split: eos .* got '\.'"),  # type: ignore[arg-type]
+        (lambda: Split(10, 1), TypeError, "positional argument"),  # type: ignore[call-arg]
+        (lambda: Pack(0), ValueError, "got 0"),
+        (lambda: Pad(0), ValueError, "got 0"),
+        (lambda: Split(0), ValueError, "got 0"),
     ],
 )
-def test_wrong_arguments_are_refused(tmp_path: Path, options: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        open_sequences(write_rows(tmp_path / "s", [1]), **{"form": Pack(4), **options})
+def test_what_is_no_number_of_a_form_is_named(make: Callable[[], object], error: type[Exception], what: str) -> None:
+    with pytest.raises(error, match=what):
+        make()
 
 
-def test_a_window_has_ten_thousand_rows_if_not_said_otherwise(tmp_path: Path) -> None:
-    ChunkWriter(tmp_path / "s", 3000).close()
-    assert LazyShardedSequences(tmp_path / "s", form=Pack(9), dp_rank=0, dp_size=1).window == 4
+@pytest.mark.parametrize(
+    ("options", "error", "what"),
+    [
+        ({"encode_fn": LateRow}, ValueError, "LateRow"),
+        ({"form": 8192}, TypeError, "form .* got 8192"),
+        ({"at_end": "pad"}, ValueError, "at_end .* got 'pad'"),
+        ({"too_long": "cut"}, ValueError, "too_long .* got 'cut'"),
+        ({"batch_size": 0}, ValueError, "batch_size .* got 0"),
+        ({"window": 0}, ValueError, "window .* got 0"),
+        ({"max_wait": -1}, ValueError, "max_wait .* got -1"),
+        ({"seed": -1}, ValueError, "seed .* got -1"),
+    ],
+)
+def test_wrong_arguments_are_refused(stream: Path, options: Any, error: type[Exception], what: str) -> None:
+    with pytest.raises(error, match=what):
+        open_sequences(stream, **{"form": Pack(10), **options})
+    with pytest.raises(TypeError, match="iterable"):
+        open_sequences(stream, Pack(10))[0]

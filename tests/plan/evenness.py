@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +13,14 @@ _Floats = npt.NDArray[np.float64]
 def step_costs(
     costs: npt.ArrayLike, ranks: int, samples_per_chunk: int, micro_batch_size: int = 1, *, ended: bool = False
 ) -> _Floats:
-    """Returns what each rank's micro batch of each step costs, where chunks are dealt to the ranks and read in order.
+    """Returns what each rank's micro batch of each step costs, of shape (steps, ranks).
 
     Args:
-        costs: of the samples from the first of a stripe on, shape (n,).
+        costs: of the samples from the first of a stripe on; those that fill no step are left out.
         ranks: data-parallel ranks.
         samples_per_chunk: rows in a chunk.
         micro_batch_size: rows of one rank in a micro batch.
         ended: whether the stream ends behind them: then what fills no whole stripe is dealt too, row by row.
-
-    Returns:
-        Shape (steps, ranks); samples that fill no step are left out.
     """
     rows = np.asarray(costs, np.float64)
     whole = len(rows) // (ranks * samples_per_chunk) * samples_per_chunk
@@ -37,44 +34,25 @@ def step_costs(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Evenness:
-    """How even steps are: in each the largest cost of a rank over the mean of its ranks, 1 where all are equal.
+class Evenness(NamedTuple):
+    """The largest cost of a rank in a step over the mean of its ranks, 1 where all are equal: of all steps together.
 
     Attributes:
         steps: how many they are.
-        overall: the sum of the largest over the sum of the means: what all steps together take, where the slowest rank
-            sets the pace, over what they would take with equal ranks.
-        mean: the mean over the steps.
-        p99: the 99th percentile.
-        worst: the largest.
-        between: the costliest step's mean over that of all steps: how unlike steps are to each other.
+        overall: the sum of the largest over the sum of the means.
+        mean: the mean of the ratios.
     """
 
     steps: int
     overall: float
     mean: float
-    p99: float
-    worst: float
-    between: float
 
 
 def evenness(costs: _Floats) -> Evenness | None:
-    """Returns how even steps are; None if there are none, or none costs anything.
-
-    Args:
-        costs: what `step_costs` returned, shape (steps, ranks).
-    """
+    """Returns how even steps are, of what `step_costs` returned; None if there are none, or none costs anything."""
     means, largest = costs.mean(axis=1), costs.max(axis=1, initial=0.0)
     if not means.sum():
         return None
     # In a step that costs nothing all are equal.
     ratios = np.divide(largest, means, out=np.ones_like(means), where=means > 0)
-    return Evenness(
-        steps=len(costs),
-        overall=float(largest.sum() / means.sum()),
-        mean=float(ratios.mean()),
-        p99=float(np.quantile(ratios, 0.99)),
-        worst=float(ratios.max()),
-        between=float(means.max() / means.mean()),
-    )
+    return Evenness(len(costs), float(largest.sum() / means.sum()), float(ratios.mean()))

@@ -29,15 +29,7 @@ def permutation(size: int, key: Sequence[int]) -> list[int]:
 
 def dealt(dp: int, unit: int, start: int, total: int) -> list[list[int]]:
     """Deal samples [start, total) to `dp` lanes: units while there is one for every lane, then one by one."""
-    lanes: list[list[int]] = [[] for _ in range(dp)]
-    left = list(range(start, total))
-    while len(left) >= dp * unit:
-        for lane in lanes:
-            lane.extend(left[:unit])
-            del left[:unit]
-    for turn, sample in enumerate(left):
-        lanes[turn % dp].append(sample)
-    return lanes
+    return left_dealt(list(range(start, total)), dp, unit, 0)
 
 
 def shuffled(lane: list[int], window: int, seed: int, epoch: int, number: int) -> list[int]:
@@ -51,25 +43,11 @@ def shuffled(lane: list[int], window: int, seed: int, epoch: int, number: int) -
     return order
 
 
-def epoch_of_draws(
-    dp: int, unit: int, start: int, total: int, batch_size: int, window: int, seed: int, epoch: int
-) -> list[list[int]]:
-    """Return the samples that each lane draws in `epoch`, in order: as many whole batches as every lane can fill."""
-    lanes = dealt(dp, unit, start, total)
-    batches = min(len(lane) for lane in lanes) // batch_size
-    # A batch more may be wanting one sample in some lane only: then no lane draws it, since ranks train in lockstep.
-    length = batches * batch_size
-    return [shuffled(lane, window, seed, epoch, number)[:length] for number, lane in enumerate(lanes)]
-
-
 def ended(lanes: list[list[int]], batch_size: int, at_end: str) -> list[list[int]]:
     """Return what each lane draws of an epoch, given all that it holds, in order.
 
-    Args:
-        lanes: dealt, and shuffled.
-        batch_size: of a micro batch.
-        at_end: "drop" what fills no batch of every lane, or complete one: "pad" with the last ones before, "loop" with
-            the first ones.
+    "drop" leaves what fills no batch of every lane; "pad" completes one with the last ones before, "loop" with the
+    first ones.
     """
     whole = min(map(len, lanes)) // batch_size * batch_size
     drawn = [lane[:whole] for lane in lanes]
@@ -122,12 +100,7 @@ def course_of_draws(
 ) -> list[list[list[tuple[int, int]]]]:
     """Return what each lane of each part draws: (epoch, sample).
 
-    Args:
-        unit: samples dealt in a row.
-        window: positions shuffled together.
-        seed: of the shuffle.
-        parts: lanes, micro batch, draws, and ranges of samples left out from there on.
-        total: end of the stream.
+    Parts are lanes, micro batch, draws, and ranges of samples left out from there on.
     """
     span = window or unit
     epoch, carried, left = 0, list[int](), list(range(total))

@@ -1,14 +1,68 @@
-"""Schedules of weights: which hold when, and that what changes does not move what was drawn."""
+"""Blends whose weights change: which hold when, and draws against lists that are drawn piece by piece."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lazyshard.plan.blend import BlendTable
 from lazyshard.plan.blend_schedule import BlendCourse, BlendPiece, BlendSchedule
+
+
+def listed(course: BlendCourse, count: int) -> list[tuple[int, int]]:
+    """Draws position by position, with a counter for each stream."""
+    drawn, order = [0] * course.streams, []
+    for position in range(count):
+        piece = [one for one in course.pieces if one.first <= position][-1]
+        known = [stream for stream, part in enumerate(piece.parts) if part]
+        table = BlendTable([piece.parts[stream] for stream in known])
+        (place,) = table.draws(np.array([position - piece.first + piece.offset]))[0].tolist()
+        order.append((known[place], drawn[known[place]]))
+        drawn[known[place]] += 1
+    return order
+
+
+@st.composite
+def courses(draw: st.DrawFn) -> BlendCourse:
+    streams = draw(st.integers(1, 4))
+    parts = st.lists(st.integers(0, 4), min_size=streams, max_size=streams).filter(any).map(tuple)
+    firsts = [0, *sorted(draw(st.sets(st.integers(1, 40), max_size=3)))]
+    return BlendCourse([BlendPiece(first, draw(parts), draw(st.integers(0, 20))) for first in firsts])
+
+
+def test_each_stream_goes_on_where_the_piece_before_has_left_it() -> None:
+    course = BlendCourse([BlendPiece(0, (1, 1)), BlendPiece(4, (3, 1))])
+    assert [one.tolist() for one in course.draws(0, 12)] == [
+        [0, 1, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 2, 2, 3, 4, 5, 3, 6, 7],
+    ]
+    course = BlendCourse([BlendPiece(0, (1, 1)), BlendPiece(4, (1, 0))])
+    assert [course.position(1, draw) for draw in range(3)] == [1, 3, None]
+    assert course.position(0, 2) == 4
+
+
+@given(courses(), st.integers(0, 60), st.integers(0, 40), st.data())
+def test_draws_counts_and_positions_are_those_of_the_list(
+    course: BlendCourse, first: int, count: int, data: st.DataObject
+) -> None:
+    order, stop = listed(course, 200), first + count
+    streams, draws = course.draws(first, stop)
+    assert list(zip(streams.tolist(), draws.tolist(), strict=True)) == order[first:stop]
+    assert [course.draw(position) for position in range(first, stop)] == order[first:stop]
+    assert course.streams_of(first, stop) == [stream for stream, _ in order[first:stop]]
+    had = [stream for stream, _ in order[:first]]
+    assert course.counts(first) == tuple(had.count(stream) for stream in range(course.streams))
+    stream, draw = data.draw(st.integers(0, course.streams - 1)), data.draw(st.integers(0, 20))
+    position = course.position(stream, draw)
+    if position is None or position >= 200:
+        assert (stream, draw) not in order
+    else:
+        assert order[position] == (stream, draw)
 
 
 def test_weights_hold_from_their_step_on() -> None:
@@ -20,26 +74,18 @@ def test_weights_hold_from_their_step_on() -> None:
     assert not schedule.constant
 
 
-def test_a_line_goes_from_each_point_to_the_next() -> None:
+def test_a_line_goes_from_each_point_to_the_next_in_a_bounded_number_of_pieces() -> None:
     schedule = BlendSchedule([(0, (1, 1)), (4, (1, 3)), (6, (1, 3))], "linear")
     assert [schedule.parts(step) for step in range(6)] == [(4, 5), (4, 7), (4, 9), (4, 11), (1, 3), (1, 3)]
     assert [piece[:2] for piece in schedule.pieces(3, 2)] == [(0, (4, 11)), (2, (1, 3))]
-
-
-def test_a_long_line_has_a_bounded_number_of_pieces_that_end_where_it_does() -> None:
-    schedule = BlendSchedule([(0, (1, 0)), (100_000, (0, 1))], "linear")
-    pieces = schedule.pieces(0, 1)
-    assert len(pieces) == 65
-    assert pieces[-1][:2] == (100_000, (0, 1))
+    pieces = BlendSchedule([(0, (1, 0)), (100_000, (0, 1))], "linear").pieces(0, 1)
+    assert (len(pieces), pieces[-1][:2]) == (65, (100_000, (0, 1)))
     shares = [piece.parts[1] / sum(piece.parts) for piece in pieces]
     assert shares == sorted(shares)
     assert abs(shares[32] - 0.5) < 0.02
-
-
-def test_points_that_change_nothing_are_one_piece() -> None:
-    schedule = BlendSchedule([(0, (0.8, 0.2)), (7, (4, 1)), (9, (8, 2))], "linear")
-    assert schedule.constant
-    assert schedule.pieces(8, 3) == (BlendPiece(0, (4, 1)),)
+    constant = BlendSchedule([(0, (0.8, 0.2)), (7, (4, 1)), (9, (8, 2))], "linear")
+    assert constant.constant
+    assert constant.pieces(8, 3) == (BlendPiece(0, (4, 1)),)
 
 
 @pytest.mark.parametrize(
@@ -55,16 +101,12 @@ def test_points_that_change_nothing_are_one_piece() -> None:
 def test_short_pieces_add_up_to_their_shares(points: Any, ramp: Any, draws_per_step: int) -> None:
     schedule = BlendSchedule(points, ramp)
     course = BlendCourse(schedule.pieces(0, draws_per_step))
-    target = [0.0] * course.streams
+    target = np.zeros(course.streams)
     for step in range(120):
-        parts = schedule.parts(step)
-        target = [one + draws_per_step * part / sum(parts) for one, part in zip(target, parts, strict=True)]
+        parts = np.array(schedule.parts(step))
+        target += draws_per_step * parts / parts.sum()
         counts = course.counts((step + 1) * draws_per_step)
-        assert all(abs(one - count) <= course.streams for one, count in zip(target, counts, strict=True)), (
-            step,
-            target,
-            counts,
-        )
+        assert (np.abs(target - counts) <= course.streams).all(), (step, target, counts)
 
 
 @given(
@@ -87,18 +129,22 @@ def test_to_go_on_after_a_step_is_to_have_gone_on(
 
 
 @pytest.mark.parametrize(
-    ("points", "ramp", "message"),
+    ("make", "what"),
     [
-        ([], "steps", "begin at step 0 and follow each other, got \\[\\]"),
-        ([(1, (1,))], "steps", "begin at step 0 and follow each other, got \\[1\\]"),
-        ([(0, (1,)), (5, (2,)), (5, (3,))], "steps", "follow each other, got \\[0, 5, 5\\]"),
-        ([(0, (1,)), (2.5, (2,))], "steps", "the steps of a schedule are integers, got 2.5"),
-        ([(0, (1, 1)), (5, (2,))], "steps", "has a weight for each of 2 streams"),
-        ([(0, (0, 0))], "steps", "weights need a finite sum above 0"),
-        ([(0, (1, -1))], "steps", "a weight is a finite number above 0, got -1"),
-        ([(0, (1, 1))], "curve", "ramp is one of steps, linear, got 'curve'"),
+        (lambda: BlendCourse([]), r"got \[\]"),
+        (lambda: BlendCourse([BlendPiece(1, (1,))]), r"got \[1\]"),
+        (lambda: BlendCourse([BlendPiece(0, (1,)), BlendPiece(0, (1,))]), r"got \[0, 0\]"),
+        (lambda: BlendCourse([BlendPiece(0, (1, 1)), BlendPiece(3, (1,))]), "same 2 streams"),
+        (lambda: BlendSchedule([]), r"got \[\]"),
+        (lambda: BlendSchedule([(1, (1,))]), r"got \[1\]"),
+        (lambda: BlendSchedule([(0, (1,)), (5, (2,)), (5, (3,))]), r"got \[0, 5, 5\]"),
+        (lambda: BlendSchedule([(0, (1,)), (2.5, (2,))]), "got 2.5"),  # type: ignore[list-item]
+        (lambda: BlendSchedule([(0, (1, 1)), (5, (2,))]), "each of 2 streams"),
+        (lambda: BlendSchedule([(0, (0, 0))]), "weights need a finite sum"),
+        (lambda: BlendSchedule([(0, (1, -1))]), "got -1"),
+        (lambda: BlendSchedule([(0, (1, 1))], "curve"), "got 'curve'"),  # type: ignore[arg-type]
     ],
 )
-def test_schedules_that_cannot_be_are_refused(points: Any, ramp: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BlendSchedule(points, ramp)
+def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        make()

@@ -1,8 +1,11 @@
-"""The course: what every lane draws equals the oracle's lists, through any chain of changed ranks, and back again."""
+"""The course: what every lane draws equals the oracle's lists, through any chain of changed ranks, and back again.
+
+And what every lane is done with: no sample below that number comes again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from lazyshard.part import Part
 from lazyshard.plan.course import Course, Draw, Place, Run
 from lazyshard.plan.deal import Rules
+from lazyshard.plan.segment import Carried, Slices, Stretch
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY, Case, cases
 
@@ -33,6 +37,10 @@ class Chain:
     def expected(self) -> list[list[list[tuple[int, int]]]]:
         parts = [(part.dp, part.batch_size, part.draws, part.skip) for part in self.parts]
         return oracle.course_of_draws(self.rules.unit, self.rules.window, self.rules.seed, parts, self.total)
+
+    @property
+    def left_out(self) -> set[int]:
+        return {sample for part in self.parts for start, stop in part.skip for sample in range(start, stop)}
 
 
 @st.composite
@@ -58,6 +66,10 @@ def drawn(course: Course, total: int | None) -> Sequence[Sequence[tuple[int, int
     return [[course.draw(lane, p, total) for p in range(current.draws)] for lane in range(current.dp)]
 
 
+def samples_of(course: Course, lane: int, positions: range, total: int | None) -> list[int]:
+    return [course.draw(lane, position, total).sample for position in positions]
+
+
 def rescaled(course: Course, dp: int, batch_size: int, draws: int) -> Course:
     """The course with other lanes after so many draws of its current part."""
     ended = replace(course.current, draws=draws)
@@ -66,64 +78,44 @@ def rescaled(course: Course, dp: int, batch_size: int, draws: int) -> Course:
     return Course(course.rules, (*course.parts[:-1], ended, Part(dp, batch_size)))
 
 
-def test_draws_golden_of_the_documented_example() -> None:
-    course = Course(Rules(3), [Part(2, draws=4), Part(3, draws=4)])
-    assert [[sample for _, sample in lane] for lane in drawn(course.until(0), 60)] == [[0, 1, 2, 6], [3, 4, 5, 9]]
-    assert [[sample for _, sample in lane] for lane in drawn(course, 60)] == [
-        [7, 8, 12, 13],
-        [10, 15, 16, 17],
-        [11, 18, 19, 20],
-    ]
-    assert course.consumed_before == 8
-
-
-def test_draws_golden_with_windows_through_two_changes() -> None:
-    course = Course(Rules(2, window=4, seed=1), [Part(2, draws=3), Part(3, draws=5), Part(1, draws=9)])
-    assert [[s for _, s in lane] for number in range(3) for lane in drawn(course.until(number), None)] == GOLDEN
-
-
-GOLDEN = [
-    [0, 5, 1],
-    [3, 2, 7],
-    [4, 8, 15, 9, 14],
-    [6, 11, 10, 17, 16],
-    [19, 18, 13, 12, 25],
-    [27, 26, 21, 20, 28, 23, 29, 22, 30],
-]
-
-
-def of_epoch(course: Course, lane: int, total: int, turn: int = 0) -> list[int]:
-    length = course.full_epoch_length(total)
-    return [course.draw(lane, turn * length + p, total).sample for p in range(length)]
-
-
-def test_draws_golden_of_two_epochs_and_in_order_cut_to_whole_batches() -> None:
-    course = Course(Rules(4, window=8), [Part(2)])
-    assert of_epoch(course, 0, 27) == [9, 2, 3, 10, 0, 1, 8, 11, 16, 17, 18, 19, 24]
-    assert of_epoch(course, 1, 27) == [13, 15, 12, 4, 5, 14, 6, 7, 21, 20, 22, 23, 25]
-    assert of_epoch(course, 0, 27, turn=1) == [2, 10, 8, 9, 1, 3, 11, 0, 26, 18, 19, 17, 24]
-    assert of_epoch(course, 1, 27, turn=1) == [14, 7, 12, 4, 6, 5, 13, 15, 25, 20, 23, 22, 21]
-    assert course.leftover(27) == 1
-    course = Course(Rules(3), [Part(2, batch_size=2)])
-    assert of_epoch(course, 0, 19) == [0, 1, 2, 6, 7, 8, 12, 13]
-    assert of_epoch(course, 1, 19) == [3, 4, 5, 9, 10, 11, 15, 16]
-    assert course.leftover(19) == 3
-
-
-def test_order_of_a_window_is_that_of_seed_epoch_lane_and_window() -> None:
-    # oracle.permutation(4, (9, 5, 1, 2)) is [1, 0, 2, 3]; samples of window 2 of lane 1 are 20 to 23.
-    course = Course(Rules(4, window=4, seed=9), [Part(2, epoch=5)])
-    assert [course.draw(1, 8 + p, None).sample for p in range(4)] == [21, 20, 22, 23]
+@pytest.mark.parametrize(
+    ("rules", "parts", "total", "lanes"),
+    [
+        # The documented example.
+        (
+            Rules(3),
+            [Part(2, draws=4), Part(3, draws=4)],
+            60,
+            [[0, 1, 2, 6], [3, 4, 5, 9], [7, 8, 12, 13], [10, 15, 16, 17], [11, 18, 19, 20]],
+        ),
+        (
+            Rules(2, window=4, seed=1),
+            [Part(2, draws=3), Part(3, draws=5), Part(1, draws=9)],
+            None,
+            [
+                *([0, 5, 1], [3, 2, 7]),
+                *([4, 8, 15, 9, 14], [6, 11, 10, 17, 16], [19, 18, 13, 12, 25]),
+                [27, 26, 21, 20, 28, 23, 29, 22, 30],
+            ],
+        ),
+    ],
+)
+def test_draws_golden(rules: Rules, parts: list[Part], total: int | None, lanes: list[list[int]]) -> None:
+    course = Course(rules, parts)
+    found = [lane for number in range(len(parts)) for lane in drawn(course.until(number), total)]
+    assert [[sample for _, sample in lane] for lane in found] == lanes
+    assert course.consumed_before == sum(part.dp * part.draws for part in parts[:-1])
 
 
 @PROPERTY
 @given(cases(filled=True), st.integers(0, 3))
 def test_any_epoch_is_that_of_the_oracle_begun_there_or_met_on_the_way(case: Case, epoch: int) -> None:
     expected, total = case.drawn(epoch), case.total
-    begun, first = case.course(epoch), case.course()
-    assert [of_epoch(begun, lane, total) for lane in range(case.part.dp)] == expected
-    assert [of_epoch(first, lane, total, epoch) for lane in range(case.part.dp)] == expected
-    assert begun.epoch_length(total) == first.epoch_length(total) == len(expected[0])
+    begun, first, length = case.course(epoch), case.course(), len(expected[0])
+    assert begun.epoch_length(total) == first.epoch_length(total) == first.full_epoch_length(total) == length
+    for lane, samples in enumerate(expected):
+        assert samples_of(begun, lane, range(length), total) == samples
+        assert samples_of(first, lane, range(epoch * length, (epoch + 1) * length), total) == samples
     assert begun.leftover(total) == total - sum(map(len, expected)) < case.part.dp * case.part.batch_size
 
 
@@ -135,58 +127,27 @@ def test_needed_is_what_window_and_batch_ask_for_and_no_more(case: Case, positio
 
 
 @pytest.mark.parametrize(
-    ("rules", "part", "needed"),
-    [
-        (Rules(3), Part(2), [6, 6, 6, 12, 12, 12, 18]),
-        (Rules(3), Part(2, 4), [8, 8, 8, 12, 16, 16, 18]),
-        (Rules(3, window=6), Part(2), [12, 12, 12, 12, 12, 12, 24]),
-        (Rules(3, window=6), Part(2, 4), [12, 12, 12, 12, 16, 16, 24]),
-    ],
-)
-def test_needed_golden(rules: Rules, part: Part, needed: list[int]) -> None:
-    assert [Course(rules, [part]).needed(p) for p in range(7)] == needed
-
-
-@pytest.mark.parametrize(
     ("rules", "part", "position", "total", "run"),
     [
         (Rules(4), Part(2), 5, None, Run(4, 8, 12, 0)),
-        (Rules(4), Part(2), 5, 27, Run(4, 8, 12, 0)),
         (Rules(4), Part(2), 12, 27, Run(12, 13, 25, 0)),
         (Rules(4), Part(2), 14, 27, Run(13, 17, 4, 1)),
         (Rules(4), Part(2, 3), 5, None, Run(4, 6, 12, 0)),
-        (Rules(4), Part(2, 3), 6, None, Run(4, 8, 12, 0)),
         (Rules(4), Part(2, 7), 5, 16, Run(4, 7, 12, 0)),
         (Rules(4, window=4), Part(2), 5, 27, Run(5, 6, 12, 0)),
-        (Rules(4), Part(1), 5, 27, Run(4, 8, 4, 0)),
     ],
 )
 def test_run_golden(rules: Rules, part: Part, position: int, total: int | None, run: Run) -> None:
     assert Course(rules, [part]).run(part.dp - 1, position, total) == run
 
 
-def test_stream_too_short_for_one_batch_a_lane_is_refused_past_its_first_epoch() -> None:
-    course = Course(Rules(4), [Part(2, 3)])
-    assert (course.epoch_length(5), course.leftover(5)) == (0, 5)
-    for call in (lambda: course.draw(0, 0, 5), lambda: course.draws(0, [0], 5), lambda: course.run(0, 0, 5)):
-        with pytest.raises(IndexError, match="an epoch is empty"):
-            call()
-
-
 @PROPERTY
 @given(chains())
-def test_every_part_draws_what_the_oracle_draws(chain: Chain) -> None:
-    for number, lanes in enumerate(chain.expected()):
-        assert drawn(chain.course.until(number), chain.total) == lanes
-
-
-@PROPERTY
-@given(chains())
-def test_arrays_draw_what_single_positions_do(chain: Chain) -> None:
+def test_every_part_draws_what_the_oracle_draws_in_arrays_too(chain: Chain) -> None:
     for number, lanes in enumerate(chain.expected()):
         course = chain.course.until(number)
-        positions = np.arange(course.current.draws)
-        epochs, samples = course.draws(np.arange(course.dp)[:, None], positions, chain.total)
+        assert drawn(course, chain.total) == lanes
+        epochs, samples = course.draws(np.arange(course.dp)[:, None], np.arange(course.current.draws), chain.total)
         assert epochs.tolist() == [[epoch for epoch, _ in lane] for lane in lanes]
         assert samples.tolist() == [[sample for _, sample in lane] for lane in lanes]
 
@@ -222,9 +183,8 @@ def test_no_sample_is_drawn_twice_in_an_epoch_and_what_is_not_is_left_over_or_le
                 by_epoch.setdefault(epoch, []).append(sample)
     for samples in by_epoch.values():
         assert len(set(samples)) == len(samples)
-    out = {s for part in chain.parts for start, stop in part.skip for s in range(start, stop)}
     whole = [epoch for epoch in by_epoch if epoch < max(by_epoch)]
-    left = [len(set(range(total)) - out - set(by_epoch[epoch])) for epoch in whole]
+    left = [len(set(range(total)) - chain.left_out - set(by_epoch[epoch])) for epoch in whole]
     step = max(part.dp * part.batch_size for part in chain.parts)
     assert all(count < step for count in left)
 
@@ -250,29 +210,30 @@ def test_places_lead_back_to_their_samples(chain: Chain) -> None:
 
 
 @PROPERTY
-@given(chains(epochs=1), st.integers(0, 20), st.integers(0, 30))
-def test_what_is_drawn_live_is_what_is_drawn_after_the_end(chain: Chain, position: int, more: int) -> None:
+@given(chains(epochs=1), st.integers(0, 20), st.integers(0, 30), st.integers(0, 100))
+def test_what_is_drawn_live_is_what_is_drawn_after_the_end(
+    chain: Chain, position: int, more: int, samples: int
+) -> None:
     course = chain.course
+    needed = course.needed(position)
+    assert (needed <= samples) == (position < course.drawable(samples))
+    assert needed <= course.needed(position + 1)
     total = max([course.until(n).needed(p.draws - 1) for n, p in enumerate(chain.parts) if p.draws] or [0])
-    total = max(total, course.needed(position)) + more
+    total = max(total, needed) + more
     for lane in range(course.dp):
         live = course.draw(lane, position, None)
         assert live == course.draw(lane, position, total)
-        assert live.epoch == 0
-        assert live.sample < course.needed(position)
-
-
-@PROPERTY
-@given(chains(), st.integers(0, 40), st.integers(0, 100))
-def test_drawable_is_needed_turned_round(chain: Chain, position: int, samples: int) -> None:
-    course = chain.course
-    assert (course.needed(position) <= samples) == (position < course.drawable(samples))
-    assert course.needed(position) <= course.needed(position + 1)
+        assert (live.epoch, live.sample < needed) == (0, True)
+        run = course.run(lane, position, None)
+        assert run.first <= position < run.stop
+        assert course.needed(run.stop - 1) <= needed
+        consecutive = list(range(run.sample, run.sample + run.stop - run.first))
+        assert samples_of(course, lane, range(run.first, run.stop), None) == consecutive
 
 
 @PROPERTY
 @given(chains())
-def test_runs_are_consecutive_samples(chain: Chain) -> None:
+def test_runs_are_consecutive_samples_and_a_window_is_drawn_in_one_epoch_from_what_one_needs(chain: Chain) -> None:
     course, total = chain.course, chain.total
     for lane in range(course.dp):
         for position in range(course.epoch_length(total) + 5):
@@ -280,32 +241,9 @@ def test_runs_are_consecutive_samples(chain: Chain) -> None:
             assert run.first <= position < run.stop
             got = [tuple(course.draw(lane, p, total)) for p in range(run.first, run.stop)]
             assert got == [(run.epoch, run.sample + i) for i in range(run.stop - run.first)]
-
-
-@PROPERTY
-@given(chains(epochs=1), st.integers(0, 20))
-def test_live_runs_need_no_more_than_their_position(chain: Chain, position: int) -> None:
-    course = chain.course
-    needed = course.needed(position)
-    for lane in range(course.dp):
-        run = course.run(lane, position, None)
-        assert run.first <= position < run.stop
-        assert course.needed(run.stop - 1) <= needed
-        got = [course.draw(lane, p, None).sample for p in range(run.first, run.stop)]
-        assert got == list(range(run.sample, run.sample + run.stop - run.first))
-
-
-@PROPERTY
-@given(chains())
-def test_a_window_is_drawn_in_one_epoch_and_from_what_one_needs(chain: Chain) -> None:
-    course, total = chain.course, chain.total
-    for lane in range(course.dp):
-        for position in range(course.epoch_length(total) + 5):
             stop = course.window_stop(lane, position, total)
             assert stop > position
-            assert {course.draw(lane, p, total).epoch for p in range(position, stop)} == {
-                course.draw(lane, position, total).epoch
-            }
+            assert {course.draw(lane, p, total).epoch for p in range(position, stop)} == {run.epoch}
             stop = course.window_stop(lane, position, None)
             assert stop > position
             assert course.needed(stop - 1) <= course.needed(position)
@@ -323,11 +261,38 @@ def test_what_is_carried_over_counts_as_one_window() -> None:
     assert Course(Rules(2), [Part(2)]).window_stop(1, 3, 100) == 50
 
 
-@pytest.mark.parametrize(("lane", "position"), [(2, 0), (-1, 0), (0, -1)])
-@pytest.mark.parametrize("total", [None, 30])
-def test_a_window_of_no_lane_or_position_is_refused(lane: int, position: int, total: int | None) -> None:
-    with pytest.raises(IndexError, match="must be"):
-        Course(Rules(2, window=4), [Part(2)]).window_stop(lane, position, total)
+def still_kept(case: Case, position: int) -> list[int]:
+    """What lanes draw from a position on; windows and stripes that are open whole, and with what is left over."""
+    if position > len(case.drawn(0)[0]):
+        return []
+    dp, unit, window = case.part.dp, case.rules.unit, case.rules.window
+    in_stripes = case.total // (dp * unit) * unit
+    row_by_row = not window and position >= in_stripes
+    first = position if row_by_row else position - position % (window or unit)
+    left_over = position < len(case.drawn(0)[0]) or any(lane[position:] for lane in case.lanes())
+    return [sample for lane in case.lanes() for sample in lane[first:]] if left_over else []
+
+
+@PROPERTY
+@given(cases())
+def test_done_is_the_first_sample_that_is_still_kept_and_never_falls(case: Case) -> None:
+    found = [case.course().done_before(position, case.total) for position in range(len(case.drawn(0)[0]) + 3)]
+    assert found == [min(still_kept(case, position), default=case.total) for position in range(len(found))]
+    assert found == sorted(found)
+    assert found[-1] == case.total
+
+
+@PROPERTY
+@given(cases(), st.integers(0, 30), st.integers(0, 40))
+def test_what_is_said_live_to_be_done_holds_after_the_end(case: Case, position: int, more: int) -> None:
+    course = case.course()
+    # Everything up to the position was certain when it was drawn.
+    certain = course.needed(position - 1) if position else 0
+    live, total = course.done_before(position, None), certain + more
+    assert 0 <= live <= certain
+    assert live <= course.done_before(position, total)
+    if total >= course.needed(position):
+        assert live == course.done_before(position, total)
 
 
 @PROPERTY
@@ -353,88 +318,114 @@ def test_nothing_below_what_is_done_is_drawn_by_any_other_number_of_ranks(chain:
             begun = draws if other.parts == rescaled(course, course.dp, course.batch_size, draws).parts else 0
             for position in range(begun, other.epoch_length(total)):
                 assert other.draw(lane, position, total).sample >= done
-
-
-@PROPERTY
-@given(chains(epochs=1), st.integers(1, 6), st.integers(1, 2))
-def test_what_is_left_over_is_not_done_with_as_other_ranks_may_draw_it(chain: Chain, dp: int, batch: int) -> None:
-    course, total = chain.course, chain.total
     if course.epoch(total):
         return
+    # Nor is what is left over done with, as other ranks may draw it.
     length = course.epoch_length(total)
     done = course.done_before(length, total)
     assert done <= total and (done == total or course.leftover(total))
     other = rescaled(course, dp, batch, length)
     if other.parts[-1].draws == 0:
-        drawn = [other.draw(lane, p, total) for lane in range(dp) for p in range(other.epoch_length(total))]
-        assert all(draw.sample >= done and draw.epoch == 0 for draw in drawn)
+        rest = [other.draw(lane, p, total) for lane in range(dp) for p in range(other.epoch_length(total))]
+        assert all(draw.sample >= done and draw.epoch == 0 for draw in rest)
     assert course.done_before(length + 1, total) == total
 
 
+def test_far_position_is_no_more_work() -> None:
+    assert Course(Rules(1000, 4000), [Part(8)]).done_before(2**59, None) == 2**59 // 4000 * 4000 * 8
+
+
 def test_history_that_does_not_matter_any_more_is_let_go() -> None:
-    parts = [Part(2, draws=3), Part(3, draws=8), Part(2, draws=6), Part(4)]
-    course = Course(Rules(4, window=4), parts)
-    segments = [begin.segment for begin in course._all(None)]
-    assert [segment.carried for segment in segments] == [0, 2, 2, 6]
-    assert [segment.before is None for segment in segments] == [True, False, False, False]
-    # Two windows later, at a boundary of all lanes.
-    course = Course(Rules(4, window=4), [Part(2, draws=3), Part(1, draws=6), Part(2)])
-    assert [begin.segment.before is None for begin in course._all(None)] == [True, False, True]
+    # Of the last two, the second begins two windows later, at a boundary of all lanes.
+    for parts, carried in (
+        ([Part(2, draws=3), Part(3, draws=8), Part(2, draws=6), Part(4)], [0, 2, 2, 6]),
+        ([Part(2, draws=3), Part(1, draws=6), Part(2)], [0, 2, 0]),
+    ):
+        course = Course(Rules(4, window=4), parts)
+        segments = [course.until(number).begin(None).segment for number in range(len(parts))]
+        assert [segment.carried for segment in segments] == carried
+        assert [segment.before is None for segment in segments] == [not count for count in carried]
 
 
 def test_a_part_with_as_many_ranks_goes_on_in_the_same_order() -> None:
     rules = Rules(3, window=6, seed=42)
     one, two = Course(rules, [Part(2)]), Course(rules, [Part(2, draws=8, batch_size=2), Part(2, draws=3), Part(2, 4)])
     for lane in range(2):
-        assert [two.draw(lane, p, None) for p in range(20)] == [one.draw(lane, p + 11, None) for p in range(20)]
+        assert samples_of(two, lane, range(20), None) == samples_of(one, lane, range(11, 31), None)
     assert (two.needed(0), two.needed(1), two.needed(4)) == (30, 36, 38)
-    assert [two.place(one.draw(1, p, None).sample, None, 0) for p in (7, 8, 10, 11, 30)] == [
-        Place(0, 1, 7),
-        Place(1, 1, 0),
-        Place(1, 1, 2),
-        Place(2, 1, 0),
-        Place(2, 1, 19),
-    ]
+    found = [two.place(one.draw(1, p, None).sample, None, 0) for p in (7, 8, 10, 11, 30)]
+    assert found == [Place(0, 1, 7), Place(1, 1, 0), Place(1, 1, 2), Place(2, 1, 0), Place(2, 1, 19)]
 
 
-def test_skipped_steps_are_drawn_by_nobody() -> None:
+def test_skipped_steps_are_drawn_by_nobody_and_a_part_that_begins_an_epoch_does_not_depend_on_those_before() -> None:
     course = Course(Rules(3), [Part(2, draws=2), Part(2, draws=2, trained=False), Part(2)])
-    assert [course.draw(lane, p, None).sample for lane in range(2) for p in range(3)] == [7, 8, 12, 10, 11, 15]
-    assert course.consumed_before == 4
-    assert course.place(6, 60, 0) == Place(1, 0, 1)
-
-
-def test_a_part_that_begins_an_epoch_does_not_depend_on_those_before() -> None:
-    course = Course(Rules(3), [Part(2, draws=5), Part(3, epoch=4)])
-    alone = Course(Rules(3), [Part(3, epoch=4)])
+    assert [samples_of(course, lane, range(3), None) for lane in range(2)] == [[7, 8, 12], [10, 11, 15]]
+    assert (course.consumed_before, course.place(6, 60, 0)) == (4, Place(1, 0, 1))
+    course, alone = (Course(Rules(3), [*before, Part(3, epoch=4)]) for before in ([Part(2, draws=5)], []))
     for lane in range(3):
-        for position in range(9):
-            assert course.draw(lane, position, 20) == alone.draw(lane, position, 20)
+        assert [course.draw(lane, p, 20) for p in range(9)] == [alone.draw(lane, p, 20) for p in range(9)]
+
+
+def test_what_is_left_out_has_no_number_and_cuts_a_stretch() -> None:
+    carried = Carried(Slices(5, 2), draws=10, removed=np.array([1, 3]))
+    assert list(carried.stretches(0, 3)) == [Stretch(0, 0, 10, 1), Stretch(1, 0, 12, 1), Stretch(2, 1, 11, 1)]
+    places = [(0, 10), (0, 11), (0, 12), (0, 13), (1, 10), (1, 11), (1, 12)]
+    assert [carried.number(*place) for place in places] == [0, -1, 1, None, -1, 2, None]
+    assert list(Carried(Slices(5, 2), draws=10).stretches(1, 5)) == [Stretch(1, 0, 11, 2), Stretch(3, 1, 10, 2)]
+
+
+@PROPERTY
+@given(size=st.integers(0, 40), lanes=st.integers(1, 9), draws=st.integers(0, 5), data=st.data())
+def test_places_stretches_and_numbers_are_one_and_the_same(
+    size: int, lanes: int, draws: int, data: st.DataObject
+) -> None:
+    every = [(lane, position) for lane in range(lanes) for position in range(Slices(size, lanes).length(lane))]
+    removed = data.draw(st.lists(st.integers(0, size - 1), unique=True).map(sorted) if size else st.just([]))
+    carried = Carried(Slices(size, lanes), draws, np.array(removed, dtype=np.int64))
+    kept = [(lane, draws + position) for at, (lane, position) in enumerate(every) if at not in removed]
+    assert carried.size == len(kept)
+    found = carried.places(np.arange(carried.size))
+    assert list(zip(*(one.tolist() for one in found), strict=True)) == kept
+    start = data.draw(st.integers(0, carried.size))
+    stop = data.draw(st.integers(start, carried.size))
+    stretches = list(carried.stretches(start, stop))
+    assert [(one.lane, one.position + more) for one in stretches for more in range(one.length)] == kept[start:stop]
+    assert [one.number + more for one in stretches for more in range(one.length)] == list(range(start, stop))
+    assert [carried.number(*place) for place in kept] == list(range(carried.size))
+
+
+PLAIN = Course(Rules(3), [Part(2, draws=4), Part(3)])
+SHORT = Course(Rules(4), [Part(2, 3)])
+"""Of whose epochs, with five samples, none has a batch for each lane."""
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("make", "error", "what"),
     [
-        (lambda: Course(Rules(1), []), "a course has at least one part"),
-        (lambda: Part(0), "field 'dp': expected an integer from 1"),
-        (lambda: Part(1, draws=-1), "field 'draws'"),
-        (lambda: Part(1, skip=((3, 3),)), r"skip\[0\]\[1\]"),
-        (lambda: Rules(2, 3), "window must be a multiple of unit = 2, got 3"),
-        (lambda: Rules(4, -4), "window must be an int >= 0, got -4"),
-        (lambda: Rules(4, seed=2**63), r"seed must be an int in \[0, 9223372036854775808\), got 9223372036854775808"),
-        (lambda: Rules(4, seed=cast(int, 1.0)), "seed must be an int in .*, got 1.0"),
-        (lambda: Course(Rules(1), [Part(2, draws=9), Part(1)]).draw(0, 0, 0), "9 positions of 2 lanes were drawn, but"),
+        (lambda: Course(Rules(1), []), ValueError, "at least one part"),
+        (lambda: Part(0), ValueError, "'dp'"),
+        (lambda: Part(1, draws=-1), ValueError, "'draws'"),
+        (lambda: Part(1, skip=((3, 3),)), ValueError, r"skip\[0\]\[1\]"),
+        (lambda: Rules(2, 3), ValueError, "window .* got 3"),
+        (lambda: Rules(4, -4), ValueError, "window .* got -4"),
+        (lambda: Rules(4, seed=2**63), ValueError, "seed .* got 9223372036854775808"),
+        (lambda: Rules(4, seed=cast(int, 1.0)), ValueError, "seed .* got 1.0"),
+        (lambda: Course(Rules(1), [Part(2, draws=9), Part(1)]).draw(0, 0, 0), ValueError, "9 positions of 2 lanes"),
+        (lambda: PLAIN.draw(3, 0, 40), IndexError, "lane .* got 3"),
+        (lambda: PLAIN.draw(0, -1, 40), IndexError, "position .* got -1"),
+        (lambda: PLAIN.done_before(-1, None), IndexError, "position .* got -1"),
+        (lambda: PLAIN.place(-1, None, 0), IndexError, "sample .* got -1"),
+        *(
+            (lambda at=at, total=total: PLAIN.window_stop(*at, total), IndexError, "must be")
+            for at in ((3, 0), (-1, 0), (0, -1))
+            for total in (None, 30)
+        ),
+        (lambda: SHORT.draw(0, 0, 5), IndexError, "an epoch is empty"),
+        (lambda: SHORT.draws(0, [0], 5), IndexError, "an epoch is empty"),
+        (lambda: SHORT.run(0, 0, 5), IndexError, "an epoch is empty"),
     ],
 )
-def test_what_cannot_be_is_refused(make: object, expected: str) -> None:
-    assert callable(make)
-    with pytest.raises(ValueError, match=expected):
+def test_what_cannot_be_is_refused(make: Callable[[], object], error: type[Exception], what: str) -> None:
+    assert (SHORT.epoch_length(5), SHORT.leftover(5)) == (0, 5)
+    with pytest.raises(error, match=what):
         make()
-
-
-def test_lane_and_position_outside_are_refused() -> None:
-    course: Sequence[Course] = [Course(Rules(3), [Part(2, draws=4), Part(3)])]
-    with pytest.raises(IndexError, match=r"lane must be in \[0, 3\), got 3"):
-        course[0].draw(3, 0, 40)
-    with pytest.raises(IndexError, match="position must be >= 0, got -1"):
-        course[0].draw(0, -1, 40)

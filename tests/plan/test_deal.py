@@ -1,14 +1,16 @@
-"""The deal: the lanes of the oracle, both ways, and errors at every border."""
+"""The deal: the lanes of the oracle, both ways; what is left out; which unit a name stands for, for all ranks alike."""
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from lazyshard.plan.deal import Deal
+from lazyshard.plan.deal import Deal, Gaps, auto_unit, named_unit, window_positions
 from tests.plan.cases import PROPERTY, Case, cases
 
 
@@ -16,154 +18,132 @@ def lane_of(deal: Deal, lane: int, total: int) -> list[int]:
     return [deal.sample(lane, q, total) for q in range(deal.lane_length(lane, total))]
 
 
-def test_deal_golden_with_a_tail() -> None:
-    deal = Deal(dp=2, unit=3)
-    assert lane_of(deal, 0, 16) == [0, 1, 2, 6, 7, 8, 12, 14]
-    assert lane_of(deal, 1, 16) == [3, 4, 5, 9, 10, 11, 13, 15]
-
-
-def test_stream_of_fewer_chunks_than_lanes_is_all_tail() -> None:
-    assert [lane_of(Deal(dp=4, unit=100), lane, 6) for lane in range(4)] == [[0, 4], [1, 5], [2], [3]]
-
-
-def test_unit_1_gives_each_lane_every_dp_th_sample() -> None:
-    assert [lane_of(Deal(3, 1), lane, 10) for lane in range(3)] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
-
-
-@PROPERTY
-@given(cases())
-def test_lanes_equal_the_oracle(case: Case) -> None:
-    deal = case.deal
-    assert [lane_of(deal, lane, case.total) for lane in range(deal.dp)] == case.lanes()
+@pytest.mark.parametrize(
+    ("deal", "total", "lanes"),
+    [
+        (Deal(2, 3), 16, [[0, 1, 2, 6, 7, 8, 12, 14], [3, 4, 5, 9, 10, 11, 13, 15]]),
+        # Fewer chunks than lanes are all tail, and a turn moves the tail alone.
+        (Deal(4, 100), 6, [[0, 4], [1, 5], [2], [3]]),
+        (Deal(3, 2, turn=2), 11, [[0, 1, 7, 10], [2, 3, 8], [4, 5, 6, 9]]),
+    ],
+)
+def test_deal_golden(deal: Deal, total: int, lanes: list[list[int]]) -> None:
+    assert [lane_of(deal, lane, total) for lane in range(deal.dp)] == lanes
+    places = {sample: (lane, q) for lane, row in enumerate(lanes) for q, sample in enumerate(row)}
+    assert [deal.place(sample, total) for sample in range(total)] == [places[sample] for sample in range(total)]
+    length = min(map(len, lanes))
+    table = deal.samples(np.arange(deal.dp)[:, None], np.arange(length), total)
+    assert (table.dtype, table.tolist()) == (np.int64, [lane[:length] for lane in lanes])
 
 
 @PROPERTY
 @given(cases())
-def test_every_sample_is_in_one_lane_once_and_lanes_differ_by_at_most_one(case: Case) -> None:
-    deal = case.deal
-    lanes = [lane_of(deal, lane, case.total) for lane in range(deal.dp)]
-    assert sorted(chain.from_iterable(lanes)) == list(range(case.total))
-    assert max(map(len, lanes)) - min(map(len, lanes)) <= 1
-
-
-@PROPERTY
-@given(cases())
-def test_whole_stripes_hold_only_the_lanes_own_chunks(case: Case) -> None:
-    deal = Deal(case.deal.dp, case.deal.unit)
-    for lane in range(deal.dp):
-        for q in range(deal.whole_positions(case.total)):
-            assert deal.sample(lane, q, case.total) // deal.unit % deal.dp == lane
-
-
-@PROPERTY
-@given(cases())
-def test_vectorised_equals_scalar(case: Case) -> None:
+def test_lanes_are_the_oracles_in_arrays_too_and_back(case: Case) -> None:
     deal, total = case.deal, case.total
     for lane, expected in enumerate(case.lanes()):
         positions = np.arange(len(expected))
-        assert deal.samples(lane, positions, total).tolist() == expected
+        assert lane_of(deal, lane, total) == deal.samples(lane, positions, total).tolist() == expected
+        assert [deal.place(sample, total) for sample in expected] == [(lane, q) for q in positions]
         live = [deal.sample(lane, q) for q in range(len(expected))]
         assert deal.samples(np.full(len(expected), lane), positions).tolist() == live
+        assert [deal.sample(*deal.place(sample)) for sample in expected] == expected
 
 
-def test_vectorised_broadcasts_lanes_against_positions() -> None:
+def test_an_array_of_two_integers_has_no_dimension_and_one_of_nothing_is_empty() -> None:
+    one, nothing = Deal(2, 3).samples(1, 4, 16), Deal(2, 3).samples(0, [], 16)
+    assert (one.shape, one.item()) == ((), 10)
+    assert (nothing.shape, nothing.dtype) == ((0,), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "field"),
+    [
+        (lambda: Deal(0, 1), ValueError, "dp"),
+        (lambda: Deal(True, 1), ValueError, "dp"),
+        (lambda: Deal(2.0, 1), ValueError, "dp"),  # type: ignore[arg-type]
+        (lambda: Deal(1, 0), ValueError, "unit"),
+        (lambda: Deal(1, "4"), ValueError, "unit"),  # type: ignore[arg-type]
+        (lambda: Deal(2, 1, 2), ValueError, "turn"),
+        (lambda: Deal(2, 3).place(-1), IndexError, "sample"),
+        (lambda: Deal(2, 3).place(-1, 9), IndexError, "sample"),
+        (lambda: Deal(2, 3).place(9, 9), IndexError, "sample"),
+        (lambda: Deal(2, 3).lane_length(2, 9), IndexError, "lane"),
+        (lambda: Deal(2, 3).lane_length(-1, 9), IndexError, "lane"),
+        (lambda: Deal(2, 3).samples(0, [0.5]), ValueError, "position"),
+        (lambda: Deal(2, 3).samples(0, np.array([2**64 - 1], np.uint64)), IndexError, "position"),
+        (lambda: Gaps([(3, 3)]), ValueError, "stop"),
+        (lambda: Gaps([(-1, 3)]), ValueError, "start"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], object], error: type[Exception], field: str) -> None:
+    with pytest.raises(error, match=f"^{field} .*(must be|a range)"):
+        make()
+
+
+@pytest.mark.parametrize(("lane", "position"), [(2, 0), (-1, 0), (0, -1), (0, 9), (1, 8)])
+def test_place_out_of_range_is_refused_alone_and_in_an_array(lane: int, position: int) -> None:
     deal = Deal(2, 3)
-    table = deal.samples(np.arange(2)[:, None], np.arange(8), 16)
-    assert table.dtype == np.int64
-    assert table.tolist() == [[0, 1, 2, 6, 7, 8, 12, 14], [3, 4, 5, 9, 10, 11, 13, 15]]
+    named = rf"lane .* got {lane}$" if lane not in (0, 1) else rf"position .* got {position}$"
+    for ask in (
+        lambda: deal.sample(lane, position, 17),
+        lambda: deal.samples([0, lane], [0, position], 17),
+        lambda: deal.samples(lane, position, 17),
+    ):
+        with pytest.raises(IndexError, match=named):
+            ask()
 
 
-@pytest.mark.parametrize(("position", "sample"), [(4, 10), (7, 15)])
-def test_vectorised_of_two_integers_has_no_dimension(position: int, sample: int) -> None:
-    found = Deal(2, 3).samples(1, position, 16)
-    assert isinstance(found, np.ndarray)
-    assert found.shape == ()
-    assert found.item() == sample
-
-
-def test_vectorised_of_nothing_is_empty() -> None:
-    found = Deal(2, 3).samples(0, [], 16)
-    assert found.dtype == np.int64
-    assert found.shape == (0,)
+def test_gaps_that_touch_become_one() -> None:
+    assert Gaps([(5, 7), (1, 3), (3, 4), (6, 9)]).ranges == ((1, 4), (5, 9))
+    assert Gaps([(1, 9)]).joined([(2, 3)]).ranges == ((1, 9),)
 
 
 @PROPERTY
-@given(cases())
-def test_place_is_the_inverse(case: Case) -> None:
-    deal = case.deal
-    for lane, samples in enumerate(case.lanes()):
-        for q, sample in enumerate(samples):
-            assert deal.place(sample, case.total) == (lane, q)
-            assert deal.sample(*deal.place(sample)) == sample
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ((0, 1), "dp must be an int >= 1, got 0"),
-        ((True, 1), "dp must be an int >= 1, got True"),
-        ((2.0, 1), "dp must be an int >= 1, got 2.0"),
-        ((1, 0), "unit must be an int >= 1, got 0"),
-        ((1, "4"), "unit must be an int >= 1, got '4'"),
-        ((2, 1, 2), r"turn must be an int in \[0, 2\), got 2"),
-    ],
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda one: (one[0], sum(one))), max_size=5),
+    st.integers(0, 40),
+    st.integers(0, 40),
 )
-def test_field_out_of_range_is_refused(fields: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Deal(*fields)
+def test_numbering_of_what_is_kept_equals_a_list(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
+    gaps = Gaps(ranges)
+    out = {sample for low, high in ranges for sample in range(low, high)}
+    kept = [sample for sample in range(start, 100) if sample not in out]
+    assert gaps.kept(start, stop) == len([sample for sample in kept if sample < stop])
+    assert [gaps.nth(start, number) for number in range(20)] == kept[:20]
+    assert gaps.nth_all(start, np.arange(20)).tolist() == kept[:20]
+    assert gaps.contains_all(np.arange(50)).tolist() == [sample in out for sample in range(50)]
+    assert [sample in gaps for sample in range(50)] == [sample in out for sample in range(50)]
+    assert bool(gaps) == bool(out)
 
 
-@pytest.mark.parametrize(
-    ("lane", "position", "message"),
-    [
-        (2, 0, r"lane must be in \[0, 2\), got 2"),
-        (-1, 0, r"lane must be in \[0, 2\), got -1"),
-        (0, -1, r"position must be >= 0, got -1"),
-        (0, 9, r"position must be in \[0, 9\) in lane 0 of 2 over 17 samples, got 9"),
-        (1, 8, r"position must be in \[0, 8\) in lane 1 of 2 over 17 samples, got 8"),
-    ],
-)
-def test_place_out_of_range_is_refused_alone_and_in_an_array(lane: int, position: int, message: str) -> None:
-    deal = Deal(2, 3)
-    with pytest.raises(IndexError, match=message):
-        deal.sample(lane, position, 17)
-    with pytest.raises(IndexError, match=message):
-        deal.samples([0, lane], [0, position], 17)
-    with pytest.raises(IndexError, match=message):
-        deal.samples(lane, position, 17)
+def test_what_a_unit_stands_for() -> None:
+    units: list[str | int] = ["chunk", "sample", "batch", 1, 250, "auto"]
+    assert [named_unit(unit, 100, 8) for unit in units] == [100, 1, 8, 1, 250, None]
+    others: list[Any] = ["row", "", "8", 0, -1, True, 1.0, None, ["chunk"]]
+    for unit in others:
+        with pytest.raises(ValueError, match="unit is one of chunk, sample, batch, auto"):
+            named_unit(unit, 100, 8)
 
 
-@pytest.mark.parametrize(
-    ("sample", "total", "message"),
-    [
-        (-1, None, "sample must be >= 0, got -1"),
-        (-1, 9, r"sample must be in \[0, 9\), got -1"),
-        (9, 9, r"sample must be in \[0, 9\), got 9"),
-    ],
-)
-def test_sample_outside_the_stream_has_no_place(sample: int, total: int | None, message: str) -> None:
-    with pytest.raises(IndexError, match=message):
-        Deal(2, 3).place(sample, total)
+@PROPERTY
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(0, 60), st.none() | st.integers(1, 60))
+def test_chunks_are_taken_where_each_rank_has_a_full_one_whoever_looks_at_any_time(
+    dp: int, size: int, batch: int, total: int, limit: int | None
+) -> None:
+    known = total if limit is None else min(total, limit)
+    at_the_end = auto_unit(dp, size, batch, total, True, limit)
+    assert at_the_end == (size if known >= dp * size else batch)
+    looks = [auto_unit(dp, size, batch, published, False, limit) for published in range(total + 1)]
+    assert set(looks) <= {None, at_the_end}
+    # Nobody waits longer than a rank which draws chunks would for its first sample; nor at all where the limit says it.
+    assert looks[dp * size :] == [at_the_end] * len(looks[dp * size :])
+    if limit is not None and limit < dp * size:
+        assert set(looks) == {batch}
+    if limit is None and at_the_end == batch != size:
+        whole = Deal(dp, batch).whole_positions(total)
+        assert whole == total // (dp * batch) * batch, "what is drawn and nothing else, so no row by itself"
 
 
-def test_lane_out_of_range_has_no_length() -> None:
-    with pytest.raises(IndexError, match=r"lane must be in \[0, 2\), got 2"):
-        Deal(2, 3).lane_length(2, 9)
-
-
-def test_positions_that_are_no_integers_are_refused() -> None:
-    with pytest.raises(ValueError, match="position must be integers, got dtype float64"):
-        Deal(2, 3).samples(0, [0.5])
-    with pytest.raises(IndexError, match="position must be >= 0, got 18446744073709551615"):
-        Deal(2, 3).samples(0, np.array([2**64 - 1], dtype=np.uint64))
-
-
-def test_turn_moves_the_tail_alone() -> None:
-    deal = Deal(dp=3, unit=2, turn=2)
-    assert [[deal.sample(lane, q, 11) for q in range(deal.lane_length(lane, 11))] for lane in range(3)] == [
-        [0, 1, 7, 10],
-        [2, 3, 8],
-        [4, 5, 6, 9],
-    ]
-    assert [deal.place(sample, 11) for sample in (5, 6, 7, 10)] == [(2, 1), (2, 2), (0, 2), (0, 3)]
-    assert deal.samples([0, 1, 2], 2, 11).tolist() == [7, 8, 6]
+def test_a_window_has_whole_units() -> None:
+    assert [window_positions(2, 100, unit) for unit in (100, 1, 8, 7, 1000)] == [200, 200, 200, 203, 1000]
+    assert window_positions(0, 100, 7) == 0

@@ -1,16 +1,18 @@
-"""Layouts: bijections between the index space and the lanes, from both ends."""
+"""Layouts: bijections between the index space and the lanes. Shards: which elements of a sequence are one's own."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.layout import Layout
+from lazyshard.plan.layout import Layout, Sharding
 from tests.plan.cases import PROPERTY
-
-both = pytest.mark.parametrize("strided", [False, True])
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,14 @@ def test_layout_golden(strided: bool, places: list[tuple[int, int]], lane: range
     layout = Layout(2, 3, strided)
     assert [layout.locate(i) for i in range(6)] == places
     assert layout.lane_indices(1) == lane
+    for index in (6, -7):
+        with pytest.raises(IndexError, match=rf"\[-6, 6\), got {index}"):
+            layout.locate(index)
+        with pytest.raises(IndexError, match=rf"\[0, 0\), got {index}"):
+            Layout(2, 0, strided).locate(index)
+    for outside in (-1, 2):
+        with pytest.raises(IndexError, match=rf"\[0, 2\), got {outside}"):
+            layout.lane_indices(outside)
 
 
 @PROPERTY
@@ -37,30 +47,66 @@ def test_layout_is_a_bijection_and_negative_indices_count_from_the_end(strided: 
         assert [layout.locate(i) for i in layout.lane_indices(lane)] == [(lane, p) for p in range(block)]
 
 
-@both
-@pytest.mark.parametrize("index", [6, -7])
-def test_index_out_of_range_is_refused(strided: bool, index: int) -> None:
-    with pytest.raises(IndexError, match=rf"index must be in \[-6, 6\), got {index}"):
-        Layout(2, 3, strided).locate(index)
-    with pytest.raises(IndexError, match=rf"index must be in \[0, 0\), got {index}"):
-        Layout(2, 0, strided).locate(index)
-
-
-@both
-def test_lane_out_of_range_is_refused(strided: bool) -> None:
-    with pytest.raises(IndexError, match=r"lane must be in \[0, 2\), got -1"):
-        Layout(2, 3, strided).lane_indices(-1)
-
-
 def test_index_of_a_numpy_integer_gives_plain_ints_and_of_a_float_is_refused() -> None:
-    lane, position = Layout(2, 3).locate(np.int32(4))  # type: ignore[arg-type]
-    assert (type(lane), type(position)) == (int, int)
-    assert (lane, position) == (1, 1)
+    place = Layout(2, 3).locate(np.int32(4))  # type: ignore[arg-type]
+    assert (place, [type(one) for one in place]) == ((1, 1), [int, int])
     with pytest.raises(TypeError):
         Layout(2, 3).locate(1.0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("dp", "block", "message"), [(0, 3, "dp must be"), (2, -1, "block must be")])
-def test_field_out_of_range_is_refused(dp: int, block: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Layout(dp, block)
+def dealt(total: int, shards: int, batch_size: int, **options: Any) -> list[list[int]]:
+    """What each shard gets of 0, 1, ...: by the pure rule alone."""
+    found = []
+    for index in range(shards):
+        rules = Sharding(shards, index, batch_size, **options)
+        full, left = divmod(total, rules.batch)
+        mine = [batch * rules.batch + place for batch in range(full) for place in rules.own]
+        mine += [at if begun else full * rules.batch + at for begun, at in rules.last(left, full > 0)]
+        assert rules.count(total) == len(mine)
+        found.append(mine)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("total", "shards", "size", "options", "expected"),
+    [
+        (9, 2, 2, {}, [[0, 1, 4, 5, 8, 0], [2, 3, 6, 7, 1, 2]]),
+        (9, 2, 2, {"strided": True}, [[0, 2, 4, 6, 8, 1], [1, 3, 5, 7, 0, 2]]),
+        (9, 2, 2, {"even_batches": False}, [[0, 1, 4, 5, 8], [2, 3, 6, 7]]),
+        (9, 2, 2, {"split_batches": True}, [[0, 2, 4, 6, 8], [1, 3, 5, 7, 0]]),
+        # Fewer than a batch are repeated.
+        (3, 2, 4, {}, [[0, 1, 2, 0], [1, 2, 0, 1]]),
+        (0, 3, 1, {}, [[], [], []]),
+    ],
+)
+def test_elements_of_shards(total: int, shards: int, size: int, options: Any, expected: list[list[int]]) -> None:
+    assert dealt(total, shards, size, **options) == expected
+
+
+@given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans())
+def test_every_element_is_one_shards_and_completed_ones_are_equally_long_and_miss_nothing(
+    total: int, shards: int, size: int, strided: bool, drop_last: bool
+) -> None:
+    found = dealt(total, shards, size, strided=strided, drop_last=drop_last, even_batches=False)
+    kept = total - total % (shards * size) if drop_last else total
+    assert sorted(itertools.chain.from_iterable(found)) == list(range(kept))
+    found = dealt(total, shards, size, strided=strided)
+    assert len(set(map(len, found))) == 1
+    assert set(itertools.chain.from_iterable(found)) == set(range(total))
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Layout(0, 3), "dp"),
+        (lambda: Layout(2, -1), "block"),
+        (lambda: Sharding(0, 0), "num_shards"),
+        (lambda: Sharding(2, 2), "index"),
+        (lambda: Sharding(2, -1), "index"),
+        (lambda: Sharding(2, 0, 0), "batch_size"),
+        (lambda: Sharding(2, 0, 3, True), "with split_batches, batch_size"),
+    ],
+)
+def test_impossible_numbers_are_refused(make: Callable[[], object], field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} "):
+        make()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.sequences import PackRule, PadRule, completed, make_sequences
+from lazyshard.plan.sequences import PackRule, PadRule, Rule, completed, make_sequences
 from lazyshard.plan.splitting import BEGINNING, Cut, Piece, SplitRule, SplitSequence, pack_samples, split_rest
-from tests.plan.test_splitting import BOS, EOS, framed, lengths_of_documents, rules, token, written
+from tests.plan.test_splitting import BOS, EOS, framed, lengths_of_documents, moved, rules, texts, token, written
 
 overlapping = st.builds(
     SplitRule, size=st.integers(1, 9), bos=st.booleans(), eos=st.booleans(), overlap=st.integers(0, 1)
@@ -25,14 +27,12 @@ def documents(sequences: list[SplitSequence]) -> list[list[int]]:
 
 @given(lengths_of_documents, rules)
 def test_with_what_is_left_over_every_token_comes_once(lengths: list[int], rule: SplitRule) -> None:
-    made = make_sequences(lengths, rule, last=True)
-    own = [one for sequence in made.sequences for one in written(sequence) if one not in (BOS, EOS)]
-    assert own == [one for tokens in framed(lengths, rule) for one in tokens if one not in (BOS, EOS)]
-    assert all(len(written(one)) == rule.size for one in made.sequences[:-1])
-    assert all(0 < len(written(one)) <= rule.size for one in made.sequences[-1:])
-    if rule.every_eos or rule.every_bos:
-        assert all(written(one)[0] == BOS for one in made.sequences if rule.every_bos)
-        assert all(written(one)[-1] == EOS for one in made.sequences if rule.every_eos)
+    found = [written(one) for one in make_sequences(lengths, rule, last=True).sequences]
+    assert texts(found) == texts(framed(lengths, rule))
+    assert all(len(one) == rule.size for one in found[:-1])
+    assert all(0 < len(one) <= rule.size for one in found[-1:])
+    assert all(one[0] == BOS for one in found if rule.every_bos)
+    assert all(one[-1] == EOS for one in found if rule.every_eos)
 
 
 @given(lengths_of_documents, overlapping)
@@ -48,19 +48,14 @@ def test_with_an_overlap_the_last_one_goes_on_with_the_token_before_it(lengths: 
 
 @given(st.lists(st.integers(1, 9), max_size=20), st.integers(1, 20), st.one_of(rules, overlapping))
 def test_windows_cut_documents_as_if_there_were_none(lengths: list[int], window: int, rule: SplitRule) -> None:
-    expected = [written(one) for one in make_sequences(lengths, rule, last=True).sequences]
     found: list[list[str]] = []
     first, start = 0, BEGINNING
     for stop in range(window, len(lengths) + window, window):
         last = stop >= len(lengths)
         made = make_sequences(lengths[first:stop], rule, start, last=last, begun=bool(found))
-        moved = [
-            one._replace(pieces=tuple(piece._replace(document=piece.document + first) for piece in one.pieces))
-            for one in made.sequences
-        ]
-        found += [written(one) for one in moved]
+        found += [written(moved(one, first)) for one in made.sequences]
         first, start = first + made.left.document, Cut(0, made.left.offset)
-    assert found == expected
+    assert found == [written(one) for one in make_sequences(lengths, rule, last=True).sequences]
 
 
 def test_one_token_that_the_sequence_before_has_already_is_nothing_left_over() -> None:
@@ -73,17 +68,14 @@ def test_one_token_that_the_sequence_before_has_already_is_nothing_left_over() -
 
 
 @given(st.lists(st.integers(1, 10), max_size=20), st.integers(10, 15))
-def test_packs_are_those_of_pack_samples(lengths: list[int], size: int) -> None:
-    made = make_sequences(lengths, PackRule(size), last=True)
-    assert documents(made.sequences) == pack_samples(lengths, size)
-    assert all(piece == Piece(piece.document, 0, lengths[piece.document], False, False)
-               for one in made.sequences for piece in one.pieces)  # fmt: skip
-
-
-def test_padded_documents_stand_alone() -> None:
-    assert documents(make_sequences([3, 1, 2], PadRule(3)).sequences) == [[0], [1], [2]]
-    with pytest.raises(ValueError, match="lengths are from 1 to 2"):
-        make_sequences([3, 1, 2], PadRule(2))
+def test_packs_are_those_of_pack_samples_and_padded_documents_stand_alone(lengths: list[int], size: int) -> None:
+    alone = [[number] for number in range(len(lengths))]
+    made: list[tuple[Rule, list[list[int]]]] = [(PackRule(size), pack_samples(lengths, size)), (PadRule(size), alone)]
+    for rule, expected in made:
+        sequences = make_sequences(lengths, rule, last=True).sequences
+        assert documents(sequences) == expected
+        pieces = [piece for one in sequences for piece in one.pieces]
+        assert pieces == [Piece(n, 0, lengths[n], False, False) for group in expected for n in group]
 
 
 @given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=6), st.integers(0, 12))
@@ -113,16 +105,23 @@ def test_a_pack_is_taken_apart_where_its_halves_are_nearest() -> None:
 
 
 def test_others_come_once_more_in_turn() -> None:
-    left = [whole(0), whole(1, 2)]
-    assert documents(completed(left, 5, PadRule(9))) == [[0], [1, 2], [0], [1, 2], [0]]
-    with pytest.raises(ValueError, match="from 1 to 1 sequences are completed, got 2"):
-        completed(left, 1, PadRule(9))
+    assert documents(completed([whole(0), whole(1, 2)], 5, PadRule(9))) == [[0], [1, 2], [0], [1, 2], [0]]
 
 
-@pytest.mark.parametrize("rule", [PackRule, PadRule])
-def test_a_size_is_a_number_of_tokens(rule: type) -> None:
-    for size in (0, True, "9"):
-        with pytest.raises(ValueError, match="size is a number of tokens from 1"):
-            rule(size)
-    with pytest.raises(ValueError, match="whole documents are not begun within one"):
-        make_sequences([1], rule(4), Cut(0, 1))
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: PackRule(0), "size .* got 0"),
+        (lambda: PadRule(True), "size .* got True"),
+        (lambda: PackRule("9"), "size .* got '9'"),  # type: ignore[arg-type]
+        (lambda: make_sequences([1], PackRule(4), Cut(0, 1)), "not begun within one"),
+        (lambda: make_sequences([1], PadRule(4), Cut(0, 1)), "not begun within one"),
+        (lambda: make_sequences([3, 1, 2], PadRule(2)), "lengths are from 1 to 2"),
+        (lambda: make_sequences([0], PadRule(2)), "lengths are from 1 to 2"),
+        (lambda: completed([whole(0), whole(1)], 1, PadRule(9)), "from 1 to 1 .* got 2"),
+        (lambda: completed([], 1, PadRule(9)), "from 1 to 1 .* got 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        make()

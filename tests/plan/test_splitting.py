@@ -1,9 +1,9 @@
-"""Documents cut into sequences: no token twice or lost, each sequence whole, in the order of Megatron and fms-fsdp."""
+"""Documents cut into sequences, as Megatron and fms-fsdp do; and samples put into packs, as few as best fit makes."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence, cut_after, split_documents
+from lazyshard.plan.splitting import Cut, SplitRule, SplitSequence, cut_after, pack_samples, split_documents
 
 BOS, EOS = "<", ">"
 
@@ -47,6 +47,17 @@ def written(sequence: SplitSequence) -> list[str]:
     return found + [EOS] * sequence.eos
 
 
+def texts(sequences: list[list[str]]) -> list[str]:
+    """The tokens in them that are neither BOS nor EOS."""
+    return [token for tokens in sequences for token in tokens if token not in (BOS, EOS)]
+
+
+def moved(sequence: SplitSequence, by: int) -> SplitSequence:
+    """The same of documents so many further on."""
+    pieces = (piece._replace(document=piece.document + by) for piece in sequence.pieces)
+    return sequence._replace(pieces=tuple(pieces))
+
+
 def megatron() -> Any:
     """Megatron Core's own helpers, compiled."""
     with warnings.catch_warnings():
@@ -71,22 +82,17 @@ def of_buffer(documents: list[list[str]], rule: SplitRule) -> Iterator[list[str]
 
 
 @given(lengths_of_documents, rules)
-def test_sequences_are_those_of_a_buffer_of_tokens(lengths: list[int], rule: SplitRule) -> None:
-    sequences, _ = split_documents(lengths, rule)
-    assert [written(sequence) for sequence in sequences] == list(of_buffer(framed(lengths, rule), rule))
-
-
-@given(lengths_of_documents, rules)
-def test_every_token_up_to_what_is_left_over_comes_once(lengths: list[int], rule: SplitRule) -> None:
+def test_sequences_are_those_of_a_buffer_of_tokens_and_every_token_up_to_what_is_left_over_comes_once(
+    lengths: list[int], rule: SplitRule
+) -> None:
     sequences, left = split_documents(lengths, rule)
-    own = [token for sequence in sequences for token in written(sequence) if token not in (BOS, EOS)]
+    found = [written(sequence) for sequence in sequences]
+    assert found == list(of_buffer(framed(lengths, rule), rule))
+    assert all(sequence.pieces for sequence in sequences)
     documents = framed(lengths, rule)[: left.document + 1]
     if left.document < len(lengths):
         documents[-1] = documents[-1][: left.offset]
-    expected = [token for tokens in documents for token in tokens if token not in (BOS, EOS)]
-    assert own == expected
-    assert all(len(written(sequence)) == rule.size for sequence in sequences)
-    assert all(sequence.pieces for sequence in sequences)
+    assert texts(found) == texts(documents)
 
 
 @given(lengths_of_documents, lengths_of_documents, rules)
@@ -97,12 +103,7 @@ def test_it_goes_on_where_documents_were_left_over(before: list[int], more: list
     assert (first + rest, end) == whole
     # Those that are done with need not be given again.
     kept, end_of_kept = split_documents((before + more)[left.document :], rule, Cut(0, left.offset))
-    assert [written(one) for one in kept] == [
-        written(
-            one._replace(pieces=tuple(piece._replace(document=piece.document - left.document) for piece in one.pieces))
-        )
-        for one in rest
-    ]
+    assert [written(moved(one, left.document)) for one in kept] == [written(one) for one in rest]
     assert end_of_kept == (end.document - left.document, end.offset)
 
 
@@ -132,21 +133,6 @@ def test_sequences_begin_where_megatrons_samples_do(lengths: list[int], size: in
     assert all(len(written(sequence)) == size + overlap for sequence in sequences)
 
 
-def test_a_small_case() -> None:
-    sequences, left = split_documents([4, 2, 5], SplitRule(size=6, eos=True))
-    assert sequences == [
-        SplitSequence((Piece(0, 0, 4, False, True), Piece(1, 0, 1, False, False)), False, False),
-        SplitSequence((Piece(1, 1, 2, False, True), Piece(2, 0, 4, False, False)), False, False),
-    ]
-    assert left == Cut(2, 4)
-
-
-def test_the_last_token_of_a_sequence_is_the_first_of_the_next() -> None:
-    sequences, left = split_documents([4, 3], SplitRule(size=3, overlap=1))
-    assert [written(one) for one in sequences] == [["0.0", "0.1", "0.2", "0.3"], ["0.3", "1.0", "1.1", "1.2"]]
-    assert left == Cut(1, 2)
-
-
 def test_every_sequence_may_begin_and_end_alike() -> None:
     rule = SplitRule(size=5, bos=True, eos=True, every_bos=True, every_eos=True)
     sequences, left = split_documents([5, 1, 4], rule)
@@ -159,23 +145,69 @@ def test_every_sequence_may_begin_and_end_alike() -> None:
     assert left == Cut(2, 4)
 
 
+lengths_of_samples = st.lists(st.integers(1, 20), max_size=60)
+
+
+def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
+    """Packs by looking at every pack; of packs with the same room the one that got it last."""
+    packs: list[list[int]] = []
+    rooms: list[int] = []
+    changed: list[int] = []
+    for moment, sample in enumerate(sorted(range(len(lengths)), key=lambda sample: (-lengths[sample], sample))):
+        fits = [pack for pack, room in enumerate(rooms) if room >= lengths[sample]]
+        if fits:
+            pack = min(fits, key=lambda pack: (rooms[pack], -changed[pack]))
+        else:
+            pack = len(packs)
+            packs.append([])
+            rooms.append(capacity)
+            changed.append(moment)
+        packs[pack].append(sample)
+        rooms[pack] -= lengths[sample]
+        changed[pack] = moment
+    return [sorted(pack) for pack in sorted(packs, key=lambda pack: pack[0])]
+
+
+@given(lengths_of_samples)
+def test_packs_are_those_of_best_fit_decreasing_and_none_is_too_full(lengths: list[int]) -> None:
+    packs = pack_samples(np.array(lengths, np.uint32), 20)
+    assert packs == pack_samples(lengths, 20) == best_fit(lengths, 20)
+    assert sorted(sample for pack in packs for sample in pack) == list(range(len(lengths)))
+    filled = [sum(lengths[sample] for sample in pack) for pack in packs]
+    assert all(0 < tokens <= 20 for tokens in filled)
+    assert sum(2 * tokens <= 20 for tokens in filled) <= 1
+
+
+def test_a_small_case_of_packs() -> None:
+    #                    0  1  2  3  4  5   longest first: 3 (7), 0 (6), 5 (5), 1 (4), 4 (3), 2 (2)
+    assert pack_samples([6, 4, 2, 7, 3, 5], 10) == [[0, 1], [3, 4], [2, 5]]
+
+
+def test_lengths_as_of_texts_are_packed_almost_without_waste() -> None:
+    spread = np.random.default_rng(0).lognormal(np.log(700) - 0.5, 1.0, 10_000)
+    lengths = np.clip(np.rint(spread), 1, 8192).astype(np.int64)
+    assert lengths.sum() > 0.995 * 8192 * len(pack_samples(lengths, 8192))
+
+
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("make", "what"),
     [
-        ({"size": 0}, "size is a number of tokens from 1, got 0"),
-        ({"size": 2, "every_bos": True, "every_eos": True}, "size is a number of tokens from 3, got 2"),
-        ({"size": 9, "overlap": 2}, "overlap is 0 or 1, got 2"),
-        ({"size": 9, "overlap": 1, "every_bos": True}, "goes with neither"),
+        (lambda: SplitRule(size=0), "size .* from 1, got 0"),
+        (lambda: SplitRule(size=2, every_bos=True, every_eos=True), "size .* from 3, got 2"),
+        (lambda: SplitRule(size=9, overlap=2), "overlap .* got 2"),
+        (lambda: SplitRule(size=9, overlap=1, every_bos=True), "overlap=1"),
+        (lambda: SplitRule(size=9, overlap=1, every_eos=True), "overlap=1"),
+        (lambda: split_documents([3, -1], SplitRule(size=2)), "lengths .* got -1"),
+        (lambda: split_documents([3], SplitRule(size=2), Cut(0, 4)), "start"),
+        (lambda: split_documents([3], SplitRule(size=2), Cut(0, -1)), "start"),
+        (lambda: split_documents([3], SplitRule(size=2), Cut(1, 1)), "start"),
+        (lambda: split_documents([3], SplitRule(size=2), Cut(2, 0)), "start"),
+        (lambda: split_documents([3], SplitRule(size=2), Cut(-1, 0)), "start"),
+        (lambda: pack_samples([3, 0], 10), "got 0 for sample 1"),
+        (lambda: pack_samples([3, 11], 10), "got 11 for sample 1"),
+        (lambda: pack_samples([], 0), "capacity .* got 0"),
     ],
 )
-def test_impossible_rules_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SplitRule(**values)
-
-
-def test_impossible_documents_are_refused() -> None:
-    with pytest.raises(ValueError, match="lengths are 0 or more, got -1"):
-        split_documents([3, -1], SplitRule(size=2))
-    for start in (Cut(0, 4), Cut(1, 1), Cut(2, 0), Cut(-1, 0)):
-        with pytest.raises(ValueError, match="start is a place in one of 1 documents"):
-            split_documents([3], SplitRule(size=2), start)
+def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        make()

@@ -1,13 +1,21 @@
-"""Steps: which positions a step takes, whichever way the trainer counts, and back again."""
+"""Steps: which positions a step takes, whichever way the trainer counts, and back again; the end of an epoch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.steps import PartSteps, StepPlace, Steps
+from lazyshard.part import Part
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Rules
+from lazyshard.plan.steps import AtEnd, Ending, PartSteps, StepPlace, Steps
+from tests.plan import oracle
 from tests.plan.cases import PROPERTY
+from tests.plan.test_course import Chain, chains
 
 
 def test_steps_of_the_documented_example() -> None:
@@ -76,21 +84,105 @@ def test_every_position_is_taken_by_one_step_and_steps_end_with_epochs(
     assert part.stop_step == step
 
 
+def batches(ending: Ending, at_end: AtEnd) -> list[list[int]]:
+    return [list(ending.batch(lane, at_end)) for lane in range(len(ending.left))]
+
+
+def in_turn(lanes: list[list[int]]) -> list[int]:
+    """What lanes draw, position by position."""
+    return [
+        lane[position] for position in range(max(map(len, lanes), default=0)) for lane in lanes if position < len(lane)
+    ]
+
+
+def test_golden_of_the_documented_example_and_of_an_epoch_shorter_than_a_batch() -> None:
+    course = Course(Rules(3), [Part(2, 4)])
+    ending = Ending.of(course, 0, 17)
+    assert (ending.left, ending.leftover, ending.missing) == (((16,), ()), 1, 7)
+    assert batches(ending, "pad") == [[16, 8, 12, 14], [10, 11, 13, 15]]
+    assert batches(ending, "loop") == [[16, 3, 4, 5], [0, 1, 2, 6]]
+    assert batches(ending, "drop") == [[], []]
+    assert batches(Ending.of(course, 0, 3), "pad") == [[0, 2, 2, 1], [1, 1, 0, 2]]
+    ending = Ending.of(course, 0, 16)
+    assert (ending.left, ending.missing) == (((), ()), 0)
+
+
+@PROPERTY
+@given(
+    dp=st.integers(1, 5),
+    batch=st.integers(1, 4),
+    unit=st.integers(1, 4),
+    windows=st.integers(0, 2),
+    total=st.integers(0, 60),
+    epoch=st.integers(0, 3),
+)
+def test_batch_is_that_of_lists(dp: int, batch: int, unit: int, windows: int, total: int, epoch: int) -> None:
+    window = unit * windows
+    lanes = oracle.dealt(dp, unit, 0, total)
+    lanes = [oracle.shuffled(lane, window, 0, epoch, number) for number, lane in enumerate(lanes)]
+    course = Course(Rules(unit, window), [Part(dp, batch)])
+    length = course.full_epoch_length(total)
+    at_ends: list[AtEnd] = ["drop", "pad", "loop"]
+    # At an epoch's beginning; and within a run over several, where its first position is drawn.
+    for begun, drawn in ((course.in_epoch(epoch), 0), (course, epoch * length + 1)):
+        if drawn and not length:
+            continue
+        ending = Ending.of(begun, drawn, total)
+        assert [list(each) for each in ending.left] == [lane[length:] for lane in lanes]
+        for at_end in at_ends:
+            found = batches(ending, at_end)
+            assert found == [lane[length:] for lane in oracle.ended(lanes, batch, at_end)]
+            if total >= dp * batch:
+                assert len(set(in_turn(found))) == len(in_turn(found)) == (dp * batch if found[0] else 0)
+
+
+@PROPERTY
+@given(chain=chains())
+def test_every_sample_is_drawn_by_the_end_of_the_epoch_whatever_ranks_drew_before(chain: Chain) -> None:
+    course, total = chain.course, chain.total
+    drawn = course.current.draws
+    try:
+        stop = course.epoch_stop(drawn, total)
+    except ValueError:
+        return  # more was drawn than there is
+    ending = Ending.of(course, drawn, total)
+    assert drawn <= stop and ending.leftover < course.dp * course.batch_size
+    epoch = course.draw(0, drawn - 1, total).epoch if drawn else course.epoch(total)
+    history: list[int] = []
+    for number in range(len(chain.parts)):
+        at = course.until(number)
+        length = at.current.draws if number + 1 < len(chain.parts) else stop
+        epochs, samples = at.draws(np.arange(at.dp)[:, None], np.arange(length), total)
+        history += samples[epochs == epoch].tolist()
+    left = in_turn([list(each) for each in ending.left])
+    out = chain.left_out
+    assert len(set(history)) == len(history)
+    assert not set(left) & set(history)
+    assert set(range(total)) - out <= set(history) | set(left) <= set(range(total))
+    at_ends: list[AtEnd] = ["pad", "loop"]
+    for at_end in at_ends:
+        found = batches(ending, at_end)
+        if not left:
+            assert found == [[]] * course.dp
+            continue
+        assert [len(each) for each in found] == [course.batch_size] * course.dp
+        assert set(left) <= set(in_turn(found)) <= set(range(total)) - out
+
+
 @pytest.mark.parametrize(
-    ("part", "step", "expected"),
+    ("make", "what"),
     [
-        (PartSteps(3, 4, 2), 2, "step 2 is none of the part that begins with step 3"),
-        (PartSteps(3, 4, 0), 3, "step 3 is none of the part"),
-        (PartSteps(0, 4, 2, cut=(4, 0)), 2, "step 2 is past the end"),
+        (lambda: PartSteps(3, 4, 2).positions(2), "step 2 "),
+        (lambda: PartSteps(3, 4, 0).positions(3), "step 3 "),
+        (lambda: PartSteps(0, 4, 2, cut=(4, 0)).positions(2), "step 2 .* end"),
+        (lambda: PartSteps(0, 4, 2, cut=(4, 0)).step_of(4), "position 4 .* end"),
+        (lambda: PartSteps(-1, 0, 0), "first_step"),
+        (lambda: PartSteps(0, -1, 0), "draws"),
+        (lambda: PartSteps(0, 0, -1), "draws_per_step"),
+        (lambda: PartSteps(0, 0, 1, cut=(1, -1)), "length of an epoch"),
+        (lambda: Steps([]), "at least one part"),
     ],
 )
-def test_steps_that_cannot_be_are_refused(part: PartSteps, step: int, expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
-        part.positions(step)
-
-
-def test_fields_outside_their_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="draws_per_step must be an int >= 0, got -1"):
-        PartSteps(0, 0, -1)
-    with pytest.raises(ValueError, match="at least one part"):
-        Steps([])
+def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        make()

@@ -1,0 +1,154 @@
+"""The programs of the pages of `docs` about data sets, run as they stand: they print what the page says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, Order
+from tests.data.runs import open_ranks
+from tests.data.streams import expected, in_batches
+from tests.data.workers import DEADLINE_S
+from tests.stream.streams import HERE, produce
+from tests.tiers import full
+
+PLACES = os.pathsep.join(str(HERE / place) for place in ("", "producer", "integrations/swift"))
+ENVIRONMENT = os.environ | {"PYTHONPATH": PLACES, "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def page(name: str) -> str:
+    return (HERE / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def run(directory: Path, *arguments: str, output: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a folder."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, cwd=directory, env=ENVIRONMENT | {"TMPDIR": str(directory)}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=output, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    return done
+
+
+def chat_and_code(directory: Path) -> None:
+    for name, rows in (("chat", 18), ("code", 6)):
+        with ChunkWriter(directory / name, 3) as writer:
+            for number in range(rows):
+                writer.write({"id": f"{name}{number}"})
+
+
+def seven_rows(directory: Path) -> None:
+    (directory / "rows.jsonl").write_text("".join(f'{{"id":{number}}}\n' for number in range(7)))
+
+
+@pytest.mark.parametrize(
+    ("name", "prepare", "runs", "logged"),
+    [
+        ("arrays", None, [[]], [[]]),
+        ("blending", chat_and_code, [["0"], ["1"]], [[], []]),
+        *full(
+            ("choosing", lambda directory: produce(directory / "stream", 48, 4), [["0"], ["1"]], [[], []]),
+            # A second time too, in the same place.
+            ("encode-cache", None, [[], []], [[], []]),
+            # Each rank tokenizes its own rows alone.
+            ("streaming-shard", seven_rows, [["0"], ["1"]], [[0, 1, 4, 5], [2, 3, 6, 0]]),
+        ),
+    ],
+)
+def test_program_prints_what_the_page_says(
+    tmp_path: Path,
+    name: str,
+    prepare: Callable[[Path], object] | None,
+    runs: list[list[str]],
+    logged: list[list[int]],
+) -> None:
+    program, *_ = blocks(page(name), "python")
+    printed = blocks(page(name), "text")
+    if prepare is not None:
+        prepare(tmp_path)
+    warnings = "ignore" if any(runs) else "error"
+    done = [run(tmp_path, "-W", warnings, "-c", program, *arguments) for arguments in runs]
+    assert [one.stdout for one in done] == (printed if any(runs) else printed * len(runs))
+    assert [one.stderr.splitlines() for one in done] == [[f"tokenized {row}" for row in rows] for rows in logged]
+
+
+def test_the_schedule_of_a_blend_is_what_the_page_says(tmp_path: Path) -> None:
+    (scheduled,) = [program for program in blocks(page("blending"), "python") if "schedule=" in program]
+    known: dict[str, Any] = {"BlendedDataset": BlendedDataset, "Order": Order}
+    for name in ("web", "maths"):
+        known[name] = LazyShardedDataset(produce(tmp_path / name, 1), dp_rank=0, dp_size=1)
+    exec(scheduled, known)
+    shares = [known["blend"].shares_at(step)[1] for step in (0, 500, 1000, 3000, 5000, 9000)]
+    assert [round(share, 2) for share in shares] == [0.0, 0.05, 0.1, 0.3, 0.5, 0.5]
+
+
+def test_iterable_prints_what_the_page_says_on_two_ranks_while_the_stream_grows(tmp_path: Path) -> None:
+    program, *_ = blocks(page("iterable"), "python")
+    printed = blocks(page("iterable"), "text")
+    with ChunkWriter(tmp_path / "stream", 3) as writer, ExitStack() as ends:
+        for number in range(12):
+            writer.write({"id": number})
+        ranks = []
+        for rank in (0, 1):
+            command = [sys.executable, "-u", "-c", program, str(rank)]
+            process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+            ranks.append(ends.enter_context(process))
+            ends.callback(process.kill)
+        for rank, process in enumerate(ranks):
+            # It trains before the stream has ended.
+            assert process.stdout is not None
+            assert process.stdout.readline() == printed[rank].splitlines(keepends=True)[0]
+        for number in range(12, 17):
+            writer.write({"id": number})
+        writer.close()
+        rest = [process.communicate(timeout=DEADLINE_S)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0]
+    assert rest == [text.partition("\n")[2] for text in printed]
+    (pad,) = re.findall(r"the ranks drew `([\d ]+)` and `([\d ]+)`", page("iterable").replace("\n", " "))
+    last = [in_batches(lane, 4)[-1] for lane in expected(17, 2, 4, unit=3, at_end="pad")]
+    assert [list(map(int, text.split())) for text in pad] == last
+
+
+@pytest.mark.full
+def test_state_of_a_run_is_as_it_is_shown(tmp_path: Path) -> None:
+    shown: dict[str, Any] = json.loads(next(block for block in blocks(page("resume"), "json") if "stream_id" in block))
+    dataset = open_ranks(produce(tmp_path / "s", 96, 8), 2, batch_size=4, shuffle_window=1)[0]
+    batches = dataset.batches(collate_fn=list)
+    assert len([*islice(batches, 3)]) == 3
+    state = batches.state_dict()
+    assert shown | {"stream_id": dataset.stream_id} == state
+    assert list(shown) == list(state)
+
+
+@pytest.mark.full
+def test_packing_at_run_time_prints_what_the_page_says(tmp_path: Path) -> None:
+    text = page("packing")
+    section = text[text.index("## At run time\n") :]
+    (tmp_path / "rows.jsonl").write_text(blocks(text, "jsonl")[0])
+    (tmp_path / "my_rows.py").write_text(blocks(section, "py")[0])
+    modules = {"lazyshard-producer": "lazyshard_producer", "lazyshard": "lazyshard.cli"}
+    for line in "".join(blocks(section, "console")).splitlines():
+        name, *arguments = shlex.split(line.removeprefix("$ "))
+        run(tmp_path, "-m", modules[name], *arguments)
+    programs = blocks(section, "python")
+    assert len(programs) == 2
+    # Each by itself, but torch is imported once; unbuffered, so that log lines stand where they are written.
+    each = "import sys\nfor program in sys.argv[1:]:\n    exec(program, {})"
+    done = run(tmp_path, "-W", "error", "-u", "-c", each, *programs, output=subprocess.STDOUT)
+    assert done.stdout == "".join(blocks(section, "text"))

@@ -51,12 +51,7 @@ def watch(stream: Path, *arguments: object) -> Iterator[Watch]:
     """Runs the command on a free port."""
     command = [sys.executable, "-m", "lazyshard.cli", "watch", str(stream), "--port", "0", *map(str, arguments)]
     with subprocess.Popen(
-        command,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         try:

@@ -8,16 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.commands import lazyshard
 from tests.producer.commands import environment, published, rows, run, wait_until
 
 DEPLOY = Path(__file__).resolve().parents[2] / "producer" / "deploy"
-MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+KUBERNETES = DEPLOY / "kubernetes"
+MANIFESTS = sorted(KUBERNETES.glob("*.yaml"))
 
 
 def manifests(path: Path) -> list[dict[str, Any]]:
@@ -41,7 +42,7 @@ def commands(value: Any) -> list[list[str]]:
     return [command for item in value for command in commands(item)] if isinstance(value, list) else []
 
 
-@pytest.mark.parametrize("path", [DEPLOY / "kubernetes" / f"{name}.yaml" for name in ("deployment", "sidecar")])
+@pytest.mark.parametrize("path", [KUBERNETES / f"{name}.yaml" for name in ("deployment", "sidecar")])
 def test_kubernetes_manifests_use_options_that_there_are(path: Path) -> None:
     found = [command for document in manifests(path) for command in commands(document)]
     assert found
@@ -50,6 +51,49 @@ def test_kubernetes_manifests_use_options_that_there_are(path: Path) -> None:
         assert command[1] == "run"
         for option in (word for word in command if word.startswith("--")):
             assert f" {option} " in text
+
+
+def pod(manifest: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = manifest["spec"]["template"]["spec"]
+    return found
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    (found,) = (
+        one for name in ("training", "watch") for one in manifests(KUBERNETES / f"{name}.yaml") if one["kind"] == kind
+    )
+    return found
+
+
+def test_pods_mount_the_claim() -> None:
+    name = of_kind("PersistentVolumeClaim")["metadata"]["name"]
+    for manifest in (of_kind("Job"), of_kind("Deployment")):
+        spec = pod(manifest)
+        (claimed,) = (volume for volume in spec["volumes"] if "persistentVolumeClaim" in volume)
+        assert claimed["persistentVolumeClaim"]["claimName"] == name
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        assert {mount["name"] for mount in spec["containers"][0]["volumeMounts"]} == volumes
+
+
+def test_ranks_find_the_first_pod() -> None:
+    job, service = of_kind("Job"), of_kind("Service")
+    command = pod(job)["containers"][0]["command"]
+    assert pod(job)["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert f"--master-addr={job['metadata']['name']}-0.{service['metadata']['name']}" in command
+    assert f"--nnodes={job['spec']['completions']}" in command
+    assert job["spec"]["completions"] == job["spec"]["parallelism"]
+
+
+def test_options_of_watch_and_torchrun_are_there() -> None:
+    watch = pod(of_kind("Deployment"))["containers"][0]["command"]
+    assert watch[:2] == ["lazyshard", "watch"]
+    text = lazyshard("watch", "--help").stdout
+    assert all(f"{word} " in text for word in watch if word.startswith("--"))
+    torchrun = pytest.importorskip("torch.distributed.run")
+    command = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in pod(of_kind("Job"))["containers"][0]["command"]]
+    parsed = torchrun.get_args_parser().parse_args(command[1:])
+    assert (parsed.nnodes, parsed.node_rank, parsed.training_script) == ("2", 1, "train.py")
 
 
 def test_systemd_unit_is_valid(tmp_path: Path) -> None:
@@ -114,10 +158,7 @@ def test_slurm_job_takes_the_code_of_a_producer_that_fails_after_the_signal(tmp_
     began = tmp_path / "began"
     failing = f"#!/bin/bash\ntrap 'exit 7' TERM\ntouch {began}\nwhile :; do sleep 0.05; done\n"
     with slurm(tmp_path, failing, tmp_path / "out") as job:
-        deadline = time.monotonic() + 60
-        while not began.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(began.exists, job)
         job.send_signal(signal.SIGTERM)
         job.communicate(timeout=60)
     assert job.returncode == 7

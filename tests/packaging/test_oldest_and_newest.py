@@ -16,8 +16,7 @@ from typing import Final
 
 import pytest
 
-from tests.packaging.test_publishing import PYTHONS
-from tests.packaging.test_wheel import ROOT, run, run_checked
+from tests.packaging.test_publishing import PYTHONS, ROOT, run, run_checked
 
 TESTS: Final = (
     *(f"tests/format/test_{name}.py" for name in ("records", "names", "seal", "specification")),

@@ -1,18 +1,124 @@
-"""`scripts/demo` as a newcomer runs it: on data that is still being produced, with its checks at the end."""
+"""`scripts/demo`: its options, its folder, its arithmetic, and the whole as a newcomer runs it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from lazyshard import StreamReader
+from scripts.demonstration.demo_report import Findings, RankFindings, check, ends
+from scripts.demonstration.demo_settings import FolderRefused, parse, take_folder
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
+def test_options_have_defaults_that_make_a_short_run() -> None:
+    settings = parse([])
+    assert settings.samples > 10_000
+    assert 45 <= settings.samples / settings.rate <= 75
+    assert settings.step_samples == 16
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--rate", "0"], ["--rate", "nan"], ["--ranks", "-1"], ["--samples", "1e4"], ["--samples", "319"], ["--chunks"]],
+)
+def test_wrong_options_end_with_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse(arguments)
+    assert raised.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_a_folder_of_the_demo_is_cleared(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "demo"
+    with take_folder(folder):
+        (folder / "stream").mkdir()
+        (folder / "stream" / "chunk_00000.jsonl").touch()
+        (folder / "elsewhere").symlink_to(tmp_path)
+        marker = {path.name for path in folder.iterdir()} - {"stream", "elsewhere"}
+    with take_folder(folder):
+        assert {path.name for path in folder.iterdir()} == marker
+    assert tmp_path.is_dir()
+
+
+def test_a_folder_of_somebody_else_and_a_file_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    for path in (tmp_path, tmp_path / "thesis.txt", tmp_path / "thesis.txt" / "below"):
+        with pytest.raises(FolderRefused):
+            take_folder(path)
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with take_folder(tmp_path / "demo"), pytest.raises(FolderRefused):
+        take_folder(tmp_path / "demo")
+
+
+SOURCE = list(range(11))
+CHUNKS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
+GOOD = [[0, 1, 4, 5, 8], [2, 3, 6, 7, 9]]
+
+
+def found(trained: Sequence[Sequence[int]], chunks: Sequence[Sequence[int]] = CHUNKS) -> Findings:
+    return check(SOURCE, chunks, trained, samples_per_chunk=2, step_samples=2)
+
+
+def test_a_good_run_is_found_good() -> None:
+    findings = found(GOOD)
+    assert findings.exactly_once and findings.own_chunks
+    assert findings.untrained == [10]
+    assert findings.ranks == [RankFindings(5, 2, [], 1), RankFindings(5, 2, [], 1)]
+
+
+@pytest.mark.parametrize(
+    ("trained", "field", "value"),
+    [
+        ([[0, 1, 4, 5], [2, 3, 6, 7]], "missing", 2),
+        ([[0, 1, 4, 4, 8], [2, 3, 6, 7, 9]], "repeated", [4]),
+        ([[0, 1, 4, 5, 8], [2, 3, 6, 7, 8]], "repeated", [8]),
+        ([[0, 1, 4, 5, 8], [2, 3, 6, 7, 11]], "unknown", [11]),
+        ([[0, 1, 4, 5, 8, 9], [2, 3, 6, 7]], "uneven", True),
+    ],
+)
+def test_what_is_not_exactly_once_is_found(trained: list[list[int]], field: str, value: object) -> None:
+    findings = found(trained)
+    assert getattr(findings, field) == value
+    assert not findings.exactly_once
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        pytest.param([[0, 1], [3, 2], *CHUNKS[2:]], id="another order"),
+        pytest.param(CHUNKS[:-1], id="one lost"),
+        pytest.param([*CHUNKS, [11]], id="one more"),
+    ],
+)
+def test_a_stream_unlike_its_source_is_found(chunks: list[list[int]]) -> None:
+    assert found(GOOD, chunks).unlike_source
+    assert not found(GOOD, chunks).exactly_once
+
+
+def test_a_chunk_of_another_rank_is_found() -> None:
+    findings = found([[0, 1, 4, 6, 8], [2, 3, 5, 7, 9]])
+    assert findings.exactly_once
+    assert not findings.own_chunks
+    assert [rank.foreign for rank in findings.ranks] == [[3], [2]]
+
+
+def test_fewer_chunks_than_ranks_are_all_shared() -> None:
+    findings = check([0, 1, 2], [[0, 1, 2]], [[0, 2], [1]], samples_per_chunk=3, step_samples=1)
+    assert findings.ranks == [RankFindings(2, 0, [], 1), RankFindings(1, 0, [], 1)]
+
+
+def test_ends_of_the_losses_never_overlap() -> None:
+    assert ends([4.0, 3.0, 2.0]) == (4.0, 2.0, 1)
+    assert ends([5.0] * 30 + [1.0] * 30) == (5.0, 1.0, 20)
 
 
 def demo(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -20,6 +126,8 @@ def demo(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
 
 
+@pytest.mark.full
+@pytest.mark.timeout(300)
 def test_every_sample_of_the_source_is_published_and_every_check_holds(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     samples, ranks, per_chunk = 1000, 2, 50
@@ -33,10 +141,3 @@ def test_every_sample_of_the_source_is_published_and_every_check_holds(tmp_path:
     assert len(source) == samples
     assert [row["id"] for row in reader] == [row["id"] for row in source]
     assert reader.seen.ended and reader.samples_per_chunk == per_chunk
-
-
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("all of it")
-    done = demo("--dir", tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

@@ -22,7 +22,7 @@ from lazyshard.stream.listing import Published
 from lazyshard.stream.lock import WriterLock
 from lazyshard.stream.pacing import describe_producer, failure_words
 from lazyshard_producer import command as commands
-from tests.security.hostile import ESCAPES, command, edit, producer, shown, write_stream
+from tests.security.guards import ESCAPES, command, edit, producer, shown, write_stream
 
 COMMANDS: Final = (
     ("status",),

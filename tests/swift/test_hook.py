@@ -1,4 +1,4 @@
-"""The finder on stand-in packages; that it is in place once installed: tests/packaging/test_wheel.py."""
+"""The finder on stand-in packages; that it is in place once installed: tests/packaging/test_publishing.py."""
 
 import copy
 import importlib

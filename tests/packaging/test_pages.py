@@ -1,0 +1,333 @@
+"""What pages, guides and docstrings say is so: errors, links, figures, paths, imports, examples."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Final, get_args, get_type_hints
+
+import pytest
+
+import lazyshard.cli.exits
+import lazyshard.errors
+import lazyshard_producer.errors
+import lazyshard_swift.errors
+from lazyshard.format.records import STATES
+from lazyshard_producer.display import metrics
+from lazyshard_producer.holding.limits import KeptChunks
+from tests.packaging.guide_programs import GUIDES, blocks, variables
+from tests.packaging.messages import LOGGED, read_golden
+from tests.packaging.test_import_directions import MAY_IMPORT, ROOT
+
+PAGE: Final = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+MESSAGES: Final = read_golden()
+ERRORS: Final = (lazyshard.errors, lazyshard_producer.errors, lazyshard_swift.errors)
+GROUPS: Final = (
+    *("Files that cannot be read", "Object stores", "Options and sources", "Writing a stream"),
+    *("Steps, lengths and configuration", "States that do not fit", "ms-swift"),
+)
+"""Headings with a table of classes."""
+
+EXITS: Final[dict[str, ModuleType]] = {
+    "`lazyshard-producer`": lazyshard_producer.errors,
+    "`lazyshard`": lazyshard.cli.exits,
+    "ms-swift": lazyshard_swift.errors,
+}
+ROOTS: Final = {"LazyShardError", "FormatInvalid"}
+"""Not raised themselves, so they have no exit code."""
+
+CAUGHT: Final = {("ConfigInvalid", "`lazyshard`"): 3}
+"""Codes that one command gives by itself: `check-config`."""
+
+FEWEST_LINES: Final = 60
+"""Of lines that are found in the code: fewer mean that they are no longer found."""
+
+
+def error_classes() -> dict[str, type[BaseException]]:
+    """All public classes of errors, by name."""
+    found = {}
+    for module in ERRORS:
+        for name, one in inspect.getmembers(module, inspect.isclass):
+            if issubclass(one, BaseException) and one.__module__ == module.__name__ and name[0] != "_":
+                found[name] = one
+    return found
+
+
+def sections() -> dict[str, str]:
+    """The text under each heading, by its words."""
+    parts = re.split(r"^##+ (.+)$", PAGE, flags=re.MULTILINE)
+    headings = [heading.strip("`") for heading in parts[1::2]]
+    assert len(set(headings)) == len(headings), "a heading is there twice"
+    return dict(zip(headings, parts[2::2], strict=True))
+
+
+SECTIONS: Final = sections()
+
+
+def code_spans(text: str) -> list[str]:
+    """What stands between backticks outside of blocks, a line break as a space."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", prose)]
+
+
+def table(heading: str, first: str) -> dict[str, list[str]]:
+    """The rows of the table under a heading whose first column has that title, by their first cell."""
+    _, _, rest = SECTIONS[heading].partition(f"| {first} |")
+    rows = [line.strip("| ").split(" | ") for line in rest.partition("\n\n")[0].splitlines()[2:]]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def exit_codes(module: ModuleType) -> set[int]:
+    """The codes that a module of exit codes defines."""
+    return {value for name, value in vars(module).items() if name.isupper() and name[0] != "_" and type(value) is int}
+
+
+def exit_code(where: str, error: BaseException) -> int | None:
+    """The code in which an error ends a command."""
+    if where == "ms-swift":
+        return lazyshard_swift.errors.code_of(error)
+    if where == "`lazyshard`":
+        return lazyshard.cli.exits.exit_code(error)
+    return lazyshard_producer.errors.exit_code(error)
+
+
+def holds_pieces(text: str, span: str) -> bool:
+    """Whether a text has the pieces of a phrase, between its dots, in that order."""
+    at = 0
+    for piece in filter(None, map(str.strip, span.split("…"))):
+        at = text.find(piece, at) + len(piece)
+        if at < len(piece):
+            return False
+    return at > 0
+
+
+def phrases() -> list[str]:
+    """What the page says that messages hold: in bold, and in the first column of the tables of lines."""
+    logged = PAGE.partition("\n## Lines in the log\n")[2]
+    found = re.findall(r"\*\*`([^`]+)`\*\*", PAGE)
+    found += [span for row in re.findall(r"^\| (`.+?`) \| ", logged, re.MULTILINE) for span in code_spans(row)]
+    return [re.sub(r"\s+", " ", span) for span in found if span != "bold"]
+
+
+def test_every_error_class_has_an_entry_and_no_entry_is_of_another() -> None:
+    entries = re.findall(r"^### `([A-Z]\w+)`$", PAGE, re.MULTILINE)
+    grouped = [name for heading in GROUPS for name in table(heading, "class")]
+    assert sorted([*entries, *grouped, *ROOTS]) == sorted(error_classes())
+    shown = {heading for heading, text in SECTIONS.items() if "```text\n" in text}
+    assert {*entries, *GROUPS} <= shown
+
+
+def test_every_class_has_the_exit_codes_that_the_commands_have() -> None:
+    rows = table("Exit codes of the classes", "class")
+    named = {name: codes for names, codes in rows.items() for name in names.split("`, `")}
+    assert sorted(named) == sorted(set(error_classes()) - ROOTS)
+    assert len(named) == sum(len(names.split("`, `")) for names in rows), "a class is there twice"
+    for name, codes in named.items():
+        for where, code in zip(EXITS, codes, strict=True):
+            expected = CAUGHT.get((name, where), exit_code(where, error_classes()[name]("text")))
+            assert code in ("–", str(expected)), (name, where)
+
+
+def test_the_table_of_exit_codes_has_all_and_only_those_that_are_defined() -> None:
+    rows = table("Exit codes", "code")
+    for column, (where, module) in enumerate(EXITS.items()):
+        listed = {int(code) for code, cells in rows.items() if cells[column] != "–"}
+        assert listed == exit_codes(module) | {0}, where
+
+
+def test_every_reason_of_a_wait_has_its_row() -> None:
+    assert set(table("What the producer waits for", "reason")) == set(get_args(metrics.Reason))
+    assert set(table("What the producer waits for", "kept by")) == set(get_args(get_type_hints(KeptChunks)["by"]))
+    assert set(table("What a rank waits for", "state")) == set(STATES)
+
+
+def test_every_line_that_is_logged_has_an_entry() -> None:
+    known, lines = phrases(), MESSAGES[LOGGED]
+    assert len(lines) >= FEWEST_LINES
+    assert [line for line in lines if not any(holds_pieces(line, phrase) for phrase in known)] == []
+
+
+def test_every_phrase_of_the_page_is_one_of_a_message() -> None:
+    known, texts = phrases(), [text for texts in MESSAGES.values() for text in texts]
+    assert len(known) >= FEWEST_LINES
+    assert [phrase for phrase in known if not any(holds_pieces(text, phrase) for text in texts)] == []
+
+
+def test_every_line_of_an_example_is_one_of_a_message() -> None:
+    examples = re.findall(r"^```text\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
+    lines = [line for text in examples for line in text.splitlines() if line[0] != " " and "1 mistake" not in line]
+    assert len(lines) >= FEWEST_LINES
+    pieces = [text.replace("{}", "…") for texts in MESSAGES.values() for text in texts]
+    known = [text for text in pieces if len(re.findall(r"[a-z]{2,}", text)) >= 2]
+    assert [line for line in lines if not any(holds_pieces(line, text) for text in known)] == []
+
+
+COMPARISON: Final = ROOT / "docs" / "comparison.md"
+PAGES: Final = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs make them of plain words."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(page: Path) -> list[str]:
+    """Links to files that are not there, or to headings that the page they lead to does not have."""
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            found.append(link)
+    return found
+
+
+def test_links_lead_somewhere() -> None:
+    assert len(PAGES) >= 40
+    assert {page.name: found for page in PAGES if (found := dead_links(page))} == {}
+
+
+def test_speeds_are_those_that_were_measured() -> None:
+    performance = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    of_a, of_b = re.findall(r"^\| [AB] \| rows/s in order .*?\n\n", performance, re.MULTILINE | re.DOTALL)
+    names = {
+        "lazyshard, `LateRow`": "**lazyshard, late**",
+        "lazyshard": "**lazyshard**",
+        "LitData": "litdata",
+        "WebDataset": "webdataset",
+        "MosaicML streaming": "MosaicML streaming",
+        "Megatron Energon": "megatron-energon",
+        "torchdata over a minimal data set": "torchdata",
+    }
+    _, _, section = COMPARISON.read_text(encoding="utf-8").partition("\n| | text | images |\n|---|---|---|\n")
+    rows = re.findall(r"^\| (.+?) \| ([\d,]+) \| ([\d,]+) \|$", section.partition("\n\n")[0], re.MULTILINE)
+    assert len(rows) == 10
+    for name, text, images in rows:
+        known = re.escape(names.get(name, name))
+        version = r"(?: [\d.]+)?(?: over minimal)?"
+        assert re.search(rf"^\| {known}{version} \| {text} \|", of_a, re.MULTILINE), name
+        assert re.search(rf"^\| {known}{version} \| {images} \|", of_b, re.MULTILINE), name
+
+
+def test_lines_of_the_filesystem_check_are_those_that_it_prints() -> None:
+    text = (GUIDES / "multi-node.md").read_text(encoding="utf-8")
+    _, _, table = text.partition("| line | if it is not `ok` |\n|---|---|\n")
+    rows = table.partition("\n\n")[0].splitlines()
+    lines = [line for row in rows for line in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert len(lines) == 7
+    printed = (ROOT / "docs" / "filesystems.md").read_text(encoding="utf-8")
+    assert [line for line in lines if not re.search(rf"^\w+ +{re.escape(line)} {{2}}", printed, re.MULTILINE)] == []
+
+
+def test_commands_of_the_guides_have_the_options_that_they_are_given() -> None:
+    named = {"torchrun": "torch.distributed.run", "lazyshard-producer run": "lazyshard_producer run"}
+    for command, module in named.items():
+        help_of = [sys.executable, "-m", *module.split(), "--help"]
+        known = subprocess.run(help_of, env=variables(), capture_output=True, text=True, timeout=120).stdout
+        found = 0
+        for page in GUIDES.glob("*.md"):
+            for block in blocks(page.name, ""):
+                for line in block.replace("\\\n", " ").splitlines():
+                    if line.startswith(command):
+                        found += 1
+                        words = re.findall(r"(?<= )--[\w-]+", line)
+                        assert [word for word in words if word not in known] == [], f"{page.name}: {line}"
+        assert found
+
+
+ARCHITECTURE: Final = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+TOPS: Final = ("examples", "integrations", "lazyshard", "producer", "scripts", "tests")
+LEAST_NAMED: Final = 80
+"""Of paths on the page: fewer mean that they are no longer found, rather than that all are there."""
+
+
+def code_of(markdown: str) -> list[str]:
+    """What stands between single backticks, outside of blocks."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE))
+
+
+def named_paths(markdown: str) -> list[str]:
+    """Paths of the repository, by their first folder."""
+    return [code for code in code_of(markdown) if code in TOPS or code.startswith(tuple(f"{top}/" for top in TOPS))]
+
+
+def imports_allowed(markdown: str) -> dict[str, set[str]]:
+    """The rows of the table under the headings `layer` and `may import`."""
+    _, _, table = markdown.partition("| layer | may import |\n|---|---|\n")
+    rows = re.findall(r"\| `(\w+)` \| (.*) \|\n", table.partition("\n\n")[0] + "\n")
+    return {layer: set(code_of(others)) for layer, others in rows}
+
+
+def pages_listed(readme: str) -> list[str]:
+    """The pages of `docs` and its guides to which the list at the end of README leads, as often as it does."""
+    _, _, more = readme.partition("\n## More\n")
+    return sorted(re.findall(r"\]\(docs/((?:guides/)?[\w.-]+\.md)[)#]", more))
+
+
+def test_every_path_on_the_page_is_there() -> None:
+    paths = named_paths(ARCHITECTURE)
+    assert len(paths) >= LEAST_NAMED
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_module_that_contributing_names_is_there() -> None:
+    named = [code for code in code_of((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")) if code.endswith(".py")]
+    assert len(named) >= 12
+    folders = (ROOT, ROOT / "lazyshard", ROOT / "integrations" / "swift")
+    assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
+
+
+def test_every_package_and_room_is_on_the_page() -> None:
+    paths = set(named_paths(ARCHITECTURE))
+    rooms = [f"lazyshard/{path.name}" for path in sorted((ROOT / "lazyshard").iterdir()) if path.suffix != ".typed"]
+    rooms = [room for room in rooms if not room.endswith("__pycache__")]
+    assert len(rooms) >= 9
+    others = ["producer/lazyshard_producer", "integrations/swift/lazyshard_swift"]
+    assert [room for room in rooms + others if room not in paths] == []
+
+
+def test_the_page_tells_the_imports_that_the_test_of_directions_allows() -> None:
+    assert imports_allowed(ARCHITECTURE) == MAY_IMPORT
+
+
+def test_readme_lists_every_page_once() -> None:
+    docs = ROOT / "docs"
+    pages = [*docs.glob("*.md"), *docs.glob("guides/*.md")]
+    assert len(pages) >= 39
+    assert pages_listed((ROOT / "README.md").read_text(encoding="utf-8")) == sorted(
+        path.relative_to(docs).as_posix() for path in pages
+    )
+
+
+PLACES: Final = (ROOT, ROOT / "producer", ROOT / "integrations" / "swift")
+
+
+def modules(place: Path) -> list[str]:
+    """Those of the packages in a folder that hold examples."""
+    files = [file for package in place.glob("lazyshard*") for file in package.rglob("*.py")]
+    names = [".".join(file.relative_to(place).with_suffix("").parts) for file in files if ">>> " in file.read_text()]
+    return sorted(name.removesuffix(".__init__") for name in names)
+
+
+MODULES: Final = [name for place in PLACES for name in modules(place)]
+
+
+def test_there_are_such_examples_in_each_package() -> None:
+    assert {name.partition(".")[0] for name in MODULES} == {"lazyshard", "lazyshard_producer", "lazyshard_swift"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_come_out_as_they_say(name: str) -> None:
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted
+    assert not found.failed, "see what doctest has printed"

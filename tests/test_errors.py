@@ -26,12 +26,10 @@ VALUES = {"int": 7, "float": 1.5, "str": "a\nb 'ü\u2028' \ud800"}
 
 
 def declared(cls: type[LazyShardError]) -> dict[str, str]:
-    """The type, as written, of each field of a class."""
     return {name: str(kind) for base in cls.__mro__ for name, kind in vars(base).get("__annotations__", {}).items()}
 
 
 def filled(cls: type[LazyShardError]) -> tuple[LazyShardError, dict[str, Any]]:
-    """An error with a value in every field."""
     fields = {name: VALUES[kind.removesuffix(" | None")] for name, kind in declared(cls).items()}
     return cls("first line\nsecond line", **fields), fields
 

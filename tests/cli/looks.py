@@ -73,7 +73,6 @@ def survey(head: Head | None = HEAD, census: dict[str, Any] | None = None, **val
 
 
 def outlook(*looks: Survey) -> Outlook:
-    """Returns what the last of some looks means."""
     memory = Looks()
     for look in looks[:-1]:
         memory.add(look)

@@ -33,7 +33,6 @@ def report(*arguments: object) -> tuple[int, list[str]]:
 
 
 def findings(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """The kinds of what is not in order, each with the name of the file."""
     return [(one["kind"], Path(one["where"]).parent.name) for one in values["findings"]]
 
 
@@ -61,7 +60,6 @@ def history(tmp_path: Path) -> History:
 
 
 def stream_and_runs(folder: Path, samples: int = 24, *, end: bool = True, **runs: tuple[Part, ...]) -> str:
-    """Makes a stream, and a checkpoint of each step."""
     stream_id = make_stream(folder / "stream", samples, end=end)
     for step, parts in runs.items():
         save(folder / "out", int(step.removeprefix("step")), run_of(stream_id, *parts))
@@ -141,9 +139,7 @@ BEGUN_AGAIN = Part(2, 1, 2, 0, first_step=4, draws_per_step=2)
         (lambda state: with_parts(state, [*state.parts, BEGUN_AGAIN]), "twice"),
     ],
 )
-def test_mutations_of_the_newest_state_are_found(
-    tmp_path: Path, mutate: Callable[[RunState], RunState], expected: str
-) -> None:
+def test_mutations_of_a_state_are_found(tmp_path: Path, mutate: Callable[[RunState], RunState], expected: str) -> None:
     stream_id = stream_and_runs(tmp_path, step1=(two_ranks(1),))
     save(tmp_path / "out", 4, mutate(run_of(stream_id, two_ranks(2), THREE)))
     code, values = audited(tmp_path / "stream", tmp_path / "out")
@@ -177,9 +173,7 @@ def test_samples_that_were_trained_twice_or_passed_over_are_named(tmp_path: Path
     ],
 )
 @pytest.mark.parametrize("newest", [False, True])
-def test_damaged_checkpoints_are_found(
-    history: History, change: dict[str, Any], expected: str, proven: bool, newest: bool
-) -> None:
+def test_damage_is_found(history: History, change: dict[str, Any], expected: str, proven: bool, newest: bool) -> None:
     """Of one that is not audited, and of the newest, which is."""
     if newest and proven:
         return

@@ -47,7 +47,6 @@ MORE: Final = {"audit": ["checkpoints"], "export": ["out"], "forget": ["sft"], "
 
 
 def commands() -> dict[str, Any]:
-    """All commands by how they are called."""
     return {
         f"{name} {command}": found
         for name, one in (("lazyshard", app), ("lazyshard-producer", producer_app))
@@ -62,7 +61,6 @@ OF_STREAMS: Final = [
 
 
 def examples(command: Any) -> Iterator[list[str]]:
-    """What the help of a command gives as examples."""
     text, _, _ = command.epilog.replace("\n\n", "\n").partition("[bold]Exit codes")
     for line in text.splitlines():
         if line.startswith("lazyshard"):
@@ -164,7 +162,6 @@ def test_completion(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What bash would be given for a line that is begun."""
     words = line.split()
     monkeypatch.setenv(f"_{words[0].replace('-', '_').upper()}_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)
@@ -181,16 +178,7 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stdin=subprocess.DEVNULL, check=False, **options)
 
 
-def test_completion_is_for_the_shells_that_the_page_names() -> None:
-    for option in ("--install-completion", "--show-completion"):
-        assert option in lazyshard("--help").stdout
-    found = run("--show-completion", "fish", env=environment() | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
-    assert (found.returncode, found.stderr) == (0, "")
-    assert "complete --command lazyshard" in found.stdout
-
-
 def buffered() -> dict[str, str]:
-    """Most people's environment, where output waits in a buffer that is flushed once more at the end."""
     return {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
 
 

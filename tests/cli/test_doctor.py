@@ -105,9 +105,7 @@ def test_without_an_area_all_are_examined(areas: list[str], code: int, monkeypat
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 0), (["bad"], 1)])
-def test_what_is_not_there_is_examined_for_who_asks_for_it(
-    arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_for_what_is_not_there(arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "bad")
     monkeypatch.setitem(globals(), "applies", lambda: False)
     done = lazyshard("doctor", *arguments)

@@ -58,7 +58,6 @@ def test_forget(tmp_path: Path) -> None:
 
 
 def test_what_is_told_of_a_consumer(tmp_path: Path) -> None:
-    """One that keeps nothing, one whose cursor is torn, one that may be running."""
     with_two_consumers(tmp_path)
     (tmp_path / "cursors" / "torn.json").write_bytes(b"")
     out = lazyshard("forget", tmp_path, "torn", "--yes").stdout.splitlines()
@@ -80,8 +79,6 @@ def test_consumer_of_a_directory_without_a_stream(tmp_path: Path) -> None:
 
 
 class Typed(io.StringIO):
-    """What is typed on a terminal."""
-
     def isatty(self) -> bool:
         return True
 
@@ -144,7 +141,5 @@ def done(name: str, chunks: int) -> Consumer:
         ([done("a", 0), done("b", 0)], "a", 0, 0, range(0)),
     ],
 )
-def test_chunks_that_only_one_consumer_keeps(
-    others: list[Consumer], name: str, retired: int, published: int, expected: range
-) -> None:
+def test_what_one_alone_keeps(others: list[Consumer], name: str, retired: int, published: int, expected: range) -> None:
     assert list(freed(others, name, retired, published)) == list(expected)

@@ -211,7 +211,6 @@ def test_rows_as_json_are_whole_and_exact(tmp_path: Path) -> None:
 
 
 def test_nesting_deeper_than_can_be_written(tmp_path: Path) -> None:
-    """Another producer may seal it, and readers read it."""
     row = b'{"a":' * 300 + b"1" + b"}" * 300 + b"\n"
     seal_rows(stream(tmp_path, 2), 0, row, b"{}\n")
     assert "... (1 key)" in "".join(inspect(tmp_path, 0))

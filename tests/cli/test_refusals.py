@@ -116,7 +116,6 @@ REFUSALS: Final = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with streams in order and not."""
     here = tmp_path_factory.mktemp("refusals")
     (here / "nothing").mkdir()
     (here / "a.jsonl").touch()

@@ -57,6 +57,7 @@ SMALL = Setting(
     woken=True,
     ranks_a_node=2,
 )
+ONE = {"ranks": 1, "samples_per_chunk": 1000}
 COMMAND = ["--ranks", "2", "--batch", "2", "--step-seconds", "0.25", "--producer-rate", "8", "--samples-per-chunk", "4"]
 
 
@@ -131,45 +132,34 @@ def test_checkpoints_free_the_disk_and_bytes_count_the_seals(changes: Any, peak:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("figure", "changes", "expected"),
     [
-        ({"workers": 0}, 1.0),
+        ("openings", {"workers": 0}, 1.0),
         # 4 rows in 2 batches of 2: one for each of two workers, and no third one comes.
-        ({"workers": 2}, 2.0),
-        ({"workers": 5}, 2.0),
+        ("openings", {"workers": 2}, 2.0),
+        ("openings", {"workers": 5}, 2.0),
         # A batch of 3 begins in each place of a chunk of 4 once: it touches 1, 1, 2, 2 chunks.
-        ({"workers": 5, "batch": 3}, 2.0),
-        ({"workers": 5, "batch": 8}, 1.0),
-    ],
-)
-def test_a_chunk_is_opened_by_each_worker_that_a_batch_of_it_comes_to(changes: Any, expected: float) -> None:
-    assert replace(SMALL, **changes).openings == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "openings"),
-    [
-        ({"rows": 64}, 16),
+        ("openings", {"workers": 5, "batch": 3}, 2.0),
+        ("openings", {"workers": 5, "batch": 8}, 1.0),
+        # A window of more chunks than may be open opens them again and again.
+        ("openings", {**ONE, "rows": 10**6, "window": 256}, 1.0),
+        ("openings", {**ONE, "rows": 10**6, "window": 512}, 1 + 999 / 2),
+        ("all_openings", {"rows": 64}, 16),
         # Two stripes, and a chunk that is dealt to both ranks row by row; then to as many of 9 ranks as it has rows.
-        ({"rows": 20}, 4 + 2),
-        ({"ranks": 9, "rows": 40}, 9 + 4),
+        ("all_openings", {"rows": 20}, 4 + 2),
+        ("all_openings", {"ranks": 9, "rows": 40}, 9 + 4),
+        # Reading hides behind a step with workers; else half a chunk is opened, by four operations, and read by half.
+        ("loaded_step_s", {"latency_s": 0.01, "workers": 2}, 0.5),
+        ("loaded_step_s", {"latency_s": 0.01}, 0.5 + 0.01 * (2 + 0.5)),
+        # Neighbours in a window are a third of it apart.
+        ("neighbour_draws", {**ONE, "rows": 96_000, "window": 0}, 1.0),
+        ("neighbour_draws", {**ONE, "rows": 96_000, "window": 1}, 1001 / 3),
+        ("neighbour_draws", {**ONE, "rows": 96_000, "window": 8}, 8001 / 3),
     ],
 )
-def test_chunks_of_the_tail_are_opened_by_each_rank_that_has_a_row_of_them(changes: Any, openings: int) -> None:
-    assert replace(SMALL, **changes).all_openings == openings
-
-
-def test_a_window_of_more_chunks_than_may_be_open_opens_them_again_and_again() -> None:
-    many = replace(SMALL, ranks=1, rows=10**6, samples_per_chunk=1000, window=512)
-    assert replace(many, window=256).openings == 1.0
-    assert many.openings == pytest.approx(1 + 999 / 2)
-
-
-def test_reading_adds_to_a_step_without_workers_and_hides_behind_it_with_them() -> None:
-    slow = replace(SMALL, latency_s=0.01)
-    assert replace(slow, workers=2).loaded_step_s == 0.5
-    # Half a chunk is opened, by four operations, and read by half an operation.
-    assert slow.loaded_step_s == pytest.approx(0.5 + 0.01 * (2 + 0.5))
+def test_figures_of_a_setting(figure: str, changes: Any, expected: float) -> None:
+    found = getattr(replace(SMALL, **changes), figure)
+    assert found == pytest.approx(expected, abs=1 if figure == "neighbour_draws" else 1e-9)
 
 
 def test_operations_are_counted() -> None:
@@ -185,12 +175,6 @@ def test_operations_are_counted() -> None:
     read = files.head_opens + 32 + 16 + timeline.asides
     assert files.metadata_a_second_and_node == pytest.approx(read / timeline.end_s)
     assert files.metadata_operations > read + 16 * PUBLISH_OPENS
-
-
-@pytest.mark.parametrize(("window", "draws"), [(0, 1.0), (1, 1001 / 3), (8, 8001 / 3)])
-def test_neighbours_in_a_window_are_a_third_of_it_apart(window: int, draws: float) -> None:
-    one = replace(SMALL, ranks=1, samples_per_chunk=1000, window=window, rows=96_000)
-    assert one.neighbour_draws == pytest.approx(draws, abs=1)
 
 
 def test_thousands_of_ranks_and_a_million_chunks_are_simulated() -> None:
@@ -423,9 +407,7 @@ def test_a_producer_is_never_further_ahead_than_it_may_be(setting: Setting, ahea
 
 
 @given(st.integers(1, 40), st.floats(0.001, 100), st.floats(0.01, 1000), st.floats(0, 5), st.booleans())
-def test_a_wait_is_found_to_be_over_after_a_tenth_of_it_and_five_seconds_at_the_latest(
-    missing: int, period: float, share: float, blind: float, woken: bool
-) -> None:
+def test_when_a_wait_is_found_to_be_over(missing: int, period: float, share: float, blind: float, woken: bool) -> None:
     setting = Setting(
         ranks=2, step_seconds=1, samples_per_chunk=10, producer_rate=10 / period, rows=1000, latency_s=0.0, woken=woken
     )

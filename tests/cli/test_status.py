@@ -1,5 +1,6 @@
 """`lazyshard status` in processes of its own; what it says of looks that are made up: test_status_view.py."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ ROWS = b'{"id":0}\n{"id":1}\n'
 
 
 def looked(*arguments: object) -> Any:
-    """The JSON object of one look."""
     done = lazyshard("status", *arguments, "--json")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
     return json.loads(done.stdout)
@@ -114,82 +114,74 @@ def test_killed_producer_is_dead_at_once_or_once_its_heartbeats_are_missed(tmp_p
     assert producer(updated_at=time.time() + 1)[:2] == ("running", True)
 
 
-class Watching:
-    """`lazyshard status --watch` in a process of its own."""
+@contextlib.contextmanager
+def watching(stream: Path, *arguments: object, **options: Any) -> "Iterator[subprocess.Popen[str]]":
+    words = ["status", "--watch", "--interval", "0.1", str(stream), *map(str, arguments)]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    env = environment() | options.pop("env", {})
+    with subprocess.Popen([sys.executable, "-m", "lazyshard.cli", *words], env=env, **(pipes | options)) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
-    def __init__(self, *arguments: object, **options: Any) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lazyshard.cli", "status", "--watch", "--interval", "0.1", *map(str, arguments)],
-            env=environment() | options.pop("env", {}),
-            stdin=subprocess.DEVNULL,
-            stdout=options.pop("stdout", subprocess.PIPE),
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
 
-    def __enter__(self) -> "Watching":
-        return self
+def line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    found: str = process.stdout.readline()
+    assert found, process.communicate()
+    return found
 
-    def __exit__(self, *_: object) -> None:
-        with self.process:
-            if self.process.poll() is None:
-                self.process.kill()
 
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        found: str = self.process.stdout.readline()
-        assert found, self.process.communicate()
-        return found
+def look_until(process: "subprocess.Popen[str]", condition: Callable[[Any], bool]) -> Any:
+    found: Any = None
+    while found is None or not condition(found):
+        found = json.loads(line(process))
+    return found
 
-    def look_until(self, condition: Callable[[Any], bool]) -> Any:
-        found: Any = None
-        while found is None or not condition(found):
-            found = json.loads(self.line())
-        return found
 
-    def interrupt(self) -> tuple[int, str]:
-        self.process.send_signal(signal.SIGINT)
-        _, err = self.process.communicate(timeout=60)
-        return self.process.returncode, err
+def interrupted(process: "subprocess.Popen[str]") -> bool:
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    return (process.returncode, err) == (130, "")
 
 
 def test_watch_as_json_follows_the_stream(tmp_path: Path) -> None:
-    with Watching(tmp_path, "--json") as watching:
-        missing = json.loads(watching.line())
+    with watching(tmp_path, "--json") as process:
+        missing = json.loads(line(process))
         assert missing["error"].startswith(f"{tmp_path}: ")
         produce(tmp_path, 20, end=False)
         edit_head(tmp_path, state="running", rate=4.0)
         now = time.time()
         reads(tmp_path, "sft", 2, now)
-        first = watching.look_until(lambda found: found["error"] is None and bool(found["consumers"]))
+        first = look_until(process, lambda found: found["error"] is None and bool(found["consumers"]))
         assert (first["consumers"][0]["read_chunks_per_s"], first["published_chunks_per_s"]) == (None, 2.0)
         reads(tmp_path, "sft", 6, now + 1)
-        second = watching.look_until(lambda found: found["consumers"][0]["needs_chunks"] == 6)
+        second = look_until(process, lambda found: found["consumers"][0]["needs_chunks"] == 6)
         reader = second["consumers"][0]
         assert (reader["read_chunks_per_s"], reader["read_samples_per_s"]) == (4.0, 8.0)
         assert (reader["ahead_chunks"], reader["supply"], reader["starving_in_s"]) == (4, "shrinking", 2.0)
         produce(tmp_path, 22)
-        assert watching.look_until(lambda found: found["ended"])["published_chunks"] == 11
-        assert watching.interrupt() == (130, "")
+        assert look_until(process, lambda found: found["ended"])["published_chunks"] == 11
+        assert interrupted(process)
 
 
 def test_watch_without_a_terminal_prints_pages_once_the_stream_has_come(tmp_path: Path) -> None:
     stream = tmp_path / "to come"
-    with Watching(stream) as watching:
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\n", watching.line())
-        assert watching.line().startswith(f"{stream}: no stream is here")
+    with watching(stream) as process:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\n", line(process))
+        assert line(process).startswith(f"{stream}: no stream is here")
         produce(stream, 4)
-        while not watching.line().startswith("band          ++"):
+        while not line(process).startswith("band          ++"):
             pass
-        assert watching.interrupt() == (130, "")
+        assert interrupted(process)
 
 
 def test_watch_on_a_terminal_keeps_the_page_in_its_place(tmp_path: Path) -> None:
     produce(tmp_path, 4, end=False)
     ours, theirs = os.openpty()
     text = b""
-    with Watching(tmp_path, stdout=theirs, env={"TERM": "xterm", "COLUMNS": "60", "LINES": "40"}) as watching:
+    with watching(tmp_path, stdout=theirs, env={"TERM": "xterm", "COLUMNS": "60", "LINES": "40"}) as process:
         os.close(theirs)
 
         def read() -> bytes:
@@ -200,13 +192,13 @@ def test_watch_on_a_terminal_keeps_the_page_in_its_place(tmp_path: Path) -> None
         wait_until(lambda: read().count(b"Ctrl-C ends") >= 2, "two pages")
         edit_head(tmp_path, state="failed")
         wait_until(lambda: b"has failed" in read(), "a page that says otherwise")
-        watching.process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
         # A terminal that nobody reads any more blocks its writer.
         with pytest.raises(OSError):
             while read():
                 pass
-        assert watching.process.stderr is not None
-        assert (watching.process.stderr.read(), watching.process.wait(60)) == ("", 130)
+        assert process.stderr is not None
+        assert (process.stderr.read(), process.wait(60)) == ("", 130)
     os.close(ours)
     # The cursor goes up over the old page and is there again in the end; nothing is cleared as a whole.
     assert b"\x1b[1A" in text
@@ -218,18 +210,18 @@ def test_watch_on_a_terminal_keeps_the_page_in_its_place(tmp_path: Path) -> None
 
 def test_watch_ends_when_nobody_listens(tmp_path: Path) -> None:
     produce(tmp_path, 4)
-    with Watching(tmp_path, "--json") as watching:
-        watching.line()
-        assert watching.process.stdout is not None
-        watching.process.stdout.close()
-        assert watching.process.stderr is not None
-        assert watching.process.stderr.read() == ""
-        assert watching.process.wait(60) == 0
+    with watching(tmp_path, "--json") as process:
+        line(process)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 0
 
 
 def test_watch_into_a_full_disk_fails(tmp_path: Path) -> None:
     produce(tmp_path, 4)
-    with open("/dev/full", "w") as full, Watching(tmp_path, stdout=full) as watching:
-        _, err = watching.process.communicate(timeout=60)
-    assert (watching.process.returncode, err.count("\n")) == (7, 1)
+    with open("/dev/full", "w") as full, watching(tmp_path, stdout=full) as process:
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.count("\n")) == (7, 1)
     assert "No space left on device" in err

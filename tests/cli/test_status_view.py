@@ -96,7 +96,6 @@ def page(*looks: Survey, watching: bool = False, width: int = 80) -> list[str]:
 
 
 def facts(lines: list[str], label: str) -> list[str]:
-    """What stands behind a label, wherever it stands."""
     return [line[14:] for line in lines if line[:14].strip() == label]
 
 

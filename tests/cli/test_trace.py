@@ -189,7 +189,6 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(directory: Path, stages: list[tuple[int, dict[str, float], int]], **options: Any) -> tuple[Seen, State]:
-    """Trains stages of ranks, weights and steps of two batches of two; returns what was read when, and the state."""
     state: State | None = None
     seen: Seen = defaultdict(list)
     step = 0

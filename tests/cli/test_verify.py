@@ -21,7 +21,6 @@ C1, C2 = "chunk_00001.jsonl", "chunk_00002.jsonl"
 
 
 def report(*arguments: object) -> tuple[int, list[str]]:
-    """Exit code and lines, without how long it took."""
     done = lazyshard("verify", *arguments)
     assert done.stderr == ""
     assert len(EFFORT.findall(done.stdout)) == 1

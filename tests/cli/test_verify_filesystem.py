@@ -111,8 +111,6 @@ def test_versions_are_told_from_torn_ones() -> None:
 @pytest.mark.parametrize(("label", "torn"), [("new, by open", 1), ("replaced, by open", 0), ("grown, by open", 0)])
 def test_a_file_that_was_replaced_may_come_cut_and_a_new_one_may_not(label: str, torn: int, tmp_path: Path) -> None:
     class Told:
-        """A far side on which one look found half."""
-
         def do(self, operation: str, *_: object) -> object:
             states = {one: {"seconds": 0.1, "torn": int(one == label), "errors": {}} for one in LOOKS}
             return states if operation == "watch" else None
@@ -132,9 +130,7 @@ def test_names_lead_nowhere_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["disk", "memory"])
-def test_a_local_folder_fits_and_nothing_is_left(
-    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_local_folder_fits_nothing_is_left(where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path
     if where == "memory":
         folder = Path("/dev/shm") / f"verify-{os.getpid()}"
@@ -153,9 +149,7 @@ def test_a_local_folder_fits_and_nothing_is_left(
     assert 0 < found["measured"]["waited_s"] < 20
 
 
-def test_what_the_other_side_leaves_is_removed_too_and_what_cannot_be_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_other_side_leaves_is_removed_or_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = Side(str(tmp_path)), Side(str(tmp_path))
     near.make_folder("mine")
     assert far.enter("mine", 5.0)
@@ -211,9 +205,7 @@ def test_wrong_arguments_and_a_silent_other_side(arguments: list[str], code: int
     assert main(arguments) == code
 
 
-def test_the_other_side_runs_over_a_command_and_without_extras(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_other_side_runs_over_a_command_without_extras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lean = (
         "import runpy, sys; sys.modules.update(typer=None, rich=None, torch=None); "
         "runpy.run_module('lazyshard.filesystem.side', run_name='__main__')"

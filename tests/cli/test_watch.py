@@ -249,7 +249,6 @@ def test_slow_requests_come_to_an_end_and_others_are_served(slow: str, monkeypat
 
 
 def _is_open(connection: socket.socket, slow: str) -> bool:
-    """Sends or takes one byte."""
     connection.setblocking(False)
     try:
         if slow == "asking":
@@ -302,9 +301,7 @@ def test_history_that_has_not_changed_is_not_drawn_again(stream: Path, monkeypat
         (("jinja2",), "jinja2"),
     ],
 )
-def test_the_extra_of_what_is_missing_is_named(
-    missing: tuple[str, ...], package: str, stream: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extra(missing: tuple[str, ...], package: str, stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in missing:
         monkeypatch.setitem(sys.modules, name, None)
     for name in ("watch_metrics", "watch_page"):
@@ -314,8 +311,6 @@ def test_the_extra_of_what_is_missing_is_named(
 
 
 class Share:
-    """A stream's storage that answers as told."""
-
     def __init__(self) -> None:
         self.looks = 0
         self.fails: Exception | None = None
@@ -371,9 +366,7 @@ def test_who_does_not_wait_is_answered_at_once() -> None:
         (5.0, float("-inf"), float("-inf"), None),
     ],
 )
-def test_looks_go_on_every_interval_while_somebody_has_asked_within_a_minute(
-    now: float, asked_at: float, due: float, seconds: float | None
-) -> None:
+def test_looks_go_on_while_somebody_asks(now: float, asked_at: float, due: float, seconds: float | None) -> None:
     assert seconds_to_next(now, asked_at, due) == seconds
 
 

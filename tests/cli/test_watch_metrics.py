@@ -41,7 +41,6 @@ def samples(text: str) -> dict[str, float]:
 
 
 def everything() -> Outlook:
-    """A look at which everything is known."""
     first = survey(consumers=(told(consumed=1000, done=100, needs=200),))
     later = survey(
         consumers=(told(consumed=1200, done=120, needs=320, at=NOW + 6),),

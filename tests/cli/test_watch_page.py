@@ -50,8 +50,6 @@ MIXTURE: Final = (
 
 
 class Scene:
-    """A server whose stream is made up."""
-
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.shown: Shown | None = None
@@ -140,7 +138,6 @@ def starving() -> Outlook:
 
 
 def shown(document: str, part: str = "body") -> str:
-    """The text of a document, in a line."""
     text = re.sub(r"<(script|style)\b.*?</\1>", " ", document, flags=re.DOTALL)
     if part != "body":
         text = text[text.index(f'id="{part}"') :]
@@ -148,7 +145,6 @@ def shown(document: str, part: str = "body") -> str:
 
 
 def opened(scene: Scene) -> tuple[str, str]:
-    """The page as a browser shows it, and its text; it complains of nothing."""
     document, console = open_page(scene.url, "--dump-dom")
     assert console == []
     assert "<img" not in document
@@ -341,9 +337,7 @@ def test_it_holds_all_that_it_needs_and_no_script(page: Path) -> None:
     assert "&lt;script&gt;document.title=&#39;owned&#39;&lt;/script&gt;" in text
 
 
-def test_without_matplotlib_there_are_tables_and_a_line_that_says_what_to_install(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_there_are_tables(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "lazyshard.cli.watch_pictures", raising=False)
     assert main(["watch", str(page.parent / "chat"), "--save", str(tmp_path / "page.html")]) == 0
@@ -353,7 +347,7 @@ def test_without_matplotlib_there_are_tables_and_a_line_that_says_what_to_instal
     assert "pip install 'lazyshard[plots]'" in text
 
 
-def test_a_page_is_replaced_and_nothing_else_and_links_are_followed(
+def test_pages_are_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lazyshard.cli.watch._pictures", lambda history: None)
@@ -392,13 +386,3 @@ def test_it_is_shown_whole_nothing_in_it_is_run_and_nothing_is_wider_than_a_phon
     frame.write_text(text, "utf-8")
     width = 500  # the narrowest window that the browser makes
     assert f"<title>{width} of {width}</title>" in open_page(frame.as_uri(), "--dump-dom", width=width).document
-
-
-@needs_chromium
-@pytest.mark.parametrize(
-    ("width", "height", "scheme"), [(1280, 1700, "light"), (1280, 1700, "dark"), (390, 3000, "light")]
-)
-def test_pictures_of_it_are_kept_for_people(
-    page: Path, width: int, height: int, scheme: Literal["light", "dark"]
-) -> None:
-    assert screenshot(page.as_uri(), "watch-saved", scheme, width, height).stat().st_size > 50_000

@@ -153,9 +153,7 @@ def test_forks(other: RunState, fork: Fork) -> None:
 
 @PROPERTY
 @given(states(), states())
-def test_behind_a_fork_two_states_share_nothing_and_before_it_all(
-    a: tuple[RunState, int], b: tuple[RunState, int]
-) -> None:
+def test_behind_a_fork_nothing_is_shared_and_before_it_all(a: tuple[RunState, int], b: tuple[RunState, int]) -> None:
     one, other = a[0], replace(b[0], unit=a[0].unit, window=a[0].window, seed=a[0].seed)
     fork = fork_of(one, other)
     before = sum(part.dp * part.draws for part in one.parts[: fork.part]) + one.parts[fork.part].dp * fork.draws

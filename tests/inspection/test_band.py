@@ -18,7 +18,6 @@ from lazyshard.inspection.band import (
     Band,
     Cell,
     ChunkReader,
-    ChunkStretch,
     make_band,
     open_window,
 )
@@ -38,16 +37,25 @@ def stretches(band: Band) -> list[tuple[int, int, str]]:
     return [(one.first, one.stop, one.state) for one in band.stretches]
 
 
-def test_all_states_of_a_chunk() -> None:
-    slow, fast = told("slow", done=4, needs=8), told("fast", consumed=90, done=9, needs=14)
-    assert stretches(make_band(census(12, retired=3), [slow, fast])) == [
-        (0, 3, "deleted"),
-        (3, 4, "done"),
-        (4, 6, "taken"),
-        (6, 8, "reading"),
-        (8, 12, "ready"),
-        (12, 14, "awaited"),
-    ]
+SLOW, FAST = told("slow", done=4, needs=8), told("fast", consumed=90, done=9, needs=14)
+ALL_STATES = [(0, 3, "deleted"), (3, 4, "done"), (4, 6, "taken"), (6, 8, "reading"), (8, 12, "ready")]
+
+
+@pytest.mark.parametrize(
+    ("published", "consumers", "expected"),
+    [
+        (census(12, retired=3), [SLOW, FAST], [*ALL_STATES, (12, 14, "awaited")]),
+        (census(5), [], [(0, 5, "ready")]),
+        (census(0), [], []),
+        (census(0), [told(needs=2)], [(0, 2, "awaited")]),
+        # Nothing is awaited of a stream that has ended.
+        (census(5, ended=True), [told(needs=6)], [(0, 4, "taken"), (4, 5, "reading")]),
+        # A mark that claims what no run can need costs nothing.
+        (census(10), [consumer(needs=2**40)], [(0, 10, "ready"), (10, 2**40, "awaited")]),
+    ],
+)
+def test_stretches(published: Census, consumers: list[Consumer], expected: list[tuple[int, int, str]]) -> None:
+    assert stretches(make_band(published, consumers)) == expected
 
 
 def test_published_chunks_of_a_window_that_is_waited_for_are_not_read() -> None:
@@ -61,17 +69,6 @@ def test_chunk_that_two_consumers_read_names_both() -> None:
     assert band.cells[3].readers == (ChunkReader("a", 3), ChunkReader("b", 1))
 
 
-def test_bands_of_no_consumer_and_of_no_chunk() -> None:
-    assert stretches(make_band(census(5), [])) == [(0, 5, "ready")]
-    assert make_band(census(0), []) == Band(0, (), (), {})
-    assert make_band(census(0), [told(needs=2)]).stretches == (ChunkStretch(0, 2, "awaited"),)
-
-
-def test_nothing_is_awaited_of_a_stream_that_has_ended() -> None:
-    band = make_band(census(5, ended=True), [told(needs=6)])
-    assert (band.stop, band.stretches[-1]) == (5, ChunkStretch(4, 5, "reading"))
-
-
 def test_a_million_chunks_are_as_few_stretches_and_cells() -> None:
     reads = told(consumed=6_000_000, done=600_000, needs=700_000)
     band = make_band(census(1_000_000, retired=500_000), [reads])
@@ -79,10 +76,6 @@ def test_a_million_chunks_are_as_few_stretches_and_cells() -> None:
     assert (len(band.cells), band.cells[0].chunk) == (CLOSE_UP, 699_998 - 16)
     newest = make_band(census(1_000_000), [])
     assert (len(newest.cells), newest.cells[-1].chunk) == (CLOSE_UP, 999_999)
-    # A mark that claims what no run can need costs nothing.
-    band = make_band(census(10), [consumer(needs=2**40)])
-    assert stretches(band) == [(0, 10, "ready"), (10, 2**40, "awaited")]
-    assert (len(band.cells), band.cells[0].chunk) == (CLOSE_UP, 0)
 
 
 @st.composite
@@ -108,7 +101,7 @@ def consumers(draw: st.DrawFn) -> list[Consumer]:
     ended=st.booleans(),
     close_up=st.integers(1, 40),
 )
-def test_stretches_cover_every_chunk_once_and_the_close_up_agrees(
+def test_every_chunk_is_covered_once(
     found: list[Consumer], chunks: int, retired: int, ended: bool, close_up: int
 ) -> None:
     band = make_band(census(chunks, retired=min(retired, chunks), ended=ended), found, close_up)
@@ -157,7 +150,7 @@ def marked(run: RunState, window: int, needs: int, *, done: int = 0, dp: int | N
         (marked(run_of(Part(2)), 2, 5), census_of(5, ended=True, short=1), (4, 5), [None]),
     ],
 )
-def test_window_of_a_mark(
+def test_windows_of_marks(
     marked: Consumer, published: Census, window: tuple[int, int], ranks: list[int | None]
 ) -> None:
     found = open_window(marked, published)

@@ -302,9 +302,7 @@ def test_rates_times_their_stretches_are_all_that_came(steps: list[tuple[float, 
     assert sum(one.amount * stretch for one in found) == pytest.approx(course[-1].amount)
 
 
-def test_seals_cursors_and_refused_rows_tell_it_and_no_row_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seals_cursors_and_refused_rows_tell_it_no_row_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream_id = written(tmp_path).stream_id
     write_cursor(tmp_path, Cursor("b", stream_id, 8, 4, {}, NOW + 9))
     write_cursor(tmp_path, Cursor("a", stream_id, 4, 2, {}, NOW + 7))

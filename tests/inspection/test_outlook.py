@@ -166,11 +166,6 @@ def test_nothing_comes_from_a_producer_that_does_not_work(head: Head, state: str
     assert (found.consumers[0].supply, found.consumers[0].dry_in_s) == ("shrinking", 6.0)
 
 
-def test_ended_stream_grows_no_more() -> None:
-    found = Looks().add(survey((consumer(needs=30),), head=replace(HEAD, ended=True, state="finished")))
-    assert (found.chunk_rate, found.full_in_s, found.consumers[0].supply) == (0.0, None, "complete")
-
-
 def test_rate_of_a_stream_without_a_head_takes_two_changes() -> None:
     looks = Looks()
     rates = [
@@ -189,17 +184,19 @@ def test_deletion_takes_two_changes_to_have_a_rate() -> None:
     assert [(one.byte_rate, one.full_in_s) for one in found] == [(None, None), (None, None), (-150.0, None)]
 
 
-def test_clock_of_the_producer_that_is_ahead() -> None:
-    found = Looks().add(survey(head=replace(HEAD, updated_at=NOW + 90)))
-    assert (found.state, found.heartbeat_age_s, found.clock_ahead_s) == ("running", 0.0, 90.0)
-
-
 def test_slowest_reader() -> None:
     readers = (consumer("a", needs=7), consumer("b", needs=3), consumer("c", consumed=0))
     found = Looks().add(survey(readers)).slowest
     assert found is not None
     assert (found.consumer.name, found.ahead_chunks) == ("b", 17)
     assert Looks().add(survey((consumer(consumed=0),))).slowest is None
+
+
+def test_clock_that_is_ahead_and_a_stream_that_has_ended() -> None:
+    found = Looks().add(survey(head=replace(HEAD, updated_at=NOW + 90)))
+    assert (found.state, found.heartbeat_age_s, found.clock_ahead_s) == ("running", 0.0, 90.0)
+    found = Looks().add(survey((consumer(needs=30),), head=replace(HEAD, ended=True, state="finished")))
+    assert (found.chunk_rate, found.full_in_s, found.consumers[0].supply) == (0.0, None, "complete")
 
 
 @given(rate=st.floats(0, 1e12), free=st.integers(0, 2**62))

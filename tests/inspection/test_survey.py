@@ -210,7 +210,6 @@ def test_no_stream(tmp_path: Path) -> None:
 
 @needs_root
 def test_stream_that_may_not_be_listed_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a look needs are known names."""
     produce(tmp_path, 4, end=False)
 
     def work() -> None:

@@ -255,9 +255,7 @@ def test_files_without_a_state_are_refused(tmp_path: Path, values: dict[str, Any
         (b"\x80\x02}q\x00.", "a file of torch.save"),
     ],
 )
-def test_files_that_are_torn_gone_or_of_torch_are_refused(
-    tmp_path: Path, data: bytes | None, actual: str | None
-) -> None:
+def test_files_torn_gone_or_of_torch_are_refused(tmp_path: Path, data: bytes | None, actual: str | None) -> None:
     file = tmp_path / "lazyshard.json"
     if data is not None:
         file.write_bytes(data)

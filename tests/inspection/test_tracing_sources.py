@@ -29,7 +29,6 @@ def produced(folder: Path, monkeypatch: pytest.MonkeyPatch, *sources: object) ->
 
 
 def made(*arguments: object) -> None:
-    """Makes a stream in the current folder."""
     command = ["run", *map(str, arguments), "--out", "stream", "--samples-per-chunk", "4", "--no-progress"]
     assert produce_main(command) == 0
 
@@ -86,9 +85,7 @@ def test_what_a_chunk_was_made_of_where_no_line_equals_the_row(tmp_path: Path, m
     assert found[6:9] == ["a.jsonl:8", "a.jsonl, lines 6 to 8 or b.jsonl, line 1", "b.jsonl, lines 2 to 5"]
 
 
-def test_compressed_files_tell_the_lines_that_come_into_question(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compressed_files_tell_lines_that_come_into_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("".join(f'{{"a":{n}}}\n' for n in range(13)).encode()))
     found = told(produced(tmp_path, monkeypatch, "a.jsonl.gz"))
     assert found[0] == "a.jsonl.gz, lines 1 to 4 (the file is compressed)"
@@ -114,7 +111,7 @@ def test_rows_of_a_stream_are_lines_of_its_chunks(tmp_path: Path, monkeypatch: p
     assert again[3].startswith("old/chunk_00000.jsonl, lines 1 to 3 (no line there equals the row) or old (the stream ")
 
 
-def test_after_deletion_nothing_is_told_of_the_first_chunk_that_is_left(
+def test_after_deletion_nothing_is_told_of_the_first_chunk_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produced(tmp_path, monkeypatch)
@@ -164,11 +161,6 @@ def test_shuffled_rows_are_searched_in_their_block(tmp_path: Path) -> None:
     assert there == [0, 1, 2, 3]
 
 
-def test_rows_that_are_alike_are_all_named(tmp_path: Path) -> None:
-    produced_of(tmp_path, lines=["{}\n"] * 20)
-    assert find(tmp_path, line=6) == PlaceRows((1, 2), (4, 5, 6, 7))
-
-
 def test_a_source_that_has_changed_tells_the_chunk(tmp_path: Path) -> None:
     produced_of(tmp_path)
     (tmp_path / "in.jsonl").write_text("".join(LINES).replace("7", "8"), encoding="utf-8")
@@ -178,9 +170,12 @@ def test_a_source_that_has_changed_tells_the_chunk(tmp_path: Path) -> None:
     assert "cannot be read" in (find(tmp_path, line=8).why or "")
 
 
-def test_a_line_with_white_space_around_it_is_found(tmp_path: Path) -> None:
-    produced_of(tmp_path, lines=[f"  {line.rstrip()} \r\n" for line in LINES])
-    assert find(tmp_path, line=8).samples == (7,)
+def test_rows_that_are_alike_and_lines_with_white_space(tmp_path: Path) -> None:
+    produced_of(tmp_path, lines=["{}\n"] * 20)
+    assert find(tmp_path, line=6) == PlaceRows((1, 2), (4, 5, 6, 7))
+    (tmp_path / "spaces").mkdir()
+    produced_of(tmp_path / "spaces", lines=[f"  {line.rstrip()} \r\n" for line in LINES])
+    assert find(tmp_path / "spaces", line=8).samples == (7,)
 
 
 def test_deleted_chunks_are_named_as_a_range(tmp_path: Path) -> None:
@@ -191,7 +186,6 @@ def test_deleted_chunks_are_named_as_a_range(tmp_path: Path) -> None:
 
 
 def test_sources_that_the_stream_does_not_have(tmp_path: Path) -> None:
-    """None at all where another program has made it."""
     stream, plain = produced_of(tmp_path), produce(tmp_path / "plain", 4)
     for of, chunks, name in ((stream, range(5), "other.jsonl"), (plain, range(2), "a"), (plain, range(0), "a")):
         with pytest.raises(StateMismatch):

@@ -192,7 +192,6 @@ def test_chunks_deleted_by_the_producer_meanwhile_are_not_missing(tmp_path: Path
 
 
 def test_deleted_chunks_that_are_there_again_are_left_over(tmp_path: Path) -> None:
-    """As a power cut leaves it."""
     stream(tmp_path, 6, end=False)
     for name in (C0, S0):
         move(name, f"{name}.kept")(tmp_path)

@@ -34,7 +34,6 @@ def test_kubernetes_manifests_keep_to_the_schema(path: Path) -> None:
 
 
 def commands(value: Any) -> list[list[str]]:
-    """All `command` lists in a manifest that start the producer."""
     if isinstance(value, dict):
         own = value.get("command")
         found = [own] if isinstance(own, list) and own[0] == "lazyshard-producer" else []
@@ -109,7 +108,6 @@ def test_systemd_unit_is_valid(tmp_path: Path) -> None:
 
 
 def slurm(tmp_path: Path, producer: str, out: Path) -> subprocess.Popen[str]:
-    """Starts the batch script with a `scontrol` that notes what it was asked."""
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path / "scontrol"}\n')

@@ -21,8 +21,6 @@ PROGRAMS: Final = {"python": "", "lazyshard": "-m lazyshard.cli", "lazyshard-pro
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, and what it holds."""
-
     kind: str
     text: str
 
@@ -32,7 +30,6 @@ def blocks() -> list[Block]:
 
 
 def dialogue(text: str) -> list[tuple[str, str]]:
-    """The commands of a block, each with what it prints."""
     return [(command, printed) for command, printed in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)]
 
 

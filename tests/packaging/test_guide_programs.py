@@ -169,7 +169,6 @@ ROWS = 3000
 
 
 def trained(folder: Path, size: int, last: int) -> list[int]:
-    """Returns the ids that so many ranks have printed whole, up to a step."""
     lines = [line for rank in range(size) for line in (folder / f"out{rank}").read_text().splitlines(keepends=True)]
     found = [re.fullmatch(r"step (\d+): \[(.*)\]\n", line) for line in lines]
     return [int(word) for step in found if step and int(step[1]) <= last for word in step[2].split(",")]
@@ -308,7 +307,7 @@ pytestmark = [
 ]
 
 
-def test_program_goes_on_by_the_loader_and_then_by_the_stream(
+def test_goes_on_by_the_loader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torchdata")
@@ -317,7 +316,6 @@ def test_program_goes_on_by_the_loader_and_then_by_the_stream(
     monkeypatch.chdir(tmp_path)
 
     def call(*words: int) -> list[list[int]]:
-        """Runs the program in this process and returns the ids of its steps."""
         monkeypatch.setattr(sys, "argv", ["program.py", *map(str, words)])
         exec(program, {"__name__": "__main__"})
         return [[int(word) for word in line.split()[1:]] for line in capsys.readouterr().out.splitlines()]

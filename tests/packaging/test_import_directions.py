@@ -19,28 +19,18 @@ PACKAGES: Final = {
     "lazyshard_swift": ROOT / "integrations" / "swift" / "lazyshard_swift",
 }
 
-# Longest name first where one holds another. The facade is lazyshard/__init__.py itself.
 LAYERS: Final = {
-    "lazyshard.errors": "errors",
-    "lazyshard.examination": "examination",
-    "lazyshard.lazy": "lazy",
-    "lazyshard.memory": "memory",
-    "lazyshard.part": "part",
-    "lazyshard.format": "format",
-    "lazyshard.plan": "plan",
-    "lazyshard.config": "config",
-    "lazyshard.store": "store",
-    "lazyshard.stream": "stream",
-    "lazyshard.inspection": "inspection",
-    "lazyshard.conversion": "conversion",
-    "lazyshard.data": "data",
-    "lazyshard.filesystem": "filesystem",
-    "lazyshard.simulation": "simulation",
-    "lazyshard.cli": "cli",
-    "lazyshard": "facade",
+    **{
+        f"lazyshard.{layer}": layer
+        for layer in (
+            *("errors", "examination", "lazy", "memory", "part", "format", "plan", "config", "store", "stream"),
+            *("inspection", "conversion", "data", "filesystem", "simulation", "cli"),
+        )
+    },
     "lazyshard_producer": "producer",
     "lazyshard_swift": "swift",
 }
+"""By package; the facade is lazyshard/__init__.py itself."""
 
 # What a layer may import besides itself.
 MAY_IMPORT: Final[dict[str, set[str]]] = {

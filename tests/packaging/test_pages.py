@@ -50,7 +50,6 @@ FEWEST_LINES: Final = 60
 
 
 def error_classes() -> dict[str, type[BaseException]]:
-    """All public classes of errors, by name."""
     found = {}
     for module in ERRORS:
         for name, one in inspect.getmembers(module, inspect.isclass):
@@ -60,7 +59,6 @@ def error_classes() -> dict[str, type[BaseException]]:
 
 
 def sections() -> dict[str, str]:
-    """The text under each heading, by its words."""
     parts = re.split(r"^##+ (.+)$", PAGE, flags=re.MULTILINE)
     headings = [heading.strip("`") for heading in parts[1::2]]
     assert len(set(headings)) == len(headings), "a heading is there twice"
@@ -71,7 +69,6 @@ SECTIONS: Final = sections()
 
 
 def code_spans(text: str) -> list[str]:
-    """What stands between backticks outside of blocks, a line break as a space."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     return [re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", prose)]
 
@@ -84,7 +81,6 @@ def table(heading: str, first: str) -> dict[str, list[str]]:
 
 
 def exit_codes(module: ModuleType) -> set[int]:
-    """The codes that a module of exit codes defines."""
     return {value for name, value in vars(module).items() if name.isupper() and name[0] != "_" and type(value) is int}
 
 
@@ -173,7 +169,6 @@ PAGES: Final = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and mkdocs make them of plain words."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -219,16 +214,6 @@ def test_speeds_are_those_that_were_measured() -> None:
         assert re.search(rf"^\| {known}{version} \| {images} \|", of_b, re.MULTILINE), name
 
 
-def test_lines_of_the_filesystem_check_are_those_that_it_prints() -> None:
-    text = (GUIDES / "multi-node.md").read_text(encoding="utf-8")
-    _, _, table = text.partition("| line | if it is not `ok` |\n|---|---|\n")
-    rows = table.partition("\n\n")[0].splitlines()
-    lines = [line for row in rows for line in re.findall(r"`([^`]+)`", row.split("|")[1])]
-    assert len(lines) == 7
-    printed = (ROOT / "docs" / "filesystems.md").read_text(encoding="utf-8")
-    assert [line for line in lines if not re.search(rf"^\w+ +{re.escape(line)} {{2}}", printed, re.MULTILINE)] == []
-
-
 def test_commands_of_the_guides_have_the_options_that_they_are_given() -> None:
     named = {"torchrun": "torch.distributed.run", "lazyshard-producer run": "lazyshard_producer run"}
     for command, module in named.items():
@@ -257,7 +242,6 @@ def code_of(markdown: str) -> list[str]:
 
 
 def named_paths(markdown: str) -> list[str]:
-    """Paths of the repository, by their first folder."""
     return [code for code in code_of(markdown) if code in TOPS or code.startswith(tuple(f"{top}/" for top in TOPS))]
 
 
@@ -268,52 +252,20 @@ def imports_allowed(markdown: str) -> dict[str, set[str]]:
     return {layer: set(code_of(others)) for layer, others in rows}
 
 
-def pages_listed(readme: str) -> list[str]:
-    """The pages of `docs` and its guides to which the list at the end of README leads, as often as it does."""
-    _, _, more = readme.partition("\n## More\n")
-    return sorted(re.findall(r"\]\(docs/((?:guides/)?[\w.-]+\.md)[)#]", more))
-
-
 def test_every_path_on_the_page_is_there() -> None:
     paths = named_paths(ARCHITECTURE)
     assert len(paths) >= LEAST_NAMED
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_every_module_that_contributing_names_is_there() -> None:
-    named = [code for code in code_of((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")) if code.endswith(".py")]
-    assert len(named) >= 12
-    folders = (ROOT, ROOT / "lazyshard", ROOT / "integrations" / "swift")
-    assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
-
-
-def test_every_package_and_room_is_on_the_page() -> None:
-    paths = set(named_paths(ARCHITECTURE))
-    rooms = [f"lazyshard/{path.name}" for path in sorted((ROOT / "lazyshard").iterdir()) if path.suffix != ".typed"]
-    rooms = [room for room in rooms if not room.endswith("__pycache__")]
-    assert len(rooms) >= 9
-    others = ["producer/lazyshard_producer", "integrations/swift/lazyshard_swift"]
-    assert [room for room in rooms + others if room not in paths] == []
-
-
 def test_the_page_tells_the_imports_that_the_test_of_directions_allows() -> None:
     assert imports_allowed(ARCHITECTURE) == MAY_IMPORT
-
-
-def test_readme_lists_every_page_once() -> None:
-    docs = ROOT / "docs"
-    pages = [*docs.glob("*.md"), *docs.glob("guides/*.md")]
-    assert len(pages) >= 39
-    assert pages_listed((ROOT / "README.md").read_text(encoding="utf-8")) == sorted(
-        path.relative_to(docs).as_posix() for path in pages
-    )
 
 
 PLACES: Final = (ROOT, ROOT / "producer", ROOT / "integrations" / "swift")
 
 
 def modules(place: Path) -> list[str]:
-    """Those of the packages in a folder that hold examples."""
     files = [file for package in place.glob("lazyshard*") for file in package.rglob("*.py")]
     names = [".".join(file.relative_to(place).with_suffix("").parts) for file in files if ">>> " in file.read_text()]
     return sorted(name.removesuffix(".__init__") for name in names)

@@ -31,7 +31,6 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the source distribution and the wheel made of it."""
     folder = tmp_path_factory.mktemp("built")
     run_checked([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], folder)
     return folder
@@ -46,7 +45,6 @@ def metadata(built: Path) -> email.message.Message:
 
 
 def members(built: Path) -> set[str]:
-    """Paths in the source distribution, without its own top folder."""
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
@@ -64,14 +62,11 @@ def description(metadata: email.message.Message) -> str:
 
 
 def targets(markdown: str) -> list[str]:
-    """What the links and pictures of a page lead to."""
     inline = [child for token in MarkdownIt().enable("table").parse(markdown) for child in token.children or ()]
     return [str(value) for token in inline for name, value in token.attrs.items() if name in ("href", "src")]
 
 
-def test_description_is_the_readme_and_leads_nowhere_that_an_index_does_not_have(
-    metadata: email.message.Message,
-) -> None:
+def test_description_is_the_readme_and_leads_nowhere_else(metadata: email.message.Message) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "docs/format.md" in targets(readme), "the README has no relative link, so this test shows nothing"
@@ -250,35 +245,20 @@ def test_import_comes_from_the_wheel_and_needs_no_torch(core: Environment) -> No
     assert Path(done.stdout.split()[1]).is_relative_to(core.folder)
 
 
-def test_dataset_without_torch_names_the_extra(core: Environment) -> None:
+def test_what_is_not_installed_is_named(core: Environment) -> None:
     code = "import lazyshard\ntry:\n    lazyshard.LazyShardedDataset\nexcept ImportError as error:\n    print(error)"
-    done = core.python(code)
-    assert done.returncode == 0, done.stderr
-    assert "lazyshard[torch]" in done.stdout
+    assert "lazyshard[torch]" in core.python(code).stdout
+    for command, extra in (("lazyshard-producer", "lazyshard[producer]"), ("lazyshard", "lazyshard[cli]")):
+        done = core.command(command, "--help")
+        assert (done.returncode != 0, done.stdout, done.stderr.count("\n"), extra in done.stderr) == (True, "", 1, True)
 
 
-@pytest.mark.parametrize(
-    ("command", "extra"), [("lazyshard-producer", "lazyshard[producer]"), ("lazyshard", "lazyshard[cli]")]
-)
-def test_command_without_its_extra_names_it_in_one_line(core: Environment, command: str, extra: str) -> None:
-    done = core.command(command, "--help")
-    assert done.returncode != 0
-    assert done.stdout == ""
-    assert extra in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
-def test_producer_command_with_its_extra(producer: Environment, arguments: list[str]) -> None:
-    done = producer.command("lazyshard-producer", *arguments)
-    assert done.returncode == 0, done.stderr
-    assert "usage" in done.stdout.lower()
-
-
-def test_producer_extra_brings_no_torch(producer: Environment) -> None:
+def test_producer_command_with_its_extra_which_brings_no_torch(producer: Environment) -> None:
+    for arguments in (["--help"], ["run", "--help"]):
+        done = producer.command("lazyshard-producer", *arguments)
+        assert (done.returncode, "usage" in done.stdout.lower()) == (0, True), done.stderr
     done = producer.python("import torch")
-    assert done.returncode == 1
-    assert "ModuleNotFoundError" in done.stderr
+    assert (done.returncode, "ModuleNotFoundError" in done.stderr) == (1, True)
 
 
 FINDERS: Final = "import sys; print([type(f).__name__ for f in sys.meta_path if hasattr(f, 'lazyshard_swift')])"
@@ -302,9 +282,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("editable", [False, True])
-def test_start_up_file_comes_and_goes_with_the_package(
-    editable: bool, wheel: Path, checkout: Path, tmp_path: Path
-) -> None:
+def test_start_up_file_comes_and_goes_with_package(editable: bool, wheel: Path, checkout: Path, tmp_path: Path) -> None:
     package = editable_wheel(checkout, tmp_path) if editable else wheel
     environment = Environment(tmp_path / "environment", "--no-deps", str(package))
     (installed,) = environment.folder.glob(f"lib/python*/site-packages/{PTH}")

@@ -7,11 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pytest
 import typer.main
@@ -21,15 +18,12 @@ import lazyshard
 import lazyshard.data
 import lazyshard.stream
 from scripts.pages.site_hooks import with_site_links
-from tests.cli.chromium import needs_chromium, screenshot
 from tests.packaging.test_import_directions import ROOT
 
 pytest.importorskip("mkdocs", reason="the extra docs is not installed")
 
 DOCS: Final = ROOT / "docs"
 LEAST_PAGES: Final = 40
-PHONE: Final = (500, 1600)
-"""Wide, high; a browser without a screen is not narrower than 500."""
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -146,25 +140,6 @@ def test_every_option_of_a_command_is_in_its_reference(site: Path, command: str)
     assert options >= 20
 
 
-@needs_chromium
-@pytest.mark.parametrize(("page", "scheme"), [("index", "light"), ("how-it-works", "dark")])
-def test_a_page_is_shown_without_complaints_of_the_browser(
-    site: Path, page: str, scheme: Literal["light", "dark"]
-) -> None:
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            picture = screenshot(f"http://127.0.0.1:{server.server_port}/{page}.html", f"site-{page}", scheme, *PHONE)
-        finally:
-            server.shutdown()
-            thread.join()
-    assert picture.stat().st_size > 20_000
-
-
 @pytest.mark.parametrize(
     ("text", "source", "page", "repository", "expected"),
     [
@@ -180,15 +155,7 @@ def test_a_page_is_shown_without_complaints_of_the_browser(
         ("```\n[x](../y)\n```\n", "docs/a.md", "a.md", None, "```\n[x](../y)\n```\n"),
     ],
 )
-def test_a_link_out_of_docs_leads_somewhere(
+def test_links_out_of_docs_lead_somewhere(
     text: str, source: str, page: str, repository: str | None, expected: str
 ) -> None:
     assert with_site_links(text, source, page, repository) == expected
-
-
-def test_a_link_that_is_called_by_its_file_gets_the_title_of_the_page() -> None:
-    text = "see [status.md](status.md#colours), [docs/status.md](status.md), [it](status.md), [gone.md](gone.md)"
-    title = (DOCS / "status.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-    assert with_site_links(text, "docs/x.md", "x.md", None) == (
-        f"see [{title}](status.md#colours), [{title}](status.md), [it](status.md), [gone.md](gone.md)"
-    )

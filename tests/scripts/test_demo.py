@@ -10,28 +10,10 @@ from pathlib import Path
 import pytest
 
 from lazyshard import StreamReader
-from scripts.demonstration.demo_report import Findings, RankFindings, check, ends
-from scripts.demonstration.demo_settings import FolderRefused, parse, take_folder
+from scripts.demonstration.demo_report import Findings, RankFindings, check
+from scripts.demonstration.demo_settings import FolderRefused, take_folder
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_options_have_defaults_that_make_a_short_run() -> None:
-    settings = parse([])
-    assert settings.samples > 10_000
-    assert 45 <= settings.samples / settings.rate <= 75
-    assert settings.step_samples == 16
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--rate", "0"], ["--rate", "nan"], ["--ranks", "-1"], ["--samples", "1e4"], ["--samples", "319"], ["--chunks"]],
-)
-def test_wrong_options_end_with_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        parse(arguments)
-    assert raised.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
 
 
 def test_a_folder_of_the_demo_is_cleared(tmp_path: Path) -> None:
@@ -109,16 +91,6 @@ def test_a_chunk_of_another_rank_is_found() -> None:
     assert findings.exactly_once
     assert not findings.own_chunks
     assert [rank.foreign for rank in findings.ranks] == [[3], [2]]
-
-
-def test_fewer_chunks_than_ranks_are_all_shared() -> None:
-    findings = check([0, 1, 2], [[0, 1, 2]], [[0, 2], [1]], samples_per_chunk=3, step_samples=1)
-    assert findings.ranks == [RankFindings(2, 0, [], 1), RankFindings(1, 0, [], 1)]
-
-
-def test_ends_of_the_losses_never_overlap() -> None:
-    assert ends([4.0, 3.0, 2.0]) == (4.0, 2.0, 1)
-    assert ends([5.0] * 30 + [1.0] * 30) == (5.0, 1.0, 20)
 
 
 def demo(*arguments: object) -> subprocess.CompletedProcess[str]:

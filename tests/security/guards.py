@@ -23,19 +23,8 @@ from lazyshard_producer.cli import main as producer_main
 from lazyshard_producer.following.journal import FollowState
 
 NAMES: Final = (
-    "",
-    ".",
-    "..",
-    "../x",
-    "../../etc/passwd",
-    "/etc/passwd",
-    "a/b",
-    "a\0b",
-    "a\nb",
-    "a\x1b[2Jb",
-    "a\x9bb",
-    "a" * 300,
-    "\ud800",
+    *("", ".", "..", "../x", "../../etc/passwd", "/etc/passwd", "a/b", "a\0b", "a\nb", "a\x1b[2Jb", "a\x9bb"),
+    *("a" * 300, "\ud800"),
 )
 """Names that lead elsewhere, or that no file can have; a consumer must have none of them."""
 
@@ -57,7 +46,6 @@ def write_stream(directory: Path, rows: int = 4, per_chunk: int = 2, *, end: boo
 
 
 def edit(file: Path, **values: Any) -> None:
-    """Changes fields of a JSON file."""
     file.write_bytes(json.dumps(json.loads(file.read_bytes()) | values).encode("utf-8", "surrogatepass"))
 
 
@@ -69,7 +57,6 @@ def outside(place: Path) -> Path:
 
 
 def unchanged(place: Path) -> bool:
-    """Whether such a folder holds what it held."""
     return sorted(path.name for path in place.iterdir()) == ["secret"] and (place / "secret").read_bytes() == SECRET
 
 
@@ -82,7 +69,6 @@ def second_name_of(target: Path) -> Callable[[Path], None]:
 
 
 def command(*arguments: object) -> int:
-    """Runs `lazyshard` in this process."""
     return lazyshard_main([str(one) for one in arguments])
 
 

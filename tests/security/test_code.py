@@ -63,7 +63,6 @@ def sources() -> Iterator[Path]:
 
 
 def runners_in(tree: ast.AST) -> Iterator[str]:
-    """Yields the calls that could run something."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -104,8 +103,6 @@ def test_nothing_else_in_the_product_runs_what_it_reads() -> None:
 
 
 class Runs:
-    """Makes a file when it is unpickled."""
-
     def __init__(self, file: Path) -> None:
         self.file = file
 
@@ -114,9 +111,7 @@ class Runs:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_checkpoint_that_runs_code_when_unpickled_is_not_unpickled(
-    protocol: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_code_of_a_checkpoint_is_run(protocol: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     stream, proof = write_stream(tmp_path / "stream"), tmp_path / "it-ran"
     file = tmp_path / "lazyshard.pt"
     file.write_bytes(pickle.dumps(Runs(proof), protocol))

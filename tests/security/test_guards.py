@@ -166,10 +166,3 @@ def test_file_that_is_replaced_keeps_nothing_of_the_old_one(tmp_path: Path) -> N
     with umask(0o077):
         ChunkWriter(tmp_path / "s", 1).close(end=False)
     assert (tmp_path / "s" / "head.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_two_users_of_a_group_take_turns(tmp_path: Path) -> None:
-    with umask(0o002):
-        ChunkWriter(tmp_path / "s", 1).close(end=False)
-    for name in (".producer.lock", "stream.owner", "head.json"):
-        assert (tmp_path / "s" / name).stat().st_mode & 0o060 == 0o060, name

@@ -25,21 +25,10 @@ from lazyshard_producer import command as commands
 from tests.security.guards import ESCAPES, command, edit, producer, shown, write_stream
 
 COMMANDS: Final = (
-    ("status",),
-    ("status", "--json"),
-    ("inspect",),
-    ("inspect", "--json"),
-    ("inspect", "0", "--rows", "3", "--full"),
-    ("inspect", "0", "--json"),
-    ("inspect", "--chunk", "0"),
-    ("verify", "--jobs", "1"),
-    ("verify", "--json", "--jobs", "1"),
-    ("trace", "--sample", "0", "--rows"),
-    ("audit",),
-    ("audit", ESCAPES),
-    ("trace", "--source", f"{ESCAPES}:0"),
-    ("trace", "--consumer", ESCAPES),
-    ("forget", "sft"),
+    *(("status",), ("status", "--json"), ("inspect",), ("inspect", "--json"), ("inspect", "0", "--json")),
+    *(("inspect", "0", "--rows", "3", "--full"), ("inspect", "--chunk", "0"), ("verify", "--jobs", "1")),
+    *(("verify", "--json", "--jobs", "1"), ("trace", "--sample", "0", "--rows"), ("audit",), ("forget", "sft")),
+    *(("audit", ESCAPES), ("trace", "--source", f"{ESCAPES}:0"), ("trace", "--consumer", ESCAPES)),
 )
 
 
@@ -60,7 +49,7 @@ def hostile_stream(place: Path) -> Path:
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: repr(" ".join(arguments))[:40])
-def test_commands_print_no_control_characters(
+def test_no_command_moves_the_cursor(
     arguments: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stream = hostile_stream(tmp_path)
@@ -70,9 +59,7 @@ def test_commands_print_no_control_characters(
     assert shown(out + err) == ""
 
 
-def test_refused_rows_are_shown_to_people_as_text_and_given_to_programs_as_they_came(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     stream = hostile_stream(tmp_path)
     producer("quarantine", stream)
     assert shown("".join(capfd.readouterr())) == ""
@@ -90,8 +77,6 @@ def test_refused_rows_are_shown_to_people_as_text_and_given_to_programs_as_they_
 
 
 class Captured(io.TextIOWrapper):
-    """A standard output that is, or is not, a terminal."""
-
     buffer: io.BytesIO
 
     def __init__(self, terminal: bool) -> None:

@@ -1,11 +1,7 @@
-from __future__ import annotations
-
 import copy
 import inspect
 import multiprocessing
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,25 +144,6 @@ def test_numpy_numbers_are_carried_as_numbers() -> None:
     assert WaitTimeout(str(late)).waited == float("inf")
 
 
-@every_class
-def test_error_survives_the_exception_wrapper_of_torch(cls: type[LazyShardError]) -> None:
-    wrapper = pytest.importorskip("torch._utils").ExceptionWrapper
-    error, fields = filled(cls)
-    try:
-        try:
-            raise ValueError("a cause")
-        except ValueError as cause:
-            error.carry_fields()
-            raise error from cause
-    except LazyShardError:
-        wrapped = wrapper(where="in DataLoader worker process 0")
-    with pytest.raises(LazyShardError) as caught:
-        pickle.loads(pickle.dumps(wrapped)).reraise()
-    check(caught.value, cls, fields)
-    assert str(caught.value).startswith(f"Caught {cls.__name__} in DataLoader worker process 0.\n")
-    assert str(caught.value).endswith(f"{cls.__name__}: first line\nsecond line\n")
-
-
 class Refusing:
     """A data set of which every sample is refused, as in a worker of ours; at module level, for spawn."""
 
@@ -196,14 +173,3 @@ def test_error_of_a_data_loader_worker_arrives_whole(method: str, monkeypatch: p
     check(caught.value, ChunkCorrupt, fields)
     assert isinstance(caught.value, ValueError)
     assert "chunk_00003.jsonl: damaged" in str(caught.value)
-
-
-def test_uncaught_error_shows_message_and_class(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("from lazyshard.errors import RowInvalid\nraise RowInvalid('a row', byte=3)\n")
-    root = str(Path(__file__).parents[1])
-    run = subprocess.run(
-        [sys.executable, str(script)], env={"PYTHONPATH": root}, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert run.returncode == 1
-    assert run.stderr.splitlines()[-1] == "lazyshard.errors.RowInvalid: a row"

@@ -1,7 +1,5 @@
 """A run of a tier takes what belongs to it, and is not green in silence."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

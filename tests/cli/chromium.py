@@ -4,8 +4,6 @@ Pictures are kept in the folder `$LAZYSHARD_SCREENSHOTS`, by default `runs/scree
 look at.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Looks at streams, made up, for the tests of what is said of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final

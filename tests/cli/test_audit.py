@@ -1,7 +1,5 @@
 """`lazyshard audit`: histories that are in order are proven, and each mutation of a state is found or refused."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

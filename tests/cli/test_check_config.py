@@ -1,7 +1,5 @@
 """`lazyshard check-config`: what it prints, and its exit codes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

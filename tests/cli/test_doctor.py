@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import pytest
 
@@ -178,10 +179,7 @@ def test_filesystem_of_a_stream(tmp_path: Path) -> None:
 def test_filesystem_that_lacks_something(
     call: str, subject: str, ok: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.ENOTSUP, "Not supported")
-
-    monkeypatch.setattr(call, refuse)
+    monkeypatch.setattr(call, mock.Mock(side_effect=OSError(errno.ENOTSUP, "Not supported")))
     found = examined("lazyshard", "--stream", tmp_path, code=0 if ok is None else 1)
     assert (found[subject].ok, "Not supported" in found[subject].answer) == (ok, True)
 

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from lazyshard.cli.main import main
-from tests.cli.commands import lazyshard, on_terminal, python
+from tests.cli.commands import lazyshard, python
 from tests.conversion.megatron_core import content
 from tests.conversion.test_exporting import ids, stream
 from tests.stream.streams import names
@@ -63,11 +63,3 @@ def test_stopped_half_way_and_run_again(by: signal.Signals, code: int, left: lis
     assert main(["export", str(source), str(prefix)]) == 0
     assert content(prefix).sequences == [row["input_ids"] for row in rows]
     assert names(tmp_path) == ["a.bin", "a.idx", "s"]
-
-
-def test_bar_on_a_terminal(tmp_path: Path) -> None:
-    source = stream(tmp_path / "s", ids(*([1] for _ in range(40))), per_chunk=1)
-    code, shown = on_terminal("export", source, tmp_path / "a")
-    assert code == 0
-    assert "exporting" in shown
-    assert "40 documents, 40 sequences, 40 tokens of uint16" in shown

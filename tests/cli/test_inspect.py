@@ -1,7 +1,5 @@
 """`lazyshard inspect`, also of arrays; what it reads: tests/inspection/test_inspection."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The command itself: exit codes, usage, what is missing; and amounts and values made short for people."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json
@@ -9,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer
@@ -73,12 +72,6 @@ def test_missing_requirement_is_named_in_one_line(name: str) -> None:
     assert done.stderr == f"lazyshard needs {top}, which is not installed: pip install 'lazyshard[cli]'\n"
 
 
-def test_other_missing_module_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lazyshard.cli.command", None)
-    with pytest.raises(ModuleNotFoundError):
-        main.main(["verify", "/"])
-
-
 @pytest.mark.parametrize("module", ["torch", "lazyshard.data"])
 def test_command_loads_nothing_of_training(module: str) -> None:
     done = python("-c", f"import sys, lazyshard.cli.command; print({module!r} in sys.modules)")
@@ -93,22 +86,19 @@ def test_command_loads_nothing_of_training(module: str) -> None:
         (KeyError("x"), 70, "lazyshard: error: unexpected KeyError: 'x'; "),
     ],
 )
-def test_errors_that_end_a_command(error: BaseException, code: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def raising(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(verify, "verify", raising)
-    done = lazyshard("verify", "/")
+def test_errors_that_end_a_command(error: BaseException, code: int, told: str) -> None:
+    with mock.patch.object(verify, "verify", side_effect=error):
+        done = lazyshard("verify", "/")
     assert (done.returncode, done.stderr.splitlines()[-1].startswith(told)) == (code, True)
     assert ("Traceback" in done.stderr) is (code == 70)
 
 
-def test_interrupt_while_typer_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raising(*_: object, **__: object) -> None:
-        raise typer.Abort
-
-    monkeypatch.setattr(command, "app", raising)
-    assert main.main(["verify", "/"]) == 130
+def test_interrupt_while_typer_is_at_work_and_a_module_that_is_missing() -> None:
+    with mock.patch.object(command, "app", side_effect=typer.Abort):
+        assert main.main(["verify", "/"]) == 130
+    # One that is none of the requirements is not hidden.
+    with mock.patch.dict(sys.modules, {"lazyshard.cli.command": None}), pytest.raises(ModuleNotFoundError):
+        main.main(["verify", "/"])
 
 
 @pytest.mark.parametrize("write", [output.explain, output.complain])

@@ -1,7 +1,5 @@
 """What each command refuses: in one line that names it, with a code, with nothing on stdout and nothing changed."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path
@@ -39,6 +37,7 @@ REFUSALS: Final = [
     ("status /no/such/place --watch", 2, "/no/such/place"),
     ("status a.jsonl --watch", 2, "a.jsonl"),
     ("status '' --watch", 2, "STREAM"),
+    *[(f"{command} {'a' * 300}", 2, "aaa") for command in ("status", "verify", "inspect")],
     ("status stream --interval 1", 2, "--interval"),
     ("status stream --watch --interval 0", 2, "--interval"),
     ("inspect", 2, "STREAM"),

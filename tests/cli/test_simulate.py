@@ -1,7 +1,5 @@
 """Scale on paper: small runs worked out by hand, what holds of every run, a real run beside it, and the command."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import pytest
 from lazyshard.stream.retire import retire
 from tests.cli.commands import environment, lazyshard
 from tests.inspection.surveyed import checkpoint, edit_head, reads
-from tests.stream.streams import foreign, produce, wait_until
+from tests.stream.streams import produce, wait_until
 
 TWO_HOURS_S = 7201.0
 """Two hours, and nearly a minute until that is said otherwise."""
@@ -52,35 +51,6 @@ def test_live_stream_is_looked_at_and_left_as_it_is(tmp_path: Path) -> None:
     ):
         assert line in done.stdout.splitlines()
     assert {str(path): path.stat().st_mtime_ns for path in (stream, *stream.rglob("*"))} == before
-
-
-def test_json_of_streams_of_either_kind(tmp_path: Path) -> None:
-    before = time.time()
-    native, other = looked(produce(tmp_path / "a", 5)), looked(foreign(tmp_path / "b", ROWS, ROWS, ROWS, end=True))
-    for found, kind, samples in ((native, "native", 5), (other, "foreign", None)):
-        assert before <= found["looked_at_s"] <= time.time()
-        assert (found["kind"], found["published_chunks"], found["published_samples"]) == (kind, 3, samples)
-        assert found["ended"] is True
-    producer = native["producer"]
-    assert (producer["host"], producer["pid"], producer["process_is_gone"]) == (
-        socket.gethostname(),
-        os.getpid(),
-        False,
-    )
-    assert other["producer"] is None
-
-
-def test_damaged_files_are_told_and_got_round(tmp_path: Path) -> None:
-    produce(tmp_path, 4, end=False)
-    (tmp_path / "head.json").write_bytes(b"")
-    (tmp_path / "cursors").mkdir()
-    (tmp_path / "cursors" / "sft.json").write_bytes(b"{}")
-    found = looked(tmp_path)
-    assert (found["published_chunks"], found["producer"], found["consumers"][0]["lag_chunks"]) == (2, None, None)
-    head, cursor = found["problems"]
-    assert head.startswith(f"{tmp_path}/head.json: ")
-    assert cursor.startswith(f"consumer 'sft': {tmp_path}/cursors/sft.json: ")
-    assert cursor.endswith(f"run `lazyshard forget {tmp_path} sft`")
 
 
 PRODUCER = """

@@ -1,7 +1,5 @@
 """`lazyshard trace`: literal answers and exit codes; over blends what each stream has given, as it was read."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

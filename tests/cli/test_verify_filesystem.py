@@ -1,7 +1,5 @@
 """`lazyshard verify-filesystem`: what it makes of measurements, and what it finds on filesystems of this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`lazyshard watch` as a process: what it serves, to whom, how it ends; and the looks that all its viewers share."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -13,8 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -172,17 +170,14 @@ def test_another_host_than_the_loopback_is_warned_of(stream: Path) -> None:
 def test_ctrl_c_ends_it_while_it_is_asked(stream: Path) -> None:
     """An interrupt that comes in the middle of taking a request was taken for an error of the request."""
     for _ in range(2):
-        with watch(stream) as running:
-            ended = threading.Event()
-            viewers = [threading.Thread(target=_ask_until, args=(ended, running.port)) for _ in range(4)]
-            for viewer in viewers:
-                viewer.start()
+        ended = threading.Event()
+        with watch(stream) as running, ThreadPoolExecutor(4) as viewers:
+            for _ in range(4):
+                viewers.submit(_ask_until, ended, running.port)
             for _ in range(30):
                 get(running.port, "/status.json")
             code, _, told = running.stop()
             ended.set()
-            for viewer in viewers:
-                viewer.join()
         assert (code, told) == (130, "")
 
 
@@ -336,15 +331,10 @@ class Share:
 
 
 def test_viewers_share_a_look() -> None:
-    share, found = Share(), list[Any]()
-    with share.looked_at(3600.0) as looks:
-        viewers = [threading.Thread(target=lambda: found.append(looks.facts().current)) for _ in range(20)]
-        for viewer in viewers:
-            viewer.start()
-        for viewer in viewers:
-            viewer.join()
-    assert (len(found), len({id(one) for one in found}), share.looks) == (20, 1, 1)
-    assert found[0] is not None
+    share = Share()
+    with share.looked_at(3600.0) as looks, ThreadPoolExecutor(20) as viewers:
+        found = list(viewers.map(lambda _: looks.facts().current, range(20)))
+    assert (len({id(one) for one in found}), share.looks, found[0] is None) == (1, 1, False)
 
 
 def test_who_does_not_wait_is_answered_at_once() -> None:

@@ -1,7 +1,5 @@
 """What `lazyshard watch` says to Prometheus, and that the Grafana dashboard asks for nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The page of `lazyshard watch` in a real browser, and as a file: what it shows, and that nobody's names run in it."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

@@ -1,7 +1,5 @@
 """Small streams and the checkpoints of runs over them, for the tests of `lazyshard trace` and `lazyshard audit`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import replace

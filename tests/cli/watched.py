@@ -1,7 +1,5 @@
 """A running `lazyshard watch`, and requests to it, byte for byte where that matters."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import signal

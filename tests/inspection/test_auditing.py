@@ -1,7 +1,5 @@
 """Audit: the counts are the oracle's, lineages are told apart, and what is not in order is found."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A stream as a band, and which chunks are read now, and by which rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What is told of a stream at a glance, rows of it, lengths counted in buckets, and how it came to be."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -85,13 +83,6 @@ def test_live_stream_is_not_waited_for(tmp_path: Path) -> None:
     assert facts(overview(ending)) == (2, 4, 36, True, False)
 
 
-def test_deleted_chunks_are_left_out(tmp_path: Path) -> None:
-    stream(tmp_path, 6, end=False)
-    retire(tmp_path, 2, 3)
-    found = overview(tmp_path)
-    assert (found.retired, facts(found), found.published.samples) == (2, (1, 2, 18, True, False), 6)
-
-
 SEAL = "chunk_00001.jsonl.completed"
 
 
@@ -112,15 +103,6 @@ def test_what_cannot_be_looked_at_is_counted(
     assert facts(found) == (3, 6, size, complete, True)
     assert (found.looked_at, found.unread, found.keys.rows) == (looked_at, unread, keys)
     assert named in found.reason and (found.reason != "") is (unread > 0)
-
-
-@pytest.mark.parametrize("per_chunk", [None, 2])
-def test_foreign_directory(per_chunk: int | None, tmp_path: Path) -> None:
-    foreign(tmp_path, b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}', end=True)
-    found = overview(tmp_path, per_chunk)
-    assert facts(found) == (2, 4, 35, True, True)
-    assert (found.manifest, found.samples_per_chunk, found.last_sealed_at) == (None, 2, None)
-    assert (found.tokens.count, found.keys.rows_with) == (0, {"id": 2})
 
 
 def test_directories_that_do_not_tell_how_many_rows_a_chunk_has_and_no_stream(tmp_path: Path) -> None:

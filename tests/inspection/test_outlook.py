@@ -1,7 +1,5 @@
 """What looks mean: rates, lags, what runs out when, and what is left. No clock and no files: looks are made here."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

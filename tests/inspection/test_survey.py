@@ -1,7 +1,5 @@
 """What one look at a stream finds, in whatever condition it is: chunks, sizes, consumers, mixture."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

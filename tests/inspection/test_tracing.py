@@ -1,7 +1,5 @@
 """Tracing: what a step took, and what became of a sample, as the oracle's lists have it; states that are saved."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

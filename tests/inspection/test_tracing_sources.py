@@ -1,7 +1,5 @@
 """From a row back to its line, and from a place in a source to its rows: on streams that the producer has made."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a verification finds in a stream at rest; one that is being written: test_verification_live."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

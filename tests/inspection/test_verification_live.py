@@ -1,7 +1,5 @@
 """A verification beside a producer at work, after one that was killed, and by several processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

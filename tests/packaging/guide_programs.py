@@ -1,7 +1,5 @@
 """Runs the programs of `docs/guides`: real processes with gloo, killed where a test says so."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

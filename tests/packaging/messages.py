@@ -5,8 +5,6 @@
 Tests elsewhere assert classes, fields and exit codes: a message is changed here and in the source, and in no test.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import inspect

@@ -1,7 +1,5 @@
 """The examples under producer/deploy: each is checked by its own tool where that is here, and run where it can be."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`docs/getting-started.md`: its commands, run one after the other, print what the page says."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The programs of README and of the guides: killed, and gone on with by other numbers of processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What pages, guides and docstrings say is so: errors, links, figures, paths, imports, examples."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The documentation site: built strictly, complete, from this checkout alone."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """tests/README.md names, for every promise and every kind of fault of docs/reliability.md, tests that there are."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

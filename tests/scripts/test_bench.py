@@ -1,7 +1,5 @@
 """The table of scripts/bench: which rows run, what a missed goal, a failure and a missing package come to."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """`scripts/demo`: its options, its folder, its arithmetic, and the whole as a newcomer runs it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Smaller scripts: README, and what checks and environments are made with."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import importlib.util
 import json

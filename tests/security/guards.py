@@ -3,8 +3,6 @@
 Tests call the attacks against the real code; and call them again with a weakness planted, which each must then find.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

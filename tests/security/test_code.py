@@ -1,7 +1,5 @@
 """Nothing that comes from a file is run: what could is named with the reason; no expression is exponential."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json
@@ -123,15 +121,6 @@ def test_no_code_of_a_checkpoint_is_run(protocol: int, tmp_path: Path, capfd: py
     assert not proof.exists()
     pickle.loads(file.read_bytes())
     assert proof.exists(), "the file does what it should not be let do"
-
-
-def test_file_of_torch_save_is_not_unpickled(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    proof, file = tmp_path / "it-ran", tmp_path / "state.pt"
-    torch.save({"state": Runs(proof)}, file)
-    with pytest.raises(StateInvalid):
-        read_state(file)
-    assert not proof.exists()
 
 
 def test_stream_says_nothing_that_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """The credentials in a stream's URL open it, and stand nowhere else: not in output, files, errors or answers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

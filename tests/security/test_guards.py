@@ -1,7 +1,5 @@
 """Attacks against the real code fail, with a weakness planted each succeeds; and permissions are kept."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

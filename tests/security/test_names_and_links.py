@@ -1,7 +1,5 @@
 """Names that files hold, links, second names and pipes: none becomes a path, or is followed, without a look at it."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -134,18 +132,6 @@ def test_position_of_a_checkpoint_names_a_consumer_that_can_be(name: str) -> Non
     for data in (text.encode(), name.encode("utf-8", "replace")):
         with pytest.raises(PositionInvalid):
             parse(data, "lazyshard.json")
-
-
-def test_stream_may_have_no_impossible_directory(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for name in ("a\0b", "a" * 300, ""):
-        for arguments in (("status", name), ("verify", name), ("inspect", name)):
-            try:
-                assert command(*arguments) == 2
-            except ValueError:
-                pytest.fail(f"{arguments}: a ValueError")
-        assert "Traceback" not in capfd.readouterr().err
-    with pytest.raises((LazyShardError, ValueError, OSError)):
-        write_stream(tmp_path / ("a" * 300))
 
 
 FILES: Final = (

@@ -1,9 +1,6 @@
 """Numbers that make an allocation or a loop huge, sizes of files, which cost nothing, and bombs that expand to much."""
 
-from __future__ import annotations
-
 import gzip
-import io
 import os
 import resource
 import tracemalloc
@@ -27,7 +24,6 @@ from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.part import Part
 from lazyshard.store.files import MAX_PLAIN_BYTES, read_file
 from lazyshard.stream.cursor import write_cursor
-from lazyshard_producer.sources.decompression import BLOCK_BYTES, open_text
 from tests.security.guards import command, edit, producer, write_stream
 
 MANY: Final = 10**12
@@ -188,12 +184,3 @@ def test_run_over_a_bomb_ends_in_bounded_memory(name: str, tmp_path: Path, capfd
         tracemalloc.stop()
     assert peak < EXPANDED_BYTES // 3
     assert "Traceback" not in capfd.readouterr().err
-
-
-def test_text_of_a_bomb_comes_in_blocks() -> None:
-    text = open_text(io.BufferedReader(io.BytesIO(bomb())), "bomb.gz")
-    sizes = []
-    while block := text.read():
-        sizes.append(len(block))
-    assert sum(sizes) == EXPANDED_BYTES
-    assert max(sizes) <= 2 * BLOCK_BYTES

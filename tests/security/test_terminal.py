@@ -1,12 +1,11 @@
 """Texts that somebody else wrote come to a terminal as text: nothing in them moves a cursor or feigns a line."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+from unittest import mock
 
 import orjson
 import pytest
@@ -133,12 +132,9 @@ def test_the_holder_of_a_lock_is_named_as_text(tmp_path: Path) -> None:
         held.release()
 
 
-def test_an_unexpected_error_is_told_as_text(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError(ESCAPES)
-
-    monkeypatch.setattr("lazyshard.cli.status.take_survey", fail)
-    assert command("status", tmp_path) == 70
+def test_an_unexpected_error_is_told_as_text(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with mock.patch("lazyshard.cli.status.take_survey", side_effect=RuntimeError(ESCAPES)):
+        assert command("status", tmp_path) == 70
     err = capfd.readouterr().err
     assert "Traceback" in err
     assert shown(err) == ""

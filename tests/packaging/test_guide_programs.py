@@ -1,8 +1,9 @@
-"""The programs of README and of the guides: killed, and gone on with by other numbers of processes."""
+"""The programs of README and of the guides: run, killed, and gone on with by other numbers of processes."""
 
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from tests.packaging.guide_programs import (
     variables,
     wait_until,
 )
+from tests.producer.commands import environment
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -298,13 +300,8 @@ def test_job_is_queued_again_when_its_time_is_over_and_goes_on_with_another_numb
     assert len(trained) == len(set(trained)) == 32
 
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    # Which torchdata still calls, and torch has given up.
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-]
-
-
+# Which torchdata still calls, and torch has given up.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 def test_goes_on_by_the_loader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,3 +329,65 @@ def test_goes_on_by_the_loader(
     assert len(trained) == len(set(trained)) == 40
     assert set(trained) <= set(range(41))
     assert call(0, 1, 1000) == []
+
+
+PAGE: Final = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+PROGRAMS: Final = {"python": "", "lazyshard": "-m lazyshard.cli", "lazyshard-producer": "-m lazyshard_producer"}
+
+
+class Block(NamedTuple):
+    kind: str
+    text: str
+
+
+def page_blocks() -> list[Block]:
+    return [Block(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
+
+
+def dialogue(text: str) -> list[tuple[str, str]]:
+    return [(command, printed) for command, printed in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)]
+
+
+def settled(printed: str) -> str:
+    """What a command prints, without what differs from one machine and moment to the next."""
+    for pattern in (r"\(\d[^)]*/s\)", r"\d+ on \S+, heartbeat .* old", r"; .* old$", r"disk .* free$", r"rate .*/s$"):
+        printed = re.sub(pattern, "...", printed, flags=re.MULTILINE)
+    return printed
+
+
+def test_the_page_prints_what_it_says(tmp_path: Path) -> None:
+    found = page_blocks()
+    assert [block.kind for block in found] == ["bash", "bash", "python", "console", "console", "console"]
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, arguments in PROGRAMS.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments} "$@"\n')
+        (programs / name).chmod(0o755)
+    env = environment() | {"PATH": os.pathsep.join([str(programs), os.environ["PATH"]])}
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "train.py").write_text(found[2].text)
+
+    def run(command: str) -> str:
+        # A shell would add to the output that its child was killed.
+        words = shlex.split(command)
+        return subprocess.run(
+            words, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S,
+            check=False,
+        ).stdout  # fmt: skip
+
+    subprocess.run(["bash", "-c", found[0].text], cwd=folder, env=env, check=True, timeout=DEADLINE_S)
+    background = found[1].text.removesuffix("&\n")
+    assert background != found[1].text
+    with subprocess.Popen(
+        ["bash", "-c", f"exec {background}"], cwd=folder, env=env, stdin=subprocess.DEVNULL
+    ) as producer:
+        asked = [turn for block in found[3:5] for turn in dialogue(block.text)]
+        assert [command for command, _ in asked] == ["python train.py 3", "python train.py 100"]
+        answers = [(command, run(command)) for command, _ in asked]
+        assert producer.wait(DEADLINE_S) == 0, (folder / "producer.log").read_text()
+    assert answers == asked
+    looks = dialogue(found[5].text)
+    assert len(looks) == 3
+    for line, printed in looks:
+        assert settled(run(line)) == settled(printed), line

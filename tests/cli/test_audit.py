@@ -216,7 +216,9 @@ def test_chunks_that_only_older_checkpoints_need_may_go(history: History, before
 
 
 def test_of_many_checkpoints_whose_chunks_go_a_few_are_named(tmp_path: Path) -> None:
-    stream_id = stream_and_runs(tmp_path, **{f"step{steps}": (two_ranks(steps),) for steps in range(1, 7)})
+    stream_id = make_stream(tmp_path / "stream")
+    for steps in range(1, 7):
+        save(tmp_path / "out", steps, run_of(stream_id, two_ranks(steps)))
     commit(tmp_path / "stream", run_of(stream_id, two_ranks(6)), chunks_before=8)
     [note] = audited(tmp_path / "stream", tmp_path / "out")[1]["notes"]
     assert (len(note["files"]), note["what"].endswith("checkpoint-3 and 2 more")) == (5, True)

@@ -176,8 +176,8 @@ def test_operations_are_counted() -> None:
 
 
 def test_thousands_of_ranks_and_a_million_chunks_are_simulated() -> None:
-    large = replace(Setting(ranks=4096, step_seconds=10.0, producer_rate=1500.0, rows=10**9), micro_batches=4)
-    found = outcome(replace(large, samples_per_chunk=1000, retain="consumed", checkpoint_steps=500))
+    large = Setting(ranks=4096, step_seconds=10.0, producer_rate=1500.0, rows=10**9, samples_per_chunk=1000)
+    found = outcome(replace(large, micro_batches=4, retain="consumed", checkpoint_steps=500))
     assert found.limited_by == "producer"
     assert found.timeline.first_step_s == pytest.approx(4096 * 1000 / 1500, abs=6)
     assert found.timeline.end_s == pytest.approx(10**9 / 1500, rel=0.01)

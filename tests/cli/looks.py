@@ -52,11 +52,7 @@ def told(
     ranks: int = 2,
     window: int = 0,
 ) -> Consumer:
-    """Returns a consumer whose cursor tells how the run deals: chunks of 10 samples, without rescales.
-
-    Args:
-        window: chunks' worth of samples that are shuffled together; 0 reads in order.
-    """
+    """A consumer whose cursor tells how the run deals: chunks of 10 samples, `window` of them shuffled together."""
     rules = {"unit": 10, "window": window * 10, "seed": 0}
     state = RunState(ID, 10, 10, window * 10, 0, None, (Part(ranks, 1, consumed // ranks),), consumed)
     cursor = Cursor(name, ID, consumed, done, {"dp_size": ranks, "batch_size": 1, **rules}, at, state)

@@ -4,8 +4,6 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from lazyshard.cli.forget import freed
 from lazyshard.cli.main import main
 from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.retire import retire
-from tests.cli.commands import DEADLINE_S, environment, lazyshard
+from tests.cli.commands import lazyshard
 from tests.cli.looks import consumer
 from tests.inspection.surveyed import checkpoint, reads
 from tests.stream.streams import produce
@@ -97,24 +95,6 @@ def test_answers(
         "forgotten: sft" if forgotten else "nothing was changed",
     )
     assert consumers(tmp_path) == (["old run"] if forgotten else ["old run", "sft"])
-
-
-def test_ctrl_c_in_place_of_an_answer(tmp_path: Path) -> None:
-    stream = with_two_consumers(tmp_path / "stream")
-    ours, theirs = os.openpty()
-    # A session of its own: the terminal's Ctrl-C goes to the processes of the one that it controls.
-    command = ["setsid", "--ctty", "--wait", sys.executable, "-m", "lazyshard.cli", "forget", str(stream), "sft"]
-    with subprocess.Popen(
-        command, env=environment(), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        os.close(theirs)
-        assert process.stderr is not None
-        assert process.stderr.read(len("forget it? [y/N] ")) == "forget it? [y/N] "
-        os.write(ours, b"\x03")
-        out, _ = process.communicate(timeout=DEADLINE_S)
-    os.close(ours)
-    assert (process.returncode, out.endswith("keeps them\n")) == (130, True)
-    assert consumers(stream) == ["old run", "sft"]
 
 
 def test_nobody_to_ask(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ REFUSALS: Final = [
     ("watch stream --host ''", 2, "--host"),
     ("watch stream --port 65536", 2, "--port"),
     ("watch stream --interval 0", 2, "--interval"),
+    *[(f"verify-filesystem {words}", 2, "") for words in ("", "/no/such", "--serve /no/such", ". . --far true")],
+    *[(f"verify-filesystem . {words}", 2, "--") for words in ("--longest 0", "--far ''", '--far "\'"')],
     ("check-config missing.yaml", 7, "missing.yaml"),
     ("check-config .", 2, "FILE"),
     ("check-config ''", 2, "FILE"),

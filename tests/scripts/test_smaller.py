@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from scripts.benchmarks import bench
-from scripts.benchmarks.bench_harness import Benchmark, Failed, Missing, Result, Row, Setting, Side, bound, measure
+from scripts.benchmarks.bench_harness import Benchmark, Failed, Missing, Row, Setting, Side, bound
 from scripts.checks import second_try
 
 ONE, TWO, THREE, FOUR = (f"tests/data/test_a.py::test_{name}" for name in ("four", "one", "three", "two"))
@@ -208,26 +208,6 @@ def test_missed_goals_and_failures(
     monkeypatch.setattr(bench, "BENCHMARKS", [tiny(*ROWS)])
     assert bench.main([*arguments, "--dir", str(tmp_path), "--no-peers"]) == code
     assert list(tmp_path.iterdir()) == []
-
-
-def test_sides_take_turns_and_a_first_round_is_not_counted(tmp_path: Path) -> None:
-    turns: list[str] = []
-
-    def prepare(setting: Setting) -> Mapping[str, Side]:
-        def side(name: str) -> Side:
-            def turn() -> dict[str, float]:
-                turns.append(name)
-                return {"us": float(len(turns))}
-
-            return turn
-
-        return {name: side(name) for name in ("a", "b", "not asked for")}
-
-    row = Row("row", "a", "b", "us")
-    found = measure(Benchmark("tiny", "", (row,), prepare), [row], Setting(tmp_path, rounds=2))
-    assert turns == ["b", "a", "a", "b", "b", "a"]
-    assert found == [Result(row, [3.0, 6.0], [4.0, 5.0])]
-    assert found[0].ratios == [4 / 3, 5 / 6]
 
 
 SAMPLE: Final = (

@@ -201,11 +201,6 @@ def test_only_a_reader_that_has_to_wait_soon_is_warned_of(scene: Scene, chunks: 
     assert re.search(rf'<span class="pill {kind}">has to wait in', document), text
 
 
-def test_rate_of_a_silent_producer_comes_with_its_age(scene: Scene) -> None:
-    scene.show(outlook(survey(head=replace(HEAD, updated_at=NOW - 12))))
-    assert "Rate 50.0 samples/s published, told 12 s ago" in opened(scene)[1]
-
-
 def test_names_and_notes_are_text(scene: Scene) -> None:
     hostile = told(HOSTILE, needs=4)
     assert hostile.cursor is not None

@@ -56,32 +56,25 @@ def test_a_good_run_is_found_good() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trained", "field", "value"),
+    ("trained", "chunks", "field", "value"),
     [
-        ([[0, 1, 4, 5], [2, 3, 6, 7]], "missing", 2),
-        ([[0, 1, 4, 4, 8], [2, 3, 6, 7, 9]], "repeated", [4]),
-        ([[0, 1, 4, 5, 8], [2, 3, 6, 7, 8]], "repeated", [8]),
-        ([[0, 1, 4, 5, 8], [2, 3, 6, 7, 11]], "unknown", [11]),
-        ([[0, 1, 4, 5, 8, 9], [2, 3, 6, 7]], "uneven", True),
+        ([[0, 1, 4, 5], [2, 3, 6, 7]], CHUNKS, "missing", 2),
+        ([[0, 1, 4, 4, 8], [2, 3, 6, 7, 9]], CHUNKS, "repeated", [4]),
+        ([[0, 1, 4, 5, 8], [2, 3, 6, 7, 8]], CHUNKS, "repeated", [8]),
+        ([[0, 1, 4, 5, 8], [2, 3, 6, 7, 11]], CHUNKS, "unknown", [11]),
+        ([[0, 1, 4, 5, 8, 9], [2, 3, 6, 7]], CHUNKS, "uneven", True),
+        # A stream in another order, with one chunk less, with one more.
+        (GOOD, [[0, 1], [3, 2], *CHUNKS[2:]], "unlike_source", True),
+        (GOOD, CHUNKS[:-1], "unlike_source", True),
+        (GOOD, [*CHUNKS, [11]], "unlike_source", True),
     ],
 )
-def test_what_is_not_exactly_once_is_found(trained: list[list[int]], field: str, value: object) -> None:
-    findings = found(trained)
+def test_what_is_not_exactly_once_is_found(
+    trained: list[list[int]], chunks: list[list[int]], field: str, value: object
+) -> None:
+    findings = found(trained, chunks)
     assert getattr(findings, field) == value
     assert not findings.exactly_once
-
-
-@pytest.mark.parametrize(
-    "chunks",
-    [
-        pytest.param([[0, 1], [3, 2], *CHUNKS[2:]], id="another order"),
-        pytest.param(CHUNKS[:-1], id="one lost"),
-        pytest.param([*CHUNKS, [11]], id="one more"),
-    ],
-)
-def test_a_stream_unlike_its_source_is_found(chunks: list[list[int]]) -> None:
-    assert found(GOOD, chunks).unlike_source
-    assert not found(GOOD, chunks).exactly_once
 
 
 def test_a_chunk_of_another_rank_is_found() -> None:

@@ -235,15 +235,6 @@ def test_what_is_too_little_for_a_step_is_said_to_be(tmp_path: Path) -> None:
     assert (code, epoch["to_come"]["samples"], epoch["fewer_than_step"]) == (0, 2, 6)
 
 
-def test_chunks_that_the_newest_checkpoint_needs_must_be_kept(history: History) -> None:
-    commit(history.stream, history.state, chunks_before=7)
-    code, values = audited(history.stream, history.out)
-    assert (code, findings(values), values["proven"]) == (5, [("cursor", "cursors")], True)
-    retire(history.stream, 7, 8)
-    code, values = audited(history.stream, history.out)
-    assert (code, ("deleted", "checkpoint-4") in findings(values)) == (5, True)
-
-
 def test_cursors_that_are_not_looked_at_are_named(history: History) -> None:
     stream, _, _, _, state = history
     plain = stream.parent / "checkpoint-4" / "lazyshard.json"
@@ -287,10 +278,15 @@ def test_a_copied_folder_is_audited_from_the_state_that_trained_most(history: Hi
         assert [note["where"] for note in values["notes"]] == noted
 
 
-def test_a_cursor_without_a_state_is_compared(history: History) -> None:
-    commit(history.stream, None, consumed=20)
+@pytest.mark.parametrize("newest", [{"chunks_before": 7}, {"state": None, "consumed": 20}])
+def test_cursors_of_another_or_of_no_state_are_compared(history: History, newest: dict[str, Any]) -> None:
+    """The newest checkpoint needs chunks below 7, and has consumed 14."""
+    commit(history.stream, **({"state": history.state} | newest))
     code, values = audited(history.stream, history.out)
-    assert (code, findings(values)) == (5, [("cursor", "cursors")])
+    assert (code, findings(values), values["proven"]) == (5, [("cursor", "cursors")], True)
+    retire(history.stream, 7, 8)
+    code, values = audited(history.stream, history.out)
+    assert (code, ("deleted", "checkpoint-4") in findings(values)) == (5, True)
 
 
 def test_how_many_samples_there_are_is_looked_up(history: History) -> None:

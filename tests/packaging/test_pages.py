@@ -162,7 +162,6 @@ def test_every_line_of_an_example_is_one_of_a_message() -> None:
     assert [line for line in lines if not any(holds_pieces(line, text) for text in known)] == []
 
 
-COMPARISON: Final = ROOT / "docs" / "comparison.md"
 PAGES: Final = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
@@ -188,28 +187,6 @@ def dead_links(page: Path) -> list[str]:
 def test_links_lead_somewhere() -> None:
     assert len(PAGES) >= 40
     assert {page.name: found for page in PAGES if (found := dead_links(page))} == {}
-
-
-def test_speeds_are_those_that_were_measured() -> None:
-    performance = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    of_a, of_b = re.findall(r"^\| [AB] \| rows/s in order .*?\n\n", performance, re.MULTILINE | re.DOTALL)
-    names = {
-        "lazyshard, `LateRow`": "**lazyshard, late**",
-        "lazyshard": "**lazyshard**",
-        "LitData": "litdata",
-        "WebDataset": "webdataset",
-        "MosaicML streaming": "MosaicML streaming",
-        "Megatron Energon": "megatron-energon",
-        "torchdata over a minimal data set": "torchdata",
-    }
-    _, _, section = COMPARISON.read_text(encoding="utf-8").partition("\n| | text | images |\n|---|---|---|\n")
-    rows = re.findall(r"^\| (.+?) \| ([\d,]+) \| ([\d,]+) \|$", section.partition("\n\n")[0], re.MULTILINE)
-    assert len(rows) == 10
-    for name, text, images in rows:
-        known = re.escape(names.get(name, name))
-        version = r"(?: [\d.]+)?(?: over minimal)?"
-        assert re.search(rf"^\| {known}{version} \| {text} \|", of_a, re.MULTILINE), name
-        assert re.search(rf"^\| {known}{version} \| {images} \|", of_b, re.MULTILINE), name
 
 
 def test_commands_of_the_guides_have_the_options_that_they_are_given() -> None:

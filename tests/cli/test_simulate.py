@@ -233,9 +233,6 @@ def test_the_command_prints_a_table_or_json() -> None:
     assert (figures["step_seconds"], figures["rows"]) == (0.25, 64)
 
 
-ROWS = ["--rows", "64"]
-
-
 @pytest.mark.parametrize("text", ["7", "7chunks", "1 chunk", "2500 samples", "3samples", "100B", "20GB", "1.5MiB"])
 def test_amounts_are_those_of_the_producer(text: str) -> None:
     setting = replace(SMALL, max_ahead=text)

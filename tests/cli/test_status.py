@@ -22,8 +22,6 @@ from tests.stream.streams import produce, wait_until
 TWO_HOURS_S = 7201.0
 """Two hours, and nearly a minute until that is said otherwise."""
 
-ROWS = b'{"id":0}\n{"id":1}\n'
-
 
 def looked(*arguments: object) -> Any:
     done = lazyshard("status", *arguments, "--json")

@@ -28,8 +28,6 @@ from tests.stream.streams import foreign, needs_root, produce, python
 C0, C1, C2, C3 = (f"chunk_0000{chunk}.jsonl" for chunk in range(4))
 S0, S1, S2, S3 = (f"chunk_0000{chunk}.jsonl.completed" for chunk in range(4))
 
-RESTORE = "restore the file from a copy"
-
 
 def test_stream_that_is_as_it_should_be(tmp_path: Path) -> None:
     before = contents(stream(tmp_path))

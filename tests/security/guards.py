@@ -29,9 +29,6 @@ NAMES: Final = (
 ESCAPES: Final = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\r\n\u202egnp.exe\u2028"
 """Sets a title, clears the screen, colours, overwrites, begins a line, turns the direction of writing."""
 
-NUMBERS: Final[tuple[Any, ...]] = (-1, 2**62, 2**63, 2**64, 1e308, True, None, "1", [], {})
-"""None of them can be a count of anything."""
-
 SECRET: Final = b'{"password": "kept to myself"}\n'
 
 

@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import json
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -27,15 +26,6 @@ from lazyshard.errors import (
     StreamMismatch,
 )
 from tests.cli.commands import lazyshard, python
-
-
-def codes() -> set[int]:
-    return {value for value in vars(exits).values() if isinstance(value, int)}
-
-
-def test_every_exit_code_is_in_the_table() -> None:
-    assert main.__doc__ is not None
-    assert {int(code) for code in re.findall(r"^ *(\d+)  \S", main.__doc__, re.MULTILINE)} == codes()
 
 
 def test_exit_codes_are_the_producers_where_both_have_one() -> None:

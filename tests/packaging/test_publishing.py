@@ -73,22 +73,6 @@ def test_description_is_the_readme_and_leads_nowhere_else(metadata: email.messag
     assert [(ours, theirs) for ours, theirs in pairs if ours != theirs and "](" not in ours] == []
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("see [docs/a.md](docs/a.md).", "see docs/a.md."),
-        ("[`docs/a.md`](docs/a.md)", "`docs/a.md`"),
-        ("[the guide](docs/a.md#part) and [b](b.md)", "the guide (docs/a.md) and b (b.md)"),
-        ("[us](https://example.org/a.md), [below](#part)", "[us](https://example.org/a.md), [below](#part)"),
-        ("```\n[a](b)\n```\n[a](b)\n", "```\n[a](b)\n```\na (b)\n"),
-        ("f([(a, 1)])", "f([(a, 1)])"),
-    ],
-)
-def test_links_become_names(given: str, expected: str) -> None:
-    code = "import sys; from hatch_build import without_relative_links as f; sys.stdout.write(f(sys.argv[1]))"
-    assert run_checked([sys.executable, "-c", code, given], ROOT) == expected
-
-
 def test_licence_comes_along(built: Path, metadata: email.message.Message) -> None:
     assert (metadata["License-Expression"], metadata.get_all("License-File")) == ("Apache-2.0", ["LICENSE"])
     (wheel,) = built.glob("*.whl")

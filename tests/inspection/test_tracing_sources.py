@@ -2,7 +2,9 @@
 
 import gzip
 import re
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -17,13 +19,17 @@ A = [f'{{"a": {number}}}\n' for number in range(7)]
 B = [f'  {{"b": {number}}} \r\n' for number in range(6)]
 
 
-def produced(folder: Path, monkeypatch: pytest.MonkeyPatch, *sources: object) -> Origins:
-    """A stream of a.jsonl and b.jsonl, 13 rows in chunks of 4; the folder is then the current one."""
-    (folder / "a.jsonl").write_text("".join([*A[:2], "\n", *A[2:]]), encoding="utf-8")
-    (folder / "b.jsonl").write_bytes("".join(B).encode())
-    monkeypatch.chdir(folder)
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def produced(*sources: object) -> Origins:
+    """A stream of a.jsonl and b.jsonl, 13 rows in chunks of 4, in the current folder."""
+    Path("a.jsonl").write_text("".join([*A[:2], "\n", *A[2:]]), encoding="utf-8")
+    Path("b.jsonl").write_bytes("".join(B).encode())
     made("--source", *(sources or ("a.jsonl", "b.jsonl")))
-    return Origins(folder / "stream", range(4))
+    return Origins(Path("stream"), range(4))
 
 
 def made(*arguments: object) -> None:
@@ -35,27 +41,22 @@ def told(origins: Origins, samples: int = 13) -> list[str]:
     return [" or ".join(map(str, origins.of(*divmod(sample, 4)))) for sample in range(samples)]
 
 
-IN_ORDER = [
-    *("a.jsonl:1", "a.jsonl:2", "a.jsonl:4", "a.jsonl:5"),
-    *("a.jsonl:6", "a.jsonl:7", "a.jsonl:8", "b.jsonl:1"),
-    *("b.jsonl:2", "b.jsonl:3", "b.jsonl:4", "b.jsonl:5"),
-    "b.jsonl:6",
-]
+IN_ORDER = [*(f"a.jsonl:{line}" for line in (1, 2, 4, 5, 6, 7, 8)), *(f"b.jsonl:{line}" for line in range(1, 7))]
 
 
-def test_the_line_of_every_row_of_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(produced(tmp_path, monkeypatch)) == IN_ORDER
+def test_the_line_of_every_row_of_two_files(tmp_path: Path) -> None:
+    assert told(produced()) == IN_ORDER
 
 
-def test_files_mixed_by_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = told(produced(tmp_path, monkeypatch, "a.jsonl", "--weight", 1, "--source", "b.jsonl", "--weight", 1))
+def test_files_mixed_by_weights(tmp_path: Path) -> None:
+    found = told(produced("a.jsonl", "--weight", 1, "--source", "b.jsonl", "--weight", 1))
     assert found[:4] == ["a.jsonl:1", "b.jsonl:1", "a.jsonl:2", "b.jsonl:2"]
     assert sorted(found) == sorted(IN_ORDER)
 
 
 @pytest.mark.parametrize("block", [4, 6, 100])
-def test_rows_shuffled_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    origins = produced(tmp_path, monkeypatch, "a.jsonl", "b.jsonl", "--shuffle", block)
+def test_rows_shuffled_in_blocks(tmp_path: Path, block: int) -> None:
+    origins = produced("a.jsonl", "b.jsonl", "--shuffle", block)
     reader = open_now(tmp_path / "stream")
     lines = {"a": (tmp_path / "a.jsonl").read_text().splitlines(), "b": [line.strip() for line in B]}
     for sample, place in enumerate(told(origins)):
@@ -66,13 +67,14 @@ def test_rows_shuffled_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert of_first == (1 if block == 4 else 0)
 
 
-def test_lines_that_are_alike_are_all_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "A", ["{}\n", '{"a": 1}\n', "{}\n"])
-    assert told(produced(tmp_path, monkeypatch), 3) == ["a.jsonl:1 or a.jsonl:4", "a.jsonl:2", "a.jsonl:1 or a.jsonl:4"]
+def test_lines_that_are_alike_are_all_told(tmp_path: Path) -> None:
+    with mock.patch.dict(globals(), {"A": ["{}\n", '{"a": 1}\n', "{}\n"]}):
+        origins = produced()
+    assert told(origins, 3) == ["a.jsonl:1 or a.jsonl:4", "a.jsonl:2", "a.jsonl:1 or a.jsonl:4"]
 
 
-def test_what_a_chunk_was_made_of_where_no_line_equals_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    origins = produced(tmp_path, monkeypatch)
+def test_what_a_chunk_was_made_of_where_no_line_equals_the_row(tmp_path: Path) -> None:
+    origins = produced()
     (tmp_path / "b.jsonl").write_bytes("".join(B).replace("3", "8").encode())
     assert origins.of(2, 1) == (Origin("b.jsonl", (3,), (2, 6)),)
     (changed,) = origins.of(2, 2)
@@ -83,25 +85,25 @@ def test_what_a_chunk_was_made_of_where_no_line_equals_the_row(tmp_path: Path, m
     assert found[6:9] == ["a.jsonl:8", "a.jsonl, lines 6 to 8 or b.jsonl, line 1", "b.jsonl, lines 2 to 5"]
 
 
-def test_compressed_files_tell_lines_that_come_into_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compressed_files_tell_lines_that_come_into_question(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("".join(f'{{"a":{n}}}\n' for n in range(13)).encode()))
-    found = told(produced(tmp_path, monkeypatch, "a.jsonl.gz"))
+    found = told(produced("a.jsonl.gz"))
     assert found[0] == "a.jsonl.gz, lines 1 to 4 (the file is compressed)"
     assert found[12] == "a.jsonl.gz, line 13 (the file is compressed)"
     place = find_source(tmp_path / "stream", range(4), 4, SourcePlace("a.jsonl.gz", line=7))
     assert (place.chunks, place.samples, "--text" in (place.why or "")) == ((1, 2), (), True)
 
 
-def test_sources_without_lines_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_without_lines_are_named(tmp_path: Path) -> None:
     (tmp_path / "users.py").write_text("def rows(at):\n for n in range(13):\n  yield {'id': n}, n\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    found = told(produced(tmp_path, monkeypatch, "python:users:rows"))
+    with mock.patch.object(sys, "path", [str(tmp_path), *sys.path]):
+        found = told(produced("python:users:rows"))
     assert set(found) == {"python:users:rows (a source of kind python has no lines)"}
 
 
-def test_rows_of_a_stream_are_lines_of_its_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_stream_are_lines_of_its_chunks(tmp_path: Path) -> None:
     produce(tmp_path / "old", 13, 3)
-    found = told(produced(tmp_path, monkeypatch, "old"))
+    found = told(produced("old"))
     assert found == [f"old/chunk_{number // 3:05d}.jsonl:{number % 3 + 1}" for number in range(13)]
     (tmp_path / "old" / "chunk_00001.jsonl.completed").unlink()
     again = told(Origins(tmp_path / "stream", range(4)))
@@ -109,10 +111,8 @@ def test_rows_of_a_stream_are_lines_of_its_chunks(tmp_path: Path, monkeypatch: p
     assert again[3].startswith("old/chunk_00000.jsonl, lines 1 to 3 (no line there equals the row) or old (the stream ")
 
 
-def test_after_deletion_nothing_is_told_of_the_first_chunk_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    produced(tmp_path, monkeypatch)
+def test_after_deletion_nothing_is_told_of_the_first_chunk_left(tmp_path: Path) -> None:
+    produced()
     retire(tmp_path / "stream", 1, 4)
     origins = Origins(tmp_path / "stream", range(1, 4))
     assert (origins.of(0, 0), origins.of(1, 0)) == ((), ())

@@ -41,7 +41,7 @@ def test_damage_and_leftovers_in_the_order_of_the_chunks_whoever_found_it(tmp_pa
                 "damage: chunk_00001.jsonl: row 0 (byte 0) and 1 more",
                 "damage: chunk_00020.jsonl",
                 "damage: chunk_00090.jsonl",
-                f"{directory}: 100 chunks, 178 samples, 1.6 kB, ended: 3 damaged, 1 left over",
+                f"{directory}: 100 chunks, 178 samples, 1.9 kB, ended: 3 damaged, 1 left over",
             ],
         )
 

@@ -50,7 +50,6 @@ BUILTINS = {
     "NothingKept RankInvalid RowInvalid SealInvalid SkipSample StateInvalid StateMismatch StepInvalid StreamEnded "
     "StreamInvalid StreamMismatch StreamUnsealed TooManyBadSamples VersionUnsupported",
 }
-"""The errors that users may catch, by what each of them refines."""
 
 
 def test_errors_that_users_may_catch_are_all_there() -> None:

@@ -42,10 +42,8 @@ AREAS: Final = {
     "lazyshard verify-filesystem": ["."],
     "lazyshard simulate": ["--ranks", "1"],
 }
-"""Commands that are not about a stream, and what they are about."""
 
 MORE: Final = {"audit": ["checkpoints"], "export": ["out"], "forget": ["sft"], "trace": ["--sample", "0"]}
-"""What a command needs beside a stream."""
 
 
 def commands() -> dict[str, Any]:

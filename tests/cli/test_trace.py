@@ -19,7 +19,6 @@ from tests.producer.commands import run as produce
 from tests.stream.streams import foreign
 
 Run = tuple[Path, Path]
-"""A stream, and a checkpoint of a run over it."""
 
 
 @pytest.fixture

@@ -56,13 +56,10 @@ def test_stretches(published: Census, consumers: list[Consumer], expected: list[
     assert stretches(make_band(published, consumers)) == expected
 
 
-def test_published_chunks_of_a_window_that_is_waited_for_are_not_read() -> None:
+def test_readers_of_chunks() -> None:
+    # Published chunks of a window that is waited for are not read.
     band = make_band(census(7), [told(needs=8)])
-    assert stretches(band) == [(0, 6, "taken"), (6, 7, "ready"), (7, 8, "awaited")]
     assert band.cells[6:] == (Cell(6, "ready", (ChunkReader("sft", 0),)), Cell(7, "awaited", (ChunkReader("sft", 1),)))
-
-
-def test_chunk_that_two_consumers_read_names_both() -> None:
     band = make_band(census(8), [told("b", needs=4), told("a", needs=4, ranks=4)])
     assert band.cells[3].readers == (ChunkReader("a", 3), ChunkReader("b", 1))
 

@@ -15,7 +15,6 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 GUIDES: Final = ROOT / "docs" / "guides"
 DEADLINE_S: Final = 120.0
-"""Of a whole run, whose processes import torch on a machine that has other things to do."""
 
 
 def blocks(guide: str, language: str) -> list[str]:

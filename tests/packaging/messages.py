@@ -30,16 +30,13 @@ ERRORS: Final = {
     for name, one in inspect.getmembers(module, inspect.isclass)
     if issubclass(one, Exception) and name[0] != "_"
 }
-"""Classes that the product raises, by name."""
 
 OTHER: Final = "parts"
 """What texts stand under that are neither: parts of messages, lines of reports, help."""
 
 HOLE: Final = "{}"
-"""Stands where a name or number comes in."""
 
 _TELLERS: Final = frozenset({"warning", "info", "warn", "_warn", "tell", "_tell", "notice"})
-"""Names of what logs or prints a line."""
 
 
 def words(node: ast.expr) -> str | None:

@@ -30,7 +30,6 @@ GROUPS: Final = (
     *("Files that cannot be read", "Object stores", "Options and sources", "Writing a stream"),
     *("Steps, lengths and configuration", "States that do not fit", "ms-swift"),
 )
-"""Headings with a table of classes."""
 
 EXITS: Final[dict[str, ModuleType]] = {
     "`lazyshard-producer`": lazyshard_producer.errors,
@@ -208,7 +207,6 @@ def test_commands_of_the_guides_have_the_options_that_they_are_given() -> None:
 ARCHITECTURE: Final = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 TOPS: Final = ("examples", "integrations", "lazyshard", "producer", "scripts", "tests")
 LEAST_NAMED: Final = 80
-"""Of paths on the page: fewer mean that they are no longer found, rather than that all are there."""
 
 
 def code_of(markdown: str) -> list[str]:

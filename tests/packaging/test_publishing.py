@@ -21,7 +21,6 @@ from markdown_it import MarkdownIt
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")
-"""Supported: those that scripts/test_pythons knows."""
 
 # Building takes seconds; installing from a slow package index takes minutes.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -168,12 +167,16 @@ class Environment:
         return run([self.bin / name, *arguments], self.folder)
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def build_wheel(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
     run_checked([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT], folder)
     (path,) = folder.glob("*.whl")
     return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

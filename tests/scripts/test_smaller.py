@@ -3,10 +3,8 @@
 import importlib.machinery
 import importlib.util
 import json
-import math
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -171,31 +169,3 @@ def test_missed_goals_and_failures(
     monkeypatch.setattr(bench, "BENCHMARKS", [tiny(*ROWS)])
     assert bench.main([*arguments, "--dir", str(tmp_path), "--no-peers"]) == code
     assert list(tmp_path.iterdir()) == []
-
-
-SAMPLE: Final = (
-    *("read.order", "read.memory", "producer.command", "resume.first", "wait.idle", "encode.arrays"),
-    *("loaders.text.loader.lazyshard-dicts", "pack.filled", "balance", "blend", "startup"),
-)
-"""Rows without other packages, of each kind."""
-
-DIFFERENCES: Final = ("producer.command",)
-"""Figures of these are what one process takes more than another: of a tiny size nothing that can be told from noise."""
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)  # some dozens of processes, while other tests keep the cores busy
-def test_rows_of_each_kind_run_at_tiny_sizes(tmp_path: Path) -> None:
-    file = tmp_path / "found.json"
-    command = [sys.executable, "-m", "scripts.benchmarks.bench", "--quick", "--no-peers", "--json", str(file), *SAMPLE]
-    done = subprocess.run(
-        [*command, "--dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=590, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows: dict[str, dict[str, Any]] = {row["row"]: row for row in json.loads(file.read_text())["rows"]}
-    assert len(rows) >= len(SAMPLE)
-    for name, row in rows.items():
-        if name in DIFFERENCES:
-            assert row["ratios"], name
-        elif "--no-peers" not in row.get("left_out", ""):
-            assert all(0 < ratio < math.inf for ratio in row["ratios"]), name

@@ -75,7 +75,6 @@ def runners_in(tree: ast.AST) -> Iterator[str]:
 
 
 OWN: Final = frozenset({"self", "reload", "segment", "space"})
-"""Objects of our own whose methods have these names, and run nothing."""
 
 
 def test_nothing_else_in_the_product_runs_what_it_reads() -> None:

@@ -39,12 +39,6 @@ def test_exit_codes_are_the_producers_where_both_have_one() -> None:
     assert exits.exit_code(StreamInvalid("x")) == exits.REFUSED
 
 
-def test_help_in_a_process_of_its_own() -> None:
-    done = python("-m", "lazyshard.cli", "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "verify" in done.stdout
-
-
 def test_version_and_no_command() -> None:
     done = lazyshard("--version")
     assert (done.returncode, done.stdout) == (0, f"lazyshard {package.__version__}\n")

@@ -242,18 +242,13 @@ def test_sampled_chunks_are_spread_over_all(first: int, count: int, most: int) -
         # The last one, which may be partial, does not count for others, unless only that is known.
         (101, {0: 10, 50: 20, 100: 1}, 100, 15 * 100 + 1),
         (4, {3: 5}, 3, 20),
+        (10**6, {0: 7, 500_000: 7, 999_999: 7}, 999_999, 7 * 10**6),
         (5, {}, 4, 0),
         (5, {0: 0}, 4, 0),
     ],
 )
 def test_size_is_estimated_from_some_chunks(chunks: int, sizes: dict[int, int], last: int, size: int) -> None:
     assert estimate_size(chunks, sizes, last) == size
-
-
-@given(size=st.integers(0, 10**9), count=st.integers(1, 10**6))
-def test_equal_chunks_are_estimated_exactly(size: int, count: int) -> None:
-    sizes = dict.fromkeys(sampled_chunks(0, count), size)
-    assert estimate_size(count, sizes, count - 1) == size * count
 
 
 def test_few_chunks_are_all_measured(tmp_path: Path) -> None:

@@ -281,7 +281,8 @@ def test_a_copied_folder_is_audited_from_the_state_that_trained_most(history: Hi
 @pytest.mark.parametrize("newest", [{"chunks_before": 7}, {"state": None, "consumed": 20}])
 def test_cursors_of_another_or_of_no_state_are_compared(history: History, newest: dict[str, Any]) -> None:
     """The newest checkpoint needs chunks below 7, and has consumed 14."""
-    commit(history.stream, **({"state": history.state} | newest))
+    values: dict[str, Any] = {"state": history.state}
+    commit(history.stream, **(values | newest))
     code, values = audited(history.stream, history.out)
     assert (code, findings(values), values["proven"]) == (5, [("cursor", "cursors")], True)
     retire(history.stream, 7, 8)

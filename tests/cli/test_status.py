@@ -85,14 +85,10 @@ def test_killed_producer_is_dead_at_once_or_once_its_heartbeats_are_missed(tmp_p
 @contextlib.contextmanager
 def watching(stream: Path, *arguments: object, **options: Any) -> "Iterator[subprocess.Popen[str]]":
     words = ["status", "--watch", "--interval", "0.1", str(stream), *map(str, arguments)]
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-    }
-    env = environment() | options.pop("env", {})
-    with subprocess.Popen([sys.executable, "-m", "lazyshard.cli", *words], env=env, **(pipes | options)) as process:
+    command = [sys.executable, "-m", "lazyshard.cli", *words]
+    pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) | options
+    pipes["env"] = environment() | pipes.get("env", {})
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, text=True, **pipes) as process:
         try:
             yield process
         finally:

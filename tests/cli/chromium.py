@@ -4,8 +4,6 @@ Pictures are kept in the folder `$LAZYSHARD_SCREENSHOTS`, by default `runs/scree
 look at.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -26,17 +24,9 @@ SCREENSHOTS: Final = Path(
 )
 
 _FLAGS: Final = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--enable-logging=stderr",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+    *("--hide-scrollbars", "--enable-logging=stderr"),
     # So long the page's clock goes on, as fast as it can; while an answer is waited for it stands still.
     "--virtual-time-budget=3500",
 )
@@ -66,7 +56,6 @@ def open_page(url: str, *flags: str, width: int = 1280, height: int = 800) -> Sh
 
 
 def screenshot(url: str, name: str, scheme: Literal["light", "dark"], width: int, height: int) -> Path:
-    """Takes a picture of a page."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     picture = SCREENSHOTS / f"{name}-{width}x{height}-{scheme}.png"
     picture.unlink(missing_ok=True)

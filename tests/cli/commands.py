@@ -7,11 +7,15 @@ import pty
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from unittest import mock
 
+import pytest
+
 from lazyshard.cli.main import main
+from tests.stream.streams import forked
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEADLINE_S: Final = 60.0
@@ -65,6 +69,22 @@ def fill(directory: Path, *chunks: bytes) -> Path:
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def as_another_user(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], mode: int = 0o755
+) -> None:
+    """Does something in a directory as a user who owns nothing there; all that it imports is to be imported before."""
+    directory.chmod(mode)
+    # A relative path, as the directories above are closed to that user.
+    monkeypatch.chdir(directory)
+
+    def other() -> None:
+        os.setgid(65534)
+        os.setuid(65534)
+        work()
+
+    assert forked(other) == 0
 
 
 def on_terminal(*arguments: object) -> tuple[int, str]:

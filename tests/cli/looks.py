@@ -1,7 +1,5 @@
 """Looks at streams, made up, for the tests of what is said of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -54,11 +52,7 @@ def told(
     ranks: int = 2,
     window: int = 0,
 ) -> Consumer:
-    """Returns a consumer whose cursor tells how the run deals: chunks of 10 samples, without rescales.
-
-    Args:
-        window: chunks' worth of samples that are shuffled together; 0 reads in order.
-    """
+    """A consumer whose cursor tells how the run deals: chunks of 10 samples, `window` of them shuffled together."""
     rules = {"unit": 10, "window": window * 10, "seed": 0}
     state = RunState(ID, 10, 10, window * 10, 0, None, (Part(ranks, 1, consumed // ranks),), consumed)
     cursor = Cursor(name, ID, consumed, done, {"dp_size": ranks, "batch_size": 1, **rules}, at, state)
@@ -73,7 +67,6 @@ def survey(head: Head | None = HEAD, census: dict[str, Any] | None = None, **val
 
 
 def outlook(*looks: Survey) -> Outlook:
-    """Returns what the last of some looks means."""
     memory = Looks()
     for look in looks[:-1]:
         memory.add(look)

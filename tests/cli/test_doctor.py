@@ -6,15 +6,14 @@ import importlib.metadata
 import json
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import pytest
 
 from lazyshard.cli import doctor, exits
-from lazyshard.cli.main import main
 from lazyshard.examination import GROUP, Finding
 from tests.cli.commands import ROOT, lazyshard
 
@@ -30,18 +29,23 @@ GOOD: Final = [
 ]
 BAD: Final = [*GOOD, Finding("verdict", "other", "line\nend", False)]
 
+METADATA: Final = "Metadata-Version: 2.1\nName: patient\nVersion: 1.0\n"
+ENTRY_POINTS: Final = f"""[{GROUP}]
+good = tests.cli.test_doctor:good
+bad = tests.cli.test_doctor:bad
+nothing = tests.cli.test_doctor:nothing
+raising = tests.cli.test_doctor:raising
+gone = no_such_module:examine
+"""
+
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution with three things to examine, beside those that are installed already."""
+    """A distribution with things to examine, beside those that are installed already."""
     folder = tmp_path / "patient-1.0.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: patient\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text(
-        f"[{GROUP}]\ngood = tests.cli.test_doctor:good\nbad = tests.cli.test_doctor:bad\n"
-        "nothing = tests.cli.test_doctor:nothing\nraising = tests.cli.test_doctor:raising\n"
-        "gone = no_such_module:examine\n"
-    )
+    (folder / "METADATA").write_text(METADATA)
+    (folder / "entry_points.txt").write_text(ENTRY_POINTS)
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -61,22 +65,13 @@ def raising() -> list[Finding]:
     raise KeyError("x")
 
 
-def test_all_good(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "good"]) == 0
-    assert capsys.readouterr().out == (
-        "versions\n"
-        "      python       3.11\n"
-        "  ok  longer name  1.0\n"
-        "verdict\n"
-        "  ok  command  runs\n"
-        "\n"
-        "all is as it should be\n"
-    )
-
-
-def test_something_bad(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "bad"]) == exits.MISSING == 1
-    assert capsys.readouterr().out == (
+def test_findings_are_told_as_lines() -> None:
+    done = lazyshard("doctor", "good")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "all is as it should be")
+    assert lazyshard("doctor", "nothing").stdout == done.stdout.splitlines(keepends=True)[-1]
+    done = lazyshard("doctor", "bad")
+    assert done.returncode == exits.MISSING == 1
+    assert done.stdout == (
         "versions\n"
         "          python       3.11\n"
         "  ok      longer name  1.0\n"
@@ -88,58 +83,51 @@ def test_something_bad(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_nothing_to_say(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "nothing"]) == 0
-    assert capsys.readouterr().out == "all is as it should be\n"
+@pytest.mark.parametrize(("area", "code", "findings"), [("good", 0, GOOD), ("bad", 1, BAD)])
+def test_json(area: str, code: int, findings: list[Finding]) -> None:
+    done = lazyshard("doctor", area, "--json")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result.pop("area"), result.pop("ok")) == (code, area, code == 0)
+    assert [Finding(**finding) for finding in result.pop("findings")] == findings
+    assert result == {}
 
 
-@pytest.mark.parametrize(("area", "code"), [("good", 0), ("bad", 1)])
-def test_json(area: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", area, "--json"]) == code
-    result = json.loads(capsys.readouterr().out)
-    assert result.keys() == {"area", "ok", "findings"}
-    assert (result["area"], result["ok"]) == (area, code == 0)
-    assert [Finding(**finding) for finding in result["findings"]] == (GOOD if code == 0 else BAD)
+def only(monkeypatch: pytest.MonkeyPatch, *areas: str) -> None:
+    found = [one for one in importlib.metadata.entry_points(group=GROUP) if one.name in areas]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: found)
 
 
 @pytest.mark.parametrize(("areas", "code"), [(["good"], 0), (["good", "bad"], 1)])
-def test_without_an_area_all_are_examined(
-    areas: list[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = [one for one in importlib.metadata.entry_points(group=GROUP) if one.name in areas]
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: found)
-    assert main(["doctor", "--json"]) == code
-    assert [json.loads(line)["area"] for line in capsys.readouterr().out.splitlines()] == ["lazyshard", *sorted(areas)]
+def test_without_an_area_all_are_examined(areas: list[str], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, *areas)
+    done = lazyshard("doctor", "--json")
+    told = [json.loads(line)["area"] for line in done.stdout.splitlines()]
+    assert (done.returncode, told) == (code, ["lazyshard", *sorted(areas)])
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 0), (["bad"], 1)])
-def test_what_is_not_there_is_examined_for_who_asks_for_it(
-    arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = [one for one in importlib.metadata.entry_points(group=GROUP) if one.name == "bad"]
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: found)
+def test_who_asks_for_what_is_not_there(arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "bad")
     monkeypatch.setitem(globals(), "applies", lambda: False)
-    assert main(["doctor", *arguments]) == code
-    told = "bad: not installed, so there is nothing to examine; `lazyshard doctor bad` tells what it needs\n"
-    assert capsys.readouterr().out.endswith(f"\nall is as it should be\n{told}") is (code == 0)
+    done = lazyshard("doctor", *arguments)
+    assert (done.returncode, done.stdout.splitlines()[-1].startswith("bad: not installed")) == (code, code == 0)
 
 
-def examined(capsys: pytest.CaptureFixture[str], *arguments: object, code: int) -> dict[str, Finding]:
+def examined(*arguments: object, code: int) -> dict[str, Finding]:
     """What is found of lazyshard itself, where nothing else can be examined."""
-    assert main(["doctor", "--json", *map(str, arguments)]) == code
-    (line,) = capsys.readouterr().out.splitlines()
+    done = lazyshard("doctor", "--json", *arguments)
+    (line,) = done.stdout.splitlines()
+    assert done.returncode == code, line
     return {found["subject"]: Finding(**found) for found in json.loads(line)["findings"]}
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [])
+    only(monkeypatch)
 
 
 @pytest.mark.usefixtures("alone")
-def test_lazyshard_itself_is_examined_where_there_is_nothing_else(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lazyshard_itself_is_examined_where_there_is_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     there = importlib.metadata.version
 
     def version(name: str) -> str:
@@ -147,12 +135,12 @@ def test_lazyshard_itself_is_examined_where_there_is_nothing_else(
             raise importlib.metadata.PackageNotFoundError(name)
         return there(name)
 
-    found = examined(capsys, code=0)
+    found = examined(code=0)
     assert found["python"].answer.startswith(f"{platform.python_version()} in ")
     assert found["numpy"].answer == there("numpy")
     assert {"torch", "arrow", "objects", "max_user_watches", "an instance"} <= found.keys()
     monkeypatch.setattr(importlib.metadata, "version", version)
-    found = examined(capsys, code=1)
+    found = examined(code=1)
     assert found["arrow"].ok is None
     assert "pip install 'lazyshard[arrow]' (for Parquet" in found["arrow"].answer
     assert [subject for subject, finding in found.items() if finding.ok is False] == ["orjson"]
@@ -171,15 +159,15 @@ def test_requirements_are_those_of_the_package() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_filesystem_of_a_stream(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_filesystem_of_a_stream(tmp_path: Path) -> None:
     for stream in (tmp_path, tmp_path / "not there yet"):
         before = sorted(tmp_path.iterdir())
-        found = examined(capsys, "--stream", stream, code=0)
+        found = examined("--stream", stream, code=0)
         looks = ["directory", "rename over a file", "fsync", "file locks", "hard links", "inotify"]
         assert [found[subject].ok for subject in looks] == [True] * 6
         assert found["type"].answer not in ("", "unknown")
         assert sorted(tmp_path.iterdir()) == before
-    found = examined(capsys, "--stream", tmp_path / "no" / "where", code=1)
+    found = examined("--stream", tmp_path / "no" / "where", code=1)
     assert found["directory"].ok is False
 
 
@@ -189,50 +177,35 @@ def test_filesystem_of_a_stream(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     [("os.replace", "rename over a file", False), ("os.link", "hard links", None), ("os.fsync", "fsync", False)],
 )
 def test_filesystem_that_lacks_something(
-    call: str,
-    subject: str,
-    ok: bool | None,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    call: str, subject: str, ok: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.ENOTSUP, "Not supported")
-
-    monkeypatch.setattr(call, refuse)
-    found = examined(capsys, "lazyshard", "--stream", tmp_path, code=0 if ok is None else 1)
-    assert found[subject].ok is ok
-    assert found[subject].answer.startswith("does not work (Not supported): ")
+    monkeypatch.setattr(call, mock.Mock(side_effect=OSError(errno.ENOTSUP, "Not supported")))
+    found = examined("lazyshard", "--stream", tmp_path, code=0 if ok is None else 1)
+    assert (found[subject].ok, "Not supported" in found[subject].answer) == (ok, True)
 
 
 @pytest.mark.usefixtures("alone")
-def test_locks_that_do_not_meet_are_told_and_not_judged(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locks_that_do_not_meet_are_told_and_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda fd, operation: None)
-    assert examined(capsys, "--stream", tmp_path, code=0)["file locks"].ok is None
+    assert examined("--stream", tmp_path, code=0)["file locks"].ok is None
 
 
-def test_stream_goes_with_lazyshard(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "swift", "--stream", "stream"]) == 2
-    assert "--stream" in capsys.readouterr().err
-
-
-def test_unknown_area(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "elsewhere"]) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert "'elsewhere' is unknown; choose from: lazyshard, bad, " in shown.err
-
-
-@pytest.mark.parametrize(("area", "error"), [("raising", "KeyError: 'x'"), ("gone", "ModuleNotFoundError: ")])
-def test_examination_that_fails(area: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", area]) == 70
-    assert f"lazyshard: error: unexpected {error}" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        # That option goes with lazyshard.
+        (["swift", "--stream", "stream"], 2, "--stream"),
+        (["elsewhere"], 2, "choose from: lazyshard, bad, "),
+        (["raising"], 70, "KeyError: 'x'"),
+        (["gone"], 70, "ModuleNotFoundError: "),
+    ],
+)
+def test_refusal(arguments: list[str], code: int, told: str) -> None:
+    done = lazyshard("doctor", *arguments)
+    assert (done.returncode, done.stdout, told in done.stderr) == (code, "", True)
 
 
 def test_installed_package_can_be_examined() -> None:
-    done: subprocess.CompletedProcess[str] = lazyshard("doctor", "swift")
-    assert done.returncode in (0, 1)
-    assert done.stderr == ""
+    done = lazyshard("doctor", "swift")
+    assert (done.returncode in (0, 1), done.stderr) == (True, "")
     assert "swift sft --sharded_lazy true" in done.stdout

@@ -4,15 +4,14 @@ import json
 import re
 import signal
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from lazyshard.cli.main import main
-from tests.cli.commands import lazyshard, on_terminal, python
+from tests.cli.commands import lazyshard, python
 from tests.conversion.megatron_core import content
 from tests.conversion.test_exporting import ids, stream
-from tests.stream.damage import flip
 from tests.stream.streams import names
 
 ROWS: Final = ids([1, 2], [3], [4, 5, 6])
@@ -25,49 +24,11 @@ def test_export_and_export_again(tmp_path: Path) -> None:
     holds = f"{prefix}.bin and .idx hold 3 documents, 3 sequences, 6 tokens of uint16; 114 bytes"
     assert re.fullmatch(rf"exported: {re.escape(holds)} \(\d+\.\d s\)\n", done.stdout)
     done = lazyshard("export", source, prefix)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == (
-        f"lazyshard: error: {prefix}.bin: is there already; choose another name, or have it replaced with --force\n"
-    )
+    assert (done.returncode, done.stdout, f"{prefix}.bin" in done.stderr) == (3, "", True)
     done = lazyshard("export", source, prefix, "--force", "--dtype", "int32", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == {
-        "data": f"{prefix}.bin",
-        "index": f"{prefix}.idx",
-        "dtype": "int32",
-        "samples": 3,
-        "documents": 3,
-        "sequences": 3,
-        "tokens": 6,
-        "size": 126,
-    }
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["s", "s/"], 2, "PREFIX"),
-        (["s", "nowhere/a"], 2, "PREFIX"),
-        (["s", "a.idx"], 2, "PREFIX"),
-        (["s", "a", "--dtype", "uint32"], 2, "--dtype"),
-        (["s", "a", "--document-boundaries", "rows"], 2, "--document-boundaries"),
-        (["s", "a", "--field", "labels"], 3, "s/chunk_00000.jsonl:1: "),
-        (["live", "a"], 3, "live: "),
-        (["damaged", "a"], 5, "chunk_00000.jsonl"),
-    ],
-)
-def test_refusals(
-    arguments: list[Any], code: int, says: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    stream(tmp_path / "s", ROWS)
-    stream(tmp_path / "live", ROWS, end=False)
-    flip("chunk_00000.jsonl", 14)(stream(tmp_path / "damaged", ROWS))
-    assert main(["export", *arguments]) == code
-    err = capsys.readouterr().err
-    assert err.startswith("lazyshard: error: ")
-    assert says in err
-    assert names(tmp_path) == ["damaged", "live", "s"]
+    counts = {"samples": 3, "documents": 3, "sequences": 3, "tokens": 6, "size": 126}
+    files = {"data": f"{prefix}.bin", "index": f"{prefix}.idx", "dtype": "int32"}
+    assert (done.returncode, json.loads(done.stdout)) == (0, files | counts)
 
 
 STOPPED: Final = """
@@ -102,11 +63,3 @@ def test_stopped_half_way_and_run_again(by: signal.Signals, code: int, left: lis
     assert main(["export", str(source), str(prefix)]) == 0
     assert content(prefix).sequences == [row["input_ids"] for row in rows]
     assert names(tmp_path) == ["a.bin", "a.idx", "s"]
-
-
-def test_bar_on_a_terminal(tmp_path: Path) -> None:
-    source = stream(tmp_path / "s", ids(*([1] for _ in range(40))), per_chunk=1)
-    code, shown = on_terminal("export", source, tmp_path / "a")
-    assert code == 0
-    assert "exporting" in shown
-    assert "40 documents, 40 sequences, 40 tokens of uint16" in shown

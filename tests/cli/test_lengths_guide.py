@@ -1,7 +1,5 @@
 """The example of `docs/lengths.md`: what it prints is what the page says."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,15 +1,20 @@
-"""Scale on paper: small runs that can be worked out by hand, and the command."""
+"""Scale on paper: small runs worked out by hand, what holds of every run, a real run beside it, and the command."""
 
 import json
-from collections.abc import Sequence
+import subprocess
+import sys
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lazyshard.cli.main import main as lazyshard
-from lazyshard.cli.simulate import parse_axes, parse_axis, run_lines, sweep
+from lazyshard.cli.simulate import parse_axis, run_lines
 from lazyshard.data import commits as reading_marks
 from lazyshard.simulation.run import (
     BURST_S,
@@ -17,9 +22,13 @@ from lazyshard.simulation.run import (
     LOOK_S,
     MARK_S,
     PUBLISH_OPENS,
+    Polls,
     Producer,
+    Timeline,
+    WaitEnd,
     count_files,
     disk_use,
+    done_chunks,
     first_look,
     outcome,
     retry_s,
@@ -30,6 +39,8 @@ from lazyshard_producer import loop
 from lazyshard_producer.configuration.quantities import parse_amount
 from lazyshard_producer.holding import holdback
 from lazyshard_producer.holding.limits import ahead_in_chunks
+from tests.cli.commands import lazyshard
+from tests.harness.simulated.real import measure
 
 # 2 ranks, chunks of 4 rows, one every half second; a stripe is 2 chunks, of which 2 steps are trained.
 SMALL = Setting(
@@ -44,75 +55,41 @@ SMALL = Setting(
     woken=True,
     ranks_a_node=2,
 )
+ONE = {"ranks": 1, "samples_per_chunk": 1000}
 COMMAND = ["--ranks", "2", "--batch", "2", "--step-seconds", "0.25", "--producer-rate", "8", "--samples-per-chunk", "4"]
 
 
-def test_a_trainer_as_fast_as_its_producer_waits_for_the_first_stripe_alone() -> None:
-    timeline = simulate(SMALL)
-    assert timeline.published.tolist() == [chunk / 2 for chunk in range(1, 17)]
-    assert (timeline.after_wait.tolist(), timeline.began.tolist()) == ([0], [1.0])
-    assert (timeline.first_step_s, timeline.end_s, timeline.stalled_s) == (1.0, 9.0, 1.0)
-
-
-def test_a_faster_trainer_waits_for_each_stripe() -> None:
-    timeline = simulate(replace(SMALL, step_seconds=0.25))
-    assert timeline.after_wait.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
-    assert timeline.began.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
-    assert timeline.waits.tolist() == [1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
-    assert (timeline.end_s, timeline.stalled_s) == (8.5, 4.5)
-
-
-def test_a_head_start_lasts_until_the_trainer_has_caught_up() -> None:
-    timeline = simulate(replace(SMALL, step_seconds=0.25, head_start=24))
-    assert timeline.published.tolist()[:7] == [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5]
-    # Three stripes are there, then one is published a second, and trained in half of one.
-    assert timeline.after_wait.tolist() == [0, 10, 12, 14]
-    assert timeline.began.tolist() == [0.0, 3.0, 4.0, 5.0]
-    assert (timeline.first_step_s, timeline.end_s) == (0.0, 5.5)
-
-
-def test_windows_make_the_first_step_wait_for_all_their_chunks() -> None:
-    assert simulate(replace(SMALL, window=4)).first_step_s == 4.0
-    assert simulate(replace(SMALL, window=1)).first_step_s == 1.0
-
-
-def test_what_fills_no_stripe_is_trained_at_the_end_of_the_stream() -> None:
-    setting = replace(SMALL, rows=13, step_seconds=0.25)
-    timeline = simulate(setting)
-    assert (setting.steps, setting.chunks) == (3, 4)
-    assert timeline.published.tolist() == [0.5, 1.0, 1.5, 1.625]
-    assert timeline.began.tolist() == [1.0, 1.625]
-
-
-def test_files_that_are_seen_late_are_trained_late() -> None:
-    assert simulate(replace(SMALL, visibility_s=3.0)).first_step_s == 4.0
-
-
-def test_a_polling_reader_finds_a_chunk_within_a_tenth_of_the_time_that_it_takes() -> None:
-    timeline = simulate(replace(SMALL, step_seconds=0.25, woken=False))
-    late = timeline.began - np.arange(1, 9)
-    assert (late >= 0).all() and (late > 0).any()
-    assert late[1:].max() <= 0.1 * 0.5 + 0.02
-    # The first one knows no rate: a tenth of what was waited.
-    assert late[0] <= 0.1 + 0.02
+@pytest.mark.parametrize(
+    ("changes", "after_wait", "began", "end_s"),
+    [
+        # As fast as its producer it waits for the first stripe alone.
+        ({}, [0], [1.0], 9.0),
+        ({"step_seconds": 0.25}, [0, 2, 4, 6, 8, 10, 12, 14], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], 8.5),
+        # Three stripes are there, then one is published a second, and trained in half of one.
+        ({"step_seconds": 0.25, "head_start": 24}, [0, 10, 12, 14], [0.0, 3.0, 4.0, 5.0], 5.5),
+        # What fills no stripe is trained at the end of the stream.
+        ({"step_seconds": 0.25, "rows": 13}, [0, 2], [1.0, 1.625], 1.875),
+        ({"window": 4}, [0], [4.0], 12.0),
+        ({"window": 1}, [0], [1.0], 9.0),
+        ({"visibility_s": 3.0}, [0], [4.0], 12.0),
+    ],
+)
+def test_where_a_trainer_waits(changes: Any, after_wait: list[int], began: list[float], end_s: float) -> None:
+    timeline = simulate(replace(SMALL, **changes))
+    assert (timeline.after_wait.tolist(), timeline.began.tolist()) == (after_wait, began)
+    assert (timeline.first_step_s, timeline.end_s) == (began[0], end_s)
+    assert timeline.stalled_s == pytest.approx(end_s - timeline.setting.steps * timeline.step_s)
 
 
 def test_a_producer_that_may_be_two_chunks_ahead_waits_for_the_reader() -> None:
-    setting = Setting(
-        ranks=1,
-        samples_per_chunk=10,
-        producer_rate=10.0,
-        step_seconds=1.0,
-        rows=60,
-        max_ahead="2 chunks",
+    producer = Producer(
+        Setting(ranks=1, samples_per_chunk=10, producer_rate=10.0, step_seconds=1.0, rows=60, max_ahead="2 chunks")
     )
-    producer = Producer(setting)
     assert producer.published.tolist() == [1.0, 2.0]
-    producer.tell(1, 0.0)
-    # Told before it was held at all.
-    assert producer.published.tolist() == [1.0, 2.0, 3.0]
-    producer.tell(1, 50.0)
-    assert len(producer.published) == 3
+    # Told before it was held at all; then told what it knows.
+    for at in (0.0, 50.0):
+        producer.tell(1, at)
+        assert producer.published.tolist() == [1.0, 2.0, 3.0]
     producer.tell(3, 50.0)
     # Held for 47 s, it looks every 2 s, and makes up for one second.
     look = 3.0 + first_look(47.0)
@@ -121,64 +98,52 @@ def test_a_producer_that_may_be_two_chunks_ahead_waits_for_the_reader() -> None:
     assert producer.begun.tolist()[3:] == [look, look]
 
 
-def test_a_held_producer_looks_ever_more_rarely() -> None:
-    assert first_look(0.0) == 0.0
-    assert first_look(0.1) == pytest.approx(0.2)
-    assert 10.0 <= first_look(10.0) < 11.0
-    assert 1000.0 <= first_look(1000.0) < 1002.0
-
-
-def test_checkpoints_free_the_disk() -> None:
-    def peak(**changes: Any) -> int:
-        return disk_use(simulate(replace(SMALL, **changes))).peak_chunks
-
-    assert peak() == 16
-    assert peak(retain="consumed") == 16
-    # The stripe being trained, and the two chunks published meanwhile.
-    assert peak(retain="consumed", checkpoint_steps=2) == 4
-    assert peak(retain="consumed", checkpoint_steps=8) == 10
-    assert peak(retain="consumed", checkpoint_steps=2, keep_checkpoints=2) == 6
-
-
-def test_disk_bytes_count_the_seals() -> None:
-    found = disk_use(simulate(replace(SMALL, row_bytes=973)))
-    assert (found.peak_chunks, found.peak_bytes, found.cursor_writes) == (16, 16 * 4 * 1000, 0)
+@pytest.mark.parametrize(
+    ("changes", "peak"),
+    [
+        ({}, 16),
+        ({"retain": "consumed"}, 16),
+        # The stripe being trained, and the two chunks published meanwhile.
+        ({"retain": "consumed", "checkpoint_steps": 2}, 4),
+        ({"retain": "consumed", "checkpoint_steps": 8}, 10),
+        ({"retain": "consumed", "checkpoint_steps": 2, "keep_checkpoints": 2}, 6),
+    ],
+)
+def test_checkpoints_free_the_disk_and_bytes_count_the_seals(changes: Any, peak: int) -> None:
+    found = disk_use(simulate(replace(SMALL, row_bytes=973, **changes)))
+    assert (found.peak_chunks, found.peak_bytes) == (peak, peak * 4 * 1000)
+    assert (found.cursor_writes == 0) is ("checkpoint_steps" not in changes)
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("figure", "changes", "expected"),
     [
-        ({"workers": 0}, 1.0),
+        ("openings", {"workers": 0}, 1.0),
         # 4 rows in 2 batches of 2: one for each of two workers, and no third one comes.
-        ({"workers": 2}, 2.0),
-        ({"workers": 5}, 2.0),
+        ("openings", {"workers": 2}, 2.0),
+        ("openings", {"workers": 5}, 2.0),
         # A batch of 3 begins in each place of a chunk of 4 once: it touches 1, 1, 2, 2 chunks.
-        ({"workers": 5, "batch": 3}, 2.0),
-        ({"workers": 5, "batch": 8}, 1.0),
+        ("openings", {"workers": 5, "batch": 3}, 2.0),
+        ("openings", {"workers": 5, "batch": 8}, 1.0),
+        # A window of more chunks than may be open opens them again and again.
+        ("openings", {**ONE, "rows": 10**6, "window": 256}, 1.0),
+        ("openings", {**ONE, "rows": 10**6, "window": 512}, 1 + 999 / 2),
+        ("all_openings", {"rows": 64}, 16),
+        # Two stripes, and a chunk that is dealt to both ranks row by row; then to as many of 9 ranks as it has rows.
+        ("all_openings", {"rows": 20}, 4 + 2),
+        ("all_openings", {"ranks": 9, "rows": 40}, 9 + 4),
+        # Reading hides behind a step with workers; else half a chunk is opened, by four operations, and read by half.
+        ("loaded_step_s", {"latency_s": 0.01, "workers": 2}, 0.5),
+        ("loaded_step_s", {"latency_s": 0.01}, 0.5 + 0.01 * (2 + 0.5)),
+        # Neighbours in a window are a third of it apart.
+        ("neighbour_draws", {**ONE, "rows": 96_000, "window": 0}, 1.0),
+        ("neighbour_draws", {**ONE, "rows": 96_000, "window": 1}, 1001 / 3),
+        ("neighbour_draws", {**ONE, "rows": 96_000, "window": 8}, 8001 / 3),
     ],
 )
-def test_a_chunk_is_opened_by_each_worker_that_a_batch_of_it_comes_to(changes: Any, expected: float) -> None:
-    assert replace(SMALL, **changes).openings == expected
-
-
-def test_chunks_of_the_tail_are_opened_by_each_rank_that_has_a_row_of_them() -> None:
-    assert replace(SMALL, rows=64).all_openings == 16
-    # Two stripes, and a chunk that is dealt to both ranks row by row; then to as many of 9 ranks as it has rows.
-    assert replace(SMALL, rows=20).all_openings == 4 + 2
-    assert replace(SMALL, ranks=9, rows=40).all_openings == 9 + 4
-
-
-def test_a_window_of_more_chunks_than_may_be_open_opens_them_again_and_again() -> None:
-    many = replace(SMALL, ranks=1, rows=10**6, samples_per_chunk=1000, window=512)
-    assert replace(many, window=256).openings == 1.0
-    assert many.openings == pytest.approx(1 + 999 / 2)
-
-
-def test_reading_adds_to_a_step_without_workers_and_hides_behind_it_with_them() -> None:
-    slow = replace(SMALL, latency_s=0.01)
-    assert replace(slow, workers=2).loaded_step_s == 0.5
-    # Half a chunk is opened, by four operations, and read by half an operation.
-    assert slow.loaded_step_s == pytest.approx(0.5 + 0.01 * (2 + 0.5))
+def test_figures_of_a_setting(figure: str, changes: Any, expected: float) -> None:
+    found = getattr(replace(SMALL, **changes), figure)
+    assert found == pytest.approx(expected, abs=1 if figure == "neighbour_draws" else 1e-9)
 
 
 def test_operations_are_counted() -> None:
@@ -196,36 +161,26 @@ def test_operations_are_counted() -> None:
     assert files.metadata_operations > read + 16 * PUBLISH_OPENS
 
 
-@pytest.mark.parametrize(("window", "draws"), [(0, 1.0), (1, 1001 / 3), (8, 8001 / 3)])
-def test_neighbours_in_a_window_are_a_third_of_it_apart(window: int, draws: float) -> None:
-    one = replace(SMALL, ranks=1, samples_per_chunk=1000, window=window, rows=96_000)
-    assert one.neighbour_draws == pytest.approx(draws, abs=1)
-
-
 def test_thousands_of_ranks_and_a_million_chunks_are_simulated() -> None:
-    setting = Setting(
-        ranks=4096,
-        micro_batches=4,
-        step_seconds=10.0,
-        producer_rate=1500.0,
-        rows=10**9,
-        samples_per_chunk=1000,
-        retain="consumed",
-        checkpoint_steps=500,
-    )
-    found = outcome(setting)
+    large = Setting(ranks=4096, step_seconds=10.0, producer_rate=1500.0, rows=10**9, samples_per_chunk=1000)
+    found = outcome(replace(large, micro_batches=4, retain="consumed", checkpoint_steps=500))
     assert found.limited_by == "producer"
     assert found.timeline.first_step_s == pytest.approx(4096 * 1000 / 1500, abs=6)
     assert found.timeline.end_s == pytest.approx(10**9 / 1500, rel=0.01)
-    assert found.disk.peak_chunks < setting.chunks
+    assert found.disk.peak_chunks < found.setting.chunks
 
 
-def test_the_table_warns_of_waits_that_readers_do_not_last() -> None:
-    slow = replace(SMALL, producer_rate=0.01, retain="consumed")
-    told = [line for line in run_lines(outcome(slow)) if line.startswith("warning")]
-    assert any("raise max_wait" in line for line in told)
-    assert any("no cursor is written" in line for line in told)
-    assert not any(line.startswith("warning") for line in run_lines(outcome(SMALL)))
+@pytest.mark.parametrize(
+    ("changes", "warnings"),
+    [
+        ({}, []),
+        ({"producer_rate": 0.01, "retain": "consumed"}, ["max_wait", "--checkpoint-steps"]),
+        ({"window": 9}, ["one window"]),
+    ],
+)
+def test_the_table_warns(changes: Any, warnings: list[str]) -> None:
+    told = [line for line in run_lines(outcome(replace(SMALL, **changes))) if line.startswith("warning")]
+    assert [word in line for word, line in zip(warnings, told, strict=True)] == [True] * len(told)
 
 
 @pytest.mark.parametrize(
@@ -240,63 +195,27 @@ def test_axes_of_a_sweep(text: str, values: list[float]) -> None:
     assert parse_axis(text)[1] == values
 
 
-def test_a_sweep_changes_its_last_axis_fastest() -> None:
-    axes = parse_axes(["samples_per_chunk=4,8", "window=0,2"])
-    found = [(one.samples_per_chunk, one.window) for one in sweep(SMALL, axes)]
-    assert found == [(4, 0), (4, 2), (8, 0), (8, 2)]
+def simulated(*arguments: str) -> tuple[int, list[str], str]:
+    done = lazyshard("simulate", *arguments)
+    return done.returncode, done.stdout.splitlines(), done.stderr
 
 
-def main(arguments: Sequence[str]) -> int:
-    return lazyshard(["simulate", *arguments])
-
-
-def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_or_json() -> None:
     wanted = [*COMMAND, "--rows", "64", "--workers", "0", "--latency", "0", "--woken"]
-    assert main(wanted) == 0
-    out = capsys.readouterr().out
+    out = "\n".join(simulated(*wanted)[1])
     assert "first step after 1.0 s" in out and "limited by       producer" in out
-    assert main([*wanted, "--json"]) == 0
-    assert main([*wanted, "--sweep", "window=0,2", "--json"]) == 0
-    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["window"] for one in figures] == [0, 0, 2]
-    assert figures[0]["end_s"] == 8.5
-    assert figures[0]["stall_share"] == pytest.approx(4.5 / 8.5)
-
-
-ROWS = ["--rows", "64"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([], "--ranks"),
-        (COMMAND, "--rows"),
-        ([*COMMAND, *ROWS, "--chunks", "16"], "--chunks"),
-        ([*COMMAND, *ROWS, "--rows-a-second", "8"], "--rows-a-second"),
-        ([*COMMAND, "--rows", "3"], "--rows"),
-        ([*COMMAND, "--chunks", "0"], "--chunks"),
-        ([*COMMAND, *ROWS, "--samples-per-chunk", "0"], "--samples-per-chunk"),
-        ([*COMMAND, *ROWS, "--latency", "-1"], "--latency"),
-        ([*COMMAND, *ROWS, "--visibility", "-1"], "--visibility"),
-        ([*COMMAND, *ROWS, "--window", "-1"], "--window"),
-        ([*COMMAND, *ROWS, "--max-ahead", "much"], "--max-ahead"),
-        ([*COMMAND, *ROWS, "--sweep", "seed=1,2"], "seed"),
-        ([*COMMAND, *ROWS, "--sweep", "window=a"], "window=a"),
-        ([*COMMAND, *ROWS, "--sweep", "window=-1"], "--window"),
-        ([*COMMAND, *ROWS, "--sweep", "window=1", "--sweep", "window=2"], "different settings"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: Sequence[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, len(shown.err.splitlines())) == ("", 1)
-    assert named in shown.err
-
-
-def test_rows_a_second_say_what_a_step_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    [one] = [json.loads(line) for line in simulated(*wanted, "--json")[1]]
+    assert (one["window"], one["end_s"], one["stall_share"]) == (0, 8.5, pytest.approx(4.5 / 8.5))
+    # The last axis of a sweep changes fastest.
+    axes = ("--sweep", "samples-per-chunk=4,8", "--sweep", "window=0,2")
+    code, lines, _ = simulated(*wanted, *axes, "--json")
+    found = [json.loads(line) for line in lines]
+    assert (code, [(one["samples_per_chunk"], one["window"]) for one in found]) == (0, [(4, 0), (4, 2), (8, 0), (8, 2)])
+    table = [line.split()[:2] for line in simulated(*wanted, *axes)[1]]
+    assert table[2:] == [["4", "0"], ["4", "2"], ["8", "0"], ["8", "2"]]
+    # Rows a second say what a step takes.
     rest = ["--batch", "2", "--producer-rate", "8", "--chunks", "16", "--samples-per-chunk", "4", "--json"]
-    assert main(["--ranks", "2", "--rows-a-second", "16", *rest]) == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = json.loads(simulated("--ranks", "2", "--rows-a-second", "16", *rest)[1][0])
     assert (figures["step_seconds"], figures["rows"]) == (0.25, 64)
 
 
@@ -311,3 +230,175 @@ def test_rules_are_those_of_the_producer_and_the_readers() -> None:
     assert [retry_s(held) for held in (0.0, 5.0, 1e6)] == [holdback.retry_s(held) for held in (0.0, 5.0, 1e6)]
     assert (BURST_S, LOOK_S, DELETED_AT_ONCE) == (loop.BURST_S, holdback.LOOK_S, holdback.DELETED_AT_ONCE)
     assert MARK_S == reading_marks.PAUSE_S
+
+
+TINY = Setting(
+    ranks=2,
+    batch=2,
+    samples_per_chunk=8,
+    producer_rate=400.0,
+    step_seconds=0.01,
+    rows=83,
+    window=2,
+    row_bytes=60,
+    retain="consumed",
+    checkpoint_steps=4,
+    workers=0,
+    latency_s=0.0,
+)
+
+# Opens that a writer makes for each chunk: the difference of two runs, so that what it opens once does not count.
+PUBLISHES = """
+import sys
+from lazyshard import ChunkWriter
+opens, found = [], []
+sys.addaudithook(lambda event, arguments: opens.append(arguments[0]) if event == "open" else None)
+for chunks in (1, 3, 13):  # the first one opens modules too
+    before = len(opens)
+    with ChunkWriter(f"{sys.argv[1]}/{chunks}", 2) as writer:
+        for number in range(2 * chunks):
+            writer.write({"id": number})
+    found.append(len(opens) - before)
+print((found[2] - found[1]) / 10)
+"""
+
+
+def test_a_real_run_trains_every_row_once_and_opens_chunks_as_often_as_predicted(tmp_path: Path) -> None:
+    found = measure(TINY, tmp_path)
+    # The last one, with three rows, goes to both ranks.
+    assert found.chunk_opens == outcome(TINY).files.chunk_opens == 2 * 12
+    assert 4 <= found.peak_chunks <= 11
+    assert 0 < found.first_step_s < found.end_s
+    # Each rank looks when it begins, and at the first window at the least.
+    assert found.head_opens >= 4
+
+
+def test_a_publish_opens_as_many_files_as_is_counted(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PUBLISHES, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(done.stdout) == PUBLISH_OPENS
+
+
+@st.composite
+def settings(draw: st.DrawFn, *, limited: bool = True) -> Setting:
+    """Small runs of whole eighths of a second; `limited` with or without a limit of the producer."""
+    ranks, batch, micro = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    size = draw(st.integers(1, 12))
+    ahead = draw(st.none() | st.integers(0, 12)) if limited else None
+    return Setting(
+        ranks=ranks,
+        batch=batch,
+        micro_batches=micro,
+        step_seconds=draw(st.integers(1, 16)) / 8,
+        samples_per_chunk=size,
+        # A chunk takes eighths of a second.
+        producer_rate=size * 8 / draw(st.integers(1, 16)),
+        rows=draw(st.integers(ranks * batch * micro, 400)),
+        window=draw(st.integers(0, 4)),
+        head_start=draw(st.integers(0, 10)) * size,
+        max_ahead=None if ahead is None else f"{ahead} chunks",
+        retain=draw(st.sampled_from(["all", "consumed"])),
+        checkpoint_steps=draw(st.integers(0, 6)),
+        keep_checkpoints=draw(st.integers(1, 3)),
+        workers=0,
+        latency_s=0.0,
+        visibility_s=draw(st.sampled_from([0.0, 0.25])),
+        woken=draw(st.booleans()),
+    )
+
+
+def run(setting: Setting) -> Timeline:
+    """Simulates a run whose readers see everything at once."""
+    with patch.object(Polls, "wait", lambda *_: WaitEnd(0.0, 1, 0, 0)):
+        return simulate(setting)
+
+
+def starts(timeline: Timeline) -> list[float]:
+    steps = np.arange(timeline.setting.steps)
+    return [float(end) - timeline.step_s for end in timeline.ends(steps)]
+
+
+@given(settings(), st.data())
+def test_closed_forms_are_what_the_plan_says(setting: Setting, data: st.DataObject) -> None:
+    size, course = setting.samples_per_chunk, setting.course
+    step = data.draw(st.integers(0, setting.steps - 1))
+    rows = min(course.needed((step + 1) * setting.draws - 1), setting.rows)
+    assert setting.needed_chunks(step) == -(-rows // size)
+    chunks = data.draw(st.integers(0, setting.chunks))
+    needing = (step for step in range(setting.steps) if setting.needed_chunks(step) > chunks)
+    assert setting.first_step_after(chunks) == next(needing, setting.steps)
+    position = data.draw(st.integers(0, 500))
+    assert done_chunks(setting, np.array([position])).tolist() == [course.done_before(position, None) // size]
+
+
+@given(settings(limited=False))
+def test_steps_begin_when_a_walk_through_all_of_them_says_so(setting: Setting) -> None:
+    timeline = run(setting)
+    published = [
+        max(0.0, min(chunk * setting.samples_per_chunk, setting.rows) - setting.head_start) / setting.producer_rate
+        for chunk in range(1, setting.chunks + 1)
+    ]
+    assert np.allclose(timeline.published, published)
+    end = 0.0
+    for step, start in enumerate(starts(timeline)):
+        earliest = max(end, published[setting.needed_chunks(step) - 1] + setting.visibility_s)
+        assert abs(start - earliest) < 1e-6
+        end = earliest + setting.step_seconds
+
+
+@given(settings())
+def test_no_step_begins_before_its_rows_are_there_or_the_step_before_has_ended(setting: Setting) -> None:
+    timeline = simulate(setting)
+    began = starts(timeline)
+    assert setting.needed_chunks(setting.steps - 1) <= len(timeline.published) <= setting.chunks
+    assert (np.diff(timeline.published) >= -1e-9).all()
+    assert (timeline.begun <= timeline.published + 1e-9).all()
+    for step, start in enumerate(began):
+        assert start >= timeline.published[setting.needed_chunks(step) - 1] + setting.visibility_s - 1e-6
+    assert all(late >= early + setting.step_seconds - 1e-6 for early, late in pairwise(began))
+
+
+@given(settings(limited=False), st.integers(2, 5), st.integers(1, 5))
+def test_a_faster_producer_and_a_head_start_never_make_the_run_longer(setting: Setting, times: int, more: int) -> None:
+    faster = run(replace(setting, producer_rate=setting.producer_rate * times))
+    assert faster.end_s <= run(setting).end_s + 1e-6
+    assert faster.stalled_s <= run(setting).stalled_s + 1e-6
+    sooner = run(replace(setting, head_start=setting.head_start + more * setting.samples_per_chunk))
+    assert sooner.end_s <= run(setting).end_s + 1e-6
+
+
+@given(settings(), st.integers(2, 4), st.integers(1, 4))
+def test_rarer_checkpoints_and_more_that_are_kept_never_take_less_disk(setting: Setting, times: int, more: int) -> None:
+    timeline = simulate(setting)
+    rarer = replace(timeline.setting, checkpoint_steps=setting.checkpoint_steps * times)
+    later = disk_use(replace(timeline, setting=rarer))
+    assert disk_use(timeline).peak_chunks <= later.peak_chunks <= setting.chunks
+    kept = replace(timeline.setting, keep_checkpoints=setting.keep_checkpoints + more)
+    assert disk_use(timeline).peak_chunks <= disk_use(replace(timeline, setting=kept)).peak_chunks
+
+
+@given(settings(), st.integers(1, 20))
+def test_a_producer_is_never_further_ahead_than_it_may_be(setting: Setting, ahead: int) -> None:
+    timeline = simulate(replace(setting, max_ahead=f"{ahead} chunks"))
+    began = np.array(starts(timeline))
+    for chunk, at in enumerate(timeline.begun.tolist()):
+        # A step is asked for when the one before has ended, so at most the one after those that have begun.
+        step = min(int((began <= at + 1e-6).sum()), setting.steps - 1)
+        assert chunk < setting.needed_chunks(step) + ahead
+
+
+@given(st.integers(1, 40), st.floats(0.001, 100), st.floats(0.01, 1000), st.floats(0, 5), st.booleans())
+def test_when_a_wait_is_found_to_be_over(missing: int, period: float, share: float, blind: float, woken: bool) -> None:
+    setting = Setting(
+        ranks=2, step_seconds=1, samples_per_chunk=10, producer_rate=10 / period, rows=1000, latency_s=0.0, woken=woken
+    )
+    first = min(1.0, share) * period
+    found = Polls(setting).wait(missing, first, blind)
+    waited = first + (missing - 1) * period
+    assert 0 <= found.late_s <= min(5.0, max(0.005, 0.1 * max(waited + period, blind))) + 0.05
+    assert found.own >= 1
+
+
+@given(st.floats(0, 1e6))
+def test_a_held_producer_looks_soon_enough(held_s: float) -> None:
+    assert held_s - 1e-6 <= first_look(held_s) <= held_s + 2.0 + 1e-6

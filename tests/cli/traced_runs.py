@@ -1,7 +1,5 @@
 """Small streams and the checkpoints of runs over them, for the tests of `lazyshard trace` and `lazyshard audit`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,7 +14,6 @@ from lazyshard.stream import write_cursor
 
 
 def make_stream(directory: Path, samples: int = 24, *, end: bool = True) -> str:
-    """Makes a stream of chunks of 3 and returns its identity."""
     writer = ChunkWriter(directory, 3)
     for number in range(samples):
         writer.write({"id": number, "text": f"row {number}"})
@@ -45,7 +42,6 @@ def save(folder: Path, step: int, state: RunState, **values: Any) -> Path:
 
 
 def commit(directory: Path, state: RunState | None, chunks_before: int = 0, **values: Any) -> None:
-    """Writes the cursor of the run."""
     fields: dict[str, Any] = {"consumer": "sft", "consumed": 0 if state is None else state.consumed} | values
     stream_id = json.loads((directory / "stream.json").read_bytes())["stream_id"]
     write_cursor(
@@ -55,7 +51,6 @@ def commit(directory: Path, state: RunState | None, chunks_before: int = 0, **va
 
 
 def changed(state: RunState, part: int, **fields: Any) -> RunState:
-    """Returns a state with other fields in a part, and `consumed` as it follows from them."""
     parts = list(state.parts)
     parts[part] = replace(parts[part], **fields)
     return with_parts(state, parts)

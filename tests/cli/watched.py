@@ -1,7 +1,5 @@
 """A running `lazyshard watch`, and requests to it, byte for byte where that matters."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import signal
@@ -19,16 +17,12 @@ DEADLINE_S = 60.0
 
 
 class Answered(NamedTuple):
-    """What a server has sent."""
-
     status: int
     headers: dict[str, str]
     body: bytes
 
 
 class Watch(NamedTuple):
-    """A command that serves."""
-
     process: subprocess.Popen[str]
     url: str
     first_line: str
@@ -40,7 +34,6 @@ class Watch(NamedTuple):
         return port
 
     def stop(self) -> tuple[int, str, str]:
-        """Presses Ctrl-C; returns exit code, further output, errors."""
         self.process.send_signal(signal.SIGINT)
         out, err = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, out, err
@@ -48,15 +41,9 @@ class Watch(NamedTuple):
 
 @contextlib.contextmanager
 def watch(stream: Path, *arguments: object) -> Iterator[Watch]:
-    """Runs the command on a free port."""
     command = [sys.executable, "-m", "lazyshard.cli", "watch", str(stream), "--port", "0", *map(str, arguments)]
     with subprocess.Popen(
-        command,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         try:
@@ -79,7 +66,6 @@ def get(port: int, path: str, method: str = "GET", host: str = "127.0.0.1", **he
 
 
 def send(port: int, request: bytes) -> bytes:
-    """Sends bytes and returns all that comes back."""
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as connection:
         connection.sendall(request)
         with contextlib.suppress(ConnectionResetError):

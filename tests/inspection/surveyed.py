@@ -1,7 +1,5 @@
 """Consumers, damage and looks that the tests of surveys share."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is advised of a stream: by what is in it, one kind after the other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """A stream as a band, and which chunks are read now, and by which rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,8 +16,6 @@ from lazyshard.inspection.band import (
     Band,
     Cell,
     ChunkReader,
-    ChunkStretch,
-    OpenWindow,
     make_band,
     open_window,
 )
@@ -39,73 +35,42 @@ def stretches(band: Band) -> list[tuple[int, int, str]]:
     return [(one.first, one.stop, one.state) for one in band.stretches]
 
 
-def test_all_states_of_a_chunk() -> None:
-    slow, fast = told("slow", done=4, needs=8), told("fast", consumed=90, done=9, needs=14)
-    assert stretches(make_band(census(12, retired=3), [slow, fast])) == [
-        (0, 3, "deleted"),
-        (3, 4, "done"),
-        (4, 6, "taken"),
-        (6, 8, "reading"),
-        (8, 12, "ready"),
-        (12, 14, "awaited"),
-    ]
+SLOW, FAST = told("slow", done=4, needs=8), told("fast", consumed=90, done=9, needs=14)
+ALL_STATES = [(0, 3, "deleted"), (3, 4, "done"), (4, 6, "taken"), (6, 8, "reading"), (8, 12, "ready")]
 
 
-def test_published_chunks_of_a_window_that_is_waited_for_are_not_read() -> None:
+@pytest.mark.parametrize(
+    ("published", "consumers", "expected"),
+    [
+        (census(12, retired=3), [SLOW, FAST], [*ALL_STATES, (12, 14, "awaited")]),
+        (census(5), [], [(0, 5, "ready")]),
+        (census(0), [], []),
+        (census(0), [told(needs=2)], [(0, 2, "awaited")]),
+        # Nothing is awaited of a stream that has ended.
+        (census(5, ended=True), [told(needs=6)], [(0, 4, "taken"), (4, 5, "reading")]),
+        # A mark that claims what no run can need costs nothing.
+        (census(10), [consumer(needs=2**40)], [(0, 10, "ready"), (10, 2**40, "awaited")]),
+    ],
+)
+def test_stretches(published: Census, consumers: list[Consumer], expected: list[tuple[int, int, str]]) -> None:
+    assert stretches(make_band(published, consumers)) == expected
+
+
+def test_readers_of_chunks() -> None:
+    # Published chunks of a window that is waited for are not read.
     band = make_band(census(7), [told(needs=8)])
-    assert stretches(band) == [(0, 6, "taken"), (6, 7, "ready"), (7, 8, "awaited")]
     assert band.cells[6:] == (Cell(6, "ready", (ChunkReader("sft", 0),)), Cell(7, "awaited", (ChunkReader("sft", 1),)))
-
-
-def test_two_windows_far_apart() -> None:
-    band = make_band(census(40), [told("a", done=4, needs=8), told("b", consumed=90, done=9, needs=20, ranks=1)])
-    assert stretches(band) == [
-        (0, 4, "done"),
-        (4, 6, "taken"),
-        (6, 8, "reading"),
-        (8, 19, "ready"),
-        (19, 20, "reading"),
-        (20, 40, "ready"),
-    ]
-    assert band.cells[6:8] == (Cell(6, "reading", (ChunkReader("a", 0),)), Cell(7, "reading", (ChunkReader("a", 1),)))
-    assert band.cells[19] == Cell(19, "reading", (ChunkReader("b", 0),))
-
-
-def test_chunk_that_two_consumers_read_names_both() -> None:
     band = make_band(census(8), [told("b", needs=4), told("a", needs=4, ranks=4)])
     assert band.cells[3].readers == (ChunkReader("a", 3), ChunkReader("b", 1))
-
-
-def test_bands_of_no_consumer_and_of_no_chunk() -> None:
-    assert stretches(make_band(census(5), [])) == [(0, 5, "ready")]
-    assert make_band(census(0), []) == Band(0, (), (), {})
-    assert make_band(census(0), [told(needs=2)]).stretches == (ChunkStretch(0, 2, "awaited"),)
-
-
-def test_nothing_is_awaited_of_a_stream_that_has_ended() -> None:
-    band = make_band(census(5, ended=True), [told(needs=6)])
-    assert (band.stop, band.stretches[-1]) == (5, ChunkStretch(4, 5, "reading"))
 
 
 def test_a_million_chunks_are_as_few_stretches_and_cells() -> None:
     reads = told(consumed=6_000_000, done=600_000, needs=700_000)
     band = make_band(census(1_000_000, retired=500_000), [reads])
-    assert stretches(band) == [
-        (0, 500_000, "deleted"),
-        (500_000, 600_000, "done"),
-        (600_000, 699_998, "taken"),
-        (699_998, 700_000, "reading"),
-        (700_000, 1_000_000, "ready"),
-    ]
+    assert [stop for _, stop, _ in stretches(band)] == [500_000, 600_000, 699_998, 700_000, 1_000_000]
     assert (len(band.cells), band.cells[0].chunk) == (CLOSE_UP, 699_998 - 16)
     newest = make_band(census(1_000_000), [])
     assert (len(newest.cells), newest.cells[-1].chunk) == (CLOSE_UP, 999_999)
-
-
-def test_a_mark_that_claims_what_no_run_can_need_costs_nothing() -> None:
-    band = make_band(census(10), [consumer(needs=2**40)])
-    assert stretches(band) == [(0, 10, "ready"), (10, 2**40, "awaited")]
-    assert (len(band.cells), band.cells[0].chunk) == (CLOSE_UP, 0)
 
 
 @st.composite
@@ -131,7 +96,7 @@ def consumers(draw: st.DrawFn) -> list[Consumer]:
     ended=st.booleans(),
     close_up=st.integers(1, 40),
 )
-def test_stretches_cover_every_chunk_once_and_the_close_up_agrees(
+def test_every_chunk_is_covered_once(
     found: list[Consumer], chunks: int, retired: int, ended: bool, close_up: int
 ) -> None:
     band = make_band(census(chunks, retired=min(retired, chunks), ended=ended), found, close_up)
@@ -149,53 +114,43 @@ def test_stretches_cover_every_chunk_once_and_the_close_up_agrees(
         assert cell.state != "reading" or cell.readers
 
 
-STREAM = "0" * 32
 PER_CHUNK = 4
 
 
 def census_of(chunks: int, *, ended: bool = False, short: int = 0) -> Census:
     return Census(
-        True, Manifest(STREAM, PER_CHUNK, 0.0), None, chunks, chunks * PER_CHUNK - short, ended, 0, canonical_names
+        True, Manifest(ID, PER_CHUNK, 0.0), None, chunks, chunks * PER_CHUNK - short, ended, 0, canonical_names
     )
 
 
 def run_of(*parts: Part, unit: int = PER_CHUNK, window: int = 0, limit: int | None = None) -> RunState:
-    return RunState(STREAM, PER_CHUNK, unit, window, 7, limit, parts, sum(part.dp * part.draws for part in parts))
+    return RunState(ID, PER_CHUNK, unit, window, 7, limit, parts, sum(part.dp * part.draws for part in parts))
 
 
 def marked(run: RunState, window: int, needs: int, *, done: int = 0, dp: int | None = None) -> Consumer:
-    ranks = run.parts[-1].dp if dp is None else dp
-    return Consumer(
-        "sft",
-        Cursor("sft", STREAM, run.consumed, done, {}, 1.0, run),
-        ReadingMark("sft", STREAM, ranks, window, needs, 2.0),
-        None,
-    )
+    cursor = Cursor("sft", ID, run.consumed, done, {}, 1.0, run)
+    reading = ReadingMark("sft", ID, run.parts[-1].dp if dp is None else dp, window, needs, 2.0)
+    return Consumer("sft", cursor, reading, None)
 
 
-def test_chunk_k_is_read_by_rank_k_modulo_their_number() -> None:
-    run = run_of(Part(3))
-    found = open_window(marked(run, 2, 9), census_of(20))
+@pytest.mark.parametrize(
+    ("marked", "published", "window", "ranks"),
+    [
+        # Chunk k is read by rank k modulo their number.
+        (marked(run_of(Part(3)), 2, 9), census_of(20), (6, 9), [0, 1, 2]),
+        # A shuffled window of two chunks a rank.
+        (marked(run_of(Part(2), window=2 * PER_CHUNK), 3, 16), census_of(20), (12, 16), [0, 1, 0, 1]),
+        # Smaller units are shared, and rows behind the last whole stripe.
+        (marked(run_of(Part(2), unit=1), 3, 2), census_of(20), (1, 2), [None]),
+        (marked(run_of(Part(2)), 2, 5), census_of(5, ended=True, short=1), (4, 5), [None]),
+    ],
+)
+def test_windows_of_marks(
+    marked: Consumer, published: Census, window: tuple[int, int], ranks: list[int | None]
+) -> None:
+    found = open_window(marked, published)
     assert found is not None
-    assert (found.first, found.stop, [found.rank(chunk) for chunk in range(6, 9)]) == (6, 9, [0, 1, 2])
-
-
-def test_shuffled_window_of_two_chunks_a_rank() -> None:
-    found = open_window(marked(run_of(Part(2), window=2 * PER_CHUNK), 3, 16), census_of(20))
-    assert found == OpenWindow(12, 16, 2, 1, 0, None)
-    assert [found.rank(chunk) for chunk in range(12, 16)] == [0, 1, 0, 1]
-
-
-def test_smaller_units_are_shared() -> None:
-    found = open_window(marked(run_of(Part(2), unit=1), 3, 2), census_of(20))
-    assert found is not None
-    assert found.rank(found.first) is None
-
-
-def test_rows_behind_the_last_whole_stripe_are_shared() -> None:
-    found = open_window(marked(run_of(Part(2)), 2, 5), census_of(5, ended=True, short=1))
-    assert found is not None
-    assert (found.first, found.stop, found.rank(4)) == (4, 5, None)
+    assert (found.first, found.stop, [found.rank(chunk) for chunk in range(*window)]) == (*window, ranks)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +166,7 @@ def test_rows_behind_the_last_whole_stripe_are_shared() -> None:
         marked(run_of(Part(2)), 2**62, 6),
         replace(marked(run_of(Part(2)), 2, 6), reading=None),
         replace(marked(run_of(Part(2)), 2, 6), cursor=None),
-        replace(marked(run_of(Part(2)), 2, 6), cursor=Cursor("sft", STREAM, 0, 0, {}, 1.0)),
+        replace(marked(run_of(Part(2)), 2, 6), cursor=Cursor("sft", ID, 0, 0, {}, 1.0)),
     ],
     ids=["ranks", "mark ahead", "mark behind", "done", "gaps", "many ranks", "many parts", "far", "0", "1", "2"],
 )

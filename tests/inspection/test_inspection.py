@@ -1,7 +1,6 @@
-"""What is told of a stream at a glance, rows of it, and lengths counted in buckets."""
+"""What is told of a stream at a glance, rows of it, lengths counted in buckets, and how it came to be."""
 
-from __future__ import annotations
-
+import json
 import math
 import os
 import time
@@ -16,12 +15,26 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import ChunkCorrupt, StreamInvalid, StreamMissing, StreamUnsealed
-from lazyshard.inspection import inspection
-from lazyshard.inspection.inspection import Overview, describe_chunk, overview, read_rows
+from lazyshard.format.cursor import Cursor
+from lazyshard.inspection import history, inspection
+from lazyshard.inspection.history import (
+    MOST_TRAINED,
+    OTHERS,
+    At,
+    History,
+    Trained,
+    count_refusals,
+    published_rows,
+    rates,
+    read_refusals,
+    take_history,
+)
+from lazyshard.inspection.inspection import ChunkPoint, Overview, overview, read_rows
 from lazyshard.inspection.row_facts import MAX_BINS, Bin, Keys, Lengths
+from lazyshard.stream.cursor import write_cursor
 from lazyshard.stream.retire import retire
 from lazyshard.stream.stream import open_now
-from tests.stream.damage import delete, edit, flip, put, stream
+from tests.stream.damage import Damage, delete, edit, flip, put, stream
 from tests.stream.streams import foreign, produce
 
 
@@ -44,13 +57,6 @@ def test_overview(tmp_path: Path) -> None:
     assert (found.keys.rows, found.keys.rows_with) == (2, {"id": 2, "text": 2})
 
 
-def test_rows_are_not_read_for_the_lengths(tmp_path: Path) -> None:
-    delete("chunk_00001.jsonl", "chunk_00002.jsonl")(stream(tmp_path))
-    found = overview(tmp_path)
-    assert facts(found) == (3, 5, 45, True, True)
-    assert (found.unread, found.keys.rows) == (0, 2)
-
-
 def test_long_stream_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "SAMPLED_CHUNKS", 3)
     stream(tmp_path, 19)
@@ -68,56 +74,48 @@ def test_live_stream_is_not_waited_for(tmp_path: Path) -> None:
             writer.write({"id": number})
         found = overview(tmp_path)
     assert facts(found) == (2, 4, 36, True, False)
-    assert found.published.head is not None
-    assert found.published.head.state == "running"
+    assert found.published.head is not None and found.published.head.state == "running"
+    # One that is still to publish its last chunk.
+    ending = produce(tmp_path / "ending", 5)
+    delete("stream.end")(ending)
+    at_work = {"state": "running", "pid": os.getpid(), "updated_at": time.time()}
+    edit("head.json", chunks=2, samples=4, ended=False, **at_work)(ending)
+    assert facts(overview(ending)) == (2, 4, 36, True, False)
 
 
-def test_deleted_chunks_are_left_out(tmp_path: Path) -> None:
-    stream(tmp_path, 6, end=False)
-    retire(tmp_path, 2, 3)
+SEAL = "chunk_00001.jsonl.completed"
+
+
+@pytest.mark.parametrize(
+    ("damage", "size", "complete", "looked_at", "unread", "keys", "named"),
+    [
+        # Rows are not read for the lengths.
+        (delete("chunk_00001.jsonl", "chunk_00002.jsonl"), 54, True, 3, 0, 2, ""),
+        (put(SEAL, b"{}"), 54, False, 2, 1, 2, SEAL),
+        (flip("chunk_00000.jsonl", 10), 54, True, 3, 1, 1, "chunk_00000.jsonl: row 1 (byte 9)"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_counted(
+    damage: Damage, size: int, complete: bool, looked_at: int, unread: int, keys: int, named: str, tmp_path: Path
+) -> None:
+    damage(stream(tmp_path, 6))
     found = overview(tmp_path)
-    assert (found.retired, facts(found)) == (2, (1, 2, 18, True, False))
-    assert found.published.samples == 6
+    assert facts(found) == (3, 6, size, complete, True)
+    assert (found.looked_at, found.unread, found.keys.rows) == (looked_at, unread, keys)
+    assert named in found.reason and (found.reason != "") is (unread > 0)
 
 
-def test_what_cannot_be_looked_at_is_counted(tmp_path: Path) -> None:
-    put("chunk_00001.jsonl.completed", b"{}")(stream(tmp_path, 6))
-    found = overview(tmp_path)
-    assert facts(found) == (3, 6, 54, False, True)
-    assert (found.looked_at, found.unread) == (2, 1)
-    assert found.reason.startswith(f"{tmp_path}/chunk_00001.jsonl.completed: field 'format'")
-
-
-def test_first_rows_that_are_damaged(tmp_path: Path) -> None:
-    flip("chunk_00000.jsonl", 10)(stream(tmp_path))
-    found = overview(tmp_path)
-    assert (found.looked_at, found.unread, found.keys.rows) == (3, 1, 1)
-    assert "chunk_00000.jsonl: row 1 (byte 9): expected XXH3" in found.reason
-
-
-@pytest.mark.parametrize("per_chunk", [None, 2])
-def test_foreign_directory(per_chunk: int | None, tmp_path: Path) -> None:
-    foreign(tmp_path, b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}', end=True)
-    found = overview(tmp_path, per_chunk)
-    assert facts(found) == (2, 4, 35, True, True)
-    assert (found.manifest, found.samples_per_chunk, found.last_sealed_at) == (None, 2, None)
-    assert (found.tokens.count, found.keys.rows_with) == (0, {"id": 2})
-
-
-def test_first_chunk_of_a_foreign_directory_must_tell_how_many_rows(tmp_path: Path) -> None:
-    foreign(tmp_path, b"\n", b"{}\n")
-    with pytest.raises(StreamInvalid, match=r"chunk_00000\.jsonl: holds no rows"):
-        overview(tmp_path)
-    delete("chunk_00000.jsonl")(tmp_path)
-    with pytest.raises(StreamInvalid, match="chunk 0 is not complete, so nothing tells"):
-        overview(tmp_path)
-
-
-def test_no_stream(tmp_path: Path) -> None:
-    with pytest.raises(StreamMissing, match="there is no stream"):
+def test_directories_that_do_not_tell_how_many_rows_a_chunk_has_and_no_stream(tmp_path: Path) -> None:
+    with pytest.raises(StreamMissing):
         overview(tmp_path)
     (tmp_path / "chunk_00000.jsonl").touch()
     with pytest.raises(StreamUnsealed):
+        overview(tmp_path)
+    foreign(tmp_path, b"\n", b"{}\n")
+    with pytest.raises(StreamInvalid):
+        overview(tmp_path)
+    delete("chunk_00000.jsonl")(tmp_path)
+    with pytest.raises(StreamInvalid):
         overview(tmp_path)
 
 
@@ -139,19 +137,6 @@ def test_rows(tmp_path: Path) -> None:
         next(shown)
 
 
-def test_chunk(tmp_path: Path) -> None:
-    shown = describe_chunk(open_now(stream(tmp_path)), 2)
-    assert (shown.file, shown.number, shown.first, shown.rows, shown.size) == (
-        tmp_path / "chunk_00002.jsonl",
-        2,
-        4,
-        1,
-        9,
-    )
-    assert shown.seal is not None
-    assert (shown.lengths.count, shown.tokens.count) == (1, 0)
-
-
 def test_keys_of_rows() -> None:
     keys = Keys()
     row: dict[str, Any] = {"a": 1, "b": [{"c": 1}, {"c": 2}], "d": None}
@@ -167,15 +152,6 @@ def test_keys_of_rows() -> None:
         "f": ["true or false"],
         "g": ["array of integer, string, array"],
     }
-
-
-def test_producer_that_is_still_to_publish_its_last_chunk(tmp_path: Path) -> None:
-    produce(tmp_path, 5)
-    delete("stream.end")(tmp_path)
-    edit("head.json", chunks=2, samples=4, ended=False, state="running", pid=os.getpid(), updated_at=time.time())(
-        tmp_path
-    )
-    assert facts(overview(tmp_path)) == (2, 4, 36, True, False)
 
 
 values = st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 2**50)), min_size=1, max_size=60)
@@ -244,13 +220,9 @@ def test_bins_are_as_fine_as_there_is_room_for(numbers: list[int], edges: list[i
     assert counted(numbers).histogram() == wanted
 
 
-def test_nothing_counted() -> None:
-    lengths = Lengths()
-    lengths.add(np.array([], np.uint32))
-    assert (lengths.count, lengths.mean, lengths.histogram()) == (0, 0.0, [])
-
-
-def test_memory_does_not_grow_with_the_lengths() -> None:
+def test_nothing_counted_and_memory_that_does_not_grow_with_the_lengths() -> None:
+    lengths = counted([])
+    assert (lengths.count, lengths.mean, lengths.histogram(), lengths.spread(80)) == (0, 0.0, [], [])
     lengths = counted([2**50 - 1, 2**60])
     assert lengths.largest == 2**60
     assert lengths._buckets.nbytes < 400_000
@@ -258,17 +230,138 @@ def test_memory_does_not_grow_with_the_lengths() -> None:
 
 @given(st.lists(st.integers(0, 2_000), min_size=1, max_size=50), st.integers(1, 100))
 def test_spread_counts_each_length_in_a_bin_of_one_width(values: list[int], most: int) -> None:
-    lengths = Lengths()
-    lengths.add(np.array(values))
-    bins = lengths.spread(most)
+    assert sum(one.count for one in counted([*values, 5_001, 123_457, 10**9]).spread(most)) == len(values) + 3
+    bins = counted(values).spread(most)
     assert 1 <= len(bins) <= most
     assert len({one.high - one.low for one in bins}) == 1
     assert [one.count for one in bins] == [sum(one.low <= value < one.high for value in values) for one in bins]
     assert sum(one.count for one in bins) == len(values)
 
 
-def test_spread_of_long_lengths_loses_none() -> None:
-    lengths = Lengths()
-    lengths.add(np.array([2_047, 5_001, 123_457, 10**9]))
-    assert sum(one.count for one in lengths.spread(80)) == 4
-    assert Lengths().spread(80) == []
+NOW = 1_700_000_000.0
+
+
+def written(directory: Path, rows: int = 12, first: int = 0) -> ChunkWriter:
+    """A stream of chunks of 2, a row every 5 seconds; its rows have their number as tokens."""
+    moments = iter(range(10**6))
+    writer = ChunkWriter(directory, 2, clock=lambda: NOW + next(moments))
+    for number in range(first, first + rows):
+        writer.write({"id": number}, tokens=number)
+    writer.close(end=False)
+    return writer
+
+
+def refuse(directory: Path, *reasons: str) -> None:
+    with (directory / "quarantine.jsonl").open("a") as file:
+        file.writelines(json.dumps({"source": "a", "line": 1, "reason": one}) + "\n" for one in reasons)
+
+
+def nothing(*_: Any, **__: Any) -> Any:
+    raise AssertionError("this is not to be read")
+
+
+def test_course_and_rates_of_a_clock_that_was_set_back() -> None:
+    course = published_rows([ChunkPoint(0, 10, 1, 5.0), ChunkPoint(1, 10, 1, 3.0), ChunkPoint(2, 4, 1, 9.0)], 10)
+    assert course == [At(5.0, 10), At(5.0, 20), At(9.0, 24)]
+    # No rate of one moment.
+    assert rates([At(1.0, 5), At(1.0, 9)], 10) == rates([At(1.0, 5)], 10) == []
+
+
+@given(
+    steps=st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 1000)), min_size=1, max_size=50),
+    most=st.integers(1, 80),
+)
+def test_rates_times_their_stretches_are_all_that_came(steps: list[tuple[float, int]], most: int) -> None:
+    course = [At(0.0, 0)]
+    for seconds, amount in steps:
+        course.append(At(course[-1].time + seconds, course[-1].amount + amount))
+    found = rates(course, most)
+    assert len(found) == min(most, len(steps))
+    stretch = course[-1].time / len(found)
+    assert sum(one.amount * stretch for one in found) == pytest.approx(course[-1].amount)
+
+
+def test_seals_cursors_and_refused_rows_tell_it_no_row_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream_id = written(tmp_path).stream_id
+    write_cursor(tmp_path, Cursor("b", stream_id, 8, 4, {}, NOW + 9))
+    write_cursor(tmp_path, Cursor("a", stream_id, 4, 2, {}, NOW + 7))
+    refuse(tmp_path, "torn", "torn", "no answer")
+    monkeypatch.setattr(inspection, "read_rows", nothing)
+    found = take_history(tmp_path)
+    assert [one.amount for one in found.course] == [2, 4, 6, 8, 10, 12]
+    assert found.trained == (Trained("a", NOW + 7, 4), Trained("b", NOW + 9, 8))
+    assert found.refusals is not None and [one.rows for one in found.refusals.reasons] == [2, 1]
+    assert found.found is not None
+    assert (found.found.tokens.count, found.found.tokens.largest, found.found.looked_at) == (12, 11, 6)
+
+
+def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path)
+    refuse(tmp_path, "torn")
+    before = take_history(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "overview", nothing)
+        patch.setattr(history, "read_refusals", nothing)
+        assert take_history(tmp_path, before) == before
+    refuse(tmp_path, "torn")
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "overview", nothing)
+        found = take_history(tmp_path, before)
+    assert found.found is before.found and found.refusals is not None
+    assert found.refusals.rows == 2
+    written(tmp_path, 2, 12)
+    assert [one.amount for one in take_history(tmp_path, found).course][-1] == 14
+
+
+def test_deleted_chunks_are_not_looked_at_and_of_many_consumers_those_furthest_behind(tmp_path: Path) -> None:
+    stream_id = written(tmp_path).stream_id
+    before = take_history(tmp_path)
+    retire(tmp_path, 2, 6)
+    for number in range(MOST_TRAINED + 2):
+        write_cursor(tmp_path, Cursor(f"c{number:02d}", stream_id, 12 if number < 2 else 4, 2, {}, NOW))
+    found = take_history(tmp_path, before)
+    assert [one.amount for one in found.course] == [6, 8, 10, 12]
+    assert found.found is not None and found.found.unread == 0
+    assert [one.name for one in found.trained] == [f"c{number:02d}" for number in range(2, 22)]
+
+
+def test_of_a_foreign_directory_no_chunk_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign(tmp_path, b'{"id":0}\n{"id":1}\n')
+    monkeypatch.setattr(history, "overview", nothing)
+    assert take_history(tmp_path) == History(None)
+
+
+def refusal(reason: str, number: int = 1, source: str = "a.jsonl", **values: Any) -> bytes:
+    entry = {"source": source, "line": number, "byte": 0, "reason": reason, "row": "{", "at": 1.0}
+    return json.dumps(entry | values).encode() + b"\n"
+
+
+def test_reasons_that_differ_by_numbers_are_one() -> None:
+    told = [("no answer", 3, "a.jsonl"), ("byte 7: torn", 4, "a.jsonl"), ("byte 19: torn", 9, "b.jsonl")]
+    lines = [*(refusal(*one) for one in told), b"{", b"[]\n", b"x\n"]
+    found = count_refusals(iter(lines), complete=True)
+    assert [(one.reason, one.rows, one.sources, one.first.line) for one in found.reasons] == [
+        ("byte 7: torn", 2, 2, 4),
+        ("no answer", 1, 1, 3),
+    ]
+    assert (found.rows, found.unreadable, found.complete) == (3, 2, True)
+
+
+def test_of_many_reasons_those_met_late_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MOST_TOLD_APART", 2)
+    found = count_refusals((refusal(f"reason {name}") for name in "abcddd"), complete=True)
+    assert [(one.reason, one.rows) for one in found.reasons] == [("reason a", 1), ("reason b", 1), (OTHERS, 4)]
+
+
+def test_a_long_file_of_refused_rows_is_read_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_MOST_BYTES", 250)
+    (tmp_path / "quarantine.jsonl").write_bytes(refusal("x") * 100)
+    found = read_refusals(tmp_path)
+    assert found is not None and found.rows < 5 and not found.complete
+    assert read_refusals(tmp_path / "elsewhere") is None
+
+
+def test_a_row_that_is_no_text_has_no_beginning() -> None:
+    line = refusal("not UTF-8", row_base64="/w==").replace(b'"row": "{", ', b"")
+    found = count_refusals(iter([line]), complete=True)
+    assert found.reasons[0].first.row is None

@@ -1,7 +1,5 @@
 """Tracing: what a step took, and what became of a sample, as the oracle's lists have it; states that are saved."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
@@ -114,13 +112,6 @@ TWO_PARTS = run_state(Part(2, 1, 4, draws_per_step=2), Part(3, 1, 2, first_step=
 """Part 0: [0, 1, 2, 6], [3, 4, 5, 9]; part 1: [7, 8, ...], [10, 15, ...], [11, 18, ...]."""
 
 
-def test_fates_by_hand() -> None:
-    tracing = traced(TWO_PARTS, facts(60))
-    assert list(tracing.fates(5)) == [Fate(5, 0, "trained", TracedDraw(1, 0, 1, 2, 0, 5, "trained"))]
-    assert list(tracing.fates(15)) == [Fate(15, 0, "trained", TracedDraw(3, 1, 1, 1, 0, 15, "trained"))]
-    assert list(tracing.fates(12)) == [Fate(12, 0, "to come", TracedDraw(4, 1, 0, 2, 0, 12, "to come"))]
-
-
 def test_left_out_skipped_and_left_over_are_told_apart() -> None:
     state = run_state(
         Part(2, 2, 2, draws_per_step=2),
@@ -143,7 +134,7 @@ def test_a_live_stream_tells_what_is_certain() -> None:
     assert list(tracing.fates(21)) == [Fate(21, 0, "not published")]
     # Published, but of a stripe that is not: if the stream ends now, another rank may draw it.
     assert list(traced(TWO_PARTS, facts(24, ended=False)).fates(23)) == [Fate(23, 0, "to come")]
-    with pytest.raises(StateMismatch, match="what step 8 takes is certain once 30 samples are published"):
+    with pytest.raises(StateMismatch, match="30 samples"):
         list(tracing.at_step(7))
 
 
@@ -151,8 +142,8 @@ def test_an_epoch_that_is_begun_anew_cuts_the_one_before_short() -> None:
     state = run_state(Part(2, 1, 3, draws_per_step=1), Part(2, 1, 2, 1, first_step=3, draws_per_step=1))
     tracing = traced(state, facts(12))
     assert [section.last_epoch for section in tracing.sections] == [0, 1]
-    assert [(fate.epoch, fate.became) for fate in tracing.fates(0)] == [(0, "trained"), (1, "trained")]
-    assert [(fate.epoch, fate.became) for fate in tracing.fates(7)] == [(0, "cut short"), (1, "to come")]
+    for sample, became in ((0, ["trained", "trained"]), (7, ["cut short", "to come"])):
+        assert [(fate.epoch, fate.became) for fate in tracing.fates(sample)] == list(enumerate(became))
 
 
 def test_max_total_samples_is_the_end() -> None:
@@ -170,25 +161,19 @@ def test_steps_that_end_with_epochs_are_known_by_the_number_that_the_file_says()
 
 
 @pytest.mark.parametrize(
-    ("change", "known", "expected"),
-    [
-        ({"stream_id": "1" * 32}, facts(60), "the state was saved with stream_id 1{32}, here it is 0{32}"),
-        ({"samples_per_chunk": 4}, facts(60), "saved with samples_per_chunk 4, here it is 3"),
-        ({}, facts(15, ended=False), "has drawn what needs 21 samples, but 15 are published in stream: it is ahead"),
-    ],
+    ("change", "known"),
+    [({"stream_id": "1" * 32}, facts(60)), ({"samples_per_chunk": 4}, facts(60)), ({}, facts(15, ended=False))],
 )
-def test_a_state_that_does_not_fit_the_stream_is_refused(
-    change: dict[str, object], known: StreamFacts, expected: str
-) -> None:
-    with pytest.raises(StateMismatch, match=expected):
-        traced(replace(TWO_PARTS, **change), known)  # type: ignore[arg-type]
+def test_a_state_that_does_not_fit_the_stream_is_refused(change: Any, known: StreamFacts) -> None:
+    with pytest.raises(StateMismatch):
+        traced(replace(TWO_PARTS, **change), known)
 
 
 def test_a_state_that_does_not_know_its_steps_says_so() -> None:
     state = run_state(Part(2, 1, 4), Part(3, 1, 2, first_step=2, draws_per_step=1))
     tracing = traced(state, facts(60))
     assert [drawn.sample for drawn in tracing.at_step(2)] == [7, 10, 11]
-    with pytest.raises(StateMismatch, match="does not tell what step 2 took: part 0 of 2 does not say how many"):
+    with pytest.raises(StateMismatch, match="step 2"):
         tracing.place(1)
     assert next(iter(tracing.fates(5))).drawn == TracedDraw(None, 0, 1, 2, 0, 5, "trained")
 
@@ -213,26 +198,19 @@ def save(folder: Path, values: dict[str, Any]) -> Path:
 
 
 def test_a_checkpoint_tells_its_step_and_consumer(tmp_path: Path) -> None:
-    values = {
-        "step": 3,
-        "consumed": 12,
-        "consumer": "sft",
-        "saved_at": 5,
-        "layout": "strided",
-        "state": STATE.to_dict(),
-    }
+    values = {"step": 3, "consumed": 12, "consumer": "sft", "saved_at": 5, "state": STATE.to_dict()}
     folder = save(tmp_path / "checkpoint-3", values)
     for path in (folder, folder / "lazyshard.json"):
         found = read_state(path)
         assert (found.state, found.step, found.consumer, found.saved_at) == (STATE, 3, "sft", 5.0)
         assert (found.folder_step, found.file) == (3, folder / "lazyshard.json")
-
-
-def test_a_state_alone(tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_bytes(STATE.encode())
-    found = read_state(tmp_path / "state.json")
+    # A state under `data`, and one alone.
+    assert read_state(save(tmp_path, {"data": STATE.to_dict(), "step": 3})).state == STATE
+    alone = tmp_path / "state.json"
+    alone.write_bytes(STATE.encode())
+    found = read_state(alone)
     assert (found.state, found.step, found.consumer, found.folder_step) == (STATE, None, None, None)
-    assert found.saved_at == (tmp_path / "state.json").stat().st_mtime
+    assert found.saved_at == alone.stat().st_mtime
 
 
 def test_the_state_of_format_1_follows_from_its_numbers(tmp_path: Path) -> None:
@@ -246,47 +224,46 @@ def test_the_state_of_format_1_follows_from_its_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("values", "field"),
     [
-        ({"state": STATE.to_dict(), "consumed": 11}, "expected consumed = 12 as in the state, found 11"),
-        ({"state": STATE.to_dict() | {"consumed": 11}}, "field 'state.consumed': expected 12"),
-        ({"state": STATE.to_dict(), "layout": "block"}, "the trainer's own sampler shuffled the whole data set"),
-        ({"state": None, "layout": "grouped"}, "the trainer's own sampler grouped by length the whole data set"),
-        ({"step": 3, "model": 1}, "in its field 'state' \\(or 'data'\\), found the fields model, step; write it with"),
-        ({}, "found the fields none; write it with json.dump"),
-        (FORMAT_1 | {"consumed": 11}, "consumed: a multiple of dp_size = 2, found 11"),
-        (FORMAT_1 | {"seed": None}, "seed: an integer from 0, found None"),
+        ({"state": STATE.to_dict(), "consumed": 11}, "consumed"),
+        ({"state": STATE.to_dict() | {"consumed": 11}}, "state.consumed"),
+        ({"state": STATE.to_dict(), "layout": "block"}, "layout"),
+        ({"state": None, "layout": "grouped"}, "layout"),
+        ({"step": 3, "model": 1}, "state"),
+        ({}, "state"),
+        (FORMAT_1 | {"consumed": 11}, None),
+        (FORMAT_1 | {"seed": None}, None),
     ],
 )
-def test_files_without_a_state_are_refused(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
-    with pytest.raises(StateInvalid, match=expected):
+def test_files_without_a_state_are_refused(tmp_path: Path, values: dict[str, Any], field: str | None) -> None:
+    with pytest.raises(StateInvalid) as refused:
         read_state(save(tmp_path, values))
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"),
-    [(b'{"state": {"form', "found 16 bytes that are torn"), (b"[]", "found list"), (None, "there is no such file")],
+    ("data", "actual"),
+    [
+        (b'{"state": {"form', "16 bytes"),
+        (b"[]", "list"),
+        (None, None),
+        # Of torch.save, new and old.
+        (b"PK\x03\x04rest", "a file of torch.save"),
+        (b"\x80\x02}q\x00.", "a file of torch.save"),
+    ],
 )
-def test_files_that_are_torn_or_gone_are_refused(tmp_path: Path, data: bytes | None, expected: str) -> None:
+def test_files_torn_gone_or_of_torch_are_refused(tmp_path: Path, data: bytes | None, actual: str | None) -> None:
+    file = tmp_path / "lazyshard.json"
     if data is not None:
-        (tmp_path / "lazyshard.json").write_bytes(data)
-    with pytest.raises(StateInvalid, match=expected):
+        file.write_bytes(data)
+    with pytest.raises(StateInvalid) as refused:
         read_state(tmp_path)
-
-
-def test_files_of_torch_save_are_told_what_to_do(tmp_path: Path) -> None:
-    for data in (b"PK\x03\x04rest", b"\x80\x02}q\x00."):
-        (tmp_path / "state.pt").write_bytes(data)
-        with pytest.raises(StateInvalid, match="this is a file of torch"):
-            read_state(tmp_path / "state.pt")
-
-
-def test_a_state_under_data(tmp_path: Path) -> None:
-    assert read_state(save(tmp_path, {"data": STATE.to_dict(), "step": 3})).state == STATE
+    assert (refused.value.file, refused.value.actual) == (str(file), actual)
 
 
 def test_a_state_of_a_later_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(VersionUnsupported, match="format 2, this release of lazyshard reads format 1"):
+    with pytest.raises(VersionUnsupported):
         read_state(save(tmp_path, {"state": STATE.to_dict() | {"format": 2}}))
 
 

@@ -1,9 +1,10 @@
 """From a row back to its line, and from a place in a source to its rows: on streams that the producer has made."""
 
-from __future__ import annotations
-
 import gzip
+import re
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -11,51 +12,51 @@ from lazyshard.errors import StateMismatch
 from lazyshard.inspection.tracing_sources import Origin, Origins, PlaceRows, SourcePlace, find_source, find_text
 from lazyshard.stream.retire import retire
 from lazyshard.stream.stream import open_now
-from tests.harness.processes.producing import run
+from lazyshard_producer.cli import main as produce_main
 from tests.stream.streams import foreign, produce
 
 A = [f'{{"a": {number}}}\n' for number in range(7)]
 B = [f'  {{"b": {number}}} \r\n' for number in range(6)]
 
 
-def produced(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: object) -> Origins:
-    """A stream of a.jsonl and b.jsonl, 13 rows in chunks of 4; the folder is then the current one."""
-    (folder / "a.jsonl").write_text("".join([*A[:2], "\n", *A[2:]]), encoding="utf-8")
-    (folder / "b.jsonl").write_bytes("".join(B).encode())
-    sources = more or ("--source", "a.jsonl", "b.jsonl")
-    done = run("run", *sources, "--out", "stream", "--samples-per-chunk", 4, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    monkeypatch.chdir(folder)
-    return Origins(folder / "stream", range(4))
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def produced(*sources: object) -> Origins:
+    """A stream of a.jsonl and b.jsonl, 13 rows in chunks of 4, in the current folder."""
+    Path("a.jsonl").write_text("".join([*A[:2], "\n", *A[2:]]), encoding="utf-8")
+    Path("b.jsonl").write_bytes("".join(B).encode())
+    made("--source", *(sources or ("a.jsonl", "b.jsonl")))
+    return Origins(Path("stream"), range(4))
+
+
+def made(*arguments: object) -> None:
+    command = ["run", *map(str, arguments), "--out", "stream", "--samples-per-chunk", "4", "--no-progress"]
+    assert produce_main(command) == 0
 
 
 def told(origins: Origins, samples: int = 13) -> list[str]:
     return [" or ".join(map(str, origins.of(*divmod(sample, 4)))) for sample in range(samples)]
 
 
-IN_ORDER = [
-    *("a.jsonl:1", "a.jsonl:2", "a.jsonl:4", "a.jsonl:5"),
-    *("a.jsonl:6", "a.jsonl:7", "a.jsonl:8", "b.jsonl:1"),
-    *("b.jsonl:2", "b.jsonl:3", "b.jsonl:4", "b.jsonl:5"),
-    "b.jsonl:6",
-]
+IN_ORDER = [*(f"a.jsonl:{line}" for line in (1, 2, 4, 5, 6, 7, 8)), *(f"b.jsonl:{line}" for line in range(1, 7))]
 
 
-def test_the_line_of_every_row_of_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(produced(tmp_path, monkeypatch)) == IN_ORDER
+def test_the_line_of_every_row_of_two_files(tmp_path: Path) -> None:
+    assert told(produced()) == IN_ORDER
 
 
-def test_files_mixed_by_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mixed = ("--source", "a.jsonl", "--weight", 1, "--source", "b.jsonl", "--weight", 1)
-    found = told(produced(tmp_path, monkeypatch, *mixed))
+def test_files_mixed_by_weights(tmp_path: Path) -> None:
+    found = told(produced("a.jsonl", "--weight", 1, "--source", "b.jsonl", "--weight", 1))
     assert found[:4] == ["a.jsonl:1", "b.jsonl:1", "a.jsonl:2", "b.jsonl:2"]
     assert sorted(found) == sorted(IN_ORDER)
 
 
 @pytest.mark.parametrize("block", [4, 6, 100])
-def test_rows_shuffled_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    shuffled = ("--source", "a.jsonl", "b.jsonl", "--shuffle", block)
-    origins = produced(tmp_path, monkeypatch, *shuffled)
+def test_rows_shuffled_in_blocks(tmp_path: Path, block: int) -> None:
+    origins = produced("a.jsonl", "b.jsonl", "--shuffle", block)
     reader = open_now(tmp_path / "stream")
     lines = {"a": (tmp_path / "a.jsonl").read_text().splitlines(), "b": [line.strip() for line in B]}
     for sample, place in enumerate(told(origins)):
@@ -66,45 +67,43 @@ def test_rows_shuffled_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert of_first == (1 if block == 4 else 0)
 
 
-def test_lines_that_are_alike_are_all_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "A", ["{}\n", '{"a": 1}\n', "{}\n"])
-    assert told(produced(tmp_path, monkeypatch), 3) == ["a.jsonl:1 or a.jsonl:4", "a.jsonl:2", "a.jsonl:1 or a.jsonl:4"]
+def test_lines_that_are_alike_are_all_told(tmp_path: Path) -> None:
+    with mock.patch.dict(globals(), {"A": ["{}\n", '{"a": 1}\n', "{}\n"]}):
+        origins = produced()
+    assert told(origins, 3) == ["a.jsonl:1 or a.jsonl:4", "a.jsonl:2", "a.jsonl:1 or a.jsonl:4"]
 
 
-def test_what_a_chunk_was_made_of_where_no_line_equals_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    origins = produced(tmp_path, monkeypatch)
+def test_what_a_chunk_was_made_of_where_no_line_equals_the_row(tmp_path: Path) -> None:
+    origins = produced()
     (tmp_path / "b.jsonl").write_bytes("".join(B).replace("3", "8").encode())
     assert origins.of(2, 1) == (Origin("b.jsonl", (3,), (2, 6)),)
-    assert origins.of(2, 2) == (Origin("b.jsonl", (), (2, 6), "no line there equals the row"),)
+    (changed,) = origins.of(2, 2)
+    assert (changed.lines, changed.among, changed.why is None) == ((), (2, 6), False)
     (tmp_path / "b.jsonl").unlink()
-    why = "the file cannot be read: No such file or directory"
     # Of a chunk that two files went into: either, as long as the row is in none of them.
-    origins = Origins(tmp_path / "stream", range(4))
-    assert told(origins)[6:9] == [
-        "a.jsonl:8",
-        f"a.jsonl, lines 6 to 8 (no line there equals the row) or b.jsonl, line 1 ({why})",
-        f"b.jsonl, lines 2 to 5 ({why})",
-    ]
+    found = [re.sub(r" \(.*?\)", "", text) for text in told(Origins(tmp_path / "stream", range(4)))]
+    assert found[6:9] == ["a.jsonl:8", "a.jsonl, lines 6 to 8 or b.jsonl, line 1", "b.jsonl, lines 2 to 5"]
 
 
-def test_compressed_files_tell_the_lines_that_come_into_question(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compressed_files_tell_lines_that_come_into_question(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("".join(f'{{"a":{n}}}\n' for n in range(13)).encode()))
-    found = told(produced(tmp_path, monkeypatch, "--source", "a.jsonl.gz"))
+    found = told(produced("a.jsonl.gz"))
     assert found[0] == "a.jsonl.gz, lines 1 to 4 (the file is compressed)"
     assert found[12] == "a.jsonl.gz, line 13 (the file is compressed)"
+    place = find_source(tmp_path / "stream", range(4), 4, SourcePlace("a.jsonl.gz", line=7))
+    assert (place.chunks, place.samples, "--text" in (place.why or "")) == ((1, 2), (), True)
 
 
-def test_sources_without_lines_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_without_lines_are_named(tmp_path: Path) -> None:
     (tmp_path / "users.py").write_text("def rows(at):\n for n in range(13):\n  yield {'id': n}, n\n")
-    found = told(produced(tmp_path, monkeypatch, "--source", "python:users:rows"))
+    with mock.patch.object(sys, "path", [str(tmp_path), *sys.path]):
+        found = told(produced("python:users:rows"))
     assert set(found) == {"python:users:rows (a source of kind python has no lines)"}
 
 
-def test_rows_of_a_stream_are_lines_of_its_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_stream_are_lines_of_its_chunks(tmp_path: Path) -> None:
     produce(tmp_path / "old", 13, 3)
-    found = told(produced(tmp_path, monkeypatch, "--source", "old"))
+    found = told(produced("old"))
     assert found == [f"old/chunk_{number // 3:05d}.jsonl:{number % 3 + 1}" for number in range(13)]
     (tmp_path / "old" / "chunk_00001.jsonl.completed").unlink()
     again = told(Origins(tmp_path / "stream", range(4)))
@@ -112,22 +111,12 @@ def test_rows_of_a_stream_are_lines_of_its_chunks(tmp_path: Path, monkeypatch: p
     assert again[3].startswith("old/chunk_00000.jsonl, lines 1 to 3 (no line there equals the row) or old (the stream ")
 
 
-def test_after_deletion_nothing_is_told_of_the_first_chunk_that_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    produced(tmp_path, monkeypatch)
+def test_after_deletion_nothing_is_told_of_the_first_chunk_left(tmp_path: Path) -> None:
+    produced()
     retire(tmp_path / "stream", 1, 4)
     origins = Origins(tmp_path / "stream", range(1, 4))
     assert (origins.of(0, 0), origins.of(1, 0)) == ((), ())
     assert str(origins.of(2, 0)[0]) == "b.jsonl:2"
-
-
-def test_a_stream_of_another_program_is_refused(tmp_path: Path) -> None:
-    produce(tmp_path / "plain", 4)
-    with pytest.raises(
-        StateMismatch, match="the seal of chunk 0 does not say which sources it was read from; leave out"
-    ):
-        Origins(tmp_path / "plain", range(2)).of(0, 0)
 
 
 LINES = [f'{{"id": {number}}}\n' for number in range(20)]
@@ -136,8 +125,9 @@ LINES = [f'{{"id": {number}}}\n' for number in range(20)]
 
 def produced_of(folder: Path, *more: object, lines: list[str] = LINES) -> Path:
     (folder / "in.jsonl").write_text("".join(lines), encoding="utf-8")
-    done = run("run", "--source", "in.jsonl", "--out", "stream", "--samples-per-chunk", "4", *more, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        made("--source", "in.jsonl", *more)
     return folder / "stream"
 
 
@@ -150,13 +140,12 @@ def test_rows_of_bytes_and_lines(tmp_path: Path) -> None:
     assert find(tmp_path, byte=0) == find(tmp_path, byte=9) == find(tmp_path, line=1) == PlaceRows((0, 1), (0,))
     assert find(tmp_path, byte=10) == find(tmp_path, line=2) == PlaceRows((0, 1), (1,))
     assert find(tmp_path, byte=40) == PlaceRows((1, 2), (4,))
-    assert find(tmp_path, line=11) == PlaceRows((2, 3), (10,))
-    assert find(tmp_path, line=13) == PlaceRows((2, 3), (11,))
-    assert find(tmp_path, line=21) == PlaceRows((4, 5), (19,))
-    with pytest.raises(StateMismatch, match="line 12: that line is blank"):
-        find(tmp_path, line=12)
-    with pytest.raises(StateMismatch, match="line 22: of this source 21 lines are published so far; look for"):
-        find(tmp_path, line=22)
+    for line, sample in ((11, 10), (13, 11), (21, 19)):
+        assert find(tmp_path, line=line) == PlaceRows((sample // 4, sample // 4 + 1), (sample,))
+    # One that is blank, and one that is not there.
+    for line in (12, 22):
+        with pytest.raises(StateMismatch, match=f"line {line}"):
+            find(tmp_path, line=line)
 
 
 def test_shuffled_rows_are_searched_in_their_block(tmp_path: Path) -> None:
@@ -170,56 +159,37 @@ def test_shuffled_rows_are_searched_in_their_block(tmp_path: Path) -> None:
     assert there == [0, 1, 2, 3]
 
 
-def test_rows_that_are_alike_are_all_named(tmp_path: Path) -> None:
-    produced_of(tmp_path, lines=["{}\n"] * 20)
-    assert find(tmp_path, line=6) == PlaceRows((1, 2), (4, 5, 6, 7))
-
-
 def test_a_source_that_has_changed_tells_the_chunk(tmp_path: Path) -> None:
     produced_of(tmp_path)
     (tmp_path / "in.jsonl").write_text("".join(LINES).replace("7", "8"), encoding="utf-8")
     found = find(tmp_path, line=8)
-    assert (found.chunks, found.samples) == ((1, 2), ())
-    assert found.why == (
-        "no row there equals that line, so rows are not published as the lines are, or the file has changed since"
-    )
+    assert (found.chunks, found.samples, "no row there equals" in (found.why or "")) == ((1, 2), (), True)
     (tmp_path / "in.jsonl").unlink()
-    assert find(tmp_path, line=8).why == "the file cannot be read (No such file or directory)"
+    assert "cannot be read" in (find(tmp_path, line=8).why or "")
 
 
-def test_a_compressed_source_tells_the_chunk(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress("".join(LINES).encode()))
-    done = run("run", "--source", "in.jsonl.gz", "--out", "stream", "--samples-per-chunk", 4, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = find_source(tmp_path / "stream", range(5), 4, SourcePlace(str(tmp_path / "in.jsonl.gz"), line=7))
-    assert found == PlaceRows((1, 2), why="the file is compressed; `--text` searches the published rows")
-
-
-def test_a_line_with_white_space_around_it_is_found(tmp_path: Path) -> None:
-    produced_of(tmp_path, lines=[f"  {line.rstrip()} \r\n" for line in LINES])
-    assert find(tmp_path, line=8).samples == (7,)
+def test_rows_that_are_alike_and_lines_with_white_space(tmp_path: Path) -> None:
+    produced_of(tmp_path, lines=["{}\n"] * 20)
+    assert find(tmp_path, line=6) == PlaceRows((1, 2), (4, 5, 6, 7))
+    (tmp_path / "spaces").mkdir()
+    produced_of(tmp_path / "spaces", lines=[f"  {line.rstrip()} \r\n" for line in LINES])
+    assert find(tmp_path / "spaces", line=8).samples == (7,)
 
 
 def test_deleted_chunks_are_named_as_a_range(tmp_path: Path) -> None:
     retire(produced_of(tmp_path), 2, 5)
     found = find(tmp_path, 2, line=2)
-    assert found.chunks == (0, 3)
-    assert found.why == (
-        "the chunks below 2 are deleted, and the row was most likely in one of them; if not, rows are not published as "
-        "the lines are, or the file has changed since"
-    )
+    assert (found.chunks, "below 2 are deleted" in (found.why or "")) == ((0, 3), True)
     assert find(tmp_path, 2, line=9).samples == (8,)
 
 
 def test_sources_that_the_stream_does_not_have(tmp_path: Path) -> None:
-    produced_of(tmp_path)
-    with pytest.raises(StateMismatch, match=r"other.jsonl: none of the stream's sources, which are: in.jsonl; look"):
-        find_source(tmp_path / "stream", range(5), 4, SourcePlace("other.jsonl", line=1))
-    produce(tmp_path / "plain", 4)
-    with pytest.raises(StateMismatch, match="its seals hold no positions in sources: another program"):
-        find_source(tmp_path / "plain", range(2), 2, SourcePlace("in.jsonl", line=1))
-    with pytest.raises(StateMismatch, match="no chunk is there"):
-        find_source(tmp_path / "plain", range(0), 2, SourcePlace("in.jsonl", line=1))
+    stream, plain = produced_of(tmp_path), produce(tmp_path / "plain", 4)
+    for of, chunks, name in ((stream, range(5), "other.jsonl"), (plain, range(2), "a"), (plain, range(0), "a")):
+        with pytest.raises(StateMismatch):
+            find_source(of, chunks, 2, SourcePlace(name, line=1))
+    with pytest.raises(StateMismatch):
+        Origins(plain, range(2)).of(0, 0)
 
 
 def test_texts(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""A verification beside a producer at work is told of no fault; of one that was killed, of nothing but leftovers."""
+"""A verification beside a producer at work, after one that was killed, and by several processes."""
 
-from __future__ import annotations
-
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,19 +11,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import StreamMismatch
 from lazyshard.format.records import Head
-from lazyshard.inspection import verification
+from lazyshard.inspection import verification, verification_chunks
 from lazyshard.inspection.verification import verify
+from lazyshard.inspection.verification_chunks import ChunkBatch, ChunkFiles, check_in_order
 from lazyshard.inspection.verification_files import SILENT_S, is_running
 from lazyshard.stream.pacing import STALE_HEARTBEAT_S
 from lazyshard.stream.retire import retire
-from tests.stream.damage import delete, edit, found, head, move, put, shortened, stream
+from tests.stream.damage import cut, delete, edit, flip, found, head, move, put, shortened, stream
 from tests.stream.streams import HERE, produce, wait_until
 
 C0, C1, C2, C3 = (f"chunk_0000{chunk}.jsonl" for chunk in range(4))
@@ -49,9 +49,8 @@ while True:
 @contextmanager
 def producer(directory: Path, keep: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     """Writes without end; deletes all but the newest chunks if it is to keep only so many."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PRODUCER, str(directory), str(keep)], env={**os.environ, "PYTHONPATH": str(HERE)}
-    )
+    command = [sys.executable, "-c", PRODUCER, str(directory), str(keep)]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(HERE)})
     try:
         wait_until((directory / "head.json").exists, "the producer's head")
         yield process
@@ -108,11 +107,9 @@ def test_what_lies_beyond_the_head_of_a_running_producer_is_in_its_hands(tmp_pat
 
 
 def test_partial_chunk_is_published_only_with_the_end(tmp_path: Path) -> None:
-    stream(tmp_path)
-    delete("stream.end")(tmp_path)
-    edit("head.json", chunks=2, samples=4, ended=False, state="running", pid=os.getpid(), updated_at=time.time())(
-        tmp_path
-    )
+    delete("stream.end")(stream(tmp_path))
+    at_work = {"state": "running", "pid": os.getpid(), "updated_at": time.time()}
+    edit("head.json", chunks=2, samples=4, ended=False, **at_work)(tmp_path)
     verified = verify(tmp_path)
     assert (verified.running, verified.chunks, verified.findings) == (True, 2, ())
 
@@ -193,45 +190,29 @@ def test_chunks_deleted_by_the_producer_meanwhile_are_not_missing(tmp_path: Path
 
 
 def test_deleted_chunks_that_are_there_again_are_left_over(tmp_path: Path) -> None:
-    """As a power cut leaves it."""
     stream(tmp_path, 6, end=False)
     for name in (C0, S0):
         move(name, f"{name}.kept")(tmp_path)
     retire(tmp_path, 2, 3)
     for name in (C0, S0):
         move(f"{name}.kept", name)(tmp_path)
-    expected = "no chunk below 2, which retired.json says are deleted"
-    assert found(tmp_path) == [
-        ("leftover retired", C0, expected, "the file"),
-        ("leftover retired", S0, expected, "the file"),
-    ]
+    assert [finding[:2] for finding in found(tmp_path)] == [("leftover retired", C0), ("leftover retired", S0)]
     produce(tmp_path, 6, end=False)
     assert not found(tmp_path)
 
 
-def test_newest_chunk_is_never_deleted(tmp_path: Path) -> None:
-    stream(tmp_path, 6, end=False)
-    retire(tmp_path, 2, 3)
-    edit("retired.json", chunks_before=3)(tmp_path)
-    assert found(tmp_path) == [
-        (
-            "damage retired",
-            "retired.json",
-            "at least the newest chunk kept, as its producer does",
-            "all chunks below 3 deleted",
-        ),
-        ("leftover retired", C2, "no chunk below 3, which retired.json says are deleted", "the file"),
-        ("leftover retired", S2, "no chunk below 3, which retired.json says are deleted", "the file"),
-    ]
-    put("retired.json", b"{")(tmp_path)
-    assert [finding[:2] for finding in found(tmp_path)] == [("damage invalid", "retired.json")]
-
-
-def test_mark_of_another_stream_deletes_nothing(tmp_path: Path) -> None:
+def test_mark_that_cannot_be_right(tmp_path: Path) -> None:
+    """The newest chunk is never deleted, and a mark of another stream deletes nothing."""
     stream(tmp_path, 6, end=False)
     put("retired.json", b'{"format":1,"stream_id":"%s","chunks_before":2,"updated_at":0}' % (b"0" * 32))(tmp_path)
-    [(kind, file, _, actual)] = found(tmp_path)
-    assert (kind, file, actual) == ("leftover other-stream", "retired.json", f"stream {'0' * 32}")
+    assert [finding[:2] for finding in found(tmp_path)] == [("leftover other-stream", "retired.json")]
+    delete("retired.json")(tmp_path)
+    retire(tmp_path, 2, 3)
+    edit("retired.json", chunks_before=3)(tmp_path)
+    wanted = [("damage retired", "retired.json"), ("leftover retired", C2), ("leftover retired", S2)]
+    assert [finding[:2] for finding in found(tmp_path)] == wanted
+    put("retired.json", b"{")(tmp_path)
+    assert [finding[:2] for finding in found(tmp_path)] == [("damage invalid", "retired.json")]
 
 
 def test_stream_that_is_replaced_meanwhile(tmp_path: Path) -> None:
@@ -239,5 +220,100 @@ def test_stream_that_is_replaced_meanwhile(tmp_path: Path) -> None:
         if done == 0:
             edit("stream.json", stream_id="0" * 32)(tmp_path)
 
-    with pytest.raises(StreamMismatch, match="replaced while it was looked at"):
+    with pytest.raises(StreamMismatch):
         verify(stream(tmp_path), report=replace_it)
+
+
+CHUNKS = 40
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes work from the start, a chunk at a time."""
+    check = verification_chunks.check_in_order
+
+    def check_by_others(batches: list[ChunkBatch], jobs: int) -> Any:
+        single = [ChunkBatch(batch.directory, (files,), batch.quick) for batch in batches for files in batch.files]
+        return check(single, jobs, alone_s=0.0)
+
+    monkeypatch.setattr(verification, "check_in_order", check_by_others)
+
+
+def damaged(directory: Path) -> Path:
+    stream(directory, 2 * CHUNKS)
+    for chunk in range(0, CHUNKS, 3):
+        flip(f"chunk_{chunk:05d}.jsonl", 5)(directory)
+    cut(f"chunk_{CHUNKS - 1:05d}.jsonl", 3)(directory)
+    return directory
+
+
+@pytest.mark.parametrize("jobs", [2, 5])
+def test_findings_are_those_of_one_process(jobs: int, tmp_path: Path, at_once: None) -> None:
+    alone = verify(damaged(tmp_path))
+    assert len(alone.findings) == 14
+    assert verify(tmp_path, jobs=jobs) == alone
+
+
+def test_progress_is_told_in_order(tmp_path: Path, at_once: None) -> None:
+    told = []
+    verify(stream(tmp_path, 2 * CHUNKS), jobs=3, report=lambda phase, done, total: told.append((done, total)))
+    assert told == [(done, CHUNKS) for done in range(CHUNKS + 1)]
+
+
+def batches(directory: Path) -> list[ChunkBatch]:
+    names = ((chunk, f"chunk_{chunk:05d}.jsonl") for chunk in range(CHUNKS))
+    return [ChunkBatch(directory, (ChunkFiles(chunk, name, f"{name}.completed"),), False) for chunk, name in names]
+
+
+@pytest.mark.parametrize("fate", [None, signal.SIGKILL, signal.SIGSTOP])
+def test_no_process_is_left_whatever_comes_to_them(fate: signal.Signals | None, tmp_path: Path) -> None:
+    """Who listens stops to; one that is killed is told; one that gives no answer holds up nobody who wants no more."""
+    results = check_in_order(batches(stream(tmp_path, 2 * CHUNKS)) * 1000, 2, alone_s=0.0)
+    assert [verdict.samples for verdict in next(results)] == [2]
+    children = multiprocessing.active_children()
+    assert len(children) == 2
+    for child in children:
+        assert child.pid is not None
+        os.kill(child.pid, fate or 0)
+    if fate == signal.SIGKILL:
+        with pytest.raises(ChildProcessError):
+            list(results)
+    else:
+        results.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
+
+
+WAITING = """
+import multiprocessing, sys, time
+from pathlib import Path
+from tests.inspection.test_verification_live import batches
+from lazyshard.inspection.verification_chunks import check_in_order
+results = check_in_order(batches(Path(sys.argv[1])), 2, alone_s=0.0)
+next(results)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+time.sleep(60)
+"""
+
+
+def test_no_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WAITING, str(stream(tmp_path, 2 * CHUNKS))]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(HERE)}, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        started = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(started) == 2
+        assert all(blocks(pid, signal.SIGINT) for pid in started), "this process alone answers a Ctrl-C"
+        parent.kill()
+    wait_until(lambda: not any(alive(pid) for pid in started), "their end")
+
+
+def blocks(pid: int, number: int) -> bool:
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk:"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: one that has ended may not have been reaped by whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,7 +1,5 @@
 """Runs the programs of `docs/guides`: real processes with gloo, killed where a test says so."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -17,7 +15,6 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 GUIDES: Final = ROOT / "docs" / "guides"
 DEADLINE_S: Final = 120.0
-"""Of a whole run, whose processes import torch on a machine that has other things to do."""
 
 
 def blocks(guide: str, language: str) -> list[str]:
@@ -28,7 +25,6 @@ def blocks(guide: str, language: str) -> list[str]:
 
 
 def free_port() -> int:
-    """Returns a port that is free now."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
@@ -69,19 +65,16 @@ def ranks_of(folder: Path, size: int, arguments: list[str]) -> Iterator[list[sub
 
 
 def steps(folder: Path, rank: int) -> list[list[int]]:
-    """Returns the ids of each step that a rank has printed whole, as `trained 3 4`."""
     lines = (folder / f"out{rank}").read_text(encoding="utf-8").splitlines(keepends=True)
     whole = [line.split() for line in lines if line.startswith("trained ") and line[-1] == "\n"]
     return [[int(word) for word in words[1:]] for words in whole]
 
 
 def logs(folder: Path, size: int) -> str:
-    """Returns the end of what the ranks have logged, for the message of a failure."""
     return "\n".join((folder / f"log{rank}").read_text(encoding="utf-8")[-3000:] for rank in range(size))
 
 
 def command(line: str, folder: Path) -> str:
-    """Runs a line of a page in a folder, its `/shared/` taken for that one; wants 0 and returns what it prints."""
     name, *words = line.replace("/shared/", "").split()
     module = {"lazyshard": "lazyshard.cli", "lazyshard-producer": "lazyshard_producer"}[name]
     whole = [sys.executable, "-m", module, *words]
@@ -101,6 +94,5 @@ def wait_until(condition: Callable[[], bool], what: str, processes: list[subproc
 
 
 def finish(folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
-    """Waits for all of them, and wants 0 of each."""
     codes = [process.wait(DEADLINE_S) for process in processes]
     assert codes == [0] * len(processes), logs(folder, len(processes))

@@ -5,8 +5,6 @@
 Tests elsewhere assert classes, fields and exit codes: a message is changed here and in the source, and in no test.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import inspect
@@ -32,16 +30,13 @@ ERRORS: Final = {
     for name, one in inspect.getmembers(module, inspect.isclass)
     if issubclass(one, Exception) and name[0] != "_"
 }
-"""Classes that the product raises, by name."""
 
 OTHER: Final = "parts"
 """What texts stand under that are neither: parts of messages, lines of reports, help."""
 
 HOLE: Final = "{}"
-"""Stands where a name or number comes in."""
 
 _TELLERS: Final = frozenset({"warning", "info", "warn", "_warn", "tell", "_tell", "notice"})
-"""Names of what logs or prints a line."""
 
 
 def words(node: ast.expr) -> str | None:
@@ -57,14 +52,12 @@ def words(node: ast.expr) -> str | None:
 
 
 def sources() -> Iterator[ast.Module]:
-    """Every module of the product, parsed."""
     for folder in PACKAGES.values():
         for path in sorted(folder.rglob("*.py")):
             yield ast.parse(path.read_text(encoding="utf-8"))
 
 
 def errors_made(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Class and text of each error that a module makes with a text of its own."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = _name(node)
@@ -74,7 +67,6 @@ def errors_made(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def lines_logged(tree: ast.Module) -> Iterator[str]:
-    """Lines that a module logs or prints and goes on."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _name(node) in _TELLERS:
             # A name of what is told may stand before the line, as a key.
@@ -112,7 +104,6 @@ def collect() -> str:
 
 
 def read_golden() -> dict[str, list[str]]:
-    """Returns what `tests/messages.txt` holds, by class."""
     parts = GOLDEN.read_text(encoding="utf-8").rstrip("\n").split("\n\n")
     return {name: [line[2:] for line in lines] for name, *lines in (part.split("\n") for part in parts)}
 

@@ -1,24 +1,22 @@
 """The examples under producer/deploy: each is checked by its own tool where that is here, and run where it can be."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.processes.environment import environment
-from tests.harness.processes.producing import published, rows, run, wait_until
+from tests.cli.commands import lazyshard
+from tests.producer.commands import environment, published, rows, run, wait_until
 
 DEPLOY = Path(__file__).resolve().parents[2] / "producer" / "deploy"
-MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+KUBERNETES = DEPLOY / "kubernetes"
+MANIFESTS = sorted(KUBERNETES.glob("*.yaml"))
 
 
 def manifests(path: Path) -> list[dict[str, Any]]:
@@ -34,7 +32,6 @@ def test_kubernetes_manifests_keep_to_the_schema(path: Path) -> None:
 
 
 def commands(value: Any) -> list[list[str]]:
-    """All `command` lists in a manifest that start the producer."""
     if isinstance(value, dict):
         own = value.get("command")
         found = [own] if isinstance(own, list) and own[0] == "lazyshard-producer" else []
@@ -42,7 +39,7 @@ def commands(value: Any) -> list[list[str]]:
     return [command for item in value for command in commands(item)] if isinstance(value, list) else []
 
 
-@pytest.mark.parametrize("path", [DEPLOY / "kubernetes" / f"{name}.yaml" for name in ("deployment", "sidecar")])
+@pytest.mark.parametrize("path", [KUBERNETES / f"{name}.yaml" for name in ("deployment", "sidecar")])
 def test_kubernetes_manifests_use_options_that_there_are(path: Path) -> None:
     found = [command for document in manifests(path) for command in commands(document)]
     assert found
@@ -51,6 +48,49 @@ def test_kubernetes_manifests_use_options_that_there_are(path: Path) -> None:
         assert command[1] == "run"
         for option in (word for word in command if word.startswith("--")):
             assert f" {option} " in text
+
+
+def pod(manifest: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = manifest["spec"]["template"]["spec"]
+    return found
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    (found,) = (
+        one for name in ("training", "watch") for one in manifests(KUBERNETES / f"{name}.yaml") if one["kind"] == kind
+    )
+    return found
+
+
+def test_pods_mount_the_claim() -> None:
+    name = of_kind("PersistentVolumeClaim")["metadata"]["name"]
+    for manifest in (of_kind("Job"), of_kind("Deployment")):
+        spec = pod(manifest)
+        (claimed,) = (volume for volume in spec["volumes"] if "persistentVolumeClaim" in volume)
+        assert claimed["persistentVolumeClaim"]["claimName"] == name
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        assert {mount["name"] for mount in spec["containers"][0]["volumeMounts"]} == volumes
+
+
+def test_ranks_find_the_first_pod() -> None:
+    job, service = of_kind("Job"), of_kind("Service")
+    command = pod(job)["containers"][0]["command"]
+    assert pod(job)["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert f"--master-addr={job['metadata']['name']}-0.{service['metadata']['name']}" in command
+    assert f"--nnodes={job['spec']['completions']}" in command
+    assert job["spec"]["completions"] == job["spec"]["parallelism"]
+
+
+def test_options_of_watch_and_torchrun_are_there() -> None:
+    watch = pod(of_kind("Deployment"))["containers"][0]["command"]
+    assert watch[:2] == ["lazyshard", "watch"]
+    text = lazyshard("watch", "--help").stdout
+    assert all(f"{word} " in text for word in watch if word.startswith("--"))
+    torchrun = pytest.importorskip("torch.distributed.run")
+    command = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in pod(of_kind("Job"))["containers"][0]["command"]]
+    parsed = torchrun.get_args_parser().parse_args(command[1:])
+    assert (parsed.nnodes, parsed.node_rank, parsed.training_script) == ("2", 1, "train.py")
 
 
 def test_systemd_unit_is_valid(tmp_path: Path) -> None:
@@ -66,7 +106,6 @@ def test_systemd_unit_is_valid(tmp_path: Path) -> None:
 
 
 def slurm(tmp_path: Path, producer: str, out: Path) -> subprocess.Popen[str]:
-    """Starts the batch script with a `scontrol` that notes what it was asked."""
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path / "scontrol"}\n')
@@ -115,10 +154,7 @@ def test_slurm_job_takes_the_code_of_a_producer_that_fails_after_the_signal(tmp_
     began = tmp_path / "began"
     failing = f"#!/bin/bash\ntrap 'exit 7' TERM\ntouch {began}\nwhile :; do sleep 0.05; done\n"
     with slurm(tmp_path, failing, tmp_path / "out") as job:
-        deadline = time.monotonic() + 60
-        while not began.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(began.exists, job)
         job.send_signal(signal.SIGTERM)
         job.communicate(timeout=60)
     assert job.returncode == 7

@@ -19,28 +19,18 @@ PACKAGES: Final = {
     "lazyshard_swift": ROOT / "integrations" / "swift" / "lazyshard_swift",
 }
 
-# Longest name first where one holds another. The facade is lazyshard/__init__.py itself.
 LAYERS: Final = {
-    "lazyshard.errors": "errors",
-    "lazyshard.examination": "examination",
-    "lazyshard.lazy": "lazy",
-    "lazyshard.memory": "memory",
-    "lazyshard.part": "part",
-    "lazyshard.format": "format",
-    "lazyshard.plan": "plan",
-    "lazyshard.config": "config",
-    "lazyshard.store": "store",
-    "lazyshard.stream": "stream",
-    "lazyshard.inspection": "inspection",
-    "lazyshard.conversion": "conversion",
-    "lazyshard.data": "data",
-    "lazyshard.filesystem": "filesystem",
-    "lazyshard.simulation": "simulation",
-    "lazyshard.cli": "cli",
-    "lazyshard": "facade",
+    **{
+        f"lazyshard.{layer}": layer
+        for layer in (
+            *("errors", "examination", "lazy", "memory", "part", "format", "plan", "config", "store", "stream"),
+            *("inspection", "conversion", "data", "filesystem", "simulation", "cli"),
+        )
+    },
     "lazyshard_producer": "producer",
     "lazyshard_swift": "swift",
 }
+"""By package; the facade is lazyshard/__init__.py itself."""
 
 # What a layer may import besides itself.
 MAY_IMPORT: Final[dict[str, set[str]]] = {
@@ -61,21 +51,8 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
     "simulation": {"part", "stream", "format", "plan"},
     "facade": {"lazy", "data", "config", "inspection", "stream", "format", "plan", "errors"},
     "cli": {
-        *(
-            "facade",
-            "config",
-            "filesystem",
-            "simulation",
-            "conversion",
-            "inspection",
-            "stream",
-            "store",
-            "format",
-            "plan",
-            "examination",
-            "memory",
-        ),
-        "errors",
+        *("facade", "config", "filesystem", "simulation", "conversion", "inspection", "stream", "store", "format"),
+        *("plan", "examination", "memory", "errors"),
     },
     "producer": {"facade", "conversion", "inspection", "stream", "store", "format", "plan", "memory", "errors"},
     "swift": {"part", "facade", "data", "stream", "store", "format", "plan", "examination", "memory", "errors"},
@@ -94,8 +71,6 @@ NOT_PURE_MODULES: Final = {
     *("threading", "time", "torch", "urllib", "uuid", "watchdog"),
 }
 NOT_PURE_CALLS: Final = {"input", "open", "print"}
-
-EMPTY_NAMES: Final = {"common", "helper", "helpers", "misc", "util", "utils"}
 
 
 class Module(NamedTuple):
@@ -144,9 +119,6 @@ def violations(module: Module) -> list[str]:
     if own is None or own == "unknown":
         return [f"{module.name}: belongs to no layer; name its layer in LAYERS"]
     found = []
-    last = module.name.rpartition(".")[2]
-    if last.strip("_") in EMPTY_NAMES:
-        found.append(f"{module.name}: {last!r} says nothing; name the module after its one concept")
     for line, source, name in imported(module):
         where = f"{module.name}:{line}"
         target, shown = layer_of(source), source
@@ -192,85 +164,29 @@ def test_every_layer_has_sources() -> None:
     assert layers == set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("folder", ["producer", "integrations", "integrations/swift"])
-def test_a_folder_that_only_holds_packages_is_none_itself(folder: str) -> None:
-    assert not (ROOT / folder / "__init__.py").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "source", "expected"),
     [
         ("lazyshard.errors", "from lazyshard.format import seal", "errors may not import format"),
-        ("lazyshard.format.seal", "from lazyshard.plan.deal import Deal", "format may not import plan"),
         ("lazyshard.format.seal", "import lazyshard", "format may not import facade"),
-        ("lazyshard.plan.deal", "import lazyshard.format", "plan may not import format"),
         ("lazyshard.plan.deal", "from ..format import seal", "plan may not import format"),
         ("lazyshard.plan.deal", "from .. import stream", "plan may not import stream"),
-        ("lazyshard.plan.deal", "from lazyshard import stream", "plan may not import stream"),
         ("lazyshard.plan.deal", "from lazyshard import ChunkWriter", "plan may not import facade"),
         ("lazyshard.plan.deal", "def f():\n    import time", "plan is pure and may not import time"),
-        ("lazyshard.plan.deal", "from pathlib import Path", "plan is pure and may not import pathlib"),
-        ("lazyshard.config.checks", "from lazyshard.data import steps", "config may not import data"),
-        ("lazyshard.config.checks", "import torch", "config may not import torch"),
-        ("lazyshard.plan.deal", "print(1)", "plan is pure and may not call print()"),
-        ("lazyshard.format.records", "import os.path", "format is pure and may not import os"),
         ("lazyshard.format.records", "open('x')", "format is pure and may not call open()"),
-        ("lazyshard.format.records", "import torch", "format may not import torch"),
-        ("lazyshard.stream.writer", "from lazyshard.data import dataset", "stream may not import data"),
         ("lazyshard.stream.writer", "import torch.utils.data", "stream may not import torch"),
-        ("lazyshard.stream.writer", "import lazyshard.cli.main", "stream may not import cli"),
-        (
-            "lazyshard.stream.writer",
-            "import importlib\nimportlib.import_module('lazyshard.data')",
-            "stream may not import data",
-        ),
+        ("lazyshard.stream.writer", "import importlib\nimportlib.import_module('lazyshard.cli')", "may not import cli"),
         ("lazyshard.stream.writer", "import lazyshard.extras", "stream may not import unknown"),
-        ("lazyshard.data.dataset", "import lazyshard_swift", "data may not import swift"),
         ("lazyshard.data.dataset", "import swift.dataloader", "data may not import ms-swift"),
-        ("lazyshard.cli.status", "from lazyshard.data import dataset", "cli may not import data"),
-        ("lazyshard.cli.doctor", "from lazyshard_swift.doctor import examine", "cli may not import swift"),
-        ("lazyshard.examination", "from lazyshard import errors", "examination may not import errors"),
-        ("lazyshard", "import torch", "facade may not import torch"),
-        ("lazyshard_producer.cli", "import lazyshard.data", "producer may not import data"),
         ("lazyshard_producer.cli", "from lazyshard import LazyShardedDataset", "producer may not import data"),
-        ("lazyshard_producer.cli", "from lazyshard_swift import hook", "producer may not import swift"),
-        ("lazyshard_producer.cli", "import torch", "producer may not import torch"),
-        ("lazyshard_swift.hook", "import lazyshard_producer", "swift may not import producer"),
-        (
-            "lazyshard_swift.hook",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import lazyshard_producer",
-            "swift may not import producer",
-        ),
-        ("lazyshard.stream.utils", "", "'utils' says nothing"),
-        ("lazyshard.plan._helpers", "", "'_helpers' says nothing"),
+        ("lazyshard_swift.hook", "if TYPE_CHECKING:\n    import lazyshard_producer", "swift may not import producer"),
         ("lazyshard.extras", "", "belongs to no layer"),
+        ("lazyshard.plan.deal", "from ..errors import LazyShardError\nfrom lazyshard.plan import lane", None),
+        ("lazyshard.data.dataset", "import torch\nfrom lazyshard.stream.reader import StreamReader", None),
+        ("lazyshard.cli.status", "from lazyshard import StreamReader, __version__", None),
     ],
 )
-def test_a_bad_source_is_found(name: str, source: str, expected: str) -> None:
+def test_a_bad_source_is_found_and_a_good_one_passes(name: str, source: str, expected: str | None) -> None:
     found = violations(Module(name, name.count(".") == 0, source))
-    assert len(found) == 1
-    assert expected in found[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "source"),
-    [
-        (
-            "lazyshard.format.seal",
-            "import base64\nimport numpy as np\nfrom .row import Row\nfrom lazyshard import errors",
-        ),
-        ("lazyshard.plan.deal", "from ..errors import LazyShardError\nfrom lazyshard.plan import lane"),
-        ("lazyshard.stream.writer", "import os\nfrom lazyshard.format import seal\nfrom ..plan import deal"),
-        ("lazyshard.data.dataset", "import torch\nfrom lazyshard.stream.reader import StreamReader"),
-        (
-            "lazyshard.cli.status",
-            "from lazyshard import StreamReader, __version__\nfrom lazyshard.stream import reader",
-        ),
-        ("lazyshard", "from .data import LazyShardedDataset\nfrom .stream import ChunkWriter"),
-        ("lazyshard_producer.cli", "from lazyshard import ChunkWriter\nfrom lazyshard.errors import LazyShardError"),
-        ("lazyshard_swift.hook", "import swift\nimport torch\nfrom lazyshard.data import dataset"),
-        ("lazyshard_swift.doctor", "from lazyshard.examination import Finding"),
-    ],
-)
-def test_a_good_source_passes(name: str, source: str) -> None:
-    assert violations(Module(name, name.count(".") == 0, source)) == []
+    assert len(found) == (expected is not None)
+    assert expected is None or expected in found[0]

@@ -1,7 +1,5 @@
 """The wording of all messages stands in one file, and what tests assert elsewhere is no wording."""
 
-from __future__ import annotations
-
 from tests.packaging.messages import GOLDEN, collect
 
 

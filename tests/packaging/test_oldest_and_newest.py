@@ -16,8 +16,7 @@ from typing import Final
 
 import pytest
 
-from tests.packaging.test_publishing import PYTHONS
-from tests.packaging.test_wheel import ROOT, run, run_checked
+from tests.packaging.test_publishing import PYTHONS, ROOT, build_wheel, run, run_checked
 
 TESTS: Final = (
     *(f"tests/format/test_{name}.py" for name in ("records", "names", "seal", "specification")),
@@ -79,16 +78,9 @@ def lowest(wheel: Path) -> str:
     return "".join(f"{package}=={version}\n" for package, version in sorted(set(found)))
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    run_checked([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT], folder)
-    (path,) = folder.glob("*.whl")
-    return path
-
-
 @pytest.mark.parametrize("end", ["oldest", "newest"])
-def test_wheel_installs_runs_and_passes_tests(end: str, wheel: Path, tmp_path: Path) -> None:
+def test_wheel_installs_runs_and_passes_tests(end: str, tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path / "wheel")
     version = chosen()[0 if end == "oldest" else -1]
     if end == "newest" and len(chosen()) == 1:
         pytest.skip(f"this machine has Python {version} alone")

@@ -1,12 +1,17 @@
-"""What would go to a package index: checked as the index checks it, complete, readable there, and of one version."""
+"""What would go to a package index, checked as it checks it; the wheel, and what a user gets from it alone."""
 
 import email
 import email.message
+import hashlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,17 +19,15 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from tests.packaging.test_wheel import ROOT, run_checked
-
+ROOT: Final = Path(__file__).resolve().parents[2]
 PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")
-"""Supported: those that scripts/test_pythons knows."""
 
-pytestmark = pytest.mark.timeout(300)
+# Building takes seconds; installing from a slow package index takes minutes.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the source distribution and the wheel made of it."""
     folder = tmp_path_factory.mktemp("built")
     run_checked([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], folder)
     return folder
@@ -39,7 +42,6 @@ def metadata(built: Path) -> email.message.Message:
 
 
 def members(built: Path) -> set[str]:
-    """Paths in the source distribution, without its own top folder."""
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
@@ -57,41 +59,17 @@ def description(metadata: email.message.Message) -> str:
 
 
 def targets(markdown: str) -> list[str]:
-    """What the links and pictures of a page lead to."""
     inline = [child for token in MarkdownIt().enable("table").parse(markdown) for child in token.children or ()]
     return [str(value) for token in inline for name, value in token.attrs.items() if name in ("href", "src")]
 
 
-def test_description_leads_nowhere_that_an_index_does_not_have(metadata: email.message.Message) -> None:
+def test_description_is_the_readme_and_leads_nowhere_else(metadata: email.message.Message) -> None:
+    assert metadata["Description-Content-Type"] == "text/markdown"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "docs/format.md" in targets(readme), "the README has no relative link, so this test shows nothing"
     assert [target for target in targets(description(metadata)) if not re.match(r"https?://", target)] == []
-
-
-def test_description_is_the_readme_but_for_its_links(metadata: email.message.Message) -> None:
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    pairs = list(zip(readme, description(metadata).splitlines(), strict=True))
+    pairs = zip(readme.splitlines(), description(metadata).splitlines(), strict=True)
     assert [(ours, theirs) for ours, theirs in pairs if ours != theirs and "](" not in ours] == []
-    assert "- docs/format.md: the stream directory, for those who write a producer or reader in another language" in [
-        theirs for _, theirs in pairs
-    ]
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("see [docs/a.md](docs/a.md).", "see docs/a.md."),
-        ("[`docs/a.md`](docs/a.md)", "`docs/a.md`"),
-        ("[the guide](docs/a.md#part) and [b](b.md)", "the guide (docs/a.md) and b (b.md)"),
-        ("[us](https://example.org/a.md), [below](#part)", "[us](https://example.org/a.md), [below](#part)"),
-        ("```\n[a](b)\n```\n[a](b)\n", "```\n[a](b)\n```\na (b)\n"),
-        ("f([(a, 1)])", "f([(a, 1)])"),
-    ],
-)
-def test_links_become_names(given: str, expected: str) -> None:
-    code = "import sys; from hatch_build import without_relative_links as f; sys.stdout.write(f(sys.argv[1]))"
-    assert run_checked([sys.executable, "-c", code, given], ROOT) == expected
 
 
 def test_licence_comes_along(built: Path, metadata: email.message.Message) -> None:
@@ -147,3 +125,179 @@ def test_pre_commit_runs_the_checks_of_the_test_script() -> None:
         # pre-commit names files that ruff would leave out by itself.
         command = " ".join(hook["entry"].replace("--force-exclude", "").split())
         assert (hook["language"], command in checks) == ("system", True), command
+
+
+PACKAGES: Final = ("lazyshard", "lazyshard_producer", "lazyshard_swift")
+PTH: Final = "lazyshard_swift.pth"
+
+
+def run(command: Sequence[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run outside the source tree, with no variable that could let it be imported from there."""
+    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
+    # No wrapping and no colours in what the commands print.
+    env.update(COLUMNS="120", NO_COLOR="1", TERM="dumb")
+    return subprocess.run(
+        list(map(str, command)), cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+def run_checked(command: Sequence[str | Path], cwd: Path) -> str:
+    done = run(command, cwd)
+    assert done.returncode == 0, f"{command} exited {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+class Environment:
+    """A virtual environment that holds the wheel, some of its extras, and what those require."""
+
+    def __init__(self, folder: Path, *requirements: str) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        venv.create(folder, symlinks=True)
+        self.pip("install", "-q", *requirements)
+
+    def pip(self, *arguments: str) -> None:
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "--no-input"]
+        run_checked([*pip, *arguments], self.folder)
+
+    def python(self, code: str) -> subprocess.CompletedProcess[str]:
+        return run([self.bin / "python", "-I", "-c", code], self.folder)
+
+    def command(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return run([self.bin / name, *arguments], self.folder)
+
+
+def build_wheel(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    run_checked([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT], folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("core"), str(wheel))
+
+
+@pytest.fixture(scope="module")
+def producer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("producer"), f"{wheel}[producer]")
+
+
+def contents(wheel: Path) -> dict[str, str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
+
+
+def test_wheel_holds_every_source_file_and_one_start_up_file(wheel: Path) -> None:
+    sources = {
+        path.relative_to(parent).as_posix()
+        for parent, package in zip((ROOT, ROOT / "producer", ROOT / "integrations/swift"), PACKAGES, strict=True)
+        for path in (parent / package).rglob("*.py")
+    }
+    held = contents(wheel)
+    assert sources == {name for name in held if name.endswith(".py")}
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(held)
+    for name in [f"lazyshard/cli/watch_page.{kind}" for kind in ("html", "css", "js")]:
+        assert held[name] == hashlib.sha256((ROOT / name).read_bytes()).hexdigest()
+    tops = {name.partition("/")[0] for name in held}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {*PACKAGES, PTH}
+    assert len(tops) == len(PACKAGES) + 2
+
+
+def test_sdist_builds_the_same_wheel(wheel: Path, built: Path) -> None:
+    (rebuilt,) = built.glob("*.whl")
+    assert contents(rebuilt) == contents(wheel)
+
+
+def test_import_comes_from_the_wheel_and_needs_no_torch(core: Environment) -> None:
+    names = "lazyshard.ChunkWriter, lazyshard.StreamReader"
+    code = f"import importlib.util, lazyshard; {names}; print(importlib.util.find_spec('torch'), lazyshard.__file__)"
+    done = core.python(code)
+    assert (done.returncode, done.stderr, done.stdout.split()[0]) == (0, "", "None")
+    assert Path(done.stdout.split()[1]).is_relative_to(core.folder)
+
+
+def test_what_is_not_installed_is_named(core: Environment) -> None:
+    code = "import lazyshard\ntry:\n    lazyshard.LazyShardedDataset\nexcept ImportError as error:\n    print(error)"
+    assert "lazyshard[torch]" in core.python(code).stdout
+    for command, extra in (("lazyshard-producer", "lazyshard[producer]"), ("lazyshard", "lazyshard[cli]")):
+        done = core.command(command, "--help")
+        assert (done.returncode != 0, done.stdout, done.stderr.count("\n"), extra in done.stderr) == (True, "", 1, True)
+
+
+def test_producer_command_with_its_extra_which_brings_no_torch(producer: Environment) -> None:
+    for arguments in (["--help"], ["run", "--help"]):
+        done = producer.command("lazyshard-producer", *arguments)
+        assert (done.returncode, "usage" in done.stdout.lower()) == (0, True), done.stderr
+    done = producer.python("import torch")
+    assert (done.returncode, "ModuleNotFoundError" in done.stderr) == (1, True)
+
+
+FINDERS: Final = "import sys; print([type(f).__name__ for f in sys.meta_path if hasattr(f, 'lazyshard_swift')])"
+
+
+def editable_wheel(project: Path, folder: Path) -> Path:
+    code = "import sys; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
+    name = run_checked([sys.executable, "-c", code, folder], project).split()[-1]
+    return folder / name
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what an editable install needs; its own, so that it can be deleted."""
+    project = tmp_path / "checkout"
+    for folder in ("lazyshard", "producer", "integrations"):
+        shutil.copytree(ROOT / folder, project / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, project)
+    return project
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_start_up_file_comes_and_goes_with_package(editable: bool, wheel: Path, checkout: Path, tmp_path: Path) -> None:
+    package = editable_wheel(checkout, tmp_path) if editable else wheel
+    environment = Environment(tmp_path / "environment", "--no-deps", str(package))
+    (installed,) = environment.folder.glob(f"lib/python*/site-packages/{PTH}")
+    done = environment.python(FINDERS)
+    assert (done.stdout, done.stderr) == ("['function']\n", "")
+    # In a child, and with a module of ms-swift's name in place.
+    swift = tmp_path / "swift"
+    swift.mkdir()
+    (swift / "__init__.py").write_text(FINDERS)
+    code = f"""
+import subprocess, sys
+child = "import sys; sys.path.insert(0, {str(tmp_path)!r}); import swift"
+print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True))
+"""
+    done = environment.python(code)
+    assert "stdout=\"['Finder']\\n\", stderr=''" in done.stdout, done
+    environment.pip("uninstall", "-q", "-y", "lazyshard")
+    assert not installed.exists()
+    done = environment.python(FINDERS)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_start_up_file_of_a_checkout_that_is_gone_does_no_harm_and_says_so(checkout: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "environment", "--no-deps", str(editable_wheel(checkout, tmp_path)))
+    shutil.rmtree(checkout)
+    (tmp_path / "swift.py").write_text("value = 1\n")
+    done = environment.python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import swift; print(swift.value)")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert f"site-packages/{PTH}" in done.stderr
+    assert "No module named 'lazyshard_swift'" in done.stderr
+
+
+def test_doctor_without_ms_swift(producer: Environment) -> None:
+    # The requirements of the command are those of the producer's.
+    done = producer.command("lazyshard", "doctor", "swift")
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "NOT OK ms-swift not installed: pip install 'ms-swift>=4.0,<4.7'" in lines
+    assert "ok finder active in this interpreter" in lines
+    assert "NOT OK megatron sft --sharded_lazy true cannot start: ms-swift is not installed" in lines

@@ -1,7 +1,5 @@
 """tests/README.md names, for every promise and every kind of fault of docs/reliability.md, tests that there are."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -20,8 +18,6 @@ MAKES_A_MODEL: Final = "make_model"
 
 
 class Row(NamedTuple):
-    """One of README's: the beginning of what docs/reliability.md says, and a test of it."""
-
     what: str
     test: str
     tier: str
@@ -41,7 +37,6 @@ FAULTS: Final = rows_of("Faults and the tests that play them")
 
 
 def marks(decorators: ast.AST | list[ast.expr]) -> set[str]:
-    """Names of the markers among these, but not of those of single parameters."""
     found = decorators if isinstance(decorators, list) else [decorators]
     texts = [ast.unparse(one) for one in found if isinstance(one, ast.expr)]
     return {match[1] for text in texts if (match := re.match(r"pytest\.mark\.(\w+)", text))}

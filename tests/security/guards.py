@@ -1,22 +1,80 @@
-"""The attacks, each as a function that carries one out against the real code and asserts that nothing came of it.
+"""What somebody may write who can write into a stream's directory, and attacks, each a function that carries one out.
 
-Tests call them; and call them again with a weakness planted in the code, which each of them must then find.
+Tests call the attacks against the real code; and call them again with a weakness planted, which each must then find.
 """
 
-from __future__ import annotations
-
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
+from lazyshard.cli.main import main as lazyshard_main
 from lazyshard.errors import FileRefused, LazyShardError
 from lazyshard.format.cursor import Cursor
 from lazyshard.store import durable
 from lazyshard.stream.cursor import write_cursor
+from lazyshard_producer.cli import main as producer_main
 from lazyshard_producer.following.journal import FollowState
-from tests.security.hostile import ESCAPES, SECRET, edit, link_to, outside, second_name_of, unchanged, write_stream
+
+NAMES: Final = (
+    *("", ".", "..", "../x", "../../etc/passwd", "/etc/passwd", "a/b", "a\0b", "a\nb", "a\x1b[2Jb", "a\x9bb"),
+    *("a" * 300, "\ud800"),
+)
+"""Names that lead elsewhere, or that no file can have; a consumer must have none of them."""
+
+ESCAPES: Final = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\r\n\u202egnp.exe\u2028"
+"""Sets a title, clears the screen, colours, overwrites, begins a line, turns the direction of writing."""
+
+SECRET: Final = b'{"password": "kept to myself"}\n'
+
+
+def write_stream(directory: Path, rows: int = 4, per_chunk: int = 2, *, end: bool = True, row: Any = None) -> Path:
+    writer = ChunkWriter(directory, per_chunk)
+    for number in range(rows):
+        writer.write(row or {"id": number})
+    writer.close(end)
+    return directory
+
+
+def edit(file: Path, **values: Any) -> None:
+    file.write_bytes(json.dumps(json.loads(file.read_bytes()) | values).encode("utf-8", "surrogatepass"))
+
+
+def outside(place: Path) -> Path:
+    """Makes a folder that has nothing to do with any stream, with a file that is nobody else's affair."""
+    place.mkdir()
+    (place / "secret").write_bytes(SECRET)
+    return place
+
+
+def unchanged(place: Path) -> bool:
+    return sorted(path.name for path in place.iterdir()) == ["secret"] and (place / "secret").read_bytes() == SECRET
+
+
+def link_to(target: Path) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+def second_name_of(target: Path) -> Callable[[Path], None]:
+    return lambda path: os.link(target, path)
+
+
+def command(*arguments: object) -> int:
+    return lazyshard_main([str(one) for one in arguments])
+
+
+def producer(*arguments: object) -> int:
+    """Runs `lazyshard-producer` in this process."""
+    return producer_main([str(one) for one in arguments])
+
+
+def shown(text: str) -> str:
+    """Returns the characters of an output that do something to a terminal, line ends left out."""
+    return "".join(char for char in text if not char.isprintable() and char != "\n")
 
 
 def link_out_of_the_stream_is_not_read(place: Path) -> None:
@@ -75,7 +133,7 @@ def journal_names_no_other_directory(place: Path) -> None:
     (place / "incoming").mkdir()
     name = f"../{elsewhere.name}/secret"
     assert (place / "incoming" / name).read_bytes() == SECRET
-    with pytest.raises(ValueError, match="file = "):
+    with pytest.raises(ValueError):
         FollowState().apply({"file": name, "offset": len(SECRET)})
 
 
@@ -107,3 +165,16 @@ def no_error_moves_the_cursor(place: Path) -> None:
     with pytest.raises(LazyShardError) as caught:
         StreamReader(stream, max_wait=0).read(100)
     assert str(caught.value).isprintable()
+
+
+Guard = Callable[[Path], None]
+
+GUARDS: Final[tuple[Guard, ...]] = (
+    link_out_of_the_stream_is_not_read,
+    temporary_file_is_always_new,
+    recovery_removes_nothing_elsewhere,
+    cursors_folder_leads_nowhere,
+    journal_names_no_other_directory,
+    umask_is_kept,
+    no_error_moves_the_cursor,
+)

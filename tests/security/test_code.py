@@ -1,7 +1,5 @@
 """Nothing that comes from a file is run: what could is named with the reason; no expression is exponential."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json
@@ -16,11 +14,9 @@ import pytest
 
 from lazyshard.cli.output import shorten
 from lazyshard.errors import StateInvalid
-from lazyshard.format.cursor import Cursor
 from lazyshard.inspection.tracing_states import read_state
-from lazyshard.stream.cursor import write_cursor
 from lazyshard_producer.following.listing import NameRules
-from tests.security.hostile import command, producer, write_stream
+from tests.security.guards import command, producer, write_stream
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT: Final = ("lazyshard", "producer/lazyshard_producer", "integrations/swift/lazyshard_swift")
@@ -65,7 +61,6 @@ def sources() -> Iterator[Path]:
 
 
 def runners_in(tree: ast.AST) -> Iterator[str]:
-    """Yields the calls that could run something."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -80,7 +75,6 @@ def runners_in(tree: ast.AST) -> Iterator[str]:
 
 
 OWN: Final = frozenset({"self", "reload", "segment", "space"})
-"""Objects of our own whose methods have these names, and run nothing."""
 
 
 def test_nothing_else_in_the_product_runs_what_it_reads() -> None:
@@ -105,26 +99,7 @@ def test_nothing_else_in_the_product_runs_what_it_reads() -> None:
     assert found == set(ALLOWED), "what is new here needs a reason in ALLOWED; what has gone is to be taken out"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import pickle\npickle.loads(data)",
-        "import torch\ntorch.load(path)",
-        "import yaml\nyaml.load(text)",
-        "eval(text)",
-        "subprocess.run(line, shell=True)",
-        "numpy.load(path, allow_pickle=True)",
-        "os.system(line)",
-        "from pickle import Unpickler\nUnpickler(file).load()",
-    ],
-)
-def test_each_of_these_would_be_found(text: str) -> None:
-    assert list(runners_in(ast.parse(text)))
-
-
 class Runs:
-    """Makes a file when it is unpickled."""
-
     def __init__(self, file: Path) -> None:
         self.file = file
 
@@ -133,9 +108,7 @@ class Runs:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_checkpoint_that_runs_code_when_unpickled_is_not_unpickled(
-    protocol: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_code_of_a_checkpoint_is_run(protocol: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     stream, proof = write_stream(tmp_path / "stream"), tmp_path / "it-ran"
     file = tmp_path / "lazyshard.pt"
     file.write_bytes(pickle.dumps(Runs(proof), protocol))
@@ -147,15 +120,6 @@ def test_checkpoint_that_runs_code_when_unpickled_is_not_unpickled(
     assert not proof.exists()
     pickle.loads(file.read_bytes())
     assert proof.exists(), "the file does what it should not be let do"
-
-
-def test_file_of_torch_save_is_not_unpickled(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    proof, file = tmp_path / "it-ran", tmp_path / "state.pt"
-    torch.save({"state": Runs(proof)}, file)
-    with pytest.raises(StateInvalid, match="as that would run what is in it"):
-        read_state(file)
-    assert not proof.exists()
 
 
 def test_stream_says_nothing_that_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,15 +148,6 @@ def test_what_every_start_of_python_runs_is_one_import() -> None:
     assert text == "import lazyshard_swift\n"
     tree = ast.parse((ROOT / "integrations/swift/lazyshard_swift/__init__.py").read_bytes())
     assert [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)] == ["import sys"]
-
-
-def test_consumer_is_not_taken_for_an_option_or_a_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    stream = write_stream(tmp_path / "stream")
-    name = "$(touch it-ran); --yes `x` 'y'"
-    write_cursor(stream, Cursor(name, None, 0, 0, {}, 1.0))
-    assert command("status", stream) == 0
-    line = " ".join(capfd.readouterr().out.split())
-    assert """'$(touch it-ran); --yes `x` '"'"'y'"'"''""" in line
 
 
 patterns: Final[Any] = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")

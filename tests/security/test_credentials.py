@@ -1,7 +1,5 @@
 """The credentials in a stream's URL open it, and stand nowhere else: not in output, files, errors or answers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -88,14 +86,12 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def place() -> Iterator[Callable[[str], str]]:
-    """Returns URLs with credentials; those of one test are on one host."""
     host = uuid.uuid4().hex
     yield lambda name: f"memory://me:{PASSWORD}@{host}/{name}?sig={SIGNATURE}"
     _store().clear()
 
 
 def _store() -> dict[str, Any]:
-    """Returns all objects in memory."""
     found: dict[str, Any] = fsspec.filesystem("memory").store
     return found
 
@@ -114,7 +110,6 @@ class Sweep:
         caplog.set_level(logging.INFO)
 
     def run(self, program: Callable[[list[str]], int], *arguments: str) -> tuple[int, str]:
-        """Returns the exit code, and what was printed."""
         self._capfd.readouterr()
         code = program(list(arguments))
         told = "".join(self._capfd.readouterr())
@@ -122,7 +117,6 @@ class Sweep:
         return code, told
 
     def fails(self, call: Callable[[], object], *errors: type[BaseException]) -> None:
-        """Looks at all that is to be seen of the error of a call."""
         with pytest.raises(errors) as caught:
             call()
         error = caught.value
@@ -153,9 +147,7 @@ def produce(sweep: Sweep, folder: Path, url: str, *more: str) -> None:
     assert sweep.run(producer, "check", *given)[0] == 0
 
 
-def test_nothing_that_a_run_or_a_command_tells_or_leaves_holds_them(
-    place: Callable[[str], str], sweep: Sweep, tmp_path: Path
-) -> None:
+def test_nothing_told_or_left_holds_them(place: Callable[[str], str], sweep: Sweep, tmp_path: Path) -> None:
     first, second = place("one"), place("two")
     produce(sweep, tmp_path, first, "--metrics-port", "0", "--log-every-seconds", "0.001")
     produce(sweep, tmp_path, second, "--max-ahead", "100chunks")
@@ -171,22 +163,12 @@ def test_nothing_that_a_run_or_a_command_tells_or_leaves_holds_them(
     assert_hidden(repr(blend), repr(members[0]), str(members[0].directory), repr(members[0].directory))
     assert_hidden(json.dumps(blend.state_dict(4)))
     assert len(list(StreamReader(first))) == 7
+    trace, audit = ("trace", first, "--consumer", "run"), ("audit", first, "--consumer", "run")
+    doctor = ("doctor", "lazyshard", "--stream", first)
     for arguments in (
-        ("status", first),
-        ("status", first, "--json"),
-        ("verify", first),
-        ("verify", first, "--json"),
-        ("inspect", first),
-        ("inspect", first, "--json"),
-        ("inspect", first, "3"),
-        ("inspect", first, "--chunk", "1", "--json"),
-        ("watch", first, "--save", "page.html"),
-        ("trace", first, "--consumer", "run"),
-        ("trace", first, "--consumer", "run", "--sample", "0"),
-        ("audit", first, "--consumer", "run"),
-        ("audit", first, "--consumer", "run", "--json"),
-        ("doctor", "lazyshard", "--stream", first),
-        ("doctor", "lazyshard", "--stream", first, "--json"),
+        *((name, first, *more) for name in ("status", "verify", "inspect") for more in ((), ("--json",))),
+        *(("inspect", first, "3"), ("inspect", first, "--chunk", "1", "--json"), trace, (*trace, "--sample", "0")),
+        *(audit, (*audit, "--json"), doctor, (*doctor, "--json"), ("watch", first, "--save", "page.html")),
         ("forget", second, "run", "--yes"),
     ):
         code, told = sweep.run(main, *arguments)
@@ -204,7 +186,7 @@ def test_nothing_that_a_run_or_a_command_tells_or_leaves_holds_them(
     sweep.check_files()
 
 
-def test_nothing_that_fails_tells_them(
+def test_no_failure_tells(
     place: Callable[[str], str], sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, missing = place("one"), place("none")

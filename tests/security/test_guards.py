@@ -1,30 +1,26 @@
-"""The attacks fail; and with a weakness planted, each is found to succeed."""
-
-from __future__ import annotations
+"""Attacks against the real code fail, with a weakness planted each succeeds; and permissions are kept."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from lazyshard import ChunkWriter
+from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.store import durable, files
-from lazyshard.stream import cursor, pacing
+from lazyshard.stream import CursorOwner, cursor, pacing
+from lazyshard.stream.consumers import write_reading
+from lazyshard.stream.retire import retire
 from lazyshard_producer.following import journal
+from lazyshard_producer.following.journal import Journal
+from lazyshard_producer.ray.pieces import PieceWriter
+from lazyshard_swift.checkpoints import save_position
+from lazyshard_swift.position import Position
 from tests.security import guards
-
-Guard = Callable[[Path], None]
-
-GUARDS: Final = (
-    guards.link_out_of_the_stream_is_not_read,
-    guards.temporary_file_is_always_new,
-    guards.recovery_removes_nothing_elsewhere,
-    guards.cursors_folder_leads_nowhere,
-    guards.journal_names_no_other_directory,
-    guards.umask_is_kept,
-    guards.no_error_moves_the_cursor,
-)
+from tests.security.guards import GUARDS, Guard, producer
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.__name__)
@@ -106,3 +102,65 @@ def test_planted_weakness_is_found(
 
 def test_every_attack_has_a_weakness_that_it_finds() -> None:
     assert {guard for _, guard in WEAKNESSES} == set(GUARDS)
+
+
+MASKS: Final = (0o077, 0o002)
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def assert_kept(place: Path, mask: int, made: int) -> None:
+    found = [path for path in place.rglob("*") if not path.is_symlink()]
+    assert len(found) >= made, found
+    for path in found:
+        expected = (0o777 if path.is_dir() else 0o666) & ~mask
+        assert path.stat().st_mode & 0o7777 == expected, f"{path}: {path.stat().st_mode & 0o7777:o}, not {expected:o}"
+
+
+@pytest.mark.parametrize("mask", MASKS, ids="{:03o}".format)
+def test_everything_that_is_made_keeps_the_umask(mask: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "all"
+    with umask(mask):
+        place.mkdir()
+        (place / "incoming").mkdir()
+        (place / "incoming" / "a.jsonl").write_bytes(b'{"id":0}\nbad\n{"id":1}\n{"id":2}\n')
+        (place / "incoming" / "end").touch()
+        stream, bad = place / "stream", ("--on-bad-row", "quarantine")
+        run = ("run", "--follow", place / "incoming", "--end-marker", "end", "--samples-per-chunk", 1)
+        assert producer(*run, "--out", stream, *bad, "--finished-by", "rename") == 0, capfd.readouterr().err
+        assert (stream / "quarantine.jsonl").exists()
+        assert producer("init", place / "stream.toml") == 0
+        writer = ChunkWriter(place / "live", 2)
+        for number in range(7):
+            writer.write({"id": number})
+        assert (place / "live" / ".tmp").is_dir()
+        assert_kept(place, mask, 10)  # with what is being written
+        with CursorOwner(place / "live", "sft") as owner:
+            owner.put(Cursor("sft", writer.stream_id, 0, 0, {}, 1.0))
+        assert write_reading(place / "live", ReadingMark("sft", writer.stream_id, 1, 0, 1, 1.0))
+        assert retire(place / "live", 2, 3) == 2
+        writer.close()
+        copied = ("run", "--source", stream, "--samples-per-chunk", 2, "--out", place / "copied")
+        assert producer(*copied) == 0, capfd.readouterr().err
+        Journal(place / "journals", "in").close()
+        piece = PieceWriter(place, 1)
+        piece.add([b"{}\n"])
+        piece.commit()
+        save_position(Position("s", "d", 1, 0, 0, 1, 1, "strided", 0, 0, 1, True, "sft", 1.0), place / "checkpoint-1")
+    assert_kept(place, mask, 35)
+
+
+def test_file_that_is_replaced_keeps_nothing_of_the_old_one(tmp_path: Path) -> None:
+    with umask(0o022):
+        ChunkWriter(tmp_path / "s", 1).close(end=False)
+    (tmp_path / "s" / "head.json").chmod(0o666)
+    with umask(0o077):
+        ChunkWriter(tmp_path / "s", 1).close(end=False)
+    assert (tmp_path / "s" / "head.json").stat().st_mode & 0o777 == 0o600

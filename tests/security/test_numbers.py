@@ -1,13 +1,10 @@
 """Numbers that make an allocation or a loop huge, sizes of files, which cost nothing, and bombs that expand to much."""
 
-from __future__ import annotations
-
 import gzip
-import io
 import os
 import resource
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,9 +12,9 @@ import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import ChunkCorrupt, FileRefused, FormatInvalid, LazyShardError, StateInvalid, StateMismatch
-from lazyshard.format.cursor import Cursor, ReadingMark
-from lazyshard.format.records import End, Head, Manifest, Owner, Retired
+from lazyshard.errors import ChunkCorrupt, FileRefused, LazyShardError, StateMismatch
+from lazyshard.format.cursor import Cursor
+from lazyshard.format.records import Manifest
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import RunState
 from lazyshard.inspection import inspection
@@ -27,83 +24,9 @@ from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.part import Part
 from lazyshard.store.files import MAX_PLAIN_BYTES, read_file
 from lazyshard.stream.cursor import write_cursor
-from lazyshard_producer.sources.decompression import BLOCK_BYTES, open_text
-from tests.security.hostile import NUMBERS, command, edit, producer, write_stream
+from tests.security.guards import command, edit, producer, write_stream
 
 MANY: Final = 10**12
-
-HEAD: Final = {
-    "chunks": 1,
-    "samples": 2,
-    "ended": False,
-    "state": "idle",
-    "rate": 0,
-    "host": "h",
-    "pid": 1,
-    "updated_at": 1,
-}
-CURSOR: Final[dict[str, Any]] = {
-    "consumer": "sft",
-    "stream_id": None,
-    "consumed": 0,
-    "chunks_before": 0,
-    "plan": {},
-    "updated_at": 1.0,
-}
-MARK: Final = {"consumer": "sft", "stream_id": None, "dp_size": 1, "window": 0, "needs_chunks": 0, "updated_at": 1.0}
-MANIFEST: Final = {"stream_id": "0" * 32, "samples_per_chunk": 2, "created_at": 1.0}
-RETIRED: Final = {"stream_id": "0" * 32, "chunks_before": 1, "updated_at": 1.0}
-OWNER: Final = {"epoch": 1, "token": "t", "host": "h", "pid": 1, "since": 1.0}
-END: Final = {"chunks": 1, "samples": 2}
-
-FIELDS: Final[dict[str, tuple[Callable[[bytes], object], Mapping[str, Any], tuple[str, ...]]]] = {
-    "stream.json": (Manifest.decode, MANIFEST, ("samples_per_chunk",)),
-    "head.json": (Head.decode, HEAD, ("chunks", "samples", "pid")),
-    "stream.end": (End.decode, END, ("chunks", "samples")),
-    "retired.json": (Retired.decode, RETIRED, ("chunks_before",)),
-    "stream.owner": (Owner.decode, OWNER, ("epoch", "pid")),
-    "cursor": (lambda data: Cursor.decode(data, "sft"), CURSOR, ("consumed", "chunks_before")),
-    "reading mark": (lambda data: ReadingMark.decode(data, "sft"), MARK, ("dp_size", "window", "needs_chunks")),
-}
-"""How each is decoded, what a right one holds, and which of that is a count."""
-
-
-def encoded(values: Mapping[str, Any]) -> bytes:
-    # By hand: these are numbers that no encoder of JSON writes.
-    pairs = {"format": 1, **values}
-    texts = {None: "null", True: "true", False: "false"}
-    shown = (
-        texts[value] if value is None or isinstance(value, bool) else repr(value).replace("'", '"')
-        for value in pairs.values()
-    )
-    return ("{" + ", ".join(f'"{name}": {text}' for name, text in zip(pairs, shown, strict=True)) + "}").encode()
-
-
-@pytest.mark.parametrize("name", FIELDS)
-def test_every_count_is_refused_beyond_its_bounds(name: str) -> None:
-    decode, values, counts = FIELDS[name]
-    decode(encoded(values))
-    for field in counts:
-        for number in (*NUMBERS, 10**400):
-            if number == 2**62 and field in ("samples", "consumed", "window", "epoch"):
-                continue  # the highest that there is
-            with pytest.raises(FormatInvalid):
-                decode(encoded({**values, field: number}))
-    for field in ("created_at", "updated_at", "since", "rate"):
-        if field in values:
-            for text in ("1e400", "-1e400", "NaN", "Infinity"):
-                data = encoded({**values, field: 123456789}).replace(b"123456789", text.encode())
-                with pytest.raises(FormatInvalid):
-                    decode(data)
-
-
-@pytest.mark.parametrize("samples", [2**62, 10**8, 3, 0, -1])
-def test_seal_claims_no_more_rows_than_it_holds(samples: int, tmp_path: Path) -> None:
-    stream = write_stream(tmp_path / "stream")
-    file = stream / "chunk_00000.jsonl.completed"
-    edit(file, samples=samples)
-    with pytest.raises(FormatInvalid, match=r"samples|numbers of 8 bytes"):
-        Seal.decode(file.read_bytes(), 0)
 
 
 @pytest.fixture
@@ -124,7 +47,7 @@ def test_file_with_a_hole_is_refused_and_not_read_into_memory(name: str, tmp_pat
     file.parent.mkdir(exist_ok=True)
     with open(file, "ab") as opened:
         opened.truncate(1 << 40)
-    with pytest.raises(FileRefused, match=f"expected at most {MAX_PLAIN_BYTES} bytes, found a file of {1 << 40} bytes"):
+    with pytest.raises(FileRefused, match=f"{MAX_PLAIN_BYTES} bytes.*{1 << 40} bytes"):
         read_file(file)
     for arguments in (("status",), ("verify", "--jobs", "1")):
         assert command(arguments[0], stream, *arguments[1:]) in (0, 5, 7)
@@ -139,14 +62,11 @@ def test_row_of_a_terabyte_is_refused_and_not_read_into_memory(tmp_path: Path) -
     os.truncate(stream / "chunk_00000.jsonl", 1 << 40)
     reader = StreamReader(stream, max_wait=0)
     for read in (lambda: reader.read(0), lambda: reader.line(0), lambda: list(reader)):
-        with pytest.raises(
-            ChunkCorrupt, match="expected a row of at most 2147483648 bytes, found one of 1099511627776"
-        ):
+        with pytest.raises(ChunkCorrupt, match="1099511627776"):
             read()
 
 
 def consumed(place: Path) -> Path:
-    """A stream with a cursor."""
     stream = write_stream(place / "stream")
     identity = Manifest.decode((stream / "stream.json").read_bytes()).stream_id
     state = RunState(identity, 2, 2, 0, 0, None, (Part(1, 1, 2),), 2)
@@ -178,7 +98,7 @@ def test_chunks_that_are_not_there_are_not_walked_through(tmp_path: Path, capfd:
     ):
         assert command(arguments[0], stream, *arguments[1:]) in codes, (arguments, capfd.readouterr())
         assert "Traceback" not in capfd.readouterr().err
-    with pytest.raises(LazyShardError, match="says 1000000000000 chunks"):
+    with pytest.raises(LazyShardError, match=str(MANY)):
         ChunkWriter(stream, 2)
 
 
@@ -209,47 +129,34 @@ def tracing(facts_samples: int = 6, **values: Any) -> Tracing:
     ids=["ranks", "batch", "draws", "epochs", "skip", "parts"],
 )
 def test_state_that_no_run_can_have_is_refused_before_it_is_walked_through(parts: tuple[Part, ...]) -> None:
-    with pytest.raises(StateMismatch, match="the state cannot be of this stream"):
+    with pytest.raises(StateMismatch):
         tracing(parts=parts)
 
 
 def test_step_of_more_draws_than_memory_holds_is_refused() -> None:
     state = Part(2**31, 1, 0, draws_per_step=MAX_STEP_DRAWS)
-    with pytest.raises(StateMismatch, match="draws"):
+    with pytest.raises(StateMismatch):
         list(tracing(2**60, parts=(state,)).at_step(0))
 
 
-@pytest.mark.parametrize("number", [-1, 2**63, 1.5, 1e308, "1", None, True])
-def test_numbers_of_a_state_are_refused_beyond_their_bounds(number: Any) -> None:
-    values = RunState("0" * 32, 2, 2, 0, 0, None, (Part(1, 1, 2),), 2).to_dict()
-    for name in ("samples_per_chunk", "unit", "window", "seed", "consumed"):
-        with pytest.raises(StateInvalid):
-            RunState.from_dict(values | {name: number}, "file")
-    for name in ("dp", "batch_size", "draws", "first_step", "draws_per_step"):
-        with pytest.raises(StateInvalid):
-            RunState.from_dict(values | {"parts": [values["parts"][0] | {name: number}]}, "file")
+def told_source(stream: Path, path: Path | str, **values: Any) -> int:
+    """Has the seals of a stream say that a source was read so far; returns the code of a trace of its first byte."""
+    entry = {"path": str(path), "kind": "jsonl", "offset": 5, "line": 1} | values
+    for chunk in (0, 1):
+        edit(stream / f"chunk_{chunk:05d}.jsonl.completed", source={"sources": [entry]})
+    return command("trace", stream, "--source", "a.jsonl:1")
 
 
 @pytest.mark.parametrize("field", ["offset", "line"])
 @pytest.mark.parametrize("number", [-1, 2**63, 1.5, "9" * 5000, None])
-def test_position_of_a_source_that_is_no_number_is_an_error(
-    field: str, number: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    stream = consumed(tmp_path)
-    entry = {"path": "a.jsonl", "kind": "jsonl", "offset": 5, "line": 1} | {field: number}
-    for chunk in (0, 1):
-        edit(stream / f"chunk_{chunk:05d}.jsonl.completed", source={"sources": [entry]})
-    assert command("trace", stream, "--source", "a.jsonl:1") == 5
-    assert "does not say how far it was read" in capfd.readouterr().err
+def test_position_that_is_no_number(field: str, number: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert told_source(consumed(tmp_path), "a.jsonl", **{field: number}) == 5
+    assert capfd.readouterr().err.count("\n") == 1
 
 
 def test_source_that_a_seal_names_is_no_pipe_to_wait_at(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    stream = consumed(tmp_path)
     os.mkfifo(tmp_path / "a.jsonl")
-    entry = {"path": str(tmp_path / "a.jsonl"), "kind": "jsonl", "offset": 99, "line": 9}
-    for chunk in (0, 1):
-        edit(stream / f"chunk_{chunk:05d}.jsonl.completed", source={"sources": [entry]})
-    assert command("trace", stream, "--source", "a.jsonl:1") == 0
+    assert told_source(consumed(tmp_path), tmp_path / "a.jsonl", offset=99, line=9) == 0
     assert "the file cannot be read" in capfd.readouterr().out
 
 
@@ -263,9 +170,7 @@ def bomb(head: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("name", ["bomb.jsonl.gz", "nested.jsonl.gz"])
-def test_run_over_a_bomb_ends_with_an_error_in_bounded_memory(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_run_over_a_bomb_ends_in_bounded_memory(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data = bomb(b'{"id":0}\n{"text":"')
     (tmp_path / name).write_bytes(data if name.startswith("bomb") else gzip.compress(data))
     run = ("run", "--source", tmp_path / name, "--out", tmp_path / "out", "--samples-per-chunk", 1)
@@ -279,12 +184,3 @@ def test_run_over_a_bomb_ends_with_an_error_in_bounded_memory(
         tracemalloc.stop()
     assert peak < EXPANDED_BYTES // 3
     assert "Traceback" not in capfd.readouterr().err
-
-
-def test_text_of_a_bomb_comes_in_blocks() -> None:
-    text = open_text(io.BufferedReader(io.BytesIO(bomb())), "bomb.gz")
-    sizes = []
-    while block := text.read():
-        sizes.append(len(block))
-    assert sum(sizes) == EXPANDED_BYTES
-    assert max(sizes) <= 2 * BLOCK_BYTES

@@ -1,12 +1,11 @@
 """Texts that somebody else wrote come to a terminal as text: nothing in them moves a cursor or feigns a line."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+from unittest import mock
 
 import orjson
 import pytest
@@ -22,24 +21,13 @@ from lazyshard.stream.listing import Published
 from lazyshard.stream.lock import WriterLock
 from lazyshard.stream.pacing import describe_producer, failure_words
 from lazyshard_producer import command as commands
-from tests.security.hostile import ESCAPES, command, edit, producer, shown, write_stream
+from tests.security.guards import ESCAPES, command, edit, producer, shown, write_stream
 
 COMMANDS: Final = (
-    ("status",),
-    ("status", "--json"),
-    ("inspect",),
-    ("inspect", "--json"),
-    ("inspect", "0", "--rows", "3", "--full"),
-    ("inspect", "0", "--json"),
-    ("inspect", "--chunk", "0"),
-    ("verify", "--jobs", "1"),
-    ("verify", "--json", "--jobs", "1"),
-    ("trace", "--sample", "0", "--rows"),
-    ("audit",),
-    ("audit", ESCAPES),
-    ("trace", "--source", f"{ESCAPES}:0"),
-    ("trace", "--consumer", ESCAPES),
-    ("forget", "sft"),
+    *(("status",), ("status", "--json"), ("inspect",), ("inspect", "--json"), ("inspect", "0", "--json")),
+    *(("inspect", "0", "--rows", "3", "--full"), ("inspect", "--chunk", "0"), ("verify", "--jobs", "1")),
+    *(("verify", "--json", "--jobs", "1"), ("trace", "--sample", "0", "--rows"), ("audit",), ("forget", "sft")),
+    *(("audit", ESCAPES), ("trace", "--source", f"{ESCAPES}:0"), ("trace", "--consumer", ESCAPES)),
 )
 
 
@@ -60,7 +48,7 @@ def hostile_stream(place: Path) -> Path:
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: repr(" ".join(arguments))[:40])
-def test_commands_print_no_control_characters(
+def test_no_command_moves_the_cursor(
     arguments: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stream = hostile_stream(tmp_path)
@@ -70,9 +58,7 @@ def test_commands_print_no_control_characters(
     assert shown(out + err) == ""
 
 
-def test_refused_rows_are_shown_to_people_as_text_and_given_to_programs_as_they_came(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     stream = hostile_stream(tmp_path)
     producer("quarantine", stream)
     assert shown("".join(capfd.readouterr())) == ""
@@ -90,8 +76,6 @@ def test_refused_rows_are_shown_to_people_as_text_and_given_to_programs_as_they_
 
 
 class Captured(io.TextIOWrapper):
-    """A standard output that is, or is not, a terminal."""
-
     buffer: io.BytesIO
 
     def __init__(self, terminal: bool) -> None:
@@ -148,12 +132,9 @@ def test_the_holder_of_a_lock_is_named_as_text(tmp_path: Path) -> None:
         held.release()
 
 
-def test_an_unexpected_error_is_told_as_text(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError(ESCAPES)
-
-    monkeypatch.setattr("lazyshard.cli.status.take_survey", fail)
-    assert command("status", tmp_path) == 70
+def test_an_unexpected_error_is_told_as_text(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with mock.patch("lazyshard.cli.status.take_survey", side_effect=RuntimeError(ESCAPES)):
+        assert command("status", tmp_path) == 70
     err = capfd.readouterr().err
     assert "Traceback" in err
     assert shown(err) == ""

@@ -1,4 +1,4 @@
-"""The finder on stand-in packages, and what an extension that fails comes to.
+"""The finder on stand-in packages; that it is in place once installed: tests/packaging/test_publishing.py."""
 
 That the finder is in place once installed: tests/packaging/test_wheel.py.
 """

@@ -1,14 +1,11 @@
-"""`docs/troubleshooting.md` has an entry for every error class, logged line, wait and exit code, and none for others.
+"""What pages, guides and docstrings say is so: errors, links, figures, paths, imports, examples."""
 
-Its examples are what the code says: each is brought about and compared.
-"""
-
-from __future__ import annotations
-
+import doctest
+import importlib
 import inspect
 import re
-from collections.abc import Callable
-from functools import partial
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Final, get_args, get_type_hints
@@ -22,29 +19,23 @@ import lazyshard_swift.errors
 from lazyshard.format.records import STATES
 from lazyshard_producer.display import metrics
 from lazyshard_producer.holding.limits import KeptChunks
-from tests.packaging import troubles_of_files, troubles_of_producing, troubles_of_training
+from tests.packaging.guide_programs import GUIDES, blocks, variables
 from tests.packaging.messages import LOGGED, read_golden
-from tests.packaging.test_import_directions import ROOT
-from tests.packaging.trouble_words import each_of, told
+from tests.packaging.test_import_directions import MAY_IMPORT, ROOT
 
 PAGE: Final = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 MESSAGES: Final = read_golden()
 ERRORS: Final = (lazyshard.errors, lazyshard_producer.errors, lazyshard_swift.errors)
-GROUPS: Final = troubles_of_files.GROUPS | troubles_of_producing.GROUPS | troubles_of_training.GROUPS
-TROUBLES: Final[dict[str, Callable[[], object]]] = (
-    troubles_of_files.TROUBLES
-    | troubles_of_producing.TROUBLES
-    | troubles_of_training.TROUBLES
-    | {heading: partial(each_of, group) for heading, group in GROUPS.items()}
+GROUPS: Final = (
+    *("Files that cannot be read", "Object stores", "Options and sources", "Writing a stream"),
+    *("Steps, lengths and configuration", "States that do not fit", "ms-swift"),
 )
+
 EXITS: Final[dict[str, ModuleType]] = {
     "`lazyshard-producer`": lazyshard_producer.errors,
     "`lazyshard`": lazyshard.cli.exits,
     "ms-swift": lazyshard_swift.errors,
 }
-GROUPED: Final = {name for group in GROUPS.values() for name in group}
-"""Classes in tables: those of a heading share one block of examples."""
-
 ROOTS: Final = {"LazyShardError", "FormatInvalid"}
 """Not raised themselves, so they have no exit code."""
 
@@ -56,7 +47,6 @@ FEWEST_LINES: Final = 60
 
 
 def error_classes() -> dict[str, type[BaseException]]:
-    """All public classes of errors, by name."""
     found = {}
     for module in ERRORS:
         for name, one in inspect.getmembers(module, inspect.isclass):
@@ -66,7 +56,6 @@ def error_classes() -> dict[str, type[BaseException]]:
 
 
 def sections() -> dict[str, str]:
-    """The text under each heading, by its words."""
     parts = re.split(r"^##+ (.+)$", PAGE, flags=re.MULTILINE)
     headings = [heading.strip("`") for heading in parts[1::2]]
     assert len(set(headings)) == len(headings), "a heading is there twice"
@@ -77,7 +66,6 @@ SECTIONS: Final = sections()
 
 
 def code_spans(text: str) -> list[str]:
-    """What stands between backticks outside of blocks, a line break as a space."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     return [re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", prose)]
 
@@ -90,7 +78,6 @@ def table(heading: str, first: str) -> dict[str, list[str]]:
 
 
 def exit_codes(module: ModuleType) -> set[int]:
-    """The codes that a module of exit codes defines."""
     return {value for name, value in vars(module).items() if name.isupper() and name[0] != "_" and type(value) is int}
 
 
@@ -121,20 +108,12 @@ def phrases() -> list[str]:
     return [re.sub(r"\s+", " ", span) for span in found if span != "bold"]
 
 
-def normal(text: str) -> str:
-    """With the process, machine, user and seconds of the examples."""
-    text = re.sub(r"it has failed for \d+ s:", "it has failed for 0 s:", text)
-    text = re.sub(r"process \d+ on (?!node2)\S+", "process 4711 on node1", text)
-    text = re.sub(r"\(pid \d+ on [^)]+\)", "(pid 4711 on node1)", text)
-    return re.sub(r"\buid \d+", "uid 1000", text)
-
-
 def test_every_error_class_has_an_entry_and_no_entry_is_of_another() -> None:
     entries = re.findall(r"^### `([A-Z]\w+)`$", PAGE, re.MULTILINE)
-    assert sorted([*entries, *GROUPED, *ROOTS]) == sorted(error_classes())
-    assert {heading: list(table(heading, "class")) for heading in GROUPS} == {
-        heading: list(group) for heading, group in GROUPS.items()
-    }
+    grouped = [name for heading in GROUPS for name in table(heading, "class")]
+    assert sorted([*entries, *grouped, *ROOTS]) == sorted(error_classes())
+    shown = {heading for heading, text in SECTIONS.items() if "```text\n" in text}
+    assert {*entries, *GROUPS} <= shown
 
 
 def test_every_class_has_the_exit_codes_that_the_commands_have() -> None:
@@ -173,31 +152,107 @@ def test_every_phrase_of_the_page_is_one_of_a_message() -> None:
     assert [phrase for phrase in known if not any(holds_pieces(text, phrase) for text in texts)] == []
 
 
-def test_every_example_has_its_trouble_and_every_trouble_its_example() -> None:
-    shown = {heading for heading, text in SECTIONS.items() if "```text\n" in text}
-    assert shown == set(TROUBLES)
-    assert set(error_classes()) - shown - GROUPED == ROOTS
+def test_every_line_of_an_example_is_one_of_a_message() -> None:
+    examples = re.findall(r"^```text\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
+    lines = [line for text in examples for line in text.splitlines() if line[0] != " " and "1 mistake" not in line]
+    assert len(lines) >= FEWEST_LINES
+    pieces = [text.replace("{}", "…") for texts in MESSAGES.values() for text in texts]
+    known = [text for text in pieces if len(re.findall(r"[a-z]{2,}", text)) >= 2]
+    assert [line for line in lines if not any(holds_pieces(line, text) for text in known)] == []
 
 
-@pytest.mark.parametrize("heading", TROUBLES)
-def test_an_example_is_what_is_said(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if heading == "Object stores":
-        pytest.importorskip("s3fs", reason="needs the extra objects")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    examples = re.findall(r"^```text\n(.*?)\n```$", SECTIONS[heading], re.DOTALL | re.MULTILINE)
-    assert normal(told(TROUBLES[heading])) == "\n".join(examples)
+PAGES: Final = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
-def test_links_of_the_page_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([\w./-]*)(#[\w-]+)?\)", PAGE)
-    assert len(links) >= 20
-    lost = []
-    for file, anchor in links:
-        path = ROOT / "docs" / (file or "troubleshooting.md")
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-        known = {"#" + re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
-        if not text or (anchor and anchor not in known):
-            lost.append(file + anchor)
-    assert lost == []
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(page: Path) -> list[str]:
+    """Links to files that are not there, or to headings that the page they lead to does not have."""
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            found.append(link)
+    return found
+
+
+def test_links_lead_somewhere() -> None:
+    assert len(PAGES) >= 40
+    assert {page.name: found for page in PAGES if (found := dead_links(page))} == {}
+
+
+def test_commands_of_the_guides_have_the_options_that_they_are_given() -> None:
+    named = {"torchrun": "torch.distributed.run", "lazyshard-producer run": "lazyshard_producer run"}
+    for command, module in named.items():
+        help_of = [sys.executable, "-m", *module.split(), "--help"]
+        known = subprocess.run(help_of, env=variables(), capture_output=True, text=True, timeout=120).stdout
+        found = 0
+        for page in GUIDES.glob("*.md"):
+            for block in blocks(page.name, ""):
+                for line in block.replace("\\\n", " ").splitlines():
+                    if line.startswith(command):
+                        found += 1
+                        words = re.findall(r"(?<= )--[\w-]+", line)
+                        assert [word for word in words if word not in known] == [], f"{page.name}: {line}"
+        assert found
+
+
+ARCHITECTURE: Final = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+TOPS: Final = ("examples", "integrations", "lazyshard", "producer", "scripts", "tests")
+LEAST_NAMED: Final = 80
+
+
+def code_of(markdown: str) -> list[str]:
+    """What stands between single backticks, outside of blocks."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE))
+
+
+def named_paths(markdown: str) -> list[str]:
+    return [code for code in code_of(markdown) if code in TOPS or code.startswith(tuple(f"{top}/" for top in TOPS))]
+
+
+def imports_allowed(markdown: str) -> dict[str, set[str]]:
+    """The rows of the table under the headings `layer` and `may import`."""
+    _, _, table = markdown.partition("| layer | may import |\n|---|---|\n")
+    rows = re.findall(r"\| `(\w+)` \| (.*) \|\n", table.partition("\n\n")[0] + "\n")
+    return {layer: set(code_of(others)) for layer, others in rows}
+
+
+def test_every_path_on_the_page_is_there() -> None:
+    paths = named_paths(ARCHITECTURE)
+    assert len(paths) >= LEAST_NAMED
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_page_tells_the_imports_that_the_test_of_directions_allows() -> None:
+    assert imports_allowed(ARCHITECTURE) == MAY_IMPORT
+
+
+PLACES: Final = (ROOT, ROOT / "producer", ROOT / "integrations" / "swift")
+
+
+def modules(place: Path) -> list[str]:
+    files = [file for package in place.glob("lazyshard*") for file in package.rglob("*.py")]
+    names = [".".join(file.relative_to(place).with_suffix("").parts) for file in files if ">>> " in file.read_text()]
+    return sorted(name.removesuffix(".__init__") for name in names)
+
+
+MODULES: Final = [name for place in PLACES for name in modules(place)]
+
+
+def test_there_are_such_examples_in_each_package() -> None:
+    assert {name.partition(".")[0] for name in MODULES} == {"lazyshard", "lazyshard_producer", "lazyshard_swift"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_come_out_as_they_say(name: str) -> None:
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted
+    assert not found.failed, "see what doctest has printed"

@@ -1,0 +1,171 @@
+"""Smaller scripts, README of them all, and the table of scripts/bench."""
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+
+from scripts.benchmarks import bench
+from scripts.benchmarks.bench_harness import Benchmark, Failed, Missing, Row, Setting, Side, bound
+from scripts.checks import second_try
+
+ONE, TWO, THREE, FOUR = (f"tests/data/test_a.py::test_{name}" for name in ("four", "one", "three", "two"))
+
+
+@pytest.mark.parametrize(
+    ("failed", "repeated"),
+    [
+        ([TWO, ONE], [ONE, TWO]),
+        ([ONE, TWO, THREE], [ONE, TWO, THREE]),
+        # Many have a cause.
+        ([ONE, TWO, THREE, FOUR], []),
+        # A lost sample and a file that does not load stand.
+        ([ONE, "tests/crash/test_run.py::test_mutant[late]"], []),
+        ([ONE, "tests/faults/test_soak.py::test_b"], []),
+        ([ONE, "tests/data/test_a.py"], []),
+    ],
+)
+def test_which_failures_are_looked_at_again(failed: list[str], repeated: list[str]) -> None:
+    assert second_try.may_be_repeated(failed) == repeated
+
+
+SCRIPTS: Final = Path(__file__).resolve().parents[2] / "scripts"
+COMMANDS: Final = sorted(path.name for path in SCRIPTS.iterdir() if path.is_file() and os.access(path, os.X_OK))
+
+
+def page() -> str:
+    return (SCRIPTS / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_command_is_listed_once() -> None:
+    assert len(COMMANDS) >= 12
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page(), re.MULTILINE)) == COMMANDS
+
+
+def test_every_folder_and_module_is_named() -> None:
+    folders = {path.name for path in SCRIPTS.iterdir() if path.is_dir()} - {"__pycache__"}
+    assert [name for name in sorted(folders) if f"`{name}`" not in page()] == []
+    gone = [name for name in re.findall(r"`(\w+\.py)`", page()) if not list(SCRIPTS.rglob(name))]
+    assert gone == []
+
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def test_the_lock_names_no_address_and_no_cuda() -> None:
+    lines = (ROOT / "scripts/locked.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) > 200
+    assert [line for line in lines if "://" in line or line.startswith("-") or "nvidia" in line or "cuda" in line] == []
+    assert [line for line in lines if line.startswith("torch==")] == ["torch==2.13.0"]
+    assert "pymdown-extensions==12.3 ; python_full_version < '3.11.5'" in lines
+
+
+KNOWN: Final = {
+    "name": "jinja2",
+    "version": "2.4.1",
+    "vulns": [{"id": "PYSEC-2014-8", "fix_versions": ["2.7.2"], "aliases": [], "description": ""}],
+}
+CLEAN: Final = {"name": "numpy", "version": "2.0", "vulns": []}
+SKIPPED: Final = {"name": "torch", "skip_reason": "Dependency not found on PyPI and could not be audited"}
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("audit_dependencies", ROOT / "scripts/checks/audit_dependencies.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Before it runs: its dataclass looks for its module by name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def answer(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], int]:
+    def run(printed: str, code: int) -> int:
+        program = f"import sys\nsys.stderr.write('ERROR: refused\\n')\nprint({printed!r})\nsys.exit({code})\n"
+        (tmp_path / "pip-audit").write_text(f"#!{sys.executable}\n{program}")
+        (tmp_path / "pip-audit").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        found: int = script.main([])
+        assert script.main(["--if-possible"]) == (0 if found == 75 else found)
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("packages", "code"), [([CLEAN], 0), ([CLEAN, SKIPPED], 0), ([KNOWN, CLEAN], 1), ([SKIPPED], 75), ([], 75)]
+)
+def test_verdict(packages: list[dict[str, Any]], code: int, answer: Callable[[str, int], int]) -> None:
+    assert answer(json.dumps({"dependencies": packages, "fixes": []}), code % 75) == code
+
+
+def test_each_vulnerability_is_a_line(script: ModuleType) -> None:
+    code, lines = script.verdict(script.read_answer({"dependencies": [KNOWN, SKIPPED]}), "")
+    assert (code, lines[0].startswith("jinja2 2.4.1: PYSEC-2014-8; ")) == (1, True)
+
+
+@pytest.mark.parametrize("printed", ["", "[]", "null", '{"dependencies": 5}'])
+def test_service_that_does_not_answer_is_no_clean_bill(printed: str, answer: Callable[[str, int], int]) -> None:
+    assert answer(printed, 1) == 75
+
+
+def test_machine_without_the_tool_is_told(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "find_tool", lambda: None)
+    assert (script.main([]), script.main(["--if-possible"])) == (75, 0)
+
+
+def no_package() -> dict[str, float]:
+    raise Missing("no such package")
+
+
+def fails() -> dict[str, float]:
+    raise Failed("other rows than there are")
+
+
+def tiny(*rows: Row) -> Benchmark:
+    def prepare(setting: Setting) -> Mapping[str, Side]:
+        return {"slow": lambda: {"us": 4.0}, "fast": lambda: {"us": 2.0}, "lost": no_package, "broken": fails}
+
+    return Benchmark("tiny", "what is known", rows, prepare)
+
+
+ROWS: Final = (
+    Row("met", "fast", "slow", "us", 1.9),
+    Row("missed", "slow", "fast", "us", 1.0),
+    Row("told", "slow", "fast", "us"),
+    Row("below.lost", "fast", "lost", "us", 1.0),
+    Row("below.broken", "broken", "slow", "us", 1.0),
+    bound("in-bounds", "slow", 4.5, "us"),
+    bound("out-of-bounds", "slow", 3.5, "us"),
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["tiny.met", "tiny.told", "tiny.in-bounds", "--check"], 0),
+        (["tiny.met", "tiny.missed", "--check"], 1),
+        (["tiny.out-of-bounds", "--check"], 1),
+        (["tiny.missed", "tiny.out-of-bounds"], 0),
+        (["tiny.below.lost", "--check"], 0),
+        (["tiny.below"], 1),
+        (["--list"], 0),
+    ],
+)
+def test_missed_goals_and_failures(
+    arguments: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "BENCHMARKS", [tiny(*ROWS)])
+    assert bench.main([*arguments, "--dir", str(tmp_path), "--no-peers"]) == code
+    assert list(tmp_path.iterdir()) == []

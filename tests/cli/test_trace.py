@@ -15,7 +15,7 @@ from lazyshard.stream.stream import open_now
 from tests.cli.commands import lazyshard
 from tests.cli.traced_runs import commit, make_stream, run_of, save, two_ranks
 from tests.data.blends import State, Stream, blend, take, write
-from tests.producer.commands import run as produce
+from tests.harness.processes.producing import run as produce
 from tests.stream.streams import foreign
 
 Run = tuple[Path, Path]

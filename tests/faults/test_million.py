@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.harness.processes.environment import environment
 from tests.harness.soak.million import Measured, measure, room
-from tests.producer.commands import environment
 
 FEW = 600  # More than `lazyshard inspect` looks at
 MANY = 20_000

@@ -20,7 +20,6 @@ from tests.harness.network.sweep import MARGIN_S, PER_CHUNK, ROWS, Child, Round,
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, ids
 from tests.harness.tally import Tally
-from tests.producer.commands import assert_one_line, ids
 from tests.stream.streams import rows
 
 pytestmark = [

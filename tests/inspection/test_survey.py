@@ -31,8 +31,8 @@ from lazyshard.inspection.survey import Survey, take_survey
 from lazyshard.stream.retire import retire
 from lazyshard_producer.cli import main
 from tests.cli.commands import as_another_user
+from tests.harness.processes.producing import rows as made_rows
 from tests.inspection.surveyed import checkpoint, edit_head, reads
-from tests.producer.commands import rows as made_rows
 from tests.stream.streams import foreign, head, needs_root, produce
 
 NOW = 1_700_000_000.0

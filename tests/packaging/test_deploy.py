@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import lazyshard
-from tests.producer.commands import environment, published, rows, run, wait_until
+from tests.harness.processes.environment import environment
+from tests.harness.processes.producing import published, rows, run, wait_until
 
 DEPLOY = Path(__file__).resolve().parents[2] / "producer" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"

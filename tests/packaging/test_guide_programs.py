@@ -18,6 +18,7 @@ import torch
 
 from lazyshard import ChunkWriter
 from lazyshard.stream import read_cursor
+from tests.harness.processes.environment import environment
 from tests.packaging.guide_programs import (
     DEADLINE_S,
     ROOT,
@@ -30,7 +31,6 @@ from tests.packaging.guide_programs import (
     variables,
     wait_until,
 )
-from tests.producer.commands import environment
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 

@@ -13,7 +13,7 @@ from lazyshard import StreamReader
 from lazyshard.format.names import MANIFEST
 from lazyshard.store.urls import UrlPath, stream_path
 from lazyshard_producer.cli import main
-from tests.producer.commands import assert_one_line, rows, run_arguments
+from tests.harness.processes.producing import assert_one_line, rows, run_arguments
 from tests.store.producing import Run, check_ended, objects
 from tests.store.streams import upload
 from tests.stream.streams import produce

@@ -12,7 +12,7 @@ import pytest
 
 from lazyshard.errors import StoreUnavailable
 from lazyshard_producer.shipping.store import GivenUp, Tries
-from tests.producer.commands import assert_one_line, rows
+from tests.harness.processes.producing import assert_one_line, rows
 from tests.store.producing import CHANGES, Fault, Run, Watched, check_ended, ids, until
 from tests.store.server import BROKEN, BUSY, Server
 

@@ -12,7 +12,7 @@ import pytest
 
 from lazyshard.store.urls import UrlPath
 from tests.harness.processes.commands import Commands
-from tests.producer.commands import assert_one_line, rows
+from tests.harness.processes.producing import assert_one_line, rows
 from tests.store.producing import Run, check_ended, chunk_names, ids, objects, until
 from tests.store.server import Server
 

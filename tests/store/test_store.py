@@ -15,7 +15,7 @@ import pytest
 from lazyshard.errors import StoreRefused, StoreUnavailable
 from lazyshard.store.objects import PATIENCE_VARIABLE, ObjectStore
 from lazyshard.store.urls import UrlPath, is_folder, is_url, stream_name, stream_path
-from tests.producer.commands import environment
+from tests.harness.processes.environment import environment
 from tests.store.server import BROKEN, BUSY, Gate, Server, mute
 from tests.stream.streams import forked
 

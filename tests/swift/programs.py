@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.producer.commands import run_arguments
+from tests.harness.processes.producing import run_arguments
 from tests.swift.warm import CPU
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -26,9 +26,8 @@ from tests.data.workers import loader
 from tests.harness.network.mounts import CACHED, DEFAULT, Mount, Share, why_not
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.producing import ids
+from tests.harness.processes.producing import ids, run_arguments
 from tests.harness.tally import Tally
-from tests.producer.commands import ids, run_arguments
 
 PER_CHUNK: Final = 4
 ROWS: Final = 42  # Ten chunks, and a last one of two rows

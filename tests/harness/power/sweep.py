@@ -21,10 +21,10 @@ from tests.harness.power.checks import Found, Told, Whole, check, check_ended, r
 from tests.harness.power.lives import EVERY, TOTAL, Checkpoint, Progress, Stop, found, produce, train
 from tests.harness.processes.kill_points import WHENS, When
 from tests.harness.processes.nursery import Ended, Nursery
+from tests.harness.processes.producing import run_arguments
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.table import CONSUMED, CONSUMER, POWER, Scene
 from tests.harness.tally import Tally, Violation
-from tests.producer.commands import run_arguments
 
 
 class PlayedScene(NamedTuple):

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.producer.commands import environment
+from tests.harness.processes.environment import environment
 
 GONE_S: Final = 30.0  # How long a killed process may take to be gone, on a machine that is very busy
 PR_SET_PDEATHSIG: Final = 1

@@ -13,7 +13,8 @@ from lazyshard_producer.configuration.config import TABLES, example, read_config
 from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, SOURCE_OPTIONS, Settings
 from lazyshard_producer.display.metrics import PrometheusMetrics
 from lazyshard_producer.errors import SettingsInvalid
-from tests.producer.commands import ROOT, assert_one_line, plain_sources, rows
+from tests.harness.processes.environment import ROOT
+from tests.harness.processes.producing import assert_one_line, plain_sources, rows
 from tests.producer.display.test_metrics import scrape
 
 ALL = (*SOURCE_OPTIONS, *OPTIONS)

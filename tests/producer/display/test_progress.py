@@ -18,7 +18,8 @@ from rich.console import Console
 from lazyshard_producer.cli import main
 from lazyshard_producer.display.progress import BAR_EVERY_S, Bar, Display, Log, RecentRate
 from lazyshard_producer.wording import Outcome, Tally, error_line, log_line, summary
-from tests.producer.commands import environment, rows, run_arguments, start
+from tests.harness.processes.environment import environment
+from tests.harness.processes.producing import rows, run_arguments, start
 from tests.producer.display.test_metrics import Clock
 
 COUNTS = {"samples": 1234, "published": 1200, "chunks": 12, "new": 234, "blank": 1, "duplicate": 2}

@@ -15,7 +15,7 @@ from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, exit_code
 from lazyshard_producer.sources import generator
 from lazyshard_producer.sources.generator import GeneratorFailed, GeneratorSource
 from lazyshard_producer.sources.source import Context, Line, Rows
-from tests.producer.commands import assert_one_line, ids, run_arguments, start, wait_until
+from tests.harness.processes.producing import assert_one_line, ids, run_arguments, start, wait_until
 from tests.producer.sources.reading import refusal
 
 COUNT_TO_FIVE = """

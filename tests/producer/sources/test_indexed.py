@@ -25,7 +25,6 @@ from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, run_arguments, seal
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.streams import Stream
-from tests.producer.commands import assert_one_line, run_arguments, seal
 from tests.producer.sources.reading import lines, parsed, refusal, take
 
 DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]

@@ -10,7 +10,8 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard_producer.cli import main
-from tests.producer.commands import assert_one_line, chunk_files, environment, ids, rows, run_arguments, seal
+from tests.harness.processes.environment import environment
+from tests.harness.processes.producing import assert_one_line, chunk_files, ids, rows, run_arguments, seal
 
 
 def test_what_is_not_there_or_something_else_is_refused(

@@ -11,18 +11,10 @@ import pytest
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import (
     assert_one_line,
-    ids,
-    published,
-    rows,
-    run,
-    run_arguments,
-    start,
-    wait_until,
 )
 from tests.harness.scenes.rows import lines, made
 from tests.harness.scenes.sources import KINDS, PipedSource
 from tests.harness.scenes.streams import Stream
-from tests.producer.commands import assert_one_line
 
 FILES: Final = ["plain", "gzip", "zstd", "parquet", "arrow", "hugging face", "foreign stream"]
 PIPES: Final = ["pipe", "stdin"]

@@ -13,7 +13,7 @@ import pytest
 from lazyshard_producer.cli import main
 from lazyshard_producer.sources.sequential import StandardInput
 from lazyshard_producer.sources.source import Line
-from tests.producer.commands import run_arguments
+from tests.harness.processes.producing import run_arguments
 from tests.producer.fault_sources import TextSource
 from tests.producer.sources.reading import lines, open_kind, position_after, refusal, take
 

@@ -22,7 +22,7 @@ from lazyshard.stream.retire import retire
 from lazyshard_producer.cli import main
 from lazyshard_producer.sources import stream as stream_source
 from lazyshard_producer.sources.stream import StreamSource
-from tests.producer.commands import assert_one_line, run_arguments, seal, start, wait_until
+from tests.harness.processes.producing import assert_one_line, run_arguments, seal, start, wait_until
 from tests.producer.sources.reading import lines, open_kind, position_after, refusal, take
 from tests.stream.damage import Damage, cut, delete, each, edit, flip, found, put, stream
 from tests.stream.foreign_seals import seal_rows

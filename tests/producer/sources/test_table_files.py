@@ -20,7 +20,8 @@ from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.sources.arrow import find_data_files, is_hugging_face, open_tables
 from lazyshard_producer.sources.source import Context, RowOrigin
 from lazyshard_producer.sources.tables import TableSource
-from tests.producer.commands import assert_one_line, environment, ids, run_arguments
+from tests.harness.processes.environment import environment
+from tests.harness.processes.producing import assert_one_line, ids, run_arguments
 from tests.producer.sources.reading import lines, parsed, refusal, take
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")

@@ -57,7 +57,7 @@ def test_what_a_blend_is(streams: Path) -> None:
 def test_each_stream_comes_in_its_own_order_at_the_same_positions_on_every_rank(
     streams: Path, layout: str, window: int, dp: int
 ) -> None:
-    count, weights = 40, {"a": 3, "b": 2, "c": 1}
+    count, weights = 40, {"a": 3.0, "b": 2.0, "c": 1.0}
     order = BlendTable((3, 2, 1)).streams(0, count)
     options: dict[str, Any] = {"layout": layout, "shuffle_window": window, "num_samples": dp * count, "batch_size": 4}
     lanes = []

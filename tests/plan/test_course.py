@@ -416,7 +416,7 @@ SHORT = Course(Rules(4), [Part(2, 3)])
         (lambda: PLAIN.done_before(-1, None), IndexError, "position .* got -1"),
         (lambda: PLAIN.place(-1, None, 0), IndexError, "sample .* got -1"),
         *(
-            (lambda at=at, total=total: PLAIN.window_stop(*at, total), IndexError, "must be")
+            (lambda at=at, total=total: PLAIN.window_stop(at[0], at[1], total), IndexError, "must be")
             for at in ((3, 0), (-1, 0), (0, -1))
             for total in (None, 30)
         ),

@@ -33,7 +33,8 @@ def test_deal_golden(deal: Deal, total: int, lanes: list[list[int]]) -> None:
     assert [deal.place(sample, total) for sample in range(total)] == [places[sample] for sample in range(total)]
     length = min(map(len, lanes))
     table = deal.samples(np.arange(deal.dp)[:, None], np.arange(length), total)
-    assert (table.dtype, table.tolist()) == (np.int64, [lane[:length] for lane in lanes])
+    assert table.dtype == np.int64
+    assert table.tolist() == [lane[:length] for lane in lanes]
 
 
 @PROPERTY
@@ -41,7 +42,7 @@ def test_deal_golden(deal: Deal, total: int, lanes: list[list[int]]) -> None:
 def test_lanes_are_the_oracles_in_arrays_too_and_back(case: Case) -> None:
     deal, total = case.deal, case.total
     for lane, expected in enumerate(case.lanes()):
-        positions = np.arange(len(expected))
+        positions = range(len(expected))
         assert lane_of(deal, lane, total) == deal.samples(lane, positions, total).tolist() == expected
         assert [deal.place(sample, total) for sample in expected] == [(lane, q) for q in positions]
         live = [deal.sample(lane, q) for q in range(len(expected))]
@@ -52,7 +53,8 @@ def test_lanes_are_the_oracles_in_arrays_too_and_back(case: Case) -> None:
 def test_an_array_of_two_integers_has_no_dimension_and_one_of_nothing_is_empty() -> None:
     one, nothing = Deal(2, 3).samples(1, 4, 16), Deal(2, 3).samples(0, [], 16)
     assert (one.shape, one.item()) == ((), 10)
-    assert (nothing.shape, nothing.dtype) == ((0,), np.int64)
+    assert nothing.shape == (0,)
+    assert nothing.dtype == np.int64
 
 
 @pytest.mark.parametrize(

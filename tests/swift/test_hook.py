@@ -1,6 +1,6 @@
-"""The finder on stand-in packages; that it is in place once installed: tests/packaging/test_publishing.py."""
+"""The finder on stand-in packages, and what an extension that fails comes to.
 
-That the finder is in place once installed: tests/packaging/test_wheel.py.
+That the finder is in place once installed: tests/packaging/test_publishing.py.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from tests.harness.processes.environment import environment
 from tests.harness.processes.lockstep import GO_ON, Ranks
 from tests.harness.processes.nursery import forked, kill, last_words, reap
 from tests.harness.runs.checkpoints import Checkpoint

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import orjson
 
+from tests.harness.processes.environment import environment
 from tests.harness.soak import rows as soak_rows
 from tests.harness.soak.history import DeclaredOrder
 

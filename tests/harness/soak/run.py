@@ -16,6 +16,7 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.inspection.verification import verify
+from tests.harness.processes.environment import environment
 from tests.harness.processes.nursery import adopt_orphans, has_children, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.soak import rows as soak_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import socket
@@ -130,20 +131,42 @@ CAN_CUT: Final = CUT is not None and subprocess.run([CUT, "--net", "--map-root-u
 
 
 TRAIN: Final = """
-import sys
+import json, os, pathlib, signal, sys
 from lazyshard import LazyShardedDataset, Order
+
+stream, out, (rank, ranks, workers, kill_at) = sys.argv[1], pathlib.Path(sys.argv[2]), map(int, sys.argv[3:])
 
 def encode(row):
     if row["id"] % 7 == 3:
         raise ValueError("too long")
     return row["id"]
 
-rank = int(sys.argv[2])
-order = Order(shuffle_window=2)
-dataset = LazyShardedDataset(sys.argv[1], encode, dp_rank=rank, dp_size=3, batch_size=4, order=order)
-for batch in dataset.batches(num_workers=rank, collate_fn=list):
-    print(*batch, flush=True)
+dataset = LazyShardedDataset(stream, encode, dp_rank=rank, dp_size=ranks, batch_size=4, order=Order(shuffle_window=2))
+batches = dataset.batches(num_workers=workers, collate_fn=list)
+saved = out / "state.json"
+if saved.exists():
+    batches.load_state_dict(json.loads(saved.read_text()))
+for batch in batches:
+    with (out / "trained.jsonl").open("a") as file:
+        print(json.dumps([batches.step, batch]), file=file)
+    if batches.step % 3 == 0:
+        (out / "new").write_text(json.dumps(batches.state_dict()))
+        (out / "new").rename(saved)
+    if batches.step == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def train(stream: Path, out: Path, *numbers: int, before: tuple[str, ...] = ()) -> int:
+    out.mkdir(exist_ok=True)
+    command = [*before, sys.executable, "-c", TRAIN, str(stream), str(out), *map(str, numbers)]
+    return subprocess.run(command, timeout=100).returncode
+
+
+def trained(out: Path) -> list[list[Any]]:
+    """Returns step and ids of each micro batch, in the order in which they were trained."""
+    return [json.loads(line) for line in (out / "trained.jsonl").read_text().splitlines()]
+
 
 CONNECT: Final = """
 import socket, sys
@@ -162,10 +185,25 @@ def test_ranks_whose_network_is_cut_train_each_sample_once(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as server:
         connect = [sys.executable, "-c", CONNECT, str(server.getsockname()[1])]
         assert [subprocess.run([*before, *connect]).returncode for before in ((), cut)] == [0, 7]
-    stream, trained = produce(tmp_path / "s", 120, 10), list[int]()
+    stream = produce(tmp_path / "s", 120, 10)
+    ids: list[int] = []
     for rank in range(3):
-        command = [*cut, sys.executable, "-c", TRAIN, str(stream), str(rank)]
-        done = subprocess.run(command, timeout=100, capture_output=True, text=True, check=True)
-        trained += map(int, done.stdout.split())
-    assert set(trained) == {number for number in range(120) if number % 7 != 3}
-    assert len(trained) == 120
+        assert train(stream, tmp_path / str(rank), rank, 3, rank, 0, before=cut) == 0
+        ids += [number for _, batch in trained(tmp_path / str(rank)) for number in batch]
+    assert set(ids) == {number for number in range(120) if number % 7 != 3}
+    assert len(ids) == 120
+
+
+@pytest.mark.full
+def test_substitutes_are_the_same_after_kills_as_without(tmp_path: Path) -> None:
+    stream = produce(tmp_path / "s", 200, 10)
+    assert train(stream, tmp_path / "whole", 0, 1, 0, 0) == 0
+    whole = trained(tmp_path / "whole")
+    assert len([number for _, batch in whole for number in batch if number % 7 != 3]) == 200
+    for workers, kill_at in ((2, 4), (0, 11), (1, 31), (2, 35)):
+        assert train(stream, tmp_path / "killed", 0, 1, workers, kill_at) == -9
+    assert train(stream, tmp_path / "killed", 0, 1, 2, 0) == 0
+    again = trained(tmp_path / "killed")
+    # Steps that a checkpoint did not have are trained again, by the same samples.
+    assert [step for step, _ in again] == [*range(1, 5), *range(4, 12), *range(10, 32), *range(31, 36), *range(34, 51)]
+    assert all([step, batch] in whole for step, batch in again)

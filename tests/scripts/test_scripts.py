@@ -169,3 +169,36 @@ def test_missed_goals_and_failures(
     monkeypatch.setattr(bench, "BENCHMARKS", [tiny(*ROWS)])
     assert bench.main([*arguments, "--dir", str(tmp_path), "--no-peers"]) == code
     assert list(tmp_path.iterdir()) == []
+
+
+PIP_SETTINGS: Final = """[global]
+index-url = https://first.example/simple
+extra-index-url =
+    https://second.example/simple
+    file:///third/simple
+find-links = /from/the/file
+default-timeout = 180
+quiet = 1
+"""
+
+
+def test_settings_of_pip_reach_uv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    loader = importlib.machinery.SourceFileLoader("environment", str(SCRIPTS / "environment"))
+    spec = importlib.util.spec_from_loader("environment", loader)
+    assert spec is not None
+    environment = importlib.util.module_from_spec(spec)
+    loader.exec_module(environment)
+    (tmp_path / "pip.conf").write_text(PIP_SETTINGS)
+    for name in ("SSL_CERT_FILE", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_INDEX_STRATEGY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_CERT", "/from/the/variable.crt")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/from/the/variable /and/another")
+    monkeypatch.setenv("UV_HTTP_TIMEOUT", "7")
+    assert environment.pip_settings(sys.executable) == {
+        "SSL_CERT_FILE": "/from/the/variable.crt",
+        "UV_DEFAULT_INDEX": "https://first.example/simple",
+        "UV_EXTRA_INDEX_URL": "https://second.example/simple file:///third/simple",
+        "UV_FIND_LINKS": "/from/the/variable /and/another",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }

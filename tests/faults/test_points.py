@@ -55,7 +55,7 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
 @pytest.mark.parametrize("scene", POINTS)
 def test_killed_at_calls(scene: str, field: Field) -> None:
     number = list(POINTS).index(scene)
-    sweeper, tally = field.sweeper(scene, 29, 5 * number)
+    sweeper, tally = field.sweeper(scene, 19, 5 * number)
     assert sweeper.at_every_call("kill", WHENS[number % 3]) > 0
     assert tally.violations == []
 
@@ -64,7 +64,7 @@ def test_killed_at_calls(scene: str, field: Field) -> None:
 @pytest.mark.parametrize("scene", ["plain", "made", "followed", "small disk", "encoded"])
 def test_error_at_calls(scene: str, kind: str, field: Field) -> None:
     number = list(POINTS).index(scene) + list(ERRORS).index(kind)
-    sweeper, tally = field.sweeper(scene, 5 if kind in ("EFBIG", "short") else 61, 7 * number)
+    sweeper, tally = field.sweeper(scene, 5 if kind in ("EFBIG", "short") else 43, 7 * number)
     assert sweeper.at_every_call(kind, ways(kind)[number % len(ways(kind))]) > 0
     assert sweeper.at_every_call(kind, ways(kind)[0], always=True) > 0
     assert tally.violations == []

@@ -187,6 +187,7 @@ def test_a_function_that_hangs_is_left_by_the_second_signal_and_workers_that_do_
         (tmp_path / "hangs").unlink(missing_ok=True)
         with session(*transforming(out, source, "hangs", "--workers", workers), cwd=tmp_path) as process:
             wait_until((tmp_path / "hangs").exists, process)
+            wait_until(partial(lambda out, workers: workers or published(out) == 1, out, workers), process)
             process.send_signal(signal.SIGTERM)
             if not workers:
                 # It is noted, and seen only once the function gives its row.

@@ -131,7 +131,7 @@ LIMITS = ["--max-disk", "500GB", "--min-free-disk", "1GB", "--retain", "100", "-
         (["--pack", "10"], [f"{PACK}'length', among 10,000 rows at a time", '{"pack":[{"id":0,']),
         (
             ["--pack", "10", "--encode", COUNTED, "--balance", "2"],
-            [f"{PACK}the encoder's length, among 10,000 rows at a time, fewer where they hold 1.0 GB; dealt by cost"],
+            [f"{PACK}the encoder's length, among 10,000 rows at a time, fewer where they hold ", "; dealt by cost to"],
         ),
         (
             ["--balance", "64", "--micro-batch-size", "5"],

@@ -18,14 +18,19 @@ from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SourceRefused
-from tests.producer.rows.draining import Taken, make, numbers, take, write
+from tests.producer.rows.draining import Taken, make, numbers, take
 
 HERE = "tests.producer.recipes"
 
 
 def grow(directory: Path, counts: Sequence[int]) -> list[Path]:
-    """Files of so many rows each."""
-    return write(directory, *([1] * count for count in counts))
+    """Files of so many rows each; those that are there are added to."""
+    paths = [directory / f"{file}.jsonl" for file in range(len(counts))]
+    for file, (path, count) in enumerate(zip(paths, counts, strict=True)):
+        with path.open("ab") as opened:
+            begin = opened.tell() // len(b'{"id":[0,0]}\n')
+            opened.write(b"".join(b'{"id":[%d,%d]}\n' % (file, number) for number in range(begin, count)))
+    return paths
 
 
 weightings = st.one_of(st.none(), st.lists(st.integers(1, 5), min_size=5, max_size=5))

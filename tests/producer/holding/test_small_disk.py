@@ -19,6 +19,7 @@ from tests.harness.processes.producing import (
     head,
     ids,
     published,
+    run,
     run_arguments,
     start,
     wait_until,
@@ -35,14 +36,15 @@ MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scen
 disk = disk_fixture("size=256k")
 
 
-def test_disk_full(disk: SmallDisk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_disk_full(disk: SmallDisk, tmp_path: Path) -> None:
     source, out = tmp_path / "a.jsonl", disk.point / "out"
     source.write_bytes(b"".join(b'{"id":%d,"text":"%s"}\n' % (number, b"x" * 900) for number in range(1000)))
     arguments = run_arguments(out, [source], 50, "--no-progress")
     done: list[int] = []
     for _ in range(2):
-        assert main(arguments) == 7
-        assert_one_line(capsys.readouterr().err, "No space left on device")
+        failed = run(*arguments)
+        assert failed.returncode == 7
+        assert_one_line(failed.stderr, "No space left on device")
         done = done or ids(out)
         assert ids(out) == done == list(range(len(done)))
         assert (head(out)["state"], head(out)["chunks"] * 50) == ("failed", len(done))
@@ -50,7 +52,7 @@ def test_disk_full(disk: SmallDisk, tmp_path: Path, capsys: pytest.CaptureFixtur
         assert len(chunk_files(out)) * 50 == len(done) > 0
 
     disk.change("size=8m")
-    assert main(arguments) == 0
+    assert run(*arguments).returncode == 0
     assert ids(out) == list(range(1000))
 
 

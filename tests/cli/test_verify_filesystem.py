@@ -142,9 +142,10 @@ def test_what_the_other_side_leaves_is_removed_or_told(tmp_path: Path, monkeypat
     far.put("file", 1)
     assert (near.clear(), list(tmp_path.iterdir())) == ([], [])
     monkeypatch.setattr("lazyshard.filesystem.side._CLOSING_S", 0.01)
-    near.make_folder("mine")
+    other = Side(str(tmp_path))
+    other.make_folder("mine")
     (tmp_path / "mine" / "somebody's").mkdir()
-    assert near.clear() == [str(tmp_path / "mine")]
+    assert other.clear() == [str(tmp_path / "mine")]
 
 
 class Broken(Side):

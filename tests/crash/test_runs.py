@@ -11,7 +11,7 @@ from tests.harness.runs.play import Played, Runs
 from tests.tiers import full
 
 BLOCKS = 5
-QUICK_BLOCKS = 3
+QUICK_BLOCKS = 1
 KILLS_A_BLOCK = 20  # 100 in all, 60 of them in the quick tier
 BLEND_BLOCKS = 2  # 40 more over blends
 MOST_RUNS = 12  # In so many runs each mistake is to be found

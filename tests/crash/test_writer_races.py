@@ -11,9 +11,10 @@ from lazyshard.errors import ProducerFenced
 from lazyshard.stream import recovery
 from tests.harness.planted.writers import MISTAKES
 from tests.harness.writers.races import race_by_chance, race_in_pairs, without_locks
+from tests.tiers import full
 
 
-@pytest.mark.parametrize("arrays", [False, True], ids=["rows", "arrays"])
+@pytest.mark.parametrize("arrays", [False, *full(True)], ids=["rows", "arrays"])
 def test_two_writers(arrays: bool, root: Path) -> None:
     found: list[str] = []
     assert race_in_pairs(root, arrays=arrays, begun=arrays, step=19, first=3 + arrays, found=found.append) > 300

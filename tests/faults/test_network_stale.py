@@ -107,6 +107,7 @@ def test_a_deleted_chunk_that_the_server_has_forgotten_is_reported_as_deleted(
     assert reader.read(5) == {"id": 5}
 
 
+@pytest.mark.full
 def test_writers_stop_and_go_on_after_estale_in_any_call(tmp_path: Path) -> None:
     error = errno.ESTALE
     number, faults = 0, 0

@@ -64,8 +64,8 @@ def beginning(place: Place) -> power.Beginning:
 @pytest.mark.parametrize(
     ("name", "every"),
     [
-        *(("plain", 31), ("encoded retained", 101)),
-        *full(("gzipped", 31), ("followed", 37)),
+        ("plain", 31),
+        *full(("encoded retained", 101), ("gzipped", 31), ("followed", 37)),
         *full(("retained", 71), ("encoded", 43)),
     ],
 )
@@ -96,7 +96,7 @@ def test_power_cut_in_the_recovery_loses_repeats_and_tears_nothing(
     assert tally.faults > tally.trials > 8
 
 
-@pytest.mark.parametrize(("filesystem", "swift"), [("ext4", True), ("xfs", False)])
+@pytest.mark.parametrize(("filesystem", "swift"), [("ext4", True), *full(("xfs", False))])
 def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
     filesystem: Filesystem, swift: bool, place: Place, beginning: power.Beginning
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_cut_of_the_power_shows(
     assert [broken in violation for violation in tally.violations] == [True], tally.violations
 
 
-@pytest.mark.parametrize("filesystem", FILESYSTEMS)
+@pytest.mark.parametrize("filesystem", [FILESYSTEMS[0], *full(*FILESYSTEMS[1:])])
 def test_a_cut_after_a_restart_shows_what_it_believes_too_early(filesystem: Filesystem, place: Place) -> None:
     bench = place.bench(filesystem, "plain", OF_A_RESTART)
     tally = Tally("power")

@@ -9,6 +9,7 @@ from tests.harness.properties import sweep
 from tests.harness.tally import Tally
 
 
+@pytest.mark.full
 def test_what_few_examples_do_not_show_is_found_among_many(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     properties_mutants.test_does_not_hold()
     tally = Tally("properties")

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
-from lazyshard.errors import StateMismatch, WaitTimeout
+from lazyshard.errors import LengthUnknown, StateMismatch, WaitTimeout
 from lazyshard.stream import read_reading
 from tests.data.options import grouped
 from tests.data.runs import open_ranks, read
@@ -54,6 +54,22 @@ def test_live_stream_with_a_small_maximum_is_read_at_once(tmp_path: Path) -> Non
     assert read(open_ranks(directory, 2, unit="auto", **options), 2) == [[0, 1], [2, 3]]
     with pytest.raises(WaitTimeout):
         read(open_ranks(directory, 2, unit="chunk", **options), 2)
+
+
+def test_without_a_length_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4, 4, end=False)
+    dataset = open_ranks(directory, 2, unit="auto")[0]
+    with pytest.raises(LengthUnknown):
+        len(dataset)
+    produce(directory, 6, 4)
+    assert read([dataset]) == [[0, 2, 4]]
+
+
+def test_samples_can_be_left_out_before_the_unit_is_settled(tmp_path: Path) -> None:
+    ranks = open_ranks(produce(tmp_path / "s", 12, 4), 4, unit="auto")
+    for rank in ranks:
+        rank.skip(samples=[(2, 6)])
+    assert sorted(i for lane in read(ranks) for i in lane) == [0, 1, 6, 7, 8, 9, 10, 11]
 
 
 def test_live_stream_that_does_not_tell_yet_is_waited_for_and_what_was_waited_for_is_said(tmp_path: Path) -> None:

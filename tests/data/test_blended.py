@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 from collections import Counter
 from pathlib import Path
@@ -38,6 +39,15 @@ def alone(directory: Path, letter: str, rank: int, dp: int, count: int, **option
         directory / letter, dp_rank=rank, dp_size=dp, num_samples=dp * count, **grouped(layout="strided", **options)
     )
     return ids([dataset[index] for index in dataset.rank_indices])
+
+
+def test_copies_read_the_same(streams: Path) -> None:
+    blended = blend(streams, {"a": 1, "b": 1}, num_samples=40)
+    expected = take(blended, 40, 4)
+    copy: BlendedDataset = pickle.loads(pickle.dumps(blended))
+    assert take(copy, 40, 4) == expected
+    blended.set_epoch(1)
+    assert pickle.loads(pickle.dumps(blended)).epoch == 1
 
 
 def test_what_a_blend_is(streams: Path) -> None:

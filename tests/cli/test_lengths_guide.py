@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lazyshard import ChunkWriter
 from tests.harness.processes.environment import DEADLINE_S, environment
 from tests.stream.streams import HERE
@@ -17,6 +19,7 @@ MODULE, PROGRAM = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.
 (PRINTED,) = re.findall(r"^```text\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.full
 def test_example_prints_what_the_page_says(tmp_path: Path) -> None:
     with ChunkWriter(tmp_path / "raw", 7) as writer:
         for number in range(40):

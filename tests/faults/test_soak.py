@@ -11,7 +11,6 @@ from tests.harness.planted.soak import MUTANTS
 from tests.harness.soak.rank import END, Rules, Shape, train
 from tests.harness.soak.rows import row
 from tests.harness.soak.run import soak
-from tests.tiers import full
 
 pytestmark = pytest.mark.timeout(600)  # Of a busy machine; what hangs in a soak it tells itself
 
@@ -29,7 +28,8 @@ def test_a_short_soak_loses_and_leaks_nothing(tmp_path: Path) -> None:
     assert 0 <= samples - found["counts"]["samples that the surviving history has trained"] < 8 * 32
 
 
-@pytest.mark.parametrize("mutant", ["lost sample", *full(*(name for name in MUTANTS if name != "lost sample"))])
+@pytest.mark.full
+@pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_soak_finds_a_mistake(mutant: str, tmp_path: Path) -> None:
     # It ends where the mistake is found; this is for how long it may look.
     found = soak(tmp_path, "--minutes", "3", "--ranks", "2", "--mutant", mutant)

@@ -61,8 +61,8 @@ def seven_rows(directory: Path) -> None:
     ("name", "prepare", "runs", "logged"),
     [
         ("arrays", None, [[]], [[]]),
-        ("blending", chat_and_code, [["0"], ["1"]], [[], []]),
         *full(
+            ("blending", chat_and_code, [["0"], ["1"]], [[], []]),
             ("choosing", lambda directory: produce(directory / "stream", 48, 4), [["0"], ["1"]], [[], []]),
             # A second time too, in the same place.
             ("encode-cache", None, [[], []], [[], []]),

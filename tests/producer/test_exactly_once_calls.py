@@ -23,7 +23,7 @@ MAKES = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows
 @pytest.mark.parametrize(
     ("kind", "error", "step"),
     [
-        ("plain", errno.EIO, 47),
+        ("plain", errno.EIO, 83),
         *full(("plain", errno.ENOSPC, 23), ("followed", errno.EIO, 23), ("followed", errno.ENOSPC, 23)),
     ],
 )

@@ -19,6 +19,7 @@ def test_full(): pass
 @pytest.mark.sweep
 def test_sweep(): pass
 """
+FEW = "@pytest.mark.few({})\n@pytest.mark.parametrize('n', range(6))\n"
 CONFTEST = """
 from tests.conftest import pytest_addoption, pytest_configure
 import tests.tiers
@@ -55,6 +56,7 @@ def test_a_file_of_which_the_quick_tier_takes_nothing_is_known_by_its_text(text:
     assert is_full(f"import pytest\n\n{text}") is full
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("tier", "body", "code"),
     [
@@ -65,6 +67,8 @@ def test_a_file_of_which_the_quick_tier_takes_nothing_is_known_by_its_text(text:
         ("full", "def test_long(): time.sleep(0.5)", 0),
         ("quick", "def test_long(): time.sleep(0.5)", 1),
         ("quick", "@pytest.mark.full\ndef test_long(): time.sleep(0.5)", 0),
+        ("quick", f"{FEW.format(2)}def test_long(n): assert n in (0, 3)", 0),
+        ("full", f"{FEW.format(2)}def test_long(n): assert n in (0, 3)", 1),
     ],
 )
 def test_a_run_fails_by_what_is_skipped_and_by_a_slow_file(tier: str, body: str, code: int, tmp_path: Path) -> None:

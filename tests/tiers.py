@@ -1,7 +1,8 @@
 """Which tests a run takes, and what makes a run fail in which none has failed.
 
 - *quick*, `scripts/test`: what has no marker, and `TRAININGS`; minutes, enough to trust a change.
-- *full*, `scripts/test_all` and whoever names a file: that and what is marked `full`.
+- *full*, `scripts/test_all` and whoever names a file: that and what is marked `full`; of a test that is marked
+  `few(n)` all parameters, of which the quick tier takes n, evenly spread.
 - *sweep*, `scripts/sweep_swift`: what is marked `sweep`, in no other tier.
 
 With `--gate` a run also fails where a test is skipped that `SKIPS` does not name. A run of the quick tier also fails
@@ -68,7 +69,22 @@ def mark_trainings(items: Iterable[pytest.Item]) -> None:
 def select(items: list[pytest.Item], tier: Tier) -> list[pytest.Item]:
     """Keeps those of the tier; returns the others."""
     left = [item for item in items if not is_taken(tier, {mark.name for mark in item.iter_markers()})]
+    if tier == "quick":
+        left += _beyond_few(item for item in items if item not in set(left))
     items[:] = [item for item in items if item not in set(left)]
+    return left
+
+
+def _beyond_few(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Returns what the quick tier leaves out of tests that are marked `few(n)`."""
+    by_test: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        for mark in item.iter_markers("few"):
+            by_test[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    left: list[pytest.Item] = []
+    for (_, count), all_of in by_test.items():
+        taken = {number * len(all_of) // count for number in range(min(count, len(all_of)))}
+        left += [item for number, item in enumerate(all_of) if number not in taken]
     return left
 
 

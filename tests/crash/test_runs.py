@@ -60,6 +60,7 @@ def killed_once(where: Where, whose: Whose = "all", **changes: object) -> RunPla
     return replace(run, pace=("--max-ahead", "2"), deaths=(), keep=2, lives=lives)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("where", ["start", "step", "read", "checkpoint", "commit", "publish", "any", "end"])
 def test_kill_falls_where_it_is_planned(where: Where, nursery: Runs) -> None:
     played = nursery.play(killed_once(where))
@@ -69,6 +70,7 @@ def test_kill_falls_where_it_is_planned(where: Where, nursery: Runs) -> None:
     assert played.deleted >= 5
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("whose", ["all", "job", "one"])
 @pytest.mark.parametrize("iterable", [False, True])
 def test_run_with_loader_workers_is_resumed_at_once(whose: Whose, iterable: bool, nursery: Runs) -> None:
@@ -85,7 +87,8 @@ def test_what_the_last_ranks_left_over_is_kept_for_others(nursery: Runs) -> None
     assert_held(nursery.play(replace(run, pace=("--rate", "250"), lives=(run.lives[0], last))))
 
 
-@pytest.mark.parametrize("name", [*MISTAKES[:3], *full(*MISTAKES[3:])])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", MISTAKES)
 def test_harness_finds_mistake(name: str, nursery: Runs) -> None:
     mutant = MUTANTS[name]
     for seed in range(MOST_RUNS):

@@ -22,6 +22,7 @@ from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce
 
 
+@pytest.mark.few(5)
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.filterwarnings("ignore:Exception in thread QueueFeederThread:pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("rank", [0, 1])

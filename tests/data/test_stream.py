@@ -36,6 +36,7 @@ def open_iterable(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -
     return LazyShardedIterable(open_ranks(directory, dp, **options)[rank])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @at_ends
 def test_order_is_that_of_lists_whatever_the_workers_in_each_epoch(tmp_path: Path, workers: int, at_end: Any) -> None:

@@ -41,6 +41,7 @@ def write_both(directory: Path, a: int, b: int, *, end: bool = True) -> None:
         write(directory, stream, end=end)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("stopping", STOPPING)
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize(("a", "b"), [(22, 13), (9, 30), (24, 12)])

@@ -151,6 +151,7 @@ CHANGES: list[tuple[str, Callable[[Path], object], int, str | None]] = [
 ]
 
 
+@pytest.mark.few(17)
 @pytest.mark.parametrize(("source", "change", "code", "named"), CHANGES)
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_finished_command_is_an_error_once_there_are_rows_that_are_not_in_the_stream(

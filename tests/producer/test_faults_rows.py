@@ -380,6 +380,7 @@ print(code, int(peak) << 10)
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_line_that_is_too_long_takes_no_memory(kind: str, tmp_path: Path) -> None:
     """Of the peak of the whole command. What a function, a generator or a table makes is in memory in any case."""

@@ -68,6 +68,7 @@ def end(process: subprocess.Popen[str], number: signal.Signals, code: int = 0) -
     return text
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("kind", "recipe", "number", "code"),
     [

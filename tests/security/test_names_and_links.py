@@ -157,6 +157,7 @@ def put(file: Path, plant: Callable[[Path], None]) -> None:
     plant(file)
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_commands_neither_follow_nor_block(

@@ -351,6 +351,7 @@ def killed_at(number: int, when: str, stream: Path) -> None:
     owner.write(at(6))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("when", ["before", "half", "after"])
 def test_run_killed_at_any_call_leaves_a_whole_cursor_and_no_lock(tmp_path: Path, when: str, fresh: bool) -> None:

@@ -183,6 +183,7 @@ def test_reader_and_data_set_raise_the_same_error(case: Case, place: Path) -> No
     assert str(again.value) == str(caught.value)
 
 
+@pytest.mark.few(13)
 @by_case
 def test_commands_tell_it(case: Case, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case.damage(place)

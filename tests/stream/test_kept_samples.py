@@ -282,6 +282,7 @@ def fill(directory: Path) -> None:
                 raise AssertionError(f"somebody still holds row {row} of chunk {chunk}")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("when", ["before", "half", "after"])
 def test_killed_at_any_call_the_next_process_goes_on(tmp_path: Path, when: str) -> None:
     for kills in itertools.count():

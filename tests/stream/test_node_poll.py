@@ -281,6 +281,7 @@ def make_anothers(path: Path, make: Callable[[Path], object]) -> None:
     os.chown(path, 12345, 12345)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("place", "plant"),
     [

@@ -24,6 +24,7 @@ SKIPS: Final = ("--on-bad-row", "skip")
 SHUFFLES: Final = (*SKIPS, "--shuffle", "16")
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("options", [SKIPS, SHUFFLES], ids=["in order", "shuffled"])
 @pytest.mark.parametrize("kind", [*FILES, *PIPES])
 def test_another_source_or_none_is_refused_until_the_old_one_is_back_or_has_grown(

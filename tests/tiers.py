@@ -68,23 +68,23 @@ def mark_trainings(items: Iterable[pytest.Item]) -> None:
 
 def select(items: list[pytest.Item], tier: Tier) -> list[pytest.Item]:
     """Keeps those of the tier; returns the others."""
-    left = [item for item in items if not is_taken(tier, {mark.name for mark in item.iter_markers()})]
-    if tier == "quick":
-        left += _beyond_few(item for item in items if item not in set(left))
-    items[:] = [item for item in items if item not in set(left)]
+    taken = [item for item in items if is_taken(tier, {mark.name for mark in item.iter_markers()})]
+    kept = set(taken) - (_beyond_few(taken) if tier == "quick" else set())
+    left = [item for item in items if item not in kept]
+    items[:] = [item for item in items if item in kept]
     return left
 
 
-def _beyond_few(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+def _beyond_few(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     """Returns what the quick tier leaves out of tests that are marked `few(n)`."""
     by_test: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
         for mark in item.iter_markers("few"):
             by_test[item.nodeid.partition("[")[0], mark.args[0]].append(item)
-    left: list[pytest.Item] = []
+    left: set[pytest.Item] = set()
     for (_, count), all_of in by_test.items():
-        taken = {number * len(all_of) // count for number in range(min(count, len(all_of)))}
-        left += [item for number, item in enumerate(all_of) if number not in taken]
+        taken = {number * len(all_of) // count for number in range(count)}
+        left |= {item for number, item in enumerate(all_of) if number not in taken}
     return left
 
 

@@ -214,6 +214,7 @@ def test_too_many_requests_at_a_time_are_turned_away() -> None:
             assert b"".join(iter(lambda: ours.recv(4096), b"")).endswith(b"\r\n\r\nhere")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("slow", ["asking", "taking"])
 def test_slow_requests_come_to_an_end_and_others_are_served(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_server, "_REQUEST_S", 0.5, raising=False)

@@ -214,6 +214,7 @@ def killed_at(step: int, work: Callable[[], None]) -> int:
     return forked(killed)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("older", [False, True], ids=["new", "in place of an older one"])
 def test_killed_at_each_step_and_run_again(older: bool, tmp_path: Path) -> None:
     """Each run is killed a step later than the last, on what that one has left: whole, or not there, all the time."""

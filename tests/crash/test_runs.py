@@ -10,10 +10,9 @@ from tests.harness.runs.plan import Kill, LifePlan, RunPlan, Where, Whose, make_
 from tests.harness.runs.play import Played, Runs
 from tests.tiers import full
 
-BLOCKS = 5
-QUICK_BLOCKS = 1
-KILLS_A_BLOCK = 20  # 100 in all, 60 of them in the quick tier
-BLEND_BLOCKS = 2  # 40 more over blends
+BLOCKS = 10
+KILLS_A_BLOCK = 10  # 100 in all
+BLEND_BLOCKS = 4  # 40 more over blends
 MOST_RUNS = 12  # In so many runs each mistake is to be found
 MISTAKES = [name for name, mutant in MUTANTS.items() if mutant.kind != "hang"]
 LAST = LifePlan(dp=3, batch_size=2, workers=0, iterable=False, early=True, every=2, back=0, kill=None)
@@ -30,7 +29,7 @@ def assert_held(played: Played, how: str = "") -> None:
     assert played.kind is None, f"{played.kind}: {played.text}\nagain: {again}"
 
 
-@pytest.mark.parametrize("block", [*range(QUICK_BLOCKS), *full(*range(QUICK_BLOCKS, BLOCKS))])
+@pytest.mark.parametrize("block", [0, *full(*range(1, BLOCKS))])
 def test_killed_and_resumed_runs_train_every_sample_once_in_order(block: int, nursery: Runs) -> None:
     kills, seed = 0, 1000 * block
     while kills < KILLS_A_BLOCK:
@@ -99,6 +98,7 @@ def test_harness_finds_mistake(name: str, nursery: Runs) -> None:
     pytest.fail(f"not found in {MOST_RUNS} runs")
 
 
+@pytest.mark.full
 def test_hang_tells_who_waits_for_what(nursery: Runs) -> None:
     run = killed_once("step", dp=3)
     played = nursery.play(replace(run, patience_s=8.0), "a rank that stops")

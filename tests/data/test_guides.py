@@ -98,6 +98,7 @@ def test_the_schedule_of_a_blend_is_what_the_page_says(tmp_path: Path) -> None:
     assert [round(share, 2) for share in shares] == [0.0, 0.05, 0.1, 0.3, 0.5, 0.5]
 
 
+@pytest.mark.full
 def test_iterable_prints_what_the_page_says_on_two_ranks_while_the_stream_grows(tmp_path: Path) -> None:
     program, *_ = blocks(page("iterable"), "python")
     printed = blocks(page("iterable"), "text")

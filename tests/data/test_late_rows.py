@@ -52,6 +52,7 @@ def test_a_row_is_a_mapping_that_nobody_parses_who_only_sends_it() -> None:
 SIZES = [200_000, 10, 70_000, 80_000, 10, 300_000, 65_000, 66_000]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("start", "window"), [("fork", 0), ("fork", 2), (PICKLED, 2), *full(("spawn", 0))])
 @pytest.mark.parametrize("sizes", [[1] * 12, SIZES], ids=["small", "large"])
 def test_rows_are_late_in_workers_and_whole_dicts_in_the_main_process(

@@ -65,6 +65,7 @@ def begin(opened: Any, count: int) -> tuple[list[list[int]], Any]:
     return [next(iterator) for _ in range(count)], opened.state_dict()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("form", "workers"),
     [(form, workers) for form in [*AT_ENDS, "map"] for workers in (0, 2)] + full(("pad", 1), ("iterable", 2)),
@@ -84,6 +85,7 @@ def test_stateful_loader_goes_on_at_every_batch(tmp_path: Path, workers: int, fo
         assert list(stateful(open_form(form, directory, 1, 2, **options), workers, state=state)) == whole[count:]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_stateful_loader_of_other_batches_goes_on_within_micro_batches(
@@ -242,6 +244,7 @@ def test_torchdata_refuses_its_state_with_another_number_of_workers_and_ours_goe
     assert found + list(going_on) == in_batches(expected(40, 2, 2)[1], 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("form", "workers"), [("map", 2), ("iterable", 2), *full(("map", 0), ("iterable", 0))])
 def test_stateful_loader_that_began_behind_other_ranks_goes_on(forty: Path, form: str, workers: int) -> None:
     """Its own state is counted from the state that the data set began with, which is loaded first again."""

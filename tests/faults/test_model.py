@@ -46,6 +46,7 @@ def test_without_faults_everything_is_delivered_and_what_was_acknowledged_is_del
     ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("mutant", [*MUTANTS[::4], *full(*EVERY_OTHER)], ids=lambda mutant: mutant.name)
 def test_model_finds_a_protocol_that_makes_a_mistake(mutant: Mutant) -> None:
     found = explored(mutant.world(), len(mutant.kinds))

@@ -20,7 +20,7 @@ from lazyshard.format.records import STATES
 from lazyshard_producer.display import metrics
 from lazyshard_producer.holding.limits import KeptChunks
 from tests.packaging.guide_programs import GUIDES, blocks, variables
-from tests.packaging.messages import LOGGED, read_golden
+from tests.packaging.messages import GOLDEN, LOGGED, collect, read_golden
 from tests.packaging.test_import_directions import MAY_IMPORT, ROOT
 
 PAGE: Final = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -256,3 +256,8 @@ def test_examples_come_out_as_they_say(name: str) -> None:
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted
     assert not found.failed, "see what doctest has printed"
+
+
+def test_every_message_stands_in_the_golden_file() -> None:
+    # After a message was changed: .venv/bin/python -m tests.packaging.messages, and look at the difference.
+    assert collect() == GOLDEN.read_text(encoding="utf-8")

@@ -140,6 +140,7 @@ def megatron(weights: Any, count: int) -> tuple[Any, Any]:
     return streams, draws
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("weights", [[1.0], [0.5, 0.5], [0.3, 0.5, 0.2, 1e-3], [1, 2, 3, 4, 5, 6, 7]])
 def test_the_rule_is_megatrons(weights: list[float]) -> None:
     assert megatron(shares(weights), 20_000)[0].tolist() == draw(weights, 20_000)

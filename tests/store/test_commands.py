@@ -37,6 +37,7 @@ DIFFER = r"\([0-9.]+ s, [^)]*\)|\"(seconds|looked_at_s|heartbeat_age_s|free_byte
 """What is not the same at another moment, or is not known of a store."""
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -133,6 +133,7 @@ def test_what_is_no_blend(data: bytes, says: str) -> None:
         parse_blend(data)
 
 
+@pytest.mark.full
 @given(st.lists(st.sampled_from(["a", "b/c", "1", "0.5", "2e3", "7x"]), min_size=1, max_size=8))
 def test_blends_are_taken_as_megatron_core_takes_them(words: list[str]) -> None:
     megatron_core.module()

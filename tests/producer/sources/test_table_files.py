@@ -338,6 +338,7 @@ print(small, read(sys.argv[2]), peak() - before)
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parquet", "stream"])
 def test_one_row_group_or_batch_of_160_mib_is_not_held_whole(kind: str, tmp_path: Path) -> None:
     # The small one brings what does not depend on the size: pyarrow's own state, and its buffers.

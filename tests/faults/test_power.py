@@ -65,8 +65,8 @@ def beginning(place: Place) -> power.Beginning:
     ("name", "every"),
     [
         ("plain", 151),
-        *full(("plain", 31), ("encoded retained", 101), ("gzipped", 31), ("followed", 37)),
-        *full(("retained", 71), ("encoded", 43)),
+        *full(("plain", 47), ("encoded retained", 151), ("gzipped", 61), ("followed", 61)),
+        *full(("retained", 101), ("encoded", 71)),
     ],
 )
 @pytest.mark.parametrize("filesystem", ["ext4", *full("xfs")])

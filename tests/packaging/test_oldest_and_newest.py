@@ -17,6 +17,7 @@ from typing import Final
 import pytest
 
 from tests.packaging.test_publishing import PYTHONS, ROOT, build_wheel, run, run_checked
+from tests.scripts.test_scripts import environment_script
 
 TESTS: Final = (
     *(f"tests/format/test_{name}.py" for name in ("records", "names", "seal", "specification")),
@@ -79,20 +80,23 @@ def lowest(wheel: Path) -> str:
 
 
 @pytest.mark.parametrize("end", ["oldest", "newest"])
-def test_wheel_installs_runs_and_passes_tests(end: str, tmp_path: Path) -> None:
+def test_wheel_installs_runs_and_passes_tests(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = build_wheel(tmp_path / "wheel")
     version = chosen()[0 if end == "oldest" else -1]
     if end == "newest" and len(chosen()) == 1:
         pytest.skip(f"this machine has Python {version} alone")
-    run_checked([pythons()[version], "-m", "venv", tmp_path / "environment"], tmp_path)
+    environment = environment_script().Environment("core")
+    environment.prepare()
+    for name, value in environment.variables.items():
+        monkeypatch.setenv(name, value)
+    run_checked([environment.uv, "venv", "--python", pythons()[version], tmp_path / "environment"], tmp_path)
     bin = tmp_path / "environment" / "bin"
     versions = ROOT / "scripts/locked.txt"
     if end == "oldest":
         versions = tmp_path / "lowest.txt"
         versions.write_text(lowest(wheel))
     packages = [f"{wheel}[producer,cli]", "hypothesis", "pytest", "pytest-timeout"]
-    options = ["-q", "--no-input", "--no-compile", "--disable-pip-version-check"]
-    run_checked([bin / "python", "-m", "pip", "install", *options, "-c", versions, *packages], tmp_path)
+    run_checked([environment.uv, "pip", "install", "--python", bin / "python", "-c", versions, *packages], tmp_path)
     if end == "oldest":
         told = "import numpy; print(numpy.__version__)"
         assert run_checked([bin / "python", "-I", "-c", told], tmp_path).startswith("1.24.")

@@ -182,12 +182,18 @@ quiet = 1
 """
 
 
-def test_settings_of_pip_reach_uv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def environment_script() -> Any:
+    """Returns scripts/environment as a module."""
     loader = importlib.machinery.SourceFileLoader("environment", str(SCRIPTS / "environment"))
     spec = importlib.util.spec_from_loader("environment", loader)
     assert spec is not None
-    environment = importlib.util.module_from_spec(spec)
-    loader.exec_module(environment)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_settings_of_pip_reach_uv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment = environment_script()
     (tmp_path / "pip.conf").write_text(PIP_SETTINGS)
     for name in ("SSL_CERT_FILE", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_INDEX_STRATEGY"):
         monkeypatch.delenv(name, raising=False)

@@ -1,27 +1,33 @@
-"""Which sequences a stream has, one window after the other, by the lengths of its rows alone."""
+"""Which sequences a stream has, one window after the other, by lengths alone; and where a run stands among them."""
 
 from __future__ import annotations
 
 import copy
 import logging
 from collections import deque
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.sequence_forms import SequenceSettings
+from lazyshard.data.handed_out import Worker, check_micro_batch, check_worker, read_count
+from lazyshard.data.run_state import HANDED_OUT, WORKER, WORKERS
+from lazyshard.data.sequence_forms import AtEnd, SequenceSettings
 from lazyshard.data.substitutes import where_bad
 from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, StateMismatch, StreamMismatch
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import form_made
 from lazyshard.format.state import SequenceState, WindowPlace
-from lazyshard.plan.sequences import make_sequences
+from lazyshard.plan.sequences import Split, make_sequences
 from lazyshard.plan.shuffle import permutation
 from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence
 from lazyshard.stream import StreamReader
 from lazyshard.stream.token_lengths import WindowLengths
+
+_RANKS: Final = "ranks"
+_BATCH: Final = "batch_size"
+_BEGUN: Final = "begun"
 
 _log = logging.getLogger("lazyshard")
 
@@ -29,13 +35,9 @@ _Numbers = npt.NDArray[np.int64]
 
 
 class PlannedWindow(NamedTuple):
-    """The sequences of a window.
+    """The sequences of a window, whose pieces name samples of the stream.
 
-    Attributes:
-        place: the window, and where they begin.
-        sequences: in order; their pieces name samples of the stream.
-        after: where the next window begins; None at the end of the stream.
-        dropped: rows of the window that are in no sequence.
+    `after` is where the next window begins, None at the end of the stream; `dropped` rows of it are in no sequence.
     """
 
     place: WindowPlace
@@ -49,25 +51,14 @@ class PlannedWindow(NamedTuple):
         return self.place.before + len(self.sequences)
 
 
-def row_too_long(reader: StreamReader, sample: int, tokens: int, size: int) -> BadSample:
-    """Returns the error for a row that is longer than a sequence."""
-    error = where_bad(reader, sample, _too_long(tokens, size))
-    error.args = (f"{error}: take longer sequences, or leave such rows out with too_long='drop'",)
-    return error
-
-
 class SequencePlanner:
-    """Makes the sequences of any window.
-
-    Attributes:
-        tells: whether to log the first row that is left out as it is too long.
-    """
+    """Makes the sequences of any window; `tells` whether to log the first row that is left out as it is too long."""
 
     def __init__(self, reader: StreamReader, settings: SequenceSettings) -> None:
         assert settings.window is not None, "known of settings for a stream"
         self.tells = False
         self._reader = reader
-        self._rule = settings.form.rule
+        self._rule = settings.rule
         self._lengths = WindowLengths(reader, settings.window)
         self._seed = settings.seed
         self._too_long = settings.too_long
@@ -93,8 +84,8 @@ class SequencePlanner:
         # A window that is not full is the last one. One that is may be, too: who asks for the next one finds out.
         last = len(self._lengths.of(place.window)) < size
         # The row in which to go on has tokens: it is the first of these.
-        start = Cut(0, place.offset)
-        made = make_sequences(lengths[kept].tolist(), self._rule, start, last=last, begun=place.before > 0)
+        start, begun = Cut(0, place.offset), place.before > 0
+        made = make_sequences(lengths[kept].tolist(), self._rule, start, last=last, begun=begun)
         numbers = documents.tolist()
         # Not by `_replace`, which takes three times as long, for rows of which most are other ranks'.
         sequences = [
@@ -193,22 +184,17 @@ class SequencePlanner:
         )
 
     def _meet_too_long(self, sample: int, tokens: int, size: int) -> None:
-        if self._too_long == "drop" and not self.tells:
-            return
         if self._too_long == "raise":
-            raise row_too_long(self._reader, sample, tokens, size)
-        self.tells = False
-        where = where_bad(self._reader, sample, _too_long(tokens, size))
-        _log.warning("%s; it is left out, and so are all that are longer", where)
+            raise _too_long(self._reader, sample, tokens, size)
+        if self.tells:
+            self.tells = False
+            _log.warning(
+                "%s; it is left out, and so are all that are longer", _longer(self._reader, sample, tokens, size)
+            )
 
 
 class SequenceWalk:
-    """Goes through the sequences of an epoch, forwards, and holds those that are near.
-
-    Attributes:
-        total: how many sequences the epoch has; None as long as its end was not met.
-        dropped: rows of the windows met that are in no sequence.
-    """
+    """Goes through the sequences of an epoch, forwards; `total` is how many there are, None until its end was met."""
 
     def __init__(self, planner: SequencePlanner, place: WindowPlace, epoch: int) -> None:
         self._planner = planner
@@ -219,20 +205,13 @@ class SequenceWalk:
         self.dropped = 0
 
     def sequences(self, first: int, stop: int) -> list[SplitSequence]:
-        """Returns the sequences [first, stop) of the epoch; fewer where it ends before.
+        """Returns the sequences [first, stop) of the epoch, waiting for them; fewer where it ends before.
 
-        Args:
-            first: not before the place where the walk began, nor before one that was let go of.
-            stop: behind the last one.
-
-        Raises: as `SequencePlanner.plan`, and waits as that does.
+        `first` lies neither before the place where the walk began, nor before one that was let go of.
         """
         self._plan_up_to(stop)
-        found: list[SplitSequence] = []
-        for window in self._windows:
-            before = window.place.before
-            found += window.sequences[max(0, first - before) : max(0, stop - before)]
-        return found
+        windows = ((window.sequences, window.place.before) for window in self._windows)
+        return [one for made, before in windows for one in made[max(0, first - before) : max(0, stop - before)]]
 
     def let_go(self, first: int) -> None:
         """Forgets the windows that end before a sequence."""
@@ -270,22 +249,20 @@ class SequenceWalk:
                 self.total = window.stop
 
 
-def _too_long(tokens: int, size: int) -> ValueError:
-    return ValueError(f"it has {tokens} tokens, a sequence at most {size}")
+def _longer(reader: StreamReader, sample: int, tokens: int, size: int) -> BadSample:
+    return where_bad(reader, sample, ValueError(f"it has {tokens} tokens, a sequence at most {size}"))
+
+
+def _too_long(reader: StreamReader, sample: int, tokens: int, size: int) -> BadSample:
+    error = _longer(reader, sample, tokens, size)
+    error.args = (f"{error}: take longer sequences, or leave such rows out with too_long='drop'",)
+    return error
 
 
 def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
-    """Refuses a stream of which no sequences can be made, as far as its first chunk tells.
+    """Refuses a stream of which no sequences can be made, as far as its first chunk, or the first that is left, tells.
 
-    It takes one look at that chunk's lengths and its first row, however long the stream is. Of a stream whose first
-    chunks are deleted it is the first that is left.
-
-    Args:
-        reader: the stream; it opens nothing.
-        settings: of the sequences.
-
-    Returns:
-        Whether there was a chunk to look at.
+    Returns whether there was a chunk to look at. The reader opens nothing.
 
     Raises:
         StreamMismatch: its rows are packs, or were cut or padded by their producer.
@@ -309,44 +286,116 @@ def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
     known = WindowLengths(look, 1)
     _check_form(look, form_made(known.source(first // size)))
     lengths = known.of(first // size)
-    rule = settings.form.rule
-    if settings.too_long == "raise" and not isinstance(rule, SplitRule):
-        longer = np.flatnonzero(lengths > rule.size)
-        if len(longer):
-            row = int(longer[0])
-            raise row_too_long(look, first + row, int(lengths[row]), rule.size)
+    size = settings.form.size
+    if settings.too_long == "raise" and not isinstance(settings.form, Split):
+        for row in np.flatnonzero(lengths > size).tolist():
+            raise _too_long(look, first + row, int(lengths[row]), size)
     return True
 
 
 def _check_form(reader: StreamReader, form: str | None) -> None:
-    """Refuses rows that are sequences already: what pads them would be taken for tokens, and borders would be lost."""
+    # What pads them would be taken for tokens, and borders would be lost.
     if form in ("split", "pad"):
-        where = str(reader.directory)
-        was = "cut to sequences" if form == "split" else "padded"
-        raise StreamMismatch(
-            f"{where}: its rows were {was} by their producer (lazyshard-producer run --{form}), so no sequences are "
-            f"made of them: train each as one sample, with `LazyShardedDataset({where!r}, ...)`, or produce the rows "
-            f"without --{form}",
-            directory=where,
-            expected="rows",
-            actual=f"rows made with --{form}",
+        raise _made(
+            reader,
+            f"were {'cut to sequences' if form == 'split' else 'padded'}",
+            form,
+            f"train each as one sample, with `LazyShardedDataset({str(reader.directory)!r}, ...)`",
+            f"rows made with --{form}",
         )
 
 
 def _check_rows(reader: StreamReader, sample: int) -> None:
-    """Refuses packs; a stream has them in every row or in none."""
+    # A stream has packs in every row or in none.
     try:
         packed = decode_pack(parse_row(reader.line(sample))) is not None
     except (ChunkCorrupt, RowInvalid):
         # Who draws it says so, or leaves it out.
         return
     if packed:
-        where = str(reader.directory)
-        raise StreamMismatch(
-            f"{where}: its rows are packs already (lazyshard-producer run --pack), of which no sequences are made: "
-            f"train each pack as one sample, with `LazyShardedDataset({where!r}, encode)`, whose `encode` gets "
-            f"{{'pack': ROWS, 'lengths': TOKENS}} (in ms-swift --packing true), or produce the rows without --pack",
-            directory=where,
-            expected="rows",
-            actual="packs",
+        how = (
+            f"train each pack as one sample, with `LazyShardedDataset({str(reader.directory)!r}, encode)`, whose "
+            f"`encode` gets {{'pack': ROWS, 'lengths': TOKENS}} (in ms-swift --packing true)"
         )
+        raise _made(reader, "were made packs", "pack", how, "packs")
+
+
+def _made(reader: StreamReader, was: str, option: str, instead: str, actual: str) -> StreamMismatch:
+    return StreamMismatch(
+        f"{reader.directory}: its rows {was} by their producer (lazyshard-producer run --{option}), so no sequences "
+        f"are made of them: {instead}, or produce the rows without --{option}",
+        directory=str(reader.directory),
+        expected="rows",
+        actual=actual,
+    )
+
+
+class EpochPosition(NamedTuple):
+    """Where a run is in an epoch.
+
+    Attributes:
+        epoch: in which.
+        consumed: sequences of it that are behind the run, over all ranks.
+        place: where the next ones are made again, at or before that.
+        within: sequences of a rank that are behind it besides, in the micro batch that follows.
+        worker: of which DataLoader worker, of how many, it is the position; None for all.
+        begun: whether the micro batch that follows is one of that worker, which it has begun to hand out.
+    """
+
+    epoch: int
+    consumed: int
+    place: WindowPlace
+    within: int
+    worker: Worker | None = None
+    begun: bool = False
+
+    def beside(self, ranks: int, batch_size: int) -> dict[str, Any]:
+        """Returns what a state has beside that of a whole run."""
+        if not self.within and self.worker is None:
+            return {}
+        found = {HANDED_OUT: self.within, _RANKS: ranks, _BATCH: batch_size}
+        return (
+            found
+            if self.worker is None
+            else found | {WORKER: self.worker[0], WORKERS: self.worker[1], _BEGUN: self.begun}
+        )
+
+
+def within_micro_batch(
+    value: dict[str, Any], micro_batch: tuple[int, int], here: Worker | None, where: str
+) -> tuple[int, bool]:
+    """Returns what is handed out of a micro batch in a state, and whether that is one of its worker's own.
+
+    Raises:
+        StateInvalid: it is that of another worker than `here`, or within a micro batch of other ranks and batch size.
+    """
+    check_worker(value, here, where)
+    if value.get(HANDED_OUT, 0) != 0 or here is not None:
+        check_micro_batch((value.get(_RANKS), value.get(_BATCH)), micro_batch, where)
+    begun = here is not None and value.get(_BEGUN) is True
+    # Where a worker has handed all of its micro batch out, the next one is not that which follows this one.
+    return read_count(value, HANDED_OUT, micro_batch[1] - (not begun), where), begun
+
+
+def not_whole(count: int, begun: int, total: int | None, micro: tuple[int, int], at_end: AtEnd) -> str | None:
+    """Returns why a number of sequences was not trained at the end of a micro batch, in words; None if it can be.
+
+    It counts what completes the epoch, too. The run began, or went on, behind `begun`; `micro` is ranks and batch size.
+    """
+    step = micro[0] * micro[1]
+    batches = f"consumed counts whole micro batches of dp_size * batch_size = {micro[0]} * {micro[1]} sequences"
+    if count < begun:
+        known = ", what was trained when the loaded state was saved" if begun else ""
+        return f"{batches} from {begun} on{known}; got {count}"
+    most = None
+    if total is not None:
+        left = (total - begun) % step
+        most = total - left + (step if left and at_end == "complete" else 0)
+        if count > most:
+            over = f", of which at_end='drop' leaves {left} over" if most < total else ""
+            return f"{batches}, which are {most} at the most: the epoch has {total} sequences{over}; got {count}"
+    below = begun + (count - begun) // step * step
+    if below == count:
+        return None
+    other = "" if most == below else f" or {below + step}"
+    return f"{batches} from {begun} on, so {below}{other}; got {count}"

@@ -2,51 +2,62 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from lazyshard.data.rank import Rank, resolve_rank, watch_forks
+from lazyshard.data.handed_out import Worker
+from lazyshard.data.rank import Rank, enter_process, resolve_rank, watch_forks
+from lazyshard.data.run_state import as_count, mistaken_for_sequences
 from lazyshard.data.samples import LateRow
 from lazyshard.data.sequence_forms import AtEnd, Form, SequenceMaker, SequenceSettings, TooLong, at_least
-from lazyshard.data.sequence_passes import EpochPosition, SequencePasses
-from lazyshard.data.sequence_plan import SequencePlanner, check_beginning
+from lazyshard.data.sequence_plan import (
+    EpochPosition,
+    SequencePlanner,
+    SequenceWalk,
+    check_beginning,
+    not_whole,
+    within_micro_batch,
+)
 from lazyshard.data.settings import BadRows, check_group
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
 from lazyshard.data.steps import EncodeFn, Encoder
 from lazyshard.data.substitutes import BadRowCount
-from lazyshard.errors import LazyShardError
-from lazyshard.format.state import WindowPlace
+from lazyshard.errors import LazyShardError, StateInvalid, StateMismatch
+from lazyshard.format.state import SequenceState, WindowPlace
+from lazyshard.plan.sequences import completed
+from lazyshard.plan.splitting import SplitSequence
 from lazyshard.stream import StreamReader
 from lazyshard.stream.token_lengths import lengths_not_ours
 
 __all__ = ["LazyShardedSequences"]
 
+_log = logging.getLogger("lazyshard")
+
 
 class LazyShardedSequences(IterableDataset[Any]):
     """The sequences of one rank, in order, from where the run stands to the end of the epoch that is set.
 
-    They are made of rows, raw or encoded, whose lengths are known from the seals, window by
-    window::
+    They are made of rows, raw or encoded, whose lengths are known from the seals, window by window::
 
         sequences = LazyShardedSequences("stream", encode, form=Pack(8192), batch_size=1)
         loader = DataLoader(sequences, batch_size=1, collate_fn=collate, num_workers=2)
 
     Which sequences there are, and in which order, follows from the stream, the form, the window, the seed and the
-    epoch. They are dealt to the ranks by micro batches (`lazyshard.plan.sequences`), so every rank has as many as the
-    others. Workers take micro batches in turn, so a loader whose batches are as large gives the same order whatever
-    their number. A pass over a live stream waits for what is still to come.
+    epoch. They are dealt to the ranks by micro batches, so every rank has as many as the others. Workers take micro
+    batches in turn, so a loader whose batches are as large gives the same order whatever their number. A pass over a
+    live stream waits for what is still to come.
 
-    Every row is in one sequence of an epoch, but for those of 0 tokens and for what `at_end`, `too_long` and
-    `bad_rows` say. Every process reads the lengths of all rows, and of the rows only those of its own sequences.
+    Every row is in one sequence of an epoch, but for those of 0 tokens and for what `at_end`, `too_long` and `bad_rows`
+    say. Every process reads the lengths of all rows, and of the rows only those of its own sequences.
 
     Args:
-        directory: the stream's directory, or its URL in an object store; if there is no stream in it yet, the
-            constructor waits for one. Not one that another program fills.
+        directory: as of `LazyShardedDataset`, but for directories that another program fills.
         encode_fn: as of `LazyShardedDataset`; None takes rows as they are. What it makes has to have as many tokens as
             were measured (`Split`), or at most as many.
         form: `Pack(size)`, `Split(size)` or `Pad(size)`.
@@ -57,8 +68,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
         window: chunks that are looked at together, over all ranks; None for as many as have 10,000 rows. A pack has
             rows of one window alone. Without a seed it makes no difference to what `Split` cuts.
-        seed: shuffles the rows within each window, in each epoch differently; None keeps their order. Packs hold about
-            the same rows in each epoch, since their lengths decide that.
+        seed: shuffles the rows within each window, in each epoch differently; None keeps their order.
         at_end: what becomes of the sequences left over, fewer than dp_size * batch_size. "drop": they are not drawn,
             which is logged. "complete": every rank draws one more micro batch with all of them. For that packs are
             taken apart until there are enough; where rows do not suffice, and with the other forms, some come twice.
@@ -83,6 +93,8 @@ class LazyShardedSequences(IterableDataset[Any]):
     Not offered: a length, a map-style form, blends, and a cursor for the producer: where that deletes chunks or waits
     for readers (`--retain consumed`, `--max-ahead`), it knows nothing of this one.
     """
+
+    _OF_A_PROCESS: Final = ("_planner", "_maker", "_handed_out", "_counted", "_reported", "_dropped")
 
     def __init__(
         self,
@@ -118,30 +130,35 @@ class LazyShardedSequences(IterableDataset[Any]):
             raise lengths_not_ours(directory) from cause
         self._settings = settings.in_stream(self._reader.samples_per_chunk)
         self._shared = SharedNumbers()
+        # Where passes over the epoch of this position begin.
         self._start = EpochPosition(0, 0, WindowPlace(), 0)
         # Which the main process cannot see of its workers: only that they do.
         self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        self._attach(check_beginning(self._reader, settings))
+        self._checked = check_beginning(self._reader, settings)
+        self._attach()
 
-    def _attach(self, checked: bool) -> None:
-        settings = self._settings
-        planner = SequencePlanner(self._reader, settings)
-        maker = SequenceMaker(self._reader, self._encoder, settings.form, self._bad.fresh(), planner.length_of)
-        self._passes = SequencePasses(self._reader, planner, maker, settings, self._shared, checked=checked)
+    def _attach(self) -> None:
+        self._planner = SequencePlanner(self._reader, self._settings)
+        self._maker = SequenceMaker(
+            self._reader, self._encoder, self._settings.form, self._bad.fresh(), self._planner.length_of
+        )
+        # What the pass in this process has handed out: where the micro batch begins that it is at, and its walk.
+        self._handed_out: tuple[EpochPosition, SequenceWalk] | None = None
+        # What `state_dict(consumed)` has planned last, from which position on.
+        self._counted: tuple[EpochPosition, SequenceWalk] | None = None
+        self._reported = Stats()
+        # Rows in no sequence, of the passes before.
+        self._dropped = 0
         watch_forks(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Settles the rank first: a spawned worker can ask neither Megatron nor torch.distributed."""
         self._rank = self.rank
-        kept = self.__dict__ | {"checked": self._passes.checked}
-        del kept["_passes"]
-        return kept
+        return {name: value for name, value in self.__dict__.items() if name not in self._OF_A_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes up what is not pickled."""
-        checked = state.pop("checked")
         self.__dict__.update(state)
-        self._attach(checked)
+        self._attach()
 
     @property
     def directory(self) -> Path:
@@ -173,15 +190,11 @@ class LazyShardedSequences(IterableDataset[Any]):
 
     @property
     def consumed(self) -> int:
-        """Sequences of this epoch that were trained in the loaded state, over all ranks; else 0."""
+        """Sequences of the epoch that is set which were trained in the loaded state, over all ranks; else 0."""
         return self._begun().consumed
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the passes to come, in running workers too.
-
-        Raises:
-            ValueError: the epoch is negative.
-        """
+        """Sets the epoch of the passes to come, in running workers too. Raises ValueError if it is negative."""
         self._shared.view[EPOCH] = at_least("epoch", epoch, 0)
 
     def stats(self) -> Stats:
@@ -196,23 +209,26 @@ class LazyShardedSequences(IterableDataset[Any]):
         """Begins a pass, one at a time.
 
         Raises:
-            BadSample: a row is longer than a sequence; or as `bad_rows` says.
-            LengthsMissing: how long the rows of a chunk are is not known.
-            StreamMismatch: the rows are packs, see above.
-            StateMismatch: the loaded state stands behind the end of the stream.
-            WaitTimeout: what comes next was not published within `max_wait`.
-            ChunkRetired: a chunk was deleted by the producer.
+            BadSample, LengthsMissing, StreamMismatch, WaitTimeout: as above, of any row and chunk; or as `bad_rows`
+            says. StateMismatch: the loaded state stands behind the end of the stream. ChunkRetired: a chunk was deleted
+            by the producer.
         """
-        worker = get_worker_info()
+        worker, rank, begun = get_worker_info(), self.rank, self._begun()
         self._workers_read[0] = worker is not None
-        return self._passes.begin(self._begun(), self.rank, worker)
+        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        micro = rank.dp_size * self._settings.batch_size
+        if not begun.begun:
+            begun = begun._replace(consumed=begun.consumed + number * micro, within=0 if number else begun.within)
+        walk = SequenceWalk(self._planner, begun.place, begun.epoch)
+        self._handed_out = None
+        self._dropped = self._reported.dropped - self._maker.stats.dropped
+        enter_process(self._reader, rank, worker)
+        self._planner.tells = rank.dp_rank == 0 and number == 0
+        # The epoch is given: by the first sequence that is asked for, another one may be set.
+        return self._pass(walk, begun, rank, workers * micro, counts=self._planner.tells)
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Refuses: how many sequences come before one only the lengths of all rows before it tell.
-
-        Raises:
-            TypeError: always.
-        """
+        """Raises TypeError: how many sequences come before one only the lengths of all rows before it tell."""
         raise TypeError(
             f"{self.directory}: LazyShardedSequences is an iterable, its sequences have no index: take `for sequence "
             f"in sequences`, itertools.islice(sequences, N) for the first ones, or a DataLoader without a sampler; "
@@ -231,27 +247,23 @@ class LazyShardedSequences(IterableDataset[Any]):
                 pass has handed out, in this process.
 
         Raises:
-            ValueError: these are no whole micro batches of all ranks, fewer sequences than the loaded state had
-                trained, or more than there are.
+            ValueError: no such number of sequences is trained at the end of a micro batch, or it was fewer before.
             TypeError: it is no integer.
             RuntimeError: None, but workers hand the sequences out, which this process cannot count.
             WaitTimeout: so many sequences are not published.
         """
         worker = get_worker_info()
         if consumed is not None:
-            return self._passes.state_at(
-                self._passes.after(consumed, self._begun(), self.rank.dp_size), self.rank.dp_size
-            )
+            return self._state_at(self._after(consumed))
         if worker is None and self._workers_read[0]:
             raise RuntimeError(
                 f"{self.directory}: DataLoader workers hand the sequences out, and this process cannot see how many "
                 f"were trained; save `state_dict(consumed)`, or a StatefulDataLoader's own state"
             )
-        within = self._passes.position(self.epoch, self.rank.dp_size, in_worker=worker is not None)
-        position = within or self._begun()
+        position = self._position(in_worker=worker is not None)
         if worker is not None:
             position = position._replace(worker=(worker.id, worker.num_workers))
-        return self._passes.state_at(position, self.rank.dp_size)
+        return self._state_at(position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a state stands, with any number of ranks and workers: the next pass begins there.
@@ -260,26 +272,134 @@ class LazyShardedSequences(IterableDataset[Any]):
             state: what `state_dict` returned; of the same stream, form, window and seed.
 
         Raises:
-            StateInvalid, VersionUnsupported: it cannot be used; it stands within a micro batch of other ranks; or it is
-                that of a worker and this is not the same one.
+            StateInvalid, VersionUnsupported: it cannot be used, here.
             StateMismatch: it is of another stream or of other settings, the lengths of the rows are others since, or it
                 stands behind more sequences than there are. Where that is not known yet, the pass raises it.
-            ChunkRetired: it goes on with chunks that are deleted.
-            BadSample, LengthsMissing, WaitTimeout: as a pass, of the window in which it stands.
+            BadSample, LengthsMissing, WaitTimeout, ChunkRetired: as a pass, of the window in which it stands.
         """
         worker = get_worker_info()
-        here = None if worker is None else (worker.id, worker.num_workers)
         try:
-            found = self._passes.position_of(state, self.rank.dp_size, here)
+            found = self._position_of(state, None if worker is None else (worker.id, worker.num_workers))
         except LazyShardError as error:
             if worker is not None:
                 error.carry_fields()
             raise
         self._start = found
         self._shared.view[EPOCH] = found.epoch
-        self._passes.forget()
+        # The run goes on elsewhere, perhaps by other lengths.
+        self._handed_out = self._counted = None
         self._workers_read[0] = False
 
     def _begun(self) -> EpochPosition:
-        """Returns where the passes over the epoch that is set begin."""
         return self._start if self._start.epoch == self.epoch else EpochPosition(self.epoch, 0, WindowPlace(), 0)
+
+    def _position(self, *, in_worker: bool) -> EpochPosition:
+        """Returns where the run is by what the pass in this process has handed out of the epoch that is set.
+
+        A worker stays in a micro batch that was handed out whole, as the next one is not its own.
+        """
+        if self._handed_out is None or self._handed_out[0].epoch != self.epoch:
+            return self._begun()
+        position, walk = self._handed_out
+        size = self._settings.batch_size
+        if in_worker or position.within != size:
+            return position._replace(begun=in_worker)
+        behind = position.consumed + self.rank.dp_size * size
+        behind = behind if walk.total is None else min(behind, walk.total)
+        return EpochPosition(position.epoch, behind, walk.place_of(behind), 0)
+
+    def _after(self, consumed: int) -> EpochPosition:
+        """Returns where a run is after so many sequences of an epoch, by planning the windows since the last call."""
+        begun, count = self._begun(), as_count(consumed, "sequences")
+        known = self._counted
+        if known is None or known[0] != begun or not known[1].holds(count):
+            known = self._counted = begun, SequenceWalk(self._planner, begun.place, begun.epoch)
+        walk = known[1]
+        place = walk.place_of(max(count, begun.consumed))
+        whole = count if walk.total is None else min(count, walk.total)
+        settings = self._settings
+        wrong = not_whole(count, begun.consumed, walk.total, (self.rank.dp_size, settings.batch_size), settings.at_end)
+        if wrong is not None:
+            raise ValueError(f"{self.directory}: {wrong}")
+        walk.let_go(whole)
+        return EpochPosition(begun.epoch, whole, place, begun.within if whole == begun.consumed else 0)
+
+    def _state_at(self, position: EpochPosition) -> dict[str, Any]:
+        assert self._reader.stream_id is not None  # others have no lengths
+        place, consumed = position.place, position.consumed
+        lengths, facts = self._planner.digest(place, consumed), self._settings.facts
+        state = SequenceState(self._reader.stream_id, facts, position.epoch, consumed, place, lengths)
+        return state.to_dict() | position.beside(self.rank.dp_size, self._settings.batch_size)
+
+    def _position_of(self, value: Any, here: Worker | None) -> EpochPosition:
+        """Returns where a state stands, if these ranks, and this worker of how many, can go on from it."""
+        where = f"{self.directory}: the state to go on from"
+        if (mistaken := mistaken_for_sequences(value)) is not None:
+            raise StateInvalid(f"{where}: {mistaken}", file=where, expected="the state of LazyShardedSequences")
+        state = SequenceState.from_dict(value, where)
+        facts = {"stream": self._reader.stream_id, **self._settings.facts}
+        theirs = {"stream": state.stream, **state.rule}
+        # The form before what another form has or has not.
+        for name in sorted(facts.keys() | theirs, key=lambda name: (name != "stream", name != "form", name)):
+            mine, other = facts.get(name), theirs.get(name)
+            if (mine, type(mine)) != (other, type(other)):
+                raise StateMismatch(
+                    f"{self.directory}: the state to go on from was saved with {name} = {other!s:.100}, here it is "
+                    f"{mine!s:.100}: other sequences would be made. Take what it was, or begin an epoch anew",
+                    directory=str(self.directory),
+                    field=name,
+                    expected=str(mine),
+                    actual=str(other),
+                )
+        micro_batch = self.rank.dp_size, self._settings.batch_size
+        within, begun = within_micro_batch(value, micro_batch, here, where)
+        self._planner.check(state)
+        return EpochPosition(state.epoch, state.consumed, state.place, within, here, begun)
+
+    def _pass(self, walk: SequenceWalk, begun: EpochPosition, rank: Rank, step: int, *, counts: bool) -> Iterator[Any]:
+        number, size = rank.dp_rank, self._settings.batch_size
+        micro = rank.dp_size * size
+        first, within = begun.consumed, begun.within
+        try:
+            if not self._checked:
+                self._reader.wait_for(1)
+                self._checked = check_beginning(self._reader, self._settings)
+            while True:
+                walk.let_go(first)
+                planned = walk.sequences(first, first + micro)
+                if len(planned) < micro and not (planned := self._last(planned, rank, walk)):
+                    return
+                place = walk.place_of(first)
+                for at in range(number * size + within, (number + 1) * size):
+                    made = self._maker.make(planned[at], walk.window_of(first + at).sequences)
+                    within += 1
+                    self._handed_out = EpochPosition(begun.epoch, first, place, within), walk
+                    self._report(walk.dropped if counts else 0)
+                    yield made
+                first, within = first + step, 0
+        except LazyShardError as error:
+            if get_worker_info() is not None:
+                error.carry_fields()
+            raise
+        finally:
+            self._report(walk.dropped if counts else 0)
+
+    def _last(self, left: list[SplitSequence], rank: Rank, walk: SequenceWalk) -> list[SplitSequence]:
+        if not left:
+            return []
+        size, at_end = self._settings.batch_size, self._settings.at_end
+        if rank.dp_rank == 0:
+            done = "they are not drawn" if at_end == "drop" else "one more micro batch of each rank draws them"
+            _log.warning(
+                "%s: %s sequences; left over at the end of the epoch: %d, fewer than dp_size * batch_size = %d * %d; "
+                "at_end=%r: %s",
+                *(self.directory, walk.total, len(left), rank.dp_size, size, at_end, done),
+            )
+        return [] if at_end == "drop" else completed(left, rank.dp_size * size, self._settings.rule)
+
+    def _report(self, dropped: int) -> None:
+        now, before = self._maker.stats, self._reported
+        now = now._replace(dropped=now.dropped + self._dropped + dropped)
+        if now != before:
+            self._reported = now
+            self._shared.report(now, before)

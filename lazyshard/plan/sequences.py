@@ -1,31 +1,22 @@
-"""Sequences of at most so many tokens, made of the documents of one window after the other.
+"""Sequences of at most so many tokens, made of the documents of one window after the other; and their tokens.
 
-A stream is looked at in windows of a fixed number of rows. The lengths of a window's rows alone decide which sequences
-are made of them: whole rows put together (`PackRule`), all rows one behind the other and cut (`SplitRule`), or each row
-by itself (`PadRule`). Ranks play no part in it. The sequences of all windows, one behind the other, are one row, which
-is dealt to the ranks by micro batches; here with two ranks and a micro batch of two::
+The lengths of a window's rows alone decide which sequences are made of them, whatever the ranks. The sequences of all
+windows are dealt to the ranks by micro batches; here with two ranks and a micro batch of two::
 
     window       0 0 0 0 0 | 1 1 1 1 | 2 2 2 2 2 2
     sequence     0 1 2 3 4   5 6 7 8   9 ...
     rank         0 0 1 1 0   0 1 1 0   0 ...
 
-So ranks have as many sequences as each other, but for what is left over at the end of the stream, fewer than
-dp * batch_size: once the lengths of the windows up to a micro batch are known, every rank knows all of them without a
-word. And another number of ranks goes on with the next sequence, whichever that is.
-
-What a split leaves over of a window, fewer tokens than a sequence, begins the first sequence of the next one, so how
-wide windows are makes no difference there.
-
-The tokens of sequences: what is cut out of rows, and what pads one. See `splitting` for where they are cut.
-
-The tokens of a row are int64 arrays of shape (tokens,) by name: `input_ids`, and `labels` if the row has them.
+What a split leaves over of a window begins the first sequence of the next one. The tokens of a row are int64 arrays by
+name: `input_ids`, and `labels` if the row has them.
 """
 
 from __future__ import annotations
 
+import operator
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, NamedTuple
 
@@ -54,20 +45,11 @@ NO_LABEL: Final = -100
 MOST_ID: Final = 2**31 - 1
 """The greatest token id: that of 32 bits, in which ids are kept. No vocabulary has a hundredth of as many."""
 
-_WORDS: Final = {"U": "text", "S": "bytes", "b": "true and false", "f": "numbers with a fraction", "O": "mixed values"}
-"""What numpy calls by a letter."""
-
-_SHOWN: Final = 8
-"""Keys that are told."""
-
 _Tokens = npt.NDArray[np.int64]
 
 
 def tokens_of(sample: Any) -> dict[str, _Tokens]:
-    """Returns the token ids of an encoded row, and its labels if it has some: int64 arrays of one dimension, as long.
-
-    Args:
-        sample: a dict with `input_ids`, and perhaps `labels`; or token ids alone.
+    """Returns the token ids of an encoded row, a dict or the ids alone, and its labels if it has some.
 
     Raises:
         ValueError: it has no token ids, one that is below 0 or above `MOST_ID`, or its labels are not as many, or not
@@ -75,7 +57,7 @@ def tokens_of(sample: Any) -> dict[str, _Tokens]:
     """
     fields = sample if isinstance(sample, dict) else {INPUT_IDS: sample}
     if INPUT_IDS not in fields:
-        raise ValueError(f"it has no input_ids, only {', '.join(map(repr, list(fields)[:_SHOWN])) or 'nothing'}")
+        raise ValueError(f"it has no input_ids, only {', '.join(map(repr, list(fields)[:8])) or 'nothing'}")
     found = {name: _numbers(name, fields[name]) for name in (INPUT_IDS, LABELS) if fields.get(name) is not None}
     if INPUT_IDS not in found:
         raise ValueError("input_ids are whole numbers in one dimension, found null")
@@ -90,10 +72,7 @@ def tokens_of(sample: Any) -> dict[str, _Tokens]:
 def pad_tokens(tokens: Mapping[str, _Tokens], size: int, token: int) -> dict[str, _Tokens]:
     """Returns the tokens of a row, of no more than `size`, padded to that: arrays of shape (size,).
 
-    Args:
-        tokens: of the row.
-        size: see above.
-        token: with which token ids are padded; labels are with -100. `attention_mask` is 1 where a token of the row is.
+    Token ids are padded with `token`, labels with -100; `attention_mask` is 1 where a token of the row is.
     """
     free = size - len(tokens[INPUT_IDS])
     ends = {INPUT_IDS: token, LABELS: NO_LABEL}
@@ -114,15 +93,7 @@ def cut_tokens(
 ) -> dict[str, _Tokens]:
     """Returns the tokens of a sequence, with `position_ids` from 0 for each document in it.
 
-    What is put in as BOS or EOS is its own label.
-
-    Args:
-        sequence: by documents.
-        tokens: of each of its documents.
-        bos: which token that is; may be None where the rule of the sequence has none.
-        eos: likewise.
-        every_bos: likewise, of those that are no document's.
-        every_eos: likewise.
+    What is put in as BOS or EOS, which may be None where the rule of the sequence has none, is its own label.
 
     Raises:
         ValueError: some of its documents have labels, others do not.
@@ -134,10 +105,10 @@ def cut_tokens(
     found: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in [*names, POSITION_IDS]}
     last = len(rows) - 1
     for number, (piece, row) in enumerate(zip(sequence.pieces, rows, strict=True)):
-        front = [every_bos] * (sequence.bos and number == 0) + [bos] * piece.bos
-        behind = [eos] * piece.eos + [every_eos] * (sequence.eos and number == last)
+        front = np.array([every_bos] * (sequence.bos and number == 0) + [bos] * piece.bos, np.int64)
+        behind = np.array([eos] * piece.eos + [every_eos] * (sequence.eos and number == last), np.int64)
         for name in names:
-            found[name] += [_given(front), row[name][piece.start : piece.stop], _given(behind)]
+            found[name] += [front, row[name][piece.start : piece.stop], behind]
         found[POSITION_IDS].append(np.arange(len(front) + piece.stop - piece.start + len(behind)))
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
@@ -148,78 +119,139 @@ def _numbers(name: str, values: Any) -> _Tokens:
     except (TypeError, ValueError, RuntimeError) as cause:
         raise ValueError(f"{name} are no numbers: {cause}") from cause
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise ValueError(f"{name} are whole numbers in one dimension, found {_described(found)}")
+        kind = "text" if found.dtype.kind == "U" else f"{found.dtype}"
+        shape = "" if found.ndim == 1 else f" of shape {found.shape}"
+        some = reprlib.repr(found.reshape(-1)[:1].tolist())[1:-1]
+        raise ValueError(f"{name} are whole numbers in one dimension, found {kind}{shape}, such as {some}")
     if found.dtype == np.uint64 and found.size and found.max() > MOST_ID:
         place = int(found.argmax())
         raise ValueError(f"{name}[{place}] is {found[place]}, expected {MOST_ID} at the most")
     return found.astype(np.int64, copy=False)
 
 
-def _described(found: npt.NDArray[Any]) -> str:
-    """Returns what an array is in words: how many dimensions, or else of what kind, with the first value."""
-    words = _WORDS.get(found.dtype.kind, "numbers" if found.dtype.kind in "iu" else str(found.dtype))
-    if found.ndim > 1:
-        return f"{words} of shape {found.shape}"
-    if not found.size:
-        return words
-    values = found.reshape(-1)
-    if found.dtype.kind == "f" and len(odd := values[values != np.floor(values)]):
-        values = odd
-    return f"{words}, {'such as ' if found.ndim else ''}{reprlib.repr(values[0:1].tolist()[0])}"
-
-
 def _check_range(name: str, values: _Tokens, least: int, what: str) -> None:
-    """Raises ValueError: a value is outside of [least, MOST_ID]."""
     wrong = np.flatnonzero((values < least) | (values > MOST_ID))
     if len(wrong):
         place = int(wrong[0])
         raise ValueError(f"{name}[{place}] is {values[place]}, expected {what} from {least} to {MOST_ID}")
 
 
-def _given(tokens: list[int | None]) -> _Tokens:
-    return np.array(tokens, np.int64)
-
-
 @dataclass(frozen=True, slots=True)
-class PackRule:
-    """Whole documents, of together at most `size` tokens: best fit, longest first. See `pack_samples`.
+class Pack:
+    """Whole rows, of together at most so many tokens: best fit, longest first (docs/packing.md).
+
+    What is handed out is the list of the encoded rows, as ms-swift's `PackingDataset` gives it to the collator.
+
+    Attributes:
+        size: most tokens of a pack.
 
     Raises:
-        ValueError: the size is below 1.
+        ValueError: the size is none.
+        TypeError: it is no integer.
     """
 
     size: int
 
     def __post_init__(self) -> None:
-        """Checks the size."""
+        _settle(self, size=_TOKENS)
         _check_size(self.size)
 
 
 @dataclass(frozen=True, slots=True)
-class PadRule:
-    """One document, of at most `size` tokens.
+class Pad:
+    """One row, padded to so many tokens.
+
+    What is handed out has int64 arrays of shape (size,): `input_ids`, `attention_mask` (1 where there is a token of the
+    row), and `labels`, if the row has them.
+
+    Attributes:
+        size: tokens of each.
+        token: with which it is padded; labels are padded with -100.
 
     Raises:
-        ValueError: the size is below 1.
+        ValueError: the size is none.
+        TypeError: it or the token is no integer.
     """
 
     size: int
+    token: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the size."""
+        _settle(self, size=_TOKENS, token=_ID)
         _check_size(self.size)
 
 
-Rule = PackRule | PadRule | SplitRule
+@dataclass(frozen=True, slots=True)
+class Split:
+    """All rows one behind the other, cut into exactly so many tokens; only the last one of a stream may have fewer.
+
+    What is handed out has int64 arrays of shape (size + overlap,): `input_ids`, `position_ids`, from 0 for each row in
+    it, and `labels`, if the rows have them. What is put in as BOS or EOS is its own label.
+
+    Attributes:
+        size: tokens of each, BOS and EOS included, `overlap` not.
+        bos: token in front of each row; None for none.
+        eos: token behind each row, or between rows, as a separator is.
+        every_bos: token in front of each sequence that does not begin with a row's BOS.
+        every_eos: token behind each sequence that does not end in a row's EOS.
+        overlap: 1 for sequences of which the last token is the first of the next one, as Megatron's `GPTDataset` has.
+
+    Raises:
+        ValueError: there is no room for a token of a row; or the overlap is neither 0 nor 1, or is asked for together
+            with a BOS or EOS of every sequence.
+        TypeError: a number is no integer.
+    """
+
+    size: int
+    _: KW_ONLY
+    bos: int | None = None
+    eos: int | None = None
+    every_bos: int | None = None
+    every_eos: int | None = None
+    overlap: int = 0
+
+    def __post_init__(self) -> None:
+        ids = (name for name in ("bos", "eos", "every_bos", "every_eos") if getattr(self, name) is not None)
+        _settle(self, size=_TOKENS, **dict.fromkeys(ids, _ID), overlap=_TOKENS)
+        _ = self.rule
+
+    @property
+    def rule(self) -> SplitRule:
+        """What it comes to, by lengths."""
+        return SplitRule(
+            size=self.size,
+            bos=self.bos is not None,
+            eos=self.eos is not None,
+            every_bos=self.every_bos is not None,
+            every_eos=self.every_eos is not None,
+            overlap=self.overlap,
+        )
+
+
+Form = Pack | Pad | Split
+Rule = Pack | Pad | SplitRule
+
+_TOKENS: Final = "a number of tokens"
+_ID: Final = "a token id"
+
+
+def _settle(form: Form, **fields: str) -> None:
+    """Has fields be ints. Raises TypeError: one is none."""
+    for name, what in fields.items():
+        value = getattr(form, name)
+        try:
+            object.__setattr__(form, name, operator.index(value))
+        except TypeError:
+            raise TypeError(f"{type(form).__name__}: {name} is {what}, an int, got {value!r:.100}") from None
+
+
+def _check_size(size: int) -> None:
+    if size < 1:
+        raise ValueError(f"size is a number of tokens from 1, got {size!r}")
 
 
 class Sequences(NamedTuple):
-    """What is made of the documents of a window.
-
-    Attributes:
-        sequences: in order; their pieces name documents by index.
-        left: where what is left over begins; behind the last document if nothing is.
-    """
+    """What is made of documents, which pieces name by index; and where what is left over begins."""
 
     sequences: list[SplitSequence]
     left: Cut
@@ -228,14 +260,9 @@ class Sequences(NamedTuple):
 def make_sequences(
     lengths: Sequence[int], rule: Rule, start: Cut = BEGINNING, *, last: bool = False, begun: bool = False
 ) -> Sequences:
-    """Returns the sequences that are made of documents.
+    """Returns the sequences that are made of documents, of which an earlier call has left a `start` where they are cut.
 
-    Args:
-        lengths: tokens of each document, 1 or more; at most `rule.size` where they stay whole.
-        rule: how they are made.
-        start: where the first sequence begins, as an earlier call has left it; only where documents are cut.
-        last: whether no document follows, so that what is left over becomes a sequence of its own, if a shorter one.
-        begun: whether there are sequences before.
+    If no document follows (`last`), what is left over becomes a sequence of its own; `begun` if there are some before.
 
     Raises:
         ValueError: a length is impossible, or the start.
@@ -249,7 +276,7 @@ def make_sequences(
         return Sequences(sequences, left)
     if start != BEGINNING:
         raise ValueError(f"whole documents are not begun within one, got {start}")
-    if isinstance(rule, PadRule):
+    if isinstance(rule, Pad):
         if any(not 1 <= length <= rule.size for length in lengths):
             raise ValueError(f"lengths are from 1 to {rule.size}")
         groups = [[document] for document in range(len(lengths))]
@@ -259,23 +286,17 @@ def make_sequences(
 
 
 def completed(left: Sequence[SplitSequence], places: int, rule: Rule) -> list[SplitSequence]:
-    """Returns as many sequences as there are places in one more micro batch of every rank, of those left over.
+    """Returns as many sequences as one more micro batch of every rank has places, made of those left over.
 
-    Packs are taken apart, the longest first, each where its halves are nearest to each other, until there are enough:
-    every document is in one of them. Where there are fewer documents than places, and where rows are cut or padded,
-    the sequences then come once more in turn.
-
-    Args:
-        left: the sequences left over; at least one, no more than places.
-        places: how many there are to be.
-        rule: how they were made.
+    Packs are taken apart, the longest first, where their halves are nearest to each other, until there are enough.
+    Where rows do not suffice, and with the other forms, sequences then come once more in turn.
 
     Raises:
-        ValueError: there are none, or too many.
+        ValueError: there are none, or more than places.
     """
     if not 0 < len(left) <= places:
         raise ValueError(f"from 1 to {places} sequences are completed, got {len(left)}")
-    found = _taken_apart(left, places) if isinstance(rule, PackRule) else list(left)
+    found = _taken_apart(left, places) if isinstance(rule, Pack) else list(left)
     return [found[place % len(found)] for place in range(places)]
 
 
@@ -308,8 +329,3 @@ def _tokens(pieces: Sequence[Piece]) -> int:
 
 def _whole(pieces: Sequence[Piece]) -> SplitSequence:
     return SplitSequence(tuple(pieces), False, False)
-
-
-def _check_size(size: int) -> None:
-    if type(size) is not int or size < 1:
-        raise ValueError(f"size is a number of tokens from 1, got {size!r}")

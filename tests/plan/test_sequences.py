@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.sequences import PackRule, PadRule, Rule, completed, make_sequences
+from lazyshard.plan.sequences import Pack, Pad, Rule, completed, make_sequences
 from lazyshard.plan.splitting import BEGINNING, Cut, Piece, SplitRule, SplitSequence, pack_samples, split_rest
 from tests.plan.test_splitting import BOS, EOS, framed, lengths_of_documents, moved, rules, texts, token, written
 
@@ -70,7 +70,7 @@ def test_one_token_that_the_sequence_before_has_already_is_nothing_left_over() -
 @given(st.lists(st.integers(1, 10), max_size=20), st.integers(10, 15))
 def test_packs_are_those_of_pack_samples_and_padded_documents_stand_alone(lengths: list[int], size: int) -> None:
     alone = [[number] for number in range(len(lengths))]
-    made: list[tuple[Rule, list[list[int]]]] = [(PackRule(size), pack_samples(lengths, size)), (PadRule(size), alone)]
+    made: list[tuple[Rule, list[list[int]]]] = [(Pack(size), pack_samples(lengths, size)), (Pad(size), alone)]
     for rule, expected in made:
         sequences = make_sequences(lengths, rule, last=True).sequences
         assert documents(sequences) == expected
@@ -87,7 +87,7 @@ def test_a_completed_micro_batch_has_every_document_and_takes_packs_apart_first(
         SplitSequence(tuple(Piece(next(numbers), 0, n, False, False) for n in pack), False, False) for pack in packs
     ]
     everything = [number for one in documents(left) for number in one]
-    found = documents(completed(left, len(left) + more, PackRule(99)))
+    found = documents(completed(left, len(left) + more, Pack(99)))
     assert len(found) == len(left) + more
     different = found[: min(len(found), len(everything))]
     assert [number for one in different for number in one] == everything
@@ -100,26 +100,24 @@ def test_a_pack_is_taken_apart_where_its_halves_are_nearest() -> None:
     pack = SplitSequence(
         tuple(Piece(n, 0, tokens, False, False) for n, tokens in enumerate([5, 1, 1, 1, 4])), False, False
     )
-    assert documents(completed([pack, whole(9)], 3, PackRule(20))) == [[0, 1], [2, 3, 4], [9]]
-    assert documents(completed([pack, whole(9)], 4, PackRule(20))) == [[0], [1], [2, 3, 4], [9]]
+    assert documents(completed([pack, whole(9)], 3, Pack(20))) == [[0, 1], [2, 3, 4], [9]]
+    assert documents(completed([pack, whole(9)], 4, Pack(20))) == [[0], [1], [2, 3, 4], [9]]
 
 
 def test_others_come_once_more_in_turn() -> None:
-    assert documents(completed([whole(0), whole(1, 2)], 5, PadRule(9))) == [[0], [1, 2], [0], [1, 2], [0]]
+    assert documents(completed([whole(0), whole(1, 2)], 5, Pad(9))) == [[0], [1, 2], [0], [1, 2], [0]]
 
 
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: PackRule(0), "size .* got 0"),
-        (lambda: PadRule(True), "size .* got True"),
-        (lambda: PackRule("9"), "size .* got '9'"),  # type: ignore[arg-type]
-        (lambda: make_sequences([1], PackRule(4), Cut(0, 1)), "not begun within one"),
-        (lambda: make_sequences([1], PadRule(4), Cut(0, 1)), "not begun within one"),
-        (lambda: make_sequences([3, 1, 2], PadRule(2)), "lengths are from 1 to 2"),
-        (lambda: make_sequences([0], PadRule(2)), "lengths are from 1 to 2"),
-        (lambda: completed([whole(0), whole(1)], 1, PadRule(9)), "from 1 to 1 .* got 2"),
-        (lambda: completed([], 1, PadRule(9)), "from 1 to 1 .* got 0"),
+        (lambda: Pack(0), "size .* got 0"),
+        (lambda: make_sequences([1], Pack(4), Cut(0, 1)), "not begun within one"),
+        (lambda: make_sequences([1], Pad(4), Cut(0, 1)), "not begun within one"),
+        (lambda: make_sequences([3, 1, 2], Pad(2)), "lengths are from 1 to 2"),
+        (lambda: make_sequences([0], Pad(2)), "lengths are from 1 to 2"),
+        (lambda: completed([whole(0), whole(1)], 1, Pad(9)), "from 1 to 1 .* got 2"),
+        (lambda: completed([], 1, Pad(9)), "from 1 to 1 .* got 0"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> None:

@@ -4,47 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
-from lazyshard.data.rank import Rank
+if TYPE_CHECKING:
+    from lazyshard.data.blended import BlendedDataset
+    from lazyshard.data.dataset import LazyShardedDataset
 
 __all__ = ["Batches"]
 
 _log = logging.getLogger("lazyshard")
 
 _OWN: Final = frozenset({"dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"})
-
-
-class Drawn(Protocol):
-    """What batches are drawn from: a `LazyShardedDataset` or a `BlendedDataset`, whose methods say more."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is set."""
-
-    @property
-    def rank(self) -> Rank:
-        """Data-parallel rank and size."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Sets another epoch."""
-
-    def in_epoch(self, index: int) -> bool:
-        """Returns whether an index lies in the epoch that is set; waits until that is certain."""
-
-    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Returns the state after so many samples; None for where the run stands."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state."""
-
-    def commit(self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]], take_over: bool) -> bool:
-        """Tells the producer what is trained."""
-
-    def _left(self) -> range:
-        """Returns the indices of this rank that are still to be drawn in the epoch that is set."""
 
 
 class Batches(Iterator[Any]):
@@ -63,17 +35,9 @@ class Batches(Iterator[Any]):
     counts. The epoch ends on every rank after as many micro batches, and after a whole optimiser step: with
     `micro_batches_per_step`, fewer micro batches than a step takes are left over.
 
-    A loop that was left with `break` goes on in the next ``for``, and so does one that an error has ended, with the
-    micro batch that it has not got. A ``for`` behind the end of an epoch begins the next one, of as many as `epochs`
-    says; `dataset.set_epoch` sets another one.
-
-    Args:
-        dataset: what is drawn.
-        size: samples of a rank in a micro batch.
-        per_step: micro batches of a rank in an optimiser step.
-        epochs: how many epochs the run has.
-        by_epoch: whether they say how long it is; otherwise `num_samples` does.
-        options: of the DataLoader.
+    A loop that was left with `break`, or by an error, goes on in the next ``for``, with the micro batch that it has not
+    got. A ``for`` behind the end of an epoch begins the next one, of as many as `epochs` says; `dataset.set_epoch` sets
+    another one.
 
     Raises:
         ValueError: there is no such number of epochs, or `num_samples` says how long the run is.
@@ -81,7 +45,13 @@ class Batches(Iterator[Any]):
     """
 
     def __init__(
-        self, dataset: Drawn, size: int, per_step: int, epochs: int, by_epoch: bool, options: dict[str, Any]
+        self,
+        dataset: LazyShardedDataset | BlendedDataset,
+        size: int,
+        per_step: int,
+        epochs: int,
+        by_epoch: bool,
+        options: dict[str, Any],
     ) -> None:
         if type(epochs) is not int or epochs < 1:
             raise ValueError(f"epochs is an integer from 1, got {epochs!r}")
@@ -96,7 +66,7 @@ class Batches(Iterator[Any]):
         self._size = size
         self._per_step = per_step
         self._epochs = epochs if by_epoch else None
-        self._sampler = _MicroBatches(size)
+        self._sampler = BatchSampler(range(0), size, drop_last=False)
         self._options = options
         self._loader = self._make_loader()
         self._running: Any = None
@@ -161,11 +131,7 @@ class Batches(Iterator[Any]):
         return self._dataset.commit(self.consumed, last_epoch=last_epoch, keep=keep, take_over=take_over)
 
     def __iter__(self) -> Batches:
-        """Goes on, or begins the next epoch where this one was handed out to its end.
-
-        Raises:
-            RuntimeError: there is none any more.
-        """
+        """Goes on, or begins the next epoch at the end of this one. Raises RuntimeError: there is none any more."""
         epochs = self._epochs
         self._behind()
         if self._over and epochs is not None and self.epoch + 1 < epochs:
@@ -189,7 +155,7 @@ class Batches(Iterator[Any]):
             raise StopIteration
         try:
             if self._running is None:
-                self._sampler.indices = self._indices[self._trained * self._size :]
+                self._sampler.sampler = self._indices[self._trained * self._size :]
                 self._running = iter(self._loader)
             batch = next(self._running)
         except BaseException:
@@ -201,7 +167,6 @@ class Batches(Iterator[Any]):
         return batch
 
     def _tell_end(self) -> None:
-        """Logs what is not seen otherwise: that nothing was left to train, or a part of a step is left over."""
         if not self._trained:
             _log.warning("epoch %d is trained already: it ended with step %d", self.epoch, self.step)
         elif self._epochs is not None and (left := sum(1 for _ in self._left_of_step())):
@@ -239,15 +204,3 @@ class Batches(Iterator[Any]):
             return True
         last = (self._trained + self._per_step - within) * self._size - 1
         return last < len(self._indices) and (self._epochs is None or self._dataset.in_epoch(self._indices[last]))
-
-
-class _MicroBatches:
-    """The micro batches of some indices: a batch sampler."""
-
-    def __init__(self, size: int) -> None:
-        self.indices = range(0)
-        self._size = size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for start in range(0, len(self.indices), self._size):
-            yield list(self.indices[start : start + self._size])

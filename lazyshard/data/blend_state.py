@@ -11,11 +11,10 @@ from lazyshard.data.rank import Rank
 from lazyshard.data.run_state import as_count, epoch_of
 from lazyshard.data.settings import Order
 from lazyshard.errors import StateInvalid, StateMismatch, redact
-from lazyshard.format.blend_state import BlendPartState, BlendState, Piece
+from lazyshard.format.blend_state import BlendPartState, BlendState
 from lazyshard.format.state import RunState
 from lazyshard.part import MAX_SAMPLES
-from lazyshard.plan.blend import shares
-from lazyshard.plan.blend_schedule import BlendCourse, BlendPiece, BlendSchedule, Ramp
+from lazyshard.plan.blend import BlendCourse, BlendPiece, BlendSchedule, Ramp, shares
 from lazyshard.store.urls import stream_name
 
 Stand = tuple[int, int]
@@ -25,14 +24,8 @@ Stand = tuple[int, int]
 class BlendStates:
     """The state of a run over a blend, as loaded, in each epoch.
 
-    Args:
-        names: of the streams that are blended.
-        schedule: their weights.
-        batch_size: samples of one rank in a micro batch.
-        draws_per_step: positions of a lane in a step; 0 where it is not known.
-
-    Attributes:
-        draws_per_step: as given; set before the first part is asked for.
+    `draws_per_step`, positions of a lane in a step, 0 where it is not known, may be set before the first part is asked
+    for.
     """
 
     def __init__(self, names: Sequence[str], schedule: BlendSchedule, batch_size: int, draws_per_step: int) -> None:
@@ -50,41 +43,31 @@ class BlendStates:
             StateMismatch: it knows none of the streams.
         """
         last = found.parts[-1]
-        course = _course(last)
         if _steps(last) > MAX_SAMPLES or last.pieces[-1][2] + last.draws > MAX_SAMPLES:
-            raise StateInvalid(
-                "the state of a blend: it has more steps or draws than any run",
-                field="parts",
-                expected=f"at most {MAX_SAMPLES}",
-                actual=str(max(_steps(last), last.draws)),
-            )
-        for member, begin, drawn in zip(last.members, last.begins, course.counts(last.draws), strict=True):
-            epochs = epoch_of_blend(found), epoch_of(found.members[member])
-            if epochs[0] != epochs[1]:
-                raise StateInvalid(
-                    f"the state of a blend: it has begun epoch {epochs[0]}, and its stream {found.names[member]} epoch "
-                    f"{epochs[1]}",
-                    field=f"members[{member}]",
-                    expected=str(epochs[0]),
-                    actual=str(epochs[1]),
+            most = str(max(_steps(last), last.draws))
+            raise _invalid("it has more steps or draws than any run", "parts", f"at most {MAX_SAMPLES}", most)
+        epoch, drawn = epoch_of_blend(found), _course(last).counts(last.draws)
+        for member, begin, more in zip(last.members, last.begins, drawn, strict=True):
+            state, name, field = found.members[member], found.names[member], f"members[{member}]"
+            if epoch_of(state) != epoch:
+                why = f"it has begun epoch {epoch}, and its stream {name} epoch {epoch_of(state)}"
+                raise _invalid(why, field, str(epoch), str(epoch_of(state)))
+            stands, expected = (len(state.parts) - 1, state.parts[-1].draws), (begin[0], begin[1] + more)
+            if stands != expected:
+                why = (
+                    f"its last part has drawn {more} of stream {name} behind {begin[1]} of part {begin[0]}, the "
+                    f"stream's own state stands at {stands[1]} of part {stands[0]}"
                 )
-            stands = _stand(found.members[member])
-            if stands != (begin[0], begin[1] + drawn):
-                raise StateInvalid(
-                    f"the state of a blend: its last part has drawn {drawn} of stream {found.names[member]} behind "
-                    f"{begin[1]} of part {begin[0]}, the stream's own state stands at {stands[1]} of part {stands[0]}",
-                    field=f"members[{member}]",
-                    expected=str((begin[0], begin[1] + drawn)),
-                    actual=str(stands),
-                )
+                raise _invalid(why, field, str(expected), str(stands))
         known = {name: one for name, one in zip(found.names, found.members, strict=True) if name in self._names}
         if not known:
+            theirs, mine = ", ".join(found.names), ", ".join(self._names)
             raise StateMismatch(
-                f"the state is of a blend of {', '.join(found.names)}, here are {', '.join(self._names)}: none of them "
-                f"goes on; start anew without the state",
+                f"the state is of a blend of {theirs}, here are {mine}: none of them goes on; start anew without the "
+                f"state",
                 field="names",
-                expected=", ".join(found.names),
-                actual=", ".join(self._names),
+                expected=theirs,
+                actual=mine,
             )
         self._loaded = found
         return known
@@ -100,45 +83,35 @@ class BlendStates:
 
     def part(self, epoch: int, rank: Rank, stands: Sequence[Stand]) -> BlendPartState:
         """Returns the part with which the run begins or goes on."""
-        anew = BlendPartState(
-            rank.dp_size,
-            self._batch_size,
-            0,
-            self._members(),
-            self._pieces(0),
-            tuple(stands),
-            epoch or None,
-            draws_per_step=self.draws_per_step,
-        )
+        size, pieces, steps = self._batch_size, self._schedule.pieces(0, self.draws_per_step), self.draws_per_step
+        begins, members = tuple(stands), self._members()
+        anew = BlendPartState(rank.dp_size, size, 0, members, pieces, begins, epoch or None, draws_per_step=steps)
         loaded = self._of(epoch)
         if loaded is None:
             return anew
         last = loaded.parts[-1]
         if self._same(last, anew):
-            return replace(last, draws_per_step=self.draws_per_step or last.draws_per_step)
-        steps = _steps(last)
-        pieces = self._pieces(steps)
+            return replace(last, draws_per_step=steps or last.draws_per_step)
+        trained_steps = _steps(last)
+        pieces = self._schedule.pieces(trained_steps, steps)
         first, parts, offset = [piece for piece in last.pieces if piece[0] <= last.draws][-1]
-        if last.members == anew.members and parts == pieces[0][1]:
+        if last.members == members and parts == pieces[0].parts:
             # The same weights go on where they are in their period.
-            pieces = ((0, parts, offset + last.draws - first), *pieces[1:])
+            pieces = (BlendPiece(0, parts, offset + last.draws - first), *pieces[1:])
         begun = None if last.draws or len(loaded.parts) > 1 else last.epoch
-        return replace(anew, pieces=pieces, epoch=begun, first_step=steps)
+        return replace(anew, pieces=pieces, epoch=begun, first_step=trained_steps)
 
     def _same(self, last: BlendPartState, anew: BlendPartState) -> bool:
         """Returns whether a part can go on: nothing that decides its draws is another."""
         if (last.dp, last.batch_size, last.members) != (anew.dp, anew.batch_size, anew.members):
             return False
-        first, *others = self._pieces(last.first_step)
-        if ((*first[:2], last.pieces[0][2]), *others) != last.pieces:
+        first, *others = self._schedule.pieces(last.first_step, self.draws_per_step)
+        if (first._replace(offset=last.pieces[0][2]), *others) != last.pieces:
             return False
         drawn = _course(last).counts(last.draws)
-        there = tuple((part, begin + more) for (part, begin), more in zip(last.begins, drawn, strict=True))
-        return there == anew.begins
-
-    def _pieces(self, step: int) -> tuple[Piece, ...]:
-        pieces = self._schedule.pieces(step, self.draws_per_step)
-        return tuple((piece.first, piece.parts, piece.offset) for piece in pieces)
+        return anew.begins == tuple(
+            (part, begin + more) for (part, begin), more in zip(last.begins, drawn, strict=True)
+        )
 
     def before(self, epoch: int, part: BlendPartState) -> tuple[BlendPartState, ...]:
         """Returns the parts before the one with which the run goes on; one that has drawn nothing is not kept."""
@@ -184,13 +157,16 @@ class BlendStates:
         return BlendState(tuple(known), tuple(known.values()), parts, trained(parts))
 
     def _members(self) -> tuple[int, ...]:
-        known = [] if self._loaded is None else list(self._loaded.names)
-        known += [name for name in self._names if name not in known]
+        known = list(dict.fromkeys([*(() if self._loaded is None else self._loaded.names), *self._names]))
         return tuple(known.index(name) for name in self._names)
 
     def _of(self, epoch: int) -> BlendState | None:
         loaded = self._loaded
         return loaded if loaded is not None and epoch_of_blend(loaded) == epoch else None
+
+
+def _invalid(why: str, field: str, expected: str, actual: str) -> StateInvalid:
+    return StateInvalid(f"the state of a blend: {why}", field=field, expected=expected, actual=actual)
 
 
 def epoch_of_blend(state: BlendState) -> int:
@@ -199,16 +175,12 @@ def epoch_of_blend(state: BlendState) -> int:
 
 
 def _course(part: BlendPartState) -> BlendCourse:
-    return BlendCourse([BlendPiece(*piece) for piece in part.pieces])
+    return BlendCourse(part.pieces)
 
 
 def _steps(part: BlendPartState) -> int:
     """Returns how many steps were trained by the end of a part; where it is not known, by its beginning."""
     return part.first_step + (part.draws // part.draws_per_step if part.draws_per_step else 0)
-
-
-def _stand(state: RunState) -> Stand:
-    return len(state.parts) - 1, state.parts[-1].draws
 
 
 def trained(parts: Sequence[BlendPartState]) -> int:
@@ -223,12 +195,7 @@ _POINTS: Final = "a schedule takes pairs of a step and the weights from there on
 
 
 def blend_members(given: Iterable[tuple[LazyShardedDataset, float]]) -> tuple[list[LazyShardedDataset], list[float]]:
-    """Returns the data sets and their weights.
-
-    Raises:
-        TypeError: these are no pairs of a data set and a weight.
-        ValueError: there is none, or a weight is no number.
-    """
+    """Returns the data sets and their weights. Raises TypeError, ValueError: these are no pairs of them."""
     pairs = [_pair(one, _PAIRS) for one in _items(given, _PAIRS)]
     for dataset, _ in pairs:
         if not isinstance(dataset, LazyShardedDataset):
@@ -239,15 +206,9 @@ def blend_members(given: Iterable[tuple[LazyShardedDataset, float]]) -> tuple[li
 
 
 def blend_schedule(weights: list[float], later: Any, ramp: Ramp) -> BlendSchedule:
-    """Returns the weights over the steps of a run.
-
-    Raises:
-        TypeError: `later` is none of pairs.
-        ValueError: as `BlendSchedule`; or a weight is 0 and never changes, so that its stream is never drawn from.
-    """
+    """Returns the weights over the steps of a run. Raises TypeError, or ValueError as `BlendSchedule`."""
     points: list[tuple[int, list[float]]] = [(0, weights)]
-    for one in _items(later, _POINTS):
-        step, changed = _pair(one, _POINTS)
+    for step, changed in (_pair(one, _POINTS) for one in _items(later, _POINTS)):
         points.append((step, [_number(weight) for weight in _items(changed, _POINTS)]))
     if len(points) == 1:
         shares(weights)
@@ -255,32 +216,18 @@ def blend_schedule(weights: list[float], later: Any, ramp: Ramp) -> BlendSchedul
 
 
 def check_settings(batch_size: Any, num_samples: Any, stopping: str, order: Order) -> None:
-    """Refuses settings that cannot be. Arguments as of `BlendedDataset`.
-
-    Raises:
-        ValueError: one is wrong.
-    """
-    _check_count("batch_size", batch_size)
+    """Raises ValueError: a setting of a `BlendedDataset` is wrong."""
+    for name, value in (("batch_size", batch_size), ("num_samples", num_samples)):
+        if (type(value) is not int or value < 1) and (value is not None or name == "batch_size"):
+            raise ValueError(f"{name} is an integer from 1, got {value!r}")
     if order != Order(layout=order.layout, micro_batches_per_step=order.micro_batches_per_step):
         raise ValueError("unit, shuffle_window and seed are those of each data set of a blend: give them to those")
     if stopping not in get_args(Stopping):
         raise ValueError(f"stopping is one of {', '.join(get_args(Stopping))}, got {stopping!r}")
-    if num_samples is not None:
-        _check_count("num_samples", num_samples)
-
-
-def _check_count(name: str, value: Any) -> None:
-    """Refuses what is no integer from 1."""
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name} is an integer from 1, got {value!r}")
 
 
 def stream_names(datasets: list[LazyShardedDataset]) -> list[str]:
-    """Returns how the state of a blend calls its streams: by their identities, or directories where they have none.
-
-    Raises:
-        ValueError: two are the same.
-    """
+    """Returns how a state calls the streams: by identities, or directories. Raises ValueError: two are the same."""
     names = [dataset.stream_id or stream_name(dataset.directory) for dataset in datasets]
     for number, name in enumerate(names):
         first = names.index(name)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset, get_worker_info
 
 from lazyshard.data.batches import Batches
-from lazyshard.data.blend_space import BlendReader, BlendSpaces
+from lazyshard.data.blend_space import BlendReader, BlendSpace
 from lazyshard.data.blend_state import (
     BlendStates,
     Stopping,
@@ -29,9 +29,9 @@ from lazyshard.data.rank import Rank, check_dealt
 from lazyshard.data.run_state import only_of_a_stream
 from lazyshard.data.settings import Order, check_group
 from lazyshard.data.shared import ASKED, EPOCH, Stats
-from lazyshard.errors import LazyShardError, LengthUnknown, StateInvalid
+from lazyshard.errors import LazyShardError, LengthUnknown, RankInvalid, StateInvalid
 from lazyshard.format.blend_state import BlendState, blend_shares
-from lazyshard.plan.blend_schedule import Ramp
+from lazyshard.plan.blend import Ramp
 from lazyshard.plan.course import Draw
 
 _log = logging.getLogger("lazyshard")
@@ -104,12 +104,15 @@ class BlendedDataset(Dataset[Any]):
         for dataset in self._datasets:
             dataset._draws.enter_blend()
         self._batch_size = batch_size
+        self._num_samples = num_samples
+        self._stopping: Stopping = stopping
+        self._layout = order.layout
         draws_per_step = batch_size * (order.micro_batches_per_step or 0)
         if not self._schedule.constant and not draws_per_step:
             raise ValueError("a schedule counts in optimiser steps: give order=Order(micro_batches_per_step=...)")
-        states = BlendStates(self._names, self._schedule, batch_size, draws_per_step)
-        self._states = states
-        self._spaces = BlendSpaces(self._datasets, states, order.layout, num_samples, stopping)
+        self._states = BlendStates(self._names, self._schedule, batch_size, draws_per_step)
+        # Epoch, and its indices; None before the first use.
+        self._newest: tuple[int, BlendSpace] | None = None
         self._length_given_up = False
         # The epoch is that of the data sets: they tell their workers.
         self._numbers = self._datasets[0]._draws.numbers
@@ -117,18 +120,16 @@ class BlendedDataset(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Settles rank and length first: a spawned worker can ask neither Megatron nor torch.distributed."""
-        self._spaces.current()
+        self._space()
         return {name: value for name, value in self.__dict__.items() if name != "_numbers"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes up what is not pickled."""
         self.__dict__.update(state)
         self._numbers = self._datasets[0]._draws.numbers
 
     def __repr__(self) -> str:
         """Tells what is blended; never waits, never raises."""
-        known = vars(self)
-        if "_reader" not in known:
+        if "_reader" not in vars(self):
             return f"<{type(self).__name__}, not open>"
         streams = ", ".join(
             f"{share:.4g} of {dataset!r}" for dataset, share in zip(self._datasets, self.shares, strict=True)
@@ -166,7 +167,7 @@ class BlendedDataset(Dataset[Any]):
     @property
     def rank(self) -> Rank:
         """Data-parallel rank and size."""
-        return self._spaces.current().rank
+        return self._space().rank
 
     @property
     def rank_indices(self) -> range:
@@ -176,28 +177,24 @@ class BlendedDataset(Dataset[Any]):
         return self._left()
 
     def batches(self, *, epochs: int = 1, **loader: Any) -> Batches:
-        """Returns the micro batches of this rank, as an iterator that counts what is trained.
-
-        As `LazyShardedDataset.batches`; an epoch ends by `stopping`.
-        """
+        """Returns the micro batches of this rank, as `LazyShardedDataset.batches`; an epoch ends by `stopping`."""
         if not self._states.draws_per_step:
-            if self._spaces.used:
+            if self._newest is not None:
                 raise RuntimeError(
                     "this blend is in use already, call batches() before its rank or its length is asked for, or give "
                     "it order=Order(micro_batches_per_step=1)"
                 )
             self._states.draws_per_step = self._batch_size
         per_step = self._states.draws_per_step // self._batch_size
-        by_epoch = self._spaces.num_samples in (None, ENDLESS)
+        by_epoch = self._num_samples in (None, ENDLESS)
         return Batches(self, self._batch_size, per_step, epochs, by_epoch, loader)
 
     def _left(self) -> range:
-        """Returns `rank_indices`; of a blend without a length as many as are asked for."""
         try:
-            space = self._spaces.current()
+            space = self._space()
         except LengthUnknown:
             self._give_up_length()
-            space = self._spaces.current()
+            space = self._space()
         return space.layout.lane_indices(space.rank.dp_rank)[space.part.draws :]
 
     @property
@@ -213,11 +210,11 @@ class BlendedDataset(Dataset[Any]):
     @property
     def consumed_before(self) -> int:
         """Samples trained before the positions from which `rank_indices` count, over all ranks."""
-        return trained(self._states.before(self.epoch, self._spaces.current().part))
+        return trained(self._states.before(self.epoch, self._space().part))
 
     def ready(self, index: int) -> bool:
         """Returns whether a sample can be read without waiting, as far as is known without a look."""
-        stream, inner = self._spaces.current().locate(operator.index(index))
+        stream, inner = self._space().locate(operator.index(index))
         dataset = self._datasets[stream]
         return dataset._draws.indices().ready(inner, dataset.reader)
 
@@ -239,7 +236,7 @@ class BlendedDataset(Dataset[Any]):
         """
         if self._length_given_up:
             raise length_given_up("the blend")
-        space = self._spaces.current()
+        space = self._space()
         check_dealt(space.rank, "blend", "the blend")
         return space.layout.size
 
@@ -270,7 +267,7 @@ class BlendedDataset(Dataset[Any]):
         epoch = self._numbers[EPOCH]
         try:
             while len(samples) < len(wanted):
-                samples += self._reader.read(self._spaces.current(), wanted, len(samples), epoch)
+                samples += self._reader.read(self._space(), wanted, len(samples), epoch)
         except LazyShardError as error:
             if get_worker_info() is not None:
                 error.carry_fields()
@@ -279,21 +276,68 @@ class BlendedDataset(Dataset[Any]):
 
     def draw(self, index: int) -> BlendDraw:
         """Returns what an index draws, without reading it. Waits and raises as `LazyShardedDataset.draw` does."""
-        stream, inner = self._spaces.current().locate(operator.index(index))
+        stream, inner = self._space().locate(operator.index(index))
         return BlendDraw(stream, self._datasets[stream].draw(inner))
 
     def in_epoch(self, index: int) -> bool:
         """Returns whether the blend, by `stopping`, has not come to its end within the micro batch of an index.
 
-        The same on every rank.
-
-        For live streams with `num_samples`, whose ends are not known in advance. Waits and raises as `draw` does.
+        The same on every rank, for live streams too. Waits and raises as `draw` does.
         """
-        if self._spaces.stopping == "first_exhausted":
+        if self._stopping == "first_exhausted":
             # What one of them would draw of its next epoch is not trained.
             for dataset in self._datasets:
                 dataset._draws.numbers[ASKED] = 1
-        return self._spaces.in_epoch(index)
+        space = self._space()
+        position, size = space.layout.locate(operator.index(index))[1], space.part.batch_size
+        # Batches are trained whole: the one that would draw too much is not, the one with what is missing still is.
+        begin = position - position % size
+        # Where one that has ended is exhausted, the others need not be waited for.
+        drawn = zip(self._datasets, space.drawn(begin + size), strict=True)
+        known = sorted(drawn, key=lambda pair: not pair[0].reader.seen.ended)
+        over = (self._exhausted(dataset, count) for dataset, count in known)
+        if self._stopping == "first_exhausted":
+            return not any(over)
+        # Waits until the samples up to the index are there. An epoch counts as drawn once the next one would begin.
+        list(over)
+        return not all(map(self._exhausted, self._datasets, (count + 1 for count in space.drawn(begin))))
+
+    def _exhausted(self, dataset: LazyShardedDataset, drawn: int) -> bool:
+        return drawn > 0 and dataset._draws.epoch_at(drawn) > self.epoch
+
+    def _space(self) -> BlendSpace:
+        """Returns the indices of the epoch that is set. Raises RankInvalid, or as `BlendSpace`."""
+        epoch = self.epoch
+        if self._newest is None or self._newest[0] != epoch:
+            self._newest = (epoch, self._make_space(epoch))
+        return self._newest[1]
+
+    def _make_space(self, epoch: int) -> BlendSpace:
+        ranks = {dataset.rank for dataset in self._datasets}
+        if len(ranks) != 1:
+            raise RankInvalid(f"the data sets of a blend are of one rank, got {sorted(ranks)}")
+        (rank,) = ranks
+        stands, lengths = [], list[int | None]()
+        for dataset in self._datasets:
+            course, order = dataset._draws.indices().course, dataset._draws.order
+            stands.append((len(course.parts) - 1, course.current.draws))
+            known = order.known_total(dataset.reader.seen)
+            total = order.max_total_samples if known is None else known
+            if total is None:
+                lengths.append(None)
+                continue
+            if not course.full_epoch_length(total):
+                raise ValueError(
+                    f"{dataset.directory}: the stream has {total} samples, fewer than one for each of {rank.dp_size} "
+                    f"ranks, so it cannot be repeated in a blend: leave it out"
+                )
+            lengths.append(0 if course.epoch(total) > epoch else course.epoch_length(total))
+        part = self._states.part(epoch, rank, stands)
+        samples = self._num_samples
+        if samples is not None:
+            samples -= trained(self._states.before(epoch, part))
+        begun = self._states.goes_on(epoch)
+        return BlendSpace(part, rank, self._layout, lengths, samples, self._stopping, begun=begun)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Returns the state of the run, plain values for any checkpoint; the same on every rank.
@@ -312,9 +356,6 @@ class BlendedDataset(Dataset[Any]):
         To be called before the data set is used. In a DataLoader worker it only checks that the state is the one that
         the data set began with.
 
-        Args:
-            state: what `state_dict` returned.
-
         Raises:
             StateInvalid, VersionUnsupported: it cannot be used.
             StateMismatch: it knows none of the streams; or as `LazyShardedDataset.load_state_dict`, of one of them.
@@ -323,13 +364,13 @@ class BlendedDataset(Dataset[Any]):
         if (reason := only_of_a_stream(state)) is not None:
             raise StateInvalid(f"the state of a blend: {reason}")
         found = BlendState.from_dict(state, "the state of a blend")
-        if self._spaces.used or get_worker_info() is not None:
-            if found != self._state_after(None):
-                raise RuntimeError(
-                    "this blend is in use already and stands elsewhere; load the state into a new one, before its "
-                    "length, its rank_indices or a loader's workers are asked for"
-                )
-            return
+        if self._newest is not None or get_worker_info() is not None:
+            if found == self._state_after(None):
+                return
+            raise RuntimeError(
+                "this blend is in use already and stands elsewhere; load the state into a new one, before its length, "
+                "its rank_indices or a loader's workers are asked for"
+            )
         stands = self._states.load(found)
         new = [name for name in self._names if name not in stands]
         out = [found.names[member] for member in found.parts[-1].members if found.names[member] not in self._names]
@@ -350,17 +391,17 @@ class BlendedDataset(Dataset[Any]):
     ) -> bool:
         """Commits how far the checkpoints are to every stream whose data set has a `consumer`.
 
+        As `LazyShardedDataset.commit`. Of a stream that a state of `keep` does not know yet, every chunk is kept. Where
+        it raises, some cursors may be written, others not: call it again.
+
         Args:
             consumed: as for `state_dict`.
             last_epoch: whether no stream begins another epoch. Otherwise every chunk is kept.
-            keep: states of older checkpoints of the blend from which the run may still be resumed. Of a stream that one
-                of them does not know yet, every chunk is kept.
+            keep: states of older checkpoints of the blend from which the run may still be resumed.
             take_over: as of `LazyShardedDataset.commit`.
 
         Returns:
             Whether this is rank 0, and the cursors were written.
-
-        Raises: as `LazyShardedDataset.commit`. Some cursors may be written then, others not: call it again.
         """
         committing = [pair for pair in zip(self._datasets, self._names, strict=True) if pair[0]._commits is not None]
         if not committing:
@@ -380,8 +421,7 @@ class BlendedDataset(Dataset[Any]):
         return wrote
 
     def _state_after(self, consumed: int | None) -> BlendState:
-        """Returns the state after so many samples; None for what was loaded. Raises as `state_dict`."""
-        epoch, space = self.epoch, self._spaces.current()
+        epoch, space = self.epoch, self._space()
         position = self._states.position(epoch, space.part, consumed, space.layout.block)
         members = {}
         for dataset, name, draws in zip(self._datasets, self._names, space.drawn(position), strict=True):
@@ -391,7 +431,7 @@ class BlendedDataset(Dataset[Any]):
 
     def _give_up_length(self) -> None:
         """Becomes the data set of an iterable without a length; see `IndexReader.give_up_length`."""
-        if self._spaces.used:
+        if self._newest is not None:
             raise RuntimeError("a LazyShardedStream takes a blend that is not used yet; make a new one")
-        if self._spaces.num_samples is None:
-            self._spaces.num_samples, self._length_given_up = ENDLESS, True
+        if self._num_samples is None:
+            self._num_samples, self._length_given_up = ENDLESS, True

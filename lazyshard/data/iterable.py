@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from lazyshard.data.blend_state import epoch_of_blend
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.passes import passes_of
+from lazyshard.data.handed_out import Worker, check_micro_batch, check_worker, read_count
 from lazyshard.data.run_state import HANDED_OUT, OVER, WORKER, WORKERS, as_count
-from lazyshard.errors import LazyShardError, StateInvalid
-from lazyshard.plan.steps import AtEnd
+from lazyshard.errors import LazyShardError
+from lazyshard.format.blend_state import BlendState
+from lazyshard.plan.steps import AtEnd, Ending
 
 _D = TypeVar("_D", LazyShardedDataset, BlendedDataset)
+
+
+class _Begun(NamedTuple):
+    """Where the passes over an epoch begin: at a position of each rank, None where the data set stands.
+
+    `within` samples of the first micro batch are behind it already. `over` is how many samples the micro batch had that
+    completed the epoch, of which nothing is left; 0 if there is.
+    """
+
+    epoch: int
+    position: int | None = None
+    within: int = 0
+    over: int = 0
 
 
 class LazyShardedStream(IterableDataset[Any], Generic[_D]):
@@ -39,8 +54,8 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         at_end: what becomes of the samples left over, fewer than dp_size * batch_size, which fill no micro batch of
             every rank. "drop": they are not drawn. Otherwise every rank draws one more micro batch with all of them, in
             which samples of the same epoch fill the missing places: "pad" the last ones before them, "loop" the first
-            ones of the epoch, of which a producer that deletes chunks may have none any more. `lazyshard.plan.steps`
-            shows which they are. For single streams without `num_samples`.
+            ones of the epoch, of which a producer that deletes chunks may have none any more. For single streams
+            without `num_samples`.
 
     Raises:
         ValueError: `at_end` is none of the three, or does not apply.
@@ -51,15 +66,10 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
     _endless: bool = True
 
     def __init__(self, dataset: _D, *, at_end: AtEnd = "drop") -> None:
-        self._passes = passes_of(dataset, at_end, endless=self._endless)
+        self._passes = _passes_of(dataset, at_end, endless=self._endless)
         self._dataset: _D = dataset
         self._at_end: AtEnd = at_end
-        # Epoch and position at which its passes begin; None where the data set stands.
-        self._start: tuple[int, int] | None = None
-        # Of what epoch, and how many samples of the first micro batch are behind it already.
-        self._within = (0, 0)
-        # The epoch of which nothing is left, and how many samples its last micro batch had, which was completed.
-        self._over: tuple[int, int] | None = None
+        self._loaded = _Begun(0)
         # Samples that are behind this process, the main one or a worker, in this pass, which is over its epoch; and in
         # the pass to come, as a worker's loaded state says.
         self._behind = 0
@@ -86,7 +96,7 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
     @property
     def consumed(self) -> int:
         """What `state_dict` was given when the loaded state was saved; 0 without one, or once another epoch is set."""
-        return self._dataset.consumed + self._last_samples()
+        return self._dataset.consumed + self._begun().over
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the passes to come; see `LazyShardedDataset.set_epoch`."""
@@ -100,7 +110,7 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         behind, self._loaded_behind = self._loaded_behind, None
         if behind is None:
             # All of what is behind a pass lies in its first micro batch.
-            behind = self._begun_within() if number == 0 else 0
+            behind = self._begun().within if number == 0 else 0
         self._behind, self._pass_epoch = behind, self.epoch
         return self._pass(number, workers, behind)
 
@@ -123,15 +133,14 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
             return self._state_of(consumed)
         if worker is None and self._workers_read[0]:
             raise RuntimeError(
-                f"{self._where}: DataLoader workers hand the samples out, and this process cannot see how "
-                f"many were trained; save `dataset.state_dict(consumed)`, or that of this iterable, or a "
-                f"StatefulDataLoader's own state"
+                f"{self._where}: DataLoader workers hand the samples out, and this process cannot see how many were "
+                f"trained; save `dataset.state_dict(consumed)`, or that of this iterable, or a StatefulDataLoader's own"
             )
         ours = self._pass_epoch == self.epoch
         if worker is not None:
             state = self._dataset.state_dict(self._passes.consumed(start))
             return state | {WORKER: worker.id, WORKERS: worker.num_workers, HANDED_OUT: self._behind if ours else 0}
-        return self._state_at(start + (self._behind if ours else self._begun_within()))
+        return self._state_at(start + (self._behind if ours else self._begun().within))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a state stands, with any number of ranks and workers: the next pass begins there.
@@ -141,9 +150,9 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
 
         Raises:
             StateInvalid, VersionUnsupported, StateMismatch: as `load_state_dict` of the data set; or it stands within a
-                micro batch of other ranks.
-            RuntimeError: the data set is used already, and the state is of another course; or a worker's state is
-                loaded elsewhere than in that worker.
+            micro
+                batch of other ranks.
+            RuntimeError: the data set is used already, and the state is of another course; or it is another worker's.
         """
         worker = get_worker_info()
         if worker is not None:
@@ -153,13 +162,17 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
                 error.carry_fields()
                 raise
             return
-        size = self._passes.batch_size
-        given, within, last_samples = _take_apart(state, size, self._where)
-        self._start = self._passes.go_on(given)
+        size, where = self._passes.batch_size, f"{self._where}: the state to go on from"
+        within = over = 0
+        # What is no state at all, or that of a worker, the data set refuses.
+        if isinstance(state, dict) and WORKER not in state:
+            within, over = read_count(state, HANDED_OUT, size - 1, where), read_count(state, OVER, None, where)
+            state = {name: value for name, value in state.items() if name not in (HANDED_OUT, OVER)}
+        start = self._passes.go_on(state)
         if within:
-            _check_ranks(given, self._dataset.rank.dp_size, size, self._where)
-        self._over = (self.epoch, last_samples) if last_samples else None
-        self._within = (self.epoch, within)
+            last = state["parts"][-1]
+            check_micro_batch((last["dp"], last["batch_size"]), (self._dataset.rank.dp_size, size), where)
+        self._loaded = _Begun(self.epoch, None if start is None else start[1], within, over)
         self._behind = within
         self._pass_epoch = self.epoch
         self._workers_read[0] = False
@@ -168,9 +181,9 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
     ) -> bool:
         """Commits how far the checkpoints are: as `commit` of the data set, `consumed` as for `state_dict`."""
-        state = self._state_of(consumed)
+        count = self._state_of(consumed)["consumed"]
         kept = [{name: value for name, value in one.items() if name not in (OVER, HANDED_OUT)} for one in keep]
-        return self._dataset.commit(state["consumed"], last_epoch=last_epoch, keep=kept, take_over=take_over)
+        return self._dataset.commit(count, last_epoch=last_epoch, keep=kept, take_over=take_over)
 
     @property
     def _where(self) -> str:
@@ -178,7 +191,7 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
 
     def _pass(self, number: int, workers: int, behind: int) -> Iterator[Any]:
         start, size = self._position(), self._passes.batch_size
-        if self._last_samples():
+        if self._begun().over:
             return
         turn, within = divmod(behind, size)
         while samples := self._passes.samples(start, start + (turn * workers + number) * size, within):
@@ -187,24 +200,16 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
                 yield sample
             turn, within = turn + 1, 0
 
+    def _begun(self) -> _Begun:
+        return self._loaded if self._loaded.epoch == self.epoch else _Begun(self.epoch)
+
     def _position(self) -> int:
-        """Returns the position at which a pass over the epoch that is set begins, but for what is `_begun_within`."""
-        if self._start is not None and self._start[0] == self.epoch:
-            return self._start[1]
-        return self._passes.stands()
-
-    def _begun_within(self) -> int:
-        epoch, within = self._within
-        return within if epoch == self.epoch else 0
-
-    def _last_samples(self) -> int:
-        """Returns how many samples the completed micro batch had with which the epoch is over; 0 if it is not."""
-        return self._over[1] if self._over is not None and self._over[0] == self.epoch else 0
+        position = self._begun().position
+        return self._passes.stands() if position is None else position
 
     def _state_of(self, consumed: int) -> dict[str, Any]:
-        count = as_count(consumed)
-        start = self._position()
-        if self._last_samples():
+        count, start = as_count(consumed), self._position()
+        if self._begun().over:
             if count != self.consumed:
                 raise ValueError(f"consumed is {self.consumed} where this epoch is over, got {count}")
             return self._state_at(start)
@@ -221,20 +226,22 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         )
 
     def _state_at(self, position: int) -> dict[str, Any]:
-        """Returns the state once each rank has drawn so many positions."""
         size = self._passes.batch_size
         whole = position // size * size
         # What is dropped is not handed out, so there a place never lies behind the end.
         if self._at_end != "drop" and (stop := self._passes.stop(self._position())) is not None:
             whole = min(whole, stop)
-        state = self._dataset.state_dict(self._passes.consumed(whole))
-        if position - whole == size or self._last_samples():
-            return state | {OVER: self._last_samples() or self._dataset.rank.dp_size * size}
+        state, over = self._dataset.state_dict(self._passes.consumed(whole)), self._begun().over
+        if position - whole == size or over:
+            return state | {OVER: over or self._dataset.rank.dp_size * size}
         return state | {HANDED_OUT: position - whole} if position > whole else state
 
-    def _load_in_worker(self, state: Any, here: tuple[int, int]) -> None:
-        given, behind = _of_worker(state, here, self._where)
-        start = self._passes.go_on(given)
+    def _load_in_worker(self, state: Any, here: Worker) -> None:
+        where, given = f"{self._where}: the state to go on from", dict(state) if isinstance(state, dict) else {}
+        check_worker(given, here, where)
+        behind = read_count(given, HANDED_OUT, None, where)
+        own = (WORKER, WORKERS, HANDED_OUT)
+        start = self._passes.go_on({name: value for name, value in given.items() if name not in own})
         assert start is not None  # a worker's data set is in use
         if start != (self.epoch, self._position()):
             raise RuntimeError(
@@ -270,71 +277,161 @@ class LazyShardedIterable(LazyShardedStream[LazyShardedDataset]):
         super().__init__(dataset)
 
 
-def _take_apart(state: Any, size: int, where: str) -> tuple[Any, int, int]:
-    """Returns the state of the data set, samples handed out within a micro batch, and those of the one that ended all.
+class _Passes:
+    """What one rank draws in a pass, micro batch by micro batch, to the end of the epoch that is set.
 
-    Args:
-        state: as loaded. What is no state at all, or that of a worker, is left for the data set to refuse.
-        size: samples of a rank in a micro batch.
-        where: the stream, for messages.
-
-    Raises:
-        StateInvalid: what was added is not as it should be.
+    Positions are those of the part of the run that is current; `drawn` is where the pass begins. `samples` waits for
+    the micro batch of a position, without its first ones, none behind the end; `stop` is the position behind the whole
+    micro batches, None as long as that is open; `go_on` loads a state, and returns its epoch and position, None where
+    the data set was not used yet. `_part` is where the state stands, the samples before its current part, and the
+    ranks.
     """
-    if not isinstance(state, dict) or WORKER in state:
-        return state, 0, 0
-    within, last = state.get(HANDED_OUT, 0), state.get(OVER, 0)
-    if type(within) is not int or not 0 <= within < size:
-        raise StateInvalid(
-            f"{where}: the state stands within a micro batch, behind {within!r:.100} samples of {size}: go on from one "
-            f"that was saved at the end of a micro batch",
-            field=HANDED_OUT,
-            expected=f"an integer from 0 to {size - 1}",
-            actual=f"{within!r:.100}",
+
+    def _part(self) -> tuple[int, int, int]:
+        raise NotImplementedError
+
+    def stands(self) -> int:
+        """Returns the position at which the data set's own state stands."""
+        return self._part()[0]
+
+    def consumed(self, position: int) -> int:
+        """Returns the samples that were trained, over all ranks, once each rank has drawn so many positions."""
+        _, before, dp = self._part()
+        return before + dp * position
+
+    def position(self, consumed: int) -> tuple[int, int]:
+        """Returns the position of each rank after so many samples, and how many of them fill none."""
+        _, before, dp = self._part()
+        return divmod(consumed - before, dp)
+
+
+class _StreamPasses(_Passes):
+    """Of one stream: up to the end of the epoch, or to `num_samples`; rank 0 `tells` what is left over."""
+
+    def __init__(self, dataset: LazyShardedDataset, at_end: AtEnd, *, by_epoch: bool, tells: bool) -> None:
+        self.batch_size = dataset._draws.order.batch_size
+        self._dataset = dataset
+        self._at_end = at_end
+        self._by_epoch = by_epoch
+        self._tells = tells
+
+    def samples(self, drawn: int, position: int, within: int) -> list[Any]:
+        dataset, draws = self._dataset, self._dataset._draws
+        indices = draws.indices().lane_indices(position)[: self.batch_size]
+        if not indices:
+            return []
+        if self._by_epoch and (end := draws.end_of(drawn, position)) is not None and position >= end[0]:
+            return self._last(drawn, end[1], within) if position == end[0] else []
+        # The rest of one alone would be taken for the batch of a loader with another batch size.
+        return [dataset[index] for index in indices[within:]] if within else dataset.__getitems__(list(indices))
+
+    def stop(self, drawn: int) -> int | None:
+        space = self._dataset._draws.indices()
+        if not self._by_epoch:
+            return space.layout.block
+        total = self._total()
+        return None if total is None else space.course.epoch_stop(drawn, total)
+
+    def completes(self, drawn: int) -> bool:
+        if self._at_end == "drop" or (total := self._total()) is None:
+            return False
+        return Ending.of(self._dataset._draws.indices().course, drawn, total).leftover > 0
+
+    def go_on(self, state: dict[str, Any]) -> tuple[int, int] | None:
+        return self._dataset._draws.go_on(state)
+
+    def _part(self) -> tuple[int, int, int]:
+        course = self._dataset._draws.indices().course
+        return course.current.draws, course.consumed_before, course.dp
+
+    def _total(self) -> int | None:
+        dataset = self._dataset
+        total = dataset._draws.order.known_total(dataset.reader.seen)
+        return dataset._draws.order.known_total(dataset.published()) if total is None else total
+
+    def _last(self, drawn: int, total: int, within: int) -> list[Any]:
+        draws = self._dataset._draws
+        space, worker = draws.indices(), get_worker_info()
+        rank, ending = space.rank, Ending.of(space.course, drawn, total)
+        if self._tells and rank.dp_rank == 0 and (worker is None or worker.id == 0) and ending.leftover:
+            done = {
+                "drop": "they are not drawn",
+                "pad": f"one more micro batch of each rank draws them, completed by the last {ending.missing} before",
+                "loop": f"one more micro batch of each rank draws them, completed by the first {ending.missing}",
+            }[self._at_end]
+            space.tell(
+                "leftover",
+                f"{self._dataset.directory}: samples left over at the end of the epoch: {ending.leftover}, fewer than "
+                f"dp_size * batch_size = {rank.dp_size} * {ending.batch_size}; at_end={self._at_end!r}: {done}",
+            )
+        return draws.read_samples(ending.batch(rank.dp_rank, self._at_end)[within:])
+
+
+class _BlendPasses(_Passes):
+    """Of a blend: until it ends by `stopping`, or up to `num_samples`."""
+
+    def __init__(self, blend: BlendedDataset, *, by_stopping: bool) -> None:
+        self.batch_size = blend._batch_size
+        self._blend = blend
+        self._by_stopping = by_stopping
+
+    def samples(self, drawn: int, position: int, within: int) -> list[Any]:
+        space = self._blend._space()
+        indices = space.layout.lane_indices(space.rank.dp_rank)[position : position + self.batch_size]
+        if not indices or (self._by_stopping and not self._blend.in_epoch(indices[0])):
+            return []
+        return self._blend.__getitems__(list(indices[within:]))
+
+    def stop(self, drawn: int) -> int | None:
+        return None if self._by_stopping else self._blend._space().layout.block
+
+    def completes(self, drawn: int) -> bool:
+        return False
+
+    def go_on(self, state: dict[str, Any]) -> tuple[int, int] | None:
+        blend, main = self._blend, get_worker_info() is None
+        if main and blend._newest is None:
+            blend.load_state_dict(state)
+            return None
+        found = BlendState.from_dict(state, "the state of a blend")
+        epoch = epoch_of_blend(found)
+        if main:
+            blend.set_epoch(epoch)
+        try:
+            same = epoch == blend.epoch and blend._state_after(found.consumed) == found
+        except ValueError:
+            same = False
+        if not same:
+            # Says what to do.
+            blend.load_state_dict(state)
+        return epoch, self.position(found.consumed)[0]
+
+    def _part(self) -> tuple[int, int, int]:
+        blend = self._blend
+        return blend._space().part.draws, blend.consumed_before, blend.rank.dp_size
+
+
+def _passes_of(
+    dataset: LazyShardedDataset | BlendedDataset, at_end: AtEnd, *, endless: bool
+) -> _StreamPasses | _BlendPasses:
+    """Returns the passes over a data set, of which `endless` ones give its length up. Raises as `LazyShardedStream`."""
+    if at_end not in get_args(AtEnd):
+        raise ValueError(f"at_end is one of {', '.join(get_args(AtEnd))}, got {at_end!r}")
+    if isinstance(dataset, BlendedDataset):
+        if at_end != "drop":
+            raise ValueError(f"at_end={at_end!r} is for a single stream: a blend ends by its `stopping`")
+        passes = _BlendPasses(dataset, by_stopping=dataset._num_samples is None)
+        if endless:
+            dataset._give_up_length()
+        return passes
+    if not isinstance(dataset, LazyShardedDataset):
+        raise TypeError(
+            f"expected a data set or a blend, as in LazyShardedStream(LazyShardedDataset(DIRECTORY)), got "
+            f"{dataset!r:.100}"
         )
-    if type(last) is not int or last < 0:
-        raise StateInvalid(
-            f"{where}: the state to go on from: expected a number of samples as {OVER!r}, found {last!r:.100}; go on "
-            f"from an older checkpoint",
-            field=OVER,
-            expected="an integer from 0",
-            actual=f"{last!r:.100}",
-        )
-    return {name: value for name, value in state.items() if name not in (HANDED_OUT, OVER)}, within, last
-
-
-def _check_ranks(state: dict[str, Any], dp: int, size: int, where: str) -> None:
-    """Refuses a state within a micro batch of other ranks, or of another size. It is one that its data set has read.
-
-    Raises:
-        StateInvalid: naming both.
-    """
-    last = state["parts"][-1]
-    if (last["dp"], last["batch_size"]) != (dp, size):
-        raise StateInvalid(
-            f"{where}: the state stands within a micro batch of {last['batch_size']} of {last['dp']} ranks, here it is "
-            f"{size} of {dp}: go on from one that was saved at the end of a micro batch",
-            field=HANDED_OUT,
-            expected=f"{dp} ranks, batch_size {size}",
-            actual=f"{last['dp']} ranks, batch_size {last['batch_size']}",
-        )
-
-
-def _of_worker(state: Any, here: tuple[int, int], where: str) -> tuple[dict[str, Any], int]:
-    """Returns the state of the data set with which a worker's pass began, and the samples that it has handed out since.
-
-    Raises:
-        StateInvalid: it is no state of this worker.
-    """
-    given = dict(state) if isinstance(state, dict) else {}
-    there = given.pop(WORKER, None), given.pop(WORKERS, None)
-    behind = given.pop(HANDED_OUT, None)
-    if there != here or type(behind) is not int or behind < 0:
-        raise StateInvalid(
-            f"{where}: expected the state of DataLoader worker {here[0]} of {here[1]}, found that of {there[0]} of "
-            f"{there[1]}; with another number of workers go on from what `dataset.state_dict(consumed)` gave",
-            field=WORKERS,
-            expected=str(here),
-            actual=str(there),
-        )
-    return given, behind
+    by_epoch = dataset._draws.order.num_samples is None
+    if at_end != "drop" and not by_epoch:
+        raise ValueError(f"at_end={at_end!r} is for passes over an epoch: with num_samples nothing is left over there")
+    if endless:
+        dataset._draws.give_up_length()
+    return _StreamPasses(dataset, at_end, by_epoch=by_epoch, tells=endless)

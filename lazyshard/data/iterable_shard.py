@@ -42,9 +42,8 @@ def streaming_shard(
         shard = streaming_shard(rows, dp_size, dp_rank, batch_size=8, transform=tokenize)
         loader = DataLoader(shard, batch_size=8, num_workers=2)
 
-    Every shard reads all elements, so this is for what cannot be split otherwise: a `LazyShardedDataset` reads only its
-    own. Which elements are whose is that of accelerate's `IterableDatasetShard`, whose arguments these are, and
-    `BatchSamplerShard`'s ``even_batches``.
+    Every shard reads all elements, so this is for what cannot be split otherwise. Which elements are whose is that of
+    accelerate's `IterableDatasetShard`, whose arguments these are, and `BatchSamplerShard`'s ``even_batches``.
 
     Args:
         iterable: read anew for each pass, in the same order by all shards; nobody checks that. Hugging Face's
@@ -54,8 +53,8 @@ def streaming_shard(
         batch_size: elements of one shard that stand together; of all shards with `split_batches`.
         split_batches: `batch_size` is that of a global batch, dealt to the shards in equal parts.
         drop_last: leave out what fills no global batch.
-        even_batches: complete a last global batch from the first one, so that shards are equally long; elements repeat
-            then. Otherwise each shard gets what there is. The first global batch is kept in memory for that.
+        even_batches: complete a last global batch from the first one, which is kept in memory, so that shards are
+            equally long; otherwise each shard gets what there is.
         strided: a shard gets every num_shards-th element of a global batch instead of a run of `batch_size`.
         transform: makes what is handed out of an element of this shard. Where it raises `SkipSample`, what it makes of
             this shard's next element is handed out in that place as well, behind the last one of its first, so that
@@ -64,8 +63,8 @@ def streaming_shard(
     Returns:
         A torch `IterableDataset` with `set_epoch`, `state_dict` and `load_state_dict`, and a length if `iterable` has
         one. DataLoader workers take its global batches in turn, so that a loader with the same `batch_size` gives the
-        same order whatever their number; a torch `IterableDataset`, Hugging Face's too, sees to that itself and deals
-        its elements to the workers before they are sharded.
+        same order whatever their number; a torch `IterableDataset`, Hugging Face's too, deals its elements to the
+        workers itself.
 
     Raises:
         ValueError: a number is outside its range, or batches cannot be split evenly.
@@ -94,11 +93,8 @@ class StreamingShard(IterableDataset[Any]):
         self._transform = transform
         self._left_out = BadRowCount(BadRows(limit=None), instead="what is made of another element is used instead")
         self._epoch: int | None = None
-        # Of the pass at hand: global batches that are behind it, the iterable's own state there, and how many elements
-        # of the next one were handed out.
-        self._batches = 0
-        self._inner: Any = None
-        self._handed_out = 0
+        # Of the pass at hand; of the next one if it was loaded.
+        self._place = _PassPlace(0, 0, None)
         self._loaded = False
 
     def __len__(self) -> int:
@@ -118,8 +114,7 @@ class StreamingShard(IterableDataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where the pass at hand stands: behind what it has handed out, in this process."""
-        place = {"batches": self._batches, "handed_out": self._handed_out, "inner": self._inner, "epoch": self._epoch}
-        return {"format": _FORMAT, **self._settings(), **place}
+        return {"format": _FORMAT, **self._settings(), **self._place._asdict(), "epoch": self._epoch}
 
     def _settings(self) -> dict[str, Any]:
         return {**asdict(self.sharding), "turn": list(self._turn())}
@@ -144,18 +139,14 @@ class StreamingShard(IterableDataset[Any]):
                 )
         if state["epoch"] is not None:
             self.set_epoch(state["epoch"])
-        self._batches, self._handed_out, self._inner = state["batches"], state["handed_out"], state["inner"]
-        self._loaded = True
+        self._place, self._loaded = _PassPlace(state["batches"], state["handed_out"], state["inner"]), True
 
     def __iter__(self) -> Iterator[Any]:
         """Begins a pass: from the start, or where a state that was just loaded stands."""
-        batches, handed_out, inner = self._batches, self._handed_out, self._inner
         if not self._loaded:
-            batches, handed_out, inner = 0, 0, None
+            self._place = _PassPlace(0, 0, None)
         self._loaded = False
-        place = _PassPlace(batches, handed_out, inner)
-        self._stand(place)
-        return self._filled(self._pass(*place))
+        return self._filled(self._pass(*self._place))
 
     def _filled(self, elements: Iterator[tuple[Any, _PassPlace]]) -> Iterator[Any]:
         """Yields what is made of elements; the places of those that are left out get what is made of the next one."""
@@ -163,7 +154,7 @@ class StreamingShard(IterableDataset[Any]):
         for element, place in elements:
             if left_out:
                 # Looking ahead hands out nothing.
-                self._stand(left_out[0].before())
+                self._place = left_out[0].before()
             try:
                 made = self._made(element)
             except SkipSample as cause:
@@ -171,23 +162,21 @@ class StreamingShard(IterableDataset[Any]):
                 self._note(cause, place, len(left_out))
                 continue
             for earlier in left_out:
-                self._stand(earlier)
+                self._place = earlier
                 yield copy.deepcopy(made)
             left_out.clear()
-            self._stand(place)
+            self._place = place
             yield made
         if not left_out:
             return
-        end = _PassPlace(self._batches, self._handed_out, self._inner)
-        made = self._first()
+        end, made = self._place, self._first()
         for earlier in left_out:
-            self._stand(earlier)
+            self._place = earlier
             yield copy.deepcopy(made)
         if end.batches > left_out[-1].batches:
-            self._stand(end)
+            self._place = end
 
     def _first(self) -> Any:
-        """Returns what is made of the first element of this shard that is not left out."""
         for count, (element, _) in enumerate(self._pass(0, 0, None)):
             if count == FILL_ROWS:
                 break
@@ -208,11 +197,8 @@ class StreamingShard(IterableDataset[Any]):
                 count=count,
             ) from cause
 
-    def _stand(self, place: _PassPlace) -> None:
-        self._batches, self._handed_out, self._inner = place
-
     def _pass(self, batches: int, handed_out: int, inner: Any) -> Iterator[tuple[Any, _PassPlace]]:
-        """Yields the elements of this shard, and where each stands; `_stand` is told by whoever hands them out."""
+        """Yields the elements of this shard, and where each stands; `_place` is set by whoever hands them out."""
         rules = self.sharding
         turn, turns = self._turn()
         completes = rules.even_batches and not rules.drop_last
@@ -243,7 +229,7 @@ class StreamingShard(IterableDataset[Any]):
                 own = [kept[place] for place in rules.own]
                 yield from _places(own, _PassPlace(batches, handed_out, inner))
             batches, handed_out, inner = batches + 1, 0, _state_of(reading)
-            self._stand(_PassPlace(batches, 0, inner))
+            self._place = _PassPlace(batches, 0, inner)
         if mine:
             last = [(first or {})[at] if begun else kept[at] for begun, at in rules.last(found, batches > 0)]
             yield from _places(last, _PassPlace(batches, handed_out, inner))
@@ -263,14 +249,13 @@ class StreamingShard(IterableDataset[Any]):
 
 
 class _PassPlace(NamedTuple):
-    """Where a pass stands: see the attributes of `StreamingShard` of these names."""
+    """Where a pass stands: global batches behind it, elements handed out of the next one, the iterable's own state."""
 
     batches: int
     handed_out: int
     inner: Any
 
     def before(self) -> _PassPlace:
-        """Returns the place of one element less."""
         return self._replace(handed_out=self.handed_out - 1)
 
 

@@ -13,14 +13,16 @@ Streams that are blended no more stay members, so that they go on where they wer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from lazyshard.errors import StateInvalid, redact
 from lazyshard.format.fields import check_version, inside, members, printable, read_from, tuples
 from lazyshard.format.state import RunState
 from lazyshard.part import MAX_SAMPLES, Part, check_integer, refused
+
+_T = TypeVar("_T")
 
 BLEND_FORMAT: Final = 1
 """The only format of a blend's state that there is."""
@@ -41,17 +43,12 @@ Piece = tuple[int, tuple[int, ...], int]
 class BlendPartState:
     """A stretch of a run under one number of ranks, one micro batch and one set of streams.
 
+    `dp`, `batch_size`, `draws`, over all streams, `epoch`, `first_step` and `draws_per_step` are as of `Part`.
+
     Attributes:
-        dp: its data-parallel ranks.
-        batch_size: samples of a rank in a micro batch.
-        draws: the positions of the half-open range [0, draws) of each of its lanes were drawn, over all streams; of the
-            current part: so far, as the trainer counts.
         members: which of the state's members are blended, in order.
         pieces: with which weights, from which position on: (position, draws of each in a period, offset).
         begins: where each of `members` stood: the number of the part of its own state, and draws of a lane in that.
-        epoch: the epoch that it begins anew; None where it goes on where the part before stands (the first: epoch 0).
-        first_step: steps that were trained before it.
-        draws_per_step: positions of a lane in a step; 0 where it is not known.
 
     Raises:
         StateInvalid: a field is out of its range.
@@ -68,45 +65,27 @@ class BlendPartState:
     draws_per_step: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
-        # The fields that a part over one stream has as well.
-        Part(
-            self.dp,
-            self.batch_size,
-            self.draws,
-            self.epoch,
-            first_step=self.first_step,
-            draws_per_step=self.draws_per_step,
-        )
-        if not isinstance(self.members, tuple) or not self.members:
-            raise refused("members", "numbers of members, at least one", self.members)
-        for number, member in enumerate(self.members):
+        Part(self.dp, self.batch_size, self.draws, self.epoch, True, (), self.first_step, self.draws_per_step)
+        for number, member in enumerate(_rows("members", self.members, "numbers of members, at least one")):
             check_integer(f"members[{number}]", member, 0, _MAX_STREAMS)
         if len(set(self.members)) != len(self.members):
             raise refused("members", "numbers of members, none of them twice", self.members)
-        if not isinstance(self.pieces, tuple) or not self.pieces:
-            raise refused("pieces", "at least one piece", self.pieces)
         least = 0
-        for number, piece in enumerate(self.pieces):
+        for number, piece in enumerate(_rows("pieces", self.pieces, "at least one piece")):
             with inside(f"pieces[{number}]"):
                 self._check_piece(piece, least, 0 if number == 0 else MAX_SAMPLES)
             least = piece[0] + 1
-        if not isinstance(self.begins, tuple) or len(self.begins) != len(self.members):
-            raise refused("begins", f"one for each of {len(self.members)} members", self.begins)
-        for number, one in enumerate(self.begins):
-            if not isinstance(one, tuple) or len(one) != 2:
-                raise refused(f"begins[{number}]", "a part and its draws", one)
-            check_integer(f"begins[{number}][0]", one[0], 0, MAX_SAMPLES)
-            check_integer(f"begins[{number}][1]", one[1], 0, MAX_SAMPLES)
+        count = len(self.members)
+        for number, one in enumerate(_rows("begins", self.begins, f"one for each of {count} members", count)):
+            for place, value in enumerate(_rows(f"begins[{number}]", one, "a part and its draws", 2)):
+                check_integer(f"begins[{number}][{place}]", value, 0, MAX_SAMPLES)
 
     def _check_piece(self, piece: Any, low: int, high: int) -> None:
-        if not isinstance(piece, tuple) or len(piece) != 3:
-            raise refused("", "a position, the draws of each stream in a period, and an offset", piece)
-        first, parts, offset = piece
+        what = "a position, the draws of each stream in a period, and an offset"
+        first, parts, offset = _rows("", piece, what, 3)
         check_integer("0", first, low, high)
-        if not isinstance(parts, tuple) or len(parts) != len(self.members):
-            raise refused("1", f"draws of each of {len(self.members)} members", parts)
-        for number, part in enumerate(parts):
+        count = len(self.members)
+        for number, part in enumerate(_rows("1", parts, f"draws of each of {count} members", count)):
             check_integer(f"1[{number}]", part, 0, MAX_SAMPLES)
         if not 1 <= sum(parts) <= _MAX_PERIOD:
             raise refused("1", f"from 1 to {_MAX_PERIOD} draws in a period", parts)
@@ -123,11 +102,19 @@ class BlendPartState:
     @classmethod
     def _read(cls, value: Any) -> BlendPartState:
         found = members(value, cls.__slots__)
-        found["members"] = _tuple(found["members"])
+        if isinstance(found["members"], list):
+            found["members"] = tuple(found["members"])
         found["begins"] = tuples(found["begins"])
         pieces = tuples(found["pieces"])
         found["pieces"] = tuple(map(tuples, pieces)) if isinstance(pieces, tuple) else pieces
         return cls(**found)
+
+
+def _rows(field: str, value: Any, what: str, count: int | None = None) -> tuple[Any, ...]:
+    """Returns a tuple of so many values, None for at least one. Raises StateInvalid: it is none."""
+    if not isinstance(value, tuple) or (len(value) != count if count is not None else not value):
+        raise refused(field, what, value)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,24 +137,20 @@ class BlendState:
     consumed: int
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
-        if not isinstance(self.names, tuple):
-            raise refused("names", "a list of names", self.names)
         for number, name in enumerate(self.names):
             if not isinstance(name, str) or not name:
                 raise refused(f"names[{number}]", "a name", name)
         if len(set(self.names)) != len(self.names):
             raise refused("names", "names, none of them twice", self.names)
-        if not isinstance(self.members, tuple) or len(self.members) != len(self.names):
+        if len(self.members) != len(self.names):
             raise refused("members", f"the state of each of {len(self.names)} streams", self.members)
-        if not isinstance(self.parts, tuple) or not self.parts:
+        if not self.parts:
             raise refused("parts", "at least one part", self.parts)
         for number, part in enumerate(self.parts):
-            for place, member in enumerate(part.members):
+            for place, (member, begin) in enumerate(zip(part.members, part.begins, strict=True)):
                 check_integer(f"parts[{number}].members[{place}]", member, 0, len(self.members) - 1)
-                check_integer(
-                    f"parts[{number}].begins[{place}][0]", part.begins[place][0], 0, len(self.members[member].parts) - 1
-                )
+                most = len(self.members[member].parts) - 1
+                check_integer(f"parts[{number}].begins[{place}][0]", begin[0], 0, most)
         check_integer("consumed", self.consumed, 0, MAX_SAMPLES)
         trained = sum(part.dp * part.draws for part in self.parts)
         if self.consumed != trained:
@@ -186,11 +169,7 @@ class BlendState:
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> BlendState:
-        """Reads what `to_dict` returned; fields that are not known are ignored, since a later release may add some.
-
-        Args:
-            value: the values, as JSON or pickle gave them back.
-            where: how to call the file, or whatever they are from, in messages.
+        """Reads what `to_dict` returned, found `where`; fields that are not known are ignored.
 
         Raises:
             StateInvalid: it is the state of one stream; or a field is missing, out of its range, or contradicts another
@@ -212,19 +191,16 @@ class BlendState:
         for name in ("names", "members", "parts"):
             if not isinstance(found[name], (list, tuple)):
                 raise refused(name, "a list", found[name])
-        runs = []
-        for number, member in enumerate(found["members"]):
-            with inside(f"members[{number}]"):
-                runs.append(RunState._read(member))
-        parts = []
-        for number, part in enumerate(found["parts"]):
-            with inside(f"parts[{number}]"):
-                parts.append(BlendPartState._read(part))
-        return cls(tuple(found["names"]), tuple(runs), tuple(parts), found["consumed"])
+        runs = _each("members", found["members"], RunState._read)
+        return cls(tuple(found["names"]), runs, _each("parts", found["parts"], BlendPartState._read), found["consumed"])
 
 
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _each(name: str, values: Sequence[Any], read: Callable[[Any], _T]) -> tuple[_T, ...]:
+    found = []
+    for number, value in enumerate(values):
+        with inside(f"{name}[{number}]"):
+            found.append(read(value))
+    return tuple(found)
 
 
 MAX_SHARES: Final = 64
@@ -248,7 +224,6 @@ class BlendShare:
     consumed: int
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         if not isinstance(self.stream, str) or not 0 < len(self.stream) <= _MAX_CHARACTERS:
             raise refused("stream", f"1 to {_MAX_CHARACTERS} characters", self.stream)
         if isinstance(self.weight, bool) or not isinstance(self.weight, (int, float)) or not 0 <= self.weight <= 1:
@@ -257,12 +232,7 @@ class BlendShare:
 
 
 def blend_shares(state: BlendState, directories: Mapping[str, object]) -> tuple[BlendShare, ...]:
-    """Returns how streams are blended at the end of a state, in the order of the blend; none if these are too many.
-
-    Args:
-        state: of the run.
-        directories: of the streams, by the names by which the state calls them.
-    """
+    """Returns how streams, of these directories by name, are blended at the end of a state; none if too many."""
     last = state.parts[-1]
     if len(last.members) > MAX_SHARES:
         return ()
@@ -279,19 +249,12 @@ def blend_shares(state: BlendState, directories: Mapping[str, object]) -> tuple[
 
 
 def read_shares(values: Any) -> tuple[BlendShare, ...]:
-    """Returns the shares that stand in a file, in its field `blend`; none where there is no such field.
-
-    Raises:
-        StateInvalid: they are none.
-    """
+    """Returns the shares in the field `blend` of a file, none without it. Raises StateInvalid: they are none."""
     if values is None:
         return ()
     if not isinstance(values, list) or not 0 < len(values) <= MAX_SHARES:
         raise refused("blend", f"1 to {MAX_SHARES} streams with their shares", values)
-    shares = []
-    for number, value in enumerate(values):
-        with inside(f"blend[{number}]"):
-            shares.append(BlendShare(**members(value, BlendShare.__slots__)))
+    shares = _each("blend", values, lambda value: BlendShare(**members(value, BlendShare.__slots__)))
     return tuple(replace(share, weight=float(share.weight)) for share in shares)
 
 

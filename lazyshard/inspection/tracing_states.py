@@ -24,7 +24,7 @@ from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
 from lazyshard.memory import loads
 from lazyshard.part import Part
-from lazyshard.plan.blend_schedule import BlendCourse, BlendPiece
+from lazyshard.plan.blend import BlendCourse, BlendPiece
 from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.store.files import read_given_file
 from lazyshard.store.urls import stream_name

@@ -1,68 +1,30 @@
-"""Blending by the greatest error: which of several streams gives the next sample.
+"""Which of several streams gives the next sample, by weights, also by weights that change on the way.
 
-Before draw n the stream is taken that lags most behind its share: the greatest ``weight * max(n, 1) - drawn``, the
-first of equals. It is the rule of Megatron Core's `BlendedDataset` (`build_blending_indices` in
-`megatron/core/datasets/helpers.cpp`). After any number of draws each stream is less than one sample per stream away
-from its share, nothing is random, and the counts alone are the state::
+The stream is taken that lags most behind its share: the greatest ``weight * max(n, 1) - drawn`` before draw n, the
+first of equals, as in Megatron Core's `BlendedDataset` (`build_blending_indices` in
+`megatron/core/datasets/helpers.cpp`)::
 
     weights  0.5 0.25 0.25      draws  0 1 2 0 | 0 1 2 0 | ...
 
-A blend of streams that repeats: which stream gives a position's sample, and which of that stream's draws it is.
-
-The order is that of the greatest error, as in `lazyshard.plan.blend`, with weights that are whole parts of a period.
-Then every stream has had exactly its part after each period, all errors are zero again, and one table says it for any
-position, however far, in the same time. The first period has a table of its own: at its first draw Megatron's rule
-looks one draw ahead, so that the largest stream begins; wherever else all errors are zero the first stream is taken::
+With weights that are whole parts of a period all errors are zero again after each period, so one table says it for any
+position, in integers. Megatron's floats give the same order for certain only where they hold the weights exactly. At
+the first draw the rule looks one draw ahead, so the first period has a table of its own::
 
     parts 1 3    1 0 1 1 | 0 1 1 1 | 0 1 1 1 | ...
-
-Computed in integers, nothing is rounded. Megatron's `build_blending_indices` computes in floats: where two errors are
-equal but for rounding, it takes one or the other, and so the same weights as here give the same order only where floats
-hold them exactly, as with a period that is a power of two (`tests/plan/test_blend_table.py` compares both).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Final
+from functools import lru_cache
+from itertools import pairwise, zip_longest
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
-
-
-def shares(weights: Sequence[float]) -> tuple[float, ...]:
-    """Return the weights divided by their sum.
-
-    Raises:
-        ValueError: there is none, or one is not a finite number above 0.
-    """
-    for weight in weights:
-        if not (math.isfinite(weight) and weight > 0):
-            raise ValueError(f"a weight is a finite number above 0, got {weight}")
-    total = sum(weights)
-    if not 0 < total < math.inf:
-        raise ValueError(f"weights need a finite sum above 0, got {list(weights)}")
-    return tuple(weight / total for weight in weights)
-
-
-def next_stream(shares: Sequence[float], drawn: Sequence[int], among: Sequence[int] | None = None) -> int:
-    """Return the stream to draw from next.
-
-    Args:
-        shares: what each stream should have of all samples, shape (streams,); see `shares`.
-        drawn: how many samples each has given, shape (streams,).
-        among: the streams to choose from, ascending; None for all. At least one.
-    """
-    total = float(max(sum(drawn), 1))
-    best, greatest = -1, -math.inf
-    for stream in range(len(shares)) if among is None else among:
-        error = shares[stream] * total - drawn[stream]
-        if error > greatest:
-            best, greatest = stream, error
-    return best
-
 
 _LONGEST: Final = 1 << 14
 """Longest period of some streams: shares are then met within 1/32768."""
@@ -77,21 +39,43 @@ _PARTS_EACH: Final = 8
 _FEW: Final = 16
 """Up to so many streams a list is quicker than an array."""
 
-_LARGEST_DENOMINATOR: Final = 1_000_000
+_Integers = npt.NDArray[np.int64]
+
+
+def shares(weights: Sequence[float]) -> tuple[float, ...]:
+    """Returns the weights divided by their sum.
+
+    Raises:
+        ValueError: there is none, or one is not a finite number above 0.
+    """
+    for weight in weights:
+        if not (math.isfinite(weight) and weight > 0):
+            raise ValueError(f"a weight is a finite number above 0, got {weight}")
+    total = sum(weights)
+    if not 0 < total < math.inf:
+        raise ValueError(f"weights need a finite sum above 0, got {list(weights)}")
+    return tuple(weight / total for weight in weights)
+
+
+def next_stream(shares: Sequence[float], drawn: Sequence[int], among: Sequence[int] | None = None) -> int:
+    """Returns the stream to draw from next, by what each has given; `among` some of them, ascending, None for all."""
+    total = float(max(sum(drawn), 1))
+    best, greatest = -1, -math.inf
+    for stream in range(len(shares)) if among is None else among:
+        error = shares[stream] * total - drawn[stream]
+        if error > greatest:
+            best, greatest = stream, error
+    return best
 
 
 def whole_parts(weights: Sequence[float], longest: int | None = None) -> tuple[int, ...]:
     """Returns the weights as whole parts of their sum, the period of their blend.
 
-    Weights such as 0.8, 12 or 1/3 give their exact shares. Where those would make a period longer than `longest` they
-    are rounded to parts of that, by the largest remainder, each stream keeping one part at least.
-
-    Args:
-        weights: shape (streams,), above 0.
-        longest: of a period; None for a length that is quickly computed, 8192 at the least.
+    Weights such as 0.8, 12 or 1/3 give their exact shares, but where the period would be longer than `longest`: then
+    they are rounded by the largest remainder, each stream keeping one part at least.
 
     Raises:
-        ValueError: there is none, one is not a finite number above 0, or there are more streams than `longest`.
+        ValueError: as `shares`; or there are more streams than `longest`.
     """
     of = shares(weights)
     if longest is None:
@@ -109,7 +93,7 @@ def whole_parts(weights: Sequence[float], longest: int | None = None) -> tuple[i
 def _simplest(weight: float) -> Fraction:
     """Returns the fraction that a person meant: 1/3 for 0.3333333333333333."""
     exact = Fraction(weight)
-    simple = exact.limit_denominator(_LARGEST_DENOMINATOR)
+    simple = exact.limit_denominator(1_000_000)
     return simple if simple and float(simple) == float(weight) else exact
 
 
@@ -126,71 +110,40 @@ def _rounded(parts: Sequence[int], longest: int) -> tuple[int, ...]:
 
 
 class BlendTable:
-    """The order of a blend.
-
-    Args:
-        parts: how many draws of a period each stream has, shape (streams,), at least 1 each; see `whole_parts`.
-
-    Attributes:
-        parts: the same.
-        period: their sum.
-
-    Raises:
-        ValueError: there is none, or one is below 1.
-    """
+    """The order of a blend of which each stream has `parts` draws in a period, some of them perhaps none."""
 
     def __init__(self, parts: Sequence[int]) -> None:
         self.parts = tuple(parts)
-        if not self.parts or min(self.parts) < 1:
-            raise ValueError(f"each stream of a blend has one draw of a period or more, got {list(parts)}")
         self.period = sum(self.parts)
-        self._cycle = later = _order(self.parts, ahead=False)
-        self._begun = _begun(self.parts, later)
-        streams = np.array([self._begun, later], dtype=np.int32)
-        self._streams = streams.reshape(-1)
-        # Of each entry: how many of its stream come before it in the period.
-        nth = np.empty((2, self.period), dtype=np.int64)
-        places = np.empty((2, self.period), dtype=np.int64)
-        starts = np.concatenate(([0], np.cumsum(self.parts)))
-        for order, ranks, found in zip(streams, nth, places, strict=True):
-            by_stream = np.argsort(order, kind="stable")
-            ranks[by_stream] = np.arange(self.period) - starts[order[by_stream]]
-            found[:] = by_stream
-        self._nth = nth.reshape(-1)
-        # Places of each stream's entries in the first and in later periods, one stream after the other.
-        self._places = places
-        self._starts = starts
-        self._parts = np.array(self.parts, dtype=np.int64)
-
-    def draws(self, positions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Returns which stream each position draws from, and how many draws of that stream come before.
-
-        Args:
-            positions: int64 of any shape, from 0 on.
-
-        Returns:
-            Streams, int32, and draws, int64, of the same shape.
-        """
-        periods = positions // self.period
-        places = positions - np.maximum(periods - 1, 0) * self.period
-        streams = self._streams[places]
-        draws: npt.NDArray[np.int64] = self._nth[places] + periods * self._parts[streams]
-        return streams, draws
+        known = [stream for stream, part in enumerate(self.parts) if part]
+        own = [self.parts[stream] for stream in known]
+        later = _order(own, ahead=False)
+        # At its very first draw the largest stream begins; then all is the same once the same draws lie behind.
+        first = later if later[0] == own.index(max(own)) else _order(own, ahead=True)
+        self._begun, self._cycle = ([known[one] for one in order] for order in (first, later))
+        streams = np.array([self._begun, self._cycle], dtype=np.int32)
+        self._streams = self._begun + self._cycle
+        # Of each entry, of the first and of later periods: how many of its stream come before it in the period.
+        nth, self._places = np.empty((2, 2, self.period), dtype=np.int64)
+        self._starts = np.concatenate(([0], np.cumsum(self.parts)))
+        for order, ranks, places in zip(streams, nth, self._places, strict=True):
+            places[:] = by_stream = np.argsort(order, kind="stable")
+            ranks[by_stream] = np.arange(self.period) - self._starts[order[by_stream]]
+        self._nth: list[int] = nth.reshape(-1).tolist()
 
     def draw(self, position: int) -> tuple[int, int]:
-        """Returns the same of one position."""
+        """Returns which stream a position draws from, and how many draws of that stream come before."""
         periods = position // self.period
         place = position - max(periods - 1, 0) * self.period
-        stream = int(self._streams[place])
-        return stream, int(self._nth[place]) + periods * self.parts[stream]
+        stream = self._streams[place]
+        return stream, self._nth[place] + periods * self.parts[stream]
 
     def streams(self, first: int, stop: int) -> list[int]:
         """Returns which stream each of the positions [first, stop) draws from."""
         if first < self.period:
             begun = self._begun[first : min(stop, self.period)]
             return begun + self.streams(self.period, stop) if stop > self.period else begun
-        place = first % self.period
-        cycle = self._cycle
+        place, cycle = first % self.period, self._cycle
         # Twice as long as it was, so that it is seldom made longer.
         while len(cycle) < place + stop - first:
             cycle = self._cycle = cycle + cycle
@@ -199,38 +152,23 @@ class BlendTable:
     def counts(self, position: int) -> tuple[int, ...]:
         """Returns how many draws of each stream come before a position."""
         periods, place = divmod(position, self.period)
-        later = periods > 0
         return tuple(
-            periods * part + int(np.searchsorted(self._of(stream, later), place))
+            periods * part + int(np.searchsorted(self._of(stream, periods > 0), place))
             for stream, part in enumerate(self.parts)
         )
 
     def position(self, stream: int, draw: int) -> int:
-        """Returns the position of a stream's draw, counted from 0."""
+        """Returns the position of a stream's draw, counted from 0; of a stream that has some."""
         periods, nth = divmod(draw, self.parts[stream])
         return periods * self.period + int(self._of(stream, periods > 0)[nth])
 
-    def _of(self, stream: int, later: bool) -> npt.NDArray[np.int64]:
+    def _of(self, stream: int, later: bool) -> _Integers:
         return self._places[int(later), self._starts[stream] : self._starts[stream + 1]]
 
 
-def _begun(parts: tuple[int, ...], later: list[int]) -> list[int]:
-    """Returns the first period, of which all is as in later ones once the same draws lie behind."""
-    greatest = parts.index(max(parts))
-    if later[0] == greatest:
-        return later
-    return _order(parts, ahead=True)
-
-
-def _order(parts: tuple[int, ...], ahead: bool) -> list[int]:
-    """Returns a period's draws: each time the stream whose error is greatest, the first of equals.
-
-    Args:
-        parts: of the streams.
-        ahead: whether the first draw is made by the errors of the second, as at the very beginning.
-    """
-    period = sum(parts)
-    order = []
+def _order(parts: list[int], ahead: bool) -> list[int]:
+    """Returns a period's draws; `ahead` if the first is made by the errors of the second, as at the very beginning."""
+    period, order = sum(parts), []
     if len(parts) <= _FEW:
         errors = list(parts) if ahead else [0] * len(parts)
         for draw in range(period):
@@ -249,3 +187,195 @@ def _order(parts: tuple[int, ...], ahead: bool) -> list[int]:
         greatest[stream] -= period
         order.append(stream)
     return order
+
+
+_table = lru_cache(maxsize=256)(BlendTable)
+
+
+class BlendPiece(NamedTuple):
+    """A stretch of a blend with the same weights, from a position on.
+
+    `parts` are the draws of each stream in a period, `offset` how far into its table it begins.
+    """
+
+    first: int
+    parts: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def table(self) -> BlendTable:
+        """The order of its draws."""
+        return _table(self.parts)
+
+
+class BlendCourse:
+    """Which stream each position of a lane draws from, and which draw of that stream it is: one table after another.
+
+    The first piece begins at 0, and each goes on with every stream where the one before has left it::
+
+        pieces    (0, parts 1 1)    (4, parts 3 1)
+        streams    0 1 0 1           0 1 0 0 | 0 1 0 0 | ...
+        draws      0 0 1 1           2 2 3 4 | 5 3 6 7 | ...
+    """
+
+    def __init__(self, pieces: Sequence[tuple[int, tuple[int, ...], int]]) -> None:
+        self.pieces = tuple(BlendPiece(*piece) for piece in pieces)
+        self._firsts = [piece.first for piece in self.pieces]
+        # Draws of each stream before each piece that are not its table's own, shape (pieces, streams).
+        self._before: list[_Integers] = []
+        drawn = np.zeros(len(self.pieces[0].parts), dtype=np.int64)
+        for piece, stop in zip_longest(self.pieces, self._firsts[1:]):
+            begun = np.array(piece.table.counts(piece.offset))
+            self._before.append(drawn - begun)
+            if stop is not None:
+                drawn = drawn - begun + piece.table.counts(piece.offset + stop - piece.first)
+
+    def draw(self, position: int) -> tuple[int, int]:
+        """Returns which stream a position draws from, and which draw of that stream it is."""
+        place = bisect_right(self._firsts, position) - 1
+        piece = self.pieces[place]
+        stream, drawn = piece.table.draw(position - piece.first + piece.offset)
+        return stream, drawn + int(self._before[place][stream])
+
+    def streams_of(self, first: int, stop: int) -> list[int]:
+        """Returns which stream each of the positions [first, stop) draws from."""
+        streams: list[int] = []
+        while first < stop:
+            place = bisect_right(self._firsts, first)
+            piece, end = self.pieces[place - 1], min([stop, *self._firsts[place : place + 1]])
+            begin = piece.offset - piece.first
+            streams += piece.table.streams(first + begin, end + begin)
+            first = end
+        return streams
+
+    def counts(self, position: int) -> tuple[int, ...]:
+        """Returns how many draws of each stream come before a position."""
+        place = bisect_right(self._firsts, position) - 1
+        piece = self.pieces[place]
+        return tuple((self._before[place] + piece.table.counts(position - piece.first + piece.offset)).tolist())
+
+    def position(self, stream: int, draw: int) -> int | None:
+        """Returns the position of a stream's draw, counted from 0; None if it is never drawn so often."""
+        for piece, befores in zip(reversed(self.pieces), reversed(self._before), strict=True):
+            before = int(befores[stream])
+            if draw < before + piece.table.counts(piece.offset)[stream]:
+                continue
+            if not piece.parts[stream]:
+                return None
+            return piece.first - piece.offset + piece.table.position(stream, draw - before)
+        raise AssertionError("the first piece begins with no draw")
+
+
+Ramp = Literal["steps", "linear"]
+
+_PIECES: Final = 64
+"""Pieces of a line at the most: each has a table of its own."""
+
+_SHORT: Final = 1 << 10
+"""Longest period of a piece of a line, as there are many."""
+
+_PLACES: Final = 512
+"""Of a table that are looked at as beginnings of a piece."""
+
+
+class BlendSchedule:
+    """Which weights hold from which step on: each until the next ("steps"), or along a line to the next ("linear").
+
+    A line is up to 64 pieces of whole steps, each with the weights of its middle.
+
+    Raises:
+        ValueError: the points do not begin at step 0 and follow each other, or weights are wrong: 0 or more, not all 0.
+    """
+
+    def __init__(self, points: Sequence[tuple[int, Sequence[float]]], ramp: Ramp = "steps") -> None:
+        if ramp not in get_args(Ramp):
+            raise ValueError(f"ramp is one of {', '.join(get_args(Ramp))}, got {ramp!r}")
+        steps = [step for step, _ in points]
+        for step in steps:
+            if type(step) is not int:
+                raise ValueError(f"the steps of a schedule are integers, got {step!r}")
+        if not steps or steps[0] != 0 or any(a >= b for a, b in pairwise(steps)):
+            raise ValueError(f"the points of a schedule begin at step 0 and follow each other, got {steps}")
+        streams = len(points[0][1])
+        if any(len(weights) != streams for _, weights in points):
+            raise ValueError(f"each point of a schedule has a weight for each of {streams} streams")
+        # Each with its own table; a line that leads nowhere is no line.
+        self._steps: list[int] = []
+        self._parts: list[tuple[int, ...]] = []
+        for step, parts in _stretches(points, ramp):
+            if not self._parts or parts != self._parts[-1]:
+                self._steps.append(step)
+                self._parts.append(parts)
+
+    @property
+    def constant(self) -> bool:
+        """Whether the weights never change."""
+        return len(self._parts) == 1
+
+    def parts(self, step: int) -> tuple[int, ...]:
+        """Returns the draws of each stream in a period, as they are from a step on."""
+        return self._parts[bisect_right(self._steps, step) - 1]
+
+    def pieces(self, step: int, draws_per_step: int) -> tuple[BlendPiece, ...]:
+        """Returns the pieces of a course that begins after so many steps, each of so many positions of a lane."""
+        first = bisect_right(self._steps, step) - 1
+        pieces = [BlendPiece(0, self._parts[first])]
+        lag = np.zeros(len(self._parts[0]))
+        begins = [(begin - step) * draws_per_step for begin in self._steps[first + 1 :]]
+        lengths = [stop - begin for begin, stop in pairwise(begins)]
+        for at, parts, draws in zip_longest(begins, self._parts[first + 1 :], lengths):
+            last = pieces[-1]
+            lag += _lag(last, at - last.first)
+            pieces.append(BlendPiece(at, parts, _offset(parts, lag, draws)))
+        return tuple(pieces)
+
+
+def _lag(piece: BlendPiece, draws: int) -> npt.NDArray[np.float64]:
+    """Returns how far each stream is behind its share after the first draws of a piece."""
+    parts, begun = np.array(piece.parts), np.array(piece.table.counts(piece.offset))
+    return np.asarray(draws * parts / parts.sum() - (piece.table.counts(piece.offset + draws) - begun))
+
+
+def _offset(parts: tuple[int, ...], lag: npt.NDArray[np.float64], draws: int | None) -> int:
+    """Returns where in its table a piece, of so many draws or without an end, begins to make good what streams lag.
+
+    If each piece began its table anew, short pieces would give the first streams more than their shares.
+    """
+    period, shares = sum(parts), np.array(parts) / sum(parts)
+    places = np.arange(period)
+    if period > _PLACES:
+        # Strewn by the golden ratio: places at even distances would all have the same stream's turn come next.
+        places = (np.arange(_PLACES) * 0.6180339887498949 % 1 * period).astype(np.int64)
+    streams = np.array(_table(parts).streams(period, 3 * period))
+    before = np.zeros((2 * period + 1, len(parts)), dtype=np.int64)
+    before[1:] = np.cumsum(streams[:, None] == np.arange(len(parts)), axis=0)
+    if draws is None:
+        # Where the table's own streams are as far behind.
+        apart = places[:, None] * shares - before[places] - lag
+    else:
+        # So many draws from there leave them as near to their shares as can be.
+        apart = lag + draws % period * shares - (before[places + draws % period] - before[places])
+    # A stream that has no part in this piece cannot catch up in it.
+    return period + int(places[int((apart[:, shares > 0] ** 2).sum(axis=1).argmin())])
+
+
+def _stretches(points: Sequence[tuple[int, Sequence[float]]], ramp: Ramp) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yields steps and the draws of a period from there on."""
+    for (step, weights), (stop, target) in pairwise(points):
+        held = _parts(weights)
+        if ramp == "steps":
+            yield step, held
+            continue
+        count = min(_PIECES, stop - step)
+        bounds = [step + (stop - step) * number // count for number in range(count + 1)]
+        for begin, end in pairwise(bounds):
+            way = ((begin + end) / 2 - step) / (stop - step)
+            between = [one + (other - one) * way for one, other in zip(weights, target, strict=True)]
+            yield begin, _parts(between, max(_SHORT, _PARTS_EACH * len(between)))
+    yield points[-1][0], _parts(points[-1][1])
+
+
+def _parts(weights: Sequence[float], longest: int | None = None) -> tuple[int, ...]:
+    """Returns whole parts of the weights, 0 for those that are 0."""
+    whole = iter(whole_parts([weight for weight in weights if weight], longest))
+    return tuple(next(whole) if weight else 0 for weight in weights)

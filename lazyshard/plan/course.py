@@ -1,32 +1,18 @@
 """The course of a run: what each rank draws, through any number of changes of the number of ranks.
 
-A run is one part after another, each under one number of lanes and one micro batch; a resume with the same two goes on
-in the same part. What a part draws follows from the parts before it, each by three integers: how many lanes it had, its
-micro batch, and how many positions each lane drew. That history is all the state there is.
-
-**Epochs.** Ranks train in lockstep, so in an epoch each draws the same number of positions, in whole micro batches:
-fewer than `dp * batch_size` samples are left over. The position behind them is the first of the next epoch.
-
-Positions are counted from the beginning of a part. Where a part begins in the middle of an epoch, what is left of that
-epoch is dealt anew (`lazyshard.plan.segment`); every later epoch is a whole one, so a part that begins with an epoch
-does not depend on those before it::
+What a part of a run draws follows from the parts before it, each by three integers: how many lanes, its micro batch,
+and how many positions each lane drew. That history is all the state there is. In an epoch each lane draws as many
+positions, in whole micro batches. Where a part begins in the middle of an epoch, what is left of that is dealt anew
+(`lazyshard.plan.segment`); every later epoch is whole. Positions are counted from the beginning of a part::
 
     part 0, 2 lanes                    part 1, 3 lanes
     epoch 0 ........... | epoch 1 .....|.... | epoch 2 ........
                                        what is left of epoch 1
 
-A part with as many lanes as the one before, and from which on no more is left out, goes on in the same order, window by
-window, as if it were the same part.
+A part with as many lanes as the one before, and from which on no more is left out, goes on in the same order. A part
+that ends exactly where an epoch does is still in that epoch, so it makes no difference whether the end was known.
 
-A part that ends exactly where an epoch does is still in that epoch: what had been left over for want of a whole batch
-is dealt to the next lanes, and may be too little again. So it makes no difference whether the end was known by then.
-
-**Readiness.** While the stream grows, a position may be drawn as soon as nothing published later could change what is
-drawn there: `Course.needed`. A decision taken then is the one that is taken after the end, in every lane, and no rank
-has to ask another.
-
-**Places**, the course turned round. A sample is dealt in the segment in whose fresh deal it lies. Where that one ended
-before it was drawn, the next one has taken it over, and so on, up to the part that draws it.
+Throughout, `total` is the end of the samples once it is known, None while the stream grows.
 """
 
 from __future__ import annotations
@@ -42,6 +28,8 @@ from lazyshard.part import Part
 from lazyshard.plan.deal import Deal, Gaps, Rules, int64_array, outside
 from lazyshard.plan.segment import Segment
 from lazyshard.plan.shuffle import window_sample, window_samples
+
+_Integers = npt.NDArray[np.int64]
 
 _OPEN: Final = -1
 """The length of an epoch as long as the end of the stream is not known."""
@@ -82,8 +70,7 @@ class Begin(NamedTuple):
         offset: the position of that segment at which the part begins.
         goes_on: whether it goes on in the order of the part before, in its segment.
         length: positions of each lane in it; `_OPEN` as long as that is not known.
-        deal: of every later epoch, in numbers of the samples kept.
-        kept: how many samples a later epoch has; None as long as that is open.
+        deal: of every later epoch, in numbers of the `kept` samples of it; None as long as that is open.
         full: positions of each lane in a later epoch; 0 as long as that is open.
     """
 
@@ -96,17 +83,15 @@ class Begin(NamedTuple):
     full: int
 
     def draw_later(self, lane: int, position: int) -> Draw:
-        """Return epoch and sample of a position that lies in a later epoch, counted from where the part begins."""
-        segment, rules = self.segment, self.segment.rules
+        """Returns epoch and sample of a position that lies in a later epoch, counted from where the part begins."""
+        segment = self.segment
         epochs, position = divmod(position - self.length, self._filled())
         epoch = segment.epoch + 1 + epochs
-        kept = window_sample(self.deal, rules.window, rules.seed, epoch, lane, position, self.kept)
+        kept = window_sample(self.deal, segment.rules, epoch, lane, position, self.kept)
         return Draw(epoch, segment.gaps.nth(0, kept))
 
-    def draws(
-        self, lanes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64] | int, npt.NDArray[np.int64]]:
-        """Return epochs, one or one for each, and samples of positions counted from where the part begins."""
+    def draws(self, lanes: _Integers, positions: _Integers) -> tuple[_Integers | int, _Integers]:
+        """Returns epochs, one or one for each, and samples of positions counted from where the part begins."""
         segment, length = self.segment, self.length
         if length == _OPEN or positions.max() < length:
             return segment.epoch, segment.samples(lanes, positions + self.offset)
@@ -114,22 +99,20 @@ class Begin(NamedTuple):
         epochs = np.full(len(positions), segment.epoch, dtype=np.int64)
         samples = np.empty_like(positions)
         samples[~later] = segment.samples(lanes[~later], positions[~later] + self.offset)
-        behind, full, rules = positions[later] - length, self._filled(), segment.rules
+        behind, full = positions[later] - length, self._filled()
         turns = behind // full
         epochs[later] += 1 + turns
-        kept = window_samples(
-            self.deal, rules.window, rules.seed, epochs[later], lanes[later], behind - turns * full, self.kept
-        )
+        kept = window_samples(self.deal, segment.rules, epochs[later], lanes[later], behind - turns * full, self.kept)
         samples[later] = segment.gaps.nth_all(0, kept)
         return epochs, samples
 
     def later(self, total: int, epoch: int) -> Segment:
-        """Return a later, whole epoch."""
+        """Returns a later, whole epoch."""
         segment = self.segment
         return Segment(segment.rules, segment.dp, epoch, total, segment.gaps)
 
     def around(self, position: int, total: int) -> tuple[Segment, int, int]:
-        """Return the segment of a position, what to add to get a position of it, and the position behind its epoch."""
+        """Returns the segment of a position, what to add to get a position of it, and the position behind its epoch."""
         if position < self.length:
             return self.segment, self.offset, self.length
         epochs, within = divmod(position - self.length, self._filled())
@@ -145,24 +128,9 @@ class Begin(NamedTuple):
 
 
 class Course:
-    """The parts of a run, the last one being the current one.
+    """The parts of a run, of which the last one is `current`; positions, `dp` and `batch_size` are those of that one.
 
-    Throughout, `total` is the end of the half-open range [0, total) of samples once it is known, and None while the
-    stream grows; positions are those of the current part.
-
-    Args:
-        rules: what never changes in the run.
-        parts: at least one.
-
-    Attributes:
-        rules: as given.
-        parts: as given.
-        current: the last of them.
-        dp: number of lanes of the current part.
-        batch_size: samples of one lane in a micro batch of the current part.
-
-    Raises:
-        ValueError: there is no part. That a part has drawn more than there was is found when a total is given.
+    That a part has drawn more than there was is found, as a ValueError, when a total is given.
     """
 
     def __init__(self, rules: Rules, parts: Sequence[Part]) -> None:
@@ -183,48 +151,42 @@ class Course:
         return sum(part.dp * part.draws for part in self.parts[:-1] if part.trained)
 
     def until(self, number: int) -> Course:
-        """Return the course as it was in the part of that number, from 0."""
+        """Returns the course as it was in the part of that number, from 0."""
         return Course(self.rules, self.parts[: number + 1]) if number + 1 < len(self.parts) else self
 
     def in_epoch(self, epoch: int) -> Course:
-        """Return the course whose current part begins an epoch instead, with the same lanes, and the same left out."""
+        """Returns the course whose current part begins an epoch instead, with the same lanes, and the same left out."""
         skip = Gaps(one for part in self.parts for one in part.skip).ranges
         return Course(self.rules, [replace(self.current, draws=0, epoch=epoch, skip=skip)])
 
     def epoch(self, total: int | None) -> int:
-        """Return the epoch in which the current part begins."""
+        """Returns the epoch in which the current part begins."""
         return self.begin(total).segment.epoch
 
     def epoch_length(self, total: int) -> int:
-        """Return how many positions each lane draws in the epoch in which the current part begins: whole batches."""
+        """Returns how many positions each lane draws in the epoch in which the current part begins: whole batches."""
         return self.begin(total).length
 
     def epoch_stop(self, drawn: int, total: int) -> int:
-        """Return the position behind those of the epoch in which a run stands that has drawn so many positions.
-
-        At the end of an epoch it still stands in that one.
-        """
+        """Returns the position behind the epoch of a run that has drawn so many; at its end still that one."""
         begin = self.begin(total)
         if drawn <= begin.length or not begin.full:
             return begin.length
         return begin.length - (begin.length - drawn) // begin.full * begin.full
 
     def full_epoch_length(self, total: int) -> int:
-        """Return how many positions each lane draws in a later, whole epoch."""
+        """Returns how many positions each lane draws in a later, whole epoch."""
         return self.begin(total).full
 
     def leftover(self, total: int) -> int:
-        """Return how many samples the epoch in which the part begins leaves undrawn: fewer than dp * batch_size."""
+        """Returns how many samples the epoch in which the part begins leaves undrawn: fewer than dp * batch_size."""
         begin = self.begin(total)
         return (begin.segment.size or 0) - self.dp * (begin.offset + begin.length)
 
     def needed(self, position: int) -> int:
-        """Return how many samples must be published before `position` may be drawn with the end unknown.
+        """Returns how many samples must be published before `position` may be drawn with the end unknown.
 
         For every `total >= needed(p)`, `draw(lane, p, total) == draw(lane, p, None)`. Never less for a later position.
-
-        Raises:
-            IndexError: `position` is negative.
         """
         if position < 0:
             raise outside("position", position, None)
@@ -232,22 +194,15 @@ class Course:
         return begin.segment.needed(begin.offset + position, begin.offset + (position // size + 1) * size)
 
     def drawable(self, samples: int) -> int:
-        """Return how many positions of each lane can be drawn once so many samples are published, the end unknown.
-
-        `needed` turned round: needed(p) <= samples for the positions below, and for no other.
-        """
+        """Returns how many positions can be drawn once so many samples are published: `needed` turned round."""
         begin, size = self.begin(None), self.batch_size
         certain, held = begin.segment.drawable(samples)
         return max(0, min(certain - begin.offset, (held - begin.offset) // size * size))
 
     def done_before(self, position: int, total: int | None) -> int:
-        """Return N such that no sample below N is drawn in the same epoch once every lane has drawn [0, position).
+        """Returns N such that no sample below N is drawn in the same epoch once every lane has drawn [0, position).
 
-        What is open counts as needed whole. So is, at the end of the epoch in which the part begins, what is left over:
-        other ranks would draw it. With the first position of the next epoch that is given up, and N is `total`.
-
-        Raises:
-            IndexError: `position` is negative.
+        What is open counts as needed whole; so is what is left over, until the first position of the next epoch.
         """
         if position < 0:
             raise outside("position", position, None)
@@ -257,12 +212,10 @@ class Course:
         return begin.segment.done_before(begin.offset + position)
 
     def draw(self, lane: int, position: int, total: int | None) -> Draw:
-        """Return epoch and sample of what `lane` draws at `position`.
-
-        With `total` None the position is taken to lie in the epoch in which the part begins: see `needed`.
+        """Returns epoch and sample of what `lane` draws at `position`; of the first epoch while the end is open.
 
         Raises:
-            IndexError: `lane` is not in [0, dp), `position` is negative, or an epoch is empty.
+            IndexError: there is no such lane or position, or an epoch is empty.
         """
         known, begin = self._last
         if begin is None or known != total:
@@ -274,19 +227,8 @@ class Course:
             return Draw(segment.epoch, segment.sample(lane, begin.offset + position))
         return begin.draw_later(lane, position)
 
-    def draws(
-        self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return `draw` for arrays or integers, broadcast against each other.
-
-        Positions of one window that stand together, as lane by lane, are cheapest; any order is right.
-
-        Returns:
-            The epochs and the samples, int64, of the shape that `lanes` and `positions` broadcast to.
-
-        Raises:
-            IndexError: as `draw`. ValueError: a number is not an integer.
-        """
+    def draws(self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None) -> tuple[_Integers, _Integers]:
+        """Returns epochs and samples of `draw` for arrays or integers, broadcast; cheapest window by window."""
         lane, position = np.broadcast_arrays(int64_array("lane", lanes, self.dp), int64_array("position", positions))
         begin = self.begin(total)
         epochs, samples = np.empty(lane.shape, dtype=np.int64), np.empty(lane.shape, dtype=np.int64)
@@ -297,13 +239,7 @@ class Course:
         return epochs, samples
 
     def run(self, lane: int, position: int, total: int | None) -> Run:
-        """Return positions around `position` that are drawn as consecutive samples, in the same epoch.
-
-        With `total` None, no position in it needs more samples published than `position` does.
-
-        Raises:
-            IndexError: as `draw`.
-        """
+        """Returns the neighbours drawn as consecutive samples in one epoch, none of which needs more published."""
         drawn = self.draw(lane, position, total)
         segment, shift, limit = self._around(position, total)
         first, stop = segment.run(lane, position + shift, limit + shift)
@@ -312,13 +248,9 @@ class Course:
         return Run(first - shift, stop - shift, drawn.sample - (position + shift - first), drawn.epoch)
 
     def window_stop(self, lane: int, position: int, total: int | None) -> int:
-        """Return the position behind those that `lane` draws from one window, in one epoch, with this one.
+        """Returns the position behind those that `lane` draws from one window, in one epoch, with this one.
 
-        What is carried over from an earlier part counts as one window. With `total` None, no position before the one
-        returned needs more samples published than `position` does. Without windows all of the epoch that is certain.
-
-        Raises:
-            IndexError: as `draw`.
+        What is carried over counts as one window. None of them needs more samples published than `position` does.
         """
         if not 0 <= lane < self.dp:
             raise outside("lane", lane, self.dp)
@@ -326,10 +258,7 @@ class Course:
         return min(limit, segment.window_stop(lane, position + shift) - shift)
 
     def _around(self, position: int, total: int | None) -> tuple[Segment, int, int]:
-        """Return the segment of a position, what to add to get a position of it, and behind which it ends or is open.
-
-        The latter is a position of the part. With `total` None: behind those that need no more samples published.
-        """
+        """Returns the segment of a position, what to add to get one of it, and behind which position it ends."""
         if position < 0:
             raise outside("position", position, None)
         begin = self.begin(total)
@@ -338,13 +267,10 @@ class Course:
         return begin.around(position, total)
 
     def place(self, sample: int, total: int | None, epoch: int) -> Place | None:
-        """Return where a sample is drawn in an epoch, which may lie ahead of what the current part has drawn.
+        """Returns where a sample is drawn in an epoch; with `total` None only in that of the current part.
 
-        With `total` None only the epoch of the current part is known. None for a sample that is left out, or which this
-        course does not draw in that epoch: it is past the end, or left over.
-
-        Raises:
-            IndexError: `sample` is negative.
+        A sample is dealt in the segment in whose fresh deal it lies; where that one ended before, the next takes it
+        over. None for a sample that is left out, past the end, or left over.
         """
         if sample < 0:
             raise outside("sample", sample, None)
@@ -366,7 +292,7 @@ class Course:
         return None
 
     def begin(self, total: int | None) -> Begin:
-        """Return where the current part begins."""
+        """Returns where the current part begins."""
         known, begin = self._last
         if begin is None or known != total:
             begin = self._all(total)[-1]
@@ -374,22 +300,15 @@ class Course:
         return begin
 
     def _all(self, total: int | None) -> list[Begin]:
-        """Return where each part begins. Of several totals only the newest stays known, and None."""
         found = self._begins.get(total)
         if found is None:
             found = _begins(self.rules, self.parts, total)
-            if total is not None:
-                self._begins = {key: known for key, known in self._begins.items() if key is None}
-            self._begins[total] = found
+            open_ = self._begins.get(None)
+            self._begins = {total: found} if open_ is None else {None: open_, total: found}
         return found
 
 
 def _begins(rules: Rules, parts: Sequence[Part], total: int | None) -> list[Begin]:
-    """Return where each part begins, `total` being the end of the samples once it is known.
-
-    Raises:
-        ValueError: a part has drawn more than there was.
-    """
     found: list[Begin] = []
     gaps = Gaps()
     for number, part in enumerate(parts):
@@ -410,7 +329,7 @@ def _begins(rules: Rules, parts: Sequence[Part], total: int | None) -> list[Begi
 
 
 def _ended(begin: Begin, part: Part, total: int | None) -> tuple[Segment, int]:
-    """Return the segment in which a part ended, and how many of its positions were drawn by then."""
+    """Returns the segment in which a part ended, and how many of its positions were drawn by then."""
     segment = begin.segment
     if begin.length == _OPEN or part.draws <= begin.length:
         return segment, begin.offset + part.draws
@@ -424,11 +343,9 @@ def _ended(begin: Begin, part: Part, total: int | None) -> tuple[Segment, int]:
 def _chain(
     parts: Sequence[Part], begins: Sequence[Begin], total: int | None, epoch: int
 ) -> Iterator[tuple[int, Segment, bool, int, int | None]]:
-    """Yield the segments of an epoch, part by part.
+    """Yields of the segments of an epoch: part; segment; whether it is that of the part before; shift; stop.
 
-    Yields:
-        Number of the part; segment; whether it is the one of the part before; position of the part - position of the
-        segment; the position of the part behind the last that it draws in this epoch, None if that is open.
+    The shift is position of the part - position of the segment, the stop that behind the last one drawn, None if open.
     """
     last = len(parts) - 1
     for number, begin in enumerate(begins):

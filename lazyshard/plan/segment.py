@@ -1,9 +1,9 @@
 """A segment: what is left of one epoch, dealt to the lanes of one part of a run.
 
 When the number of ranks changes, all lanes have drawn as many positions, and windows are open: drawn in part. What they
-still hold is **carried** over: lane after lane, in the order in which each lane would have drawn it, it is dealt to the
-new lanes in contiguous slices, of which the first may be one longer. Behind the open windows, at a stripe boundary, a
-fresh deal with the new number of lanes begins. Here two lanes with `unit=3`, in order, become three after four draws::
+still hold is **carried** over: lane after lane, in the order in which each would have drawn it, it is dealt to the new
+lanes in contiguous slices, the first ones longer by one. Behind the open windows, at a stripe boundary, a fresh deal
+begins. Here two lanes with `unit=3`, in order, become three after four draws::
 
     before     lane 0:  0  1  2   6 |  7  8  12 ...         drawn: left of the bar
                lane 1:  3  4  5   9 | 10 11  15 ...         carried: 7 8 10 11; fresh: from 12 on
@@ -11,16 +11,8 @@ fresh deal with the new number of lanes begins. Here two lanes with `unit=3`, in
                lane 1:  10   | 15 16 17   24 ...
                lane 2:  11   | 18 19 20   27 ...
 
-A window counts as open in all lanes as soon as it is in one, so that the fresh deal begins at one stripe for all. The
-tail goes round from the lane behind the longer slices: so lanes differ by one sample at most, as without any change.
-
-Nothing of what is carried is stored: a place in it is a place of the segment before, by arithmetic. So a segment needs
-memory only for the permutations of the windows that it meets, and for a few integers of each lane that is asked for one
-by one: what is carried over to a lane was dealt in a few contiguous pieces, so however many changes lie between, one
-look-up finds a place.
-
-The samples of `Gaps` are left out: the fresh deal numbers only those that are kept, and what is left out of the carried
-ones is looked up once.
+A window that is open in one lane counts as open in all. The tail goes round from the lane behind the longer slices, so
+lanes differ by one sample at most. Nothing of what is carried is stored: a place in it is one of the segment before.
 """
 
 from __future__ import annotations
@@ -28,13 +20,15 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshard.plan.deal import Deal, Gaps, Rules, outside
 from lazyshard.plan.shuffle import window_place, window_sample, window_samples
+
+_Integers = npt.NDArray[np.int64]
 
 
 class Slices:
@@ -47,15 +41,15 @@ class Slices:
         self.each, self.more = divmod(size, lanes)
 
     def length(self, number: int) -> int:
-        """Return how long a slice is."""
+        """Returns how long a slice is."""
         return self.each + (number < self.more)
 
     def start(self, number: int) -> int:
-        """Return where a slice begins."""
+        """Returns where a slice begins."""
         return number * self.each + min(number, self.more)
 
     def find(self, offset: int) -> tuple[int, int]:
-        """Return the slice in which an offset lies, and where in it."""
+        """Returns the slice in which an offset lies, and where in it."""
         each, more = self.each, self.more
         behind = offset - more * (each + 1)
         if behind < 0:
@@ -63,8 +57,8 @@ class Slices:
         number, within = divmod(behind, each)
         return more + number, within
 
-    def find_all(self, offsets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return `find` for each."""
+    def find_all(self, offsets: _Integers) -> tuple[_Integers, _Integers]:
+        """Returns `find` for each."""
         each, more = self.each, self.more
         if not more:
             number = offsets // each
@@ -75,45 +69,24 @@ class Slices:
             np.maximum(number, (offsets - more) // each, out=number)
         return number, offsets - self.starts(number)
 
-    def starts(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return `start` for each."""
+    def starts(self, numbers: _Integers) -> _Integers:
+        """Returns `start` for each."""
         starts = numbers * self.each
         if self.more:
             starts += np.minimum(numbers, self.more)
         return starts
 
 
-class Stretch(NamedTuple):
-    """Places that one lane would have drawn one after another, numbered one after another.
-
-    Attributes:
-        number: of the first one.
-        lane: of the segment before.
-        position: of the first one in that lane.
-        length: how many, at least 1.
-    """
-
-    number: int
-    lane: int
-    position: int
-    length: int
-
-
 class Carried:
-    """What is carried over from one segment to the next.
+    """What is carried over from one segment to the next: `size` samples.
 
-    Args:
-        rests: what each lane still held, one slice a lane, before anything is left out.
-        draws: positions [0, draws) of each lane were drawn.
-        removed: offsets in `rests` that are left out from now on: int64, ascending; None for none.
-
-    Attributes:
-        size: how many samples are carried over.
+    Each lane had drawn positions [0, draws); `rests` is what each still held, one slice a lane, and `removed` the
+    ascending offsets in it that are left out from now on.
     """
 
     __slots__ = ("_draws", "_kept_before", "_removed", "_rests", "size")
 
-    def __init__(self, rests: Slices, draws: int, removed: npt.NDArray[np.int64] | None = None) -> None:
+    def __init__(self, rests: Slices, draws: int, removed: _Integers | None = None) -> None:
         self._rests = rests
         self._draws = draws
         self._removed = np.empty(0, dtype=np.int64) if removed is None else removed
@@ -121,8 +94,8 @@ class Carried:
         self._kept_before = self._removed - np.arange(len(self._removed), dtype=np.int64)
         self.size = rests.size - len(self._removed)
 
-    def places(self, numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return lanes and positions of the segment before for an array of numbers in [0, size)."""
+    def places(self, numbers: _Integers) -> tuple[_Integers, _Integers]:
+        """Returns lanes and positions of the segment before for numbers in [0, size)."""
         offsets = numbers
         if len(self._removed):
             offsets = numbers + np.searchsorted(self._kept_before, numbers, side="right")
@@ -130,19 +103,19 @@ class Carried:
         positions += self._draws
         return lanes, positions
 
-    def stretches(self, start: int, stop: int) -> Iterator[Stretch]:
-        """Yield the places of the numbers [start, stop), in order; as few stretches as there can be."""
+    def stretches(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yields where the numbers [start, stop) lie: first number, lane and position before, and length."""
         while start < stop:
             out = int(np.searchsorted(self._kept_before, start, side="right"))
             lane, within = self._rests.find(start + out)
             length = min(stop - start, self._rests.length(lane) - within)
             if out < len(self._removed):
                 length = min(length, int(self._kept_before[out]) - start)
-            yield Stretch(start, lane, self._draws + within, length)
+            yield start, lane, self._draws + within, length
             start += length
 
     def number(self, lane: int, position: int) -> int | None:
-        """Return the number of a place that was not drawn before; None if it is not carried, -1 if it is left out."""
+        """Returns the number of a place that was not drawn before; None if it is not carried, -1 if it is left out."""
         within = position - self._draws
         if within >= self._rests.length(lane):
             return None
@@ -159,16 +132,9 @@ lane, and what is to be added to a position to count from where that lane's fres
 
 
 class Segment:
-    """What is left of one epoch, dealt to `dp` lanes.
+    """What is left of one epoch, dealt to `dp` lanes; `total` is the end of the samples, None while the stream grows.
 
-    Args:
-        rules: of the run.
-        dp: number of lanes.
-        epoch: the epoch.
-        total: the end of the samples once it is known, None while the stream grows.
-        gaps: samples that are left out.
-        before: the segment that ended, None for the beginning of the epoch.
-        draws: positions [0, draws) of each lane of that one were drawn.
+    Of the segment that ended `before`, None at the beginning of an epoch, each lane had drawn positions [0, draws).
 
     Attributes:
         start: the first sample of the fresh deal.
@@ -234,12 +200,12 @@ class Segment:
             self._over = Carried(rests, draws, np.flatnonzero(self.gaps.contains_all(samples)))
 
     def _open_length(self, lane: int, opened: int) -> int:
-        """Return how many positions of a lane lie before the end of its open windows."""
+        """Returns how many positions of a lane lie before the end of its open windows."""
         fresh = opened if self._fresh is None else min(opened, self._deal.lane_length(lane, self._fresh))
         return self._slices.length(lane) + fresh
 
     def lane_length(self, lane: int) -> int:
-        """Return how many positions a lane has, once the end is known; lanes differ by at most one."""
+        """Returns how many positions a lane has, once the end is known; lanes differ by at most one."""
         assert self._fresh is not None
         return self._slices.length(lane) + self._deal.lane_length(lane, self._fresh)
 
@@ -249,11 +215,7 @@ class Segment:
         return None if self._fresh is None else self.carried + self._fresh
 
     def sample(self, lane: int, position: int) -> int:
-        """Return the sample that `lane` draws at `position`.
-
-        Raises:
-            IndexError: there is no such lane or position.
-        """
+        """Returns the sample that `lane` draws at `position`. Raises IndexError: there is no such lane or position."""
         if not 0 <= lane < self.dp:
             raise outside("lane", lane, self.dp)
         if position < 0:
@@ -266,13 +228,11 @@ class Segment:
         return segment._fresh_sample(lane, position + shift)
 
     def _fresh_sample(self, lane: int, position: int) -> int:
-        """Return what `lane` draws at a position counted from where its fresh deal begins."""
-        rules, total = self.rules, None if position < self._whole else self._fresh
-        kept = window_sample(self._deal, rules.window, rules.seed, self.epoch, lane, position, total)
+        total = None if position < self._whole else self._fresh
+        kept = window_sample(self._deal, self.rules, self.epoch, lane, position, total)
         return self.gaps.nth(self.start, kept)
 
     def _trace(self, lane: int) -> _Trace:
-        """Return where what is carried over to a lane was dealt: in whichever segment that was."""
         starts: list[int] = []
         origins: list[tuple[Segment, int, int]] = []
         before = self.before
@@ -296,8 +256,8 @@ class Segment:
         self._traces[lane] = starts, origins
         return starts, origins
 
-    def samples(self, lanes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return `sample` for arrays, int64 of one dimension and the same length."""
+    def samples(self, lanes: _Integers, positions: _Integers) -> _Integers:
+        """Returns `sample` for int64 arrays of one dimension and the same length."""
         slices = self._slices
         # Behind what is carried; negative: carried.
         behind = positions - slices.each
@@ -311,49 +271,37 @@ class Segment:
             return self._fresh_samples(lanes, behind)
         if not count:
             return self._carried_samples(lanes, positions)
-        drawn = np.empty_like(positions)
-        own, over = np.flatnonzero(fresh), np.flatnonzero(~fresh)
+        drawn, own, over = np.empty_like(positions), np.flatnonzero(fresh), np.flatnonzero(~fresh)
         drawn[own] = self._fresh_samples(lanes[own], behind[own])
         drawn[over] = self._carried_samples(lanes[over], positions[over])
         return drawn
 
-    def _fresh_samples(self, lanes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        rules = self.rules
+    def _fresh_samples(self, lanes: _Integers, positions: _Integers) -> _Integers:
         epochs = np.full(len(lanes), self.epoch, dtype=np.int64)
-        kept = window_samples(self._deal, rules.window, rules.seed, epochs, lanes, positions, self._fresh)
+        kept = window_samples(self._deal, self.rules, epochs, lanes, positions, self._fresh)
         return self.gaps.nth_all(self.start, kept)
 
-    def _carried_samples(self, lanes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _carried_samples(self, lanes: _Integers, positions: _Integers) -> _Integers:
         assert self.before is not None
         return self.before.samples(*self._over.places(positions + self._slices.starts(lanes)))
 
     def place(self, sample: int) -> tuple[int, int] | None:
-        """Return lane and position of a sample of the fresh deal; None if it is left out or past the end.
-
-        Raises:
-            IndexError: the sample lies before `start`.
-        """
-        if sample < self.start:
-            raise outside("sample", sample, None, low=self.start)
+        """Returns lane and position of a sample from `start` on; None if it is left out or past the end."""
         if sample in self.gaps or (self.total is not None and sample >= self.total):
             return None
-        kept, rules = self.gaps.kept(self.start, sample), self.rules
-        lane, position = window_place(self._deal, rules.window, rules.seed, self.epoch, kept, self._fresh)
+        kept = self.gaps.kept(self.start, sample)
+        lane, position = window_place(self._deal, self.rules, self.epoch, kept, self._fresh)
         return lane, position + self._slices.length(lane)
 
     def take_over(self, lane: int, position: int) -> tuple[int, int] | None:
-        """Return where a place of the segment before, not drawn there, is now, if it is carried; else None.
-
-        Returns:
-            Lane and position; (-1, -1) for a sample that is carried no further because it is left out from here on.
-        """
+        """Returns where a place not drawn before is now; None if not carried, (-1, -1) if left out from here on."""
         number = self._over.number(lane, position)
         if number is None or number < 0:
             return None if number is None else (-1, -1)
         return self._slices.find(number)
 
     def run(self, lane: int, position: int, limit: int) -> tuple[int, int]:
-        """Return positions [first, stop) around `position` that are drawn as consecutive samples, `stop` <= limit."""
+        """Returns positions [first, stop) around `position` that are drawn as consecutive samples, `stop` <= limit."""
         own, unit = self._slices.length(lane), self.rules.unit
         fresh = position - own
         alone = position, position + 1
@@ -368,22 +316,14 @@ class Segment:
         return own + first, own + stop
 
     def window_stop(self, lane: int, position: int) -> int:
-        """Return the position behind the window of a position.
-
-        What is carried over counts as one window, and so does all the rest where there are none.
-        """
+        """Returns the position behind the window of a position; what is carried over is one window."""
         own, window = self._slices.length(lane), self.rules.window
         if position < own:
             return own
         return own + ((position - own) // window + 1) * window if window else 2**63
 
     def needed(self, position: int, stop: int) -> int:
-        """Return how many samples must be published before `position` may be drawn in every lane, the end unknown.
-
-        Args:
-            position: at least 0.
-            stop: the position behind its batch: all of that must be certain to belong to the epoch.
-        """
+        """Returns how many samples must be published before `position`, of a batch up to `stop`, may be drawn."""
         span = self.rules.span
         most = position - self.carried // self.dp
         kept = (most // span + 1) * span * self.dp if most >= 0 else 0
@@ -391,11 +331,7 @@ class Segment:
         return self.gaps.nth(self.start, kept - 1) + 1 if kept > 0 else self.start
 
     def drawable(self, samples: int) -> tuple[int, int]:
-        """Return what can be drawn once so many samples are published, the end unknown.
-
-        Returns:
-            The positions of each lane that are certain, and how many each lane holds at least: no batch may go beyond.
-        """
+        """Returns how many positions are certain once so many samples are published, and how many each lane holds."""
         if samples < self.start:
             return 0, 0
         kept, span = self.gaps.kept(self.start, samples), self.rules.span
@@ -403,10 +339,7 @@ class Segment:
         return certain, (kept + self.carried) // self.dp
 
     def done_before(self, position: int) -> int:
-        """Return N such that no sample below N is drawn once every lane has drawn positions [0, position).
-
-        What is open counts as needed whole, and so does everything carried as long as any of it is left.
-        """
+        """Returns N such that no sample below N is drawn behind [0, position); what is open counts as needed whole."""
         longest = -(-self.carried // self.dp)
         if self.carried and position < longest:
             return self._lowest

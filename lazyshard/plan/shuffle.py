@@ -1,8 +1,7 @@
-"""Permutations that are a function of a few integers, and stay so.
+"""Permutations that are a function of a few integers, and stay so; windows of positions; how far these move neighbours.
 
 A shuffle buffer has a state to save; a permutation has none, if it can be computed again. Library generators do not
-promise that: their streams may change between versions and none is available in every language. So the order is defined
-here by arithmetic on 64-bit words alone, all modulo 2**64::
+promise that, so the order is defined here by arithmetic on 64-bit words alone, all modulo 2**64::
 
     GAMMA       = 0x9E3779B97F4A7C15                      (2**64 divided by the golden ratio, odd)
     finalise(z) : z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9
@@ -13,41 +12,18 @@ here by arithmetic on 64-bit words alone, all modulo 2**64::
     permutation = the numbers 0 .. size-1 ordered by key
 
 `finalise` is the output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014). It is a bijection, and so is the walk by an odd step: no two of the keys are equal, and
-the order does not depend on which sorting algorithm is used, or on whether it is stable.
+generators", OOPSLA 2014). It is a bijection, and so is the walk by an odd step, so no two keys are equal and any sort
+gives the same order. It is not a cryptographic shuffle.
 
-It is not a cryptographic shuffle: who knows the order of one window can find the seed.
+**Windows.** Position p of a lane is drawn as position `w * window + pi(p % window)`, with `w = p // window` and pi the
+permutation of the key (seed, epoch, lane, w). The last window of an ended lane is as long as what it still holds.
 
-Windows: the positions of a lane, shuffled inside windows of a fixed number of them.
-
-Position p of a lane is drawn as position `w * window + pi(p % window)`, with `w = p // window` and pi the permutation
-of the key (seed, epoch, lane, w). Nothing is known here of batches or of where an epoch ends.
-
-The last window of an ended lane is as long as what it still holds, what will be left over included. With `window=4` and
-a lane of 10::
-
-    drawn at   0  1  2  3 | 4  5  6  7 | 8  9
-    position   2  0  3  1 | 4  7  5  6 | 9  8         (some permutation of each window)
-
-How far a shuffle moves neighbours apart, by formula, and which window moves them as far as is wanted.
-
-Ranks draw in lockstep, one position each at a time, so positions of different lanes can be compared. **Neighbours** are
-samples n and n + 1 of the stream, drawn at positions p and q, of one lane or of two. Their distance is |p - q|, in
-positions: how many samples a rank draws from the one to the other; in steps of b positions |p - q| / b. It is a mean
-over all there are in an epoch.
-
-R lanes, unit u, window W; m = W / u. In order the window is one unit, unshuffled.
-
-A uniformly random permutation puts two samples of one lane's window at two different positions, each pair as likely as
-any other. W - d of the W (W - 1) / 2 pairs are d apart, so the mean is
-2 / (W (W - 1)) * sum of d (W - d) over 1 <= d < W, which is **(W + 1) / 3**. The permutations of two lanes are
-independent, so two positions may be the same, and the mean is (W**2 - 1) / (3 W). From the last sample of all lanes'
-window w to the first one of w + 1 it is the distance of the middles of two windows, W. Of the R W neighbours that begin
-in a window, R (W - m) lie in one unit, R m - 1 in two units of the window, and one leads into the next window. So the
-mean over all differs from (W + 1) / 3 by less than one position.
-
-That is the mean over all permutations; that those made here are like random ones is measured by a
-test, not proved. A short last window of an ended stream is counted as it is.
+**Neighbours** are samples n and n + 1 of the stream, drawn at positions p and q of one lane or two; their distance is
+|p - q|. R lanes, unit u, window W, m = W / u (in order the window is one unit, unshuffled). In one lane's window
+W - d of the W (W - 1) / 2 pairs are d apart, so the mean is (W + 1) / 3. The permutations of two lanes are independent,
+and the mean is (W**2 - 1) / (3 W). From the last sample of window w to the first of w + 1 it is W. Of the R W
+neighbours that begin in a window, R (W - m) lie in one unit, R m - 1 in two units of the window, and one leads into the
+next window.
 """
 
 from __future__ import annotations
@@ -59,26 +35,21 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan.deal import Deal, check_field
+from lazyshard.plan.deal import Deal, Rules, check_field
+
+_Integers = npt.NDArray[np.int64]
 
 _MASK: Final[int] = 2**64 - 1
 _GAMMA: Final[int] = 0x9E3779B97F4A7C15
 _MULTIPLIER_1: Final[int] = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2: Final[int] = 0x94D049BB133111EB
 
-# A lane draws from one window at a time; the rest serves a process that meets several lanes in turn (any index resolves
-# on any rank) and audits that go back and forth.
 KEPT_PERMUTATIONS: Final[int] = 16
+"""A lane draws from one window at a time; the rest serves processes that meet several lanes in turn."""
 
 
 def mix64(*key: int) -> int:
-    """Fold the integers of `key`, each in [0, 2**64), into one of 64 bits; their order and number count.
-
-    No key at all gives 0. The fold is defined in the module's docstring.
-
-    Raises:
-        ValueError: an integer of `key` lies outside [0, 2**64).
-    """
+    """Folds integers of [0, 2**64) into one of 64 bits; their order counts. Raises ValueError: one lies outside."""
     mixed = 0
     for part in key:
         word = index(part)
@@ -88,28 +59,16 @@ def mix64(*key: int) -> int:
     return mixed
 
 
-def permutation(size: int, *key: int) -> npt.NDArray[np.int64]:
-    """Return the permutation of [0, size) that belongs to `key`: element i is where i goes.
+def permutation(size: int, *key: int) -> _Integers:
+    """Returns the permutation of [0, size) that belongs to `key`: element i is where i goes; int64, read-only.
 
-    The result is shared with other callers, and therefore read-only. The last 16 are kept, so this holds on to at most
-    16 * 8 * size bytes however many are asked for: 0.5 MB for windows of 4000.
-
-    Args:
-        size: how many numbers to permute, >= 0. A smaller size of the same key has the same order, with the
-            numbers from `size` on left out.
-        key: integers in [0, 2**64).
-
-    Returns:
-        int64, shape (size,), read-only.
-
-    Raises:
-        ValueError: `size` is negative, or an integer of `key` lies outside its range.
+    A smaller size of the same key has the same order, with the numbers from `size` on left out. The last 16 are kept.
     """
     return _permutation(size, key)
 
 
 @lru_cache(maxsize=KEPT_PERMUTATIONS)
-def _permutation(size: int, key: tuple[int, ...]) -> npt.NDArray[np.int64]:
+def _permutation(size: int, key: tuple[int, ...]) -> _Integers:
     if size < 0:
         raise ValueError(f"size must be >= 0, got {size}")
     steps = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GAMMA)
@@ -136,75 +95,45 @@ def _finalise_all(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return words ^ (words >> np.uint64(31))
 
 
-def window_sample(deal: Deal, window: int, seed: int, epoch: int, lane: int, position: int, total: int | None) -> int:
-    """Return the sample that `lane` draws at `position` of `epoch`; with a window of 0, in order.
-
-    Raises:
-        IndexError, ValueError: as `Deal.sample`.
-    """
-    if window:
+def window_sample(deal: Deal, rules: Rules, epoch: int, lane: int, position: int, total: int | None) -> int:
+    """Returns the sample that `lane` draws at `position` of `epoch`, as `Deal.sample`; with a window of 0, in order."""
+    if window := rules.window:
         number, within = divmod(position, window)
-        position = number * window + _order(deal, window, seed, epoch, lane, number, total).item(within)
+        position = number * window + _order(deal, rules, epoch, lane, number, total).item(within)
     return deal.sample(lane, position, total)
 
 
 def window_samples(
-    deal: Deal,
-    window: int,
-    seed: int,
-    epochs: npt.NDArray[np.int64],
-    lanes: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    total: int | None,
-) -> npt.NDArray[np.int64]:
-    """Return `window_sample` for arrays, int64 and all of the same shape.
-
-    Positions of one window that stand together are cheapest; any order is right.
-
-    Raises:
-        IndexError, ValueError: as `Deal.samples`.
-    """
-    if window and positions.size:
-        shape = positions.shape
-        drawn = _shuffled(deal, window, seed, epochs.ravel(), lanes.ravel(), positions.ravel(), total)
-        positions = drawn.reshape(shape)
+    deal: Deal, rules: Rules, epochs: _Integers, lanes: _Integers, positions: _Integers, total: int | None
+) -> _Integers:
+    """Returns `window_sample` for int64 arrays of the same shape; cheapest window by window."""
+    if rules.window and positions.size:
+        positions = _shuffled(deal, rules, epochs, lanes, positions, total)
     return deal.samples(lanes, positions, total)
 
 
-def window_place(deal: Deal, window: int, seed: int, epoch: int, sample: int, total: int | None) -> tuple[int, int]:
-    """Return the lane and the position at which a sample is drawn: the inverse of `window_sample`.
-
-    Raises:
-        IndexError, ValueError: as `Deal.place`.
-    """
+def window_place(deal: Deal, rules: Rules, epoch: int, sample: int, total: int | None) -> tuple[int, int]:
+    """Returns the lane and the position at which a sample is drawn: the inverse of `window_sample`."""
     lane, position = deal.place(sample, total)
-    if window:
+    if window := rules.window:
         number, moved = divmod(position, window)
-        order = _order(deal, window, seed, epoch, lane, number, total)
+        order = _order(deal, rules, epoch, lane, number, total)
         position = number * window + int(np.flatnonzero(order == moved)[0])
     return lane, position
 
 
-def _order(
-    deal: Deal, window: int, seed: int, epoch: int, lane: int, number: int, total: int | None
-) -> npt.NDArray[np.int64]:
-    size = window
+def _order(deal: Deal, rules: Rules, epoch: int, lane: int, number: int, total: int | None) -> _Integers:
+    size = rules.window
     if total is not None:
         # A position past the end is the deal's to refuse.
         size = min(size, max(0, deal.lane_length(lane, total) - number * size))
-    return permutation(size, seed, epoch, lane, number)
+    return permutation(size, rules.seed, epoch, lane, number)
 
 
 def _shuffled(
-    deal: Deal,
-    window: int,
-    seed: int,
-    epochs: npt.NDArray[np.int64],
-    lanes: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    total: int | None,
-) -> npt.NDArray[np.int64]:
-    """Apply to each position the permutation of its window; arrays of one dimension."""
+    deal: Deal, rules: Rules, epochs: _Integers, lanes: _Integers, positions: _Integers, total: int | None
+) -> _Integers:
+    window = rules.window
     numbers = positions // window
     begins = numbers[1:] != numbers[:-1]
     begins |= lanes[1:] != lanes[:-1]
@@ -218,25 +147,23 @@ def _shuffled(
         # run. Where a few runs more meet no more windows than are kept, sorting costs more than it saves.
         order = np.lexsort((numbers, lanes, epochs))
         drawn = np.empty_like(positions)
-        drawn[order] = _shuffled(deal, window, seed, epochs[order], lanes[order], positions[order], total)
+        drawn[order] = _shuffled(deal, rules, epochs[order], lanes[order], positions[order], total)
         return drawn
     drawn = np.empty_like(positions)
     stops = [*firsts[1:].tolist(), len(positions)]
     for first, stop, epoch, lane, number in zip(firsts.tolist(), stops, *(run.tolist() for run in runs), strict=True):
-        moves = _order(deal, window, seed, epoch, lane, number, total)
+        moves = _order(deal, rules, epoch, lane, number, total)
         begin = number * window
         np.add(moves[positions[first:stop] - begin], begin, out=drawn[first:stop])
     return drawn
 
 
 def window_for_distance(distance: int, samples_per_chunk: int) -> int:
-    """Return how many chunks to shuffle together so that neighbours in the stream end up so far apart on average.
+    """Returns how many chunks to shuffle together so that neighbours in the stream end up so far apart on average.
 
-    The distance is in samples that one rank draws, one after the other: from a sample to its neighbour in the stream a
-    rank draws, on average, `distance` samples. In optimiser steps that is `distance` divided by the samples that a rank
-    draws in a step. Two samples of a window of W are (W + 1) / 3 apart on average, so this is the smallest number of
-    chunks that hold at least 3 * distance - 1 samples, however many ranks there are and whatever the unit
-    (`lazyshard.plan.shuffle` has the derivation)::
+    The distance is in samples that one rank draws, one after the other; in optimiser steps that is `distance` divided
+    by the samples that a rank draws in a step. Two samples of a window of W are (W + 1) / 3 apart on average, so this
+    is the smallest number of chunks that hold at least 3 * distance - 1 samples, for any number of ranks and any unit::
 
         order = Order(shuffle_window=window_for_distance(10_000, samples_per_chunk=1000))
         dataset = LazyShardedDataset(stream, order=order)
@@ -260,7 +187,7 @@ def window_for_distance(distance: int, samples_per_chunk: int) -> int:
 
 
 def largest_distance(positions: int) -> int:
-    """Return how far apart neighbours are, rounded down, if all of a rank's positions are one window.
+    """Returns how far apart neighbours are, rounded down, if all of a rank's positions are one window.
 
     >>> largest_distance(30_000), largest_distance(1), largest_distance(2)
     (10000, 0, 1)
@@ -269,16 +196,10 @@ def largest_distance(positions: int) -> int:
 
 
 def expected_neighbours(ranks: int, unit: int, window: int, length: int | None) -> float:
-    """Return the mean distance, in positions, of two samples that are neighbours in the stream.
+    """Returns the mean distance, in positions, of two neighbours in the stream; 0.0 if there are no two samples.
 
-    Args:
-        ranks: number of lanes.
-        unit: samples a lane gets in a row.
-        window: positions that are shuffled together, a multiple of `unit`; 0 for none.
-        length: positions of each lane in the epoch, exact if all lanes have as many; None for endless ones.
-
-    Returns:
-        0.0 if there are no two samples.
+    `window` is a multiple of `unit`, 0 for none; `length` the positions of each lane in the epoch, None for endless
+    ones.
     """
     span = window or unit
     if length is None:
@@ -296,7 +217,7 @@ def expected_neighbours(ranks: int, unit: int, window: int, length: int | None) 
 
 
 def _neighbours_within(ranks: int, unit: int, size: int, shuffled: bool) -> float:
-    """Return the sum of the distances of neighbours of which both lie in one window of all lanes, of that size."""
+    """Returns the sum of the distances of neighbours of which both lie in one window of all lanes, of that size."""
     units, tail = divmod(size, unit)
     if not shuffled:
         # The window is one stripe; or less than one, dealt row by row.

@@ -1,30 +1,18 @@
-"""Documents put one behind the other and cut into sequences of exactly so many tokens, as pre-training has them.
+"""Documents cut into sequences of exactly so many tokens, and whole samples put together into packs of at most so many.
 
-A document of n tokens may be given a BOS in front and an EOS behind (or a separator: which token it is makes no
-difference here). The documents are concatenated, and cut every S tokens wherever that falls::
+Documents, each with a BOS in front and an EOS behind if asked for, are concatenated, and cut every S tokens::
 
     documents   aaaa bb ccccc      size 6, each document ended by an EOS (.)
     sequences   aaaa.b | b.cccc    and "c." is left over
 
-Two loaders are followed. Megatron Core's `GPTDataset` (`build_sample_idx` in `megatron/core/datasets/helpers.cpp`)
-gives sequences of S + 1 tokens, of which the last is the first of the next one, so that inputs and labels have S each:
-`overlap=1`. fms-fsdp's `BufferDataset` (`fms_fsdp/utils/dataset_utils.py`, with `pack_hard`) has every sequence begin
-with a BOS, or end in an EOS, if it does not so anyway: `every_bos`, `every_eos`. The token whose place an EOS takes
-begins the next sequence.
+As Megatron Core's `GPTDataset` (`build_sample_idx` in `megatron/core/datasets/helpers.cpp`) with `overlap=1`, and as
+fms-fsdp's `BufferDataset` (`fms_fsdp/utils/dataset_utils.py`, with `pack_hard`) with `every_bos`, `every_eos`: the
+token whose place an EOS takes begins the next sequence. Nothing here knows a token: all are intervals of documents.
 
-Nothing here knows a token: what makes a sequence is told as intervals of documents.
-
-Whole samples put together into packs of at most so many tokens: best fit, longest first.
-
-Samples are taken by length, the longest first, and each goes into the pack in which the least room is left behind it;
-where it fits into none, a pack is opened. That is best-fit decreasing (Johnson, Demers, Ullman, Garey and Graham,
-"Worst-case performance bounds for simple one-dimensional packing algorithms", SIAM Journal on Computing 3, 1974), at
-most 11/9 of the fewest packs there can be and a few. For training it was proposed by Ding et al., "Fewer truncations
-improve language modeling", 2024 (https://arxiv.org/abs/2404.10830), which finds the pack in a tree over the capacity.
-
-Here packs are kept by the room that is left in them, so that all with the same room are one entry of a sorted list, and
-the tightest is found by bisection: O(log d) a sample, and d entries of 8 bytes to be moved, d being how many different
-rooms there are, never more than packs.
+Packs are best-fit decreasing (Johnson, Demers, Ullman, Garey and Graham, "Worst-case performance bounds for simple
+one-dimensional packing algorithms", SIAM Journal on Computing 3, 1974), for training proposed by Ding et al., "Fewer
+truncations improve language modeling", 2024. Packs are kept by the room left in them, so the tightest is found by
+bisection.
 """
 
 from __future__ import annotations
@@ -44,12 +32,10 @@ class SplitRule:
     """How documents are framed and cut.
 
     Attributes:
-        size: tokens of a sequence, all BOS and EOS included, `overlap` not.
-        bos: whether each document has a BOS in front.
-        eos: whether each document has an EOS or a separator behind.
-        every_bos: whether a sequence that does not begin with a document's BOS is given one.
-        every_eos: whether a sequence that does not end in a document's EOS is given one.
-        overlap: tokens, 0 or 1, that a sequence has beyond its size and the next one begins with.
+        size: tokens of a sequence, all BOS and EOS included, `overlap` not. bos, eos: whether each document has a BOS
+        in front; an EOS or a separator behind. every_bos, every_eos: whether a sequence that does not begin with a
+        document's BOS, or end in its EOS, is given one. overlap: tokens, 0 or 1, that a sequence has beyond its size
+        and the next one begins with.
 
     Raises:
         ValueError: the size has no room for a token of a document; the overlap is neither, or is asked for together
@@ -64,7 +50,6 @@ class SplitRule:
     overlap: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
         least = 1 + self.every_bos + self.every_eos
         if self.size < least:
             raise ValueError(f"size is a number of tokens from {least}, got {self.size}")
@@ -91,13 +76,9 @@ BEGINNING: Final = Cut(0, 0)
 
 
 class Piece(NamedTuple):
-    """What a sequence has of one document: its BOS, the tokens of the half-open interval [start, stop), its EOS.
+    """What a sequence has of one document: its BOS, its own tokens of the half-open interval [start, stop), its EOS.
 
-    Attributes:
-        document: index of the document.
-        start, stop: its own tokens, without BOS and EOS; equal where there are none.
-        bos: whether its BOS is among them.
-        eos: whether its EOS is.
+    `bos` and `eos` say whether these are among them, which `start` and `stop` do not count.
     """
 
     document: int
@@ -108,13 +89,7 @@ class Piece(NamedTuple):
 
 
 class SplitSequence(NamedTuple):
-    """A sequence.
-
-    Attributes:
-        pieces: what it has of documents, in order; at least one.
-        bos: whether a BOS goes in front that is no document's.
-        eos: whether an EOS goes behind that is no document's.
-    """
+    """What a sequence has of documents, in order; `bos` and `eos` are those that are no document's."""
 
     pieces: tuple[Piece, ...]
     bos: bool
@@ -122,15 +97,10 @@ class SplitSequence(NamedTuple):
 
 
 def split_documents(lengths: Sequence[int], rule: SplitRule, start: Cut = BEGINNING) -> tuple[list[SplitSequence], Cut]:
-    """Returns the sequences that documents fill, and where what is left over begins.
+    """Returns the sequences that documents fill, and where what is left over begins. O(documents + sequences).
 
-    Documents before that place are done with. So with more documents behind the same ones, or behind those from that
-    place on, it goes on as if all had been there at once. O(documents + sequences).
-
-    Args:
-        lengths: own tokens of each document, 0 or more.
-        rule: how they are framed and cut.
-        start: where to begin, as an earlier call has returned it.
+    With more documents behind the same ones, or behind those from that place on, it goes on as if all had been there at
+    once: `start` is what an earlier call has returned.
 
     Raises:
         ValueError: a length is negative, or the start lies in none of the documents.
@@ -163,13 +133,7 @@ def split_documents(lengths: Sequence[int], rule: SplitRule, start: Cut = BEGINN
 def split_rest(lengths: Sequence[int], rule: SplitRule, left: Cut, *, begun: bool) -> SplitSequence | None:
     """Returns what is left over as a sequence of its own, shorter than the others; None if no token is left.
 
-    It is framed as every sequence is, and has no more tokens than the others even so.
-
-    Args:
-        lengths: own tokens of each document, as given to `split_documents`.
-        rule: how they are framed and cut.
-        left: where what is left over begins, as that has returned it.
-        begun: whether there is a sequence before; with an overlap, that one has the first of these tokens too.
+    With an overlap, and a sequence before (`begun`), that one has the first of these tokens too.
     """
     framed = [index(length) + rule.bos + rule.eos for length in lengths]
     at = _first_token(framed, left)
@@ -184,18 +148,12 @@ def split_rest(lengths: Sequence[int], rule: SplitRule, left: Cut, *, begun: boo
 
 
 def cut_after(sequence: SplitSequence, rule: SplitRule) -> Cut:
-    """Returns where the sequence after one of `split_documents` begins; the offset may be that of its document's end.
-
-    Args:
-        sequence: of the documents that are counted here.
-        rule: by which it was made.
-    """
+    """Returns where the sequence after one of `split_documents` begins, perhaps at the end of its document."""
     document, _, stop, _, eos = sequence.pieces[-1]
     return Cut(document, rule.bos + stop + eos - rule.overlap)
 
 
 def _first_token(framed: Sequence[int], cut: Cut) -> Cut:
-    """Returns the same place as that before a token, if any follows."""
     document, offset = cut
     while document < len(framed) and offset == framed[document]:
         document, offset = document + 1, 0
@@ -224,18 +182,10 @@ def _piece(framed: Sequence[int], rule: SplitRule, document: int, first: int, la
 
 
 def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int) -> list[list[int]]:
-    """Returns packs of samples; each sample is in one of them, whole.
+    """Returns packs of samples, each sample whole in one of them, which lengths alone decide.
 
-    The same lengths give the same packs, everywhere. Packs come in the order in which the longest sample of each stands
-    (of equally long ones the first), so neither long nor short samples come first; samples of a pack come in the order
-    in which they stand. At most one pack is half empty or emptier.
-
-    Args:
-        lengths: of shape (samples,): tokens of each sample, from 1 to the capacity.
-        capacity: most tokens of a pack.
-
-    Returns:
-        For each pack the indices of its samples, rising.
+    Packs come in the order in which the longest sample of each stands (of equally long ones the first), samples of a
+    pack in the order in which they stand. At most one pack is half empty or emptier.
 
     Raises:
         ValueError: the capacity is below 1, or a length not from 1 to the capacity.
@@ -268,12 +218,9 @@ def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
             pack.append(sample)
             room -= size
         if room >= shortest:
-            others = with_room.get(room)
-            if others is None:
+            if room not in with_room:
                 rooms.insert(bisect_left(rooms, room), room)
-                with_room[room] = [pack]
-            else:
-                others.append(pack)
+            with_room.setdefault(room, []).append(pack)
     # The longest of a pack is the one that has opened it.
     packs.sort(key=lambda pack: pack[0])
     for pack in packs:

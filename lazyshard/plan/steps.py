@@ -1,29 +1,22 @@
-"""Steps: which positions of a part a training step takes, and which step takes a position.
+"""Steps: which positions of a part a training step takes, which step takes a position; and the end of an epoch.
 
-All lanes of a part take as many positions in a step: `draws_per_step`, the micro batch times the accumulation. Steps
-are counted through the whole run, from 0; each part says how many were trained before it. Two kinds of trainers::
+All lanes of a part take `draws_per_step` positions in a step. Steps are counted through the whole run, from 0; what was
+skipped takes none. Two kinds of trainers::
 
     draws_per_step=4, epochs of 10 positions        step 0     1     2     3     4     5
     even: steps go on over the end of an epoch          0-3   4-7   8-11 12-15 16-19 20-23
     cut:  the last step of an epoch takes what is left  0-3   4-7   8-9  10-13 14-17 18-19
 
-Where epochs hold whole steps both are the same. What was skipped takes no steps.
-
-The end of an epoch: what is left over, and one more batch of every lane, completed by samples drawn before.
-
-Lanes draw whole batches, as many in each; fewer than `dp * batch_size` samples are left over. Where these are to be
-drawn too, every lane draws one batch more: what it still holds, and in the places that are missing samples of the same
-epoch once more. Here 17 samples, two lanes with `unit=3` and batches of 4; what is drawn once more is in brackets::
+Where the samples left over at the end of an epoch are to be drawn too, every lane draws one batch more: what it still
+holds, and in the missing places samples of the same epoch once more, in brackets. 17 samples, `unit=3`, batches of 4::
 
                                             "pad"                     "loop"
     lane 0    0  1  2  6    7  8 12 14      16 ( 8)(12)(14)           16 (3)(4)(5)
     lane 1    3  4  5  9   10 11 13 15     (10)(11)(13)(15)          (0) (1)(2)(6)
 
-All are counted in the order in which the lanes draw a whole epoch, position by position and lane by lane at each of
-them: 0 3 1 4 2 5 6 9 7 10 8 11 12 13 14 15 16. "pad" takes the last ones of it that are not left over, so that the last
-batch of all lanes is the end of the epoch; "loop" takes the first ones, as torch's `DistributedSampler` and accelerate
-do. The missing places are counted in the same way. No sample is twice in this batch, but in an epoch that is shorter
-than `dp * batch_size`: that one is repeated from its beginning ("loop"), or so that it ends with its end ("pad").
+In the order in which the lanes draw the epoch, position by position and lane by lane, "pad" takes the last ones that
+are not left over, "loop" the first ones, as torch's `DistributedSampler` and accelerate do. No sample is twice in this
+batch, but in an epoch shorter than `dp * batch_size`, which is repeated.
 """
 
 from __future__ import annotations
@@ -36,12 +29,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.plan.course import Course
-from lazyshard.plan.deal import check_field
 from lazyshard.plan.segment import Segment
 
 
 class StepPlace(NamedTuple):
-    """What a step takes: positions of the half-open range [start, stop) of every lane, counted from a part's begin."""
+    """What a step takes: positions [start, stop) of every lane, counted from the beginning of a part."""
 
     part: int
     start: int
@@ -50,18 +42,14 @@ class StepPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartSteps:
-    """The steps of one part.
+    """The steps of one part, of whose lanes `draws` positions each were drawn.
 
     Attributes:
         first_step: steps trained before it.
-        draws: positions of each lane that were drawn.
         draws_per_step: positions of each lane in a step; 0 where that is not known.
         trained: False if what it drew was skipped.
         cut: positions of each lane in the epoch in which the part begins, and in every later one, where steps end with
             an epoch; None where they go on.
-
-    Raises:
-        ValueError: a field is outside its range.
     """
 
     first_step: int
@@ -69,14 +57,6 @@ class PartSteps:
     draws_per_step: int
     trained: bool = True
     cut: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        check_field("first_step", self.first_step, 0)
-        check_field("draws", self.draws, 0)
-        check_field("draws_per_step", self.draws_per_step, 0)
-        for length in self.cut or ():
-            check_field("length of an epoch", length, 0)
 
     @property
     def known(self) -> bool:
@@ -89,15 +69,11 @@ class PartSteps:
         return self.first_step if not self.trained or not self.draws else self._step(self.draws - 1) + 1
 
     def step_of(self, position: int) -> int | None:
-        """Return the step that takes a position; None if it is not known, or was skipped."""
+        """Returns the step that takes a position; None if it is not known, or was skipped."""
         return self._step(position) if self.trained and self.draws_per_step else None
 
     def positions(self, step: int) -> tuple[int, int]:
-        """Return the half-open range of positions that a step of this part takes.
-
-        Raises:
-            ValueError: the step lies before the part, or the part does not know its steps.
-        """
+        """Returns the positions [start, stop) that a step of this part takes. Raises ValueError: it has none such."""
         within, each = step - self.first_step, self.draws_per_step
         if within < 0 or not self.trained or not each:
             raise ValueError(f"step {step} is none of the part that begins with step {self.first_step}")
@@ -127,14 +103,7 @@ class PartSteps:
 
 
 class Steps:
-    """The steps of a run, part by part.
-
-    Args:
-        parts: in order, at least one; the last one is current, so its steps have no end.
-
-    Attributes:
-        parts: as given.
-    """
+    """The steps of a run, part by part; the last one is current, so its steps have no end."""
 
     def __init__(self, parts: Sequence[PartSteps]) -> None:
         if not parts:
@@ -152,14 +121,7 @@ class Steps:
         return next((number for number, part in enumerate(self.parts) if not part.known), None)
 
     def place(self, step: int) -> StepPlace | None:
-        """Return what a step took, or will take if the run goes on as it is.
-
-        Returns:
-            None if it is not known: it lies in a part that does not know its steps, or in none.
-
-        Raises:
-            ValueError: as `PartSteps.positions`.
-        """
+        """Returns what a step took, or will take if the run goes on as it is; None if that is not known."""
         last = len(self.parts) - 1
         for number, part in enumerate(self.parts):
             if step < part.first_step:
@@ -170,11 +132,11 @@ class Steps:
         return None
 
     def step_of(self, part: int, position: int) -> int | None:
-        """Return the step that takes a position of a part; None if it is not known, or was skipped."""
+        """Returns the step that takes a position of a part; None if it is not known, or was skipped."""
         return self.parts[part].step_of(position)
 
     def ragged(self) -> list[int]:
-        """Return the parts whose draws end within a step: a trainer only stops between two."""
+        """Returns the parts whose draws end within a step: a trainer only stops between two."""
         found = []
         for number, part in enumerate(self.parts):
             if part.trained and part.draws_per_step and part.draws:
@@ -184,10 +146,7 @@ class Steps:
         return found
 
     def breaks(self) -> list[tuple[int, int, int]]:
-        """Return where steps do not follow on each other: part, steps by the end of the one before, steps it begins at.
-
-        Parts that do not know their steps, or whose predecessor does not, are passed over.
-        """
+        """Returns where steps of known parts do not follow on each other: part, steps before it, its first one."""
         found = []
         before = 0
         for number, part in enumerate(self.parts):
@@ -204,10 +163,7 @@ AtEnd = Literal["drop", "pad", "loop"]
 class Ending(NamedTuple):
     """The end of one epoch of a course, all of whose lanes draw whole batches up to there.
 
-    Attributes:
-        left: samples that are left over, fewer than `dp * batch_size`, lane by lane: what each still holds, in order.
-        whole: the same epoch, dealt to as many lanes from its beginning.
-        batch_size: samples of one lane in a micro batch.
+    `left` is what each lane still holds, `whole` the same epoch, dealt to as many lanes from its beginning.
     """
 
     left: tuple[tuple[int, ...], ...]
@@ -216,13 +172,7 @@ class Ending(NamedTuple):
 
     @classmethod
     def of(cls, course: Course, drawn: int, total: int) -> Ending:
-        """Return the end of the epoch in which a run stands.
-
-        Args:
-            course: of the run.
-            drawn: positions of each lane that it has drawn; at the end of an epoch it still stands in that one.
-            total: the end of the samples.
-        """
+        """Returns the end of the epoch in which a run stands that has drawn so many; at its end still that one."""
         begin, stop = course.begin(total), course.epoch_stop(drawn, total)
         segment, first = begin.segment, begin.offset + begin.length
         if stop > begin.length:
@@ -245,11 +195,7 @@ class Ending(NamedTuple):
         return len(self.left) * self.batch_size - self.leftover if self.leftover else 0
 
     def batch(self, lane: int, at_end: AtEnd) -> tuple[int, ...]:
-        """Return the samples of the batch that a lane draws behind its whole ones; none where nothing is left over.
-
-        Raises:
-            IndexError: there is no such lane.
-        """
+        """Returns the samples of the batch that a lane draws behind its whole ones; none where nothing is left over."""
         own = self.left[lane]
         if at_end == "drop" or not self.leftover:
             return ()
@@ -258,7 +204,6 @@ class Ending(NamedTuple):
         return (*own, *self._again(at_end)[numbers].tolist())
 
     def _again(self, at_end: AtEnd) -> npt.NDArray[np.int64]:
-        """Return what fills the missing places, in order."""
         dp, count = len(self.left), self.whole.size
         assert count
         step = dp * self.batch_size

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lazyshard.part import Part
 from lazyshard.plan.course import Course, Draw, Place, Run
 from lazyshard.plan.deal import Rules
-from lazyshard.plan.segment import Carried, Slices, Stretch
+from lazyshard.plan.segment import Carried, Slices
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY, Case, cases
 
@@ -368,10 +368,10 @@ def test_skipped_steps_are_drawn_by_nobody_and_a_part_that_begins_an_epoch_does_
 
 def test_what_is_left_out_has_no_number_and_cuts_a_stretch() -> None:
     carried = Carried(Slices(5, 2), draws=10, removed=np.array([1, 3]))
-    assert list(carried.stretches(0, 3)) == [Stretch(0, 0, 10, 1), Stretch(1, 0, 12, 1), Stretch(2, 1, 11, 1)]
+    assert list(carried.stretches(0, 3)) == [(0, 0, 10, 1), (1, 0, 12, 1), (2, 1, 11, 1)]
     places = [(0, 10), (0, 11), (0, 12), (0, 13), (1, 10), (1, 11), (1, 12)]
     assert [carried.number(*place) for place in places] == [0, -1, 1, None, -1, 2, None]
-    assert list(Carried(Slices(5, 2), draws=10).stretches(1, 5)) == [Stretch(1, 0, 11, 2), Stretch(3, 1, 10, 2)]
+    assert list(Carried(Slices(5, 2), draws=10).stretches(1, 5)) == [(1, 0, 11, 2), (3, 1, 10, 2)]
 
 
 @PROPERTY
@@ -389,8 +389,8 @@ def test_places_stretches_and_numbers_are_one_and_the_same(
     start = data.draw(st.integers(0, carried.size))
     stop = data.draw(st.integers(start, carried.size))
     stretches = list(carried.stretches(start, stop))
-    assert [(one.lane, one.position + more) for one in stretches for more in range(one.length)] == kept[start:stop]
-    assert [one.number + more for one in stretches for more in range(one.length)] == list(range(start, stop))
+    assert [(lane, first + more) for _, lane, first, length in stretches for more in range(length)] == kept[start:stop]
+    assert [number + more for number, _, _, length in stretches for more in range(length)] == list(range(start, stop))
     assert [carried.number(*place) for place in kept] == list(range(carried.size))
 
 

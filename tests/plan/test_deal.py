@@ -60,12 +60,6 @@ def test_an_array_of_two_integers_has_no_dimension_and_one_of_nothing_is_empty()
 @pytest.mark.parametrize(
     ("make", "error", "field"),
     [
-        (lambda: Deal(0, 1), ValueError, "dp"),
-        (lambda: Deal(True, 1), ValueError, "dp"),
-        (lambda: Deal(2.0, 1), ValueError, "dp"),  # type: ignore[arg-type]
-        (lambda: Deal(1, 0), ValueError, "unit"),
-        (lambda: Deal(1, "4"), ValueError, "unit"),  # type: ignore[arg-type]
-        (lambda: Deal(2, 1, 2), ValueError, "turn"),
         (lambda: Deal(2, 3).place(-1), IndexError, "sample"),
         (lambda: Deal(2, 3).place(-1, 9), IndexError, "sample"),
         (lambda: Deal(2, 3).place(9, 9), IndexError, "sample"),

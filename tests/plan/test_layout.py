@@ -98,8 +98,6 @@ def test_every_element_is_one_shards_and_completed_ones_are_equally_long_and_mis
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: Layout(0, 3), "dp"),
-        (lambda: Layout(2, -1), "block"),
         (lambda: Sharding(0, 0), "num_shards"),
         (lambda: Sharding(2, 2), "index"),
         (lambda: Sharding(2, -1), "index"),

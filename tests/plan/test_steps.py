@@ -176,10 +176,6 @@ def test_every_sample_is_drawn_by_the_end_of_the_epoch_whatever_ranks_drew_befor
         (lambda: PartSteps(3, 4, 0).positions(3), "step 3 "),
         (lambda: PartSteps(0, 4, 2, cut=(4, 0)).positions(2), "step 2 .* end"),
         (lambda: PartSteps(0, 4, 2, cut=(4, 0)).step_of(4), "position 4 .* end"),
-        (lambda: PartSteps(-1, 0, 0), "first_step"),
-        (lambda: PartSteps(0, -1, 0), "draws"),
-        (lambda: PartSteps(0, 0, -1), "draws_per_step"),
-        (lambda: PartSteps(0, 0, 1, cut=(1, -1)), "length of an epoch"),
         (lambda: Steps([]), "at least one part"),
     ],
 )

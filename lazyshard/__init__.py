@@ -47,69 +47,24 @@ if TYPE_CHECKING:
     from lazyshard.plan.shuffle import window_for_distance
     from lazyshard.stream import ChunkWriter, StreamReader
 
-__all__ = [
-    "BFLOAT16",
-    "BadRows",
-    "Batches",
-    "BlendedDataset",
-    "ChunkWriter",
-    "EncodeCache",
-    "Filter",
-    "LateRow",
-    "LazyShardError",
-    "LazyShardedDataset",
-    "LazyShardedIterable",
-    "LazyShardedSequences",
-    "LazyShardedStream",
-    "Map",
-    "MessageTransform",
-    "Order",
-    "Pack",
-    "Pad",
-    "Split",
-    "StreamReader",
-    "as_tensor",
-    "check_config",
-    "errors",
-    "load",
-    "streaming_shard",
-    "weights_by_tokens",
-    "window_for_distance",
-]
+__all__ = ["BFLOAT16", "BadRows", "Batches", "BlendedDataset", "ChunkWriter", "EncodeCache", "Filter", "LateRow"]
+__all__ += ["LazyShardError", "LazyShardedDataset", "LazyShardedIterable", "LazyShardedSequences", "LazyShardedStream"]
+__all__ += ["Map", "MessageTransform", "Order", "Pack", "Pad", "Split", "StreamReader", "as_tensor", "check_config"]
+__all__ += ["errors", "load", "streaming_shard", "weights_by_tokens", "window_for_distance"]
 
 __version__ = "0.1.0"
 
 
-_HOMES: Final = {
+_OTHERS: Final = {
     "config": ("check_config",),
-    "data": (
-        "BadRows",
-        "Batches",
-        "BlendedDataset",
-        "EncodeCache",
-        "Filter",
-        "LateRow",
-        "LazyShardedDataset",
-        "LazyShardedIterable",
-        "LazyShardedSequences",
-        "LazyShardedStream",
-        "Map",
-        "MessageTransform",
-        "Order",
-        "Pack",
-        "Pad",
-        "Split",
-        "as_tensor",
-        "load",
-        "streaming_shard",
-    ),
     "format.arrays": ("BFLOAT16",),
     "inspection.row_facts": ("weights_by_tokens",),
     "plan.shuffle": ("window_for_distance",),
     "stream": ("ChunkWriter", "StreamReader"),
 }
+_HERE: Final = {"LazyShardError", "errors"}.union(*_OTHERS.values())
 
-_lazily = lazily(__name__, _HOMES)
+_lazily = lazily(__name__, _OTHERS | {"data": tuple(name for name in __all__ if name not in _HERE)})
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,9 @@ import numpy as np
 
 from lazyshard.data.blend_state import BlendStates, Stopping
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.lane import RowsOf, consecutive
+from lazyshard.data.lane import consecutive
 from lazyshard.data.rank import Rank
+from lazyshard.data.samples import RowsOf
 from lazyshard.data.settings import LayoutName
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RankInvalid, RowInvalid
 from lazyshard.format.blend_state import BlendPartState

@@ -47,7 +47,8 @@ def named_function(name: str) -> Callable[..., Any]:
     """
     module_name, _, attribute = name.partition(":")
     if not (module_name and attribute):
-        raise FunctionMissing(f'expected "package.module:function"{_without_suffix(module_name, attribute)}')
+        hint = _without_suffix(module_name, attribute)
+        raise FunctionMissing(f'expected "package.module:function", got {name!r}{hint}')
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -75,11 +76,11 @@ def named_function(name: str) -> Callable[..., Any]:
 
 def _without_suffix(file: str, attribute: str) -> str:
     """Returns a hint for who has named a file where a module is meant: ``rows/chat.py`` is ``rows.chat``."""
-    if not file.endswith(".py") or os.path.isabs(file):
+    if not file.endswith(".py"):
         return ""
     module = os.path.normpath(file.removesuffix(".py")).replace(os.sep, ".")
-    named = all(part.isidentifier() for part in (*module.split("."), *(attribute or "function").split(".")))
-    return f"; is {module}:{attribute or 'function'} meant?" if named else ""
+    named = all(part.isidentifier() for part in module.split("."))
+    return "; a module is named without .py" + (f": is {module}:{attribute or 'function'} meant?" if named else "")
 
 
 def name_error(error: BaseException) -> str:

@@ -82,8 +82,11 @@ class IndexSpace:
             reader.check_end()
         # With num_samples the caller decides where to stop, and `leftover` tells the rest.
         if left and order.num_samples is None and rank.dp_rank == 0:
-            dealt = f"dp_size * batch_size = {rank.dp_size} * {order.batch_size}"
-            self._tell("leftover", f"{known} samples; left over in each epoch: {left}, fewer than {dealt}")
+            self._tell(
+                "leftover",
+                f"{known} samples; left over in each epoch: {left}, fewer than dp_size * batch_size = "
+                f"{rank.dp_size} * {order.batch_size}",
+            )
         self._tell_cut(published)
         # Positions up to this one are certain, given this total: what needs fewer published samples than something
         # that was waited for needs no look. One value that is only ever replaced: a position must not meet the total

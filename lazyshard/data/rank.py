@@ -99,12 +99,6 @@ def _check(dp_rank: object, dp_size: object) -> Rank:
     return Rank(dp_rank, dp_size)
 
 
-_LOOP: Final = "_worker_loop"
-"""What a worker runs, of torch and of torchdata."""
-
-_DONE: Final = "done_event"
-"""Its argument that tells that the loader has ended."""
-
 # The process that has looked last, and its parent.
 _found: tuple[int, Parent] | None = None
 
@@ -120,18 +114,19 @@ def parent_of_worker(pid: int | None = None) -> Parent:
 
 def _loader_done() -> Callable[[], bool] | None:
     """Returns what tells whether the loader of this worker has ended; None where the loop is not that of a worker."""
-    loop, given = _worker_loop(), getattr(multiprocessing.current_process(), "_args", ())
+    loop = _worker_loop()
     if loop is None:
         return None
-    names = list(inspect.signature(loop).parameters)
-    event = given[names.index(_DONE)] if _DONE in names and names.index(_DONE) < len(given) else None
-    return getattr(event, "is_set", None)
+    given = getattr(multiprocessing.current_process(), "_args", ())
+    arguments = dict(zip(inspect.signature(loop).parameters, given, strict=False))
+    return getattr(arguments.get("done_event"), "is_set", None)
 
 
 def _worker_loop() -> Callable[..., object] | None:
     """Returns what this process runs if it is a worker; other processes may be meant to outlive their parents."""
     loop = getattr(multiprocessing.current_process(), "_target", None)
-    return loop if getattr(loop, "__name__", "") == _LOOP else None
+    # Of torch, and of torchdata.
+    return loop if getattr(loop, "__name__", "") == "_worker_loop" else None
 
 
 def watch_forks(dataset: object) -> None:

@@ -257,7 +257,7 @@ def tell_undone(order: RunOrder, unit: int, reader: StreamReader) -> None:
     if order.batch_size % micro:
         why.append(f"batch_size={order.batch_size} is no multiple of the micro batches of {micro} that cost the same")
     if why:
-        dealt = (
-            f"its rows were dealt by cost (lazyshard-producer --balance {made.ranks}), so that all ranks have as much"
+        _log.warning(
+            "%s: its rows were dealt by cost (lazyshard-producer --balance %d), and this order undoes it: %s",
+            *(reader.directory, made.ranks, "; ".join(why)),
         )
-        _log.warning("%s: %s to do in a step, and this order undoes it: %s", reader.directory, dealt, "; ".join(why))

@@ -1,14 +1,8 @@
 """Feed large-model training from data that is still being produced.
 
-A producer publishes numbered chunk files (`ChunkWriter`); every data-parallel rank reads its own chunks
-(`LazyShardedDataset`, whose `Batches` count what is trained; as an iterable `LazyShardedStream` and
-`LazyShardedIterable`), of several streams by weights
-(`BlendedDataset`), each row through steps (`MessageTransform`, `Filter`, `Map`); `LazyShardedSequences` packs (`Pack`),
-splits (`Split`) or pads (`Pad`) raw rows while it reads. `load` makes a data set of one file, which `check_config`
-looks through. `Order`, `BadRows` and `EncodeCache` are groups of their settings; `LateRow` in the place of an encoder
-parses rows in the main process. `StreamReader` reads a stream outside training. `streaming_shard` shards any other
-iterable. Rows may hold numpy arrays; `as_tensor` makes tensors of them. What reads for training needs torch, which is
-imported when it is first used. `window_for_distance` tells which `shuffle_window` moves neighbours so far apart.
+A producer publishes numbered chunk files (`ChunkWriter`); every data-parallel rank reads its own chunks, as a map-style
+data set (`LazyShardedDataset`), an iterable (`LazyShardedStream`), or several streams by weights (`BlendedDataset`).
+What reads for training needs torch, which is imported when it is first used.
 """
 
 from __future__ import annotations

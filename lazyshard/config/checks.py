@@ -154,32 +154,32 @@ class _Document:
 
     Attributes:
         data: the values; None where one cannot be read.
-        places: path, as the user wrote it, and line of each.
+        lines: of each.
         noted: the locations of what cannot be read; what else is wrong there follows from it.
     """
 
     def __init__(self) -> None:
         self.data: Any = None
-        self.places: dict[Location, tuple[str, int | None]] = {}
+        self.lines: dict[Location, int | None] = {}
         self.mistakes: list[Mistake] = []
         self.noted: set[Location] = set()
         self._parents: list[Any] = []
 
-    def place(self, location: Location, line: int | None) -> tuple[str, int | None]:
-        """Returns path and line of a value in another one, whose place is known."""
-        if not location:
-            return "", line
-        path, name = self.places[location[:-1]][0], location[-1]
-        return f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}" if path else name, line
+    def add(self, location: Location, line: int | None, text: str) -> None:
+        """Adds a mistake."""
+        path = ""
+        for name in location:
+            path += f"[{name}]" if isinstance(name, int) else f".{name}" if path else name
+        self.mistakes.append(Mistake(path, line, text))
 
     def note(self, location: Location, text: str) -> None:
         """Takes note that a value cannot be read."""
-        self.mistakes.append(Mistake(*self.places[location], text))
+        self.add(location, self.lines[location], text)
         self.noted.add(location)
 
     def _put(self, location: Location, line: int | None) -> None:
-        self.places[location] = self.place(location, line)
-        if len(self.places) > _MOST_VALUES:
+        self.lines[location] = line
+        if len(self.lines) > _MOST_VALUES:
             raise _UnreadableError(f"more than {_MOST_VALUES} entries; do aliases repeat each other?")
 
     def plain(self, value: Any, location: Location = ()) -> Any:
@@ -187,7 +187,7 @@ class _Document:
         self._put(location, None)
         if isinstance(value, Mapping):
             for key in [key for key in value if not isinstance(key, str)]:
-                self.mistakes.append(Mistake(str(key), None, f"expected a name as the key, found {key!r:.100}"))
+                self.add((*location, str(key)), None, f"expected a name as the key, found {key!r:.100}")
             return {key: self.plain(item, (*location, key)) for key, item in value.items() if isinstance(key, str)}
         if isinstance(value, list | tuple):
             return [self.plain(item, (*location, number)) for number, item in enumerate(value)]
@@ -253,12 +253,10 @@ class _Document:
         given: dict[str, int] = {}
         for key, value in node.value:
             name, line = loader.construct_object(key, deep=True), key.start_mark.line + 1
-            place = self.place((*location, str(name)), line)
             if not isinstance(name, str):
-                self.mistakes.append(Mistake(*place, f"expected a name as the key, found {name!r:.100}"))
+                self.add((*location, str(name)), line, f"expected a name as the key, found {name!r:.100}")
             elif name in given:
-                text = f"given twice, first on line {given[name]}; take one of them out"
-                self.mistakes.append(Mistake(*place, text))
+                self.add((*location, name), line, f"given twice, first on line {given[name]}; take one of them out")
             else:
                 if id(key) in own:
                     given[name] = line
@@ -290,14 +288,13 @@ def _validated(document: _Document, older: bool, imports: bool) -> Config | None
         for one in error.errors(include_url=False):
             location = _before_upgrade(one["loc"], document.data) if older else one["loc"]
             # What is not in the document is in the model, such as one of the types of a value.
-            while location not in document.places and one["type"] != "missing":
+            while location not in document.lines and one["type"] != "missing":
                 location = location[:-1]
             if document.noted.isdisjoint(location[:length] for length in range(len(location) + 1)):
                 texts.setdefault(location, []).append(_text_of(one))
         for location, found in texts.items():
-            line = document.places[location[:-1]][1]
-            place = document.places.get(location) or document.place(location, line)
-            document.mistakes.append(Mistake(*place, redact(", or ".join(found))))
+            line = document.lines.get(location, document.lines.get(location[:-1]))
+            document.add(location, line, redact(", or ".join(found)))
         return None
 
 

@@ -234,8 +234,8 @@ class LazyShardedDataset(Dataset[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a run stands, with any number of ranks: `rank_indices` then are what is left.
 
-        To be called before the length, `rank_indices` or a sample is asked for. In a DataLoader worker it only checks
-        that the state is the one that the data set began with.
+        To be called before the data set is used. In a DataLoader worker it only checks that the state is the one that
+        the data set began with.
 
         Args:
             state: what `state_dict` returned; of the same stream, `order` and `max_total_samples`.
@@ -249,7 +249,7 @@ class LazyShardedDataset(Dataset[Any]):
         self._draws.go_on(state, anywhere=False)
 
     def skip(self, samples: Ranges = (), chunks: Ranges = (), steps: Ranges = ()) -> None:
-        """Leaves samples out from here on, in every epoch: the known remedy for a loss spike. Later states keep that.
+        """Leaves samples out from here on, in every epoch. Later states keep that.
 
         To be called after `load_state_dict` and before the data set is used; again to leave out more.
 
@@ -286,8 +286,8 @@ class LazyShardedDataset(Dataset[Any]):
 
         Raises:
             CursorTaken: another run commits under the same name.
-            StateInvalid, VersionUnsupported, StateMismatch: one of `keep` is none of this run.
-            StateMismatch: the first time also if chunks are deleted that come next, as where a run starts anew.
+            StateInvalid, VersionUnsupported, StateMismatch: one of `keep` is none of this run; the first time also if
+                chunks are deleted that come next.
             CursorUnwritable, FileRefused, StoreRefused, StoreUnavailable: it was not taken; the cursor before counts.
             ValueError: as `state_dict`; or the data set has no `consumer`.
             RuntimeError: in a DataLoader worker, or in a fork of the process that committed before.
@@ -330,8 +330,8 @@ class LazyShardedDataset(Dataset[Any]):
     def in_epoch(self, index: int) -> bool:
         """Returns whether an index draws a sample of the epoch that was set last (0 at first).
 
-        False once the epoch has ended before the index, where a live stream ended early or with `num_samples`. All
-        ranks find so at the same step, without a word between them::
+        False once the epoch has ended before the index, where a live stream ended early or with `num_samples`; for all
+        ranks at the same step::
 
             for step, batch in enumerate(loader):
                 if not dataset.in_epoch(dataset.rank_indices[step * batch_size]):

@@ -26,9 +26,8 @@ _LARGE_BYTES: Final = 64 << 10
 _MOST_LEVELS: Final = 254
 """How deep orjson writes."""
 
+# How messages begin: of orjson from its parser, and of releases before 3.11 the second.
 _SHORT: Final = ("Not enough memory", "memory allocation failed")
-"""How orjson's messages begin; those that it has from its parser, and of releases before 3.11, are the latter."""
-
 _ZLIB_SHORT: Final = "Error -4 "
 _ZSTD_SHORT: Final = "Allocation error"
 _TORCH_SHORT: Final = "DefaultCPUAllocator: can't allocate memory"
@@ -37,9 +36,8 @@ _MOST_CAUSES: Final = 100
 
 
 def _is_limited() -> bool:
-    for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
-        if resource.getrlimit(limit)[0] != resource.RLIM_INFINITY:
-            return True
+    if any(resource.getrlimit(one)[0] != resource.RLIM_INFINITY for one in (resource.RLIMIT_AS, resource.RLIMIT_DATA)):
+        return True
     with contextlib.suppress(OSError):
         return Path("/proc/sys/vm/overcommit_memory").read_bytes().strip() == b"2"
     return False
@@ -53,22 +51,14 @@ def is_short(error: BaseException) -> bool:
     """Returns whether an error, or what led to it, came of a shortage of memory."""
     link: BaseException | None = error
     for _ in range(_MOST_CAUSES):
-        if link is None:
-            break
-        if _says_short(link):
-            return True
+        if link is None or _says_short(link):
+            return link is not None
         link = link.__cause__ or link.__context__
     return False
 
 
 def raise_if_short(error: BaseException) -> None:
-    """Raises MemoryError if an error came of a shortage of memory.
-
-    To be called wherever an error is about to be taken for the fault of a row or a file.
-
-    Raises:
-        MemoryError: it did; the error itself where it is one.
-    """
+    """Raises MemoryError if an error, about to be taken for the fault of a row or a file, is a shortage of memory."""
     if isinstance(error, MemoryError):
         raise error
     if is_short(error):
@@ -76,12 +66,7 @@ def raise_if_short(error: BaseException) -> None:
 
 
 def loads(text: bytes | bytearray | memoryview | str) -> Any:
-    """Returns what `orjson.loads` does.
-
-    Raises:
-        orjson.JSONDecodeError: the text is no JSON.
-        MemoryError: there is not enough memory.
-    """
+    """Returns what `orjson.loads` does, or raises MemoryError."""
     if LIMITED:
         _check_room(text)
     try:
@@ -96,12 +81,7 @@ quick_loads: Final[Callable[[bytes], Any]] = loads if LIMITED else orjson.loads
 
 
 def dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int | None = None) -> bytes:
-    """Returns what `orjson.dumps` does.
-
-    Raises:
-        orjson.JSONEncodeError: the value cannot be written.
-        MemoryError: there is not enough memory.
-    """
+    """Returns what `orjson.dumps` does, or raises MemoryError."""
     check_room_to_write(value)
     try:
         return orjson.dumps(value, default, option)
@@ -119,17 +99,11 @@ def _check_room(text: bytes | bytearray | memoryview | str) -> None:
     wide = 1 if data.isascii() and b"\\u" not in data else 4
     items, strings, keys = data.count(b","), data.count(b'"') // 2, data.count(b":")
     values = wide * size + 40 * items + 64 * strings + 72 * keys + 96 * data.count(b"[") + 256 * data.count(b"{")
-    needed = 12 * size + values
-    if not _is_there(needed):
-        raise _too_little(f"parse {size} bytes of JSON", needed)
+    _need(12 * size + values, f"parse {size} bytes of JSON")
 
 
 def check_room_to_write(value: Any) -> None:
-    """Returns if there is memory to write a value as JSON. Without a limit nothing is looked at: see `LIMITED`.
-
-    Raises:
-        MemoryError: there is not.
-    """
+    """Raises MemoryError if there is no memory to write a value as JSON; without a limit nothing is looked at."""
     if not LIMITED:
         return
     text = room = checked = 0
@@ -156,8 +130,7 @@ def check_room_to_write(value: Any) -> None:
         # The buffer doubles until what comes next surely fits, and is copied to where there is room for it.
         needed = 3 * text + 2 * room
         if needed > max(_LARGE_BYTES, checked):
-            if not _is_there(needed):
-                raise _too_little(f"write a row of {text} bytes or more as JSON", needed)
+            _need(needed, f"write a row of {text} bytes or more as JSON")
             checked = needed
         if not below:
             return
@@ -189,7 +162,8 @@ def _is_there(size: int) -> bool:
     return True
 
 
-def _too_little(what: str, needed: int) -> MemoryError:
-    return MemoryError(
-        f"to {what} may take {(needed >> 20) + 1:,} MiB, which the limits of this process (`ulimit -v`) do not leave"
-    )
+def _need(size: int, what: str) -> None:
+    if not _is_there(size):
+        raise MemoryError(
+            f"to {what} may take {(size >> 20) + 1:,} MiB, which the limits of this process (`ulimit -v`) do not leave"
+        )

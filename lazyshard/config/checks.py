@@ -1,35 +1,33 @@
-"""Reads a configuration, and finds all that is wrong with it at once."""
+"""Reads a configuration, and finds all that is wrong with it at once, each mistake with its path and line.
+
+Only plain values are made of YAML, as by its safe loader; nothing in a file can run code. Version 0, which is flat as
+torchtune's recipes are, becomes version 1; its values keep the paths and lines where they stand.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lazyshard.config.document import (
-    Document,
-    Location,
-    Mistake,
-    before_upgrade,
-    is_version_0,
-    read_dict,
-    read_yaml,
-    unknown_key,
-    upgraded,
-)
 from lazyshard.errors import ConfigInvalid, redact
 
 if TYPE_CHECKING:
     from lazyshard.config.config import Config
 
-__all__ = ["Checked", "Source", "check_config", "examine", "read_config"]
-
 Source = str | os.PathLike[str] | Mapping[str, Any]
 """A configuration: the path of a YAML file, or a dict."""
 
+Location = tuple[str | int, ...]
+"""Names and numbers on the way to a value: ("datasets", 1, "weight")."""
+
 _MOST_BYTES: Final = 1 << 20
+# A few lines of aliases can stand for more than memory holds.
+_MOST_VALUES: Final = 10_000
+_MOST_BRACKETS: Final = 100
 
 _NOTICE: Final = (
     "this is the flat form of version 0, which later releases will not read any more. In version 1 `version: 1` stands "
@@ -38,19 +36,46 @@ _NOTICE: Final = (
     "and drop_last is `at_end:` there"
 )
 
-_EXPECTED: Final = {"model_type": "expected a mapping", "tuple_type": "expected a list"}
-"""For errors whose text speaks of classes of ours."""
+_MEANT: Final = {
+    "drop_last": "dataloader.at_end",
+    "shuffle": "shuffle_window",
+    "source": "path",
+    "directory": "path",
+    "filter": "filter_fn",
+    "filter_kwargs": "with_indices",
+    "workers": "num_workers",
+    "on_bad_sample": "max_error_count",
+    "max_bad_samples": "max_error_count",
+}
+"""Keys of other libraries, and of ours elsewhere, and what they are here."""
+
+
+class Mistake(NamedTuple):
+    """One mistake in a configuration.
+
+    Attributes:
+        path: of the key or value, such as ``datasets[1].weight``; empty for the whole.
+        line: in the file, from 1; None where that is not known, as in a dict.
+        text: what was expected and what was found.
+    """
+
+    path: str
+    line: int | None
+    text: str
+
+    def __str__(self) -> str:
+        """Returns all three.
+
+        >>> str(Mistake("datasets[1].weight", 12, "expected a number above 0, found -1"))
+        'datasets[1].weight (line 12): expected a number above 0, found -1'
+        """
+        line = "" if self.line is None else f"line {self.line}"
+        where = f"{self.path} ({line})" if self.path and line else self.path or line
+        return f"{where}: {self.text}" if where else self.text
 
 
 class Checked(NamedTuple):
-    """A configuration that was looked at.
-
-    Attributes:
-        name: of the file, for messages; "the configuration" of a dict.
-        config: what it says; None where there are mistakes.
-        mistakes: in the order of the file.
-        notice: that it is of an older version, and what is new; None where it is not.
-    """
+    """A configuration that was looked at; `config` is None where there are mistakes. `notice`: its version is old."""
 
     name: str
     config: Config | None
@@ -73,15 +98,9 @@ def check_config(config: Source, *, imports: bool = True) -> list[Mistake]:
 
 
 def read_config(config: Source) -> Checked:
-    """Returns a configuration without mistakes.
-
-    Raises:
-        ConfigInvalid: there are some; the message has a line for each.
-        OSError, ImportError: as `check_config`.
-    """
+    """Returns a configuration without mistakes. Raises as `check_config`, and ConfigInvalid with a line for each."""
     checked = examine(config, imports=True)
-    if checked.mistakes:
-        count = len(checked.mistakes)
+    if count := len(checked.mistakes):
         lines = [f"{checked.name}: {count} mistake{'' if count == 1 else 's'}", *map(str, checked.mistakes)]
         file = None if isinstance(config, Mapping) else checked.name
         raise ConfigInvalid("\n  ".join(lines), file=file, count=count)
@@ -90,44 +109,162 @@ def read_config(config: Source) -> Checked:
 
 def examine(config: Source, *, imports: bool) -> Checked:
     """Looks at a configuration. Arguments and errors as of `check_config`."""
-    if isinstance(config, Mapping):
-        name, document = "the configuration", read_dict(config)
-    else:
-        name = os.fspath(config)
-        text, wrong = _text(Path(name))
-        document = Document(mistakes=[Mistake("", None, wrong)]) if wrong else read_yaml(text)
-    if document.data is None:
-        return Checked(name, None, tuple(document.mistakes), None)
-    older = is_version_0(document.data)
+    document = _Document()
+    name = "the configuration" if isinstance(config, Mapping) else os.fspath(config)
+    try:
+        document.data = document.plain(config) if isinstance(config, Mapping) else document.plain_yaml(Path(name))
+    except _UnreadableError as error:
+        return Checked(name, None, (Mistake("", error.line, str(error)),), None)
+    except RecursionError:
+        return Checked(name, None, (Mistake("", None, "it is nested too deeply, or holds itself"),), None)
+    older = _is_version_0(document.data)
     found = _validated(document, older, imports)
     # In the order of the file, as an editor goes through it; of a dict, in that in which they were found.
     mistakes = tuple(sorted(document.mistakes, key=lambda mistake: mistake.line or 0))
     return Checked(name, None if mistakes else found, mistakes, _NOTICE if older else None)
 
 
-def _text(path: Path) -> tuple[str, str]:
-    """Returns the text of a file, or why there is none."""
+class _UnreadableError(Exception):
+    """There is no configuration, as a whole; the text says why."""
+
+    def __init__(self, text: str, line: int | None = None) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+def _text(path: Path) -> str:
+    if path.is_dir():
+        text = "expected a YAML file, found a directory; a stream is opened by LazyShardedDataset, not by load"
+        raise _UnreadableError(text)
     # Without O_NONBLOCK a pipe that nobody writes to is waited for.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
-            return "", "expected a YAML file, found a directory; a stream is opened by LazyShardedDataset, not by load"
-        if not stat.S_ISREG(mode):
-            return "", "expected a YAML file, found a pipe or a device; write what it gives to a file"
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read(_MOST_BYTES + 1)
-    finally:
-        os.close(fd)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _UnreadableError("expected a YAML file, found a pipe or a device; write what it gives to a file")
+        data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
-        return "", f"larger than {_MOST_BYTES} bytes, which no configuration is"
+        raise _UnreadableError(f"larger than {_MOST_BYTES} bytes, which no configuration is")
     try:
-        return data.decode("utf-8-sig"), ""
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        return "", f"no UTF-8: {error}"
+        raise _UnreadableError(f"no UTF-8: {error}") from error
 
 
-def _validated(document: Document, older: bool, imports: bool) -> Config | None:
+class _Document:
+    """A configuration as plain values that know their places.
+
+    Attributes:
+        data: the values; None where one cannot be read.
+        lines: of each.
+        noted: the locations of what cannot be read; what else is wrong there follows from it.
+    """
+
+    def __init__(self) -> None:
+        self.data: Any = None
+        self.lines: dict[Location, int | None] = {}
+        self.mistakes: list[Mistake] = []
+        self.noted: set[Location] = set()
+        self._parents: list[Any] = []
+
+    def add(self, location: Location, line: int | None, text: str) -> None:
+        """Adds a mistake."""
+        path = ""
+        for name in location:
+            path += f"[{name}]" if isinstance(name, int) else f".{name}" if path else name
+        self.mistakes.append(Mistake(path, line, text))
+
+    def note(self, location: Location, text: str) -> None:
+        """Takes note that a value cannot be read."""
+        self.add(location, self.lines[location], text)
+        self.noted.add(location)
+
+    def _put(self, location: Location, line: int | None) -> None:
+        self.lines[location] = line
+        if len(self.lines) > _MOST_VALUES:
+            raise _UnreadableError(f"more than {_MOST_VALUES} entries; do aliases repeat each other?")
+
+    def plain(self, value: Any, location: Location = ()) -> Any:
+        """Returns the plain values of a dict."""
+        self._put(location, None)
+        if isinstance(value, Mapping):
+            for key in [key for key in value if not isinstance(key, str)]:
+                self.add((*location, str(key)), None, f"expected a name as the key, found {key!r:.100}")
+            return {key: self.plain(item, (*location, key)) for key, item in value.items() if isinstance(key, str)}
+        if isinstance(value, list | tuple):
+            return [self.plain(item, (*location, number)) for number, item in enumerate(value)]
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+    def plain_yaml(self, path: Path) -> Any:
+        """Returns the plain values of a YAML file. Raises ImportError: PyYAML is not installed."""
+        text = _text(path)
+        try:
+            import yaml
+        except ModuleNotFoundError as cause:
+            raise ImportError("reading a YAML file needs PyYAML: pip install 'lazyshard[config]'") from cause
+        loader: Any = yaml.SafeLoader(text)
+        begin = loader.fetch_flow_collection_start
+
+        def begin_if_shallow(token: Any) -> None:
+            # For each token PyYAML goes through all the brackets that are open.
+            if loader.flow_level >= _MOST_BRACKETS:
+                problem = f"more than {_MOST_BRACKETS} brackets within each other"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=loader.get_mark())
+            begin(token)
+
+        loader.fetch_flow_collection_start = begin_if_shallow
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                raise _UnreadableError("it is empty; `version: 1` and `datasets:` are needed")
+            return self._of_node(loader, yaml, node, (), node.start_mark.line + 1)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            reason = getattr(error, "problem", None) or str(error)
+            raise _UnreadableError(f"no YAML: {reason}", None if mark is None else mark.line + 1) from error
+        finally:
+            loader.dispose()
+
+    def _of_node(self, loader: Any, yaml: Any, node: Any, location: Location, line: int) -> Any:
+        self._put(location, line)
+        if any(node is parent for parent in self._parents):
+            self.note(location, "it holds itself, by an alias")
+            return None
+        self._parents.append(node)
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(loader, yaml, node, location)
+            if isinstance(node, yaml.SequenceNode):
+                return [
+                    self._of_node(loader, yaml, item, (*location, number), item.start_mark.line + 1)
+                    for number, item in enumerate(node.value)
+                ]
+            return loader.construct_object(node, deep=True)
+        except (yaml.YAMLError, ValueError) as error:
+            # A tag that is not of plain values, or a date that has the form of one and is none.
+            self.note(location, f"expected a plain value: {getattr(error, 'problem', None) or error}")
+            return None
+        finally:
+            self._parents.pop()
+
+    def _mapping(self, loader: Any, yaml: Any, node: Any, location: Location) -> dict[str, Any]:
+        own = {id(key) for key, _ in node.value}
+        # What a merge key (<<) brings along comes first; the mapping's own names take its place.
+        loader.flatten_mapping(node)
+        found: dict[str, Any] = {}
+        given: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = loader.construct_object(key, deep=True), key.start_mark.line + 1
+            if not isinstance(name, str):
+                self.add((*location, str(name)), line, f"expected a name as the key, found {name!r:.100}")
+            elif name in given:
+                self.add((*location, name), line, f"given twice, first on line {given[name]}; take one of them out")
+            else:
+                if id(key) in own:
+                    given[name] = line
+                found[name] = self._of_node(loader, yaml, value, (*location, name), line)
+        return found
+
+
+def _validated(document: _Document, older: bool, imports: bool) -> Config | None:
     """Returns what it says; where that cannot be, None, with the mistakes in the document."""
     try:
         from pydantic import ValidationError
@@ -144,21 +281,20 @@ def _validated(document: Document, older: bool, imports: bool) -> Config | None:
         document.note(("version",), text)
         return None
     try:
-        data = upgraded(document) if older else document.data
+        data = _upgraded(document) if older else document.data
         return Config.model_validate(data, context={"imports": imports})
     except ValidationError as error:
         texts: dict[Location, list[str]] = {}
         for one in error.errors(include_url=False):
-            location = before_upgrade(one["loc"], document.data) if older else one["loc"]
+            location = _before_upgrade(one["loc"], document.data) if older else one["loc"]
             # What is not in the document is in the model, such as one of the types of a value.
-            while location not in document.places and one["type"] != "missing":
+            while location not in document.lines and one["type"] != "missing":
                 location = location[:-1]
             if document.noted.isdisjoint(location[:length] for length in range(len(location) + 1)):
                 texts.setdefault(location, []).append(_text_of(one))
         for location, found in texts.items():
-            parent = document.places[location[:-1]]
-            place = document.places.get(location) or parent.under(location[-1], parent.line)
-            document.mistakes.append(Mistake(*place, redact(", or ".join(found))))
+            line = document.lines.get(location, document.lines.get(location[:-1]))
+            document.add(location, line, redact(", or ".join(found)))
         return None
 
 
@@ -172,16 +308,82 @@ def _text_of(error: Any) -> str:
         return unknown_key(name, known_keys(section))
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    expected = _EXPECTED.get(error["type"]) or error["msg"].replace("Input should be", "expected")
-    return f"{expected}, found {_shown(error['input'])}"
+    # Its text speaks of classes of ours, for these two.
+    ours = {"model_type": "expected a mapping", "tuple_type": "expected a list"}
+    expected = ours.get(error["type"]) or error["msg"].replace("Input should be", "expected")
+    value = error["input"]
+    kinds = {dict: "a mapping", list: "a list", type(None): "nothing", bool: str(value).lower()}
+    return f"{expected}, found {kinds.get(type(value), repr(value)[:100])}"
 
 
-def _shown(value: Any) -> str:
-    """Returns a value as a configuration says it."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, dict | list):
-        return "a mapping" if isinstance(value, dict) else "a list"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value)[:100]
+def unknown_key(name: str, known: Sequence[str]) -> str:
+    """Returns in words that a section has no such key, and which of those that it has may be meant.
+
+    >>> unknown_key("wieght", ["path", "weight"]), unknown_key("colour", ["path", "weight"])
+    ('unknown key; is weight meant?', 'unknown key; known are path, weight')
+    """
+    plain = name.replace("-", "_").lower()
+    close = difflib.get_close_matches(plain, known, 1)
+    meant = _MEANT.get(plain, "")
+    if not close and meant.rpartition(".")[2] in known:
+        close = [meant]
+    return f"unknown key; is {close[0]} meant?" if close else f"unknown key; known are {', '.join(known)}"
+
+
+_SAME: Final = ("tokenizer", "num_samples", "stopping", "micro_batches_per_step", "seed", "max_wait", "consumer")
+_LOADER: Final = ("batch_size", "num_workers", "collate_fn", "pin_memory")
+# torchtune filters what it has read, and transforms what is left.
+_STEPS: Final = ("filter_fn", "message_transform")
+
+
+def _is_version_0(data: Any) -> bool:
+    """Whether a configuration says version 0, or none and has a ``dataset``."""
+    if not isinstance(data, dict):
+        return False
+    return "dataset" in data if "version" not in data else type(data["version"]) is int and data["version"] == 0
+
+
+def _upgraded(document: _Document) -> dict[str, Any]:
+    """Returns the values of version 1 for those of version 0, and takes note of keys that it does not know."""
+    old = document.data
+    known = ("version", "dataset", *_SAME, *_LOADER, "drop_last")
+    for name in old:
+        if name not in known:
+            document.note((name,), unknown_key(name, known))
+    data: dict[str, Any] = {"version": 1} | {name: old[name] for name in _SAME if name in old}
+    if "dataset" in old:
+        given = old["dataset"]
+        data["datasets"] = [_upgraded_dataset(one) for one in (given if isinstance(given, list) else [given])]
+    data["dataloader"] = {name: old[name] for name in _LOADER if name in old}
+    if "drop_last" in old:
+        drop = old["drop_last"]
+        if type(drop) is bool:
+            data["dataloader"]["at_end"] = "drop" if drop else "loop"
+        else:
+            document.note(("drop_last",), f"expected true or false, found {drop!r:.100}")
+    return data
+
+
+def _upgraded_dataset(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    made = {"path" if name == "source" else name: item for name, item in value.items() if name not in _STEPS}
+    steps = [{name: value[name]} for name in _STEPS if name in value]
+    return made | {"steps": steps} if steps else made
+
+
+def _before_upgrade(location: Location, old: Any) -> Location:
+    """Returns where in version 0 a value stands.
+
+    >>> _before_upgrade(("datasets", 1, "steps", 0, "filter_fn"), {"dataset": [{}, {}]})
+    ('dataset', 1, 'filter_fn')
+    """
+    if location[:1] == ("dataloader",):
+        return ("drop_last",) if location[1:] == ("at_end",) else location[1:]
+    if location[:1] != ("datasets",):
+        return location
+    head: Location = ("dataset", *location[1:2]) if isinstance(old.get("dataset"), list) else ("dataset",)
+    rest = location[2:]
+    if rest[:1] == ("steps",):
+        return (*head, *rest[2:])
+    return (*head, "source") if rest == ("path",) else (*head, *rest)

@@ -1,24 +1,4 @@
-"""The model of a configuration, version 1.
-
-::
-
-    version: 1
-    tokenizer:
-      path: models/tokenizer              a local directory of a Hugging Face tokenizer
-      max_length: 4096                    tokens; longer samples are dropped, or cut with too_long: truncate
-    datasets:
-      - path: /shared/chat                a stream
-        weight: 0.8
-        steps:                            in order, each one of the three
-          - filter_fn: my_rows:is_long
-          - map: {function: my_rows:number, with_indices: true, remove_columns: [id]}
-          - message_transform: my_rows:to_messages
-      - path: /shared/code
-        weight: 0.2
-        max_error_count: 10
-    dataloader:
-      batch_size: 8
-      num_workers: 4
+"""The model of a configuration, version 1; docs/pipeline.md shows one.
 
 A validation context ``{"imports": True}`` looks for the functions that are named, which imports their modules.
 """
@@ -29,26 +9,21 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
-from pydantic import model_validator as checked
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from lazyshard.config.named_function import FunctionMissing, named_function
-
-__all__ = [
-    "VERSION",
-    "Config",
-    "DatasetConfig",
-    "Function",
-    "LoaderConfig",
-    "StepConfig",
-    "TokenizerConfig",
-    "known_keys",
-]
+from lazyshard.lazy import FunctionMissing, named_function
 
 VERSION: Final = 1
-
-Function = str | Callable[..., Any]
-"""The name of a function; in a dict it may be the function itself."""
 
 
 def _function(value: Any, info: ValidationInfo) -> Any:
@@ -68,7 +43,8 @@ def _by_name(value: Any) -> Any:
     return value if isinstance(value, dict) else {"function": value}
 
 
-_Function = Annotated[Function, PlainValidator(_function)]
+# In a dict it may be the function itself.
+_Function = Annotated[str | Callable[..., Any], PlainValidator(_function)]
 _Text = Annotated[str, Field(strict=True, min_length=1)]
 _Flag = Annotated[bool, Field(strict=True)]
 _FromZero = Annotated[int, Field(strict=True, ge=0)]
@@ -80,25 +56,18 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _is_there(path: str) -> str:
+    if not os.path.isdir(path):
+        raise ValueError(f"there is no directory {path!r}, seen from {os.getcwd()}")
+    return path
+
+
 class TokenizerConfig(_Section):
-    """``tokenizer:``.
+    """``tokenizer:``: its directory; the most tokens of a sample, None for any number; what becomes of a longer one."""
 
-    Attributes:
-        path: directory of the tokenizer.
-        max_length: most tokens of a sample; None for any number.
-        too_long: what becomes of a longer one.
-    """
-
-    path: _Text
+    path: Annotated[_Text, AfterValidator(_is_there)]
     max_length: _FromOne | None = None
     too_long: Literal["drop", "truncate"] = "drop"
-
-    @field_validator("path")
-    @classmethod
-    def _is_there(cls, path: str) -> str:
-        if not os.path.isdir(path):
-            raise ValueError(f"there is no directory {path!r}, seen from {os.getcwd()}")
-        return path
 
 
 class _CallSection(_Section):
@@ -121,7 +90,7 @@ class StepConfig(_Section):
     filter_fn: Annotated[_IndexedCall | None, BeforeValidator(_by_name)] = None
     map: Annotated[_MapCall | None, BeforeValidator(_by_name)] = None
 
-    @checked(mode="before")
+    @model_validator(mode="before")
     @classmethod
     def _is_one(cls, step: Any) -> Any:
         if isinstance(step, dict):
@@ -148,11 +117,9 @@ class DatasetConfig(_Section):
 
 
 class LoaderConfig(_Section):
-    """``dataloader:``. Attributes as the arguments of torch's `DataLoader`, but for these two.
+    """``dataloader:``. Attributes as the arguments of torch's `DataLoader` and of `LazyShardedStream`, and `form`.
 
-    Attributes:
-        form: "stream" for an iterable, which needs no length, "map" for a map-style data set.
-        at_end: what becomes of the samples left over at the end of an epoch.
+    That is "stream" for an iterable, which needs no length, "map" for a map-style data set.
     """
 
     form: Literal["stream", "map"] = "stream"
@@ -203,8 +170,8 @@ class Config(_Section):
         for number, dataset in enumerate(datasets):
             before = first.setdefault(os.path.abspath(dataset.path), number)
             if before != number:
-                same = f"[{number}] is the stream of [{before}] once more"
-                raise ValueError(f"{same}; give it once, with the sum of the weights")
+                again = f"[{number}] is the stream of [{before}] once more"
+                raise ValueError(f"{again}; give it once, with the sum of the weights")
         return datasets
 
     @field_validator("dataloader")
@@ -233,4 +200,4 @@ _SECTIONS: Final[dict[str, type[_Section]]] = {
 def known_keys(section: Sequence[str | int]) -> list[str]:
     """Returns the keys that a section has, given where it stands: ("datasets", 1, "steps", 0)."""
     names = [name for name in section if isinstance(name, str)]
-    return list(_SECTIONS[names[-1]].model_fields if names else Config.model_fields)
+    return list((_SECTIONS[names[-1]] if names else Config).model_fields)

@@ -1,14 +1,13 @@
 """Streams as data sets for training. The only package of lazyshard that imports torch.
 
-`dataset` is the map-style data set, `batches` its micro batches for a training loop, `iterable` the same as an
-iterable, `blended` several streams as one, `sequences` packed, split or padded rows, `loading` all of it by a
-configuration, `node` a source of torchdata.nodes. Below them, `index_reader` reads what indices draw in each process:
-`index_space` says which samples those are, `lane` reads their lines, `samples` makes samples of them.
+`dataset` is the map-style data set, `iterable` the same as an iterable, `blended` several streams as one, `sequences`
+packed, split or padded rows, `loading` all of it by a configuration. Below them, `index_reader` reads what indices draw
+in each process: `index_space` says which samples those are, `lane` reads their lines, `samples` makes samples of them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from lazyshard.lazy import lazily
 
@@ -28,70 +27,27 @@ if TYPE_CHECKING:
     from lazyshard.data.steps import Filter, Map, MessageTransform, Step
     from lazyshard.data.tensors import as_tensor
 
-__all__ = [
-    "BadRows",
-    "Batches",
-    "BlendDraw",
-    "BlendedDataset",
-    "EncodeCache",
-    "Filter",
-    "LateRow",
-    "LazyShardedDataset",
-    "LazyShardedIterable",
-    "LazyShardedSequences",
-    "LazyShardedStream",
-    "Loaded",
-    "Map",
-    "MessageTransform",
-    "Order",
-    "Pack",
-    "Pad",
-    "Split",
-    "Stats",
-    "Step",
-    "StreamingShard",
-    "as_tensor",
-    "load",
-    "resolve_rank",
-    "streaming_shard",
-]
+__all__ = ["BadRows", "Batches", "BlendDraw", "BlendedDataset", "EncodeCache", "Filter", "LateRow"]
+__all__ += ["LazyShardedDataset", "LazyShardedIterable", "LazyShardedSequences", "LazyShardedStream", "Loaded", "Map"]
+__all__ += ["MessageTransform", "Order", "Pack", "Pad", "Split", "Stats", "Step", "StreamingShard", "as_tensor", "load"]
+__all__ += ["resolve_rank", "streaming_shard"]
 
-_HOMES: Final = {
-    "batches": ("Batches",),
-    "blended": (
-        "BlendDraw",
-        "BlendedDataset",
-    ),
-    "dataset": ("LazyShardedDataset",),
-    "iterable": (
-        "LazyShardedIterable",
-        "LazyShardedStream",
-    ),
-    "loading": (
-        "Loaded",
-        "load",
-    ),
-    "rank": ("resolve_rank",),
-    "samples": ("LateRow",),
-    "sequence_forms": (
-        "Pack",
-        "Pad",
-        "Split",
-    ),
-    "sequences": ("LazyShardedSequences",),
-    "settings": ("BadRows", "EncodeCache", "Order"),
-    "shared": ("Stats",),
-    "steps": (
-        "Filter",
-        "Map",
-        "MessageTransform",
-        "Step",
-    ),
-    "iterable_shard": (
-        "StreamingShard",
-        "streaming_shard",
-    ),
-    "tensors": ("as_tensor",),
-}
-
-__getattr__ = lazily(__name__, _HOMES)
+__getattr__ = lazily(
+    __name__,
+    {
+        "batches": ("Batches",),
+        "blended": ("BlendDraw", "BlendedDataset"),
+        "dataset": ("LazyShardedDataset",),
+        "iterable": ("LazyShardedIterable", "LazyShardedStream"),
+        "iterable_shard": ("StreamingShard", "streaming_shard"),
+        "loading": ("Loaded", "load"),
+        "rank": ("resolve_rank",),
+        "samples": ("LateRow",),
+        "sequence_forms": ("Pack", "Pad", "Split"),
+        "sequences": ("LazyShardedSequences",),
+        "settings": ("BadRows", "EncodeCache", "Order"),
+        "shared": ("Stats",),
+        "steps": ("Filter", "Map", "MessageTransform", "Step"),
+        "tensors": ("as_tensor",),
+    },
+)

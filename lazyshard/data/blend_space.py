@@ -8,8 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from lazyshard.data.blend_state import Stopping
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.lane import RowsOf, consecutive
+from lazyshard.data.lane import consecutive
 from lazyshard.data.rank import Rank
+from lazyshard.data.samples import RowsOf
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RowInvalid
 from lazyshard.format.blend_state import BlendPartState
 from lazyshard.plan.blend import BlendCourse

@@ -24,10 +24,9 @@ from lazyshard.data.blend_state import (
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import length_given_up
 from lazyshard.data.lane import place_ahead
-from lazyshard.data.order import ENDLESS
 from lazyshard.data.rank import Rank, check_dealt
 from lazyshard.data.run_state import only_of_a_stream
-from lazyshard.data.settings import Order, check_group
+from lazyshard.data.settings import ENDLESS, Order, check_group
 from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.errors import LazyShardError, LengthUnknown, RankInvalid, StateInvalid
 from lazyshard.format.blend_state import BlendState, blend_shares
@@ -216,7 +215,7 @@ class BlendedDataset(Dataset[Any]):
         """Returns whether a sample can be read without waiting, as far as is known without a look."""
         stream, inner = self._space().locate(operator.index(index))
         dataset = self._datasets[stream]
-        return dataset._draws.indices().ready(inner, dataset.reader)
+        return dataset._draws.indices().ready(inner)
 
     def set_epoch(self, epoch: int) -> None:
         """Starts another epoch, of every stream and of the blend. Raises ValueError if it is negative."""

@@ -12,13 +12,13 @@ import os
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from lazyshard.data.order import RunOrder
+from lazyshard.data.settings import RunOrder
 from lazyshard.errors import CursorTaken, CursorUnwritable, LazyShardError, StateMismatch
 from lazyshard.format.blend_state import BlendShare
 from lazyshard.format.cursor import Cursor, ReadingMark, check_consumer
@@ -35,46 +35,49 @@ _MOST_RANKS: Final = 1 << 20
 
 
 def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
-    """Refuses a state that has drawn more than the stream holds, or goes on with chunks that are deleted.
+    """Raises StateMismatch for a state that has drawn more than the stream holds, or goes on with deleted chunks.
 
     Whether the ranks at hand are others makes no difference: they go on with the same samples. Not looked at: what an
     epoch that is still to begin needs.
-
-    Raises:
-        StateMismatch: naming the chunk, or the numbers, and the way out.
     """
-    where, total = str(reader.directory), order.known_total(reader.refresh())
+    where, total, limit = str(reader.directory), order.known_total(reader.refresh()), order.max_total_samples
     _check_ranks(state, where)
     course = course_of(state)
     if total is not None:
         _check_length(state, course, order, total, where)
-    elif order.max_total_samples is not None:
-        _check_limit(course, order.max_total_samples, where)
+    elif limit is not None:
+        # However the stream goes on: the length counts with the limit.
+        try:
+            standing(course, limit)
+        except ValueError as cause:
+            text = (
+                f"{cause} at the most (max_total_samples), fewer than a batch of all its ranks: the state is damaged, "
+                f"or of another run"
+            )
+            raise _mismatch(where, text, "at least a batch of all ranks", limit, "max_total_samples") from cause
     # The newest chunk is never deleted, so a directory that another program fills has none to look for.
     retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
-    if not retired:
-        return
-    size = reader.samples_per_chunk
-    sample = first_lost(*standing(course, total), total, retired * size)
-    if sample is not None:
-        chunk = sample // size
-        raise StateMismatch(
-            f"{where}: the run goes on with samples of chunk {chunk}, but the stream's producer has deleted all chunks "
-            f"below {retired}: go on from a later checkpoint; or produce the stream anew, with --retain all or with "
-            f"--consumers NAME, and commit no further than the oldest checkpoint that you may go back to",
-            directory=where,
-            expected=f"chunk {chunk}",
-            actual=f"chunks from {retired} on",
-        )
+    if retired:
+        size = reader.samples_per_chunk
+        sample = first_lost(*standing(course, total), total, retired * size)
+        if sample is not None:
+            chunk = f"chunk {sample // size}"
+            text = (
+                f"the run goes on with samples of {chunk}, but the stream's producer has deleted all chunks below "
+                f"{retired}: go on from a later checkpoint; or produce the stream anew, with --retain all or with "
+                f"--consumers NAME, and commit no further than the oldest checkpoint that you may go back to"
+            )
+            raise _mismatch(where, text, chunk, f"chunks from {retired} on")
+
+
+def _mismatch(where: str, text: str, expected: str, actual: object, field: str | None = None) -> StateMismatch:
+    return StateMismatch(f"{where}: {text}", directory=where, expected=expected, actual=str(actual), field=field)
 
 
 def standing(course: Course, total: int | None) -> tuple[Course, int]:
     """Returns a course that begins, or goes on, in the epoch in which a course stands, and the position there.
 
-    A course that stands exactly at the end of an epoch stands in that one.
-
-    Raises:
-        ValueError: more was drawn than there is.
+    One exactly at the end of an epoch stands in that. Raises ValueError: more was drawn than there is.
     """
     drawn = course.current.draws
     if total is None or drawn <= (length := course.epoch_length(total)):
@@ -113,62 +116,30 @@ def first_lost(course: Course, position: int, total: int | None, stop: int) -> i
 def _check_length(state: RunState, course: Course, order: RunOrder, total: int, where: str) -> None:
     number = next((n for n in reversed(range(len(state.parts))) if state.parts[n].epoch is not None), 0)
     drawn = sum(part.dp * part.draws for part in state.parts[number:])
-    limit = order.max_total_samples
     # A live stream of which a maximum was asked for may have ended before it, and the run gone on with another epoch.
-    one_epoch = order.num_samples is None and limit in (None, total)
+    one_epoch = order.num_samples is None and order.max_total_samples in (None, total)
     try:
         standing(course, total)
+        if one_epoch and drawn > total:
+            raise ValueError(f"{drawn} samples were drawn of {total}")
     except ValueError as cause:
-        raise _too_short(drawn, total, where) from cause
-    if one_epoch and drawn > total:
-        raise _too_short(drawn, total, where)
+        text = (
+            f"the run has drawn {drawn} samples since its epoch began, but the stream has ended with {total}: was it "
+            f"cut, or is it another one? If the run went on over several epochs, give num_samples as it was"
+        )
+        raise _mismatch(where, text, f"at least {drawn} samples", total) from cause
 
 
 def _check_ranks(state: RunState, where: str) -> None:
     """Refuses more ranks than there are: what is looked at below takes time and memory by their number."""
     most = max(part.dp for part in state.parts)
     if most > _MOST_RANKS:
-        raise StateMismatch(
-            f"{where}: the state is of a run with {most} ranks, more than any job has ({_MOST_RANKS}): it is damaged, "
-            f"go on from another checkpoint",
-            directory=where,
-            field="dp",
-            expected=f"at most {_MOST_RANKS}",
-            actual=str(most),
-        )
-
-
-def _check_limit(course: Course, limit: int, where: str) -> None:
-    """Refuses a course that no stream of so many samples has, however it goes on: the length counts with the limit."""
-    try:
-        standing(course, limit)
-    except ValueError as cause:
-        raise StateMismatch(
-            f"{where}: {cause} at the most (max_total_samples), fewer than a batch of all its ranks: the state is "
-            f"damaged, or of another run",
-            directory=where,
-            field="max_total_samples",
-            expected="at least a batch of all ranks",
-            actual=str(limit),
-        ) from cause
-
-
-def _too_short(drawn: int, total: int, where: str) -> StateMismatch:
-    return StateMismatch(
-        f"{where}: the run has drawn {drawn} samples since its epoch began, but the stream has ended with {total}: was "
-        f"it cut, or is it another one? If the run went on over several epochs, give num_samples as it was",
-        directory=where,
-        expected=f"at least {drawn} samples",
-        actual=str(total),
-    )
+        text = f"the state is of a run with {most} ranks, more than any job has ({_MOST_RANKS}): it is damaged, go on"
+        raise _mismatch(where, f"{text} from another checkpoint", f"at most {_MOST_RANKS}", most, "dp")
 
 
 class Commits:
-    """The commits of one process. It owns the consumer's cursor from the first one on, until it ends.
-
-    Attributes:
-        blend: how the stream is blended with others at the next commit; empty where it is not.
-    """
+    """The commits of one process, which owns the cursor from the first one on. `blend`: how streams are blended."""
 
     def __init__(self, directory: Path, consumer: str) -> None:
         self._directory = directory
@@ -177,70 +148,45 @@ class Commits:
         self.blend: tuple[BlendShare, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the cursor to the process that owns it."""
         return self.__dict__ | {"_owner": None}
 
     def commit(
         self, states: Sequence[RunState], order: RunOrder, reader: StreamReader, *, last_epoch: bool, take_over: bool
     ) -> None:
-        """Writes the cursor durably.
-
-        Args:
-            states: where the run stands, and then older ones from which it may still be resumed.
-            order: the settings.
-            reader: the stream.
-            last_epoch: whether no other epoch follows. Otherwise every chunk is kept.
-            take_over: go on although another run on this machine writes the cursor.
-
-        Raises:
-            StateMismatch: the first time: chunks are deleted that come next.
-            CursorTaken: another run of the same name writes it.
-            CursorUnwritable: the filesystem refused.
-            FileRefused, StoreRefused, StoreUnavailable: as they say.
-            VersionUnsupported: the cursor that is there is of a later format.
-            RuntimeError: this is a fork of the process that owns the cursor.
-        """
+        """Writes the cursor durably, for the state of a run and older ones, as `LazyShardedDataset.commit`."""
         state = states[0]
         if self._owner is None or not self._owner.begun:
             # Before the cursor of a run that is further is overwritten by one that cannot go on.
             check_data(state, order, reader)
         current = state.parts[-1]
+        plan = {"dp_size": current.dp, "batch_size": current.batch_size}
         cursor = Cursor(
             consumer=self._consumer,
             stream_id=state.stream_id,
             consumed=state.consumed,
             chunks_before=chunks_done(states, order.known_total(reader.refresh())) if last_epoch else 0,
-            plan={
-                "dp_size": current.dp,
-                "batch_size": current.batch_size,
-                "unit": state.unit,
-                "window": state.window,
-                "seed": state.seed,
-            },
+            plan=plan | {"unit": state.unit, "window": state.window, "seed": state.seed},
             updated_at=time.time(),
             state=state,
             blend=self.blend,
         )
         try:
             if self._owner is None:
-                self._owner = self._begin(take_over)
+                try:
+                    self._owner = CursorOwner(self._directory, self._consumer, take_over=take_over)
+                except CursorTaken as error:
+                    error.args = (f"{error}: `commit(..., take_over=True)`",)
+                    raise
             self._owner.put(cursor)
         except LazyShardError:
             raise
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def _begin(self, take_over: bool) -> CursorOwner:
-        try:
-            return CursorOwner(self._directory, self._consumer, take_over=take_over)
-        except CursorTaken as error:
-            error.args = (f"{error}: `commit(..., take_over=True)`",)
-            raise
-
     def _unwritable(self, error: OSError) -> CursorUnwritable:
         uid = os.geteuid()
-        allowed = error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS)
-        remedy = "Mend that" if allowed else f"Let uid {uid} write to {self._directory / CURSORS}"
+        refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        remedy = f"Let uid {uid} write to {self._directory / CURSORS}" if refused else "Mend that"
         told = CursorUnwritable(
             f"{self._directory}: the cursor of {self._consumer!r} cannot be written ({error.strerror or error}). "
             f"The checkpoint is not touched; the producer goes by the cursor before this one, and without any it does "
@@ -254,20 +200,15 @@ class Commits:
         return told
 
 
-def chunks_done(states: Iterable[RunState], total: int | None) -> int:
-    """Returns N such that none of these states needs a chunk of the half-open range [0, N) again, in its epoch.
+def chunks_done(states: Sequence[RunState], total: int | None) -> int:
+    """Returns N such that none of these states, at least one, needs a chunk of [0, N) again, in its epoch.
 
-    Args:
-        states: at least one. Where they stand in several epochs, one of them has another epoch before it, and N is 0.
-        total: the end of the stream, None while it is not known.
+    Where they stand in several epochs, one of them has another epoch before it, and N is 0.
     """
-    epochs, done, size = set(), [], 1
-    for state in states:
-        course, position = standing(course_of(state), total)
-        epochs.add(course.epoch(total))
-        done.append(course.done_before(position, total))
-        size = state.samples_per_chunk
-    return min(done) // size if len(epochs) == 1 else 0
+    stand = [standing(course_of(state), total) for state in states]
+    if len({course.epoch(total) for course, _ in stand}) > 1:
+        return 0
+    return min(course.done_before(position, total) for course, position in stand) // states[0].samples_per_chunk
 
 
 REPEAT_S: Final = 1.0
@@ -277,27 +218,13 @@ PAUSE_S: Final = 0.2
 """How long a mark stands at the least, unless it is waited upon: replacing a file takes about a millisecond, in which a
 reader of small chunks comes past several windows."""
 
-_NO_MORE: Final = sys.maxsize
-"""Past any position: nothing more will be needed."""
-
 
 class ReadingMarks:
-    """Keeps the reading mark of one consumer.
+    """Keeps the reading mark of one consumer. `stop` is the first position for which more is needed than was told.
 
     Rank 0 speaks for all: ranks train in lockstep, and a window counts as published only with all its lanes. Whichever
     of its processes comes to a window first replaces the mark; none takes back what another one has told since the data
     set was made. A mark may still get lost, where two write at the same time, so who waits looks again and again.
-
-    Args:
-        consumer: its name.
-        course: what is drawn when.
-        reader: the stream.
-        since: when the data set was made, in seconds since 1970; None for now.
-        clock: returns seconds since 1970.
-        timer: returns seconds, for the pauses between two looks.
-
-    Attributes:
-        stop: the first position for which more is needed than was told.
     """
 
     def __init__(
@@ -305,72 +232,58 @@ class ReadingMarks:
         consumer: str,
         course: Course,
         reader: StreamReader,
-        *,
-        since: float | None = None,
-        clock: Callable[[], float] = time.time,
+        since: float = 0.0,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stop = 0
         self._consumer = consumer
         self._course = course
-        self._directory = reader.directory
-        self._stream_id = reader.stream_id
-        self._samples_per_chunk = reader.samples_per_chunk
-        self._clock = clock
+        self._reader = reader
+        self._since = since
         self._timer = timer
-        self._since = clock() if since is None else since
         self._looked_at = -math.inf
         self._mark: ReadingMark | None = None
 
     def enter(self, position: int, limit: int | None, published: int) -> None:
-        """Tells what is needed at a position, before it is waited for. Never raises for the filesystem.
+        """Tells what is needed at a position from `stop` on, before it is waited for. Never raises for the filesystem.
 
-        At once where it has to be waited for, and where nothing more will be needed; otherwise soon, with a window that
-        follows.
-
-        Args:
-            position: of any lane; at least `stop`, or there is nothing new to tell.
-            limit: no sample from this one on will be drawn; None where the end is open.
-            published: samples known to be published.
+        At once where it has to be waited for, and where nothing more will be needed, as no sample from `limit` on will
+        be drawn; otherwise soon, with a window that follows.
         """
-        size = self._samples_per_chunk
+        size = self._reader.samples_per_chunk
         needed = self._course.needed(position)
         samples = needed if limit is None else min(needed, limit)
         chunks = -(-samples // size)
         capped = limit is not None and chunks * size >= limit
-        self.stop = _NO_MORE if capped else self._course.drawable(chunks * size)
+        self.stop = sys.maxsize if capped else self._course.drawable(chunks * size)
         self._mark = ReadingMark(
             consumer=self._consumer,
-            stream_id=self._stream_id,
+            stream_id=self._reader.stream_id,
             dp_size=self._course.dp,
             window=position // self._course.rules.span,
             needs_chunks=chunks,
-            updated_at=self._clock(),
+            updated_at=time.time(),
         )
         if capped or samples > published or self._timer() - self._looked_at >= PAUSE_S:
             self._write_if_due()
 
     def repeat(self) -> None:
         """Tells again what is needed if it is not told any more. For who waits; looks about once a second."""
-        if self._mark is not None and self._timer() - self._looked_at >= REPEAT_S:
+        if self._timer() - self._looked_at >= REPEAT_S:
             self._write_if_due()
 
     def _write_if_due(self) -> None:
-        mark = self._mark
-        assert mark is not None
         self._looked_at = self._timer()
-        if is_due(read_reading(self._directory, self._consumer), mark, self._since):
-            write_reading(self._directory, mark)
+        directory, mark = self._reader.directory, self._mark
+        if mark is not None and is_due(read_reading(directory, self._consumer), mark, self._since):
+            write_reading(directory, mark)
 
 
 def is_due(found: ReadingMark | None, mark: ReadingMark, since: float) -> bool:
-    """Returns whether a mark is to replace the one that is found.
+    """Returns whether a mark is to replace the one that is found, which is None if there is none that can be read.
 
-    Args:
-        found: the consumer's mark now, None if there is none that can be read.
-        mark: the one to write.
-        since: when the data set was made, in seconds since 1970. An older mark is that of a run before: it may be far
-            ahead, if this one has started from an older checkpoint.
+    A mark older than the data set is that of a run before: it may be far ahead, if this one has started from an older
+    checkpoint.
     """
     if found is None or found.updated_at < since:
         return True

@@ -1,7 +1,4 @@
-"""`LazyShardedDataset`: a stream as a map-style data set, each data-parallel rank with its own chunks.
-
-An index becomes a sample number by arithmetic (`lazyshard.plan`): no index is built, ranks need not agree on anything.
-"""
+"""`LazyShardedDataset`: a stream as a map-style data set, each data-parallel rank with its own chunks."""
 
 from __future__ import annotations
 
@@ -16,11 +13,10 @@ from torch.utils.data import Dataset, get_worker_info
 
 from lazyshard.data.index_reader import IndexReader
 from lazyshard.data.lane import place_ahead
-from lazyshard.data.order import ENDLESS, RunOrder
 from lazyshard.data.rank import Rank, check_dealt, resolve_rank
 from lazyshard.data.run_state import Ranges
 from lazyshard.data.samples import LateRow, SampleCache, SampleMaker
-from lazyshard.data.settings import BadRows, EncodeCache, Order, check_group
+from lazyshard.data.settings import ENDLESS, BadRows, EncodeCache, Order, RunOrder, check_group
 from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
 from lazyshard.data.substitutes import BadRowCount
@@ -45,19 +41,16 @@ class LazyShardedDataset(Dataset[Any]):
         for batch in dataset.batches(num_workers=2, collate_fn=collate):
             train(batch)
 
-    The order: samples are dealt to the ranks in units; with `Order(unit="chunk")`, chunk k is rank k % dp_size's, and
-    each rank reads its chunks in order. Every sample is drawn exactly once an epoch, but for fewer than dp_size *
-    batch_size left over.
+    Samples are dealt to the ranks in units: with `Order(unit="chunk")`, chunk k is rank k % dp_size's. Every sample is
+    drawn exactly once an epoch, but for fewer than dp_size * batch_size left over.
 
     Args:
         directory: the stream's directory, or its URL in an object store, like ``s3://bucket/prefix`` (the extra
             `objects`; docs/object-storage.md). If there is no stream in it yet, the constructor waits for one.
         encode_fn: makes a sample of a row, in the worker; called with ``return_length=True`` if it takes that, as
             ms-swift's `template.encode` does. None returns the rows as they are. The class `LateRow` stands for rows
-            that are parsed late: DataLoader workers hand out `LateRow`s, which become plain dicts in the main process;
-            of rows above 64 KiB only the place crosses, and the main process reads them again, out of the page cache.
-            Quicker than to pickle dicts (docs/performance.md), for a `collate_fn` that does not look into the rows, as
-            ``list``. Not for filesystems without a page cache, nor for streams whose rows hold arrays.
+            that workers hand out unparsed: quicker than to pickle dicts, for a `collate_fn` that does not look into the
+            rows, as ``list``.
         dp_rank: this data-parallel rank; None asks Megatron, then torch.distributed (`lazyshard.data.resolve_rank`),
             when the data set is first used.
         dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
@@ -67,13 +60,11 @@ class LazyShardedDataset(Dataset[Any]):
             the next epoch.
         num_samples: how many indices there are, over all ranks, for training by steps, or over several epochs without
             `set_epoch`. Rounded down to a multiple of dp_size * batch_size. Indices past the end of an epoch draw the
-            next one, in its own order. A live stream then needs no `max_total_samples`; if given, an epoch ends there.
+            next one, in its own order. A live stream then needs no `max_total_samples`.
         batch_size: samples of one rank in a micro batch.
         max_wait: how many seconds to wait at the most for anything that is still to be published.
-        consumer: name under which rank 0 commits, and tells the producer, about once a window, how much of the stream
-            is needed to read on (`cursors/NAME.reading.json`; what cannot be written is logged). Give it where the
-            producer is held back by --max-ahead, or deletes chunks: until this consumer has a cursor, its chunks are
-            kept.
+        consumer: name under which rank 0 commits, and tells the producer how much of the stream is needed to read on.
+            Give it where the producer is held back by --max-ahead, or deletes chunks.
         steps: what is done with each row between parsing and encoding it, in order: `MessageTransform`, `Filter` and
             `Map` (docs/pipeline.md). In the place of a dropped row another one of its chunk is trained, the same on
             every rank and in every run; `stats` counts both.
@@ -89,14 +80,13 @@ class LazyShardedDataset(Dataset[Any]):
         RankInvalid: rank and size are impossible.
         ValueError, TypeError: another argument is.
 
-    Where rows hold arrays (docs/arrays.md) they are writable numpy arrays of their own memory, each in its place in the
-    row; `lazyshard.as_tensor` makes tensors of them without a copy. Samples whose chunk the producer has deleted raise
-    `ChunkRetired`, also in a second pass.
+    Arrays in rows (docs/arrays.md) are writable numpy arrays of their own memory; `lazyshard.as_tensor` makes tensors
+    of them without a copy.
 
     Rank and length are resolved when they are first needed, and never change after that. Not guaranteed: that ranks
-    agree on the length if a live stream ends, with fewer than `max_total_samples`, just while they ask for it; start
-    ranks while it is clearly live or ended. Threads may share a data set. Forked and spawned processes each go on from
-    a copy of their own, with the epoch and the statistics in common.
+    agree on the length if a live stream ends, with fewer than `max_total_samples`, just while they ask for it. Threads
+    may share a data set. Forked and spawned processes each go on from a copy of their own, with the epoch and the
+    statistics in common.
     """
 
     def __init__(
@@ -124,7 +114,9 @@ class LazyShardedDataset(Dataset[Any]):
         pipeline = RowSteps(steps, None if encode_fn is None or late else Encoder(encode_fn))
         if late and pipeline:
             raise ValueError("LateRow hands out rows unparsed, it cannot be used with steps, which need them parsed")
-        run_order = RunOrder.of(order, batch_size, max_total_samples, num_samples)
+        run_order = RunOrder(
+            **vars(order), batch_size=batch_size, max_total_samples=max_total_samples, num_samples=num_samples
+        )
         self._commits: Commits | None = None
         if consumer is not None:
             from lazyshard.data.commits import Commits
@@ -135,18 +127,17 @@ class LazyShardedDataset(Dataset[Any]):
         given = self._reader, pipeline, BadRowCount(bad_rows), SampleCache(cache.memory_bytes), max_total_samples
         samples = SampleMaker(*given)
         if cache.directory is not None:
-            from lazyshard.data.encode_cache import CachedSampleMaker, open_node_cache
+            from lazyshard.data.encode_cache import open_cached
 
-            samples = CachedSampleMaker(open_node_cache(self._reader, cache, encode_fn, pipeline), *given)
+            samples = open_cached(cache, encode_fn, *given)
         self._draws = IndexReader(run_order, rank, self._reader, samples, consumer, late=late)
 
     def __repr__(self) -> str:
         """Tells what is known without a look at the stream; never waits, never raises."""
-        # Either may be missing: debuggers and tracebacks show objects whose constructor has failed.
-        draws: IndexReader | None = vars(self).get("_draws")
-        if draws is None:
+        # Debuggers and tracebacks show objects whose constructor has failed.
+        if "_draws" not in vars(self):
             return f"<{type(self).__name__}, not open>"
-        seen, rank = self._reader.seen, draws.rank
+        seen, rank = self._reader.seen, self._draws.rank
         whose = "rank not known yet" if rank is None else f"rank {rank.dp_rank} of {rank.dp_size}"
         return (
             f"<{type(self).__name__} {str(self._reader.directory)!r}, {whose}: {seen.samples} samples published so "
@@ -243,8 +234,8 @@ class LazyShardedDataset(Dataset[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a run stands, with any number of ranks: `rank_indices` then are what is left.
 
-        To be called before the length, `rank_indices` or a sample is asked for. In a DataLoader worker it only checks
-        that the state is the one that the data set began with.
+        To be called before the data set is used. In a DataLoader worker it only checks that the state is the one that
+        the data set began with.
 
         Args:
             state: what `state_dict` returned; of the same stream, `order` and `max_total_samples`.
@@ -258,7 +249,7 @@ class LazyShardedDataset(Dataset[Any]):
         self._draws.go_on(state, anywhere=False)
 
     def skip(self, samples: Ranges = (), chunks: Ranges = (), steps: Ranges = ()) -> None:
-        """Leaves samples out from here on, in every epoch: the known remedy for a loss spike. Later states keep that.
+        """Leaves samples out from here on, in every epoch. Later states keep that.
 
         To be called after `load_state_dict` and before the data set is used; again to leave out more.
 
@@ -295,8 +286,8 @@ class LazyShardedDataset(Dataset[Any]):
 
         Raises:
             CursorTaken: another run commits under the same name.
-            StateInvalid, VersionUnsupported, StateMismatch: one of `keep` is none of this run.
-            StateMismatch: the first time also if chunks are deleted that come next, as where a run starts anew.
+            StateInvalid, VersionUnsupported, StateMismatch: one of `keep` is none of this run; the first time also if
+                chunks are deleted that come next.
             CursorUnwritable, FileRefused, StoreRefused, StoreUnavailable: it was not taken; the cursor before counts.
             ValueError: as `state_dict`; or the data set has no `consumer`.
             RuntimeError: in a DataLoader worker, or in a fork of the process that committed before.
@@ -333,20 +324,20 @@ class LazyShardedDataset(Dataset[Any]):
             IndexError: outside the data set.
             WaitTimeout: it was not certain within `max_wait`.
         """
-        return self._draws.draw(operator.index(index))
+        with self._draws as space:
+            return space.draw(operator.index(index))
 
     def in_epoch(self, index: int) -> bool:
         """Returns whether an index draws a sample of the epoch that was set last (0 at first).
 
-        False once the epoch has ended before the index, where a live stream ended early or with `num_samples`. All
-        ranks find so at the same step, without a word between them::
+        False once the epoch has ended before the index, where a live stream ended early or with `num_samples`; for all
+        ranks at the same step::
 
             for step, batch in enumerate(loader):
                 if not dataset.in_epoch(dataset.rank_indices[step * batch_size]):
                     break
 
-        A loader has read some of the next epoch by then; where the producer has deleted what that needs, it holds the
-        stream's last sample instead. Raises as `draw` does.
+        A loader has read some of the next epoch by then. Raises as `draw` does.
         """
         self._draws.numbers[ASKED] = 1
         return self.draw(index).epoch == self._draws.numbers[EPOCH]
@@ -369,8 +360,7 @@ class LazyShardedDataset(Dataset[Any]):
 
         ``dataset["lengths"]`` is what samplers that group by length ask for: tokens of the sample that each index draws
         in the epoch that is set, an int32 array of shape (len(dataset),), int64 where one is longer. Of a stream that
-        has ended and whose producer has said how long its samples are. A row of which no sample is made counts 0, one
-        in the place of another as that one. Read once: 4 bytes a sample.
+        has ended and whose producer has said how long its samples are.
 
         Raises:
             IndexError: outside the data set.

@@ -6,43 +6,37 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from lazyshard.data.index_space import IndexSpace, length_given_up, length_unknown
-from lazyshard.data.lane import LaneReader, consecutive, parsed_rows
-from lazyshard.data.order import RunOrder, tell_undone
+from lazyshard.data.index_space import IndexSpace, length_given_up, length_unknown, lengths_by_index, lengths_by_sample
+from lazyshard.data.lane import LaneReader, consecutive
 from lazyshard.data.rank import Rank, enter_process, resolve_rank, watch_forks
 from lazyshard.data.run_state import Ranges, RunStates
 from lazyshard.data.samples import LateRows, SampleMaker
+from lazyshard.data.settings import RunOrder, tell_undone
 from lazyshard.data.shared import EPOCH, ORDER_CHECKED, SharedNumbers, Stats
 from lazyshard.errors import LazyShardError, LengthUnknown
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
-from lazyshard.plan.course import Course, Draw
+from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
 from lazyshard.stream import Published, StreamReader
+from lazyshard.stream.run_state import course_of
+
+if TYPE_CHECKING:
+    from lazyshard.data.commits import ReadingMarks
 
 
 class IndexReader:
     """Reads for the indices of one data set. Rank and length are settled at the first use, and never change after that.
 
-    Args:
-        order: which sample is drawn when.
-        rank: whose data set it is; None to ask for it at the first use.
-        reader: the stream.
-        samples: makes samples of rows.
-        consumer: for whom rank 0 keeps a reading mark; None for nobody.
-        late: whether DataLoader workers hand out rows that are parsed in the main process.
-
     Attributes:
-        order: as given; another one only before the first use.
         states: where the run stands.
-        shared: what the processes of the data set share.
-        numbers: the same, as a flat view: `numbers[EPOCH]` is the epoch that is set.
+        shared, numbers: what the processes of the data set share, and a flat view of it: `numbers[EPOCH]`.
         lanes: reads the samples of consecutive indices.
         plain: whether rows are samples as they are, parsed in this process.
         step: how far apart the indices are that follow each other in a lane.
@@ -51,10 +45,8 @@ class IndexReader:
     # Epoch, and its indices; None before the first use. One value that is only ever replaced, so that no thread meets
     # the space of one epoch under another's number.
     _newest: tuple[int, IndexSpace] | None = None
-
     # A `LazyShardedStream`, or batches of a live stream, go on as long as it does.
     _length_given_up: bool = False
-
     # Tokens of all samples, once somebody has asked.
     _tokens: npt.NDArray[np.uint32] | None = None
 
@@ -69,10 +61,8 @@ class IndexReader:
         late: bool,
     ) -> None:
         if late and reader.arrays:
-            raise ValueError(
-                f"{reader.directory}: the rows of this stream hold arrays, which LateRow does not hand out; leave "
-                f"it out"
-            )
+            text = "the rows of this stream hold arrays, which LateRow does not hand out; leave it out"
+            raise ValueError(f"{reader.directory}: {text}")
         self.order = order
         self.states = RunStates(order, reader)
         self.shared = SharedNumbers()
@@ -92,7 +82,7 @@ class IndexReader:
     def _attach(self) -> None:
         self.numbers = self.shared.view
         self.plain = not self._samples.encodes and not self._reader.arrays
-        self.lanes = LaneReader(self._reader, self._samples, parsed_rows if self.plain else None)
+        self.lanes = LaneReader(self._reader, self._samples)
         # The process that has read; 0 for none yet.
         self._pid = 0
         watch_forks(self)
@@ -100,13 +90,10 @@ class IndexReader:
     def __getstate__(self) -> dict[str, Any]:
         """Settles rank and length first: a spawned worker can ask neither Megatron nor torch.distributed."""
         self.indices()
-        state = self.__dict__ | {"_reported": Stats()}
-        for name in ("lanes", "numbers", "_pid", "_tokens"):
-            state.pop(name, None)
-        return state
+        left = ("lanes", "numbers", "_pid", "_tokens")
+        return {name: value for name, value in vars(self).items() if name not in left} | {"_reported": Stats()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes up what is not pickled."""
         self.__dict__.update(state)
         self._attach()
 
@@ -121,12 +108,7 @@ class IndexReader:
         return self._rank if self._newest is None else self._newest[1].rank
 
     def indices(self, epoch: int | None = None) -> IndexSpace:
-        """Returns the indices of an epoch, None for that which is set.
-
-        Raises:
-            LengthUnknown, ValueError: as `IndexSpace`.
-            WaitTimeout: which unit "auto" stands for was not certain in time.
-        """
+        """Returns the indices of an epoch, None for that which is set. Raises as `IndexSpace` and `settle_unit`."""
         newest = self._newest
         if epoch is None:
             epoch = self.numbers[EPOCH]
@@ -150,32 +132,25 @@ class IndexReader:
     def left(self) -> range:
         """Returns the indices of this rank still to be drawn; of a stream without a length as many as asked for."""
         try:
-            return self.indices().lane_indices()
+            self.indices()
         except LengthUnknown:
             self.give_up_length()
-            return self.indices().lane_indices()
+        return self.indices().lane_indices()
 
     def lengths(self) -> npt.NDArray[np.signedinteger[Any]]:
         """Returns the tokens of the sample that each index draws; see `LazyShardedDataset.__getitem__`."""
-        from lazyshard.data.index_space import lengths_by_index, lengths_by_sample
-
         if self._length_given_up or self.order.blended:
             raise length_given_up(self._reader.directory)
-        tokens = self._tokens
-        if tokens is None:
-            tokens = self._tokens = lengths_by_sample(self._reader, self.order.known_total(self._reader.refresh()))
-        return lengths_by_index(self.indices(), tokens)
+        if self._tokens is None:
+            self._tokens = lengths_by_sample(self._reader, self.order.known_total(self._reader.refresh()))
+        return lengths_by_index(self.indices(), self._tokens)
 
     def give_up_length(self) -> None:
-        """Goes on for ever, from epoch to epoch, as an iterable without a length does.
-
-        Raises:
-            RuntimeError: it is used already, or blended.
-        """
+        """Goes on for ever, from epoch to epoch, as an iterable without a length does. Or raises RuntimeError."""
         if self.used or self.order.blended:
-            raise RuntimeError(
-                f"{self._reader.directory}: a LazyShardedStream takes a data set that is not used yet and in no blend; "
-                f"make a new one, or a stream of the blend"
+            raise self._too_late(
+                "a LazyShardedStream takes a data set that is not used yet and in no blend; make a new one, or a "
+                "stream of the blend"
             )
         self._length_given_up = self.order.num_samples is None
         self.order = self.order.without_end()
@@ -184,26 +159,25 @@ class IndexReader:
         """Returns the order, by which the steps of the run are known from now on, one micro batch each by default."""
         if self.order.micro_batches_per_step is None:
             if self.used and self.states.given:
-                raise RuntimeError(
-                    f"{self._reader.directory}: this data set is in use already, call batches() before its rank or its "
-                    f"length is asked for, or give it order=Order(micro_batches_per_step=1)"
+                raise self._too_late(
+                    "this data set is in use already, call batches() before its rank or its length is asked for, or "
+                    "give it order=Order(micro_batches_per_step=1)"
                 )
             self.order = self.states.order = replace(self.order, micro_batches_per_step=1)
         return self.order
 
     def enter_blend(self) -> None:
-        """Becomes a stream of a blend, which decides how often it is drawn from, and keeps its state.
-
-        Raises:
-            RuntimeError: it is used already, or stands somewhere already.
-        """
+        """Becomes a stream of a blend, which says how often to draw and keeps the state; or raises RuntimeError."""
         if self.used or self.order.blended or self.states.given:
-            raise RuntimeError(
-                f"{self._reader.directory}: a blend takes data sets that are new: not used, not blended, without a "
-                f"state; load the state of the blend, and skip samples, once it is made"
+            raise self._too_late(
+                "a blend takes data sets that are new: not used, not blended, without a state; load the state of the "
+                "blend, and skip samples, once it is made"
             )
         self.order = self.order.in_blend()
         self.states = RunStates(self.order, self._reader)
+
+    def _too_late(self, text: str) -> RuntimeError:
+        return RuntimeError(f"{self._reader.directory}: {text}")
 
     def _first_space(self, epoch: int) -> IndexSpace:
         rank = self._rank or resolve_rank()
@@ -213,20 +187,22 @@ class IndexReader:
         return self._space(epoch, rank, self.order.max_total_samples if known is None else known)
 
     def _space(self, epoch: int, rank: Rank, total: int | None) -> IndexSpace:
-        state = self.states.of(epoch, rank.dp_size)
-        return IndexSpace(
-            self.order, rank, self._reader, state, total, self._consumer, self._since, self._told, self.shared
-        )
+        course = course_of(self.states.of(epoch, rank.dp_size))
+        marks = self._marks(rank, course)
+        return IndexSpace(self.order, rank, self._reader, course, total, marks, self._told, self.shared)
+
+    def _marks(self, rank: Rank, course: Course) -> ReadingMarks | None:
+        if self._consumer is None or rank.dp_rank:
+            return None
+        from lazyshard.data.commits import ReadingMarks
+
+        return ReadingMarks(self._consumer, course, self._reader, self._since)
 
     def settle_unit(self, rank: Rank) -> None:
         """Settles the unit of a run for good: that of the state which it goes on from, or of the settings.
 
         Where "auto" is not certain yet it waits until there is a full chunk for every rank, or the stream has ended: by
-        the length of the stream alone, so that every rank finds the same whenever it asks.
-
-        Raises:
-            LengthUnknown: the data set has no length, so there is nothing to wait for.
-            WaitTimeout: it was not certain in time.
+        the length of the stream alone, so that every rank finds the same. Raises WaitTimeout, LengthUnknown.
         """
         size, unit, order = self._reader.samples_per_chunk, self.states.unit, self.order
         if unit is None:
@@ -241,20 +217,14 @@ class IndexReader:
     def _chunk_of_each(self, rank: Rank) -> Published:
         """Waits for a full chunk for every rank, or for the end of the stream."""
         reader, size = self._reader, self._reader.samples_per_chunk
-        label, on_wait = reader.label, reader.on_wait
-        reader.label = label or f"rank {rank.dp_rank} of {rank.dp_size}"
-        try:
-            if self._consumer is not None and rank.dp_rank == 0:
-                from lazyshard.data.commits import ReadingMarks
-
-                # Or a producer that is held back by --max-ahead would wait for us, as we for it.
-                course = Course(self.order.rules(size, size), [Part(rank.dp_size, self.order.batch_size)])
-                marks = ReadingMarks(self._consumer, course, reader, since=self._since)
-                marks.enter(0, self.order.max_total_samples, reader.seen.samples)
-                reader.on_wait = marks.repeat
-            return reader.wait_for(rank.dp_size * size)
-        finally:
-            reader.label, reader.on_wait = label, on_wait
+        # Until this process reads, and says so itself.
+        reader.label = f"rank {rank.dp_rank} of {rank.dp_size}"
+        course = Course(self.order.rules(size, size), [Part(rank.dp_size, self.order.batch_size)])
+        if (marks := self._marks(rank, course)) is not None:
+            # Or a producer that is held back by --max-ahead would wait for us, as we for it.
+            marks.enter(0, self.order.max_total_samples, reader.seen.samples)
+            reader.on_wait = marks.repeat
+        return reader.wait_for(rank.dp_size * size)
 
     def state_after(self, consumed: int | None) -> RunState:
         """Returns the state after so many samples; see `LazyShardedDataset.state_dict`."""
@@ -269,14 +239,10 @@ class IndexReader:
         return state
 
     def go_on(self, state: dict[str, Any], *, anywhere: bool = True) -> tuple[int, int] | None:
-        """Loads a state; once this is used it has to be of the same course, and may be `anywhere` in it.
-
-        Returns:
-            Epoch and position of the state, None where this was not used yet and now stands there.
-        """
+        """Loads a state, once used one of the same course; returns its epoch and position, None before that."""
         in_worker = get_worker_info() is not None
         settled = self.used or in_worker
-        found = self.states.load(state, self._reader, self.indices().rank.dp_size if settled else None, anywhere)
+        found = self.states.load(state, self.indices().rank.dp_size if settled else None, anywhere)
         if not in_worker:
             self.numbers[EPOCH] = found[0]
         return found if settled else None
@@ -284,41 +250,34 @@ class IndexReader:
     def skip(self, samples: Ranges, chunks: Ranges, steps: Ranges) -> None:
         """Leaves samples out; see `LazyShardedDataset.skip`."""
         if self.used:
-            raise RuntimeError(
-                f"{self._reader.directory}: this data set is in use already, what to skip is said before"
-            )
+            raise self._too_late("this data set is in use already, what to skip is said before")
         if self.states.unit is None:
             self.settle_unit(self._rank or resolve_rank())
-        self.states.skip(samples, chunks, steps, lambda: self._rank or resolve_rank(), self._reader)
+        self.states.skip(samples, chunks, steps, lambda: self._rank or resolve_rank())
 
     def fetch(self, indices: list[int]) -> list[Any]:
         """Returns the samples of a batch. Raises as `LazyShardedDataset.__getitem__` does."""
+        # One epoch for the whole batch, whenever another one is set.
+        epoch = self.numbers[EPOCH]
         with self:
-            # One epoch for the whole batch, whenever another one is set.
-            epoch = self.numbers[EPOCH]
             space = self.indices(epoch)
             if len(indices) not in (1, self.order.batch_size):
-                space.tell_batch(len(indices), self._reader)
+                space.tell_batch(len(indices))
             samples: list[Any] = []
             while len(samples) < len(indices):
                 index, count = consecutive(indices, len(samples), space.step)
                 samples += self.lanes.read(space, index, count, epoch)
             return samples
 
-    def draw(self, index: int) -> Draw:
-        """Returns epoch and sample of an index; see `LazyShardedDataset.draw`."""
-        with self:
-            return self.indices().draw(index, self._reader)
-
     def end_of(self, drawn: int, position: int) -> tuple[int, int] | None:
-        """Returns the end of an epoch, waiting if it must; see `IndexSpace.end_of`."""
-        with self:
-            return self.indices().end_of(drawn, position, self._reader)
+        """As `IndexSpace.end_of`."""
+        with self as space:
+            return space.end_of(drawn, position)
 
     def epoch_at(self, drawn: int) -> int:
-        """Returns the epoch in which a run stands, waiting if it must; see `IndexSpace.epoch_at`."""
-        with self:
-            return self.indices().epoch_at(drawn, self._reader)
+        """As `IndexSpace.epoch_at`."""
+        with self as space:
+            return space.epoch_at(drawn)
 
     def read_samples(self, samples: Iterable[int]) -> list[Any]:
         """Returns samples by their numbers, all of them published. Raises as `fetch` does."""
@@ -329,15 +288,13 @@ class IndexReader:
         """Returns the checked line of an index, and those of the indices behind it that are read with it.
 
         None at all where rows are not handed out as they are, or `wait` is false and it may not be published yet.
-
-        Raises: as `fetch`; a bad row is not substituted.
         """
         self.enter_process()
         if self.lanes.rows_of is None:
             return []
         epoch = self.numbers[EPOCH]
         space = self.indices(epoch)
-        if not wait and not space.ready(index, self._reader):
+        if not wait and not space.ready(index):
             return []
         try:
             return self.lanes.lines(space, index, epoch)
@@ -351,9 +308,10 @@ class IndexReader:
         space, worker = self.indices(), get_worker_info()
         enter_process(self._reader, space.rank, worker)
         self._reader.on_wait = None if self._consumer is None or space.rank.dp_rank else self._repeat_mark
-        self._samples.leave_out(Gaps(gap for part in space.course.parts for gap in part.skip))
+        self._samples.left_out = Gaps(gap for part in space.course.parts for gap in part.skip)
         if self._late and worker is not None and self._reader.stream_id is not None:
-            self.plain, self.lanes.rows_of = False, LateRows(self._reader)
+            self.plain = False
+            self._samples.rows_of = LateRows(self._reader)
         if self._pid:
             # A fork begins with the bad samples of its parent, but the limit is each process's own.
             self._samples.forget_met()
@@ -366,16 +324,16 @@ class IndexReader:
         if self._newest is not None and (marks := self._newest[1].marks) is not None:
             marks.repeat()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> IndexSpace:
         """Begins to read in this process; what is raised then crosses to another one with its fields."""
         try:
             self.enter_process()
+            return self.indices()
         except BaseException as error:
             self.__exit__(None, error, None)
             raise
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Reports what was met."""
         if isinstance(error, LazyShardError) and get_worker_info() is not None:
             error.carry_fields()
         self._report()

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.order import RunOrder
 from lazyshard.data.rank import Rank
+from lazyshard.data.settings import RunOrder
 from lazyshard.data.shared import ASKED, SharedNumbers
 from lazyshard.errors import LengthsMissing, LengthUnknown, StreamMismatch
-from lazyshard.format.state import RunState
-from lazyshard.plan.course import Draw, Run
+from lazyshard.plan.course import Course, Draw, Run
 from lazyshard.plan.layout import Layout
 from lazyshard.stream import Published, StreamReader
-from lazyshard.stream.run_state import course_of
 from lazyshard.stream.stream import open_now
 from lazyshard.stream.token_lengths import lengths_not_ours, read_lengths
 
@@ -38,19 +36,8 @@ _PAUSE_S: Final = 0.05
 class IndexSpace:
     """The indices of one data set in one epoch that was set. Fixed once made, whatever the stream does afterwards.
 
-    Args:
-        order: the settings.
-        rank: whose data set it is.
-        reader: the stream.
-        state: where the run stands, with these ranks.
-        total: to count the indices with; None as long as the end is open and there is no maximum.
-        consumer: for whom rank 0 keeps a reading mark; None for nobody.
-        since: when the data set was made, in seconds since 1970.
-        told: the kinds of warnings that were logged already.
-        shared: what the processes of the data set share.
-
     Attributes:
-        rank, total: as given.
+        total: what indices are counted with; None as long as the end is open and there is no maximum.
         course: what each rank draws, by position of the state's current part.
         layout: how the ranks' positions lie among the indices.
         step: how far apart the indices are that follow each other in a lane.
@@ -67,49 +54,40 @@ class IndexSpace:
         order: RunOrder,
         rank: Rank,
         reader: StreamReader,
-        state: RunState,
+        course: Course,
         total: int | None,
-        consumer: str | None,
-        since: float,
+        marks: ReadingMarks | None,
         told: set[str],
         shared: SharedNumbers,
     ) -> None:
         self.order = order
         self.rank = rank
         self.total = total
-        self.course = course_of(state)
+        self.course = course
+        self.marks = marks
+        self._reader = reader
         self._told = told
         self._shared = shared
         published = reader.seen
         known = order.known_total(published)
-        block = order.block(self.course, total)
+        block = order.block(course, total)
         if block is None:
             raise length_unknown(reader)
         self.layout = Layout(rank.dp_size, block, strided=order.layout == "strided")
         self.step = 1 if order.layout == "block" else rank.dp_size
-        self.wraps = known is None or block > self.course.epoch_length(known)
-        left = 0 if known is None else self.course.leftover(known)
+        self.wraps = known is None or block > course.epoch_length(known)
+        left = 0 if known is None else course.leftover(known)
         if left and known == published.samples and left >= known - (published.chunks - 1) * reader.samples_per_chunk:
             # No rank will open the last chunk, which proves the end of a foreign directory.
             reader.check_end()
         # With num_samples the caller decides where to stop, and `leftover` tells the rest.
-        if order.num_samples is None and known is not None and rank.dp_rank == 0 and "leftover" not in told:
-            told.add("leftover")
-            if left:
-                _log.warning(
-                    "%s: %d samples; left over in each epoch: %d, fewer than dp_size * batch_size = %d * %d",
-                    reader.directory,
-                    known,
-                    left,
-                    rank.dp_size,
-                    order.batch_size,
-                )
-        self._tell_cut(published, reader)
-        self.marks: ReadingMarks | None = None
-        if consumer is not None and rank.dp_rank == 0:
-            from lazyshard.data.commits import ReadingMarks
-
-            self.marks = ReadingMarks(consumer, self.course, reader, since=since)
+        if left and order.num_samples is None and rank.dp_rank == 0:
+            self._tell(
+                "leftover",
+                f"{known} samples; left over in each epoch: {left}, fewer than dp_size * batch_size = "
+                f"{rank.dp_size} * {order.batch_size}",
+            )
+        self._tell_cut(published)
         # Positions up to this one are certain, given this total: what needs fewer published samples than something
         # that was waited for needs no look. One value that is only ever replaced: a position must not meet the total
         # of another thread's.
@@ -117,88 +95,83 @@ class IndexSpace:
 
     def lane_indices(self, position: int | None = None) -> range:
         """Returns the indices of this rank from a position on, None for where the run stands, in order."""
-        return self.layout.lane_indices(self.rank.dp_rank)[
-            self.course.current.draws if position is None else position :
-        ]
+        first = self.course.current.draws if position is None else position
+        return self.layout.lane_indices(self.rank.dp_rank)[first:]
 
-    def draw(self, index: int, reader: StreamReader) -> Draw:
-        """Returns epoch and sample of an index, waiting until they are certain.
+    def draw(self, index: int) -> Draw:
+        """Returns epoch and sample of an index, waiting until they are certain. Raises IndexError, WaitTimeout."""
+        return self.draw_at(*self.layout.locate(index))
 
-        Raises:
-            IndexError: outside the index space, or the stream has ended with less than one batch a rank.
-            WaitTimeout: what decides it was not published in time.
-        """
-        return self.draw_at(*self.layout.locate(index), reader)
+    def draw_at(self, lane: int, position: int) -> Draw:
+        """Returns epoch and sample of a position. Waits and raises as `draw` does; so do the methods that follow."""
+        return self.course.draw(lane, position, self._total(position))
 
-    def draw_at(self, lane: int, position: int, reader: StreamReader) -> Draw:
-        """Returns epoch and sample of a position. Raises as `draw` does."""
-        return self.course.draw(lane, position, self._total(position, reader))
+    def epoch_at(self, position: int) -> int:
+        """Returns the epoch of a run that has drawn so many positions; at its end still that one."""
+        return self.draw_at(0, position - 1).epoch if position else self.course.epoch(self._total(0))
 
-    def epoch_at(self, position: int, reader: StreamReader) -> int:
-        """Returns the epoch of a run that has drawn so many positions; at its end still that one. Raises as `draw`."""
-        if position == 0:
-            return self.course.epoch(self._total(0, reader))
-        return self.course.draw(0, position - 1, self._total(position - 1, reader)).epoch
-
-    def end_of(self, drawn: int, position: int, reader: StreamReader) -> tuple[int, int] | None:
+    def end_of(self, drawn: int, position: int) -> tuple[int, int] | None:
         """Returns where the epoch ends in which a run stands that has drawn so many positions: position, and total.
 
-        Waits until it is certain whether the micro batch of `position`, not before `drawn`, belongs to that epoch; None
-        if it does and the end is still open. Raises as `draw`.
+        None if the micro batch of `position` belongs to it and the end is still open. Waits until that is certain.
         """
-        total = self._total(position, reader)
+        total = self._total(position)
         return None if total is None else (self.course.epoch_stop(drawn, total), total)
 
-    def run(self, lane: int, position: int, reader: StreamReader) -> Run:
-        """Returns the neighbours of a position that draw consecutive samples. Raises as `draw` does."""
-        run = self.course.run(lane, position, self._total(position, reader))
+    def run(self, lane: int, position: int) -> Run:
+        """Returns the neighbours of a position that draw consecutive samples."""
+        run = self.course.run(lane, position, self._total(position))
         # The course goes on for ever, the indices of a lane do not.
         return run if run.stop <= self.layout.block else run._replace(stop=self.layout.block)
 
-    def window(self, lane: int, position: int, most: int, reader: StreamReader) -> npt.NDArray[np.int64]:
-        """Returns the samples of a position and of those behind it in its window, at least one, as int64.
-
-        Waits until they are certain. Raises as `draw` does.
-        """
-        total = self._total(position, reader)
+    def window(self, lane: int, position: int, most: int) -> npt.NDArray[np.int64]:
+        """Returns the samples of a position and of those behind it in its window, at least one, as int64."""
+        total = self._total(position)
         stop = min(self.course.window_stop(lane, position, total), position + most, self.layout.block)
         return self.course.draws(lane, np.arange(position, stop), total)[1]
 
-    def ready(self, index: int, reader: StreamReader) -> bool:
+    def ready(self, index: int) -> bool:
         """Returns whether a sample can be read without waiting, as far as is known without a look."""
         position = self.layout.locate(index)[1]
-        seen = reader.seen
+        seen = self._reader.seen
         return position <= self._certain[0] or seen.ended or self.course.needed(position) <= seen.samples
 
-    def _total(self, position: int, reader: StreamReader) -> int | None:
+    def _total(self, position: int) -> int | None:
         certain, total = self._certain
         limit = self.order.max_total_samples
         if self.marks is not None and position >= self.marks.stop:
-            seen = reader.seen
+            seen = self._reader.seen
             known = self.order.known_total(seen)
             self.marks.enter(position, limit if known is None else known, seen.samples)
         if position > certain:
             needed = self.course.needed(position)
-            published = reader.wait_for(needed if limit is None else min(needed, limit))
+            published = self._reader.wait_for(needed if limit is None else min(needed, limit))
             total = self.order.known_total(published)
             self._certain = (position if total is None else self.layout.block, total)
-            self._tell_cut(published, reader)
-        if self.wraps and total is not None and position >= self.course.epoch_length(total):
-            self._tell_wrapped(total, reader)
+            self._tell_cut(published)
+        # Who gives num_samples wants to go on so, and who asks where the epoch ends stops there, though workers read
+        # ahead.
+        wrapped = self.wraps and total is not None and position >= self.course.epoch_length(total)
+        if wrapped and self.order.num_samples is None and not self._shared.view[ASKED]:
+            self._tell(
+                "wrapped",
+                f"the stream has ended with {total} samples; what is read from here on is the next epoch. To stop "
+                f"instead, ask `dataset.in_epoch(index)` before each step: nobody has asked so far",
+            )
         return total
 
-    def is_left_out(self, drawn: Draw, epoch: int, reader: StreamReader) -> bool:
+    def is_left_out(self, drawn: Draw, epoch: int) -> bool:
         """Returns whether a sample is behind the end at which the training loop stops, so that it is read in vain.
 
-        A loader reads a batch before the loop can ask whether it still is in the epoch, and its workers read ahead.
-        Waits for a moment for a loop that has not asked yet, where this is a worker: at the latest it asks about the
-        batch before.
+        A loader reads ahead of the loop's question whether a batch still is in the epoch. A worker waits for a moment
+        for a loop that has not asked yet: at the latest it asks about the batch before.
         """
         if drawn.epoch <= epoch or (self.order.num_samples is not None and not self.order.blended):
             return False
-        deadline = time.monotonic() + (0.0 if reader.parent is None else _TO_ASK_S)
+        parent = self._reader.parent
+        deadline = time.monotonic() + (0.0 if parent is None else _TO_ASK_S)
         while not self._shared.view[ASKED]:
-            if time.monotonic() >= deadline or (reader.parent is not None and reader.parent.done()):
+            if time.monotonic() >= deadline or (parent is not None and parent.done()):
                 return False
             time.sleep(_PAUSE_S)
         return True
@@ -212,41 +185,34 @@ class IndexSpace:
             self._told.add(what)
             _log.warning("%s", text)
 
-    def tell_lane(self, index: int, lane: int, reader: StreamReader) -> None:
+    def _tell(self, what: str, text: str) -> None:
+        self.tell(what, f"{self._reader.directory}: {text}")
+
+    def tell_lane(self, index: int, lane: int) -> None:
         """Warns of an index that is another rank's."""
-        self.tell(
+        rank = f"rank {self.rank.dp_rank} of {self.rank.dp_size}"
+        self._tell(
             "lane",
-            f"{reader.directory}: rank {self.rank.dp_rank} of {self.rank.dp_size} was asked for index {index}, which "
-            f"is rank {lane}'s in the {self.order.layout!r} layout. If every rank is asked for the same indices, "
-            f"samples repeat: did you forget `sampler=dataset.rank_indices`? If the sampler deals them out, each rank "
-            f"reads the chunks of all: choose the layout that fits it",
+            f"{rank} was asked for index {index}, which is rank {lane}'s in the {self.order.layout!r} layout. If every "
+            f"rank is asked for the same: did you forget `sampler=dataset.rank_indices`? Else choose another layout",
         )
 
-    def tell_batch(self, size: int, reader: StreamReader) -> None:
+    def tell_batch(self, size: int) -> None:
         """Warns of a batch that may reach into the next epoch."""
         if self.wraps and not self.order.blended:
-            self.tell(
+            self._tell(
                 "batch",
-                f"{reader.directory}: asked for a batch of {size}, batch_size is {self.order.batch_size}: where an "
-                f"epoch ends, a batch may then mix it with the next. Give the data set the batch size of the loader",
+                f"asked for a batch of {size}, batch_size is {self.order.batch_size}: where an epoch ends, a batch may "
+                f"then mix it with the next. Give the data set the batch size of the loader",
             )
 
-    def _tell_wrapped(self, total: int, reader: StreamReader) -> None:
-        # Who gives num_samples wants it so, and who asks where the epoch ends stops there, though workers read ahead.
-        if self.order.num_samples is None and not self._shared.view[ASKED]:
-            self.tell(
-                "wrapped",
-                f"{reader.directory}: the stream has ended with {total} samples; what is read from here on is the next "
-                f"epoch. To stop instead, ask `dataset.in_epoch(index)` before each step: nobody has asked so far",
-            )
-
-    def _tell_cut(self, published: Published, reader: StreamReader) -> None:
+    def _tell_cut(self, published: Published) -> None:
         limit = self.order.max_total_samples
         if limit is not None and published.samples > limit:
-            self.tell(
+            self._tell(
                 "cut",
-                f"{reader.directory}: {published.samples} samples are published, but max_total_samples is {limit}: "
-                f"those past it are not drawn",
+                f"{published.samples} samples are published, but max_total_samples is {limit}: those past it are not "
+                f"drawn",
             )
 
 
@@ -269,57 +235,30 @@ def length_unknown(reader: StreamReader) -> LengthUnknown:
     )
 
 
-__all__ = ["lengths_by_index", "lengths_by_sample"]
-
 _POSITIONS: Final = 1 << 20
 """Drawn at a time: their samples take 8 MB."""
 
 
 def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np.uint32]:
-    """Reads the lengths of all samples, from the seals.
-
-    Args:
-        reader: the stream.
-        total: how many samples there are to draw; None as long as that is open.
-
-    Returns:
-        u32 of shape (total,).
-
-    Raises:
-        LengthsMissing: the end is open; or lengths are not known, or deleted.
-        StreamMismatch: another stream took the place of this one.
-        FormatInvalid, OSError: a file cannot be read.
-    """
+    """Reads the lengths of `total` samples, from the seals, as u32. Raises LengthsMissing, StreamMismatch, OSError."""
     directory = reader.directory
     if total is None:
-        raise LengthsMissing(
-            f"{directory}: the stream is still being produced ({reader.seen.samples} samples so far), so not all "
-            f"lengths are known; ask once it has ended",
-            directory=str(directory),
-        )
+        text = f"{directory}: the stream is still being produced ({reader.seen.samples} samples so far)"
+        raise LengthsMissing(f"{text}, so not all lengths are known; ask once it has ended", directory=str(directory))
     if reader.stream_id is None:
         raise lengths_not_ours(directory)
     stream = open_now(directory)
     if stream.stream_id != reader.stream_id:
-        raise StreamMismatch(
-            f"{directory}: stream {reader.stream_id} was replaced by stream {stream.stream_id}",
-            directory=str(directory),
-            expected=reader.stream_id,
-            actual=stream.stream_id,
-        )
+        here, now = reader.stream_id, stream.stream_id
+        text = f"{directory}: stream {here} was replaced by stream {now}"
+        raise StreamMismatch(text, directory=str(directory), expected=here, actual=now)
     return read_lengths(stream, total)
 
 
 def lengths_by_index(space: IndexSpace, by_sample: npt.NDArray[np.uint32]) -> npt.NDArray[np.signedinteger[Any]]:
-    """Returns the length of what each index draws.
+    """Returns the length of what each index draws, of the lengths of all samples.
 
-    Args:
-        space: the indices.
-        by_sample: the lengths of all samples: u32 of shape (total,).
-
-    Returns:
-        int32 of shape (indices,), int64 if a sample is longer than that can say: torch has no reductions of unsigned
-        numbers.
+    As int32, or int64 if a sample is longer than that can say: torch has no reductions of unsigned numbers.
     """
     total = len(by_sample)
     kind = np.int32 if not total or by_sample.max() <= np.iinfo(np.int32).max else np.int64

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils.data import DataLoader, Sampler
 
 from lazyshard.config.checks import Source, read_config
-from lazyshard.config.named_function import named_function
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.iterable import LazyShardedStream
@@ -18,9 +18,10 @@ from lazyshard.data.settings import BadRows, EncodeCache, Order
 from lazyshard.data.shared import Stats
 from lazyshard.data.steps import Filter, Map, MessageTransform, Step
 from lazyshard.errors import ConfigInvalid, SkipSample
+from lazyshard.lazy import named_function
 
 if TYPE_CHECKING:
-    from lazyshard.config.config import Config, DatasetConfig, Function, StepConfig
+    from lazyshard.config.config import Config, DatasetConfig, StepConfig
 
 
 class RankSampler(Sampler[int]):
@@ -30,11 +31,9 @@ class RankSampler(Sampler[int]):
         self._dataset = dataset
 
     def __iter__(self) -> Iterator[int]:
-        """Returns them in order."""
         return iter(self._dataset.rank_indices)
 
     def __len__(self) -> int:
-        """Returns how many there are."""
         return len(self._dataset.rank_indices)
 
 
@@ -97,10 +96,10 @@ class Loaded:
 
     def _open(self, one: DatasetConfig, dp_rank: int | None, dp_size: int | None) -> LazyShardedDataset:
         config = self.config
-        blended = len(config.datasets) > 1
+        of_run = config.model_dump(include={"seed", "micro_batches_per_step"})
         encode = None
         if config.tokenizer is not None:
-            encode = Tokenize(self.tokenizer, config.tokenizer.max_length, config.tokenizer.too_long)
+            encode = partial(_tokenize, self.tokenizer, config.tokenizer.max_length, config.tokenizer.too_long)
         return LazyShardedDataset(
             one.path,
             encode,
@@ -108,17 +107,12 @@ class Loaded:
             dp_size=dp_size,
             samples_per_chunk=one.samples_per_chunk,
             max_total_samples=one.max_total_samples,
-            num_samples=None if blended else config.num_samples,
+            num_samples=None if len(config.datasets) > 1 else config.num_samples,
             batch_size=config.dataloader.batch_size,
             max_wait=config.max_wait,
             consumer=config.consumer,
             steps=[_step(step) for step in one.steps],
-            order=Order(
-                unit=one.unit,
-                shuffle_window=one.shuffle_window,
-                seed=config.seed,
-                micro_batches_per_step=config.micro_batches_per_step,
-            ),
+            order=Order(unit=one.unit, shuffle_window=one.shuffle_window, **of_run),
             bad_rows=BadRows("raise") if one.max_error_count == 0 else BadRows(limit=one.max_error_count),
             cache=EncodeCache(memory_bytes=one.cache_bytes),
         )
@@ -127,20 +121,16 @@ class Loaded:
         options = self.config.dataloader
         collate: Callable[[Any], Any] = list
         if options.collate_fn is not None:
-            collate = _function(options.collate_fn)
+            given = options.collate_fn
+            collate = named_function(given) if isinstance(given, str) else given
         elif self.tokenizer is not None:
             pad = self.tokenizer.pad_token_id
-            collate = PadBatch((self.tokenizer.eos_token_id or 0) if pad is None else pad)
+            collate = partial(_padded, (self.tokenizer.eos_token_id or 0) if pad is None else pad)
         return DataLoader(
             self.dataset if self.stream is None else self.stream,
-            batch_size=options.batch_size,
             sampler=RankSampler(self.dataset) if self.stream is None else None,
-            num_workers=options.num_workers,
             collate_fn=collate,
-            pin_memory=options.pin_memory,
-            prefetch_factor=options.prefetch_factor,
-            persistent_workers=options.persistent_workers,
-            multiprocessing_context=options.multiprocessing_context,
+            **options.model_dump(exclude={"form", "at_end", "collate_fn"}),
         )
 
 
@@ -174,106 +164,62 @@ def load(config: Source, *, dp_rank: int | None = None, dp_size: int | None = No
     return Loaded(checked.config, checked.name, dp_rank, dp_size)
 
 
-def _tokenizer(path: str, name: str) -> Any:
-    try:
-        return open_tokenizer(path)
-    except ImportError:
-        raise
-    except Exception as cause:
-        raise ConfigInvalid(
-            f"{name}: tokenizer.path: no tokenizer can be loaded from {path!r}: {type(cause).__name__}: {cause}",
-            file=name,
-            count=1,
-        ) from cause
+_STEPS: Final[dict[str, Callable[..., Step]]] = {"message_transform": MessageTransform, "filter_fn": Filter, "map": Map}
 
 
 def _step(step: StepConfig) -> Step:
-    if step.message_transform is not None:
-        return MessageTransform(step.message_transform.function)
-    if step.filter_fn is not None:
-        return Filter(step.filter_fn.function, step.filter_fn.with_indices)
-    assert step.map is not None
-    return Map(step.map.function, step.map.with_indices, step.map.remove_columns)
+    kind, call = next((name, call) for name, call in step if call is not None)
+    return _STEPS[kind](*dict(call).values())
 
 
-def _function(given: Function) -> Callable[..., Any]:
-    return named_function(given) if isinstance(given, str) else given
-
-
-_IGNORED: Final = -100
-"""What losses of torch and transformers leave out."""
-
-
-def open_tokenizer(path: str) -> Any:
-    """Returns the tokenizer of a local directory; nothing is fetched, and no code of it is run.
-
-    Raises:
-        ImportError: transformers is not installed.
-        Exception: whatever transformers raises where it cannot be loaded.
-    """
+def _tokenizer(path: str, name: str) -> Any:
+    """Returns the tokenizer of a local directory; nothing is fetched, and no code of it is run."""
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as cause:
         if cause.name != "transformers":
             raise
         raise ImportError("a tokenizer needs transformers: pip install transformers") from cause
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except ImportError:
+        raise
+    except Exception as cause:
+        text = f"no tokenizer can be loaded from {path!r}: {type(cause).__name__}: {cause}"
+        raise ConfigInvalid(f"{name}: tokenizer.path: {text}", file=name, count=1) from cause
 
 
-class Tokenize:
+def _tokenize(tokenizer: Any, max_length: int | None, too_long: str, row: dict[str, Any]) -> dict[str, Any]:
     """Makes a sample of a row: `input_ids` of its `messages`, by the chat template, or else of its `text`.
 
-    Args:
-        tokenizer: of transformers.
-        max_length: most tokens of a sample; None for any number.
-        too_long: "drop" trains another row in the place of a longer one, "truncate" cuts it.
+    One of more than `max_length` tokens is dropped or, with `too_long` "truncate", cut.
     """
-
-    def __init__(self, tokenizer: Any, max_length: int | None = None, too_long: str = "drop") -> None:
-        self._tokenizer = tokenizer
-        self._max_length = max_length
-        self._too_long = too_long
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Returns the sample.
-
-        Raises:
-            SkipSample: it is too long.
-            ValueError: the row has neither messages nor a text.
-        """
-        if isinstance(row.get("messages"), (list, tuple)):
-            tokens = self._tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=True)["input_ids"]
-        elif isinstance(row.get("text"), str):
-            tokens = self._tokenizer(row["text"])["input_ids"]
-        else:
-            raise ValueError(
-                f"expected a list `messages` or a text `text`, the row has {', '.join(map(repr, row))[:200]}; a "
-                f"message_transform makes messages of it"
-            )
-        if self._max_length is not None and len(tokens) > self._max_length:
-            if self._too_long == "drop":
-                raise SkipSample(f"{len(tokens)} tokens, max_length is {self._max_length}")
-            tokens = tokens[: self._max_length]
-        return {"input_ids": list(tokens)}
+    if isinstance(row.get("messages"), (list, tuple)):
+        tokens = tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=True)["input_ids"]
+    elif isinstance(row.get("text"), str):
+        tokens = tokenizer(row["text"])["input_ids"]
+    else:
+        fields = ", ".join(map(repr, row))[:200]
+        expected = f"expected a list `messages` or a text `text`, the row has {fields}"
+        raise ValueError(f"{expected}; a message_transform makes messages of it")
+    if max_length is not None and len(tokens) > max_length:
+        if too_long == "drop":
+            raise SkipSample(f"{len(tokens)} tokens, max_length is {max_length}")
+        tokens = tokens[:max_length]
+    return {"input_ids": list(tokens)}
 
 
-class PadBatch:
-    """Collates samples of tokens: each as long as the longest, by padding behind it."""
+def _padded(pad: int, samples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Collates samples of tokens, each as long as the longest: `input_ids`, `attention_mask` and `labels`, all int64.
 
-    def __init__(self, pad: int) -> None:
-        self._pad = pad
-
-    def __call__(self, samples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Returns `input_ids`, `attention_mask` and `labels`, each (samples, tokens) of int64.
-
-        Labels are the tokens themselves, and -100 where padding is.
-        """
-        lengths = [len(sample["input_ids"]) for sample in samples]
-        shape = (len(samples), max(lengths, default=0))
-        tokens, labels = torch.full(shape, self._pad), torch.full(shape, _IGNORED)
-        mask = torch.zeros(shape, dtype=torch.int64)
-        for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
-            found = torch.tensor(sample["input_ids"], dtype=torch.int64)
-            tokens[row, :length] = labels[row, :length] = found
-            mask[row, :length] = 1
-        return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+    Labels are the tokens, and -100, which losses of torch and transformers leave out, where padding is.
+    """
+    lengths = [len(sample["input_ids"]) for sample in samples]
+    shape = (len(samples), max(lengths, default=0))
+    tokens, labels = torch.full(shape, pad), torch.full(shape, -100)
+    mask = torch.zeros(shape, dtype=torch.int64)
+    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+        found = torch.tensor(sample["input_ids"], dtype=torch.int64)
+        tokens[row, :length] = labels[row, :length] = found
+        mask[row, :length] = 1
+    return {"input_ids": tokens, "attention_mask": mask, "labels": labels}

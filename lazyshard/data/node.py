@@ -54,11 +54,7 @@ class LazyShardedNode(BaseNode):  # type: ignore[misc]  # torchdata has no type 
         return self._stream
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins a pass; see the class.
-
-        Raises:
-            StateInvalid, VersionUnsupported, StateMismatch, RuntimeError: as `LazyShardedStream.load_state_dict`.
-        """
+        """Begins a pass; see the class. Raises as `LazyShardedStream.load_state_dict`."""
         super().reset(initial_state)
         if initial_state is not None:
             self._stream.load_state_dict(initial_state)

@@ -47,13 +47,7 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
         RankInvalid: only one of the two is given, they are impossible, or this is one of several processes of
             `torchrun` in which nothing is initialised yet: as 0 of 1 each would train on everything.
     """
-    if (dp_rank is None) != (dp_size is None):
-        raise RankInvalid(
-            f"dp_rank and dp_size belong together, got dp_rank={dp_rank} and dp_size={dp_size}",
-            dp_rank=dp_rank,
-            dp_size=dp_size,
-        )
-    if dp_rank is not None and dp_size is not None:
+    if dp_rank is not None or dp_size is not None:
         return _check(dp_rank, dp_size)
     mpu = sys.modules.get("megatron.core.parallel_state")
     if mpu is not None and mpu.model_parallel_is_initialized():
@@ -70,13 +64,10 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
 
 
 def check_dealt(rank: Rank, name: str, where: object) -> None:
-    """Refuses, where a length is asked for, a DataLoader without a sampler, which draws all indices on every rank.
+    """Raises RankInvalid where a DataLoader without a sampler, which draws all on every rank, asks for a length.
 
     That alone is asked for in the main process of every rank before the first batch: the first indices are those of
     rank 0 also without a sampler. Only torch's own loaders are refused: accelerate's deal batches out behind it.
-
-    Raises:
-        RankInvalid: this is such a loader.
     """
     # Behind this function and `__len__`, of the data set.
     frame = sys._getframe(2)
@@ -84,49 +75,36 @@ def check_dealt(rank: Rank, name: str, where: object) -> None:
         return
     caller: FrameType | None = frame
     begins = False
-    while caller is not None and (module := _root(caller)) in ("torch", "torchdata"):
+    module = ""
+    while caller is not None:
+        module = str(caller.f_globals.get("__name__")).partition(".")[0]
+        if module not in ("torch", "torchdata"):
+            break
         begins = begins or isinstance(caller.f_locals.get("self"), _BaseDataLoaderIter)
         caller = caller.f_back
-    if begins and (caller is None or module != "accelerate"):
-        raise RankInvalid(
+    if begins and module != "accelerate":
+        text = (
             f"{where}: a DataLoader without a sampler draws all samples on each of the {rank.dp_size} ranks, this is "
             f"rank {rank.dp_rank}: give it sampler={name}.rank_indices, or iterate over {name}.batches(...), which "
-            f"makes the loader. To read everything here, make the data set with dp_rank=0, dp_size=1",
-            dp_rank=rank.dp_rank,
-            dp_size=rank.dp_size,
+            f"makes the loader. To read everything here, make the data set with dp_rank=0, dp_size=1"
         )
+        raise RankInvalid(text, **rank._asdict())
 
 
-def _root(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__")).partition(".")[0]
-
-
-def _check(dp_rank: int, dp_size: int) -> Rank:
+def _check(dp_rank: object, dp_size: object) -> Rank:
     if type(dp_rank) is not int or type(dp_size) is not int or not 0 <= dp_rank < dp_size:
-        raise RankInvalid(
-            f"expected 0 <= dp_rank < dp_size, got dp_rank={dp_rank!r} and dp_size={dp_size!r}",
-            dp_rank=dp_rank,
-            dp_size=dp_size,
-        )
+        both = "dp_rank and dp_size belong together, " if None in (dp_rank, dp_size) else ""
+        text = f"{both}expected 0 <= dp_rank < dp_size, got dp_rank={dp_rank!r} and dp_size={dp_size!r}"
+        raise RankInvalid(text, dp_rank=dp_rank, dp_size=dp_size)
     return Rank(dp_rank, dp_size)
 
-
-_LOOP: Final = "_worker_loop"
-"""What a worker runs, of torch and of torchdata."""
-
-_DONE: Final = "done_event"
-"""Its argument that tells that the loader has ended."""
 
 # The process that has looked last, and its parent.
 _found: tuple[int, Parent] | None = None
 
 
 def parent_of_worker(pid: int | None = None) -> Parent:
-    """Returns the process for which this DataLoader worker works, and ends this one soon after it.
-
-    Args:
-        pid: its process id, None if it is not known.
-    """
+    """Returns the process for which this DataLoader worker works, of this id if it is known; ends this one after it."""
     global _found
     if _found is None or _found[0] != os.getpid():
         _found = (os.getpid(), Parent(pid, _loader_done()))
@@ -136,13 +114,19 @@ def parent_of_worker(pid: int | None = None) -> Parent:
 
 def _loader_done() -> Callable[[], bool] | None:
     """Returns what tells whether the loader of this worker has ended; None where the loop is not that of a worker."""
-    process = multiprocessing.current_process()
-    loop, given = getattr(process, "_target", None), getattr(process, "_args", ())
-    if loop is None or getattr(loop, "__name__", "") != _LOOP:
+    loop = _worker_loop()
+    if loop is None:
         return None
-    names = list(inspect.signature(loop).parameters)
-    event = given[names.index(_DONE)] if _DONE in names and names.index(_DONE) < len(given) else None
-    return getattr(event, "is_set", None)
+    given = getattr(multiprocessing.current_process(), "_args", ())
+    arguments = dict(zip(inspect.signature(loop).parameters, given, strict=False))
+    return getattr(arguments.get("done_event"), "is_set", None)
+
+
+def _worker_loop() -> Callable[..., object] | None:
+    """Returns what this process runs if it is a worker; other processes may be meant to outlive their parents."""
+    loop = getattr(multiprocessing.current_process(), "_target", None)
+    # Of torch, and of torchdata.
+    return loop if getattr(loop, "__name__", "") == "_worker_loop" else None
 
 
 def watch_forks(dataset: object) -> None:
@@ -156,9 +140,7 @@ def watch_forks(dataset: object) -> None:
 def _follow(_: object) -> None:
     # Runs before the worker's own loop, however the process was started.
     started_by = multiprocessing.parent_process()
-    # That of torch, and of torchdata, whose name is the same; other processes may be meant to outlive this one.
-    loop = getattr(multiprocessing.current_process(), "_target", None)
-    if started_by is None or getattr(loop, "__name__", "") != _LOOP:
+    if started_by is None or _worker_loop() is None:
         return
     # The child of a fork server is no child of the process that it works for.
     served = multiprocessing.get_start_method(allow_none=True) == "forkserver"

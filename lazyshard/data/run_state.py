@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from lazyshard.data.order import RunOrder
 from lazyshard.data.rank import Rank
+from lazyshard.data.settings import RunOrder
 from lazyshard.errors import StateInvalid
-from lazyshard.format.state import RunState
+from lazyshard.format.state import RunState, SequenceState
 from lazyshard.part import Part
 from lazyshard.plan.deal import Gaps
 from lazyshard.stream import StreamReader
@@ -33,42 +33,29 @@ from lazyshard.stream.run_state import (
 Ranges = Iterable[tuple[int, int]]
 """Half-open ranges of numbers."""
 
+# What a `LazyShardedStream` adds to the state of its data set, which cannot stand there. Of a DataLoader worker: which
+# one it is, of how many, and how many samples it has handed out of the pass. Within a micro batch: how many samples of
+# it. Behind a micro batch that completed the epoch: how many samples that had, over all ranks.
 WORKER: Final = "worker"
 WORKERS: Final = "workers"
 HANDED_OUT: Final = "handed_out"
 OVER: Final = "over"
-"""What a `LazyShardedStream` adds to the state of its data set, which cannot stand there. Of a DataLoader worker: which
-one it is, of how many, and how many samples it has handed out of the pass. Within a micro batch: how many samples of
-it. Behind a micro batch that completed the epoch: how many samples that had, over all ranks."""
 
+# A checkpoint holds thousands of tensors; a state lies near the top of it.
 _MAX_DEPTH: Final = 3
 _MAX_VALUES: Final = 1000
-"""A checkpoint holds thousands of tensors; a state lies near the top of it."""
 
 _SHOWN_KEYS: Final = 6
 
 _RUN: Final = frozenset(RunState.__slots__)
 
-_LOADERS: Final = ("_snapshot", "_num_yielded")
-"""Fields of what torchdata's `StatefulDataLoader` returns, with workers and without (torchdata 0.11)."""
-
 
 class RunStates:
-    """The state of a run, as loaded, in each epoch.
-
-    Args:
-        order: the settings of the data set.
-        reader: its stream; not kept.
-
-    Attributes:
-        order: as given; may say later that steps are known, as long as no state is begun with it.
-    """
+    """The state of a run, as loaded, in each epoch. `order` may change until a state is begun with it."""
 
     def __init__(self, order: RunOrder, reader: StreamReader) -> None:
         self.order = order
-        self._where = str(reader.directory)
-        self._stream_id = reader.stream_id
-        self._samples_per_chunk = reader.samples_per_chunk
+        self._reader = reader
         # None for "auto", until it is settled.
         self._unit = order.unit_samples(reader.samples_per_chunk)
         self._loaded: RunState | None = None
@@ -80,9 +67,9 @@ class RunStates:
 
     @property
     def unit(self) -> int | None:
-        """Samples that are dealt in a row; None as long as "auto" is open. A run goes on with that which it began with.
+        """Samples that are dealt in a row; None as long as "auto" is open.
 
-        Fixed once it is settled; a state that is loaded before then brings its own.
+        Fixed once it is settled; a state that is loaded before then brings its own, that with which its run began.
         """
         return self._loaded.unit if self._unit is None and self._loaded is not None else self._unit
 
@@ -92,70 +79,48 @@ class RunStates:
             self._unit = unit
 
     def read(self, value: object) -> RunState:
-        """Returns what `state_dict` gave, if it belongs to this stream and these settings.
-
-        Raises:
-            StateInvalid, VersionUnsupported: it cannot be used.
-            StateMismatch: it is of another stream or of other settings.
-        """
-        where = f"{self._where}: the state to go on from"
-        if (reason := only_of_a_stream(value)) is not None:
-            raise StateInvalid(f"{where}: {reason}")
-        if (mistaken := mistaken_for_state(value)) is not None:
-            raise StateInvalid(f"{where}: {mistaken}", file=where, expected="the state of a run")
+        """Returns what `state_dict` gave. Raises StateInvalid, StateMismatch: of another stream, other settings."""
+        where = f"{self._reader.directory}: the state to go on from"
+        if (reason := only_of_a_stream(value) or _mistaken(value, _RUN)) is not None:
+            raise StateInvalid(f"{where}: {reason}", file=where, expected="the state of a run")
         state = RunState.from_dict(value, where)
-        check_fits(state, self._anew(self._unit or state.unit), self._where)
+        check_fits(state, self._anew(self._unit or state.unit), str(self._reader.directory))
         return state
 
-    def load(self, value: object, reader: StreamReader, settled: int | None, anywhere: bool) -> tuple[int, int]:
-        """Goes on from what `state_dict` gave.
+    def load(self, value: object, settled: int | None, anywhere: bool) -> tuple[int, int]:
+        """Goes on from what `state_dict` gave; returns the epoch that it sets, and the position of its current part.
 
-        Args:
-            value: the state.
-            reader: the stream.
-            settled: None as long as the data set is not used; then its ranks, and the state has to be of its course.
-            anywhere: it may then stand elsewhere in it.
-
-        Returns:
-            The epoch that the state sets, and the position of the current part at which it stands.
-
-        Raises:
-            StateInvalid, VersionUnsupported, StateMismatch: as `read`; or what is needed next is not there.
-            RuntimeError: the data set is used and stands elsewhere.
+        Once the data set is used, with so many ranks `settled`, it has to be of the same course, and stand at the same
+        place unless `anywhere` will do, or RuntimeError is raised. Raises as `read` and `check_data`.
         """
         state = self.read(value)
         epoch = epoch_of(state)
         if settled is None:
             from lazyshard.data.commits import check_data
 
-            check_data(state, self.order, reader)
+            check_data(state, self.order, self._reader)
             self._loaded = state
             return epoch, state.parts[-1].draws
         given, here = self._resumed(state, settled), self.of(epoch, settled)
         position = given.parts[-1].draws
         if _course(given) != _course(here) or (position != here.parts[-1].draws and not anywhere):
             raise RuntimeError(
-                f"{self._where}: this data set is in use already and stands elsewhere; load the state into a new one, "
-                f"before its length, its rank_indices or a loader's workers are asked for"
+                f"{self._reader.directory}: this data set is in use already and stands elsewhere; load the state into "
+                f"a new one, before its length, its rank_indices or a loader's workers are asked for"
             )
         return epoch, position
 
-    def skip(
-        self, samples: Ranges, chunks: Ranges, steps: Ranges, rank: Callable[[], Rank], reader: StreamReader
-    ) -> None:
+    def skip(self, samples: Ranges, chunks: Ranges, steps: Ranges, rank: Callable[[], Rank]) -> None:
         """Leaves samples out from here on; see `LazyShardedDataset.skip`."""
-        size = self._samples_per_chunk
-        out = _ranges("samples", samples)
-        out += [(start * size, stop * size) for start, stop in _ranges("chunks", chunks)]
+        size = self._reader.samples_per_chunk
+        out = _ranges("samples", samples) + [(a * size, b * size) for a, b in _ranges("chunks", chunks)]
         state, wanted = self._loaded, sorted(_ranges("steps", steps))
         if state is None or wanted:
             state = self.of(0 if state is None else epoch_of(state), rank().dp_size)
-        total = self.order.known_total(reader.refresh())
+        total = self.order.known_total(self._reader.refresh())
         now = steps_of(state.parts[-1]) + 1
         # All by the steps as they would be trained; the next ones are passed over as they are.
-        for start, stop in wanted:
-            if start != now:
-                out += ranges_of_steps(state, start, stop, total)
+        out += [one for steps in wanted if steps[0] != now for one in ranges_of_steps(state, *steps, total)]
         for start, stop in wanted:
             if start == now:
                 state = without_steps(state, start, stop, total)
@@ -167,23 +132,17 @@ class RunStates:
 
     def of(self, epoch: int, dp: int) -> RunState:
         """Returns the state with which so many ranks begin or go on in an epoch."""
-        order, loaded = self.order, self._loaded
+        order, loaded, unit = self.order, self._loaded, self.unit
         if loaded is not None and epoch == epoch_of(loaded):
             return self._resumed(loaded, dp)
         skip = () if loaded is None else _gaps(loaded).ranges
         # No number for the first epoch, so that a run which sets it is no other than one which does not.
         begin = Part(dp, order.batch_size, epoch=epoch or None, skip=skip, draws_per_step=order.draws_per_step)
-        unit = self.unit
         assert unit is not None, "settled before a run is begun"
         return replace(self._anew(unit), parts=(begin,))
 
     def after(self, consumed: int | None, epoch: int, dp: int) -> RunState:
-        """Returns the state after so many samples, None for that with which the epoch began or was gone on with.
-
-        Raises:
-            ValueError: no such number of samples is trained at the end of a micro batch, or it was fewer before.
-            TypeError: it is no integer.
-        """
+        """Returns the state after so many samples, None for that with which the epoch began. Raises ValueError."""
         state = self.of(epoch, dp)
         if consumed is None:
             return state
@@ -208,15 +167,15 @@ class RunStates:
 
     def _anew(self, unit: int) -> RunState:
         """Returns the state of a run that begins, with one rank."""
-        rules = self.order.rules(self._samples_per_chunk, unit)
+        order, size = self.order, self._reader.samples_per_chunk
         return RunState(
-            stream_id=self._stream_id,
-            samples_per_chunk=self._samples_per_chunk,
-            unit=rules.unit,
-            window=rules.window,
-            seed=rules.seed,
-            max_total_samples=self.order.max_total_samples,
-            parts=(Part(1, self.order.batch_size),),
+            stream_id=self._reader.stream_id,
+            samples_per_chunk=size,
+            unit=unit,
+            window=order.rules(size, unit).window,
+            seed=order.seed,
+            max_total_samples=order.max_total_samples,
+            parts=(Part(1, order.batch_size),),
             consumed=0,
         )
 
@@ -225,7 +184,7 @@ class RunStates:
 
 
 def epoch_of(state: RunState) -> int:
-    """Returns the epoch with which the run that a state tells began, or begins anew: what was set by `set_epoch`."""
+    """Returns the epoch with which the run that a state tells began, or was begun anew by `set_epoch`."""
     return next((part.epoch for part in reversed(state.parts) if part.epoch is not None), 0)
 
 
@@ -241,9 +200,8 @@ def _ranges(name: str, given: Ranges) -> list[tuple[int, int]]:
     found = []
     for one in given if isinstance(given, Iterable) else [given]:
         try:
-            start, stop = (
-                (one.start, one.stop) if isinstance(one, range) and one.step == 1 else map(operator.index, one)
-            )
+            ends = (one.start, one.stop) if isinstance(one, range) and one.step == 1 else one
+            start, stop = map(operator.index, ends)
         except (TypeError, ValueError):
             raise ValueError(f"{name} are half-open ranges such as [(120, 180)], got {given!r}") from None
         if not 0 <= start < stop:
@@ -269,57 +227,41 @@ def only_of_a_stream(value: object) -> str | None:
         return None
     if WORKER in value:
         return (
-            "it is that of one DataLoader worker of a LazyShardedStream or LazyShardedIterable, which only the same "
-            "number of workers can go on from; save `dataset.state_dict(consumed)` too: any ranks and workers can go "
-            "on from that"
+            f"it is that of {_owner(value)}, which only the same number of workers can go on from; save "
+            f"`dataset.state_dict(consumed)` too: any ranks and workers can go on from that"
         )
     if value.get("kind") == "sequences":
         return "it is that of LazyShardedSequences, of the same form as there, which alone goes on from it"
     if HANDED_OUT in value:
         return (
-            "it stands within a micro batch, where only a LazyShardedStream or LazyShardedIterable of as many ranks "
-            "goes on; give one that was saved at the end of a micro batch"
+            f"it stands within a micro batch, where only {_owner(value)} of as many ranks goes on; give one that was "
+            f"saved at the end of a micro batch"
         )
     return None
 
 
-def mistaken_for_state(value: object) -> str | None:
-    """Returns what a value is and what to give instead, in words; None where it may be meant as a state.
-
-    >>> mistaken_for_state({"model": {}, "step": 3})[:58]
-    "it holds no state of a run but 'model' and 'step': give wh"
-    """
-    return _mistaken(value, _RUN)
-
-
 def mistaken_for_sequences(value: object) -> str | None:
-    """Returns the same of what was given in place of the state of `LazyShardedSequences`.
+    """Returns what a value is and what to give instead, in words; None where it may be a state of sequences."""
+    if isinstance(value, dict) and value.get("kind") not in ("blend", "sequences"):
+        # Fields of what torchdata's `StatefulDataLoader` returns, with workers and without (torchdata 0.11).
+        if "_snapshot" in value or "_num_yielded" in value:
+            return (
+                "it is the state of a StatefulDataLoader: give it to `loader.load_state_dict`, of a loader over these "
+                "sequences with as many workers"
+            )
+        if len(value.keys() & _RUN) > 2:
+            return (
+                f"it is the state of {_owner(value)}, and goes on there alone: it counts samples, not sequences; give "
+                f"what `state_dict` of LazyShardedSequences returned, or begin an epoch anew"
+            )
+    return _mistaken(value, frozenset(SequenceState.__slots__))
 
-    >>> mistaken_for_sequences({"format": 1, "stream_id": "a", "parts": [], "consumed": 8})[:40]
-    'it is the state of a LazyShardedDataset '
-    """
-    from lazyshard.format.blend_state import BLEND
-    from lazyshard.format.state import KIND, SequenceState
 
-    fields = frozenset(SequenceState.__slots__)
-    if not isinstance(value, dict) or value.get("kind") in (BLEND, KIND):
-        return _mistaken(value, fields)
-    if any(name in value for name in _LOADERS):
-        return (
-            "it is the state of a StatefulDataLoader: give it to `loader.load_state_dict`, of a loader over these "
-            "sequences with as many workers"
-        )
-    if len(value.keys() & _RUN) > 2:
-        one = "a LazyShardedDataset or LazyShardedStream"
-        if WORKER in value:
-            one = "one DataLoader worker of a LazyShardedStream or LazyShardedIterable"
-        elif HANDED_OUT in value or OVER in value:
-            one = "a LazyShardedStream or LazyShardedIterable"
-        return (
-            f"it is the state of {one}, and goes on there alone: it counts samples, not sequences; give what "
-            f"`state_dict` of LazyShardedSequences returned, or begin an epoch anew"
-        )
-    return _mistaken(value, fields)
+def _owner(state: dict[Any, Any]) -> str:
+    iterable = "a LazyShardedStream or LazyShardedIterable"
+    if WORKER in state:
+        return f"one DataLoader worker of {iterable}"
+    return iterable if HANDED_OUT in state or OVER in state else "a LazyShardedDataset or LazyShardedStream"
 
 
 def _mistaken(value: object, fields: frozenset[str]) -> str | None:
@@ -327,9 +269,7 @@ def _mistaken(value: object, fields: frozenset[str]) -> str | None:
         return "it is a path or a text: load the checkpoint, as with `torch.load`, and give what `state_dict` returned"
     if not isinstance(value, dict):
         return None
-    from lazyshard.format.blend_state import BLEND
-
-    if value.get("kind") == BLEND:
+    if value.get("kind") == "blend":
         return "it is the state of a blend: give it to a `BlendedDataset` of the same streams"
     if value.keys() & fields:
         return None
@@ -345,23 +285,21 @@ def _mistaken(value: object, fields: frozenset[str]) -> str | None:
 
 def _inner(value: dict[Any, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
     """Yields the objects in an object, those near the top first, with the way to each."""
-    level = [("", value)]
     seen = 0
-    for _ in range(_MAX_DEPTH):
-        below = []
-        for path, holder in level:
-            for key, inner in holder.items():
-                seen += 1
-                if seen > _MAX_VALUES:
-                    return
-                if isinstance(inner, dict):
-                    below.append((f"{path}[{reprlib.repr(key)}]", inner))
-        yield from below
-        level = below
+    holders = [("", 0, value)]
+    for path, depth, holder in holders:
+        for key, inner in holder.items():
+            seen += 1
+            if seen > _MAX_VALUES:
+                return
+            if isinstance(inner, dict):
+                found = f"{path}[{reprlib.repr(key)}]"
+                yield found, inner
+                if depth + 1 < _MAX_DEPTH:
+                    holders.append((found, depth + 1, inner))
 
 
 def _keys(value: dict[Any, Any]) -> str:
     shown = [reprlib.repr(key) for key in list(value)[:_SHOWN_KEYS]]
-    if len(value) > _SHOWN_KEYS:
-        return f"{', '.join(shown)} and {len(value) - _SHOWN_KEYS} more"
-    return " and ".join(part for part in (", ".join(shown[:-1]), shown[-1]) if part)
+    more = f"{len(value) - _SHOWN_KEYS} more" if len(value) > _SHOWN_KEYS else shown.pop()
+    return f"{', '.join(shown)} and {more}" if shown else more

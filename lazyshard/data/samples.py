@@ -1,9 +1,12 @@
-"""From a row to a sample: through the steps, encoded, kept for later epochs; or parsed late, elsewhere."""
+"""From lines to samples: parsed, through the steps, encoded, kept for later epochs, substituted; or parsed late."""
 
 from __future__ import annotations
 
+import itertools
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -12,85 +15,111 @@ import numpy.typing as npt
 
 from lazyshard.data.shared import Stats
 from lazyshard.data.steps import RowSteps
-from lazyshard.data.substitutes import BadRowCount, SubstituteSearch
-from lazyshard.errors import ChunkCorrupt, RowInvalid
+from lazyshard.data.substitutes import (
+    FILL_ROWS,
+    MOST_BAD,
+    BadRowCount,
+    DroppedRows,
+    of_another_chunk,
+    raised_by,
+    substitutes,
+    where_bad,
+)
+from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, NothingKept, RowInvalid, SkipSample
+from lazyshard.format.row import parse_lines
 from lazyshard.memory import quick_loads, raise_if_short
 from lazyshard.plan.deal import Gaps
 from lazyshard.stream import StreamReader
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 from lazyshard.stream.chunk_files import RowPlace, read_place
 
+Samples = Sequence[int] | npt.NDArray[np.int64]
+
+RowsOf = Callable[[list[bytes], Samples | None], list[Any]]
+"""Makes rows of checked lines, those of the first of some samples if that is known; nothing if one is bad."""
+
+
+def parsed_rows(lines: list[bytes], samples: Samples | None) -> list[dict[str, Any]]:
+    """Parses lines, as `RowsOf`."""
+    return parse_lines(lines)
+
 
 class SampleMaker:
-    """Makes samples of rows.
-
-    Args:
-        reader: where substitutes are read.
-        steps: what is done with a row; none leave rows as they are.
-        bad: decides what happens to samples that cannot be read or encoded.
-        cache: keeps encoded samples.
-        limit: the stream is taken to end there at the latest; None for no bound.
+    """Makes samples of lines, and counts what one process has met on the way.
 
     Attributes:
-        takes_lines: whether samples are made `of_lines`, which need not be parsed where what was made of them is kept.
+        encodes: whether samples are made of rows; otherwise rows are samples.
+        rows_of: makes rows of lines; None where they are parsed one by one, since they hold arrays.
+        left_out: samples that are not to be drawn, among which no substitute is taken.
     """
 
-    takes_lines = False
-
     def __init__(
-        self,
-        reader: StreamReader,
-        steps: RowSteps,
-        bad: BadRowCount,
-        cache: SampleCache,
-        limit: int | None,
+        self, reader: StreamReader, steps: RowSteps, bad: BadRowCount, cache: SampleCache, limit: int | None
     ) -> None:
+        self.encodes = bool(steps)
+        self.rows_of: RowsOf | None = None if reader.arrays else parsed_rows
+        self.left_out = Gaps()
         self._reader = reader
         self._steps = steps
+        self._bad = bad
         self._cache = cache
-        self._substitutes = SubstituteSearch(reader, bad, limit)
+        self._limit = sys.maxsize if limit is None else limit
+        self._dropped = DroppedRows(reader.samples_per_chunk)
+        # By names of `Stats`.
+        self._counts: Counter[str] = Counter()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves behind what this process has kept."""
-        return self.__dict__ | {"_cache": self._cache.fresh()}
-
-    @property
-    def encodes(self) -> bool:
-        """Whether samples are made of rows; otherwise rows are samples."""
-        return bool(self._steps)
+        """Leaves behind what this process has kept and met."""
+        fresh = {"_cache": self._cache.fresh(), "_bad": self._bad.fresh(), "_counts": Counter()}
+        return self.__dict__ | fresh | {"_dropped": DroppedRows(self._reader.samples_per_chunk)}
 
     @property
     def stats(self) -> Stats:
         """What this process has met."""
-        found, reader = self._substitutes, self._reader
-        return Stats(len(found.bad), reader.chunks_opened, reader.waited_s, found.bad.skipped, found.filled)
+        bad, reader = self._bad, self._reader
+        return Stats(len(bad), reader.chunks_opened, reader.waited_s, bad.skipped, **self._counts)
 
     def forget_met(self) -> None:
         """Starts counting anew."""
-        self._substitutes.forget_met()
+        self._bad = self._bad.fresh()
+        self._counts = Counter()
 
-    def leave_out(self, samples: Gaps) -> None:
-        """Takes no substitute from among samples that are not to be drawn."""
-        self._substitutes.left_out = samples
+    def of_lines(self, lines: list[bytes], samples: Samples) -> list[Any]:
+        """Returns what is made of the checked lines of the first of some samples, or of substitutes.
 
-    def make(self, sample: int, row: dict[str, Any]) -> Any:
-        """Makes a sample of a row unless that was done before; returns a substitute's if it fails or is dropped."""
+        At least one: where a row is bad, those before it. Raises as `substitute`.
+        """
+        try:
+            rows = (self.rows_of and self.rows_of(lines, samples)) or self._parse(lines, samples)
+        except (ChunkCorrupt, RowInvalid) as cause:
+            return [self.substitute(int(samples[0]), cause)]
+        if not self.encodes:
+            return rows
+        return [self._of_row(int(sample), row) for sample, row in zip(samples, rows, strict=False)]
+
+    def _parse(self, lines: list[bytes], samples: Samples) -> list[dict[str, Any]]:
+        """Parses lines one by one up to the first that is bad, by itself or its arrays; raises if that is the first."""
+        rows: list[dict[str, Any]] = []
+        for line, sample in zip(lines, samples, strict=False):
+            try:
+                rows += self._reader.parse([line], int(sample))
+            except (ChunkCorrupt, RowInvalid):
+                if not rows:
+                    raise
+                break
+        return rows
+
+    def _of_row(self, sample: int, row: dict[str, Any]) -> Any:
         kept = self._cache.get(sample)
         if kept is not None:
             return kept
-        try:
-            encoded = self._steps(row, sample)
-        except Exception as cause:
-            raise_if_short(cause)
-            return self.substitute(sample, cause)
-        self._cache.put(sample, encoded)
-        return encoded
+        made, failed = self._encoded(sample, row)
+        if failed is not None:
+            return self.substitute(sample, failed)
+        self._cache.put(sample, made)
+        return made
 
-    def of_lines(self, lines: list[bytes], samples: Iterable[int]) -> list[Any]:
-        """Makes samples of checked lines; substitutes as `make` does. Raises as `substitute`."""
-        raise NotImplementedError
-
-    def _made(self, sample: int, row: dict[str, Any]) -> tuple[Any, Exception | None]:
+    def _encoded(self, sample: int, row: dict[str, Any]) -> tuple[Any, Exception | None]:
         """Returns what is made of a row, or why it cannot be trained."""
         try:
             return self._steps(row, sample), None
@@ -98,56 +127,127 @@ class SampleMaker:
             raise_if_short(cause)
             return None, cause
 
+    def _made(self, sample: int, line: bytes, *, wait: bool) -> tuple[Any, Exception | None]:
+        """Returns what is made of a checked line, or why it cannot be trained."""
+        try:
+            row = self._reader.parse([line], sample)[0]
+        except (ChunkCorrupt, RowInvalid) as cause:
+            return None, cause
+        return self._encoded(sample, row)
+
     def substitute(self, sample: int, cause: Exception) -> Any:
         """Returns what is trained in the place of a sample: another one of its chunk.
 
         Where no row of its chunk can be, and some are dropped, one of the chunks behind it, which are waited for if
-        need be; at the end of the stream, of those before it.
-
-        Raises:
-            ChunkCorrupt, RowInvalid, BadSample, TooManyBadSamples: what `bad_rows` says; or the rows that were
-                looked at are bad too.
-            NothingKept: so many rows in a row were dropped.
-            WaitTimeout: a later chunk was not published in time.
+        need be; at the end of the stream, of those before it. Raises what `bad_rows` says, NothingKept, WaitTimeout.
         """
-        return self._substitutes.find(sample, cause, self._try)
+        if isinstance(cause, SkipSample):
+            self._bad.skip(lambda: where_bad(self._reader, sample, cause))
+        made = self._search(sample, cause)
+        self._counts["filled"] += 1
+        return made
 
     def _try(self, sample: int) -> tuple[Any, Exception | None]:
-        """Returns what is made of a sample, or why it cannot be trained."""
         try:
-            row = self._reader.read_published(sample, sample + 1)[0]
+            line = self._reader.lines_published(sample, sample + 1)[0]
         except (ChunkCorrupt, RowInvalid) as cause:
             return None, cause
-        return self._made(sample, row)
+        return self._made(sample, line, wait=True)
+
+    def _search(self, sample: int, cause: Exception) -> Any:
+        size = self._reader.samples_per_chunk
+        own = sample // size
+        dropped, bad, last = int(self._note(sample, cause)), 0, cause
+        for chunk, rows in self._chunks(own):
+            others = substitutes(sample, rows, size) if chunk == own else of_another_chunk(sample, chunk, rows, size)
+            if self._dropped.holds(chunk, rows):
+                dropped += rows - (chunk == own)
+                others = iter(())
+            for other in others:
+                if dropped >= FILL_ROWS:
+                    break
+                if other in self.left_out:
+                    continue
+                if other in self._dropped:
+                    dropped += 1
+                    continue
+                try:
+                    made, failed = self._try(other)
+                except ChunkRetired as gone:
+                    if chunk > own:
+                        raise
+                    raise self._nothing_kept(sample, dropped, last) from gone
+                if failed is None:
+                    return made
+                if self._note(other, failed):
+                    dropped, last = dropped + 1, failed
+                    continue
+                bad += 1
+                if bad == MOST_BAD:
+                    raise self._no_substitute(sample, cause) from cause
+            # Before the next chunk, which may have to be waited for. Where rows are bad, which is no filter's doing,
+            # those of others are not trained in their stead.
+            if dropped >= FILL_ROWS or not dropped:
+                break
+        if dropped:
+            raise self._nothing_kept(sample, dropped, last) from last
+        raise self._no_substitute(sample, cause) from cause
+
+    def _chunks(self, own: int) -> Iterator[tuple[int, int]]:
+        """Yields the chunks to look into and how many rows they have: the sample's own, later ones, earlier ones."""
+        reader, size, limit = self._reader, self._reader.samples_per_chunk, self._limit
+        yield own, min(len(reader.chunk(own)), limit - own * size)
+        for chunk in itertools.count(own + 1):
+            first = chunk * size
+            # Not whatever is published by now: it has to be the same one whenever and wherever it is looked for.
+            total = 0 if first >= limit else min(limit, reader.wait_for(first + 1).samples)
+            if first >= total:
+                break
+            yield chunk, min(size, total - first)
+        yield from ((chunk, size) for chunk in reversed(range(own)))
+
+    def _note(self, sample: int, cause: Exception) -> bool:
+        """Returns whether a sample is dropped; raises for a bad one, unless a substitute is to be tried."""
+        if isinstance(cause, SkipSample):
+            self._dropped.add(sample)
+            return True
+        if isinstance(cause, ChunkCorrupt) and cause.row is None:
+            raise cause
+        self._bad.meet(sample, where_bad(self._reader, sample, cause), raised_by(cause))
+        return False
+
+    def _no_substitute(self, sample: int, cause: Exception) -> BadSample:
+        chunk, raised = self._reader.chunk(sample // self._reader.samples_per_chunk), raised_by(cause)
+        text = (
+            f"{chunk.path}: no usable substitute for sample {sample}, all rows that were tried are bad too. It was "
+            f"bad by {type(raised).__name__}: {raised}. Where all fail alike it is the encoder or a step, not the rows"
+        )
+        return BadSample(text, file=str(chunk.path), sample=sample, chunk=chunk.number)
+
+    def _nothing_kept(self, sample: int, dropped: int, last: Exception) -> NothingKept:
+        text = (
+            f"{self._reader.directory}: no row takes the place of sample {sample}: {dropped} in a row were dropped, "
+            f"the last one because: {last}. See whether the filter is right; what keeps nothing for long stretches "
+            f"belongs to where the stream is produced"
+        )
+        return NothingKept(text, **vars(where_bad(self._reader, sample, last)), count=dropped)
 
 
 class SampleCache:
-    """Samples by number, bounded in bytes. The first to come stay; nothing is evicted.
+    """Pickled samples by number, up to a `limit` in bytes. The first to come stay; nothing is evicted.
 
     Epochs go round and round over the data. Where the data is larger than the cache, evicting the least recently
     used sample would evict each one just before it is asked for again; keeping the first ones gives a hit rate of
-    cache over data.
-
-    Samples are kept pickled, so their size is exact, and what a caller does to a sample that it got cannot change
-    the cached one.
-
-    Args:
-        limit: bytes of pickled samples to keep; 0 keeps none.
+    cache over data. Pickled, so what a caller does to a sample that it got cannot change the cached one.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._size = 0
         self._samples: dict[int, bytes] = {}
+        self.size = 0
 
     def __len__(self) -> int:
-        """Samples kept."""
         return len(self._samples)
-
-    @property
-    def size(self) -> int:
-        """Bytes kept."""
-        return self._size
 
     def fresh(self) -> SampleCache:
         """Returns an empty one of the same size."""
@@ -160,29 +260,28 @@ class SampleCache:
 
     def put(self, number: int, sample: Any) -> None:
         """Keeps a sample if there is room and it can be pickled."""
-        if self._size >= self._limit or number in self._samples:
+        if self.size >= self._limit or number in self._samples:
             return
         try:
             data = pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, TypeError, AttributeError):
             # A sample that holds a function or an open file, say: what pickle raises differs from one to the next.
             return
-        if self._size + len(data) <= self._limit:
+        if self.size + len(data) <= self._limit:
             self._samples[number] = data
-            self._size += len(data)
+            self.size += len(data)
 
 
 _loads = quick_loads
 
 
 class LateRow(Mapping[str, Any]):
-    """A row as it lies on disk, parsed at the first look at it.
+    """A row as it lies on disk, parsed at the first look at it: a read-only mapping.
 
-    In all that one does with a row it is a read-only mapping. Pickled it becomes a plain dict: of what it was made of,
-    as long as nobody has looked at it, and else of the row as it is by then, with what was changed deep in it.
-
-    Of a large row only the place is held, and sent between processes of a machine (a `multiprocessing` queue, as a
-    DataLoader's): who looks at it, or receives it, reads it again, out of the page cache, with its digest.
+    Pickled it becomes a plain dict: of what it was made of, as long as nobody has looked at it, and else of the row as
+    it is by then. With this class as `encode_fn` DataLoader workers hand out rows that the main process parses
+    (docs/performance.md). Not for filesystems without a page cache, nor for streams whose rows hold arrays: of a row
+    above 64 KiB only the place crosses, and who looks at it, or receives it, reads it again, with its digest.
 
     Args:
         line: a JSON object that is known to be one, as UTF-8, whitespace around it is allowed; or where it lies.
@@ -210,23 +309,18 @@ class LateRow(Mapping[str, Any]):
         return row
 
     def __getitem__(self, key: str) -> Any:
-        """Returns the value of a field. Raises KeyError if there is none of that name."""
         return self._parsed()[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterates over the names of the fields."""
         return iter(self._parsed())
 
     def __len__(self) -> int:
-        """Number of fields."""
         return len(self._parsed())
 
     def __repr__(self) -> str:
-        """Shows the row."""
         return f"{type(self).__name__}({self._parsed()!r})"
 
     def __reduce__(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any]]:
-        """Sends the line to be parsed by who unpickles it."""
         row = self._row
         return (_loads, (self._read(),)) if row is None else (dict, (row,))
 
@@ -244,13 +338,13 @@ ForkingPickler.register(LateRow, LateRow.sent)
 
 
 class LateRows:
-    """Makes rows of lines that were checked to be as their producer has published them."""
+    """Makes rows of lines that were checked to be as their producer has published them, as `RowsOf`."""
 
     def __init__(self, reader: StreamReader) -> None:
         self._reader = reader
 
-    def __call__(self, lines: list[bytes], samples: Sequence[int] | npt.NDArray[np.int64] | None) -> list[LateRow]:
-        """Returns the rows of the first of these samples, without their places if it is not known whose they are."""
+    def __call__(self, lines: list[bytes], samples: Samples | None) -> list[LateRow]:
+        """Returns the rows, without their places if it is not known whose they are."""
         if samples is None or max(map(len, lines)) <= LARGE_ROW_BYTES:
             return list(map(LateRow, lines))
         return [LateRow(self._held(line, int(sample))) for line, sample in zip(lines, samples, strict=False)]

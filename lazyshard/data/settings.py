@@ -1,16 +1,24 @@
-"""The settings of a data set that belong together: `Order`, `BadRows` and `EncodeCache`."""
+"""The settings of a data set: the groups `Order`, `BadRows` and `EncodeCache`, and all that decides the order."""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
+from lazyshard.errors import LazyShardError
 from lazyshard.format.fields import parse_size
 from lazyshard.format.kept_sample import LEAST_CACHE_BYTES
 from lazyshard.format.records import Fact
-from lazyshard.plan.deal import Rules, named_unit, window_positions
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Rules, auto_unit, check_field, named_unit, window_positions
+from lazyshard.stream import Published, StreamReader
+from lazyshard.stream.chunk import read_dealt
+
+_log = logging.getLogger("lazyshard")
 
 LayoutName = Literal["block", "strided"]
 UnitName = Literal["chunk", "sample", "batch", "auto"]
@@ -51,15 +59,11 @@ class Order:
     micro_batches_per_step: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
-        if self.layout not in get_args(LayoutName):
-            raise ValueError(f"layout is one of {', '.join(get_args(LayoutName))}, got {self.layout!r}")
+        _check_choice("layout", self.layout, LayoutName)
         named_unit(self.unit, 1, 1)
-        if type(self.shuffle_window) is not int or self.shuffle_window < 0:
-            raise ValueError(f"shuffle_window is a number of chunks, 0 or more, got {self.shuffle_window!r}")
-        steps = self.micro_batches_per_step
-        if steps is not None and (type(steps) is not int or steps < 1):
-            raise ValueError(f"micro_batches_per_step is an integer from 1, got {steps!r}")
+        check_field("shuffle_window", self.shuffle_window, 0)
+        if self.micro_batches_per_step is not None:
+            check_field("micro_batches_per_step", self.micro_batches_per_step, 1)
         self.rules(1, 1)
 
     def rules(self, samples_per_chunk: int, unit: int) -> Rules:
@@ -85,11 +89,9 @@ class BadRows:
     limit: int | None = 100
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
-        if self.action not in get_args(BadRowAction):
-            raise ValueError(f"action of bad rows is one of {', '.join(get_args(BadRowAction))}, got {self.action!r}")
-        if self.limit is not None and (type(self.limit) is not int or self.limit < 0):
-            raise ValueError(f"limit of bad rows is an integer from 0, or None for no limit, got {self.limit!r}")
+        _check_choice("action of bad rows", self.action, BadRowAction)
+        if self.limit is not None:
+            check_field("limit of bad rows", self.limit, 0)
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,7 @@ class EncodeCache:
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
-        if type(self.memory_bytes) is not int or self.memory_bytes < 0:
-            raise ValueError(f"memory_bytes is a number of bytes, 0 or more, got {self.memory_bytes!r}")
+        check_field("memory_bytes", self.memory_bytes, 0)
         for name, value in (("size", self.size), ("fingerprint", self.fingerprint)):
             if value is not None and self.directory is None:
                 raise ValueError(f"{name} is that of an encode cache with a directory: give both, or leave it out")
@@ -131,33 +131,133 @@ class EncodeCache:
         return _bytes_of(self.size)
 
 
+def _bytes_of(size: object) -> int:
+    if size is None:
+        return ENCODE_CACHE_BYTES
+    try:
+        found = parse_size(size) if isinstance(size, str) else size
+    except ValueError:
+        found = None
+    if type(found) is not int or found < LEAST_CACHE_BYTES:
+        expected = f"a number of bytes from {LEAST_CACHE_BYTES} on, or a text such as '20GB' or '512MiB'"
+        raise ValueError(f"size of an encode cache is {expected}, got {size!r}")
+    return found
+
+
 def check_group(name: str, given: object, kind: type[Order | BadRows | EncodeCache]) -> None:
-    """Refuses what is no group of settings.
-
-    Args:
-        name: of the argument.
-        given: what it was given.
-        kind: what it takes.
-
-    Raises:
-        TypeError: it is another type.
-    """
+    """Refuses what is no group of settings. Raises TypeError."""
     if not isinstance(given, kind):
         group = f"lazyshard.{kind.__name__}"
         raise TypeError(f"{name} is a {group}, got {given!r:.100}; write {name}={group}(...)")
 
 
-def _bytes_of(size: Any) -> int:
-    """Returns the bytes of a size. Raises ValueError: it is no number of bytes, or too small."""
-    if size is None:
-        return ENCODE_CACHE_BYTES
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+ENDLESS: Final = 1 << 60
+"""Samples of a stream that goes on from epoch to epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOrder(Order):
+    """The order, and what else decides which sample is drawn when.
+
+    Attributes:
+        batch_size, max_total_samples, num_samples: as of `LazyShardedDataset`.
+        blended: whether a blend draws, in batches that mix streams and epochs.
+        unit_batch: samples of the "batch" that is dealt in turn, where that is not `batch_size`.
+    """
+
+    batch_size: int
+    max_total_samples: int | None
+    num_samples: int | None = None
+    blended: bool = False
+    unit_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_field("batch_size", self.batch_size, 1)
+        if self.max_total_samples is not None:
+            check_field("max_total_samples", self.max_total_samples, 1)
+        if self.num_samples is not None:
+            # More than that `len` cannot say.
+            check_field("num_samples", self.num_samples, 1, sys.maxsize + 1)
+
+    def without_end(self) -> RunOrder:
+        """Returns the same settings for as many indices as are asked for, where the number is not given."""
+        return self if self.num_samples is not None else replace(self, num_samples=ENDLESS)
+
+    def in_blend(self) -> RunOrder:
+        """Returns the settings of one stream of a blend: draws one by one, without an end, in the same order."""
+        changed = replace(self, layout="strided", num_samples=ENDLESS, micro_batches_per_step=None)
+        return replace(changed, batch_size=1, unit_batch=self.batch_size, blended=True)
+
+    @property
+    def draws_per_step(self) -> int:
+        """Positions of each rank in an optimiser step; 0 where it is not known."""
+        return self.batch_size * (self.micro_batches_per_step or 0)
+
+    def unit_samples(self, samples_per_chunk: int) -> int | None:
+        """Returns how many samples are dealt in a row; None for "auto"."""
+        return named_unit(self.unit, samples_per_chunk, self.unit_batch or self.batch_size)
+
+    def auto_unit(self, samples_per_chunk: int, dp: int, published: Published) -> int | None:
+        """Returns the same for "auto", from what is known of the stream; None as long as that is open."""
+        size = self.unit_batch or self.batch_size
+        return auto_unit(dp, samples_per_chunk, size, published.samples, published.ended, self.max_total_samples)
+
+    def known_total(self, published: Published) -> int | None:
+        """Returns how many samples there are to draw, None as long as that is open."""
+        limit = self.max_total_samples
+        if published.ended:
+            return published.samples if limit is None else min(published.samples, limit)
+        return limit if limit is not None and published.samples >= limit else None
+
+    def block(self, course: Course, total: int | None) -> int | None:
+        """Returns how many positions of the current part each rank has, given the total to count with.
+
+        They end where the epoch does in which the course stands, or with `num_samples`; None as long as that is open.
+        """
+        if self.num_samples is None:
+            return None if total is None else course.epoch_stop(course.current.draws, total)
+        step = course.dp * course.batch_size
+        if self.num_samples < step and len(course.parts) == 1:
+            raise ValueError(
+                f"num_samples is at least dp_size * batch_size = {course.dp} * {course.batch_size} = {step}, got "
+                f"{self.num_samples}"
+            )
+        return max(0, self.num_samples - course.consumed_before) // step * course.batch_size
+
+
+def is_dealt(reader: StreamReader) -> bool:
+    """Whether the newest chunk of a stream was dealt by cost; False where there is none yet, or it cannot be told."""
+    chunks = reader.seen.chunks
     try:
-        found = parse_size(size) if type(size) is str else size
-    except ValueError:
-        found = None
-    if type(found) is not int or found < LEAST_CACHE_BYTES:
-        raise ValueError(
-            f"size of an encode cache is a number of bytes from {LEAST_CACHE_BYTES} on, or a text such as '20GB' or "
-            f"'512MiB', got {size!r}"
+        return bool(reader.stream_id and chunks) and read_dealt(reader.directory, chunks - 1) is not None
+    except (LazyShardError, OSError):
+        # Who needs this seal to read the chunk says what is wrong with it.
+        return False
+
+
+def tell_undone(order: RunOrder, unit: int, reader: StreamReader) -> None:
+    """Warns if the stream was dealt by cost and this order has samples meet in other steps."""
+    if order.blended or not (order.shuffle_window or order.unit != "chunk" or order.batch_size > 1):
+        return
+    made = reader.dealt
+    if made is None:
+        return
+    window, micro, why = order.shuffle_window, made.micro_batch_size, []
+    if window:
+        swift = "in ms-swift --sharded_lazy_shuffle_window 0"
+        why.append(f"shuffle_window={window} puts rows into other steps, give 0 ({swift})")
+    if unit != reader.samples_per_chunk:
+        why.append(f"unit={order.unit!r} gives ranks other rows, give 'chunk'")
+    if order.batch_size % micro:
+        why.append(f"batch_size={order.batch_size} is no multiple of the micro batches of {micro} that cost the same")
+    if why:
+        _log.warning(
+            "%s: its rows were dealt by cost (lazyshard-producer --balance %d), and this order undoes it: %s",
+            *(reader.directory, made.ranks, "; ".join(why)),
         )
-    return found

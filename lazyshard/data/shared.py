@@ -1,8 +1,8 @@
 """A few numbers that a data set's processes share: the epoch, and what each DataLoader worker has met.
 
 They live in one shared tensor, which torch hands to forked and spawned workers alike. Each worker of a DataLoader adds
-to its own row, so nothing is locked. Where two DataLoaders run over one data set at the same time their workers share
-rows, and the statistics may miss some.
+to its own row, so nothing is locked. Where two DataLoaders run over one data set at the same time, or one has more than
+255 workers, workers share rows, and the statistics may miss some.
 """
 
 from __future__ import annotations
@@ -13,23 +13,18 @@ import torch
 from torch.utils.data import get_worker_info
 
 _ROWS: Final = 256
-"""The main process and 255 workers; beyond that, workers share rows and the statistics may miss some.
-
-All of it stays below 32 KiB: what is larger torch copies by several threads when it is shared (`GRAIN_SIZE` in
-aten/src/ATen/TensorIterator.h), and in a process that was forked from one that had such threads it waits for them for
-ever."""
-
-EPOCH: Final = 0
-"""Place of the epoch in the view: that in which index 0 lies."""
+"""The main process and 255 workers. All of it stays below 32 KiB: what is larger torch copies by several threads when
+it is shared (`GRAIN_SIZE` in aten/src/ATen/TensorIterator.h), and in a process that was forked from one that had such
+threads it waits for them for ever."""
 
 _COLUMNS: Final = 9
 
+# Places in the view. Only the first column of a row does not count: the first row has the epoch there, in which index 0
+# lies; the second whether some process has looked if the order undoes how the stream was dealt; the third whether some
+# process has asked if an index is still in the epoch.
+EPOCH: Final = 0
 ORDER_CHECKED: Final = _COLUMNS
-"""Place in the view of whether some process has looked if the order undoes how the stream was dealt: the first of the
-second row, which counts nothing."""
-
 ASKED: Final = 2 * _COLUMNS
-"""Place in the view of whether some process has asked if an index is still in the epoch: the first of the third row."""
 
 
 class Stats(NamedTuple):
@@ -58,26 +53,18 @@ class Stats(NamedTuple):
 
 
 class SharedNumbers:
-    """The shared tensor and this process's row of it.
-
-    Attributes:
-        view: the numbers, flat; `view[EPOCH]` is the epoch.
-    """
+    """The shared tensor, and `view`, the same numbers flat: `view[EPOCH]` is the epoch."""
 
     def __init__(self) -> None:
-        self._attach(torch.zeros((_ROWS, _COLUMNS), dtype=torch.int64))
+        self.__setstate__({"_tensor": torch.zeros((_ROWS, _COLUMNS), dtype=torch.int64)})
 
     def __getstate__(self) -> dict[str, Any]:
         """Keeps the tensor alone; torch's own pickler shares it, an ordinary one copies it."""
         return {"_tensor": self._tensor}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Attaches to the tensor."""
-        self._attach(state["_tensor"])
-
-    def _attach(self, tensor: torch.Tensor) -> None:
         # Does nothing to one that is shared; a copy has to be shared with the workers that it will have.
-        self._tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
+        self._tensor: torch.Tensor = state["_tensor"].share_memory_()
         # A flat memoryview is read in 30 ns, a tensor in 500.
         self.view = memoryview(self._tensor.numpy().data).cast("B").cast("q")
 

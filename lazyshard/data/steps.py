@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lazyshard.config.named_function import FunctionMissing, named_function
 from lazyshard.errors import SkipSample, StepInvalid
+from lazyshard.lazy import FunctionMissing, named_function
 
 Row = dict[str, Any]
+
+# A process finds each function once.
+_named: Final = functools.cache(named_function)
 
 
 class StepFailed(Exception):
@@ -32,48 +35,45 @@ class Step:
     """A step of a pipeline. `MessageTransform`, `Filter` and `Map` are the steps there are."""
 
     _KIND: str = ""
+    _FIELD: str = ""
 
     def apply(self, row: Row, index: int, place: str) -> Row:
-        """Returns what becomes of a row.
+        """Returns what becomes of a row, the sample of this index in its stream; it may be changed.
 
-        Args:
-            row: as the step before has left it; it may be changed.
-            index: number of the sample in its stream.
-            place: how messages call this step.
-
-        Raises:
-            SkipSample: it is dropped.
-            Exception: whatever the step's function raises; or its answer is none.
+        Messages call the step by its place. Raises SkipSample: it is dropped; or whatever the step's function raises.
         """
         raise NotImplementedError
 
     def describe(self) -> str:
         """Returns kind and function, for messages."""
-        function = self._given()
+        function = getattr(self, self._FIELD)
         if isinstance(function, str):
             return f"{self._KIND} {function}"
         names = (getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__))
         return f"{self._KIND} {':'.join(filter(None, map(str, names)))}"
 
-    def __post_init__(self) -> None:
-        """Checks the function.
+    def _details(self) -> str:
+        """Returns kind, function, and what else the step says."""
+        others = [f"{name}={value!r}" for name, value in vars(self).items() if name != self._FIELD]
+        return " ".join([self.describe(), *others])
 
-        Raises:
-            StepInvalid: it is none, or there is none of this name.
-        """
-        function = self._given()
+    def __post_init__(self) -> None:
+        """Checks the function. Raises StepInvalid: it is none, or there is none of this name."""
+        function = getattr(self, self._FIELD)
+        try:
+            if isinstance(function, str):
+                _named(function)
+        except FunctionMissing as cause:
+            raise StepInvalid(f"{self.describe()}: {cause}", step=self.describe()) from cause
         if not isinstance(function, str) and not callable(function):
-            raise StepInvalid(
-                f"{self._KIND}: expected a function or the name of one, as in {type(self).__name__}"
-                f'("package.module:function"), got {function!r:.100}',
-                step=self._KIND,
-            )
-        self._function()
+            named = f'{type(self).__name__}("package.module:function")'
+            text = f"expected a function or the name of one, as in {named}, got {function!r:.100}"
+            raise StepInvalid(f"{self._KIND}: {text}", step=self._KIND)
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuses functions that a process which is started by spawn cannot be given, and says what to do instead."""
         if multiprocessing.context.get_spawning_popen() is not None:
-            inner = self._given()
+            inner = getattr(self, self._FIELD)
             while isinstance(inner, functools.partial):
                 inner = inner.func
             if isinstance(inner, types.FunctionType) and "<" in inner.__qualname__:
@@ -85,21 +85,11 @@ class Step:
                 )
         return self.__dict__
 
-    def _given(self) -> Callable[..., Any] | str:
-        raise NotImplementedError
-
-    def _function(self) -> Callable[..., Any]:
-        function = self._given()
-        if not isinstance(function, str):
-            return function
-        try:
-            return _named(function)
-        except FunctionMissing as cause:
-            raise StepInvalid(f"{self.describe()}: {cause}", step=self.describe()) from cause
-
-
-# A process finds each function once.
-_named: Final = functools.cache(named_function)
+    def _call(self, *arguments: Any) -> Any:
+        function = getattr(self, self._FIELD)
+        if isinstance(function, str):
+            function = _named(function)
+        return function(*arguments)
 
 
 @dataclass(frozen=True)
@@ -116,17 +106,14 @@ class MessageTransform(Step):
 
     message_transform: Callable[[Row], Mapping[str, Any]] | str
 
-    _KIND = "message_transform"
+    _KIND = _FIELD = "message_transform"
 
     def apply(self, row: Row, index: int, place: str) -> Row:
         """See `Step`."""
-        made = self._function()(row)
+        made = self._call(row)
         if not isinstance(made, Mapping) or not isinstance(made.get("messages"), (list, tuple)):
             raise TypeError(f"expected a dict with a list of messages, it returned {made!r:.100}")
         return dict(made)
-
-    def _given(self) -> Callable[..., Any] | str:
-        return self.message_transform
 
 
 @dataclass(frozen=True)
@@ -146,19 +133,16 @@ class Filter(Step):
     filter_fn: Callable[..., Any] | str
     with_indices: bool = False
 
-    _KIND = "filter_fn"
+    _KIND = _FIELD = "filter_fn"
 
     def apply(self, row: Row, index: int, place: str) -> Row:
         """See `Step`."""
-        kept = self._function()(row, index) if self.with_indices else self._function()(row)
+        kept = self._call(row, index) if self.with_indices else self._call(row)
         if kept is None:
             raise TypeError("expected true or false, it returned None")
         if not kept:
             raise SkipSample(f"{place} drops it")
         return row
-
-    def _given(self) -> Callable[..., Any] | str:
-        return self.filter_fn
 
 
 @dataclass(frozen=True)
@@ -179,11 +163,11 @@ class Map(Step):
     with_indices: bool = False
     remove_columns: tuple[str, ...] | list[str] = ()
 
-    _KIND = "map"
+    _KIND, _FIELD = "map", "function"
 
     def apply(self, row: Row, index: int, place: str) -> Row:
         """See `Step`."""
-        made = self._function()(row, index) if self.with_indices else self._function()(row)
+        made = self._call(row, index) if self.with_indices else self._call(row)
         if not isinstance(made, Mapping):
             raise TypeError(f"expected a dict of columns, it returned {made!r:.100}")
         found = {**row, **made}
@@ -192,58 +176,30 @@ class Map(Step):
                 found.pop(name, None)
         return found
 
-    def _given(self) -> Callable[..., Any] | str:
-        return self.function
-
     def __post_init__(self) -> None:
-        """Checks the fields."""
-        if isinstance(self.remove_columns, str) or not all(isinstance(name, str) for name in self.remove_columns):
-            raise StepInvalid(
-                f"map: remove_columns is a list of names, got {self.remove_columns!r:.100}", step=self._KIND
-            )
+        names = self.remove_columns
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise StepInvalid(f"map: remove_columns is a list of names, got {names!r:.100}", step=self._KIND)
         super().__post_init__()
 
 
 class RowSteps:
-    """Steps, and the encoder behind them.
-
-    Args:
-        steps: in order; or one.
-        encoder: makes a sample of what comes out; None where that is the sample.
-
-    Raises:
-        StepInvalid: one of them is none.
-    """
+    """Steps, in order, and the encoder behind them, which makes a sample of what comes out; None where that is it."""
 
     def __init__(self, steps: Iterable[Step] | Step, encoder: Encoder | None) -> None:
-        given = [steps] if isinstance(steps, Step) else list(steps)
-        for number, step in enumerate(given):
+        self.steps = (steps,) if isinstance(steps, Step) else tuple(steps)
+        for number, step in enumerate(self.steps):
             if not isinstance(step, Step):
-                raise StepInvalid(
-                    f"steps[{number}]: expected a MessageTransform, Filter or Map, got {step!r:.100}",
-                    step=f"steps[{number}]",
-                )
-        self._steps = [(step, f"steps[{number}], {step.describe()},") for number, step in enumerate(given)]
+                name = f"steps[{number}]"
+                raise StepInvalid(f"{name}: expected a MessageTransform, Filter or Map, got {step!r:.100}", step=name)
+        self._steps = [(step, f"steps[{number}], {step.describe()},") for number, step in enumerate(self.steps)]
         self._encode = encoder
 
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The steps, in order."""
-        return tuple(step for step, _ in self._steps)
-
     def __bool__(self) -> bool:
-        """Returns whether anything is done with rows."""
         return bool(self._steps) or self._encode is not None
 
     def __call__(self, row: Row, index: int) -> Any:
-        """Returns the sample of a row.
-
-        Raises:
-            SkipSample: a filter drops it, or one of the functions says so.
-            StepFailed: a step has raised something else.
-            MemoryError: there is not enough memory.
-            Exception: whatever the encoder raises.
-        """
+        """Returns the sample of a row. Raises SkipSample, StepFailed, or what the encoder raises."""
         for step, place in self._steps:
             try:
                 row = step.apply(row, index, place)
@@ -259,12 +215,7 @@ EncodeFn = Callable[..., Any]
 
 
 class Encoder:
-    """An encoder with a known way to be called.
-
-    Args:
-        encode_fn: called with the row; with ``return_length=True`` too if it takes that, as ms-swift's
-            `template.encode` does.
-    """
+    """An encoder, called with ``return_length=True`` too if it takes that, as ms-swift's `template.encode` does."""
 
     def __init__(self, encode_fn: EncodeFn) -> None:
         if not callable(encode_fn):
@@ -273,12 +224,7 @@ class Encoder:
         self._options: dict[str, bool] = {"return_length": True} if _takes_return_length(encode_fn) else {}
 
     def __call__(self, row: dict[str, Any]) -> Any:
-        """Returns the encoded sample; a dict with `input_ids` gets a `length` unless it has `length` or `lengths`.
-
-        Raises:
-            ValueError: the encoder returned nothing.
-            Exception: whatever the encoder raises.
-        """
+        """Returns the encoded sample; a dict with `input_ids` gets a `length` unless it has `length` or `lengths`."""
         sample = self._encode(row, **self._options)
         if sample is None:
             raise ValueError("the encoder returned None")
@@ -291,11 +237,9 @@ class Encoder:
 
 def _takes_return_length(function: EncodeFn) -> bool:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
-    return any(
-        p.kind is inspect.Parameter.VAR_KEYWORD
-        or (p.name == "return_length" and p.kind is not inspect.Parameter.POSITIONAL_ONLY)
-        for p in parameters
-    )
+    named = parameters.get("return_length")
+    given = named is not None and named.kind is not inspect.Parameter.POSITIONAL_ONLY
+    return given or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())

@@ -4,13 +4,13 @@
     packed    {"input_ids": array([1, 2, ..., 9]), "length": 9, "pixel_values": {"$tensor": array(...)},
                "ratio": {"$scalar": array(0.5)}}
 
-A list of numbers becomes an array, and lists are what arrays become again. Objects with one key that begins with "$"
-stand for what is neither a list nor JSON. What comes back is new at each call, arrays and tensors in C order.
+What comes back is new at each call, arrays and tensors in C order.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -55,10 +55,9 @@ _INT32: Final = 2**31
 def pack(value: Any) -> Any:
     """Returns a value as one that `lazyshard.format.arrays.pack_row` takes.
 
-    Raises:
-        TypeError: there is a value in it that would not come back as it is: of another type than dict, list, tuple,
-            str, bool, int, float, None, numpy's arrays and numbers, and tensors on the CPU that need no gradient; or a
-            key that is no text, or one of ours.
+    Raises TypeError where a value in it would not come back as it is: of another type than dict, list, tuple, str,
+    bool, int, float, None, numpy's arrays and numbers, and tensors on the CPU that need no gradient; or a key that is
+    no text, or one of ours.
     """
     kind = type(value)
     if value is None or kind in (str, bool, int):
@@ -95,17 +94,18 @@ def unpack(value: Any) -> Any:
         return value
     if len(value) == 1:
         (mark, inner), *_ = value.items()
-        if mark == TENSOR:
-            return as_tensor(inner)
-        if mark == NUMPY:
-            return inner
-        if mark == TUPLE:
-            return tuple(unpack(one) for one in inner)
-        if mark == SCALAR:
-            return inner[()]
-        if mark == FLOAT:
-            return inner.item()
+        if mark in MARKS:
+            return _UNPACK[mark](inner)
     return {name: unpack(one) for name, one in value.items()}
+
+
+_UNPACK: Final[dict[str, Callable[[Any], Any]]] = {
+    TENSOR: as_tensor,
+    NUMPY: lambda array: array,
+    TUPLE: lambda values: tuple(map(unpack, values)),
+    SCALAR: lambda array: array[()],
+    FLOAT: lambda array: array.item(),
+}
 
 
 def array_of_list(values: list[Any]) -> npt.NDArray[Any] | None:

@@ -12,8 +12,8 @@ import yaml
 from lazyshard import check_config
 from lazyshard.config import read_config
 from lazyshard.config.config import Config
-from lazyshard.config.named_function import FunctionMissing, named_function
 from lazyshard.errors import ConfigInvalid
+from lazyshard.lazy import FunctionMissing, named_function
 
 GOOD: dict[str, Any] = {"version": 1, "datasets": [{"path": "chat"}]}
 NAMED = "tests.data.step_functions"

@@ -124,7 +124,7 @@ def test_lambda_is_refused_where_workers_are_spawned_and_says_what_to_do(stream:
         (Filter, "my_rows.keep", {}, ["filter_fn my_rows.keep", '"package.module:function"']),
         (Map, "no_such_module:f", {}, ["map no_such_module:f", "ModuleNotFoundError"]),
         (Filter, f"{NAMED}:evn", {}, [f"filter_fn {NAMED}:evn", "is even meant?"]),
-        (Filter, f"{NAMED}:no_function", {}, ["type int"]),
+        (Filter, f"{NAMED}:no_function", {}, ["no function but a int"]),
         (MessageTransform, 3, {}, ["message_transform", "got 3"]),
         (Map, functions.add_square, {"remove_columns": "id"}, ["remove_columns", "got 'id'"]),
     ],

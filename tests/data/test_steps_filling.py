@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lazyshard import BadRows, Filter, LazyShardedDataset, LazyShardedStream, Map
-from lazyshard.data import substitutes as substitutes_module
+from lazyshard.data import samples
 from lazyshard.data.substitutes import FILL_ROWS, DroppedRows, of_another_chunk, substitutes
 from lazyshard.errors import BadSample, ChunkRetired, NothingKept, WaitTimeout
 from tests.data import step_functions as functions
@@ -150,7 +150,7 @@ def test_nothing_is_waited_for_that_would_not_be_looked_into(tmp_path: Path, mon
     options: Any = {"max_total_samples": 12, "max_wait": 0.1}
     with pytest.raises(BadSample):
         open_rank(directory, failing(3, 4, 5), **options)[3]
-    monkeypatch.setattr(substitutes_module, "FILL_ROWS", 3)
+    monkeypatch.setattr(samples, "FILL_ROWS", 3)
     dataset = open_rank(directory, Filter(functions.nothing), **options)
     for _ in range(2):
         with pytest.raises(NothingKept) as caught:
@@ -161,14 +161,14 @@ def test_nothing_is_waited_for_that_would_not_be_looked_into(tmp_path: Path, mon
 def test_chunk_before_that_is_deleted_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = produce(tmp_path / "s", 6, 3)
     dataset = open_rank(directory, keeping(1))
-    read = dataset.reader.read_published
+    read = dataset.reader.lines_published
 
-    def retired(first: int, stop: int, at_least: int = 1) -> list[Row]:
+    def retired(first: int, stop: int, at_least: int = 1) -> list[bytes]:
         if first < 3:
             raise ChunkRetired("chunk 0 is deleted")
         return read(first, stop, at_least)
 
-    monkeypatch.setattr(dataset.reader, "read_published", retired)
+    monkeypatch.setattr(dataset.reader, "lines_published", retired)
     with pytest.raises(NothingKept) as caught:
         dataset[4]
     assert (caught.value.sample, caught.value.count) == (4, 3)
@@ -212,7 +212,7 @@ def test_rows_known_to_be_dropped_are_bounded() -> None:
     small.add(5)
     assert (small.holds(2, 2), small.holds(3, 2)) == (False, False)
     small.add(4)
-    assert (small.holds(2, 2), 4 in small, 4 in small.fresh()) == (True, True, False)
+    assert (small.holds(2, 2), 4 in small) == (True, True)
     huge = DroppedRows(1 << 21)
     huge.add(0)
     huge.add(1 << 21)

@@ -71,7 +71,7 @@ def test_rows_are_those_that_were_drawn(
     expected = [open_rank(stream, 2, layout=layout, num_samples=3 * SAMPLES).draw(i).sample for i in indices]
     got = [i for at in range(0, len(indices), batch) for i in ids(dataset.__getitems__(indices[at : at + batch]))]
     assert got == expected
-    assert bool(dataset._draws.lanes._windows._scattered._idle) == held
+    assert bool(dataset._draws.lanes._scattered._idle) == held
 
 
 def test_a_window_is_read_in_as_many_calls_as_it_has_chunks(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,12 +194,12 @@ def test_thread_that_waits_for_the_end_is_not_told_of_anothers_open_end(tmp_path
         reader.wait_for = real  # type: ignore[method-assign]
         # Another thread meanwhile meets the end, which came in between.
         produce(directory, 6, 4)
-        assert space.draw(3, reader) == Draw(1, 0)
+        assert space.draw(3) == Draw(1, 0)
         return published
 
     reader.wait_for = interrupted  # type: ignore[method-assign]
-    assert space.draw(0, reader) == Draw(0, 0)
-    assert space.draw(3, reader) == Draw(1, 0)
+    assert space.draw(0) == Draw(0, 0)
+    assert space.draw(3) == Draw(1, 0)
 
 
 RANKS, BATCH, ROWS = 8, 4, 320

@@ -41,7 +41,7 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
     "part": {"errors"},
     "format": {"part", "memory", "errors"},
     "plan": {"part", "errors"},
-    "config": {"lazy", "memory", "errors"},
+    "config": {"lazy", "errors"},
     "store": {"format", "memory", "errors"},
     "stream": {"part", "lazy", "store", "format", "plan", "memory", "errors"},
     "inspection": {"part", "stream", "store", "format", "plan", "memory", "errors"},
@@ -54,7 +54,7 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
         *("facade", "config", "filesystem", "simulation", "conversion", "inspection", "stream", "store", "format"),
         *("plan", "examination", "memory", "errors"),
     },
-    "producer": {"facade", "conversion", "inspection", "stream", "store", "format", "plan", "memory", "errors"},
+    "producer": {"facade", "conversion", "inspection", "stream", "store", "format", "plan", "lazy", "memory", "errors"},
     "swift": {"part", "facade", "data", "stream", "store", "format", "plan", "examination", "memory", "errors"},
 }
 

@@ -171,7 +171,7 @@ class StepGate:
         self.published()
         if isinstance(data, BlendedDataset):
             return data.ready(index + self._shift * data.rank.dp_size)
-        return data._draws.indices().ready(index, data.reader)
+        return data._draws.indices().ready(index)
 
     def published(self) -> list[Published]:
         """Returns what is published now of each stream."""

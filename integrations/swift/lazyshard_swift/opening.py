@@ -26,8 +26,8 @@ import xxhash
 
 from lazyshard import LazyShardError, Order, StreamReader
 from lazyshard.data.index_space import lengths_by_sample
-from lazyshard.data.order import is_dealt
 from lazyshard.data.rank import Rank
+from lazyshard.data.settings import is_dealt
 from lazyshard.errors import LengthsMissing, StreamMismatch
 from lazyshard.store.files import list_names
 from lazyshard.store.urls import is_url, stream_path

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lazyshard_swift.hooked import within, wrap
-from lazyshard_swift.pipeline import is_stream
+from lazyshard_swift.ms_swift import is_stream, within, wrap
 
 # Anything else is imported where it is needed: a run without the flag loads none of it.
 if TYPE_CHECKING:
@@ -21,52 +19,41 @@ def extend(module: ModuleType) -> None:
     for name in ("BatchSamplerShard", "DataLoaderShard"):
         if not isinstance(getattr(module, name, None), type):
             raise AttributeError(f"{module.__name__} has no {name}")
-    wrap(module.DataLoaderMixin, {"get_train_dataloader": _get_train_dataloader(module)})
-    wrap(module.SwiftMixin, {"_save_checkpoint": within(saving)})
 
-
-def _get_train_dataloader(module: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def get_train_dataloader(self: Any, *rest: Any, **options: Any) -> Any:
             stream = self.train_dataset
             if not is_stream(stream):
                 return original(self, *rest, **options)
-            sampler, loader = loader_classes(self, stream, module.BatchSamplerShard, module.DataLoaderShard)
-            with _replaced(module, BatchSamplerShard=sampler, DataLoaderShard=loader):
+            with _own_classes(self, stream, module):
                 made = original(self, *rest, **options)
-            begin_epoch(self, stream, made)
+            # On a resume ms-swift before 4.6 leaves a new loader in epoch 0 (modelscope/ms-swift issue 10050).
+            made.set_epoch(_counted(self, stream) // stream.plan.epoch_samples)
             return made
 
         return get_train_dataloader
 
-    return make
+    wrap(module.DataLoaderMixin, {"get_train_dataloader": make})
+    wrap(module.SwiftMixin, {"_save_checkpoint": within(saving)})
 
 
-def loader_classes(trainer: Any, stream: Any, sampler: type[Any], loader: type[Any]) -> tuple[type[Any], type[Any]]:
-    """Returns the classes of which ms-swift is to make the loader of a stream.
-
-    Args:
-        trainer: ms-swift's.
-        stream: the training data.
-        sampler: ms-swift's `BatchSamplerShard`.
-        loader: ms-swift's `DataLoaderShard`.
-    """
+@contextlib.contextmanager
+def _own_classes(trainer: Any, stream: TrainStream, module: ModuleType) -> Iterator[None]:
+    """Within it ms-swift makes the loader of a stream, of classes of ours under its own names."""
     _attach(trainer, stream)
-    if stream.plan.one_pass:
+    plan, accumulation = stream.plan, trainer.args.gradient_accumulation_steps
+    if plan.one_pass:
         # The trainer has planned its steps by epochs that are all alike.
-        trainer.args.max_steps = _steps_in_all(trainer, stream)
-    make_sampler = strided_sampler if stream.plan.layout == "strided" else sampler_in_epochs
-    return make_sampler(sampler), gated_loader(
-        loader, stream, trainer.args.gradient_accumulation_steps, lambda: _saves(trainer)
+        trainer.args.max_steps = -(-plan.epoch_samples // (plan.micro_samples * accumulation))
+    before = {"BatchSamplerShard": module.BatchSamplerShard, "DataLoaderShard": module.DataLoaderShard}
+    vars(module).update(
+        BatchSamplerShard=batch_sampler(module.BatchSamplerShard, strided=plan.layout == "strided"),
+        DataLoaderShard=gated_loader(module.DataLoaderShard, stream, accumulation, lambda: _saves(trainer)),
     )
-
-
-def begin_epoch(trainer: Any, stream: Any, loader: Any) -> None:
-    """Has a loader that was just made begin where the trainer stands.
-
-    On a resume ms-swift before 4.6 leaves a new loader in epoch 0 (modelscope/ms-swift issue 10050).
-    """
-    loader.set_epoch(_counted(trainer, stream) // stream.plan.epoch_samples)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
 
 
 def _attach(trainer: Any, stream: Any) -> None:
@@ -76,7 +63,6 @@ def _attach(trainer: Any, stream: Any) -> None:
     from transformers import TrainerCallback
 
     from lazyshard_swift.checkpoints import Checkpoints
-    from lazyshard_swift.parallel import notice
 
     class StepsCallback(TrainerCallback):  # type: ignore[misc]
         """Checks where a resumed run goes on, and sees to the end of one whose stream has ended."""
@@ -102,28 +88,21 @@ def _attach(trainer: Any, stream: Any) -> None:
 
         def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             stream.tell_cache()
-            if self.stopped:
-                # The checkpoint is there by now.
-                notice(_stopped(trainer, stream))
-                stream.gate.end()
+            if not self.stopped:
+                return
+            # The checkpoint is there by now.
+            kept, step = trainer._lazyshard, state.global_step
+            stream.tell_stop(
+                _consumed(trainer, stream),
+                stream.plan.micro_samples * trainer.args.gradient_accumulation_steps,
+                step=step,
+                planned=state.max_steps,
+                checkpoint=kept.folder(step) if kept.last_step == step else None,
+            )
+            stream.gate.end()
 
     trainer._lazyshard = Checkpoints(stream.plan, trainer.args.output_dir)
     trainer.add_callback(StepsCallback())
-
-
-def _stopped(trainer: Any, stream: Any) -> str:
-    from lazyshard_swift.parallel import stopped
-
-    plan, state, step = stream.plan, trainer.state, trainer.state.global_step
-    consumed = _consumed(trainer, stream)
-    saved = trainer._lazyshard.last_step == step
-    return stopped(
-        *stream.why_it_stops(consumed, plan.batch_size * plan.rank.dp_size * trainer.args.gradient_accumulation_steps),
-        step=step,
-        planned=state.max_steps,
-        trained=consumed,
-        checkpoint=os.path.join(trainer.args.output_dir, f"checkpoint-{step}") if saved else None,
-    )
 
 
 def _saves(trainer: Any) -> bool:
@@ -134,23 +113,14 @@ def _saves(trainer: Any) -> bool:
 
 def _counted(trainer: Any, stream: Any) -> int:
     """Returns how many samples the trainer takes to have been trained, by its steps."""
-    from lazyshard_swift.run_plan import consumed_after
-
-    plan, accumulation = stream.plan, trainer.args.gradient_accumulation_steps
-    micro = plan.batch_size * plan.rank.dp_size
-    return consumed_after(trainer.state.global_step, plan.epoch_samples, micro, accumulation)
+    counted: int = stream.plan.counted(trainer.state.global_step, trainer.args.gradient_accumulation_steps)
+    return counted
 
 
 def _consumed(trainer: Any, stream: Any) -> int:
     """Returns how many samples were trained since the run began."""
     consumed: int = _counted(trainer, stream) + stream.plan.index_offset + stream.plan.consumed_before
     return consumed
-
-
-def _steps_in_all(trainer: Any, stream: Any) -> int:
-    plan, accumulation = stream.plan, trainer.args.gradient_accumulation_steps
-    steps: int = -(-plan.epoch_samples // (plan.batch_size * plan.rank.dp_size * accumulation))
-    return steps
 
 
 def _ends_epoch(trainer: Any, stream: Any) -> bool:
@@ -176,64 +146,36 @@ def saving(trainer: Any) -> Iterator[None]:
     if checkpoints is None:
         yield
         return
-    from lazyshard_swift import parallel
-
-    step = trainer.state.global_step
-    folder = os.path.join(trainer.args.output_dir, f"checkpoint-{step}")
     stream = trainer.train_dataset
-    checkpoints.begin(folder, _consumed(trainer, stream), step)
-    yield
-    # Every rank has written its part.
-    parallel.barrier()
-    checkpoints.commit()
+    with checkpoints.saving(_consumed(trainer, stream), trainer.state.global_step):
+        yield
     stream.tell_progress(_consumed(trainer, stream), at_once=True)
 
 
-@contextlib.contextmanager
-def _replaced(module: ModuleType, **values: Any) -> Iterator[None]:
-    """Has the module see other classes under these names for a while; its loader is made within one call."""
-    before = {name: getattr(module, name) for name in values}
-    vars(module).update(values)
-    try:
-        yield
-    finally:
-        vars(module).update(before)
+def batch_sampler(original: type[Any], *, strided: bool) -> type[Any]:
+    """Returns a subclass of ms-swift's `BatchSamplerShard` that tells its epoch to the gate.
 
-
-def sampler_in_epochs(original: type[Any]) -> type[Any]:
-    """Returns a subclass of ms-swift's `BatchSamplerShard`, in the same order, that tells its epoch to the gate."""
+    Strided, it keeps to its order without shuffle, epoch after epoch. ms-swift's own shuffle goes over all indices, so
+    it would wait for the last chunk; the stream shuffles instead.
+    """
 
     class EpochBatchSampler(original):  # type: ignore[misc]
         _epoch = 0
 
         def __init__(self, total_samples: int, *rest: Any, **options: Any) -> None:
-            super().__init__(total_samples, *rest, **options)
+            super().__init__(total_samples, *rest, **options | ({"shuffle": False} if strided else {}))
             self._epoch_samples = total_samples
 
         def set_epoch(self, epoch: int) -> None:
             super().set_epoch(epoch)
             self._epoch = epoch
 
-    return EpochBatchSampler
-
-
-def strided_sampler(original: type[Any]) -> type[Any]:
-    """Returns a subclass of ms-swift's `BatchSamplerShard` that keeps to its strided order, epoch after epoch.
-
-    ms-swift's own shuffle goes over all indices, so it would wait for the last chunk; the stream shuffles instead.
-    """
-
-    class StridedBatchSampler(sampler_in_epochs(original)):  # type: ignore[misc]
-        def __init__(self, total_samples: int, *rest: Any, **options: Any) -> None:
-            options["shuffle"] = False
-            super().__init__(total_samples, *rest, **options)
-
         def __iter__(self) -> Iterator[list[int]]:
-            first = self._epoch * self._epoch_samples
+            first = self._epoch * self._epoch_samples if strided else 0
             for batch in super().__iter__():
-                yield [first + index for index in batch]
+                yield [first + index for index in batch] if strided else batch
 
-    return StridedBatchSampler
+    return EpochBatchSampler
 
 
 def gated_loader(
@@ -241,11 +183,8 @@ def gated_loader(
 ) -> type[Any]:
     """Returns a subclass of ms-swift's `DataLoaderShard` that asks the stream's gate before each step.
 
-    Args:
-        original: ms-swift's class.
-        stream: the stream.
-        accumulation_steps: micro batches of a step.
-        saves: says whether a checkpoint is saved where the loader ends before its time.
+    A step has `accumulation_steps` micro batches; `saves` says whether a checkpoint is saved where the loader ends
+    before its time.
     """
 
     class GatedLoader(original):  # type: ignore[misc]

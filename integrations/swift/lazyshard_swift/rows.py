@@ -13,9 +13,8 @@ positions from 0, from which the borders between them (`cu_seqlens`) follow. The
 are packs, and with ``--padding_free`` of sequences that were cut, whose documents it keeps apart. (ms-swift 4.6:
 `swift/dataset/packing.py`; `data_collator` and `packing_row` in `swift/template/base.py`.)
 
-The producer encodes by the same template outside of training (`open_encoder`). The arguments of `lazyshard-producer
-run` with `--encode swift` or `--measure swift` are ms-swift's, read by its own parser and completed by its own
-defaults, so that a template comes out as it does in training with the same ones, without a model's weights.
+The producer encodes by the same template outside of training (`open_encoder`): the arguments of `--encode swift` and
+`--measure swift` are read by ms-swift's own parser and completed by its own defaults, without a model's weights.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from lazyshard import LazyShardError, StreamReader
-from lazyshard.data.settings import EncodeCache
 from lazyshard.errors import ChunkRetired, SkipSample
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.records import Encoding, differences
@@ -35,13 +33,10 @@ from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.manifest import read_manifest
 from lazyshard_swift import ms_swift
-from lazyshard_swift.encoding import OF_ROWS, fingerprint, of_producer, pack, unpack
-from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.settings import packing_refused
+from lazyshard_swift.encoding import OF_ROWS, fingerprint, of_producer, pack, row_options, unpack
+from lazyshard_swift.errors import SettingsRefused, refused
 
 Encode: TypeAlias = Callable[..., Any]
-
-_PRODUCE = "make them where the stream is produced, with `lazyshard-producer run --pack TOKENS`"
 
 FORM: Final = "form"
 SPLIT: Final = "split"
@@ -60,26 +55,23 @@ _ENVIRONMENT: Final = {
     "LOG_LEVEL": "ERROR",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-"""Of this process and its workers, where the user has not said otherwise."""
+"""Of the producer's process and its workers, where the user has not said otherwise."""
 
-MODES: Final = ("train", "rlhf")
+_MODES: Final = ("train", "rlhf")
 """Modes of a template in which it encodes for training: `mode` is `rlhf` for DPO and its like."""
 
 
 class RowEncoder:
     """Turns rows into encoded samples; an `encode_fn` for `LazyShardedDataset`.
 
+    Rows longer than ``--max_length``, which ms-swift drops from an ordinary data set, raise `SkipSample`.
+
     Args:
         template: ms-swift's template, in its training mode.
         columns: the mapping of ``--columns``, None for none.
-        auto_columns: whether well-known column names are mapped, as ms-swift does unless
-            ``--disable_auto_column_mapping true``.
-        keep_unused: whether columns that ms-swift does not know go on to the template (``--remove_unused_columns
-            false``).
-        packing_length: most tokens of a pack, where rows are packs, which become lists of encoded rows; None where
-            they are not.
-
-    Rows longer than ``--max_length``, which ms-swift drops from an ordinary data set, raise `SkipSample`.
+        auto_columns: whether well-known column names are mapped (not with ``--disable_auto_column_mapping true``).
+        keep_unused: whether columns that ms-swift does not know go on to the template.
+        packing_length: most tokens of a pack, where rows are packs, which become lists of encoded rows.
     """
 
     def __init__(
@@ -102,53 +94,47 @@ class RowEncoder:
         """Leaves the preprocessors behind."""
         return self.__dict__ | {"_known": {}}
 
-    def __call__(self, row: dict[str, Any], return_length: bool = True) -> Any:
+    def __call__(self, row: dict[str, Any]) -> Any:
         """Returns the encoded row, with its length; of a pack the list of its rows, encoded.
 
         Raises:
             SkipSample: the row is too long, or ms-swift's preprocessing drops it.
             Exception: whatever ms-swift raises.
         """
-        return encode_packs(row, self._packing_length, lambda one: self._encode(one, return_length))
+        return encode_packs(row, self._packing_length, self._encode)
 
-    def _encode(self, row: dict[str, Any], return_length: bool) -> Any:
+    def _encode(self, row: dict[str, Any]) -> Any:
         from swift.template import MaxLengthError
 
         try:
-            return self._template.encode(self.standardise(row), return_length=return_length)
+            return self._template.encode(self._standardise(row), return_length=True)
         except MaxLengthError as cause:
             raise SkipSample(str(cause)) from cause
 
-    def standardise(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _standardise(self, row: dict[str, Any]) -> dict[str, Any]:
         """Returns the row as ms-swift's preprocessing leaves it."""
         names = tuple(row)
-        known = self._known.get(names)
-        if known is None:
-            known = self._known[names] = self._choose(names)
-        preprocessor, renamed = known
-        given, row = row, {renamed.get(name, name): value for name, value in row.items()}
-        if "solution" in given:
+        if names not in self._known:
+            self._known[names] = self._choose(names)
+        preprocessor, renamed = self._known[names]
+        values = {renamed.get(name, name): [value] for name, value in row.items()}
+        if "solution" in row:
             # ms-swift keeps it under this name past the preprocessing that takes it for the response.
-            row["__#solution"] = given["solution"]
-        batch = preprocessor.batched_preprocess(
-            {name: [value] for name, value in row.items()}, strict=True, ignore_max_length_error=False
-        )
-        counts = {len(values) for values in batch.values()}
+            values["__#solution"] = [row["solution"]]
+        batch = preprocessor.batched_preprocess(values, strict=True, ignore_max_length_error=False)
+        counts = {len(made) for made in batch.values()}
         if counts == {0} or not batch:
             raise SkipSample("ms-swift's preprocessing drops this row")
         if counts != {1}:
             raise ValueError(f"ms-swift's preprocessing makes {max(counts)} samples of this row; a row is one sample")
         kept = batch if self._keep_unused else preprocessor.standard_keys
-        return {name: values[0] for name, values in batch.items() if name in kept}
+        return {name: made[0] for name, made in batch.items() if name in kept}
 
     def _choose(self, names: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
         """Returns ms-swift's preprocessor for rows with these columns, and how their columns are renamed for it."""
         from swift.dataset import AutoPreprocessor, RowPreprocessor
 
-        def rename(columns: _Columns, mapping: dict[str, str]) -> _Columns:
-            renamed: _Columns = RowPreprocessor.safe_rename_columns(columns, mapping)
-            return renamed
-
+        rename = RowPreprocessor.safe_rename_columns
         columns = rename(_Columns({name: name for name in names}), self._columns)
         preprocessor = AutoPreprocessor()._get_preprocessor(columns)
         columns = rename(columns, preprocessor.origin_columns)
@@ -158,11 +144,7 @@ class RowEncoder:
 
 
 class _Columns:
-    """The columns of a row, with as much of the face of a Hugging Face data set as ms-swift needs to rename them.
-
-    Attributes:
-        features: present name to name in the row.
-    """
+    """The columns of a row, present name to name in the row, as a Hugging Face data set of which they are renamed."""
 
     def __init__(self, features: dict[str, str]) -> None:
         self.features = features
@@ -171,34 +153,26 @@ class _Columns:
         return _Columns({mapping.get(now, now): was for now, was in self.features.items()})
 
 
-def prepare_packing(args: Any, template: Any) -> None:
-    """Has ms-swift's template take lists of encoded rows, as `PackingDataset` does, if ``--packing`` is given."""
-    if getattr(args, "packing", False):
-        template.packing = True
-        template.padding_free = True
+def encoder_of(args: Any, template: Any, most: int | None = None) -> RowEncoder:
+    """Returns the encoder of raw rows by ms-swift's arguments; `most` are the tokens of a pack."""
+    return RowEncoder(template, **row_options(args), keep_unused=not args.remove_unused_columns, packing_length=most)
 
 
-def check_packs(args: Any, reader: StreamReader, samples: int) -> None:
-    """Refuses a stream of packs without ``--packing``, and one of other rows with it, as far as there are rows yet.
-
-    Args:
-        args: ms-swift's arguments.
-        reader: of the stream.
-        samples: published, as all ranks know.
-
-    Raises:
-        SettingsRefused: with the way out.
-    """
+def check_packs(packing: bool, reader: StreamReader, samples: int) -> None:
+    """Refuses a stream of packs without ``--packing``, and one of other rows with it, as far as there are rows yet."""
     if not samples:
         return
     try:
-        row = _any_row(reader, samples)
+        try:
+            row = parse_row(reader.line(0))
+        except ChunkRetired:
+            row = parse_row(reader.line(samples - 1))
     except LazyShardError:
         # Whoever reads on there will say so.
         return
-    wrong = _mismatch(decode_pack(row) is not None, bool(getattr(args, "packing", False)))
+    wrong = _mismatch(decode_pack(row) is not None, packing)
     if wrong is not None:
-        raise packing_refused(f"--dataset {reader.directory}: {wrong}")
+        raise refused("packing", f"--dataset {reader.directory}: {wrong}")
 
 
 def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[dict[str, Any]], Any]) -> Any:
@@ -238,25 +212,17 @@ def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[di
     return samples
 
 
-def _any_row(reader: StreamReader, samples: int) -> dict[str, Any]:
-    """Returns a row that is there."""
-    try:
-        return parse_row(reader.line(0))
-    except ChunkRetired:
-        return parse_row(reader.line(samples - 1))
-
-
 def _mismatch(is_pack: bool, packing: bool) -> str | None:
     """Returns what is wrong where packs and ``--packing`` do not go together."""
-    if is_pack and not packing:
+    if is_pack == packing:
+        return None
+    if is_pack:
         return "its rows are packs (lazyshard-producer run --pack): give --packing true"
-    if packing and not is_pack:
-        return (
-            "its rows are no packs, and a stream cannot be sorted into packs before training as a whole data set is: "
-            f"{_PRODUCE}, or leave out --packing; with --padding_free true the samples of a micro batch are "
-            "concatenated without padding"
-        )
-    return None
+    return (
+        "its rows are no packs, and a stream cannot be sorted into packs before training as a whole data set is: make "
+        "them where the stream is produced, with `lazyshard-producer run --pack TOKENS`, or leave out --packing; with "
+        "--padding_free true the samples of a micro batch are concatenated without padding"
+    )
 
 
 def encoders(
@@ -276,24 +242,22 @@ def encoders(
     """
     found: list[Encode] = []
     forms: list[Any] = []
+    apart = bool(getattr(template, "padding_free", False))
     for directory in directories:
         manifest = read_manifest(stream_path(directory), None)
-        if manifest is None or manifest.encoding is None:
-            found.append(raw)
-            forms.append(None)
-        else:
-            check_encoding(directory, manifest.encoding, fingerprint(template))
-            forms.append(manifest.encoding.get(FORM))
-            apart = bool(getattr(template, "padding_free", False))
-            found.append(EncodedRows(packing_length, forms[-1], apart=apart))
-    if SPLIT in forms and getattr(template, "padding_free", False):
-        if set(forms) != {SPLIT}:
-            others = [directory for directory, form in zip(directories, forms, strict=True) if form != SPLIT]
-            raise SettingsRefused(
+        encoding = None if manifest is None else manifest.encoding
+        if encoding is not None:
+            _check_encoding(directory, encoding, fingerprint(template))
+        forms.append(None if encoding is None else encoding.get(FORM))
+        found.append(raw if encoding is None else EncodedRows(packing_length, forms[-1], apart=apart))
+    if SPLIT in forms and apart:
+        others = [directory for directory, form in zip(directories, forms, strict=True) if form != SPLIT]
+        if others:
+            raise refused(
+                "padding_free",
                 f"--dataset {' '.join(directories)}: with --padding_free true sequences (lazyshard-producer run "
                 f"--split) are blended with sequences alone, and {', '.join(others)} holds others: give --padding_free "
                 f"false",
-                argument="padding_free",
             )
         template.packing = True
     return tuple(found)
@@ -323,7 +287,12 @@ class EncodedRows:
         sample = encode_packs(row, self._packing_length, unpack)
         if self._form == SPLIT:
             return _documents(sample) if self._apart else _begun(sample)
-        return _padded(sample) if self._form == PAD else sample
+        if self._form == PAD:
+            # A row of all its tokens, of which the last ones have no label: positions go by `length`.
+            sample.pop(ATTENTION_MASK, None)
+            tokens = len(sample[INPUT_IDS])
+            sample |= {LENGTH: tokens, LENGTHS: [tokens]}
+        return sample
 
 
 def _begun(sample: dict[str, Any]) -> dict[str, Any]:
@@ -347,39 +316,23 @@ def _documents(sample: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _padded(sample: dict[str, Any]) -> dict[str, Any]:
-    """Returns a padded row as one of all its tokens, of which the last ones have no label: positions go by `length`."""
-    sample.pop(ATTENTION_MASK, None)
-    tokens = len(sample[INPUT_IDS])
-    return sample | {LENGTH: tokens, LENGTHS: [tokens]}
-
-
-def check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
-    """Compares what a stream's rows were encoded with to what this run would encode them with.
-
-    Raises:
-        SettingsRefused: naming all that differs.
-    """
+def _check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
+    """Refuses rows that were encoded otherwise than this run would encode them, naming all that differs."""
     if stream.get("kind") != own.get("kind"):
-        raise SettingsRefused(
+        raise refused(
+            "dataset",
             f"--dataset {directory}: its rows were encoded by {stream.get('function', stream.get('kind'))}, not by "
             f"ms-swift's template, so its trainer cannot take them: produce the stream anew with --encode swift, or "
             f"without --encode",
-            argument="dataset",
         )
     found = differences(stream, own, leave_out=(*OF_ROWS, *_LEFT_OUT.get(str(stream.get(FORM)), ())))
     if found:
-        raise SettingsRefused(
+        raise refused(
+            "dataset",
             f"--dataset {directory}: its rows were encoded otherwise than this run would encode them: "
             f"{'; '.join(found)} (there: the stream, here: this run). Train with the settings of the stream, or "
             f"produce it anew with those of this run",
-            argument="dataset",
         )
-
-
-def for_stream(cache: EncodeCache, encode: Encode | None) -> EncodeCache:
-    """Returns the cache of a stream's data set; none where its rows are encoded, or not to be."""
-    return EncodeCache() if encode is None or isinstance(encode, EncodedRows) else cache
 
 
 def open_encoder(
@@ -391,7 +344,7 @@ def open_encoder(
         model: the model's folder or name.
         template: the template's name; None for the model's.
         max_length: of which longer rows make no sample; None for what the model takes.
-        options: names and values of other options of ms-swift; besides these `mode`, one of `MODES`.
+        options: names and values of other options of ms-swift; besides these `mode`, "train" or "rlhf".
 
     Raises:
         SettingsRefused: ms-swift is not installed or too old, or cannot encode by these options.
@@ -404,34 +357,24 @@ def open_encoder(
     except ImportError as cause:
         raise SettingsRefused(f"swift needs ms-swift {ms_swift.needed()}: {cause}") from cause
     given = dict(options)
-    mode = given.pop("mode", MODES[0])
-    if mode not in MODES:
-        raise SettingsRefused(f"mode is one of {', '.join(MODES)}, got {mode!r}", argument="mode")
+    mode = given.pop("mode", _MODES[0])
+    if mode not in _MODES:
+        raise refused("mode", f"mode is one of {', '.join(_MODES)}, got {mode!r}")
     asked = {"model": model, "template": template, "max_length": max_length, **given}
     flags = [text for name, value in asked.items() if value is not None for text in (f"--{name}", str(value))]
     args, left = parse_args(BaseArguments, flags)
     if left:
-        raise SettingsRefused(f"ms-swift has no option {left[0]} for what it encodes with", argument=left[0])
+        raise refused(left[0], f"ms-swift has no option {left[0]} for what it encodes with")
     if args.truncation_strategy == "split":
-        raise SettingsRefused(
+        raise refused(
+            "truncation_strategy",
             "truncation_strategy split makes several samples of one row: split long rows with --transform, or choose "
             "delete, left or right",
-            argument="truncation_strategy",
         )
     made = args.get_template()
     if made.use_model:
-        raise SettingsRefused(
-            f"the template {made.template_meta.template_type} encodes with the model itself, so only training can do it"
-        )
+        kind = made.template_meta.template_type
+        raise SettingsRefused(f"the template {kind} encodes with the model itself, so only training can do it")
     made.set_mode(mode)
-    columns = args.columns if isinstance(args.columns, dict) else None
-    encoder = RowEncoder(
-        made,
-        columns=columns,
-        auto_columns=not args.disable_auto_column_mapping,
-        keep_unused=not args.remove_unused_columns,
-    )
-    return (
-        lambda row: pack(encoder(row)),
-        of_producer(made, columns, not args.disable_auto_column_mapping),
-    )
+    encoder = encoder_of(args, made)
+    return lambda row: pack(encoder(row)), of_producer(made, **row_options(args))

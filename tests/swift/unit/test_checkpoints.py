@@ -17,9 +17,17 @@ from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
 from lazyshard.stream.retire import retire
 from lazyshard_swift import checkpoints, parallel
-from lazyshard_swift.checkpoints import Checkpoints, is_whole, let_go_of_cursors, load_position, save_position
+from lazyshard_swift.checkpoints import (
+    Checkpoints,
+    Position,
+    is_whole,
+    let_go_of_cursors,
+    load_position,
+    parse,
+    save_position,
+)
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
-from lazyshard_swift.position import Position, check_fits, parse
+from lazyshard_swift.run_plan import check_fits
 from tests.stream.streams import names, produce
 from tests.swift.unit import runs
 from tests.swift.unit.runs import SAVED, as_rank, megatron, open_streams, plan, position, refused

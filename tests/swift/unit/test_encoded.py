@@ -26,9 +26,9 @@ from lazyshard_swift.encoding import (
     unpack,
 )
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.gate import open_data
 from lazyshard_swift.parallel import Facts, Streams
 from lazyshard_swift.rows import EncodedRows, encoders
+from lazyshard_swift.stream import open_data
 from tests.swift.unit.runs import hugging_face, refused
 
 

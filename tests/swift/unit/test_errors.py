@@ -17,7 +17,7 @@ import pytest
 from lazyshard import errors as library
 from lazyshard.stream import Published
 from lazyshard_swift import errors, parallel
-from lazyshard_swift.parallel import stopped
+from lazyshard_swift.stream import stopped
 from tests.swift.programs import python
 from tests.swift.unit.runs import decided, megatron
 

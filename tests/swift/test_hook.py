@@ -47,14 +47,12 @@ def extend(module):
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = dict(sys.modules)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(ms_swift, "_outcomes", {})
+    monkeypatch.setattr(ms_swift, "outcomes", {})
     # Set first: what the code under test sets is then taken back as well.
     for name in (ms_swift.WARNED, *ms_swift._RANKS):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    ms_swift._installed.cache_clear()
     yield
-    ms_swift._installed.cache_clear()
     for name in set(sys.modules) - set(before):
         if name.partition(".")[0] in {"engine", "engine_extension"}:
             del sys.modules[name]
@@ -88,7 +86,7 @@ def calls() -> list[str]:
 def test_extended_module_looks_like_any_other(engine: Path, caplog: pytest.LogCaptureFixture) -> None:
     module, other = load(), load("other")
     assert (module.value, other.value, calls()) == (2, 1, ["engine.main"])
-    assert ms_swift.outcomes() == (ModuleOutcome("engine.main", "engine_extension"),)
+    assert [*ms_swift.outcomes.values()] == [ModuleOutcome("engine.main", "engine_extension")]
     assert caplog.messages == []
     assert type(module.__spec__.loader) is importlib.machinery.SourceFileLoader
     assert module.__loader__ is module.__spec__.loader
@@ -119,7 +117,7 @@ def test_error_of_the_module_is_its_own(engine: Path) -> None:
     with pytest.raises(LookupError):
         load()
     assert "engine.main" not in sys.modules
-    assert ms_swift.outcomes() == ()
+    assert ms_swift.outcomes == {}
     write(source, SOURCE * 2)
     importlib.invalidate_caches()
     assert load().value == 2
@@ -142,13 +140,13 @@ def test_extension_that_fails_harms_nothing(extension: str | None, reason: str, 
     else:
         write(engine / "engine_extension.py", extension)
     assert load().value == 1
-    assert ms_swift.outcomes() == (ModuleOutcome("engine.main", "engine_extension", reason),)
+    assert [*ms_swift.outcomes.values()] == [ModuleOutcome("engine.main", "engine_extension", reason)]
     # The last outcome counts.
     write(engine / "engine_extension.py", EXTENSION * 2)
     importlib.invalidate_caches()
     sys.modules.pop("engine_extension", None)
     importlib.reload(load())
-    assert [one.reason for one in ms_swift.outcomes()] == [""]
+    assert [one.reason for one in ms_swift.outcomes.values()] == [""]
 
 
 def test_finders_that_are_odd_and_specification_before_the_import(engine: Path) -> None:
@@ -267,7 +265,7 @@ def test_of_an_ms_swift_that_is_too_old_only_the_launcher_is_touched(
 ) -> None:
     install(monkeypatch, "3.12.6")
     module = load()
-    assert (module.value, ms_swift.outcomes()) == (1, ())
+    assert (module.value, ms_swift.outcomes) == (1, {})
     module.__name__ = ms_swift.LAUNCHER
     ms_swift.extend(module, "engine_extension")
     assert (module.value, caplog.messages) == (2, [])

@@ -1,10 +1,6 @@
 """The arguments: added to ms-swift's `DataArguments`, from which all of its commands take theirs, and checked.
 
 The checks are decisions only: no ms-swift, no torch, and of files but the names.
-
-`--sharded_lazy_skip "samples 120:180, chunks 7:8, steps 41:61"` is the known remedy for a loss spike: go on from the
-checkpoint before it, without the samples that came then. All ranges are half-open. Samples and chunks count from 0;
-steps as in the trainer's log and in `lazyshard trace`, so 41:61 are those between checkpoint-40 and checkpoint-60.
 """
 
 from __future__ import annotations
@@ -162,11 +158,7 @@ def extend(module: ModuleType) -> None:
 
 
 def check(args: Any) -> None:
-    """Looks at the arguments of a command before ms-swift does, and puts those of a stream in order.
-
-    Raises:
-        SettingsRefused: with these arguments nothing can be promised.
-    """
+    """Looks at the arguments of a command before ms-swift does, and puts those of a stream in order."""
     names = [args.dataset] if isinstance(args.dataset, str) else args.dataset
     if not args.sharded_lazy:
         for name in names:
@@ -193,14 +185,7 @@ def check(args: Any) -> None:
 
 
 def check_combinations(args: Any) -> None:
-    """Refuses what cannot work, before anything is loaded.
-
-    Args:
-        args: the parsed arguments of a command that trains, with ``sharded_lazy`` true.
-
-    Raises:
-        SettingsRefused: with the reason and the way out.
-    """
+    """Refuses what cannot work, before anything is loaded."""
 
     def given(name: str) -> Any:
         return getattr(args, name, None)
@@ -385,9 +370,6 @@ def parse_skips(text: str) -> tuple[Skip, ...]:
 
     >>> [str(one) for one in parse_skips("samples 120:180, steps 41:61")]
     ['samples 120:180', 'steps 41:61']
-
-    Raises:
-        ValueError: it is not of this form.
     """
     found = []
     for item in text.split(","):
@@ -402,11 +384,7 @@ def parse_skips(text: str) -> tuple[Skip, ...]:
 
 
 def parse_unit(given: str | int | None) -> str | int | None:
-    """Returns what ``--sharded_lazy_unit`` deals in turn, by name or as a number of samples.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Returns what ``--sharded_lazy_unit`` deals in turn, by name or as a number of samples."""
     if given is None or given in UNIT_NAMES:
         return given
     # Not more digits than a count can have; int() takes signs and other digits too.

@@ -1,11 +1,9 @@
 """What is kept at a checkpoint: the position of the run inside it, and the stream's cursor once it is durable.
 
 ``checkpoint-N/lazyshard.json`` holds a JSON object with the fields of `Position`, written whole or not at all, and
-before the rest of the checkpoint, so that one that is complete has it. Format 1, which knew no changes of the number of
-ranks, is still read: what it did not say follows from the rest.
+before the rest of the checkpoint. Format 1, which knew no changes of the number of ranks, is still read.
 
-One process owns the cursor of a run, from the start of the run to its end: the lock that keeps a second run of the same
-name out is held as long as the process lives.
+One process owns the cursor of a run, to the end of the process: a lock keeps a second run of the same name out.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import read_given_file
 from lazyshard.stream import CursorOwner
 from lazyshard_swift import parallel
-from lazyshard_swift.errors import PositionInvalid, ResumeRefused
+from lazyshard_swift.errors import PositionInvalid, not_resumed
 from lazyshard_swift.parallel import caution, stream_id_of
 
 if TYPE_CHECKING:
@@ -43,10 +41,8 @@ if TYPE_CHECKING:
 NAME: Final = "lazyshard.json"
 
 TRACKER: Final = "latest_checkpointed_iteration.txt"
-"""Megatron's last file of a checkpoint, but with --async_save."""
-
 _TRAINER: Final = "trainer_state.json"
-"""The Hugging Face trainer's last file of a checkpoint."""
+"""The last file of a checkpoint of Megatron, but with --async_save, and of the Hugging Face trainer."""
 
 _METADATA: Final = ("metadata.json", ".metadata")
 """What Megatron writes into ``iter_N`` behind the parts of all ranks."""
@@ -55,8 +51,6 @@ _VERSIONED: Final = re.compile(r"v\d+-\d{8}-\d{6}")
 """The last folder that ms-swift adds to an output directory with ``--add_version true``."""
 
 GROUPED: Final = "grouped"
-"""The layout of a run in the order of ms-swift's sampler by length, beside "strided" and "block"."""
-
 _FORMAT: Final = 2
 
 _held: dict[tuple[str, str], CursorOwner] = {}
@@ -64,35 +58,38 @@ _held: dict[tuple[str, str], CursorOwner] = {}
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stands; the stream as in `parallel.Facts`."""
+    """Where a run stands; the stream as in `parallel.Facts`.
+
+    Attributes:
+        consumed: samples trained so far, over all ranks and epochs.
+        batch_size: samples of a rank in a micro batch.
+        layout: "strided" or "block", see `lazyshard.Order`; or "grouped", see `lazyshard_swift.opening`.
+        window: chunks of a rank that are shuffled together.
+        epoch_samples: what ms-swift was told is the length of an epoch.
+        by_steps: whether steps decided how long the run is, not epochs.
+        skipped: what the run was told not to train, as on the command line, of all its starts.
+        state: the course of the run, of a blend that of its positions; None in an order of the stock sampler's own.
+        grouping: digest of what the order of a grouped run follows from.
+    """
 
     stream: str
     directory: str
     samples_per_chunk: int
     consumed: int
-    """Samples trained so far, over all ranks and epochs."""
     step: int
     dp_size: int
     batch_size: int
-    """Samples of a rank in a micro batch."""
     layout: str
-    """"strided" or "block", see `lazyshard.Order`; or "grouped", see `lazyshard_swift.opening`."""
     window: int
-    """Chunks of a rank that are shuffled together."""
     seed: int
     epoch_samples: int
-    """What ms-swift was told is the length of an epoch."""
     by_steps: bool
-    """Whether steps decided how long the run is, not epochs."""
     consumer: str
     saved_at: float
     skipped: tuple[str, ...] = ()
-    """What the run was told not to train, as on the command line, of all its starts."""
     state: RunState | None = None
-    """The course of the run; None in an order of the stock sampler's own. Of a blend: the course of its positions."""
     blend: BlendState | None = None
     grouping: str | None = None
-    """Digest of what the order of a grouped run follows from."""
 
     @property
     def unit(self) -> int:
@@ -113,11 +110,7 @@ class Position:
 
 
 def parse(data: bytes, file: str) -> Position:
-    """Reads the content of the file.
-
-    Raises:
-        PositionInvalid: it is not what was written.
-    """
+    """Reads the content of the file."""
     try:
         return _parse(data, file)
     except (LazyShardError, ValueError) as cause:
@@ -189,17 +182,13 @@ class Checkpoints:
     """Keeps positions and the cursor of a run. Only global rank 0 writes.
 
     The cursor tells the producer which chunks nobody needs any more, so it never runs ahead of the oldest checkpoint
-    of the run that is still there.
-
-    Args:
-        plan: what was decided for the run.
-        output_dir: the folder of its checkpoints.
+    of the run that is still there. One that cannot be written is told and not raised: training does not depend on it.
     """
 
     def __init__(self, plan: RunPlan, output_dir: str) -> None:
         self._plan = plan
         self._output_dir = Path(output_dir)
-        self._pending: list[tuple[Path, Position]] = []
+        self.pending: list[tuple[Path, Position]] = []
         self.last_step = -1
         self._fenced = False
 
@@ -207,11 +196,7 @@ class Checkpoints:
         """Puts the cursor where this run starts, so that from then on the producer keeps what the run needs.
 
         Before anything is read: chunks are kept only for consumers that the producer knows. The cursor may go back, if
-        a run starts anew or from an older checkpoint. One that cannot be written is told and not raised. A collective:
-        every rank calls it.
-
-        Raises:
-            CursorTaken: another run of this name is there. On all ranks.
+        a run starts anew or from an older checkpoint. A collective: all ranks raise `CursorTaken`, or none.
         """
         plan, taken = self._plan, None
         if parallel.is_first():
@@ -223,7 +208,7 @@ class Checkpoints:
                 taken = f"{error} (--sharded_lazy_consumer NAME {ways_out})"
         taken = parallel.agree(taken)
         if taken is not None:
-            raise CursorTaken(taken, directory=plan.directory, consumer=plan.consumer)
+            raise CursorTaken(taken, directory=plan.streams.where, consumer=plan.consumer)
 
     def is_due(self, step: int) -> bool:
         """Returns whether this start has trained steps, up to this one, that no checkpoint of it holds."""
@@ -231,10 +216,7 @@ class Checkpoints:
         return step not in (begun, self.last_step)
 
     def begin(self, folder: str, consumed: int, step: int) -> None:
-        """Writes the position into the folder of a checkpoint that is about to be saved.
-
-        If an earlier start has saved one there, it counts as torn until it is saved anew.
-        """
+        """Writes the position into the folder of a checkpoint to be saved; what is there counts as torn from now on."""
         self.last_step = step
         if parallel.is_first():
             position, place = self._plan.position(consumed, step), Path(folder)
@@ -242,21 +224,15 @@ class Checkpoints:
                 for file in place.glob(last):
                     file.unlink()
             save_position(position, folder)
-            self._pending.append((place, position))
+            self.pending.append((place, position))
 
     def commit(self, unfinished: int = 0) -> None:
-        """Moves the cursor to the newest checkpoint that is whole.
-
-        A cursor that cannot be written is told and not raised: training and checkpoints do not depend on it.
-
-        Args:
-            unfinished: how many of those begun last are still being saved.
-        """
-        whole = len(self._pending) - unfinished
+        """Moves the cursor to the newest checkpoint that is whole: the last ones may still be `unfinished`."""
+        whole = len(self.pending) - unfinished
         if whole <= 0:
             return
-        folder, position = self._pending[whole - 1]
-        del self._pending[:whole]
+        folder, position = self.pending[whole - 1]
+        del self.pending[:whole]
         try:
             self._write(position, folder)
         except CursorTaken as error:
@@ -277,11 +253,6 @@ class Checkpoints:
     def folder(self, step: int) -> str:
         """Returns the folder in which both trainers save a step."""
         return str(self._output_dir / f"checkpoint-{step}")
-
-    @property
-    def pending(self) -> bool:
-        """Whether a checkpoint was begun whose cursor is not committed."""
-        return bool(self._pending)
 
     def _write(self, position: Position, folder: Path | None = None) -> None:
         try:
@@ -318,12 +289,7 @@ def _make_durable(folder: Path) -> None:
 
 
 def load_position(checkpoint: str | os.PathLike[str]) -> Position | None:
-    """Reads the position in a checkpoint's folder; None if there is none.
-
-    Raises:
-        PositionInvalid: it is there and cannot be read.
-        OSError: the filesystem failed.
-    """
+    """Reads the position in a checkpoint's folder; None if there is none."""
     file = Path(checkpoint) / NAME
     try:
         data = read_given_file(file)
@@ -363,12 +329,7 @@ def is_whole(checkpoint: str | os.PathLike[str]) -> bool:
 
 
 def check_whole(checkpoint: str, option: str) -> None:
-    """Refuses a checkpoint, given by an option, whose save was interrupted: a trainer may take it for a new start.
-
-    Raises:
-        ResumeRefused: naming the newest one of the run that is whole.
-        PositionInvalid: its position cannot be read.
-    """
+    """Refuses a checkpoint, given by an option, whose save was interrupted: a trainer may take it for a new start."""
     torn = load_position(checkpoint)
     if torn is None or is_whole(checkpoint):
         return
@@ -381,12 +342,8 @@ def check_whole(checkpoint: str, option: str) -> None:
     way_out = f"No other one of this run is whole: start anew, without --{option}"
     if newest is not None:
         way_out = f"The newest whole one of this run is {newest}: give --{option} {newest}"
-    raise ResumeRefused(
-        f"{checkpoint}: its save was interrupted, so it is no checkpoint to go on from: {NAME} is there, what the "
-        f"trainer writes last is not. {way_out}",
-        checkpoint=checkpoint,
-        expected=newest,
-    )
+    why = f"its save was interrupted, so it is no checkpoint to go on from: {NAME} is there, what the trainer writes"
+    raise not_resumed(checkpoint, f"{why} last is not. {way_out}", newest)
 
 
 def _saved_in(output_dir: Path) -> Iterator[tuple[Path, Position]]:
@@ -403,11 +360,7 @@ def _saved_in(output_dir: Path) -> Iterator[tuple[Path, Position]]:
 
 
 def consumer_name(output_dir: str) -> str:
-    """Returns the name of a run's cursor: the folder of its outputs, the same over its restarts.
-
-    ms-swift adds a folder with version and time to the output directory of each start; the one above it counts. The
-    digest keeps apart runs in folders of the same name.
-    """
+    """Returns the name of a run's cursor: the folder of its outputs, the same over its restarts."""
     path = os.path.abspath(output_dir)
     if _VERSIONED.fullmatch(os.path.basename(path)):
         path = os.path.dirname(path)
@@ -416,13 +369,7 @@ def consumer_name(output_dir: str) -> str:
 
 
 def put_cursor(directory: str, cursor: Cursor, *, take_over: bool = False) -> None:
-    """Writes a cursor durably; the first time for this process, the run begins to own it.
-
-    Raises:
-        CursorTaken: another run has it, or has taken it over. Nothing was written.
-        VersionUnsupported: the cursor that is there is of a later format.
-        OSError: the filesystem refused; may be called again.
-    """
+    """Writes a cursor durably; the first time for this process, the run begins to own it."""
     key = (directory, cursor.consumer)
     if key not in _held:
         _held[key] = CursorOwner(directory, cursor.consumer, take_over=take_over)

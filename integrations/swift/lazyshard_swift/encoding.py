@@ -5,16 +5,12 @@ What it has encoded becomes a row with numpy arrays, and that the same again, ev
     encoded    {"input_ids": [1, 2, 3], "length": 3, "pixel_values": tensor(...), "lengths": [3]}
     row        {"input_ids": array([1, 2, 3]), "length": 3, "pixel_values": {"$tensor": array(...)}, "lengths": [3]}
 
-A list of numbers becomes an array, and lists are what arrays become again: ms-swift's collators take lists for lists
-and concatenate them. Objects with one key that begins with "$" stand for what is neither a list nor JSON. The cache of
-encoded samples has the same form (`lazyshard.data.tensors`) but keeps no value that would come back otherwise.
+A list of numbers becomes an array, and arrays become lists again: ms-swift's collators take lists for lists and
+concatenate them. Objects with one key that begins with "$" stand for what is neither a list nor JSON.
 
 What decides about a template's encoding is kept as plain facts in the manifest of an encoded stream, and compared. Both
-sides make them of a template object, the producer of the one that it encodes with, the trainer of its own. So what is
-compared is what was used, not what was written on a command line.
-
-What `--sharded_lazy_encode_cache DIR` keeps is found again only by a run that would make the same of a row. What
-decides about that is more: columns, variables of the environment that templates read, plugins.
+sides make them of a template object, so what is compared is what was used, not what was written on a command line.
+Samples in a cache are found again by more: columns, variables of the environment that templates read, plugins.
 """
 
 from __future__ import annotations
@@ -73,11 +69,7 @@ _CACHE: Final = "sharded_lazy_encode_cache"
 
 
 def pack(encoded: dict[str, Any]) -> dict[str, Any]:
-    """Returns an encoded sample as a row that can be published.
-
-    Raises:
-        TypeError: it holds a value that neither JSON nor an array can be, or a key that is no text or is one of ours.
-    """
+    """Returns an encoded sample as a row that can be published."""
     return {
         name: value if name.endswith(_COUNTS) else _pack(value, name) for name, value in _checked(encoded, "").items()
     }
@@ -193,11 +185,7 @@ def packing_length(args: Any) -> int | None:
 
 
 def encode_cache(args: Any, template: Any) -> EncodeCache:
-    """Returns the cache of a data set of raw rows; one without a directory where none is asked for.
-
-    Raises:
-        SettingsRefused: with this template nothing can be kept, or the directory lies in that of a stream.
-    """
+    """Returns the cache of a data set of raw rows; one without a directory where none is asked for."""
     directory = args.sharded_lazy_encode_cache
     if directory is None:
         return EncodeCache()

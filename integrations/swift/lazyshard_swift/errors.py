@@ -78,11 +78,22 @@ class ResumeRefused(LazyShardError, ValueError):
     actual: str | None = None
 
 
+def not_resumed(checkpoint: str | None, why: str, expected: object = None, actual: object = None) -> ResumeRefused:
+    """Returns the error of a checkpoint."""
+    there, here = (None if value is None else str(value) for value in (expected, actual))
+    return ResumeRefused(f"{checkpoint}: {why}", checkpoint=checkpoint, expected=there, actual=here)
+
+
 class StreamTooShort(LazyShardError, ValueError):
     """The stream has ended with fewer samples than one step takes."""
 
     directory: str | None = None
     samples: int | None = None
+
+
+def too_short(directory: str, samples: int, why: str) -> StreamTooShort:
+    """Returns the error of a stream, or of several in a blend."""
+    return StreamTooShort(f"{directory}: {why}", directory=directory, samples=samples)
 
 
 _REFUSALS: Final = (

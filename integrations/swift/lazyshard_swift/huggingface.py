@@ -56,7 +56,7 @@ def _own_classes(trainer: Any, stream: TrainStream, module: ModuleType) -> Itera
         vars(module).update(before)
 
 
-def _attach(trainer: Any, stream: Any) -> None:
+def _attach(trainer: Any, stream: TrainStream) -> None:
     """Gives a trainer what belongs to its stream, once: the loader is made again on a resume."""
     if hasattr(trainer, "_lazyshard"):
         return
@@ -73,9 +73,11 @@ def _attach(trainer: Any, stream: Any) -> None:
             stream.check_resume(_consumed(trainer, stream), state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            stream.tell_progress(_consumed(trainer, stream))
+            consumed = _consumed(trainer, stream)
+            stream.tell_progress(consumed)
             # The trainer's own epoch is the rest of the run; its end is the trainer's affair.
-            if stream.plan.one_pass and state.global_step < state.max_steps and _ends_epoch(trainer, stream):
+            inside = stream.plan.one_pass and state.global_step < state.max_steps
+            if inside and stream.plan.ends_epoch(consumed, _step_samples(trainer, stream)):
                 control.should_save = control.should_save or _goes_by_epochs(args.save_strategy)
                 control.should_evaluate = control.should_evaluate or _goes_by_epochs(args.eval_strategy)
 
@@ -92,13 +94,8 @@ def _attach(trainer: Any, stream: Any) -> None:
                 return
             # The checkpoint is there by now.
             kept, step = trainer._lazyshard, state.global_step
-            stream.tell_stop(
-                _consumed(trainer, stream),
-                stream.plan.micro_samples * trainer.args.gradient_accumulation_steps,
-                step=step,
-                planned=state.max_steps,
-                checkpoint=kept.folder(step) if kept.last_step == step else None,
-            )
+            saved = kept.folder(step) if kept.last_step == step else None
+            stream.tell_stop(_consumed(trainer, stream), _step_samples(trainer, stream), step, state.max_steps, saved)
             stream.gate.end()
 
     trainer._lazyshard = Checkpoints(stream.plan, trainer.args.output_dir)
@@ -111,28 +108,18 @@ def _saves(trainer: Any) -> bool:
     return due and trainer.args.save_strategy != "no"
 
 
-def _counted(trainer: Any, stream: Any) -> int:
+def _counted(trainer: Any, stream: TrainStream) -> int:
     """Returns how many samples the trainer takes to have been trained, by its steps."""
-    counted: int = stream.plan.counted(trainer.state.global_step, trainer.args.gradient_accumulation_steps)
-    return counted
+    return stream.plan.counted(trainer.state.global_step, trainer.args.gradient_accumulation_steps)
 
 
-def _consumed(trainer: Any, stream: Any) -> int:
+def _step_samples(trainer: Any, stream: TrainStream) -> int:
+    return stream.plan.micro_samples * int(trainer.args.gradient_accumulation_steps)
+
+
+def _consumed(trainer: Any, stream: TrainStream) -> int:
     """Returns how many samples were trained since the run began."""
-    consumed: int = _counted(trainer, stream) + stream.plan.index_offset + stream.plan.consumed_before
-    return consumed
-
-
-def _ends_epoch(trainer: Any, stream: Any) -> bool:
-    """Returns whether an epoch of the stream ends with the step that was just trained."""
-    from lazyshard_swift.run_plan import ends_epoch
-
-    plan = stream.plan
-    if plan.total is None:
-        return False
-    stop = plan.draws_after(_consumed(trainer, stream))
-    first = stop - plan.batch_size * trainer.args.gradient_accumulation_steps
-    return ends_epoch(plan.state, plan.total, max(first, 0), stop)
+    return _counted(trainer, stream) + stream.plan.index_offset + stream.plan.consumed_before
 
 
 def _goes_by_epochs(strategy: Any) -> bool:
@@ -155,8 +142,7 @@ def saving(trainer: Any) -> Iterator[None]:
 def batch_sampler(original: type[Any], *, strided: bool) -> type[Any]:
     """Returns a subclass of ms-swift's `BatchSamplerShard` that tells its epoch to the gate.
 
-    Strided, it keeps to its order without shuffle, epoch after epoch. ms-swift's own shuffle goes over all indices, so
-    it would wait for the last chunk; the stream shuffles instead.
+    Strided, it does not shuffle, since that would wait for the last chunk; the stream shuffles instead.
     """
 
     class EpochBatchSampler(original):  # type: ignore[misc]
@@ -183,8 +169,7 @@ def gated_loader(
 ) -> type[Any]:
     """Returns a subclass of ms-swift's `DataLoaderShard` that asks the stream's gate before each step.
 
-    A step has `accumulation_steps` micro batches; `saves` says whether a checkpoint is saved where the loader ends
-    before its time.
+    `saves` says whether a checkpoint is saved where the loader ends before its time.
     """
 
     class GatedLoader(original):  # type: ignore[misc]

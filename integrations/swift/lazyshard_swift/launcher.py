@@ -1,13 +1,10 @@
 """The command line of ms-swift: `megatron sft` and `swift sft` themselves, and the help of `swift sft`.
 
 They start `torchrun`, or one Python, and wait for it. Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's
-command dies alone and leaves the training behind as an orphan. With the flag on it hands the signal down and waits for
-the end. Where Megatron is not installed ms-swift fails at an import, before anything of ours has run; what to install
-is told here. An ms-swift that is too old for the flag is refused here, before it starts anything.
+command dies alone and leaves the training behind as an orphan; with the flag on it hands the signal down and waits.
 
-`swift sft --help` shows all arguments, ours among them, as `swift pt --help` and `megatron sft --help` do. ms-swift's
-script for it asks a small parser first, which knows `--tuner_backend` only and answers `--help` by itself. Before that
-it sets up the visible device, which is where we come in.
+ms-swift's script of `swift sft` asks a small parser first, which answers `--help` with `--tuner_backend` only. Before
+that it sets up the visible device, which is where all arguments are shown, as `megatron sft --help` does.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def extend(module: ModuleType) -> None:
 
 
 class _Stopped(Exception):
-    """Leaves ms-swift's loop where the gate allows no further step. Raised on all ranks before the same step."""
+    """Leaves ms-swift's loop, on all ranks before the same step, where the gate allows no further one."""
 
 
 class _StepsHook:
@@ -43,14 +43,14 @@ class _StepsHook:
     def __getattr__(self, event: str) -> Callable[..., None]:
         if not event.startswith("on_"):
             raise AttributeError(event)
-        return _pass_by
+        return lambda *rest, **options: None
 
     def on_step_begin(self) -> None:
         """Waits for the step's data, or ends the training; commits a checkpoint that became durable meanwhile."""
         trainer, plan = self.trainer, self.stream.plan
         if self.checkpoints.pending:
             self.checkpoints.commit(_unfinished_saves())
-        first = plan.draws_after(trainer.state.consumed_train_samples)
+        first = (trainer.state.consumed_train_samples - plan.consumed_before) // plan.rank.dp_size
         stop = first + trainer.args.global_batch_size // plan.rank.dp_size
         if not self.stream.gate.allows(first, stop, saves=self.checkpoints.is_due(trainer.state.iteration)):
             raise _Stopped
@@ -59,10 +59,6 @@ class _StepsHook:
     def on_train_end(self, *rest: Any, **options: Any) -> None:
         """Tells of the cache of encoded samples."""
         self.stream.tell_cache()
-
-
-def _pass_by(*rest: Any, **options: Any) -> None:
-    return None
 
 
 def _prepare_dataloader(original: Any, self: Any, stream: TrainStream, *rest: Any, **options: Any) -> Any:
@@ -96,10 +92,8 @@ def _attach(trainer: Any, stream: TrainStream) -> None:
         planned, args.train_iters = args.train_iters, state.iteration + left
         if hasattr(state, "max_steps"):
             state.max_steps = args.train_iters
-        notice(
-            f"{left} steps are left of {args.num_train_epochs} epochs: training ends after step {args.train_iters}, "
-            f"not {planned}"
-        )
+        epochs = f"{left} steps are left of {args.num_train_epochs} epochs"
+        notice(f"{epochs}: training ends after step {args.train_iters}, not {planned}")
     trainer._lazyshard = _StepsHook(trainer, stream)
     trainer.callbacks.append(trainer._lazyshard)
 
@@ -118,23 +112,17 @@ def saving(trainer: Any) -> Iterator[None]:
     ours.stream.tell_progress(consumed, at_once=True)
 
 
-def _train(original: Any, self: Any, stream: TrainStream, *rest: Any, **options: Any) -> Any:
-    """Trains on a stream; ms-swift's loop is left in the middle, without an error, where the stream has ended.
-
-    Raises:
-        WaitTimeout, StoreUnavailable: no data came in time. What was trained is saved, if all ranks could.
-    """
+def _train(original: Any, self: Any, stream: TrainStream, *rest: Any, **options: Any) -> None:
+    """Trains on a stream; ms-swift's loop is left in the middle, without an error, where the stream has ended."""
     # Before ms-swift shows how many steps there are.
     _attach(self, stream)
-    result = None
     try:
-        result = original(self, stream, *rest, **options)
+        original(self, stream, *rest, **options)
     except _Stopped:
         _finish(self)
     # ms-swift has waited for what was being saved.
     self._lazyshard.checkpoints.commit()
     stream.gate.end()
-    return result
 
 
 def _finish(trainer: Any) -> None:
@@ -155,13 +143,8 @@ def _finish(trainer: Any) -> None:
         trainer.call_event("on_save", output_dir=state.last_model_checkpoint)
     trainer.call_event("on_train_end")
     module.maybe_finalize_async_save(args, blocking=True, terminate=True)
-    ours.stream.tell_stop(
-        state.consumed_train_samples,
-        args.global_batch_size,
-        step=state.iteration,
-        planned=planned,
-        checkpoint=state.last_model_checkpoint,
-    )
+    kept = state.last_model_checkpoint
+    ours.stream.tell_stop(state.consumed_train_samples, args.global_batch_size, state.iteration, planned, kept)
 
 
 def _unfinished_saves() -> int:

@@ -1,9 +1,7 @@
 """The installed ms-swift: its version, whether it has what is extended or relied on, and what became of extending it.
 
-Version and hook points are found without importing it, which takes ten seconds: they are looked up in its source files.
-
-ms-swift goes on unharmed whatever fails here: an extension that raises has undone its own changes, and what it raised
-is kept with the record. Whoever depends on an extension looks at `outcomes` and says so in its own words.
+Version and hook points are looked up in its source files: importing it takes ten seconds. ms-swift goes on unharmed
+whatever fails here. Whoever depends on an extension looks at `outcomes` and says so in its own words.
 """
 
 from __future__ import annotations
@@ -29,16 +27,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 DISTRIBUTION: Final = "ms-swift"
 SUPPORTED: Final = "4.0 to 4.6"
 REQUIREMENT: Final = "ms-swift>=4.0,<4.7"
-"""What pip is to be asked for."""
-
 _OLDEST: Final = (4, 0)
 _NEWEST: Final = (4, 6)
 
 DEPENDENCIES: Final = ("megatron-core", "mcore-bridge")
-"""The distributions that ms-swift's Megatron needs."""
-
-_BRIDGE_SINCE: Final = (4, 1)
-"""The first release that needs mcore-bridge for it; the one before fetches Megatron-LM by itself."""
+"""The distributions that ms-swift's Megatron needs; before 4.1 not the second, and it fetches Megatron-LM by itself."""
 
 _VERSION_LINE: Final = re.compile(r"^__version__ *= *['\"]([^'\"]+)['\"]", re.MULTILINE)
 
@@ -57,14 +50,12 @@ def folder() -> Path | None:
 def version() -> str | None:
     """Returns the version of ms-swift, of the distribution or else of a checkout; None where there is none."""
     told, place = distribution_version(DISTRIBUTION), folder()
-    if told is not None or place is None:
-        return told
-    try:
+    if told is None and place is not None:
         # A checkout on PYTHONPATH has no metadata; and OpenStack's package of the same name has no such file.
-        line = _VERSION_LINE.search((place / "version.py").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return line[1] if line is not None else None
+        with contextlib.suppress(OSError, ValueError):
+            line = _VERSION_LINE.search((place / "version.py").read_text(encoding="utf-8"))
+            return line[1] if line is not None else None
+    return told
 
 
 def distribution_version(name: str) -> str | None:
@@ -98,7 +89,7 @@ def is_too_old(version: str | None) -> bool:
 
 def needs_bridge(version: str | None) -> bool:
     """Says whether Megatron of this ms-swift needs all of `DEPENDENCIES`."""
-    return (release(version) or _BRIDGE_SINCE) >= _BRIDGE_SINCE
+    return (release(version) or _NEWEST) > _OLDEST
 
 
 def needed() -> str:
@@ -129,15 +120,16 @@ _COMMAND_OF: Final = {"swift.cli.utils": SWIFT, _MIXIN: SWIFT, _TRAINER: MEGATRO
 
 
 class HookPoint(NamedTuple):
-    """A place in ms-swift that is extended or relied on."""
+    """A place in ms-swift that is extended or relied on: a method of the class `owner`, or in the module itself.
+
+    Of a function the first parameters, all others must be optional; None for a name in the module that its code uses.
+    """
 
     purpose: str
     module: str
     owner: str
-    """The class that it is a method of, "" for the module itself."""
     name: str
     parameters: tuple[str, ...] | None
-    """Of a function, its first ones; all others must be optional. None for a name in the module that its code uses."""
 
     @property
     def title(self) -> str:
@@ -152,13 +144,11 @@ class HookPoint(NamedTuple):
 
 
 class CheckedHookPoint(NamedTuple):
-    """What was found of a hook point."""
+    """What was found of a hook point; `file` is where it should be, from the folder that holds the package `swift`."""
 
     point: HookPoint
     file: str
-    """Where it should be, from the folder that holds the package `swift`."""
     line: int | None
-    """From 1; None where it was not found."""
     problem: str | None
 
 
@@ -282,11 +272,10 @@ def _parameters_problem(arguments: ast.arguments, expected: tuple[str, ...]) -> 
     return f"it needs more than ({', '.join(expected)}): {', '.join(required)}" if required else None
 
 
+LAUNCHER: Final = "swift.cli.main"
+
 WARNED: Final = "LAZYSHARD_SWIFT_WARNED"
 """Environment variable that is set once the warning was given, for the processes that are started from here on."""
-
-LAUNCHER: Final = "swift.cli.main"
-"""The module of the commands `swift` and `megatron`."""
 
 _RANKS: Final = ("RANK", "NODE_RANK", "GROUP_RANK")
 """Environment variables that are 0 or unset in the one process that warns. RANK alone would not do: it is unset in the
@@ -301,13 +290,10 @@ class ModuleOutcome(NamedTuple):
     reason: str = ""
 
 
-_outcomes: Final[dict[str, ModuleOutcome]] = {}
+outcomes: Final[dict[str, ModuleOutcome]] = {}
+"""By module what became of those that were imported so far, of each the last time."""
+
 _lock: Final = threading.Lock()
-
-
-def outcomes() -> tuple[ModuleOutcome, ...]:
-    """Returns what became of the modules that were imported so far, of each the last time."""
-    return tuple(_outcomes.values())
 
 
 def extend(module: ModuleType, extension: str) -> None:
@@ -315,7 +301,7 @@ def extend(module: ModuleType, extension: str) -> None:
 
     Of an ms-swift that is too old only the launcher is extended, which refuses the flag.
     """
-    installed = _installed()
+    installed = version()
     too_old, reason = is_too_old(installed), ""
     if too_old and module.__name__ != LAUNCHER:
         return
@@ -326,21 +312,13 @@ def extend(module: ModuleType, extension: str) -> None:
         if isinstance(error, AttributeError) and error.obj is module:
             # Python would say that it is partially initialized, most likely due to a circular import.
             reason = f"AttributeError: it has no {error.name}"
-    _outcomes[module.__name__] = ModuleOutcome(module.__name__, extension, reason)
+    outcomes[module.__name__] = ModuleOutcome(module.__name__, extension, reason)
     if reason or not (too_old or is_supported(installed)):
         warn_once()
 
 
-@functools.cache
-def _installed() -> str | None:
-    return version()
-
-
 def warn_once() -> None:
-    """Says which ms-swift is installed, which are supported and what could not be hooked: once in the whole job.
-
-    That is: in the process whose rank is 0 or not set, and in none of those that it starts.
-    """
+    """Says which ms-swift is installed, which are supported and what could not be hooked: once in the whole job."""
     with _lock:
         if os.environ.get(WARNED) or any(os.environ.get(name) not in (None, "", "0") for name in _RANKS):
             return
@@ -359,7 +337,7 @@ def _warning() -> str:
     place = folder()
     points = check_points(POINTS, place) if place is not None else []
     missing = [f"{checked.point.title} ({checked.problem})" for checked in points if checked.problem is not None]
-    missing += [f"{one.module} ({one.extension}: {one.reason})" for one in outcomes() if one.reason]
+    missing += [f"{one.module} ({one.extension}: {one.reason})" for one in outcomes.values() if one.reason]
     hooked = f"Could not be hooked: {'; '.join(missing)}." if missing else "All hook points are there."
     text = (
         f"ms-swift {version() or 'of an unknown version'} is installed, lazyshard is made for {SUPPORTED}. {hooked} "
@@ -405,11 +383,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def wrap(owner: Any, makers: Mapping[str, Maker]) -> None:
-    """Replaces functions of a class or a module.
-
-    Raises:
-        AttributeError: one of them is not there; nothing was replaced.
-    """
+    """Replaces functions of a class or a module."""
     missing = [name for name in makers if not callable(vars(owner).get(name))]
     if missing:
         raise AttributeError(f"{owner.__name__} has no {', no '.join(missing)}")

@@ -1,16 +1,10 @@
 """From arguments to the training data set: the stream is opened, agreed on by all ranks, planned, and registered.
 
-With ``--group_by_length true`` ms-swift's own sampler goes through a stream that has ended: it shuffles all samples,
-cuts them into pieces of up to 50 micro batches of all ranks, and sorts each piece by length (transformers'
-`get_length_grouped_indices`). That order follows from the lengths, the seed, the epoch and the micro batch of all
-ranks, and from nothing that lazyshard plans. So with it
-
-- each rank reads rows of all chunks, and indices are samples: index i draws sample i of the stream;
-- a run goes on where the same lengths, ranks and micro batches give the same order again, and is refused elsewhere;
-- there is no state of the run by which it could be traced;
-- no chunk is given up, since any may be drawn again.
-
-What would have to be known before it is there, of a live stream or of samples that nobody has measured, is refused.
+With ``--group_by_length true`` ms-swift's own sampler shuffles all samples of an ended stream, cuts them into pieces of
+up to 50 micro batches of all ranks, and sorts each piece by length (transformers' `get_length_grouped_indices`). That
+order follows from the lengths, the seed, the epoch and the micro batch of all ranks alone. So with it each rank reads
+rows of all chunks, and index i draws sample i of the stream; a run goes on where the same lengths, ranks and micro
+batches give the same order again; there is no state by which it could be traced; and no chunk is given up.
 """
 
 from __future__ import annotations
@@ -36,7 +30,7 @@ from lazyshard.stream.listing import other_files
 from lazyshard_swift import parallel, rows
 from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.encoding import encode_cache, packing_length
-from lazyshard_swift.errors import SettingsRefused, StreamTooShort, each_of, refused
+from lazyshard_swift.errors import SettingsRefused, each_of, refused, too_short
 from lazyshard_swift.ms_swift import is_megatron
 from lazyshard_swift.parallel import FOREIGN, Facts, Streams, notice, stream_id_of
 from lazyshard_swift.planning import batch_sizes, decide, progress_of, resume_checkpoint
@@ -83,9 +77,9 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     )
     if lengths is not None:
         notice(
-            "--group_by_length true: ms-swift's sampler goes through the whole stream in an order of its own. Every "
-            "rank reads rows of all chunks, a checkpoint can be gone on from with the same ranks, micro batch and "
-            "lengths alone, `lazyshard trace` and `audit` cannot tell what was trained, and the run keeps all chunks"
+            "--group_by_length true: ms-swift's sampler goes through the whole stream in its own order. Every rank "
+            "reads all chunks, checkpoints are for the same ranks, micro batch and lengths, `lazyshard trace` and "
+            "`audit` cannot tell what was trained, and the run keeps all chunks"
         )
     for directory, name, one in zip(directories, streams.names, streams.facts, strict=True):
         if plan.saved is None or (streams.blended and state_of(plan.saved, name) is None):
@@ -104,30 +98,33 @@ def _reader(args: Any, directory: str) -> StreamReader:
 
 
 def _facts_of(args: Any, directory: str, rank: Rank) -> Facts:
-    """Opens a stream, waiting for it if it is not there yet, and agrees on what all ranks see of it. A collective.
-
-    Raises:
-        SettingsRefused: it is a directory that another program fills, of which it is not known how many rows a chunk
-            has; or its rows are packs and are to be none, or the other way round.
-        StreamMismatch: the ranks see different streams.
-        WaitTimeout, LazyShardError: the stream cannot be read.
-    """
+    """Opens a stream, waiting for it if it is not there yet, and agrees on what all ranks see of it. A collective."""
     _check_directory(directory)
     try:
         reader = _reader(args, directory)
     except ValueError as cause:
         if isinstance(cause, LazyShardError) or args.sharded_lazy_samples_per_chunk is not None:
             raise
-        raise refused(
+        name, why = (
             "sharded_lazy_samples_per_chunk",
-            f"{directory}: another program fills it, so there is no stream.json that says how many rows every chunk "
-            f"but the last holds: give --sharded_lazy_samples_per_chunk N",
-        ) from cause
+            "so no stream.json says how many rows every chunk but the last holds",
+        )
+        raise refused(name, f"{directory}: another program fills it, {why}: give --{name} N") from cause
     reader.label = f"rank {rank.dp_rank} of {rank.dp_size}"
     published = reader.refresh()
     identity = reader.stream_id or f"{FOREIGN}{xxhash.xxh3_64_hexdigest(reader.line(0))}"
     mine = Facts(identity, reader.samples_per_chunk, published.samples, published.ended, is_dealt(reader))
-    facts = parallel.agree_on(mine, directory)
+    # Of rank 0, so that a stream which ends just now has ended for all or for none.
+    facts = parallel.agree(mine)
+    if facts[:2] != mine[:2]:
+        raise StreamMismatch(
+            f"{directory}: rank 0 sees the stream {facts.stream} of {facts.samples_per_chunk} samples per chunk there, "
+            f"this rank {mine.stream} of {mine.samples_per_chunk}: is the directory on a filesystem that all nodes "
+            f"share?",
+            directory=directory,
+            expected=facts.stream,
+            actual=mine.stream,
+        )
     if resume_checkpoint(args) is None:
         # One that goes on need not fetch a chunk that it has trained; its rows are looked at all the same.
         rows.check_packs(bool(getattr(args, "packing", False)), reader, facts.samples)
@@ -145,32 +142,22 @@ def _check_directory(directory: str) -> None:
             raise
         return
     if found:
-        raise refused(
-            "dataset",
-            f"--dataset {directory}: there is no stream in it, but other files ({found}). A stream has files named "
-            f"chunk_00000.jsonl and so on; `lazyshard-producer run --source FILES --out STREAM --samples-per-chunk "
-            f"1000` makes one",
-        )
+        command = "lazyshard-producer run --source FILES --out STREAM --samples-per-chunk 1000"
+        why = f"there is no stream in it (chunk_00000.jsonl and so on), but other files ({found})"
+        raise refused("dataset", f"--dataset {directory}: {why}; `{command}` makes one")
 
 
 def _check_nothing_retired(directory: str, stream_id: str | None, consumer: str) -> None:
     """Refuses to start at the beginning of a stream whose first chunks are gone."""
     retired = 0 if stream_id is None else read_retired(stream_path(directory), stream_id)
     if retired:
-        raise refused(
-            "dataset",
-            f"{directory}: its producer has deleted the chunks below {retired}, which a run that starts anew would "
-            f"train first: go on from a checkpoint that was trained on this stream, or produce it anew with --retain "
-            f"all, or with --consumers {consumer}, which deletes nothing before this run has started",
-        )
+        why = f"its producer has deleted the chunks below {retired}, which a run that starts anew would train first"
+        anew = f"with --retain all, or with --consumers {consumer}, which deletes nothing before this run has started"
+        raise refused("dataset", f"{directory}: {why}: go on from a checkpoint of it, or produce it anew {anew}")
 
 
 def _weights_of(args: Any, streams: Streams) -> tuple[float, ...]:
-    """Returns what was given, or the samples of each stream.
-
-    Raises:
-        SettingsRefused: nothing was given, and a stream is still being produced; or a weight is not above 0.
-    """
+    """Returns what was given, or the samples of each stream."""
     given = args.interleave_prob
     if given:
         if not all(weight > 0 for weight in given):
@@ -180,11 +167,8 @@ def _weights_of(args: Any, streams: Streams) -> tuple[float, ...]:
     pairs = zip(streams.directories, streams.facts, strict=True)
     live = [directory for directory, one in pairs if not one.ended or not one.samples]
     if live:
-        raise refused(
-            "interleave_prob",
-            f"--dataset has {len(streams.directories)} streams, and {live[0]} is still being produced or empty, so "
-            f"their sizes do not say how to blend them: give the share of each with --interleave_prob",
-        )
+        why = f"{live[0]} is still being produced or empty, so sizes do not say how to blend the streams of --dataset"
+        raise refused("interleave_prob", f"{why}: give the share of each with --interleave_prob")
     weights = tuple(float(one.samples) for one in streams.facts)
     shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights[:SHOWN])
     notice(f"the streams of --dataset are blended by their sizes, {shares}; --interleave_prob gives other shares")
@@ -192,11 +176,7 @@ def _weights_of(args: Any, streams: Streams) -> tuple[float, ...]:
 
 
 def _positions_of(args: Any, streams: Streams, rank: Rank) -> Facts:
-    """Returns what all ranks know of the positions of the blend. A collective.
-
-    Raises:
-        StreamTooShort: an epoch of the blend has less than a micro batch of every rank.
-    """
+    """Returns what all ranks know of the positions of the blend. A collective."""
     samples = sum(one.samples for one in streams.facts)
     if not all(one.ended for one in streams.facts) or progress_of(args, live=False).steps is not None:
         # Steps decide, and the gate finds the end.
@@ -206,15 +186,11 @@ def _positions_of(args: Any, streams: Streams, rank: Rank) -> Facts:
         batch_size, _ = batch_sizes(args, rank.dp_size)
         own = {"samples_per_chunk": args.sharded_lazy_samples_per_chunk, "max_wait": args.sharded_lazy_max_wait}
         with contextlib.suppress(ValueError):
-            found = len(open_data(streams, rank, None, Order(), own, {"batch_size": batch_size}))
+            found = len(open_data(streams, rank, None, Order(), own, batch_size=batch_size))
     found = parallel.agree(found)
     if not found:
-        raise StreamTooShort(
-            f"{streams.where}: an epoch of the blend has less than one micro batch for {each_of(rank.dp_size)}: "
-            f"one of the streams is too short for its share",
-            directory=streams.where,
-            samples=samples,
-        )
+        why = f"an epoch of the blend has less than one micro batch for {each_of(rank.dp_size)}"
+        raise too_short(streams.where, samples, f"{why}: one of the streams is too short for its share")
     return Facts(BLENDED, 1, found, True)
 
 
@@ -252,24 +228,14 @@ def check_sampler(sampler: type[Any] | None) -> type[Any]:
 
 
 def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) -> SampleLengths:
-    """Reads what the sampler sorts by, and makes sure that all ranks sort by the same. A collective.
-
-    Raises:
-        SettingsRefused: the stream is live, was dealt by cost, or its lengths are not known; with the way out.
-        StreamMismatch: rank 0 sees other lengths.
-        WaitTimeout, LazyShardError: the stream cannot be read.
-    """
+    """Reads what the sampler sorts by, and makes sure that all ranks sort by the same. A collective."""
     if not facts.ended:
         raise _grouping_refused(
-            f"{directory}: the stream is still being produced, and how long samples are that are not there yet is not "
-            f"known. Start once it has ended; or leave it out, and have the producer deal rows by cost, with "
-            f"`lazyshard-producer run --balance`"
+            f"{directory} is still being produced, so the lengths of its samples are not known: start once it has "
+            f"ended; or leave it out, and have rows dealt by cost, with `lazyshard-producer run --balance`"
         )
     if facts.dealt:
-        raise _grouping_refused(
-            f"{directory}: its rows were dealt by cost, so that all ranks have as much to do in a step, and this would "
-            f"put them into other steps: leave it out"
-        )
+        raise _grouping_refused(f"{directory}: its rows were dealt by cost, and this would undo it: leave it out")
     try:
         tokens = lengths_by_sample(_reader(args, directory), facts.samples)
     except LengthsMissing as cause:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from lazyshard.data import resolve_rank
 from lazyshard.data.rank import Rank
-from lazyshard.errors import StreamMismatch, redact
+from lazyshard.errors import redact
 from lazyshard.store.urls import stream_name
 from lazyshard_swift.ms_swift import is_megatron
 
@@ -23,7 +23,6 @@ _T = TypeVar("_T")
 
 _COMING_S: Final = 30.0
 """Ranks that wait for the same samples give up within seconds of each other."""
-
 _POLL_S: Final = 0.5
 
 FOREIGN: Final = "first-row-"
@@ -36,19 +35,17 @@ def stream_id_of(stream: str) -> str | None:
 
 
 class Facts(NamedTuple):
-    """What is known of a stream when the ranks start; the same on all of them.
+    """What is known of a stream, or of the positions of a blend, when the ranks start; the same on all of them.
 
-    Of a blend: of its positions, as if they were the samples of one stream.
+    `stream` is the id of its manifest, or a digest of its first row where it has none. Where its rows were `dealt` by
+    cost they are to be read in order.
     """
 
     stream: str
-    """Its identity: the id of its manifest, or a digest of its first row where it has none."""
     samples_per_chunk: int
     samples: int
-    """Published."""
     ended: bool
     dealt: bool = False
-    """Whether its rows were dealt by cost, so that they are to be read in order."""
 
     @property
     def total(self) -> int | None:
@@ -58,14 +55,16 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """The streams that a run trains, one or several in a blend; the same on every rank."""
+    """The streams that a run trains, one or several in a blend; the same on every rank.
+
+    `units` are how many samples of each a rank is dealt in a row; empty before that is decided.
+    """
 
     directories: tuple[str, ...]
     facts: tuple[Facts, ...]
     weights: tuple[float, ...] = (1.0,)
     stopping: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
     units: tuple[int, ...] = ()
-    """How many samples of each a rank is dealt in a row; empty before that is decided."""
 
     @property
     def blended(self) -> bool:
@@ -85,14 +84,7 @@ class Streams:
 
 
 def data_parallel_rank(args: Any) -> Rank:
-    """Returns the rank for which this process reads.
-
-    For Megatron that of its `mpu`, the same for all model-parallel peers; for the Hugging Face trainer the global rank,
-    over the size of DeepSpeed's tensor parallelism if that is on.
-
-    Raises:
-        RankInvalid: this is one of several processes and neither is initialised.
-    """
+    """Returns the rank for which this process reads, the same for all model-parallel peers (DeepSpeed's included)."""
     rank, deepspeed, size = resolve_rank(), getattr(args, "deepspeed", None), 1
     if not is_megatron(args) and isinstance(deepspeed, dict):
         size = (deepspeed.get("tensor_parallel") or {}).get("autotp_size") or 1
@@ -111,30 +103,8 @@ def agree(value: _T) -> _T:
     return values[0]
 
 
-def agree_on(mine: Facts, directory: str) -> Facts:
-    """Takes over what global rank 0 sees, so that a stream which ends just now has ended for all or for none.
-
-    Raises:
-        StreamMismatch: this rank sees another stream: the directory is not shared.
-    """
-    facts = agree(mine)
-    if (facts.stream, facts.samples_per_chunk) != (mine.stream, mine.samples_per_chunk):
-        raise StreamMismatch(
-            f"{directory}: rank 0 sees the stream {facts.stream} of {facts.samples_per_chunk} samples per chunk there, "
-            f"this rank {mine.stream} of {mine.samples_per_chunk}: is the directory on a filesystem that all nodes "
-            f"share?",
-            directory=directory,
-            expected=facts.stream,
-            actual=mine.stream,
-        )
-    return facts
-
-
 def all_come(key: str) -> bool:
-    """Returns whether every rank calls this with the same key within some seconds; the same to all that call it.
-
-    No collective: a rank that does not come, because it trains or has ended, does not make the others hang.
-    """
+    """Returns whether every rank calls this with the same key within some seconds; no collective that could hang."""
     if not _several():
         return True
     try:
@@ -177,10 +147,7 @@ def caution(text: str) -> None:
 
 
 def attend() -> None:
-    """Makes the lines of the library itself visible, such as those of a rank that waits, on every rank.
-
-    Where the program has set up the logger `lazyshard`, or the root logger, it stays so.
-    """
+    """Makes the lines of the library itself visible on every rank, unless the program has set up logging."""
     logger = logging.getLogger("lazyshard")
     if not logger.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)

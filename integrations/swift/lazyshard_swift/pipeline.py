@@ -17,15 +17,9 @@ from lazyshard_swift.ms_swift import for_streams, is_stream, wrap
 
 def extend(module: ModuleType) -> None:
     """Wraps four methods of `SwiftSft`, from which the pipelines of pre-training, RLHF and Megatron inherit."""
-    wrap(
-        module.SwiftSft,
-        {
-            "_get_dataset": _get_dataset,
-            "_encode_dataset": for_streams(_encode_dataset),
-            "_post_process_datasets": _post_process_datasets,
-            "_show_dataset": for_streams(show),
-        },
-    )
+    makers = {"_get_dataset": _get_dataset, "_post_process_datasets": _post_process_datasets}
+    makers |= {"_encode_dataset": for_streams(_encode_dataset), "_show_dataset": for_streams(_show_dataset)}
+    wrap(module.SwiftSft, makers)
 
 
 def _get_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +56,7 @@ def _post_process_datasets(original: Callable[..., Any]) -> Callable[..., Any]:
     return post_process_datasets
 
 
-def show(original: Any, pipeline: Any, stream: Any, val_dataset: Any, *rest: Any, **options: Any) -> None:
+def _show_dataset(original: Any, pipeline: Any, stream: Any, val_dataset: Any, *rest: Any, **options: Any) -> None:
     """Logs the first sample of a stream, if it is there already; ms-swift would then count the tokens of all."""
     from lazyshard_swift.parallel import is_first, notice
 
@@ -72,10 +66,9 @@ def show(original: Any, pipeline: Any, stream: Any, val_dataset: Any, *rest: Any
             notice("nothing of the stream is there to be shown yet")
         else:
             pipeline.template.print_inputs(sample[0] if isinstance(sample, list) else sample)
-    args = pipeline.args
     pipeline.train_msg["train_dataset"] = repr(stream)
-    generated = getattr(args, "predict_with_generate", False)
-    if val_dataset is not None and len(val_dataset) and not args.lazy_tokenize and not generated:
+    counted = not pipeline.args.lazy_tokenize and not getattr(pipeline.args, "predict_with_generate", False)
+    if val_dataset is not None and len(val_dataset) and counted:
         pipeline.train_msg["val_dataset"] = pipeline._stat_dataset(val_dataset)
 
 
@@ -84,12 +77,9 @@ def _check_hooks(args: Any) -> None:
     trainer = "swift.megatron.trainers.base" if ms_swift.is_megatron(args) else "swift.trainers.mixin"
     # ms-swift imports its trainers late.
     importlib.import_module(trainer)
-    reasons = [outcome.reason for outcome in ms_swift.outcomes() if outcome.reason]
-    if trainer not in {outcome.module for outcome in ms_swift.outcomes()}:
+    reasons = [outcome.reason for outcome in ms_swift.outcomes.values() if outcome.reason]
+    if trainer not in ms_swift.outcomes:
         reasons.append(f"{trainer} was imported before lazyshard could extend it")
     if reasons:
-        raise refused(
-            "sharded_lazy",
-            f"--sharded_lazy true cannot work with this ms-swift: {'; '.join(reasons)}. Supported is "
-            f"{ms_swift.SUPPORTED}; `lazyshard doctor swift` shows what is missing",
-        )
+        why = f"cannot work with this ms-swift: {'; '.join(reasons)}. Supported is {ms_swift.SUPPORTED}"
+        raise refused("sharded_lazy", f"--sharded_lazy true {why}; `lazyshard doctor swift` shows what is missing")

@@ -18,7 +18,7 @@ from lazyshard.plan.shuffle import expected_neighbours, largest_distance, window
 from lazyshard.stream.run_state import course_of
 from lazyshard_swift.arguments import ENDED_WINDOW, LIVE_WINDOW, parse_skips, parse_unit
 from lazyshard_swift.checkpoints import GROUPED, TRACKER, Position, check_whole, consumer_name, load_position
-from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort, each_of, refused
+from lazyshard_swift.errors import ResumeRefused, SettingsRefused, each_of, not_resumed, refused, too_short
 from lazyshard_swift.ms_swift import is_megatron
 from lazyshard_swift.parallel import Facts, Streams, notice, stream_id_of
 from lazyshard_swift.run_plan import Progress, RunPlan, check_fits, epoch_length, goes_on, state_of, without
@@ -27,29 +27,16 @@ _DISTANCE = "sharded_lazy_shuffle_distance"
 
 
 def decide(args: Any, streams: Streams, facts: Facts, rank: Rank, lengths: str | None = None) -> RunPlan:
-    """Decides how a stream or a blend is read.
+    """Decides how a stream or a blend is read; takes epochs out of Megatron's arguments where steps decide.
 
-    Args:
-        args: ms-swift's arguments. Epochs are taken out of Megatron's where steps decide.
-        streams: what is trained, without the units that are decided here.
-        facts: what all ranks know of the stream, or of the positions of the blend.
-        rank: of this process.
-        lengths: digest of what the order of ``--group_by_length true`` follows from; None without it.
-
-    Raises:
-        SettingsRefused: the arguments do not fit the stream.
-        PositionInvalid: the checkpoint's position cannot be read.
-        ResumeRefused: the checkpoint was trained on another stream, or in an order that these arguments do not give.
-        StreamTooShort: the stream has ended with less than a micro batch a rank.
+    `lengths` is the digest of what the order of ``--group_by_length true`` follows from.
     """
     checkpoint, megatron = resume_checkpoint(args), is_megatron(args)
     saved = None if checkpoint is None else load_position(checkpoint)
     progress = progress_of(args, live=not facts.ended)
     if progress.steps is not None and megatron and args.num_train_epochs is not None:
-        notice(
-            f"the stream is still being produced, so --num_train_epochs {args.num_train_epochs} is put aside and "
-            f"--train_iters {progress.steps} decides"
-        )
+        aside = f"--num_train_epochs {args.num_train_epochs} is put aside and --train_iters {progress.steps} decides"
+        notice(f"the stream is still being produced, so {aside}")
         args.num_train_epochs = None
     size, seed = facts.samples_per_chunk, (args.data_seed or 0) % 2**63
     layout, window = order_of(args, saved, facts)
@@ -62,9 +49,8 @@ def decide(args: Any, streams: Streams, facts: Facts, rank: Rank, lengths: str |
     if saved is None and args.sharded_lazy_shuffle_distance is not None:
         _check_distance(args.sharded_lazy_shuffle_distance, streams.where, facts.total, steps, rank.dp_size)
         notice(distance_told(args.sharded_lazy_shuffle_distance, size, facts.total, rank.dp_size, unit))
-    state = RunState(
-        stream_id_of(facts.stream), size, unit, window_positions(window, size, unit), seed, None, (part,), 0
-    )
+    span, stream_id = window_positions(window, size, unit), stream_id_of(facts.stream)
+    state = RunState(stream_id, size, unit, span, seed, None, (part,), 0)
     plan = RunPlan(
         streams=replace(streams, units=units),
         facts=facts,
@@ -92,12 +78,9 @@ def decide(args: Any, streams: Streams, facts: Facts, rank: Rank, lengths: str |
     elif saved is not None and not megatron:
         _check_counted(plan, saved, global_batch // plan.micro_samples)
     if not plan.epoch_samples:
-        raise StreamTooShort(
-            f"{streams.where}: the stream has ended with {facts.samples} samples, fewer than one micro batch of "
-            f"{batch_size} for {each_of(rank.dp_size)}: nothing can be trained",
-            directory=streams.where,
-            samples=facts.samples,
-        )
+        less = f"fewer than one micro batch of {batch_size} for {each_of(rank.dp_size)}: nothing can be trained"
+        why = f"the stream has ended with {facts.samples} samples, {less}"
+        raise too_short(streams.where, facts.samples, why)
     left_over = 0 if plan.total is None else plan.total - plan.epoch_samples
     if progress.steps is None and not plan.one_pass and not plan.skipped and left_over > 0:
         notice(
@@ -108,11 +91,7 @@ def decide(args: Any, streams: Streams, facts: Facts, rank: Rank, lengths: str |
 
 
 def progress_of(args: Any, live: bool) -> Progress:
-    """Returns whether steps or epochs decide how long the run is, as ms-swift would, but by steps on a live stream.
-
-    Raises:
-        SettingsRefused: the stream is live and only epochs are given, or saving goes by epochs.
-    """
+    """Returns whether steps or epochs decide how long the run is, as ms-swift would, but by steps on a live stream."""
     megatron, epochs = is_megatron(args), args.num_train_epochs
     option = "train_iters" if megatron else "max_steps"
     steps = getattr(args, option)
@@ -120,12 +99,9 @@ def progress_of(args: Any, live: bool) -> Progress:
         steps = None
     if live:
         if steps is None:
-            raise refused(
-                option,
-                f"the stream is still being produced, so an epoch has no length yet: say with --{option} N how many "
-                f"steps to train at the most. If the stream ends earlier, training stops with it, unless "
-                f"--sharded_lazy_on_end repeat is given",
-            )
+            ends = "If the stream ends earlier, training stops with it, unless --sharded_lazy_on_end repeat is given"
+            why = "the stream is still being produced, so an epoch has no length yet"
+            raise refused(option, f"{why}: say with --{option} N how many steps to train at the most. {ends}")
         for name in ("save_strategy", "eval_strategy"):
             if str(getattr(args, name, "")).rsplit(".", 1)[-1].lower() == "epoch":
                 why = "needs an end of the epoch, and the stream is still being produced"
@@ -148,10 +124,8 @@ def _check_distance(distance: int, where: str, total: int | None, trained: int |
     if total is not None:
         why = f"{where} has ended with {total} samples, {each}"
     way_out = f"give {largest} at the most" if largest else "leave it out"
-    raise refused(
-        _DISTANCE,
-        f"--{_DISTANCE} {distance}: {why}; all of them shuffled together are {largest} apart on average: {way_out}",
-    )
+    together = f"all of them shuffled together are {largest} apart on average"
+    raise refused(_DISTANCE, f"--{_DISTANCE} {distance}: {why}; {together}: {way_out}")
 
 
 def _window_of_distance(distance: int, samples_per_chunk: int) -> int:
@@ -181,12 +155,7 @@ def distance_told(distance: int, samples_per_chunk: int, total: int | None, rank
 
 
 def _without_skipped(plan: RunPlan, skip: str | None) -> RunPlan:
-    """Returns the plan with the state from which the run goes on, less what this start is told not to train.
-
-    Raises:
-        ResumeRefused: the stream has fewer samples than were trained.
-        SettingsRefused: what is to be skipped cannot be.
-    """
+    """Returns the plan with the state from which the run goes on, less what this start is told not to train."""
     saved, state = plan.saved, plan.state
     if saved is not None and saved.state is not None:
         state = saved.state
@@ -194,13 +163,8 @@ def _without_skipped(plan: RunPlan, skip: str | None) -> RunPlan:
         if plan.total is not None:
             course_of(state).epoch(plan.total)
     except ValueError as cause:
-        raise ResumeRefused(
-            f"{plan.checkpoint}: it stands at sample {state.consumed}, the stream has ended with "
-            f"{plan.facts.samples}: was it cut?",
-            checkpoint=plan.checkpoint,
-            expected=f"at least {state.consumed} samples",
-            actual=str(plan.facts.samples),
-        ) from cause
+        why = f"it stands at sample {state.consumed}, the stream has ended with {plan.total}: was it cut?"
+        raise not_resumed(plan.checkpoint, why, f"at least {state.consumed} samples", plan.total) from cause
     done = () if saved is None else saved.skipped
     new = [one for one in parse_skips(skip) if str(one) not in done] if skip is not None else []
 
@@ -222,14 +186,9 @@ def _check_counted(plan: RunPlan, saved: Position, accumulation: int) -> None:
     """Refuses steps of another size in an order of ms-swift's own: by these its trainer counts batches to skip."""
     counted = plan.counted(saved.step, accumulation)
     if counted != saved.consumed:
-        raise ResumeRefused(
-            f"{plan.checkpoint}: {saved.consumed} samples were trained in {saved.step} steps, and with "
-            f"--gradient_accumulation_steps {accumulation} the trainer would take them for {counted}: give the number "
-            f"it had. Runs that are to be resumed with another one are started without --group_by_length",
-            checkpoint=plan.checkpoint,
-            expected=str(saved.consumed),
-            actual=str(counted),
-        )
+        trained = f"{saved.consumed} samples were trained in {saved.step} steps, and the trainer would count {counted}"
+        why = f"{trained} with --gradient_accumulation_steps {accumulation}: give the number it had"
+        raise not_resumed(plan.checkpoint, why, saved.consumed, counted)
 
 
 def batch_sizes(args: Any, dp_size: int) -> tuple[int, int]:
@@ -243,12 +202,7 @@ def batch_sizes(args: Any, dp_size: int) -> tuple[int, int]:
 
 
 def resume_checkpoint(args: Any) -> str | None:
-    """Returns the folder that holds the checkpoint which ms-swift will go on from, None if it starts anew.
-
-    Raises:
-        ResumeRefused: its save was interrupted.
-        PositionInvalid: its position cannot be read.
-    """
+    """Returns the folder that holds the checkpoint which ms-swift will go on from, None if it starts anew."""
     if not is_megatron(args):
         weights_only = getattr(args, "resume_only_model", False) and getattr(args, "ignore_data_skip", False)
         if weights_only or not args.resume_from_checkpoint:
@@ -271,11 +225,9 @@ def order_of(args: Any, saved: Position | None, facts: Facts) -> tuple[str, int]
     grouped, live = bool(getattr(args, "group_by_length", False)), not facts.ended
     if saved is not None and (saved.layout == GROUPED) != grouped:
         was, way_out = ("without", "leave it out") if grouped else ("with", "keep it")
-        raise ResumeRefused(
-            f"the checkpoint was trained {was} --group_by_length true, and the order would be another: {way_out}, or "
-            f"start on the stream anew from the weights alone",
-            expected=saved.layout,
-        )
+        why = f"the checkpoint was trained {was} --group_by_length true, and the order would be another"
+        anew = "start on the stream anew from the weights alone"
+        raise ResumeRefused(f"{why}: {way_out}, or {anew}", expected=saved.layout)
     if grouped:
         return GROUPED, 0
     asked, distance = args.sharded_lazy_shuffle_window, args.sharded_lazy_shuffle_distance
@@ -287,10 +239,7 @@ def order_of(args: Any, saved: Position | None, facts: Facts) -> tuple[str, int]
     blocks = is_megatron(args) and bool(args.data_sharding) and shuffle and asked is None
     begun = saved is not None and bool(saved.window or saved.layout == "block")
     if facts.dealt and asked is None and shuffle and not begun:
-        notice(
-            "the rows of the stream were dealt by cost, so that all ranks have as much to do in a step, and each rank "
-            "reads its chunks in order: they are not shuffled once more"
-        )
+        notice("the rows of the stream were dealt by cost, so each rank reads them in order: they are not shuffled")
         blocks = False
     put_aside = "--data_sharding true is put aside:"
     if blocks and len(args.dataset) > 1:
@@ -298,20 +247,16 @@ def order_of(args: Any, saved: Position | None, facts: Facts) -> tuple[str, int]
         blocks = False
     if saved is not None:
         if saved.layout == "block" and not blocks:
-            raise ResumeRefused(
-                "the checkpoint was trained in the shuffle of ms-swift's own sampler over the whole data set: keep "
-                "--data_sharding true and --train_dataloader_shuffle true, and leave out --sharded_lazy_shuffle_window "
-                "and --sharded_lazy_shuffle_distance",
-                expected="--data_sharding true --train_dataloader_shuffle true",
-            )
+            keep = "--data_sharding true --train_dataloader_shuffle true"
+            why = "the checkpoint was trained in the shuffle of ms-swift's own sampler over the whole data set"
+            out = "leave out --sharded_lazy_shuffle_window and --sharded_lazy_shuffle_distance"
+            raise ResumeRefused(f"{why}: keep {keep}, and {out}", expected=keep)
         if blocks and saved.layout != "block":
             notice(f"{put_aside} the checkpoint was trained in the order of the stream")
         return saved.layout, saved.window if asked is None and shuffle == begun else window
     if blocks and live:
-        notice(
-            f"{put_aside} ms-swift's shuffle over the whole data set would wait for the last chunk of a stream that is "
-            f"still being produced. Each rank reads its own chunks nevertheless, shuffled in windows of {window} chunks"
-        )
+        why = "ms-swift's shuffle over the whole data set would wait for the last chunk of the stream"
+        notice(f"{put_aside} {why}. Each rank reads its own chunks, shuffled in windows of {window} chunks")
     return ("block", 0) if blocks and not live else ("strided", window)
 
 
@@ -323,10 +268,7 @@ def _units(
     asked = parse_unit(args.sharded_lazy_unit)
     if layout != "strided":
         if asked not in (None, "auto", "chunk"):
-            notice(
-                f"--sharded_lazy_unit {asked} is put aside: with --data_sharding true ms-swift shuffles each rank's "
-                f"chunks as a whole"
-            )
+            notice(f"--sharded_lazy_unit {asked} is put aside: ms-swift shuffles each rank's chunks as a whole")
         return tuple(facts.samples_per_chunk for facts in streams.facts)
     return tuple(
         _unit(asked, facts, part, trained, window, state_of(saved, name))
@@ -352,14 +294,10 @@ def _unit(
     unit = auto_unit(part.dp, size, part.batch_size, facts.samples, facts.ended, limit) or size
     if unit != size:
         there = f"the stream has {facts.samples} samples" if facts.ended else f"the run trains {trained} samples"
-        text = (
-            f"--sharded_lazy_unit auto: {there}, fewer than a chunk of {size} for {each_of(part.dp)}, so they "
-            f"are dealt in batches of {unit}"
-        )
+        text = f"--sharded_lazy_unit auto: {there}, fewer than a chunk of {size} for {each_of(part.dp)}"
+        text += f", so they are dealt in batches of {unit}"
         if window and not facts.ended:
-            text += (
-                f". They are shuffled in windows of {window} chunks a rank, {window * part.dp} in all, which must be "
-                f"published first unless the stream ends: --sharded_lazy_shuffle_window 0 starts with what is there"
-            )
+            text += f". Windows of {window} chunks a rank, {window * part.dp} in all, must be published first"
+            text += ": --sharded_lazy_shuffle_window 0 starts with what is there"
         notice(text)
     return unit

@@ -1,20 +1,14 @@
 """From a row of the stream to what the trainer takes: ms-swift's own preprocessing, then its template, row by row.
 
 On the ordinary path ms-swift first maps the whole data set (columns renamed, `query`/`response`, Alpaca and ShareGPT
-rows turned into `messages`) and encodes afterwards. The same classes are applied here to one row at a time.
+rows turned into `messages`) and encodes afterwards. The same classes are applied here to one row at a time. Of an
+encoded stream the template is not asked, but compared with what the rows were encoded with.
 
-Of an encoded stream the template is not asked, but compared with what the rows were encoded with. Rows that the
-producer has cut (`--split`) or padded (`--pad`) are said to be so by the fact `form`.
-
-With ``--packing true`` the rows of the stream are packs already, as `lazyshard-producer run --pack` publishes them.
-Where ms-swift packs by itself, a sample of its `PackingDataset` is the list of the encoded rows of a pack, and its
-template's collator takes such lists apart, puts all rows of the micro batch one behind the other, and gives each
-positions from 0, from which the borders between them (`cu_seqlens`) follow. The same lists are made here of rows that
-are packs, and with ``--padding_free`` of sequences that were cut, whose documents it keeps apart. (ms-swift 4.6:
+With ``--packing true`` the rows are packs already (`lazyshard-producer run --pack`). A sample of ms-swift's own
+`PackingDataset` is the list of the encoded rows of a pack; its template's collator puts all rows of the micro batch one
+behind the other, and gives each positions from 0, from which the borders between them (`cu_seqlens`) follow. The same
+lists are made here of packs, and with ``--padding_free`` of sequences that were cut (`--split`). (ms-swift 4.6:
 `swift/dataset/packing.py`; `data_collator` and `packing_row` in `swift/template/base.py`.)
-
-The producer encodes by the same template outside of training (`open_encoder`): the arguments of `--encode swift` and
-`--measure swift` are read by ms-swift's own parser and completed by its own defaults, without a model's weights.
 """
 
 from __future__ import annotations
@@ -39,10 +33,9 @@ from lazyshard_swift.errors import SettingsRefused, refused
 Encode: TypeAlias = Callable[..., Any]
 
 FORM: Final = "form"
+"""The fact that says which rows the producer has cut, "split", or padded, "pad"."""
 SPLIT: Final = "split"
 PAD: Final = "pad"
-LENGTH: Final = "length"
-LENGTHS: Final = "lengths"
 
 _LEFT_OUT: Final = {SPLIT: (FORM, "max_length", "truncation_strategy"), PAD: (FORM,)}
 """By form: what need not be alike. How long a row might be before it was cut is nothing for who trains the pieces."""
@@ -62,16 +55,10 @@ _MODES: Final = ("train", "rlhf")
 
 
 class RowEncoder:
-    """Turns rows into encoded samples; an `encode_fn` for `LazyShardedDataset`.
+    """Turns rows into encoded samples by ms-swift's template; an `encode_fn` for `LazyShardedDataset`.
 
-    Rows longer than ``--max_length``, which ms-swift drops from an ordinary data set, raise `SkipSample`.
-
-    Args:
-        template: ms-swift's template, in its training mode.
-        columns: the mapping of ``--columns``, None for none.
-        auto_columns: whether well-known column names are mapped (not with ``--disable_auto_column_mapping true``).
-        keep_unused: whether columns that ms-swift does not know go on to the template.
-        packing_length: most tokens of a pack, where rows are packs, which become lists of encoded rows.
+    Rows longer than ``--max_length``, which ms-swift drops from an ordinary data set, raise `SkipSample`. Packs of at
+    most `packing_length` tokens become lists of encoded rows.
     """
 
     def __init__(
@@ -95,12 +82,7 @@ class RowEncoder:
         return self.__dict__ | {"_known": {}}
 
     def __call__(self, row: dict[str, Any]) -> Any:
-        """Returns the encoded row, with its length; of a pack the list of its rows, encoded.
-
-        Raises:
-            SkipSample: the row is too long, or ms-swift's preprocessing drops it.
-            Exception: whatever ms-swift raises.
-        """
+        """Returns the encoded row, with its length; of a pack the list of its rows, encoded."""
         return encode_packs(row, self._packing_length, self._encode)
 
     def _encode(self, row: dict[str, Any]) -> Any:
@@ -176,17 +158,9 @@ def check_packs(packing: bool, reader: StreamReader, samples: int) -> None:
 
 
 def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[dict[str, Any]], Any]) -> Any:
-    """Returns what the collator takes for a row: it encoded, or for a pack the list of its rows encoded.
+    """Returns what the collator takes for a row: it encoded, or for a pack of at most so many tokens a list of them.
 
-    Args:
-        row: of the stream.
-        most: tokens of a pack, None where there are to be no packs.
-        encode_row: ms-swift's template, for one row.
-
-    Raises:
-        SkipSample: a row of the pack is too long, or ms-swift drops it: the pack is left out.
-        ValueError: it is a pack and was to be none, or the other way round; a row of it cannot be encoded; or it has
-            more tokens than a pack may have.
+    A pack of which a row is to be skipped is left out whole.
     """
     pack = decode_pack(row)
     wrong = _mismatch(pack is not None, most is not None)
@@ -218,27 +192,16 @@ def _mismatch(is_pack: bool, packing: bool) -> str | None:
         return None
     if is_pack:
         return "its rows are packs (lazyshard-producer run --pack): give --packing true"
-    return (
-        "its rows are no packs, and a stream cannot be sorted into packs before training as a whole data set is: make "
-        "them where the stream is produced, with `lazyshard-producer run --pack TOKENS`, or leave out --packing; with "
-        "--padding_free true the samples of a micro batch are concatenated without padding"
-    )
+    instead = "or leave out --packing; with --padding_free true a micro batch is concatenated without padding"
+    return f"its rows are no packs: produce the stream with `lazyshard-producer run --pack TOKENS`, {instead}"
 
 
 def encoders(
     directories: Sequence[str], template: Any, raw: Encode, packing_length: int | None = None
 ) -> tuple[Encode, ...]:
-    """Returns what makes samples of the rows of each of these streams, which are there.
+    """Returns what makes samples of the rows of each of these streams; of raw rows `raw` does.
 
-    Args:
-        directories: of the streams.
-        template: ms-swift's, in its training mode; is told where samples are lists of documents.
-        raw: makes samples of rows that are not encoded.
-        packing_length: most tokens of a pack, where rows are packs; None where they are not.
-
-    Raises:
-        SettingsRefused: a stream's rows were encoded otherwise than the template would encode them; or sequences are
-            blended with other rows, which ms-swift's collator takes apart from each other alone.
+    The template is told where samples are lists of documents.
     """
     found: list[Encode] = []
     forms: list[Any] = []
@@ -253,12 +216,9 @@ def encoders(
     if SPLIT in forms and apart:
         others = [directory for directory, form in zip(directories, forms, strict=True) if form != SPLIT]
         if others:
-            raise refused(
-                "padding_free",
-                f"--dataset {' '.join(directories)}: with --padding_free true sequences (lazyshard-producer run "
-                f"--split) are blended with sequences alone, and {', '.join(others)} holds others: give --padding_free "
-                f"false",
-            )
+            why = "with --padding_free true sequences (lazyshard-producer run --split) are blended with sequences alone"
+            way_out = f"{', '.join(others)} holds others: give --padding_free false"
+            raise refused("padding_free", f"--dataset {' '.join(directories)}: {why}, and {way_out}")
         template.packing = True
     return tuple(found)
 
@@ -266,10 +226,7 @@ def encoders(
 class EncodedRows:
     """Turns encoded rows into what the template has returned; an `encode_fn` for `LazyShardedDataset`.
 
-    Args:
-        packing_length: most tokens of a pack, where rows are packs; None where they are not.
-        form: "split" or "pad" where rows were cut or padded, else None.
-        apart: whether a sequence that was cut becomes the list of the documents in it.
+    With `apart` a row whose form is "split" becomes the list of the documents in it.
     """
 
     def __init__(self, packing_length: int | None = None, form: Any = None, *, apart: bool = False) -> None:
@@ -278,12 +235,7 @@ class EncodedRows:
         self._apart = apart
 
     def __call__(self, row: dict[str, Any]) -> Any:
-        """Returns the sample; of a pack the list of its samples, of a sequence that of its documents if asked for.
-
-        Raises:
-            ValueError: it is a pack and was to be none, or the other way round; or it has more tokens than a pack may
-                have.
-        """
+        """Returns the sample; of a pack the list of its samples, of a sequence that of its documents if asked for."""
         sample = encode_packs(row, self._packing_length, unpack)
         if self._form == SPLIT:
             return _documents(sample) if self._apart else _begun(sample)
@@ -291,15 +243,12 @@ class EncodedRows:
             # A row of all its tokens, of which the last ones have no label: positions go by `length`.
             sample.pop(ATTENTION_MASK, None)
             tokens = len(sample[INPUT_IDS])
-            sample |= {LENGTH: tokens, LENGTHS: [tokens]}
+            sample |= {"length": tokens, "lengths": [tokens]}
         return sample
 
 
 def _begun(sample: dict[str, Any]) -> dict[str, Any]:
-    """Returns tokens of which the first is nobody's label: ms-swift rolls labels, so the last one would predict it.
-
-    As of any sample of ms-swift's, those included that it cuts itself (``--truncation_strategy split``).
-    """
+    """Returns tokens of which the first is nobody's label: ms-swift rolls labels, so the last one would predict it."""
     if sample.get(LABELS):
         sample[LABELS][0] = NO_LABEL
     return sample
@@ -309,30 +258,23 @@ def _documents(sample: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the documents of a sequence, or parts of them, as samples; each has positions from 0."""
     names = [name for name in (INPUT_IDS, LABELS) if sample.get(name)]
     starts = [place for place, position in enumerate(sample[POSITION_IDS]) if position == 0]
-    borders = zip(starts, [*starts[1:], len(sample[POSITION_IDS])], strict=True)
-    return [
-        _begun({**{name: sample[name][start:stop] for name in names}, LENGTH: stop - start, LENGTHS: [stop - start]})
-        for start, stop in borders
-    ]
+    found = []
+    for start, stop in zip(starts, [*starts[1:], len(sample[POSITION_IDS])], strict=True):
+        size = {"length": stop - start, "lengths": [stop - start]}
+        found.append(_begun({name: sample[name][start:stop] for name in names} | size))
+    return found
 
 
 def _check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
     """Refuses rows that were encoded otherwise than this run would encode them, naming all that differs."""
     if stream.get("kind") != own.get("kind"):
-        raise refused(
-            "dataset",
-            f"--dataset {directory}: its rows were encoded by {stream.get('function', stream.get('kind'))}, not by "
-            f"ms-swift's template, so its trainer cannot take them: produce the stream anew with --encode swift, or "
-            f"without --encode",
-        )
+        why = f"its rows were encoded by {stream.get('function', stream.get('kind'))}, not by ms-swift's template"
+        raise refused("dataset", f"--dataset {directory}: {why}: produce it anew with --encode swift, or without")
     found = differences(stream, own, leave_out=(*OF_ROWS, *_LEFT_OUT.get(str(stream.get(FORM)), ())))
     if found:
-        raise refused(
-            "dataset",
-            f"--dataset {directory}: its rows were encoded otherwise than this run would encode them: "
-            f"{'; '.join(found)} (there: the stream, here: this run). Train with the settings of the stream, or "
-            f"produce it anew with those of this run",
-        )
+        why = f"its rows were encoded otherwise than this run would encode them: {'; '.join(found)}"
+        way_out = "Train with the settings of the stream, or produce it anew with those of this run"
+        raise refused("dataset", f"--dataset {directory}: {why} (there: the stream, here: this run). {way_out}")
 
 
 def open_encoder(
@@ -340,14 +282,8 @@ def open_encoder(
 ) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
     """Returns what encodes a row as ms-swift would before training it, and what it encodes with.
 
-    Args:
-        model: the model's folder or name.
-        template: the template's name; None for the model's.
-        max_length: of which longer rows make no sample; None for what the model takes.
-        options: names and values of other options of ms-swift; besides these `mode`, "train" or "rlhf".
-
-    Raises:
-        SettingsRefused: ms-swift is not installed or too old, or cannot encode by these options.
+    Arguments are read by ms-swift's own parser and completed by its own defaults, without a model's weights. Besides
+    ms-swift's own there is `mode` among the options, "train" or "rlhf".
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -366,11 +302,8 @@ def open_encoder(
     if left:
         raise refused(left[0], f"ms-swift has no option {left[0]} for what it encodes with")
     if args.truncation_strategy == "split":
-        raise refused(
-            "truncation_strategy",
-            "truncation_strategy split makes several samples of one row: split long rows with --transform, or choose "
-            "delete, left or right",
-        )
+        name, way_out = "truncation_strategy", "split long rows with --transform, or choose delete, left or right"
+        raise refused(name, f"{name} split makes several samples of one row: {way_out}")
     made = args.get_template()
     if made.use_model:
         kind = made.template_meta.template_type

@@ -1,9 +1,8 @@
 """What was decided for a run, the same on every rank but for the rank itself, and its course over its starts.
 
-What does a start make of its checkpoint, and how do the trainer's own counts fit it? Megatron counts samples, so it
-goes on with any ranks and batches by itself. The Hugging Face trainer counts steps, and takes all steps of all epochs
-to be alike: where that is no longer true, it is given the rest of the run as one long epoch, of which it skips as many
-batches as it has trained steps.
+Megatron counts samples, so it goes on with any ranks and batches by itself. The Hugging Face trainer counts steps, and
+takes all steps of all epochs to be alike: where that is no longer true, it is given the rest of the run as one long
+epoch, of which it skips as many batches as it has trained steps.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from lazyshard.stream.run_state import (
 )
 from lazyshard_swift.arguments import Skip
 from lazyshard_swift.checkpoints import GROUPED, Position
-from lazyshard_swift.errors import ResumeRefused
+from lazyshard_swift.errors import ResumeRefused, not_resumed
 from lazyshard_swift.parallel import FOREIGN, Facts, Streams, stream_id_of
 
 SHOWN: Final = 20
@@ -57,13 +56,20 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What was decided for a run; the same on every rank but for `rank`. More fields as in `Position`."""
+    """What was decided for a run; the same on every rank but for `rank`. More fields as in `Position`.
+
+    Attributes:
+        facts: what all ranks know of the stream, or of the positions of the blend.
+        saved: in the checkpoint to go on from, None for none.
+        state: the course of the run as it goes on here.
+        index_offset: the trainer's indices and this are those of the current part; a multiple of the ranks.
+        one_pass: whether the trainer is given the rest of the run as one epoch.
+        blend: gives the state of a blend after so many samples of the run; None for one stream.
+    """
 
     streams: Streams
     facts: Facts
-    """What all ranks know of the stream, or of the positions of the blend."""
     rank: Rank
-    """Whose samples this process reads."""
     batch_size: int
     layout: str
     window: int
@@ -71,33 +77,16 @@ class RunPlan:
     epoch_samples: int
     progress: Progress
     stop_at_end: bool
-    """Whether the run stops where the stream ends."""
     consumer: str
     take_over: bool
-    """Whether the cursor is taken over from a run that still holds it."""
     checkpoint: str | None
     saved: Position | None
-    """In the checkpoint to go on from, None for none."""
     state: RunState
-    """The course of the run as it goes on here."""
     skipped: tuple[str, ...] = ()
     index_offset: int = 0
-    """The trainer's indices and this are those of the current part; a multiple of the ranks."""
     one_pass: bool = False
-    """Whether the trainer is given the rest of the run as one epoch."""
     blend: Callable[[int], BlendState] | None = None
-    """Gives the state of a blend after so many samples of the run; None for one stream."""
     grouping: str | None = None
-
-    @property
-    def directory(self) -> str:
-        """Of the stream, or of all that are blended, for messages."""
-        return self.streams.where
-
-    @property
-    def stream_id(self) -> str | None:
-        """The id in the stream's manifest, None where it has none."""
-        return stream_id_of(self.facts.stream)
 
     @property
     def total(self) -> int | None:
@@ -125,16 +114,12 @@ class RunPlan:
         """Position in the current part with which each rank goes on."""
         return self.state.parts[-1].draws
 
-    def draws_after(self, consumed: int) -> int:
-        """Returns how many positions of the current part each rank has drawn after so many samples of the run."""
-        return draws_of(self.state, consumed)
-
     def end(self, consumed: int, published: Sequence[Published], step_samples: int) -> tuple[str, str]:
         """Returns for the log what has ended, and what was not trained, after so many samples of the run."""
         if self.blend is not None:
             return self._end_of_blend(consumed, published, step_samples)
         total, course = published[0].samples, self.course
-        drawn = min(self.draws_after(consumed), course.epoch_length(total))
+        drawn = min(draws_of(self.state, consumed), course.epoch_length(total))
         left_over = course.leftover(total) + course.dp * (course.epoch_length(total) - drawn)
         untrained = f" and {left_over} left over, fewer than the {step_samples} of a step"
         return f"the stream has ended with {total} samples", untrained
@@ -143,8 +128,8 @@ class RunPlan:
         directories, now = self.streams.directories, self._trained(consumed)
         left = [max(0, seen.samples - count) for seen, count in zip(published, now, strict=True)]
         shown = list(zip(directories, published, left, strict=True))[:SHOWN]
-        parts = [f"{number} of the {seen.samples} of {directory}" for directory, seen, number in shown if number]
-        untrained = f"; not trained: {', '.join(parts)}" if parts else ""
+        parts = ", ".join(f"{number} of the {seen.samples} of {name}" for name, seen, number in shown if number)
+        untrained = f"; not trained: {parts}" if parts else ""
         if self.streams.stopping != "first_exhausted":
             return "every stream of the blend has ended", untrained
         # The first that the next step would draw past its end; samples that are no whole micro batch are no help.
@@ -171,20 +156,28 @@ class RunPlan:
         return max(0, left) * self.rank.dp_size // global_batch
 
     def counted(self, step: int, accumulation: int) -> int:
-        """Returns how many samples the Hugging Face trainer takes to have been trained after so many steps.
-
-        A step has `accumulation` micro batches; the last step of an epoch has what is left.
-        """
+        """Returns how many samples the Hugging Face trainer takes to have been trained after so many steps."""
         batches = self.epoch_samples // self.micro_samples
         epoch, within = divmod(step, -(-batches // accumulation))
         return epoch * self.epoch_samples + min(within * accumulation, batches) * self.micro_samples
+
+    def ends_epoch(self, consumed: int, step_samples: int) -> bool:
+        """Returns whether an epoch of the stream ends with the last step of so many samples of the run."""
+        if self.total is None:
+            return False
+        stop, course = draws_of(self.state, consumed), self.course
+        first = max(stop - step_samples // self.rank.dp_size, 0)
+        length, full = course.epoch_length(self.total), course.full_epoch_length(self.total)
+        if stop < length or not full:
+            return first < length <= stop
+        return first < length or (stop - length) // full > (first - length) // full
 
     def position(self, consumed: int, step: int) -> Position:
         """Returns where the run stands after so many samples and steps."""
         kept: dict[str, Any] = {name: getattr(self, name) for name in _KEPT}
         return Position(
             stream=self.facts.stream,
-            directory=redact(self.directory),
+            directory=redact(self.streams.where),
             samples_per_chunk=self.facts.samples_per_chunk,
             consumed=consumed,
             step=step,
@@ -197,10 +190,7 @@ class RunPlan:
         )
 
     def cursors(self, newest: Position, others: Sequence[Position]) -> list[tuple[str, Cursor]]:
-        """Returns what the cursors say once a position is safe: directories of streams, and the cursor in each.
-
-        `others` are the positions of older checkpoints from which the run may be gone on with.
-        """
+        """Returns the cursor of each directory once a position is safe; the others may be gone on from too."""
         streams, found = self.streams, []
         blend: tuple[BlendShare, ...] = ()
         if newest.blend is not None:
@@ -232,12 +222,10 @@ class RunPlan:
         saved = self.saved
         assert saved is not None
         text = f"goes on after {saved.consumed} samples, in step {saved.step + 1}"
-        before, now = (saved.dp_size, saved.batch_size), (self.rank.dp_size, self.batch_size)
-        if before != now:
-            text += (
-                f"; with {now[0]} data-parallel ranks and micro batches of {now[1]}, before with {before[0]} and "
-                f"{before[1]}: what is left of the epoch is dealt anew, each sample once"
-            )
+        if (saved.dp_size, saved.batch_size) != (self.rank.dp_size, self.batch_size):
+            before = f"before with {saved.dp_size} and {saved.batch_size}"
+            text += f"; with {self.rank.dp_size} data-parallel ranks and micro batches of {self.batch_size}, {before}"
+            text += ": what is left of the epoch is dealt anew, each sample once"
         if self.one_pass:
             text += "; the trainer takes the rest of the run for one epoch"
         return text + (f"; not trained: {', '.join(self.skipped)}" if self.skipped else "")
@@ -265,27 +253,20 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
     """Refuses to go on where the next sample could not be exactly the next one.
 
     The number of ranks, the micro batch and the steps may differ, but in an order of the stock sampler's own. `now` is
-    what this run would save before its first step if it began anew.
-
-    Raises:
-        ResumeRefused: naming what differs, and the way out.
+    what a run that begins now would save at once.
     """
 
     def refuse(text: str, what: str) -> ResumeRefused:
-        expected, actual = str(getattr(position, what)), str(getattr(now, what))
-        return ResumeRefused(f"{checkpoint}: {text}", checkpoint=checkpoint, expected=expected, actual=actual)
+        return not_resumed(checkpoint, text, getattr(position, what), getattr(now, what))
 
     if (position.blend is None) != (now.stream != BLENDED):
         was = f"the stream in {position.directory}" if position.blend is None else f"a blend of {position.directory}"
         this = f"this run is on {now.directory}: give --dataset as it was, at least two streams for a blend"
         raise refuse(f"it was trained on {was}, {this}", "directory")
     if position.stream != now.stream:
-        raise refuse(
-            f"it was trained on the stream {position.stream} (then in {position.directory}), and {now.directory} holds "
-            f"the stream {now.stream}: give the directory of that stream as --dataset, or start on this one anew from "
-            f"the weights alone",
-            "stream",
-        )
+        there = f"the stream {position.stream} (then in {position.directory})"
+        way_out = "give the directory of that one as --dataset, or start on this one anew from the weights alone"
+        raise refuse(f"it was trained on {there}, and {now.directory} holds {now.stream}: {way_out}", "stream")
     shuffle = f"--train_dataloader_shuffle {'true' if position.window else 'false'}"
     option = "--group_by_length true" if position.layout == GROUPED else "--data_sharding true"
     own = f"ms-swift's own shuffle over the whole data set ({option}) would be another; start"
@@ -311,23 +292,15 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
         if what == "layout" and was == "strided":
             return
     if position.grouping != now.grouping:
-        raise refuse(
-            "its samples were grouped by other lengths than they have now, or by another version of ms-swift, "
-            "transformers or torch, so the order would be another: take the stream and the versions of then, or start "
-            "on it anew from the weights alone",
-            "grouping",
-        )
+        way_out = "take the stream and the versions of then, or start on it anew from the weights alone"
+        why = "or by another version of ms-swift, transformers or torch, so the order would be another"
+        raise refuse(f"its samples were grouped by other lengths than they have now, {why}: {way_out}", "grouping")
 
 
 def without(state: RunState, skips: Sequence[Skip], total: int | None, published: int) -> RunState:
-    """Returns the state of a run that leaves these out from where it stands.
+    """Returns the state of a run that leaves these out from where it stands; steps are counted as it has gone so far.
 
-    Steps are counted as the run has gone so far, with the ranks and batches that it had. `total` is the end of the
-    stream, None while it is not known.
-
-    Raises:
-        ValueError: steps that cannot be left out: they are trained, the state does not know its steps, or it is not
-            known yet what they would train.
+    Raises `ValueError` for steps that are trained, or of which it is not known what they would train.
     """
     size, part, after = state.samples_per_chunk, state.parts[-1], state
     samples = [(one.start, one.stop) for one in skips if one.kind == "samples"]
@@ -356,20 +329,8 @@ def end_of_epochs(state: RunState, total: int, epochs: float) -> int:
     return max(0, first + math.ceil((epochs - course.epoch(total) - 1) * whole)) * size
 
 
-def ends_epoch(state: RunState, total: int, first: int, stop: int) -> bool:
-    """Returns whether an epoch ends with one of the positions [first, stop) of the current part."""
-    course = course_of(state)
-    length, full = course.epoch_length(total), course.full_epoch_length(total)
-    if stop < length or not full:
-        return first < length <= stop
-    return first < length or (stop - length) // full > (first - length) // full
-
-
 def goes_on(plan: RunPlan, part: Part, global_batch: int, megatron: bool) -> RunPlan:
-    """Returns the plan, whose state is the checkpoint's, with its course in this start, and what the trainer is told.
-
-    `part` is that of a run that would begin now: its ranks, its micro batch, its positions a step.
-    """
+    """Returns the plan, whose state is the checkpoint's, with its course in this start, as the trainer is told it."""
     saved, state, accumulation = plan.saved, plan.state, global_batch // plan.micro_samples
     if saved is None:
         plan = replace(plan, epoch_samples=epoch_length(plan, global_batch))

@@ -4,10 +4,9 @@ To ms-swift a blend of several is one stream, whose samples are the positions of
 that ms-swift plans with: that of an epoch once the stream has ended, that of the run while it is live. Its indices go
 on past that length, strided over the ranks, into the epochs that follow: samplers hand out ``epoch * len + i``.
 
-The gate says before each step whether its data is there, and whether the run goes on. Every rank asks it in its main
-process, from the same published numbers, so all of them go on, stop or give up at the same step without a word between
-them, pipeline stages that never see data included. The DataLoader's workers, which read ahead, have no deadline of
-their own.
+Every rank asks the gate in its main process, from the same published numbers, so all of them go on, stop or give up at
+the same step without a word between them, pipeline stages that never see data included. The DataLoader's workers, which
+read ahead, have no deadline of their own.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from lazyshard_swift import errors, parallel
 from lazyshard_swift.arguments import OnBadSample
 from lazyshard_swift.checkpoints import GROUPED
 from lazyshard_swift.encoding import tell_cache
-from lazyshard_swift.errors import ResumeRefused, StreamTooShort
+from lazyshard_swift.errors import ResumeRefused, StreamTooShort, not_resumed, too_short
 from lazyshard_swift.parallel import Streams, notice
 from lazyshard_swift.rows import Encode, EncodedRows
 from lazyshard_swift.run_plan import SHOWN, RunPlan
@@ -55,18 +54,9 @@ _SAVE_S: Final = 1800.0
 
 
 def open_data(
-    streams: Streams,
-    rank: Rank,
-    encode: Sequence[Encode | None] | None,
-    order: Order,
-    own: dict[str, Any],
-    whole: dict[str, Any],
+    streams: Streams, rank: Rank, encode: Sequence[Encode] | None, order: Order, own: dict[str, Any], **whole: Any
 ) -> Data:
-    """Opens one stream, or a blend of several; `encode` None gives the rows as they are.
-
-    Other options are `own` of the data set of each stream, of which a `cache` is for raw rows, and `whole` of that of
-    all.
-    """
+    """Opens one stream, or a blend, with options `own` of each and `whole` of all; without `encode` it gives rows."""
     blended = streams.blended
     # Layout and steps are the blend's, all else is that of each stream.
     inner = replace(order, layout="block", micro_batches_per_step=None) if blended else order
@@ -90,13 +80,10 @@ def members(data: Data) -> tuple[LazyShardedDataset, ...]:
 
 
 class StepGate:
-    """Decides step by step.
+    """Decides step by step, by this rank's samples in order, strided, without an end, with the deadline that counts.
 
-    Args:
-        data: this rank's samples in order, strided, without an end (`num_samples`), with the deadline that counts.
-        stop_at_end: whether a step that reaches past the end of the stream, or of the blend, is not trained.
-        begun: whether the run has trained a step in an earlier start.
-        shift: how many positions a blend's own part has behind it where the run's current part begins.
+    A run may have `begun` in an earlier start; `shift` is how many positions a blend's own part has behind it where the
+    run's current part begins.
     """
 
     def __init__(self, data: Data, stop_at_end: bool, *, begun: bool = False, shift: int = 0) -> None:
@@ -112,12 +99,7 @@ class StepGate:
     def allows(self, first: int, stop: int, *, saves: bool = False) -> bool:
         """Returns whether a step, positions [first, stop) of this rank's lane, is trained; waits until that is certain.
 
-        `saves` tells whether a refused step leads to a checkpoint, the same on all ranks. Where all ranks give up, the
-        step is then refused, and `end` raises the error.
-
-        Raises:
-            WaitTimeout, StoreUnavailable: its data did not come in time.
-            StreamTooShort: the stream has ended before even the first step was full.
+        Where all ranks give up and a checkpoint `saves` what was trained, it is refused, and `end` raises the error.
         """
         if self.stopped:
             return False
@@ -139,12 +121,10 @@ class StepGate:
         return not self.stopped
 
     def _all_give_up(self, error: WaitTimeout | StoreUnavailable, stop: int) -> bool:
-        """Returns whether all ranks have given up before the same step, so that they can save a checkpoint together.
-
-        A rank that has seen the data in the last moment trains, and waits for the others in its first collective.
-        """
+        """Returns whether all ranks have given up before the same step, so that they can save a checkpoint together."""
         timer = errors.end_within(_SAVE_S, error)
         if not parallel.all_come(f"gave up before {stop}"):
+            # One that has seen the data in the last moment trains, and waits for the others in its first collective.
             timer.cancel()
             return False
         self.stopped, self.gave_up, self._timer = True, error, timer
@@ -181,12 +161,8 @@ class StepGate:
 
     def _too_short(self) -> StreamTooShort:
         samples, where = self.published_samples(), ", ".join(str(one.directory) for one in members(self.data))
-        return StreamTooShort(
-            f"{where}: the stream has ended with {samples} samples, fewer than one step takes: "
-            f"nothing can be trained. Use a smaller global batch, or --sharded_lazy_on_end repeat",
-            directory=where,
-            samples=samples,
-        )
+        why = f"the stream has ended with {samples} samples, fewer than one step takes: nothing can be trained"
+        return too_short(where, samples, f"{why}. Use a smaller global batch, or --sharded_lazy_on_end repeat")
 
 
 class TrainStream(Dataset[Any]):
@@ -194,9 +170,6 @@ class TrainStream(Dataset[Any]):
 
     `encode` makes samples of rows, one for each stream; a step waits `max_wait` seconds for its data at the most;
     `lengths`, u32 of shape (samples,), are the tokens of each sample, for samplers that group by length.
-
-    Raises:
-        ResumeRefused: the checkpoint's state does not fit one of the streams.
     """
 
     def __init__(
@@ -214,22 +187,21 @@ class TrainStream(Dataset[Any]):
         self._told_at = time.monotonic()
         self._cache = cache.directory
         self._lengths = None if lengths is None else lengths[: plan.epoch_samples]
+        streams, rank, ranks, size = plan.streams, plan.rank, plan.rank.dp_size, plan.batch_size
+        steps = plan.state.parts[-1].draws_per_step // size if streams.blended else 0
+        order = Order("chunk", "strided", plan.window, plan.seed, steps or None)
+        own: dict[str, Any] = {"samples_per_chunk": samples_per_chunk, "max_wait": max_wait}
+        asked = open_data(streams, rank, None, order, own, num_samples=ENDLESS, batch_size=size)
         # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
-        waiting = {"max_wait": float("inf"), "bad_rows": BadRows(on_bad_sample), "cache": cache}
-        rank, ranks = plan.rank, plan.rank.dp_size
+        own |= {"max_wait": float("inf"), "bad_rows": BadRows(on_bad_sample), "cache": cache}
         if plan.layout == GROUPED:
             # The sampler's indices are samples, of which it takes some for each rank: there are no lanes.
             rank = Rank(0, 1)
         else:
-            waiting["consumer"] = plan.consumer
-        steps = plan.state.parts[-1].draws_per_step // plan.batch_size if plan.streams.blended else 0
-        order = Order("chunk", "strided", plan.window, plan.seed, steps or None)
-        own: dict[str, Any] = {"samples_per_chunk": samples_per_chunk}
-        whole: dict[str, Any] = {"num_samples": ENDLESS, "batch_size": plan.batch_size}
-        asked = open_data(plan.streams, plan.rank, None, order, own | {"max_wait": max_wait}, whole)
-        if plan.layout != "strided":
-            order, whole["num_samples"] = replace(order, layout="block"), plan.epoch_samples
-        self._dataset = open_data(plan.streams, rank, encode, order, own | waiting, whole)
+            own["consumer"] = plan.consumer
+        order = order if plan.layout == "strided" else replace(order, layout="block")
+        indices = ENDLESS if plan.layout == "strided" else plan.epoch_samples
+        self._dataset = open_data(streams, rank, encode, order, own, num_samples=indices, batch_size=size)
         for dataset in members(self._dataset):
             dataset.reader.quiet = True
         _load_state(plan, self._dataset, asked)
@@ -288,10 +260,9 @@ class TrainStream(Dataset[Any]):
             return "no data came in time", ""
         return self.plan.end(consumed, self.gate.published(), step_samples)
 
-    def tell_stop(self, consumed: int, step_samples: int, *, step: int, planned: int, checkpoint: str | None) -> None:
+    def tell_stop(self, consumed: int, step_samples: int, step: int, planned: int, checkpoint: str | None) -> None:
         """Tells that the run stops after a step before those that were planned; what is saved of it, if it is."""
-        why, left = self.why_it_stops(consumed, step_samples)
-        notice(stopped(why, left, step=step, planned=planned, trained=consumed, checkpoint=checkpoint))
+        notice(stopped(*self.why_it_stops(consumed, step_samples), step, planned, consumed, checkpoint))
 
     def tell_progress(self, consumed: int, *, at_once: bool = False) -> None:
         """Tells how much of what is published was trained: now and then, or at once."""
@@ -324,39 +295,28 @@ class TrainStream(Dataset[Any]):
             return None
 
     def check_resume(self, consumed: int, step: int) -> None:
-        """Refuses to go on, after what the trainer has restored, where the next sample would not be exactly the next.
-
-        Raises:
-            ResumeRefused: with the reason and the way out.
-        """
+        """Refuses to go on after what the trainer has restored where the next sample would not be exactly the next."""
         plan, saved = self.plan, self.plan.saved
         if consumed == 0:
             return
         if plan.checkpoint is None or saved is None:
-            where = plan.checkpoint or "the checkpoint"
-            raise ResumeRefused(
-                f"{where}: {consumed} samples were trained, but there is no lazyshard.json beside the weights that "
-                f"says which: was it trained without --sharded_lazy, or copied in part? To start anew take the weights "
-                f"alone (megatron: --finetune true; swift: --resume_only_model true --ignore_data_skip true)",
-                checkpoint=where,
+            raise not_resumed(
+                plan.checkpoint or "the checkpoint",
+                f"{consumed} samples were trained, but there is no lazyshard.json beside the weights that says which: "
+                f"was it trained without --sharded_lazy, or copied in part? To start anew take the weights alone "
+                f"(megatron: --finetune true; swift: --resume_only_model true --ignore_data_skip true)",
             )
         if consumed != saved.consumed:
-            raise ResumeRefused(
-                f"{plan.checkpoint}: {saved.consumed} samples were trained in {saved.step} steps, and the trainer "
-                f"would go on after {consumed}, in step {step + 1}: is the lazyshard.json there another checkpoint's?",
-                checkpoint=plan.checkpoint,
-                expected=str(saved.consumed),
-                actual=str(consumed),
+            why = (
+                f"{saved.consumed} samples were trained in {saved.step} steps, and the trainer would go on after "
+                f"{consumed}, in step {step + 1}: is the lazyshard.json there another checkpoint's?"
             )
+            raise not_resumed(plan.checkpoint, why, saved.consumed, consumed)
         draws = plan.draws if plan.layout == "strided" else consumed // plan.rank.dp_size
         if plan.stop_at_end and plan.total is not None and not _in_first_epoch(plan.course, draws, plan.total):
-            raise ResumeRefused(
-                f"{plan.checkpoint}: it stands at sample {consumed}, the stream has ended with {plan.total}: "
-                f"was it cut, or was --sharded_lazy_on_end repeat given before?",
-                checkpoint=plan.checkpoint,
-                expected=f"at least {consumed} samples",
-                actual=str(plan.total),
-            )
+            cut = "was it cut, or was --sharded_lazy_on_end repeat given before?"
+            why = f"it stands at sample {consumed}, the stream has ended with {plan.total}: {cut}"
+            raise not_resumed(plan.checkpoint, why, f"at least {consumed} samples", plan.total)
         self._check_present(draws)
 
     def _check_present(self, draws: int) -> None:
@@ -364,16 +324,12 @@ class TrainStream(Dataset[Any]):
         plan, asked = self.plan, members(self.gate.data)
         if plan.layout == GROUPED:
             # From any of which ms-swift's sampler may draw.
-            retired = read_retired(stream_path(plan.directory), str(plan.stream_id))
+            retired = read_retired(stream_path(plan.streams.where), plan.facts.stream)
             if retired:
-                raise ResumeRefused(
-                    f"{plan.directory}: its producer has deleted the chunks below {retired}, and a run with "
-                    f"--group_by_length true may need all of them: start on the stream anew from the weights alone, "
-                    f"without it, or produce the stream anew with --retain all",
-                    checkpoint=plan.checkpoint,
-                    expected="all chunks",
-                    actual=f"those from {retired} on",
-                )
+                gone = f"the producer of {plan.streams.where} has deleted the chunks below {retired}"
+                anew = "start anew from the weights alone, without it, or produce the stream anew with --retain all"
+                why = f"{gone}, and a run with --group_by_length true may need all of them: {anew}"
+                raise not_resumed(plan.checkpoint, why, "all chunks", f"those from {retired} on")
             return
         spots = [(plan.course, draws)]
         if plan.streams.blended:
@@ -384,7 +340,7 @@ class TrainStream(Dataset[Any]):
             check_present(dataset.reader, samples)
 
 
-def stopped(why: str, left: str, *, step: int, planned: int, trained: int, checkpoint: str | None) -> str:
+def stopped(why: str, left: str, step: int, planned: int, trained: int, checkpoint: str | None) -> str:
     """Returns the line of a run that stops before the steps that were asked for, as `why_it_stops` says."""
     saved = "" if checkpoint is None else f". Checkpoint: {checkpoint}"
     return (
@@ -407,8 +363,7 @@ def _load_state(plan: RunPlan, *datasets: Data) -> None:
         for data in datasets:
             data.load_state_dict(begun)
     except StateMismatch as cause:
-        where, differs = plan.checkpoint or plan.directory, {"expected": cause.expected, "actual": cause.actual}
-        raise ResumeRefused(f"{where}: {cause}", checkpoint=where, **differs) from cause
+        raise not_resumed(plan.checkpoint or plan.streams.where, str(cause), cause.expected, cause.actual) from cause
 
 
 def _open_samples(course: Course, lane: int, position: int, total: int | None, stop_at_end: bool) -> list[int]:
@@ -438,11 +393,7 @@ def _in_first_epoch(course: Course, draws: int, total: int) -> bool:
 
 
 def check_present(reader: StreamReader, samples: Iterable[int]) -> None:
-    """Refuses to start where the chunk of one of these samples, that was published, is gone.
-
-    Raises:
-        ResumeRefused: naming the chunk.
-    """
+    """Refuses to start where the chunk of one of these samples, that was published, is gone."""
     published = reader.refresh().samples
     chunks = {sample // reader.samples_per_chunk for sample in samples if sample < published}
     # They were published long ago, so the grace period for those that are just appearing is not due.
@@ -451,9 +402,7 @@ def check_present(reader: StreamReader, samples: Iterable[int]) -> None:
         for number in sorted(chunks):
             reader.chunk(number)
     except (ChunkRetired, ChunkMissing) as cause:
-        text = f"{cause} The checkpoint goes on with it; take a later checkpoint, or restore the chunk"
-        if isinstance(cause, ChunkRetired):
-            text = f"{cause}. The checkpoint goes on with chunk {cause.chunk}"
+        text = f"{cause} The checkpoint goes on with chunk {cause.chunk}: take a later one, or restore the chunk"
         raise ResumeRefused(text, expected=f"chunk {cause.chunk}", actual="deleted") from cause
     finally:
         reader.max_wait = patience

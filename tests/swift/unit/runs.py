@@ -176,7 +176,7 @@ def open_stream(run: RunPlan, *, max_wait: float = 0.0) -> TrainStream:
     encoder = cast("RowEncoder", lambda row: row["id"])
     options: dict[str, Any] = {"max_wait": max_wait, "on_bad_sample": "raise", "samples_per_chunk": None}
     if run.grouping is not None:
-        options["lengths"] = lengths_by_sample(StreamReader(run.directory, max_wait=max_wait), run.total)
+        options["lengths"] = lengths_by_sample(StreamReader(run.streams.where, max_wait=max_wait), run.total)
     return TrainStream(run, (encoder,), **options)
 
 

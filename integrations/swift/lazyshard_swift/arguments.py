@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from types import ModuleType
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
 
 from lazyshard.errors import StreamMissing
 from lazyshard.format.cursor import check_consumer
@@ -43,93 +43,83 @@ _Problems: TypeAlias = Iterator[tuple[str, str]]
 _Given: TypeAlias = Callable[[str], Any]
 """Returns an argument's value, None where the command has none of this name."""
 
-# Values, not annotations: transformers.HfArgumentParser, with which ms-swift parses, would find the annotations of a
-# class in this module as strings and look their names up in ms-swift's.
-_FIELDS: dict[str, tuple[Any, Any, str]] = {
-    "sharded_lazy": (
+
+class _Ours:
+    """Our arguments, with their help."""
+
+    sharded_lazy: Annotated[
         bool,
-        False,
         "Read --dataset as a lazyshard stream directory: every data-parallel rank reads only its own chunks, while "
         "they are still being produced, each sample exactly once. Several are blended by --interleave_prob.",
-    ),
-    "sharded_lazy_samples_per_chunk": (
+    ] = False
+    sharded_lazy_samples_per_chunk: Annotated[
         int | None,
-        None,
         "Rows of every chunk file. Needed for directories that another program fills, which have no stream.json; "
         "otherwise checked against that.",
-    ),
-    "sharded_lazy_max_wait": (
+    ] = None
+    sharded_lazy_max_wait: Annotated[
         float,
-        600.0,
         "Seconds to wait for data at the most; then every rank ends with exit code 75.",
-    ),
-    "sharded_lazy_shuffle_window": (
+    ] = 600.0
+    sharded_lazy_shuffle_window: Annotated[
         int | None,
-        None,
         f"How many chunks of a rank are shuffled together. Default: {LIVE_WINDOW} while the stream is being produced, "
         f"{ENDED_WINDOW} once it has ended, 0 (in order) with --train_dataloader_shuffle false. A wider window mixes "
         f"better and has to be published before it can be read.",
-    ),
-    "sharded_lazy_shuffle_distance": (
+    ] = None
+    sharded_lazy_shuffle_distance: Annotated[
         int | None,
-        None,
         "Instead of --sharded_lazy_shuffle_window, how far apart two samples that are neighbours in the stream are to "
         "be drawn on average: in steps of one sample of a data-parallel rank. The window is three times as many "
         "samples, in whole chunks.",
-    ),
-    "sharded_lazy_unit": (
+    ] = None
+    sharded_lazy_unit: Annotated[
         str | None,
-        None,
         "What is dealt to the ranks in turn: chunk, batch (a micro batch), sample, a number of samples, or auto: "
         "chunks if there is a full one for every rank, else batches. Default: chunk; a run that goes on from a "
         "checkpoint keeps what it began with. Units smaller than a chunk are for streams with fewer chunks than ranks.",
-    ),
-    "sharded_lazy_consumer": (
+    ] = None
+    sharded_lazy_consumer: Annotated[
         str | None,
-        None,
         "Name of this run's cursor in STREAM/cursors, which tells the producer what is safely trained. Default: from "
         "the output directory.",
-    ),
-    "sharded_lazy_on_bad_sample": (
+    ] = None
+    sharded_lazy_on_bad_sample: Annotated[
         OnBadSample | None,
-        None,
         "What to do with a row that cannot be read or encoded: train another row of its chunk and log it, or stop. "
         "Default: substitute, with --strict true raise.",
-    ),
-    "sharded_lazy_on_end": (
+    ] = None
+    sharded_lazy_on_end: Annotated[
         OnEnd,
-        "stop",
         "What to do where the stream ends before --train_iters or --max_steps: stop all ranks at the last whole global "
         "batch, with a checkpoint, or go on with the next epoch.",
-    ),
-    "sharded_lazy_skip": (
+    ] = "stop"
+    sharded_lazy_skip: Annotated[
         str | None,
-        None,
         "What not to train from here on: 'samples 120:180, chunks 7:8, steps 41:61', each from the first to the one "
         "before the last. Steps 41:61 are those between checkpoint-40 and checkpoint-60, and need a checkpoint to go "
         "on from. Kept in the checkpoints; given again, it leaves nothing out twice.",
-    ),
-    "sharded_lazy_encode_cache": (
+    ] = None
+    sharded_lazy_encode_cache: Annotated[
         str | None,
-        None,
         "Directory of this node, on its disk or in /dev/shm, where encoded samples of raw streams are kept: each row "
         "is then encoded once for all model-parallel ranks and workers of the node, for later epochs and for restarts. "
         "Not for templates that encode a row otherwise each time.",
-    ),
-    "sharded_lazy_encode_cache_size": (
+    ] = None
+    sharded_lazy_encode_cache_size: Annotated[
         str | None,
-        None,
         "Bytes that --sharded_lazy_encode_cache may take, such as 20GB or 512MiB; what was used longest ago goes "
         "first. Default: 16GiB.",
-    ),
-    "sharded_lazy_take_over": (
+    ] = None
+    sharded_lazy_take_over: Annotated[
         bool,
-        False,
         "Take over the cursor in STREAM/cursors although another run of the same name still holds it; that one writes "
         "it no more. Without it the second run is refused.",
-    ),
-}
-"""Type, default and help by name."""
+    ] = False
+
+
+_FIELDS: Final = {name: get_args(kind) for name, kind in get_type_hints(_Ours, include_extras=True).items()}
+"""Type and help by name."""
 
 
 def extend(module: ModuleType) -> None:
@@ -150,9 +140,9 @@ def extend(module: ModuleType) -> None:
     namespace: dict[str, Any] = {
         # Pickles and messages name the class as if it were ms-swift's.
         **{name: getattr(original, name) for name in ("__doc__", "__module__", "__qualname__")},
-        "__annotations__": {name: kind for name, (kind, _, _) in _FIELDS.items()},
+        "__annotations__": {name: kind for name, (kind, _) in _FIELDS.items()},
         "__post_init__": __post_init__,
-        **{name: field(default=default, metadata={"help": text}) for name, (_, default, text) in _FIELDS.items()},
+        **{name: field(default=getattr(_Ours, name), metadata={"help": text}) for name, (_, text) in _FIELDS.items()},
     }
     module.DataArguments = dataclass(type(original.__name__, (original,), namespace))  # type: ignore[attr-defined]
 

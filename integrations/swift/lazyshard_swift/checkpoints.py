@@ -64,12 +64,9 @@ class Position:
         consumed: samples trained so far, over all ranks and epochs.
         batch_size: samples of a rank in a micro batch.
         layout: "strided" or "block", see `lazyshard.Order`; or "grouped", see `lazyshard_swift.opening`.
-        window: chunks of a rank that are shuffled together.
         epoch_samples: what ms-swift was told is the length of an epoch.
-        by_steps: whether steps decided how long the run is, not epochs.
         skipped: what the run was told not to train, as on the command line, of all its starts.
         state: the course of the run, of a blend that of its positions; None in an order of the stock sampler's own.
-        grouping: digest of what the order of a grouped run follows from.
     """
 
     stream: str
@@ -130,7 +127,7 @@ def _parse(data: bytes, file: str) -> Position:
     position = Position(**{name: read[kind](name) for name, kind in kinds.items() if kind in read})
     strided = position.layout == "strided"
     if found.format == 1:
-        return _with_state(position, _only_part(position) if strided else None)
+        return _with_state(position, _only_part(position)) if strided else position
     skipped, state = found.values.get("skipped"), found.values.get("state")
     if not isinstance(skipped, list) or not all(isinstance(item, str) for item in skipped):
         raise found.refuse("skipped", "a list of strings", repr(skipped))
@@ -159,22 +156,21 @@ def _only_part(position: Position) -> RunState:
     return RunState(stream_id, size, size, position.window * size, position.seed, None, (part,), position.consumed)
 
 
-def _with_state(position: Position, state: RunState | None) -> Position:
+def _with_state(position: Position, state: RunState) -> Position:
     """Returns the position with its state, which must not contradict it."""
-    if state is not None:
-        size, part = position.samples_per_chunk, state.parts[-1]
-        told = {
-            "stream_id": (state.stream_id, stream_id_of(position.stream)),
-            "samples_per_chunk": (state.samples_per_chunk, size),
-            "consumed": (state.consumed, position.consumed),
-            "dp": (part.dp, position.dp_size),
-            "batch_size": (part.batch_size, position.batch_size),
-            "window": (state.window, window_positions(position.window, size, state.unit)),
-            "seed": (state.seed, position.seed),
-        }
-        for name, (there, here) in told.items():
-            if there != here:
-                raise ValueError(f"its state has {name} {there!r}, and the rest of it {here!r}")
+    size, part = position.samples_per_chunk, state.parts[-1]
+    told = {
+        "stream_id": (state.stream_id, stream_id_of(position.stream)),
+        "samples_per_chunk": (state.samples_per_chunk, size),
+        "consumed": (state.consumed, position.consumed),
+        "dp": (part.dp, position.dp_size),
+        "batch_size": (part.batch_size, position.batch_size),
+        "window": (state.window, window_positions(position.window, size, state.unit)),
+        "seed": (state.seed, position.seed),
+    }
+    for name, (there, here) in told.items():
+        if there != here:
+            raise ValueError(f"its state has {name} {there!r}, and the rest of it {here!r}")
     return replace(position, state=state)
 
 
@@ -338,9 +334,9 @@ def check_whole(checkpoint: str, option: str) -> None:
         for folder, position in _saved_in(Path(checkpoint).resolve().parent)
         if is_whole(folder) and position.consumer == torn.consumer
     ]
-    newest = max(saved)[1] if saved else None
-    way_out = f"No other one of this run is whole: start anew, without --{option}"
-    if newest is not None:
+    newest, way_out = None, f"No other one of this run is whole: start anew, without --{option}"
+    if saved:
+        newest = max(saved)[1]
         way_out = f"The newest whole one of this run is {newest}: give --{option} {newest}"
     why = f"its save was interrupted, so it is no checkpoint to go on from: {NAME} is there, what the trainer writes"
     raise not_resumed(checkpoint, f"{why} last is not. {way_out}", newest)

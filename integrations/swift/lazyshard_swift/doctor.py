@@ -18,9 +18,7 @@ from lazyshard_swift import hook, ms_swift
 
 _OPTIONS: Final = "lazyshard_swift.arguments"
 """The extension without which ms-swift does not know the option."""
-
 _PTH: Final = "lazyshard_swift.pth"
-
 _ANY: Final = ("torch", "transformers")
 
 
@@ -33,7 +31,6 @@ def examine() -> list[Finding]:
     return [
         *_versions(version, folder, needed[ms_swift.MEGATRON]),
         *_startup(),
-        *_extensions(),
         *(Finding("hook points", checked.point.title, _answer(checked), checked.problem is None) for checked in found),
         *(
             Finding("verdict", f"{command} --sharded_lazy true", *_verdict(command, version, names, found))
@@ -67,13 +64,8 @@ def _startup() -> Iterator[Finding]:
     missing = f"not in {' or '.join(places)}: install lazyshard with pip into this environment"
     yield Finding("start-up", _PTH, ", ".join(map(str, files)) or missing, bool(files))
     active = hook.active()
-    idle = (
-        f"not active in this interpreter, which has not read {_PTH} at its start: see the line above, and leave out -S"
-    )
+    idle = f"not active in this interpreter, which has not read {_PTH} at its start: see above, and leave out -S"
     yield Finding("start-up", "finder", "active in this interpreter" if active else idle, active)
-
-
-def _extensions() -> Iterator[Finding]:
     for extension in dict.fromkeys(hook.EXTENSIONS.values()):
         there = _is_there(extension)
         yield Finding("extensions", extension, "there" if there else "missing: install lazyshard again", there)

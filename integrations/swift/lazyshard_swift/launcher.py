@@ -105,18 +105,15 @@ def _wait_for_child(arguments: Sequence[str]) -> int:
 
 def _missing(arguments: Sequence[str]) -> list[str]:
     """Returns what must be installed for a command to begin at all; nothing where that is not known."""
-    version = ms_swift.version()
+    version, missing = ms_swift.version(), []
     megatron = any(word.endswith(".py") and Path(word).parent.name == "_megatron" for word in arguments)
-    if version is None or not ms_swift.needs_bridge(version) or not megatron:
-        return []
-    return [name for name in ms_swift.DEPENDENCIES if not _is_there(_IMPORTED[name])]
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    if version is not None and ms_swift.needs_bridge(version) and megatron:
+        for name in ms_swift.DEPENDENCIES:
+            with contextlib.suppress(ImportError, ValueError):
+                if importlib.util.find_spec(_IMPORTED[name]) is not None:
+                    continue
+            missing.append(name)
+    return missing
 
 
 def _tell(text: str) -> None:

@@ -7,11 +7,11 @@ event ``on_step_begin`` of a trainer's callbacks.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Subset
 
 from lazyshard_swift.ms_swift import for_streams, within, wrap
 
@@ -71,10 +71,10 @@ def _prepare_dataloader(original: Any, self: Any, stream: TrainStream, *rest: An
     args, state = self.args, self.state
     consumed = state.consumed_train_samples - stream.plan.consumed_before
     steps = max(args.train_iters - state.iteration, 0)
-    length = RunLength(stream, max(consumed + steps * args.global_batch_size, args.global_batch_size))
+    whole = Subset(stream, range(max(consumed + steps * args.global_batch_size, args.global_batch_size)))
     in_order = dict.fromkeys(("train_dataloader_shuffle", "data_sharding", "group_by_length"), False)
     with _changed(args, **in_order), _changed(state, consumed_train_samples=consumed):
-        return original(self, length, *rest, **options)
+        return original(self, whole, *rest, **options)
 
 
 def _attach(trainer: Any, stream: TrainStream) -> None:
@@ -169,20 +169,3 @@ def _changed(args: Any, **values: Any) -> Iterator[None]:
         yield
     finally:
         vars(args).update(before)
-
-
-class RunLength(Dataset[Any]):
-    """A stream with the length of a whole run, in samples over all ranks, for a sampler that goes through it once."""
-
-    def __init__(self, stream: TrainStream, samples: int) -> None:
-        self._stream = stream
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, index: int) -> Any:
-        return self._stream[index]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        return self._stream.__getitems__(indices)

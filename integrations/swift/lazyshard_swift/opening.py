@@ -43,14 +43,7 @@ _FEW: Final = tuple(7 * number % 23 for number in range(400))
 
 
 def open_train_stream(args: Any, template: Any) -> TrainStream:
-    """Opens the streams that the arguments name, waiting for those that are not there yet. A collective.
-
-    Raises:
-        SettingsRefused: the arguments do not fit the streams.
-        ResumeRefused, PositionInvalid: the checkpoint's position cannot be used.
-        StreamTooShort: a stream has ended with less than a micro batch a rank.
-        WaitTimeout, LazyShardError: a stream cannot be read.
-    """
+    """Opens the streams that the arguments name, waiting for those that are not there yet. A collective."""
     parallel.attend()
     if getattr(args, "packing", False):
         # It then takes lists of encoded rows, as of `PackingDataset`.
@@ -105,10 +98,7 @@ def _facts_of(args: Any, directory: str, rank: Rank) -> Facts:
     except ValueError as cause:
         if isinstance(cause, LazyShardError) or args.sharded_lazy_samples_per_chunk is not None:
             raise
-        name, why = (
-            "sharded_lazy_samples_per_chunk",
-            "so no stream.json says how many rows every chunk but the last holds",
-        )
+        name, why = "sharded_lazy_samples_per_chunk", "without a stream.json that says how many rows each chunk holds"
         raise refused(name, f"{directory}: another program fills it, {why}: give --{name} N") from cause
     reader.label = f"rank {rank.dp_rank} of {rank.dp_size}"
     published = reader.refresh()
@@ -195,13 +185,14 @@ def _positions_of(args: Any, streams: Streams, rank: Rank) -> Facts:
 
 
 class SampleLengths(NamedTuple):
-    """How long the samples of a stream are."""
+    """How long the samples of a stream are, of shape (samples,).
+
+    The digest is of what the sampler's order follows from and no argument says: the lengths, and the order in which
+    ms-swift, transformers and torch put a few.
+    """
 
     tokens: npt.NDArray[np.uint32]
-    """Of shape (samples,), in the order of the stream."""
     digest: str
-    """Of what the sampler's order follows from and no argument says: the lengths, and the order in which ms-swift,
-    transformers and torch put a few."""
 
 
 def _grouping_refused(why: str) -> SettingsRefused:
@@ -230,10 +221,8 @@ def check_sampler(sampler: type[Any] | None) -> type[Any]:
 def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) -> SampleLengths:
     """Reads what the sampler sorts by, and makes sure that all ranks sort by the same. A collective."""
     if not facts.ended:
-        raise _grouping_refused(
-            f"{directory} is still being produced, so the lengths of its samples are not known: start once it has "
-            f"ended; or leave it out, and have rows dealt by cost, with `lazyshard-producer run --balance`"
-        )
+        instead = "or leave it out, and have rows dealt by cost, with `lazyshard-producer run --balance`"
+        raise _grouping_refused(f"{directory} is still being produced: start once it has ended; {instead}")
     if facts.dealt:
         raise _grouping_refused(f"{directory}: its rows were dealt by cost, and this would undo it: leave it out")
     try:

@@ -12,12 +12,12 @@ from typing import Any
 
 from lazyshard_swift import ms_swift
 from lazyshard_swift.errors import refused
-from lazyshard_swift.ms_swift import for_streams, is_stream, wrap
+from lazyshard_swift.ms_swift import Maker, for_streams, is_stream, wrap
 
 
 def extend(module: ModuleType) -> None:
     """Wraps four methods of `SwiftSft`, from which the pipelines of pre-training, RLHF and Megatron inherit."""
-    makers = {"_get_dataset": _get_dataset, "_post_process_datasets": _post_process_datasets}
+    makers: dict[str, Maker] = {"_get_dataset": _get_dataset, "_post_process_datasets": _post_process_datasets}
     makers |= {"_encode_dataset": for_streams(_encode_dataset), "_show_dataset": for_streams(_show_dataset)}
     wrap(module.SwiftSft, makers)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from lazyshard import LazyShardError, StreamReader
@@ -54,6 +55,7 @@ _MODES: Final = ("train", "rlhf")
 """Modes of a template in which it encodes for training: `mode` is `rlhf` for DPO and its like."""
 
 
+@dataclass(eq=False)
 class RowEncoder:
     """Turns rows into encoded samples by ms-swift's template; an `encode_fn` for `LazyShardedDataset`.
 
@@ -61,21 +63,13 @@ class RowEncoder:
     most `packing_length` tokens become lists of encoded rows.
     """
 
-    def __init__(
-        self,
-        template: Any,
-        columns: dict[str, str] | None = None,
-        auto_columns: bool = True,
-        keep_unused: bool = False,
-        packing_length: int | None = None,
-    ) -> None:
-        self._template = template
-        self._keep_unused = keep_unused
-        self._packing_length = packing_length
-        self._columns = dict(columns or {})
-        self._auto_columns = auto_columns
-        # Preprocessor and column names by the columns of a row: rows of a stream mostly have the same.
-        self._known: dict[tuple[str, ...], tuple[Any, dict[str, str]]] = {}
+    template: Any
+    columns: dict[str, str] | None = None
+    auto_columns: bool = True
+    keep_unused: bool = False
+    packing_length: int | None = None
+    # Preprocessor and column names by the columns of a row: rows of a stream mostly have the same.
+    _known: dict[tuple[str, ...], tuple[Any, dict[str, str]]] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the preprocessors behind."""
@@ -83,13 +77,13 @@ class RowEncoder:
 
     def __call__(self, row: dict[str, Any]) -> Any:
         """Returns the encoded row, with its length; of a pack the list of its rows, encoded."""
-        return encode_packs(row, self._packing_length, self._encode)
+        return encode_packs(row, self.packing_length, self._encode)
 
     def _encode(self, row: dict[str, Any]) -> Any:
         from swift.template import MaxLengthError
 
         try:
-            return self._template.encode(self._standardise(row), return_length=True)
+            return self.template.encode(self._standardise(row), return_length=True)
         except MaxLengthError as cause:
             raise SkipSample(str(cause)) from cause
 
@@ -109,7 +103,7 @@ class RowEncoder:
             raise SkipSample("ms-swift's preprocessing drops this row")
         if counts != {1}:
             raise ValueError(f"ms-swift's preprocessing makes {max(counts)} samples of this row; a row is one sample")
-        kept = batch if self._keep_unused else preprocessor.standard_keys
+        kept = batch if self.keep_unused else preprocessor.standard_keys
         return {name: made[0] for name, made in batch.items() if name in kept}
 
     def _choose(self, names: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
@@ -117,19 +111,19 @@ class RowEncoder:
         from swift.dataset import AutoPreprocessor, RowPreprocessor
 
         rename = RowPreprocessor.safe_rename_columns
-        columns = rename(_Columns({name: name for name in names}), self._columns)
+        columns = rename(_Columns({name: name for name in names}), self.columns or {})
         preprocessor = AutoPreprocessor()._get_preprocessor(columns)
         columns = rename(columns, preprocessor.origin_columns)
-        if self._auto_columns:
+        if self.auto_columns:
             columns = rename(columns, preprocessor.columns)
         return preprocessor, {was: now for now, was in columns.features.items() if now != was}
 
 
+@dataclass
 class _Columns:
     """The columns of a row, present name to name in the row, as a Hugging Face data set of which they are renamed."""
 
-    def __init__(self, features: dict[str, str]) -> None:
-        self.features = features
+    features: dict[str, str]
 
     def rename_columns(self, mapping: dict[str, str]) -> _Columns:
         return _Columns({mapping.get(now, now): was for now, was in self.features.items()})
@@ -223,23 +217,23 @@ def encoders(
     return tuple(found)
 
 
+@dataclass(eq=False)
 class EncodedRows:
     """Turns encoded rows into what the template has returned; an `encode_fn` for `LazyShardedDataset`.
 
     With `apart` a row whose form is "split" becomes the list of the documents in it.
     """
 
-    def __init__(self, packing_length: int | None = None, form: Any = None, *, apart: bool = False) -> None:
-        self._packing_length = packing_length
-        self._form = form
-        self._apart = apart
+    packing_length: int | None = None
+    form: Any = None
+    apart: bool = False
 
     def __call__(self, row: dict[str, Any]) -> Any:
         """Returns the sample; of a pack the list of its samples, of a sequence that of its documents if asked for."""
-        sample = encode_packs(row, self._packing_length, unpack)
-        if self._form == SPLIT:
-            return _documents(sample) if self._apart else _begun(sample)
-        if self._form == PAD:
+        sample = encode_packs(row, self.packing_length, unpack)
+        if self.form == SPLIT:
+            return _documents(sample) if self.apart else _begun(sample)
+        if self.form == PAD:
             # A row of all its tokens, of which the last ones have no label: positions go by `length`.
             sample.pop(ATTENTION_MASK, None)
             tokens = len(sample[INPUT_IDS])

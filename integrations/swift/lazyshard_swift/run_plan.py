@@ -60,7 +60,6 @@ class RunPlan:
 
     Attributes:
         facts: what all ranks know of the stream, or of the positions of the blend.
-        saved: in the checkpoint to go on from, None for none.
         state: the course of the run as it goes on here.
         index_offset: the trainer's indices and this are those of the current part; a multiple of the ranks.
         one_pass: whether the trainer is given the rest of the run as one epoch.
@@ -198,17 +197,15 @@ class RunPlan:
         # Otherwise another epoch may follow.
         ends = self.stop_at_end and streams.stopping == "first_exhausted"
         for directory, name, facts in zip(streams.directories, streams.names, streams.facts, strict=True):
-            state, *older = [state_of(position, name) for position in (newest, *others)]
-            # The sampler's own shuffle, which has no state, needs all chunks.
-            done = [chunks_before(one, facts.total) if one is not None and ends else 0 for one in (state, *older)]
-            size = facts.samples_per_chunk
+            states = [state_of(position, name) for position in (newest, *others)]
+            state, size = states[0], facts.samples_per_chunk
             order = (size, self.window * size) if state is None else (state.unit, state.window)
             plan = {"dp_size": self.rank.dp_size, "unit": order[0], "window": order[1]}
             cursor = Cursor(
                 consumer=self.consumer,
                 stream_id=stream_id_of(facts.stream),
                 consumed=newest.consumed if state is None else state.consumed,
-                chunks_before=min(done),
+                chunks_before=min(chunks_before(one, facts.total) for one in states) if ends else 0,
                 plan=plan | {"seed": self.seed, "batch_size": self.batch_size},
                 updated_at=time.time(),
                 state=state,
@@ -239,8 +236,11 @@ def state_of(position: Position | None, name: str) -> RunState | None:
     return blend.members[blend.names.index(name)] if name in blend.names else None
 
 
-def chunks_before(state: RunState, total: int | None) -> int:
+def chunks_before(state: RunState | None, total: int | None) -> int:
     """Returns how many chunks a run that goes on from a state, and ends with its stream, cannot need again."""
+    if state is None:
+        # The sampler's own shuffle needs all chunks.
+        return 0
     try:
         done = course_of(state).done_before(state.parts[-1].draws, total)
     except (IndexError, ValueError):
@@ -274,10 +274,7 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
     ways_out = {
         "samples_per_chunk": "the same sample would be in another chunk",
         "seed": f"give --data_seed {position.seed}, or the order would be another",
-        "window": (
-            f"leave out --sharded_lazy_shuffle_window and --sharded_lazy_shuffle_distance, and keep {shuffle}, or the "
-            f"order would be another"
-        ),
+        "window": f"leave out --sharded_lazy_shuffle_window and --sharded_lazy_shuffle_distance, and keep {shuffle}",
         "unit": "leave out --sharded_lazy_unit, or the order would be another",
         "layout": "the order would be another; keep --data_sharding as it was",
         "dp_size": f"{own} with the number it had. {later}",
@@ -312,10 +309,8 @@ def without(state: RunState, skips: Sequence[Skip], total: int | None, published
             continue
         last = part.draws + (stop - 1 - steps_of(part)) * part.draws_per_step - 1
         if total is None and course_of(state).needed(last) > published:
-            raise ValueError(
-                f"what the steps before {stop} would train is not published yet: go on from a checkpoint right before "
-                f"the steps to leave out, or name samples"
-            )
+            way_out = "go on from a checkpoint right before the steps to leave out, or name samples"
+            raise ValueError(f"what the steps before {stop} would train is not published yet: {way_out}")
         # Of the run as it goes now, before anything is left out of it.
         samples += ranges_of_steps(state, start, stop, total)
     return without_samples(after, samples)

@@ -248,10 +248,10 @@ class TrainStream(Dataset[Any]):
         ]
         some = ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
         order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the stream"
-        if plan.state.unit != plan.facts.samples_per_chunk:
-            order = f"dealt in units of {plan.state.unit} samples, {order}"
         if plan.layout != "strided":
             order = f"{'grouped by length' if plan.layout == GROUPED else 'shuffled'} by ms-swift's sampler"
+        elif plan.state.unit != plan.facts.samples_per_chunk:
+            order = f"dealt in units of {plan.state.unit} samples, {order}"
         return f"TrainStream({some}; rank {plan.rank.dp_rank} of {plan.rank.dp_size}, {order})"
 
     def why_it_stops(self, consumed: int, step_samples: int) -> tuple[str, str]:

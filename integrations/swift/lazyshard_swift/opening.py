@@ -68,6 +68,7 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         cache=encode_cache(args, template),
         lengths=None if lengths is None else lengths.tokens,
     )
+    plan = stream.plan
     if lengths is not None:
         notice(
             "--group_by_length true: ms-swift's sampler goes through the whole stream in its own order. Every rank "

@@ -26,10 +26,8 @@ OnEnd = Literal["stop", "repeat"]
 OnBadSample = Literal["substitute", "raise"]
 
 LIVE_WINDOW: Final = 2
-"""Chunks of a rank that are shuffled together while the stream is live: training can start once ranks * 2 are there."""
-
 ENDED_WINDOW: Final = 8
-"""The same once it has ended: nothing has to be waited for, and 8 chunks are cheap to keep open."""
+"""Chunks of a rank that are shuffled together: training starts once ranks * 2 are there; 8 are cheap to keep open."""
 
 RLHF_TYPES: Final = ("dpo", "orpo", "simpo", "cpo", "rm")
 """Those that encode in advance, read each sample once, and take their batches from the ordinary data loader."""
@@ -38,10 +36,8 @@ _COLLECTIVE_SLACK_S: Final = 60.0
 """A rank that gives up waiting needs a moment to say so before its peers' collectives time out."""
 
 _Problems: TypeAlias = Iterator[tuple[str, str]]
-"""The argument, and what to say behind its name."""
-
 _Given: TypeAlias = Callable[[str], Any]
-"""Returns an argument's value, None where the command has none of this name."""
+"""By its name the value of an argument; and the name of one with what to say behind it."""
 
 
 class _Ours:
@@ -156,10 +152,8 @@ def check(args: Any) -> None:
                 # Only now: what a run without the flag does not need is not loaded.
                 from lazyshard_swift.parallel import caution
 
-                caution(
-                    f"--dataset {name} is a lazyshard stream, and --sharded_lazy true is missing: ms-swift takes the "
-                    f"directory for one of ordinary data files. Give --sharded_lazy true to read the stream"
-                )
+                why = f"--dataset {name} is a lazyshard stream, and without --sharded_lazy true ms-swift takes it"
+                caution(f"{why} for ordinary data files")
         return
     if not is_training(args):
         from lazyshard_swift.parallel import notice
@@ -205,10 +199,7 @@ def _of_dataset(given: _Given) -> _Problems:
             yield "dataset", f"{name}: '#' takes a part of an ordinary data set; {instead}"
         if os.path.isfile(name):
             command = f"lazyshard-producer run --source {name} --out STREAM --samples-per-chunk 1000"
-            yield (
-                "dataset",
-                f"{name} is a file, no stream: make one of it with `{command}`, or leave out --sharded_lazy",
-            )
+            yield "dataset", f"{name} is a file: make a stream of it with `{command}`, or leave out --sharded_lazy"
         try:
             check_place(name)
         except StreamMissing as missing:
@@ -221,10 +212,7 @@ def _of_data(given: _Given) -> _Problems:
     for name in map(os.path.expanduser, [validation] if isinstance(validation, str) else validation):
         if os.path.isdir(name) and any(one == MANIFEST or parse_chunk_name(one) for one in os.listdir(name)):
             files = f"--val_dataset {name}/chunk_*.jsonl if it has ended and is not encoded, or what it was made of"
-            yield (
-                "val_dataset",
-                f"{name} is a stream, and validation data are read by ms-swift, from files: give {files}",
-            )
+            yield "val_dataset", f"{name} is a stream, and ms-swift reads validation data from files: give {files}"
     kind, ratio = given("rlhf_type"), given("split_dataset_ratio") or 0
     streams, weights = len(given("dataset") or []), len(given("interleave_prob") or [])
     if given("streaming"):

@@ -62,7 +62,6 @@ class Position:
 
     Attributes:
         consumed: samples trained so far, over all ranks and epochs.
-        batch_size: samples of a rank in a micro batch.
         layout: "strided" or "block", see `lazyshard.Order`; or "grouped", see `lazyshard_swift.opening`.
         epoch_samples: what ms-swift was told is the length of an epoch.
         skipped: what the run was told not to train, as on the command line, of all its starts.
@@ -189,10 +188,9 @@ class Checkpoints:
         self._fenced = False
 
     def register(self) -> None:
-        """Puts the cursor where this run starts, so that from then on the producer keeps what the run needs.
+        """Puts the cursor where this run starts, maybe back, before anything is read, so that what it needs is kept.
 
-        Before anything is read: chunks are kept only for consumers that the producer knows. The cursor may go back, if
-        a run starts anew or from an older checkpoint. A collective: all ranks raise `CursorTaken`, or none.
+        A collective: all ranks raise `CursorTaken`, or none.
         """
         plan, taken = self._plan, None
         if parallel.is_first():
@@ -257,10 +255,8 @@ class Checkpoints:
             for directory, cursor in self._plan.cursors(position, self._standing(position)):
                 put_cursor(directory, cursor, take_over=self._plan.take_over)
         except OSError as error:
-            caution(
-                f"the cursor could not be written ({error}); the producer goes by the one before: it keeps chunks that "
-                f"are done with, or if there is none it does not know of this run"
-            )
+            before = "keeps chunks that are done with, or if there is none does not know of this run"
+            caution(f"the cursor could not be written ({error}); the producer goes by the one before: it {before}")
 
     def _standing(self, newest: Position) -> list[Position]:
         """Returns the positions of other checkpoints of this run, from which it may be gone on with."""
@@ -296,10 +292,9 @@ def load_position(checkpoint: str | os.PathLike[str]) -> Position | None:
 
 def load_if_there(checkpoint: str | os.PathLike[str]) -> Position | None:
     """Reads the position in a checkpoint's folder; None if there is none or it cannot be read."""
-    try:
+    with contextlib.suppress(PositionInvalid, OSError):
         return load_position(checkpoint)
-    except (PositionInvalid, OSError):
-        return None
+    return None
 
 
 def save_position(position: Position, checkpoint: str | os.PathLike[str]) -> None:
@@ -345,10 +340,8 @@ def check_whole(checkpoint: str, option: str) -> None:
 def _saved_in(output_dir: Path) -> Iterator[tuple[Path, Position]]:
     """Yields the checkpoints of all starts of a run, each of which has a folder of its own, that can be read."""
     path = Path(os.path.abspath(output_dir))
-    others: list[Path] = []
-    if _VERSIONED.fullmatch(path.name):
-        others = [other for other in path.parent.glob("v*") if _VERSIONED.fullmatch(other.name) and other != path]
-    for folder in (output_dir, *others):
+    others = path.parent.glob("v*") if _VERSIONED.fullmatch(path.name) else ()
+    for folder in (path, *(other for other in others if _VERSIONED.fullmatch(other.name) and other != path)):
         for file in folder.glob(f"checkpoint-*/{NAME}"):
             position = load_if_there(file.parent)
             if position is not None:

@@ -5,12 +5,11 @@ What it has encoded becomes a row with numpy arrays, and that the same again, ev
     encoded    {"input_ids": [1, 2, 3], "length": 3, "pixel_values": tensor(...), "lengths": [3]}
     row        {"input_ids": array([1, 2, 3]), "length": 3, "pixel_values": {"$tensor": array(...)}, "lengths": [3]}
 
-A list of numbers becomes an array, and arrays become lists again: ms-swift's collators take lists for lists and
-concatenate them. Objects with one key that begins with "$" stand for what is neither a list nor JSON.
+A list of numbers becomes an array, and arrays become lists again, which collators concatenate. Objects with one key
+that begins with "$" stand for what is neither a list nor JSON.
 
-What decides about a template's encoding is kept as plain facts in the manifest of an encoded stream, and compared. Both
-sides make them of a template object, so what is compared is what was used, not what was written on a command line.
-Samples in a cache are found again by more: columns, variables of the environment that templates read, plugins.
+What decides about a template's encoding is kept as plain facts in the manifest of an encoded stream, made of a template
+object on both sides: what is compared is what was used. Samples in a cache are found again by more facts.
 """
 
 from __future__ import annotations

@@ -24,19 +24,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
-from lazyshard.errors import (
-    ChunkRetired,
-    CursorTaken,
-    FormatInvalid,
-    LazyShardError,
-    RankInvalid,
-    StateInvalid,
-    StateMismatch,
-    StoreRefused,
-    StoreUnavailable,
-    StreamMismatch,
-    WaitTimeout,
-)
+from lazyshard import errors as library
+from lazyshard.errors import FormatInvalid, LazyShardError
 
 REFUSED: Final = 2
 DAMAGED: Final = 5
@@ -49,9 +38,7 @@ sees the first one end, so each stays this long for the others to come to their 
 
 _FINISH_S: Final = 10.0
 """How long the interpreter may take to wind up (other libraries' exit handlers, communicators) before it is cut off."""
-
 _PR_SET_PDEATHSIG: Final = 1
-
 _installed = False
 
 
@@ -97,17 +84,13 @@ def too_short(directory: str, samples: int, why: str) -> StreamTooShort:
 
 
 _REFUSALS: Final = (
-    *(StoreRefused, SettingsRefused, ResumeRefused, PositionInvalid, StreamMismatch, StreamTooShort),
-    *(RankInvalid, ChunkRetired, CursorTaken, StateInvalid, StateMismatch),
+    *(SettingsRefused, ResumeRefused, PositionInvalid, StreamTooShort, library.StreamMismatch, library.RankInvalid),
+    *(library.ChunkRetired, library.CursorTaken, library.StateInvalid, library.StateMismatch, library.StoreRefused),
 )
 
 
 def each_of(ranks: int) -> str:
-    """Returns in words for whom something is that each rank has.
-
-    >>> each_of(1), each_of(4)
-    ('the only data-parallel rank', 'each of 4 data-parallel ranks')
-    """
+    """Returns in words for whom something is that each rank has."""
     return "the only data-parallel rank" if ranks == 1 else f"each of {ranks} data-parallel ranks"
 
 
@@ -147,7 +130,7 @@ def code_of(error: BaseException) -> int | None:
     ours = _ours(error)
     if ours is None:
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else None
-    if isinstance(ours, (StoreUnavailable, WaitTimeout)):
+    if isinstance(ours, (library.StoreUnavailable, library.WaitTimeout)):
         return TIMED_OUT
     return REFUSED if isinstance(ours, _REFUSALS) else DAMAGED
 

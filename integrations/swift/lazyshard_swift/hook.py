@@ -1,13 +1,11 @@
 """Extends modules of ms-swift as they are imported; in every process from the start, by `lazyshard_swift.pth`.
 
-Each start of the interpreter runs the `.pth` file, those of torchrun's children and of DataLoader workers too. It
-imports the package, which puts a stand-in in the first place of `sys.meta_path`, that calls `install` here once
-something named swift is looked for. To import this module at each start would take twice as long (`scripts/bench
-startup`). All that is imported here is loaded at every start anyway.
+Each start of the interpreter runs the `.pth` file. It imports the package, which puts a stand-in in the first place of
+`sys.meta_path`, that calls `install` here once something named swift is looked for. To import this module at each start
+would take twice as long (`scripts/bench startup`). All that is imported here is loaded at every start anyway.
 
 The `Finder` wraps the loader that the other finders give, so that once the module's own code has run, the module goes
-through the extension's `extend(module)`. By then the module has its own loader again. Not extended: a module that was
-imported before `install`, and one that is run as `__main__`.
+through the extension's `extend(module)`. Not extended: a module that was imported before `install`, and `__main__`.
 """
 
 import sys

@@ -45,10 +45,14 @@ def _own_classes(trainer: Any, stream: TrainStream, module: ModuleType) -> Itera
     if plan.one_pass:
         # The trainer has planned its steps by epochs that are all alike.
         trainer.args.max_steps = -(-plan.epoch_samples // (plan.micro_samples * accumulation))
+
+    def saves() -> bool:
+        return trainer.args.save_strategy != "no" and bool(trainer._lazyshard.is_due(trainer.state.global_step))
+
     before = {"BatchSamplerShard": module.BatchSamplerShard, "DataLoaderShard": module.DataLoaderShard}
     vars(module).update(
         BatchSamplerShard=batch_sampler(module.BatchSamplerShard, strided=plan.layout == "strided"),
-        DataLoaderShard=gated_loader(module.DataLoaderShard, stream, accumulation, lambda: _saves(trainer)),
+        DataLoaderShard=gated_loader(module.DataLoaderShard, stream, accumulation, saves),
     )
     try:
         yield
@@ -90,22 +94,15 @@ def _attach(trainer: Any, stream: TrainStream) -> None:
 
         def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             stream.tell_cache()
-            if not self.stopped:
-                return
-            # The checkpoint is there by now.
-            kept, step = trainer._lazyshard, state.global_step
-            saved = kept.folder(step) if kept.last_step == step else None
-            stream.tell_stop(_consumed(trainer, stream), _step_samples(trainer, stream), step, state.max_steps, saved)
-            stream.gate.end()
+            if self.stopped:
+                # The checkpoint is there by now.
+                kept, step, size = trainer._lazyshard, state.global_step, _step_samples(trainer, stream)
+                saved = kept.folder(step) if kept.last_step == step else None
+                stream.tell_stop(_consumed(trainer, stream), size, step, state.max_steps, saved)
+                stream.gate.end()
 
     trainer._lazyshard = Checkpoints(stream.plan, trainer.args.output_dir)
     trainer.add_callback(StepsCallback())
-
-
-def _saves(trainer: Any) -> bool:
-    """Returns whether there are steps that a checkpoint is to be saved of."""
-    due: bool = trainer._lazyshard.is_due(trainer.state.global_step)
-    return due and trainer.args.save_strategy != "no"
 
 
 def _counted(trainer: Any, stream: TrainStream) -> int:

@@ -1,10 +1,8 @@
 """The command line of ms-swift: `megatron sft` and `swift sft` themselves, and the help of `swift sft`.
 
-They start `torchrun`, or one Python, and wait for it. Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's
-command dies alone and leaves the training behind as an orphan; with the flag on it hands the signal down and waits.
-
-ms-swift's script of `swift sft` asks a small parser first, which answers `--help` with `--tuner_backend` only. Before
-that it sets up the visible device, which is where all arguments are shown, as `megatron sft --help` does.
+Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's command dies alone and leaves `torchrun` and the training
+behind as orphans; with the flag on it hands the signal down and waits. Its script of `swift sft` asks a small parser
+first, which answers `--help` with `--tuner_backend` only; before that it sets up the visible device, where we come in.
 """
 
 from __future__ import annotations
@@ -64,10 +62,8 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
         # As a shell would say it.
         code = 128 - code
     if code and (missing := _missing(arguments)):
-        _tell(
-            f"`megatron` needs {' and '.join(missing)}, which this environment has not: pip install "
-            f"{' '.join(missing)}; `lazyshard doctor swift` shows what else is needed"
-        )
+        install = f"pip install {' '.join(missing)}; `lazyshard doctor swift` shows what else is needed"
+        _tell(f"`megatron` needs {' and '.join(missing)}, which this environment has not: {install}")
     return subprocess.CompletedProcess(list(arguments), code)
 
 

@@ -120,10 +120,7 @@ _COMMAND_OF: Final = {"swift.cli.utils": SWIFT, _MIXIN: SWIFT, _TRAINER: MEGATRO
 
 
 class HookPoint(NamedTuple):
-    """A place in ms-swift that is extended or relied on: a method of the class `owner`, or in the module itself.
-
-    Of a function the first parameters, all others must be optional; None for a name in the module that its code uses.
-    """
+    """A place in ms-swift, of a class or the module itself: a function with its first parameters, or a name in use."""
 
     purpose: str
     module: str
@@ -198,13 +195,10 @@ POINTS: Final = tuple(
 
 def check_points(points: Iterable[HookPoint], folder: Path) -> list[CheckedHookPoint]:
     """Returns what the sources in the folder of the package `swift` have of the hook points."""
-    trees: dict[str, ast.Module | str] = {}
-    found = []
+    parse, found = functools.cache(_parse), []
     for point in points:
         path = folder.joinpath(*point.module.split(".")[1:]).with_suffix(".py")
-        if point.module not in trees:
-            trees[point.module] = _parse(path)
-        tree = trees[point.module]
+        tree = parse(path)
         line, problem = (None, tree) if isinstance(tree, str) else _look(point, tree)
         found.append(CheckedHookPoint(point, path.relative_to(folder.parent).as_posix(), line, problem))
     return found
@@ -292,17 +286,14 @@ class ModuleOutcome(NamedTuple):
 
 outcomes: Final[dict[str, ModuleOutcome]] = {}
 """By module what became of those that were imported so far, of each the last time."""
-
 _lock: Final = threading.Lock()
 
 
 def extend(module: ModuleType, extension: str) -> None:
-    """Calls `extend(module)` of an extension, records how it went, and warns if need be; raises nothing.
-
-    Of an ms-swift that is too old only the launcher is extended, which refuses the flag.
-    """
+    """Calls `extend(module)` of an extension, records how it went, and warns if need be; raises nothing."""
     installed = version()
     too_old, reason = is_too_old(installed), ""
+    # The launcher refuses the flag.
     if too_old and module.__name__ != LAUNCHER:
         return
     try:

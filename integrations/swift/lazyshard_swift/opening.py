@@ -71,9 +71,9 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     plan = stream.plan
     if lengths is not None:
         notice(
-            "--group_by_length true: ms-swift's sampler goes through the whole stream in its own order. Every rank "
-            "reads all chunks, checkpoints are for the same ranks, micro batch and lengths, `lazyshard trace` and "
-            "`audit` cannot tell what was trained, and the run keeps all chunks"
+            "--group_by_length true: ms-swift's sampler goes through the whole stream in its own order: checkpoints "
+            "are for the same ranks, micro batch and lengths, `lazyshard trace` cannot tell what was trained, and the "
+            "run keeps all chunks"
         )
     for directory, name, one in zip(directories, streams.names, streams.facts, strict=True):
         if plan.saved is None or (streams.blended and state_of(plan.saved, name) is None):
@@ -108,14 +108,10 @@ def _facts_of(args: Any, directory: str, rank: Rank) -> Facts:
     # Of rank 0, so that a stream which ends just now has ended for all or for none.
     facts = parallel.agree(mine)
     if facts[:2] != mine[:2]:
-        raise StreamMismatch(
-            f"{directory}: rank 0 sees the stream {facts.stream} of {facts.samples_per_chunk} samples per chunk there, "
-            f"this rank {mine.stream} of {mine.samples_per_chunk}: is the directory on a filesystem that all nodes "
-            f"share?",
-            directory=directory,
-            expected=facts.stream,
-            actual=mine.stream,
-        )
+        there = f"rank 0 sees the stream {facts.stream} of {facts.samples_per_chunk} samples per chunk there"
+        this = f"this rank {mine.stream} of {mine.samples_per_chunk}"
+        text = f"{directory}: {there}, {this}: is the directory on a filesystem that all nodes share?"
+        raise StreamMismatch(text, directory=directory, expected=facts.stream, actual=mine.stream)
     if resume_checkpoint(args) is None:
         # One that goes on need not fetch a chunk that it has trained; its rows are looked at all the same.
         rows.check_packs(bool(getattr(args, "packing", False)), reader, facts.samples)
@@ -186,11 +182,7 @@ def _positions_of(args: Any, streams: Streams, rank: Rank) -> Facts:
 
 
 class SampleLengths(NamedTuple):
-    """How long the samples of a stream are, of shape (samples,).
-
-    The digest is of what the sampler's order follows from and no argument says: the lengths, and the order in which
-    ms-swift, transformers and torch put a few.
-    """
+    """How long the samples are, of shape (samples,), and a digest of it and of the order in which a few are put."""
 
     tokens: npt.NDArray[np.uint32]
     digest: str
@@ -235,13 +227,9 @@ def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) ->
     mine = digest.hexdigest()
     first = parallel.agree(mine)
     if first != mine:
-        raise StreamMismatch(
-            f"{directory}: rank 0 sees other lengths of its samples than this rank: do the nodes have different "
-            f"versions of ms-swift, transformers or torch? Start again with one of each",
-            directory=directory,
-            expected=first,
-            actual=mine,
-        )
+        why = "do the nodes have different versions of ms-swift, transformers or torch? Start again with one of each"
+        text = f"{directory}: rank 0 sees other lengths of its samples than this rank: {why}"
+        raise StreamMismatch(text, directory=directory, expected=first, actual=mine)
     return SampleLengths(tokens, mine)
 
 

@@ -20,7 +20,6 @@ from lazyshard.store.urls import stream_name
 from lazyshard_swift.ms_swift import is_megatron
 
 _T = TypeVar("_T")
-
 _COMING_S: Final = 30.0
 """Ranks that wait for the same samples give up within seconds of each other."""
 _POLL_S: Final = 0.5
@@ -37,8 +36,7 @@ def stream_id_of(stream: str) -> str | None:
 class Facts(NamedTuple):
     """What is known of a stream, or of the positions of a blend, when the ranks start; the same on all of them.
 
-    `stream` is the id of its manifest, or a digest of its first row where it has none. Where its rows were `dealt` by
-    cost they are to be read in order.
+    `stream` is the id of its manifest, or a digest of its first row; rows that were `dealt` by cost are read in order.
     """
 
     stream: str

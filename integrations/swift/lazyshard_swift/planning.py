@@ -83,10 +83,8 @@ def decide(args: Any, streams: Streams, facts: Facts, rank: Rank, lengths: str |
         raise too_short(streams.where, facts.samples, why)
     left_over = 0 if plan.total is None else plan.total - plan.epoch_samples
     if progress.steps is None and not plan.one_pass and not plan.skipped and left_over > 0:
-        notice(
-            f"{plan.total} samples; {left_over} of them are left over in each epoch, fewer than the {rank.dp_size} * "
-            f"{batch_size} of a micro batch on all ranks"
-        )
+        fewer = f"fewer than the {rank.dp_size} * {batch_size} of a micro batch on all ranks"
+        notice(f"{plan.total} samples; {left_over} of them are left over in each epoch, {fewer}")
     return plan
 
 
@@ -263,32 +261,25 @@ def order_of(args: Any, saved: Position | None, facts: Facts) -> tuple[str, int]
 def _units(
     args: Any, streams: Streams, part: Part, trained: int | None, order: tuple[str, int], saved: Position | None
 ) -> tuple[int, ...]:
-    """Returns how many samples of each stream a rank is dealt in a row."""
-    layout, window = order
-    asked = parse_unit(args.sharded_lazy_unit)
-    if layout != "strided":
-        if asked not in (None, "auto", "chunk"):
-            notice(f"--sharded_lazy_unit {asked} is put aside: ms-swift shuffles each rank's chunks as a whole")
-        return tuple(facts.samples_per_chunk for facts in streams.facts)
-    return tuple(
-        _unit(asked, facts, part, trained, window, state_of(saved, name))
-        for name, facts in zip(streams.names, streams.facts, strict=True)
-    )
-
-
-def _unit(
-    asked: str | int | None, facts: Facts, part: Part, trained: int | None, window: int, begun: RunState | None
-) -> int:
-    """Returns how many samples of a stream a rank is dealt in a row: what was begun goes on; else what was asked for.
+    """Returns how many samples of each stream a rank is dealt in a row: as it was begun, or else as it was asked for.
 
     `trained` is what the run trains at the most, over all ranks, where steps decide.
     """
+    asked, sizes = parse_unit(args.sharded_lazy_unit), [facts.samples_per_chunk for facts in streams.facts]
+    if order[0] != "strided":
+        if asked not in (None, "auto", "chunk"):
+            notice(f"--sharded_lazy_unit {asked} is put aside: ms-swift shuffles each rank's chunks as a whole")
+        return tuple(sizes)
+    units = []
+    for name, facts, size in zip(streams.names, streams.facts, sizes, strict=True):
+        begun = state_of(saved, name) if asked in (None, "auto") else None
+        unit = named_unit("chunk" if asked is None else asked, size, part.batch_size)
+        units.append(begun.unit if begun is not None else unit or _auto_unit(facts, part, trained, order[1]))
+    return tuple(units)
+
+
+def _auto_unit(facts: Facts, part: Part, trained: int | None, window: int) -> int:
     size = facts.samples_per_chunk
-    if begun is not None and asked in (None, "auto"):
-        return begun.unit
-    unit = named_unit("chunk" if asked is None else asked, size, part.batch_size)
-    if unit is not None:
-        return unit
     # Of a live stream what the run would train is taken for its length, as for that of an epoch.
     limit = None if facts.ended else trained
     unit = auto_unit(part.dp, size, part.batch_size, facts.samples, facts.ended, limit) or size

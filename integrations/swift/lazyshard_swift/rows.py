@@ -1,14 +1,13 @@
 """From a row of the stream to what the trainer takes: ms-swift's own preprocessing, then its template, row by row.
 
-On the ordinary path ms-swift first maps the whole data set (columns renamed, `query`/`response`, Alpaca and ShareGPT
-rows turned into `messages`) and encodes afterwards. The same classes are applied here to one row at a time. Of an
-encoded stream the template is not asked, but compared with what the rows were encoded with.
+On the ordinary path ms-swift first maps the whole data set (columns renamed, Alpaca and ShareGPT rows turned into
+`messages`) and encodes afterwards; here the same classes are applied to one row at a time. Of an encoded stream the
+template is not asked, but compared with what the rows were encoded with.
 
-With ``--packing true`` the rows are packs already (`lazyshard-producer run --pack`). A sample of ms-swift's own
-`PackingDataset` is the list of the encoded rows of a pack; its template's collator puts all rows of the micro batch one
-behind the other, and gives each positions from 0, from which the borders between them (`cu_seqlens`) follow. The same
-lists are made here of packs, and with ``--padding_free`` of sequences that were cut (`--split`). (ms-swift 4.6:
-`swift/dataset/packing.py`; `data_collator` and `packing_row` in `swift/template/base.py`.)
+With ``--packing true`` the rows are packs already (`lazyshard-producer run --pack`), which become lists of encoded rows
+like those of ms-swift's own `PackingDataset`: its collator puts the rows of a micro batch one behind the other, each
+with positions from 0, from which the borders between them (`cu_seqlens`) follow. With ``--padding_free`` the same is
+made of sequences that were cut (`--split`). (ms-swift 4.6: `swift/dataset/packing.py`, `swift/template/base.py`.)
 """
 
 from __future__ import annotations

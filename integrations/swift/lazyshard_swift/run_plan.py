@@ -7,6 +7,7 @@ epoch, of which it skips as many batches as it has trained steps.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -21,17 +22,7 @@ from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps
-from lazyshard.stream import Published
-from lazyshard.stream.run_state import (
-    course_of,
-    draws_of,
-    ranges_of_steps,
-    resumed,
-    steps_of,
-    with_consumed,
-    without_samples,
-    without_steps,
-)
+from lazyshard.stream import Published, run_state
 from lazyshard_swift.arguments import Skip
 from lazyshard_swift.checkpoints import GROUPED, Position
 from lazyshard_swift.errors import ResumeRefused, not_resumed
@@ -59,7 +50,6 @@ class RunPlan:
     """What was decided for a run; the same on every rank but for `rank`. More fields as in `Position`.
 
     Attributes:
-        facts: what all ranks know of the stream, or of the positions of the blend.
         state: the course of the run as it goes on here.
         index_offset: the trainer's indices and this are those of the current part; a multiple of the ranks.
         one_pass: whether the trainer is given the rest of the run as one epoch.
@@ -95,7 +85,7 @@ class RunPlan:
     @property
     def course(self) -> Course:
         """The course that the data set draws by."""
-        return course_of(self.state)
+        return run_state.course_of(self.state)
 
     @property
     def micro_samples(self) -> int:
@@ -118,7 +108,7 @@ class RunPlan:
         if self.blend is not None:
             return self._end_of_blend(consumed, published, step_samples)
         total, course = published[0].samples, self.course
-        drawn = min(draws_of(self.state, consumed), course.epoch_length(total))
+        drawn = min(run_state.draws_of(self.state, consumed), course.epoch_length(total))
         left_over = course.leftover(total) + course.dp * (course.epoch_length(total) - drawn)
         untrained = f" and {left_over} left over, fewer than the {step_samples} of a step"
         return f"the stream has ended with {total} samples", untrained
@@ -164,7 +154,7 @@ class RunPlan:
         """Returns whether an epoch of the stream ends with the last step of so many samples of the run."""
         if self.total is None:
             return False
-        stop, course = draws_of(self.state, consumed), self.course
+        stop, course = run_state.draws_of(self.state, consumed), self.course
         first = max(stop - step_samples // self.rank.dp_size, 0)
         length, full = course.epoch_length(self.total), course.full_epoch_length(self.total)
         if stop < length or not full:
@@ -183,7 +173,7 @@ class RunPlan:
             dp_size=self.rank.dp_size,
             by_steps=self.progress.steps is not None,
             saved_at=time.time(),
-            state=with_consumed(self.state, consumed) if self.layout == "strided" else None,
+            state=run_state.with_consumed(self.state, consumed) if self.layout == "strided" else None,
             blend=None if self.blend is None else self.blend(consumed),
             **kept,
         )
@@ -205,7 +195,7 @@ class RunPlan:
                 consumer=self.consumer,
                 stream_id=stream_id_of(facts.stream),
                 consumed=newest.consumed if state is None else state.consumed,
-                chunks_before=min(chunks_before(one, facts.total) for one in states) if ends else 0,
+                chunks_before=min(_chunks_before(one, facts.total) for one in states) if ends else 0,
                 plan=plan | {"seed": self.seed, "batch_size": self.batch_size},
                 updated_at=time.time(),
                 state=state,
@@ -236,24 +226,19 @@ def state_of(position: Position | None, name: str) -> RunState | None:
     return blend.members[blend.names.index(name)] if name in blend.names else None
 
 
-def chunks_before(state: RunState | None, total: int | None) -> int:
+def _chunks_before(state: RunState | None, total: int | None) -> int:
     """Returns how many chunks a run that goes on from a state, and ends with its stream, cannot need again."""
-    if state is None:
-        # The sampler's own shuffle needs all chunks.
-        return 0
-    try:
-        done = course_of(state).done_before(state.parts[-1].draws, total)
-    except (IndexError, ValueError):
-        # It has drawn more than there is: of a stream that was cut.
-        return 0
-    return done // state.samples_per_chunk
+    # Without a state, in the sampler's own shuffle, it needs all; an error is that of a stream that was cut.
+    with contextlib.suppress(IndexError, ValueError):
+        if state is not None:
+            return run_state.course_of(state).done_before(state.parts[-1].draws, total) // state.samples_per_chunk
+    return 0
 
 
 def check_fits(position: Position, now: Position, checkpoint: str) -> None:
     """Refuses to go on where the next sample could not be exactly the next one.
 
-    The number of ranks, the micro batch and the steps may differ, but in an order of the stock sampler's own. `now` is
-    what a run that begins now would save at once.
+    Ranks, micro batch and steps may differ, but in an order of the stock sampler's own. `now` is of a run that begins.
     """
 
     def refuse(text: str, what: str) -> ResumeRefused:
@@ -295,30 +280,27 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
 
 
 def without(state: RunState, skips: Sequence[Skip], total: int | None, published: int) -> RunState:
-    """Returns the state of a run that leaves these out from where it stands; steps are counted as it has gone so far.
-
-    Raises `ValueError` for steps that are trained, or of which it is not known what they would train.
-    """
+    """Returns the state of a run that leaves these out from where it stands; steps are those of its course so far."""
     size, part, after = state.samples_per_chunk, state.parts[-1], state
     samples = [(one.start, one.stop) for one in skips if one.kind == "samples"]
     samples += [(one.start * size, one.stop * size) for one in skips if one.kind == "chunks"]
     # Joined, so that at most one range comes next.
     for start, stop in Gaps((one.start, one.stop) for one in skips if one.kind == "steps").ranges:
-        if start == steps_of(part) + 1:
-            after = without_steps(state, start, stop, total)
+        if start == run_state.steps_of(part) + 1:
+            after = run_state.without_steps(state, start, stop, total)
             continue
-        last = part.draws + (stop - 1 - steps_of(part)) * part.draws_per_step - 1
-        if total is None and course_of(state).needed(last) > published:
+        last = part.draws + (stop - 1 - run_state.steps_of(part)) * part.draws_per_step - 1
+        if total is None and run_state.course_of(state).needed(last) > published:
             way_out = "go on from a checkpoint right before the steps to leave out, or name samples"
             raise ValueError(f"what the steps before {stop} would train is not published yet: {way_out}")
         # Of the run as it goes now, before anything is left out of it.
-        samples += ranges_of_steps(state, start, stop, total)
-    return without_samples(after, samples)
+        samples += run_state.ranges_of_steps(state, start, stop, total)
+    return run_state.without_samples(after, samples)
 
 
 def end_of_epochs(state: RunState, total: int, epochs: float) -> int:
     """Returns at which position of the current part so many epochs, counted from the run's beginning, end."""
-    course = course_of(state)
+    course = run_state.course_of(state)
     size = course.batch_size
     first, whole = course.epoch_length(total) // size, course.full_epoch_length(total) // size
     return max(0, first + math.ceil((epochs - course.epoch(total) - 1) * whole)) * size
@@ -353,10 +335,10 @@ def _gone_on(state: RunState, saved: Position, part: Part, straight: bool) -> Ru
         # What format 1 did not say is known now.
         return replace(state, parts=(replace(state.parts[0], draws_per_step=part.draws_per_step),))
     last = state.parts[-1]
-    if steps_of(last) != saved.step:
+    if run_state.steps_of(last) != saved.step:
         # Its steps were not all alike, so it does not say when it trained what; the next part does.
         state = replace(state, parts=(*state.parts[:-1], replace(last, draws_per_step=0)))
-    return resumed(state, part.dp, part.batch_size, draws_per_step=part.draws_per_step, step=saved.step)
+    return run_state.resumed(state, part.dp, part.batch_size, draws_per_step=part.draws_per_step, step=saved.step)
 
 
 def _in_one_pass(plan: RunPlan, saved: Position, accumulation: int) -> RunPlan:

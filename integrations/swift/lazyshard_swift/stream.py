@@ -5,12 +5,12 @@ that ms-swift plans with: that of an epoch once the stream has ended, that of th
 on past that length, strided over the ranks, into the epochs that follow: samplers hand out ``epoch * len + i``.
 
 Every rank asks the gate in its main process, from the same published numbers, so all of them go on, stop or give up at
-the same step without a word between them, pipeline stages that never see data included. The DataLoader's workers, which
-read ahead, have no deadline of their own.
+the same step without a word between them. The DataLoader's workers, which read ahead, have no deadline of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -42,13 +42,11 @@ Data: TypeAlias = LazyShardedDataset | BlendedDataset
 
 ENDLESS: Final = 2**50
 """Indices of a data set that goes on from epoch to epoch."""
-
 TOLD_EVERY_S: Final = 60.0
 """How often the log tells how much of what is published was trained."""
 
 _LOOK_S: Final = 5.0
 """How long a chunk that a checkpoint goes on with may stay invisible."""
-
 _SAVE_S: Final = 1800.0
 """How long a rank that has given up may take to save what was trained, with all others."""
 
@@ -82,8 +80,7 @@ def members(data: Data) -> tuple[LazyShardedDataset, ...]:
 class StepGate:
     """Decides step by step, by this rank's samples in order, strided, without an end, with the deadline that counts.
 
-    A run may have `begun` in an earlier start; `shift` is how many positions a blend's own part has behind it where the
-    run's current part begins.
+    `shift` is how many positions a blend's own part has behind it where the run's current part begins.
     """
 
     def __init__(self, data: Data, stop_at_end: bool, *, begun: bool = False, shift: int = 0) -> None:
@@ -168,8 +165,7 @@ class StepGate:
 class TrainStream(Dataset[Any]):
     """A stream, or a blend of several, as ms-swift's training data set.
 
-    `encode` makes samples of rows, one for each stream; a step waits `max_wait` seconds for its data at the most;
-    `lengths`, u32 of shape (samples,), are the tokens of each sample, for samplers that group by length.
+    A step waits `max_wait` seconds at the most. Samplers that group by length ask for `lengths`, of shape (samples,).
     """
 
     def __init__(
@@ -300,17 +296,15 @@ class TrainStream(Dataset[Any]):
         if consumed == 0:
             return
         if plan.checkpoint is None or saved is None:
-            raise not_resumed(
-                plan.checkpoint or "the checkpoint",
-                f"{consumed} samples were trained, but there is no lazyshard.json beside the weights that says which: "
-                f"was it trained without --sharded_lazy, or copied in part? To start anew take the weights alone "
-                f"(megatron: --finetune true; swift: --resume_only_model true --ignore_data_skip true)",
+            anew = "megatron: --finetune true; swift: --resume_only_model true --ignore_data_skip true"
+            why = f"{consumed} samples were trained, but there is no lazyshard.json beside the weights that says which"
+            way_out = (
+                f"was it trained without the flag, or copied in part? To start anew take the weights alone ({anew})"
             )
+            raise not_resumed(plan.checkpoint or "the checkpoint", f"{why}: {way_out}")
         if consumed != saved.consumed:
-            why = (
-                f"{saved.consumed} samples were trained in {saved.step} steps, and the trainer would go on after "
-                f"{consumed}, in step {step + 1}: is the lazyshard.json there another checkpoint's?"
-            )
+            then = f"the trainer would go on after {consumed}, in step {step + 1}: is its lazyshard.json another one's?"
+            why = f"{saved.consumed} samples were trained in {saved.step} steps, and {then}"
             raise not_resumed(plan.checkpoint, why, saved.consumed, consumed)
         draws = plan.draws if plan.layout == "strided" else consumed // plan.rank.dp_size
         if plan.stop_at_end and plan.total is not None and not _in_first_epoch(plan.course, draws, plan.total):
@@ -367,29 +361,23 @@ def _load_state(plan: RunPlan, *datasets: Data) -> None:
 
 
 def _open_samples(course: Course, lane: int, position: int, total: int | None, stop_at_end: bool) -> list[int]:
-    """Returns the samples of the window that is open at a position of a lane, from there on."""
-    stop = max(position + 1, course.drawable(course.needed(position)))
-    if total is not None:
-        length = course.epoch_length(total)
-        if position < length:
-            stop = min(stop, length)
-        elif stop_at_end:
-            # Trained to the end, behind which chunks may be deleted.
-            return []
-        else:
-            full, span = course.full_epoch_length(total), course.rules.span
-            within = (position - length) % full
-            stop = position - within + min((within // span + 1) * span, full)
+    """Returns the samples of the window that is open at a position of a lane, from there on; none at the run's end."""
+    length = position + course.rules.span if total is None else course.epoch_length(total)
+    if position >= length and stop_at_end:
+        # Behind it chunks may be deleted.
+        return []
+    # In the epoch in which the part begins what is certain yet; without windows no more than is dealt at once.
+    stop = course.window_stop(lane, position, None if position < length else total)
+    stop = min(stop, position + course.rules.span, length if position < length else stop)
     samples: list[int] = course.draws(lane, np.arange(position, stop), total)[1].tolist()
     return samples
 
 
 def _in_first_epoch(course: Course, draws: int, total: int) -> bool:
     """Returns whether what was drawn lies in the run's first epoch."""
-    try:
+    with contextlib.suppress(ValueError):
         return course.epoch(total) == 0 and draws <= course.epoch_length(total)
-    except ValueError:
-        return False
+    return False
 
 
 def check_present(reader: StreamReader, samples: Iterable[int]) -> None:

@@ -79,8 +79,7 @@ class Finder:
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         """Returns the specification of a module that is to be extended, None for all others."""
-        search = get_ident(), name
-        if name not in self.extensions or search in self._searches:
+        if name not in self.extensions or (search := (get_ident(), name)) in self._searches:
             return None
         self._searches.add(search)
         try:

@@ -361,7 +361,7 @@ def put_cursor(directory: str, cursor: Cursor, *, take_over: bool = False) -> No
     """Writes a cursor durably; the first time for this process, the run begins to own it."""
     key = (directory, cursor.consumer)
     if key not in _held:
-        _held[key] = CursorOwner(directory, cursor.consumer, take_over=take_over)
+        _held[key] = CursorOwner(*key, take_over=take_over)
     _held[key].put(cursor)
 
 

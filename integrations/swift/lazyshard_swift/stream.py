@@ -362,13 +362,17 @@ def _load_state(plan: RunPlan, *datasets: Data) -> None:
 
 def _open_samples(course: Course, lane: int, position: int, total: int | None, stop_at_end: bool) -> list[int]:
     """Returns the samples of the window that is open at a position of a lane, from there on; none at the run's end."""
-    length = position + course.rules.span if total is None else course.epoch_length(total)
-    if position >= length and stop_at_end:
-        # Behind it chunks may be deleted.
-        return []
-    # In the epoch in which the part begins what is certain yet; without windows no more than is dealt at once.
-    stop = course.window_stop(lane, position, None if position < length else total)
-    stop = min(stop, position + course.rules.span, length if position < length else stop)
+    stop = max(position + 1, course.drawable(course.needed(position)))
+    if total is not None:
+        length, full, span = course.epoch_length(total), course.full_epoch_length(total), course.rules.span
+        if position < length:
+            stop = min(stop, length)
+        elif stop_at_end:
+            # Behind it chunks may be deleted.
+            return []
+        else:
+            within = (position - length) % full
+            stop = position - within + min((within // span + 1) * span, full)
     samples: list[int] = course.draws(lane, np.arange(position, stop), total)[1].tolist()
     return samples
 

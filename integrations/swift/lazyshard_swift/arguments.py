@@ -152,8 +152,9 @@ def check(args: Any) -> None:
                 # Only now: what a run without the flag does not need is not loaded.
                 from lazyshard_swift.parallel import caution
 
-                why = f"--dataset {name} is a lazyshard stream, and without --sharded_lazy true ms-swift takes it"
-                caution(f"{why} for ordinary data files")
+                caution(
+                    f"--dataset {name} is a lazyshard stream, and --sharded_lazy true is missing: give it to read it"
+                )
         return
     if not is_training(args):
         from lazyshard_swift.parallel import notice

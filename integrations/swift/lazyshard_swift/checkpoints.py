@@ -188,10 +188,7 @@ class Checkpoints:
         self._fenced = False
 
     def register(self) -> None:
-        """Puts the cursor where this run starts, maybe back, before anything is read, so that what it needs is kept.
-
-        A collective: all ranks raise `CursorTaken`, or none.
-        """
+        """Puts the cursor where this run starts, maybe back. A collective: all ranks raise `CursorTaken`, or none."""
         plan, taken = self._plan, None
         if parallel.is_first():
             consumed, step = (0, 0) if plan.saved is None else (plan.saved.consumed, plan.saved.step)

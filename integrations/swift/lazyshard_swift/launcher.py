@@ -62,8 +62,10 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
         # As a shell would say it.
         code = 128 - code
     if code and (missing := _missing(arguments)):
-        install = f"pip install {' '.join(missing)}; `lazyshard doctor swift` shows what else is needed"
-        _tell(f"`megatron` needs {' and '.join(missing)}, which this environment has not: {install}")
+        _tell(
+            f"`megatron` needs {' and '.join(missing)}, which this environment has not: pip install "
+            f"{' '.join(missing)}; `lazyshard doctor swift` shows what else is needed"
+        )
     return subprocess.CompletedProcess(list(arguments), code)
 
 

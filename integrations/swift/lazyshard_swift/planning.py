@@ -35,8 +35,7 @@ def decide(args: Any, streams: Streams, facts: Facts, rank: Rank, lengths: str |
     saved = None if checkpoint is None else load_position(checkpoint)
     progress = progress_of(args, live=not facts.ended)
     if progress.steps is not None and megatron and args.num_train_epochs is not None:
-        aside = f"--num_train_epochs {args.num_train_epochs} is put aside and --train_iters {progress.steps} decides"
-        notice(f"the stream is still being produced, so {aside}")
+        notice(f"--num_train_epochs is put aside while the stream is produced: --train_iters {progress.steps} decides")
         args.num_train_epochs = None
     size, seed = facts.samples_per_chunk, (args.data_seed or 0) % 2**63
     layout, window = order_of(args, saved, facts)
@@ -237,11 +236,10 @@ def order_of(args: Any, saved: Position | None, facts: Facts) -> tuple[str, int]
     blocks = is_megatron(args) and bool(args.data_sharding) and shuffle and asked is None
     begun = saved is not None and bool(saved.window or saved.layout == "block")
     if facts.dealt and asked is None and shuffle and not begun:
-        notice("the rows of the stream were dealt by cost, so each rank reads them in order: they are not shuffled")
+        notice("the rows of the stream were dealt by cost, so they are read in order: they are not shuffled once more")
         blocks = False
-    put_aside = "--data_sharding true is put aside:"
     if blocks and len(args.dataset) > 1:
-        notice(f"{put_aside} each rank reads its own chunks of all streams, shuffled in windows")
+        notice("--data_sharding true is put aside: each rank reads its own chunks of all streams, shuffled in windows")
         blocks = False
     if saved is not None:
         if saved.layout == "block" and not blocks:
@@ -250,21 +248,18 @@ def order_of(args: Any, saved: Position | None, facts: Facts) -> tuple[str, int]
             out = "leave out --sharded_lazy_shuffle_window and --sharded_lazy_shuffle_distance"
             raise ResumeRefused(f"{why}: keep {keep}, and {out}", expected=keep)
         if blocks and saved.layout != "block":
-            notice(f"{put_aside} the checkpoint was trained in the order of the stream")
+            notice("--data_sharding true is put aside: the checkpoint was trained in the order of the stream")
         return saved.layout, saved.window if asked is None and shuffle == begun else window
     if blocks and live:
-        why = "ms-swift's shuffle over the whole data set would wait for the last chunk of the stream"
-        notice(f"{put_aside} {why}. Each rank reads its own chunks, shuffled in windows of {window} chunks")
+        own = f"each rank reads its own chunks, shuffled in windows of {window}"
+        notice(f"--data_sharding true is put aside, which would wait for the last chunk of the stream: {own}")
     return ("block", 0) if blocks and not live else ("strided", window)
 
 
 def _units(
     args: Any, streams: Streams, part: Part, trained: int | None, order: tuple[str, int], saved: Position | None
 ) -> tuple[int, ...]:
-    """Returns how many samples of each stream a rank is dealt in a row: as it was begun, or else as it was asked for.
-
-    `trained` is what the run trains at the most, over all ranks, where steps decide.
-    """
+    """Returns how many samples of each stream a rank is dealt in a row, of `trained` where steps decide."""
     asked, sizes = parse_unit(args.sharded_lazy_unit), [facts.samples_per_chunk for facts in streams.facts]
     if order[0] != "strided":
         if asked not in (None, "auto", "chunk"):

@@ -17,8 +17,7 @@ from lazyshard.stream.retire import retire
 from lazyshard_producer.following import journal
 from lazyshard_producer.following.journal import Journal
 from lazyshard_producer.ray.pieces import PieceWriter
-from lazyshard_swift.checkpoints import save_position
-from lazyshard_swift.position import Position
+from lazyshard_swift.checkpoints import Position, save_position
 from tests.security import guards
 from tests.security.guards import GUARDS, Guard, producer
 

@@ -35,8 +35,8 @@ from lazyshard_producer.ray.pieces import PieceReader, list_pieces
 from lazyshard_producer.rows.refusals import Quarantine
 from lazyshard_producer.sources.files import open_regular
 from lazyshard_producer.sources.source import RowOrigin
+from lazyshard_swift.checkpoints import parse
 from lazyshard_swift.errors import PositionInvalid
-from lazyshard_swift.position import parse
 from tests.security.guards import (
     NAMES,
     SECRET,

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from lazyshard.stream import read_cursor
 from lazyshard.stream.run_state import course_of
-from lazyshard_swift.checkpoints import load_position
-from lazyshard_swift.position import Position
+from lazyshard_swift.checkpoints import Position, load_position
 from tests.swift.commands import Batch, Run, Training, ids_by_dp
 from tests.swift.programs import environment
 from tests.swift.programs import run as run_program

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard_swift import hook, hooked, ms_swift
-from lazyshard_swift.hooked import ModuleOutcome, within, wrap
+from lazyshard_swift import hook, ms_swift
+from lazyshard_swift.ms_swift import ModuleOutcome, within, wrap
 from tests.swift.programs import ROOT, python
 from tests.swift.stand_ins import PTH, make_packages, make_swift, package_folder, write
 
@@ -47,14 +47,12 @@ def extend(module):
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = dict(sys.modules)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(hooked, "_outcomes", {})
+    monkeypatch.setattr(ms_swift, "outcomes", {})
     # Set first: what the code under test sets is then taken back as well.
-    for name in (hooked.WARNED, *hooked._RANKS):
+    for name in (ms_swift.WARNED, *ms_swift._RANKS):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    hooked._installed.cache_clear()
     yield
-    hooked._installed.cache_clear()
     for name in set(sys.modules) - set(before):
         if name.partition(".")[0] in {"engine", "engine_extension"}:
             del sys.modules[name]
@@ -88,8 +86,8 @@ def calls() -> list[str]:
 def test_extended_module_looks_like_any_other(engine: Path, caplog: pytest.LogCaptureFixture) -> None:
     module, other = load(), load("other")
     assert (module.value, other.value, calls()) == (2, 1, ["engine.main"])
-    assert hooked.outcomes() == (ModuleOutcome("engine.main", "engine_extension", True),)
-    assert (hooked.failures(), caplog.messages) == ((), [])
+    assert [*ms_swift.outcomes.values()] == [ModuleOutcome("engine.main", "engine_extension")]
+    assert caplog.messages == []
     assert type(module.__spec__.loader) is importlib.machinery.SourceFileLoader
     assert module.__loader__ is module.__spec__.loader
     assert vars(module).keys() == vars(other).keys()
@@ -119,7 +117,7 @@ def test_error_of_the_module_is_its_own(engine: Path) -> None:
     with pytest.raises(LookupError):
         load()
     assert "engine.main" not in sys.modules
-    assert hooked.outcomes() == ()
+    assert ms_swift.outcomes == {}
     write(source, SOURCE * 2)
     importlib.invalidate_caches()
     assert load().value == 2
@@ -142,13 +140,13 @@ def test_extension_that_fails_harms_nothing(extension: str | None, reason: str, 
     else:
         write(engine / "engine_extension.py", extension)
     assert load().value == 1
-    assert hooked.failures() == (ModuleOutcome("engine.main", "engine_extension", False, reason),)
+    assert [*ms_swift.outcomes.values()] == [ModuleOutcome("engine.main", "engine_extension", reason)]
     # The last outcome counts.
     write(engine / "engine_extension.py", EXTENSION * 2)
     importlib.invalidate_caches()
     sys.modules.pop("engine_extension", None)
     importlib.reload(load())
-    assert hooked.failures() == ()
+    assert [one.reason for one in ms_swift.outcomes.values()] == [""]
 
 
 def test_finders_that_are_odd_and_specification_before_the_import(engine: Path) -> None:
@@ -171,7 +169,7 @@ def test_finders_that_are_odd_and_specification_before_the_import(engine: Path) 
 def test_package_that_goes_while_it_is_used_and_module_that_is_not_there(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "lazyshard_swift.hooked", None)
+    monkeypatch.setitem(sys.modules, "lazyshard_swift.ms_swift", None)
     assert load().value == 1
     del sys.modules["engine.main"]
     (engine / "engine" / "main.py").unlink()
@@ -244,7 +242,7 @@ def test_failure_is_told_once_on_one_line(
     install(monkeypatch, "4.6.0", make_swift(tmp_path, lacking))
     write(engine / "engine_extension.py", "def extend(module):\n    raise ValueError('one\\n  two')")
     importlib.reload(load())
-    hooked.warn_once()
+    ms_swift.warn_once()
     ((name, level, text),) = caplog.record_tuples
     assert (name, level) == ("lazyshard", logging.WARNING)
     missing = "swift.pipelines.train.sft.SwiftSft._show_dataset ("
@@ -267,9 +265,9 @@ def test_of_an_ms_swift_that_is_too_old_only_the_launcher_is_touched(
 ) -> None:
     install(monkeypatch, "3.12.6")
     module = load()
-    assert (module.value, hooked.outcomes()) == (1, ())
-    module.__name__ = hooked.LAUNCHER
-    hooked.extend(module, "engine_extension")
+    assert (module.value, ms_swift.outcomes) == (1, {})
+    module.__name__ = ms_swift.LAUNCHER
+    ms_swift.extend(module, "engine_extension")
     assert (module.value, caplog.messages) == (2, [])
 
 
@@ -282,14 +280,14 @@ def test_first_process_alone_tells(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         ({"RANK": "10"}, False),
         # The launcher of a second machine.
         ({"NODE_RANK": "1"}, False),
-        ({hooked.WARNED: "1"}, False),
+        ({ms_swift.WARNED: "1"}, False),
     ):
         with monkeypatch.context() as patch:
-            patch.delenv(hooked.WARNED, raising=False)
+            patch.delenv(ms_swift.WARNED, raising=False)
             for name, value in variables.items():
                 patch.setenv(name, value)
             caplog.clear()
-            hooked.warn_once()
+            ms_swift.warn_once()
             assert len(caplog.messages) == told, variables
 
 
@@ -297,15 +295,15 @@ def test_plain_line_without_logging(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     install(monkeypatch, "4.7.0")
     # As in a process that has not set up logging; pytest has.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    hooked.warn_once()
+    ms_swift.warn_once()
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("lazyshard: warning: ms-swift 4.7.0 ") and shown.err.count("\n") == 1
     # And where nobody hears it.
-    monkeypatch.delenv(hooked.WARNED)
+    monkeypatch.delenv(ms_swift.WARNED)
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stderr", full)
-        hooked.warn_once()
+        ms_swift.warn_once()
         # What is still in its buffer must not fail at close.
         with pytest.raises(OSError):
             full.close()

@@ -68,14 +68,7 @@ def test_packs_of_the_producer_while_it_still_packs(tmp_path: Path, model: Path)
     lines = [json.dumps(row(number) | {"length": LONGEST}) + "\n" for number in range(PACKED)]
     source.write_text("".join(lines), encoding="utf-8")
     with producing(stream, source, 1, 2.0, "--pack", CAPACITY, "--pack-buffer", 16, "--balance", RANKS):
-        run = megatron_sft(
-            tmp_path / "lazy",
-            model,
-            dataset=stream,
-            sharded_lazy=True,
-            train_iters=9,
-            **PACKING,
-        )
+        run = megatron_sft(tmp_path / "lazy", model, dataset=stream, sharded_lazy=True, train_iters=9, **PACKING)
     by_rank = ids_by_dp(run.batches)
     assert sorted(by_rank[0] + by_rank[1]) == list(range(PACKED))
     assert all(len(batch.ids) == CAPACITY // LONGEST for batch in run.batches)

@@ -189,10 +189,7 @@ def test_blend_by_sizes_whose_streams_have_units_of_their_own_and_keep_them(tmp_
         first = ids_by_dp(batch for batch in training.batches if batch.step <= 6)
     assert "the streams of --dataset are blended by their sizes, 0.5, 0.5" in training.output
     shares = {rank: [[n for n in ids if (n < 500) is one] for one in (True, False)] for rank, ids in first.items()}
-    assert shares == {
-        0: [[0, 1, 4, 5, 8, 9], list(range(500, 506))],
-        1: [[2, 3, 6, 7, 10, 11], list(range(512, 518))],
-    }
+    assert shares == {0: [[0, 1, 4, 5, 8, 9], list(range(500, 506))], 1: [[2, 3, 6, 7, 10, 11], list(range(512, 518))]}
     # One rank would find a full chunk in the one file too.
     more: dict[str, Any] = {"resume_from_checkpoint": tmp_path / "output" / "checkpoint-6", "processes": 1}
     second = swift_sft(tmp_path / "run2", model, **options | more)

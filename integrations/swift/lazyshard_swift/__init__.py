@@ -1,8 +1,7 @@
 """Sharded lazy data in ms-swift: the package that holds every touch of ms-swift, and nothing else.
 
 `lazyshard_swift.pth` in site-packages imports this module at each start of the interpreter, so it does next to nothing:
-it waits for ms-swift to be imported, and then loads `lazyshard_swift.hook`. That waits in turn for the modules of
-ms-swift that are extended, and only then loads the rest.
+it waits for ms-swift to be imported, and then loads `lazyshard_swift.hook`.
 """
 
 import sys

@@ -1,88 +1,205 @@
-"""What is kept at a checkpoint: the position inside it, and the stream's cursor once it is durable.
+"""What is kept at a checkpoint: the position of the run inside it, and the stream's cursor once it is durable.
 
-A position's file in the folder of a checkpoint is written whole or not at all. One process owns the cursor of a run,
-from the start of the run to its end: the lock that keeps a second run of the same name out is held as long as the
-process lives, and ends with it.
+``checkpoint-N/lazyshard.json`` holds a JSON object with the fields of `Position`, written whole or not at all, and
+before the rest of the checkpoint. Format 1, which knew no changes of the number of ranks, is still read.
+
+One process owns the cursor of a run, to the end of the process: a lock keeps a second run of the same name out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from lazyshard.errors import CursorTaken
+import orjson
+
+from lazyshard.errors import CursorTaken, LazyShardError
+from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.cursor import Cursor
+from lazyshard.format.fields import Fields
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
+from lazyshard.plan.deal import window_positions
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import read_given_file
 from lazyshard.stream import CursorOwner
 from lazyshard_swift import parallel
-from lazyshard_swift.errors import PositionInvalid, ResumeRefused
-from lazyshard_swift.parallel import caution
-from lazyshard_swift.position import Position, parse
-from lazyshard_swift.run_plan import RunPlan
-from lazyshard_swift.settings import version_folders
+from lazyshard_swift.errors import PositionInvalid, not_resumed
+from lazyshard_swift.parallel import caution, stream_id_of
+
+if TYPE_CHECKING:
+    from lazyshard_swift.run_plan import RunPlan
 
 NAME: Final = "lazyshard.json"
 
 TRACKER: Final = "latest_checkpointed_iteration.txt"
-"""Megatron's last file of a checkpoint, but with --async_save."""
-
 _TRAINER: Final = "trainer_state.json"
-"""The Hugging Face trainer's last file of a checkpoint."""
+"""The last file of a checkpoint of Megatron, but with --async_save, and of the Hugging Face trainer."""
 
 _METADATA: Final = ("metadata.json", ".metadata")
 """What Megatron writes into ``iter_N`` behind the parts of all ranks."""
 
+_VERSIONED: Final = re.compile(r"v\d+-\d{8}-\d{6}")
+"""The last folder that ms-swift adds to an output directory with ``--add_version true``."""
+
+GROUPED: Final = "grouped"
+_FORMAT: Final = 2
+
 _held: dict[tuple[str, str], CursorOwner] = {}
 
 
-class _Pending(NamedTuple):
-    folder: Path
-    position: Position
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run stands; the stream as in `parallel.Facts`.
+
+    Attributes:
+        consumed: samples trained so far, over all ranks and epochs.
+        layout: "strided" or "block", see `lazyshard.Order`; or "grouped", see `lazyshard_swift.opening`.
+        epoch_samples: what ms-swift was told is the length of an epoch.
+        skipped: what the run was told not to train, as on the command line, of all its starts.
+        state: the course of the run, of a blend that of its positions; None in an order of the stock sampler's own.
+    """
+
+    stream: str
+    directory: str
+    samples_per_chunk: int
+    consumed: int
+    step: int
+    dp_size: int
+    batch_size: int
+    layout: str
+    window: int
+    seed: int
+    epoch_samples: int
+    by_steps: bool
+    consumer: str
+    saved_at: float
+    skipped: tuple[str, ...] = ()
+    state: RunState | None = None
+    blend: BlendState | None = None
+    grouping: str | None = None
+
+    @property
+    def unit(self) -> int:
+        """Samples that a rank is dealt in a row."""
+        return self.samples_per_chunk if self.state is None else self.state.unit
+
+    def to_bytes(self) -> bytes:
+        """Returns the content of the file."""
+        values = {"format": _FORMAT} | {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        values["state"] = None if self.state is None else self.state.to_dict()
+        if self.blend is not None:
+            # In the place of the state: it is what tells what was trained when.
+            values["positions"], values["state"] = values["state"], self.blend.to_dict()
+        del values["blend"]
+        if self.grouping is None:
+            del values["grouping"]
+        return orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def parse(data: bytes, file: str) -> Position:
+    """Reads the content of the file."""
+    try:
+        return _parse(data, file)
+    except (LazyShardError, ValueError) as cause:
+        raise PositionInvalid(
+            f"{file}: {str(cause).removeprefix(f'{file}: ')}. This checkpoint cannot be gone on from exactly; take an "
+            f"older one, or start on the data anew from its weights alone",
+            file=file,
+        ) from cause
+
+
+def _parse(data: bytes, file: str) -> Position:
+    found = Fields(data, file, _FORMAT)
+    found.text("layout", ("strided", "block", GROUPED))
+    read: dict[str, Callable[[str], Any]] = {"str": found.text, "float": found.number, "bool": found.boolean}
+    read["int"] = partial(found.integer, low=0, high=2**63 - 1)
+    kinds = {entry.name: str(entry.type) for entry in fields(Position)}
+    position = Position(**{name: read[kind](name) for name, kind in kinds.items() if kind in read})
+    strided = position.layout == "strided"
+    if found.format == 1:
+        return _with_state(position, _only_part(position)) if strided else position
+    skipped, state = found.values.get("skipped"), found.values.get("state")
+    if not isinstance(skipped, list) or not all(isinstance(item, str) for item in skipped):
+        raise found.refuse("skipped", "a list of strings", repr(skipped))
+    position = replace(position, skipped=tuple(skipped))
+    if position.layout == GROUPED:
+        position = replace(position, grouping=found.text("grouping"))
+    if not strided:
+        return position
+    if not isinstance(state, dict) or state.get("kind") != BLEND:
+        return _with_state(position, RunState.from_dict(state, file, within="state"))
+    blend = BlendState.from_dict(state, file)
+    if blend.consumed != position.consumed:
+        raise ValueError(f"its state has consumed {blend.consumed}, and the rest of it {position.consumed}")
+    positions = RunState.from_dict(found.values.get("positions"), file, within="positions")
+    return replace(_with_state(position, positions), blend=blend)
+
+
+def _only_part(position: Position) -> RunState:
+    """Returns the state that a position of format 1 stands for: the ranks were the same all the time."""
+    draws, more = divmod(position.consumed, position.dp_size) if position.dp_size else (0, 1)
+    if more:
+        raise ValueError(f"consumed is {position.consumed}, expected a multiple of dp_size {position.dp_size}")
+    per_step, more = divmod(draws, position.step) if position.step else (0, 0)
+    part = Part(position.dp_size, position.batch_size, draws, draws_per_step=0 if more else per_step)
+    size, stream_id = position.samples_per_chunk, stream_id_of(position.stream)
+    return RunState(stream_id, size, size, position.window * size, position.seed, None, (part,), position.consumed)
+
+
+def _with_state(position: Position, state: RunState) -> Position:
+    """Returns the position with its state, which must not contradict it."""
+    size, part = position.samples_per_chunk, state.parts[-1]
+    told = {
+        "stream_id": (state.stream_id, stream_id_of(position.stream)),
+        "samples_per_chunk": (state.samples_per_chunk, size),
+        "consumed": (state.consumed, position.consumed),
+        "dp": (part.dp, position.dp_size),
+        "batch_size": (part.batch_size, position.batch_size),
+        "window": (state.window, window_positions(position.window, size, state.unit)),
+        "seed": (state.seed, position.seed),
+    }
+    for name, (there, here) in told.items():
+        if there != here:
+            raise ValueError(f"its state has {name} {there!r}, and the rest of it {here!r}")
+    return replace(position, state=state)
 
 
 class Checkpoints:
     """Keeps positions and the cursor of a run. Only global rank 0 writes.
 
     The cursor tells the producer which chunks nobody needs any more, so it never runs ahead of the oldest checkpoint
-    of the run that is still there.
-
-    Args:
-        plan: what was decided for the run.
-        output_dir: the folder of its checkpoints.
+    of the run that is still there. One that cannot be written is told and not raised: training does not depend on it.
     """
 
     def __init__(self, plan: RunPlan, output_dir: str) -> None:
         self._plan = plan
         self._output_dir = Path(output_dir)
-        self._pending: list[_Pending] = []
+        self.pending: list[tuple[Path, Position]] = []
         self.last_step = -1
         self._fenced = False
 
     def register(self) -> None:
-        """Puts the cursor where this run starts, so that from then on the producer keeps what the run needs.
-
-        Before anything is read: chunks are kept only for consumers that the producer knows. The cursor may go back, if
-        a run starts anew or from an older checkpoint. One that cannot be written is told and not raised. A collective:
-        every rank calls it.
-
-        Raises:
-            CursorTaken: another run of this name is there. On all ranks.
-        """
-        saved, taken = self._plan.saved, None
+        """Puts the cursor where this run starts, maybe back. A collective: all ranks raise `CursorTaken`, or none."""
+        plan, taken = self._plan, None
         if parallel.is_first():
-            consumed, step = (0, 0) if saved is None else (saved.consumed, saved.step)
+            consumed, step = (0, 0) if plan.saved is None else (plan.saved.consumed, plan.saved.step)
             try:
-                self._write(self._plan.position(consumed, step))
+                self._write(plan.position(consumed, step))
             except CursorTaken as error:
-                taken = _with_way_out(error)
+                ways_out = "gives it another name, --sharded_lazy_take_over true takes the cursor over"
+                taken = f"{error} (--sharded_lazy_consumer NAME {ways_out})"
         taken = parallel.agree(taken)
         if taken is not None:
-            raise CursorTaken(taken, directory=self._plan.directory, consumer=self._plan.consumer)
+            raise CursorTaken(taken, directory=plan.streams.where, consumer=plan.consumer)
 
     def is_due(self, step: int) -> bool:
         """Returns whether this start has trained steps, up to this one, that no checkpoint of it holds."""
@@ -90,30 +207,23 @@ class Checkpoints:
         return step not in (begun, self.last_step)
 
     def begin(self, folder: str, consumed: int, step: int) -> None:
-        """Writes the position into the folder of a checkpoint that is about to be saved.
-
-        If an earlier start has saved one there, it counts as torn until it is saved anew.
-        """
+        """Writes the position into the folder of a checkpoint to be saved; what is there counts as torn from now on."""
         self.last_step = step
         if parallel.is_first():
-            position = self._plan.position(consumed, step)
-            unmark(folder)
+            position, place = self._plan.position(consumed, step), Path(folder)
+            for last in (TRACKER, _TRAINER, *(f"iter_*/{name}" for name in _METADATA)):
+                for file in place.glob(last):
+                    file.unlink()
             save_position(position, folder)
-            self._pending.append(_Pending(Path(folder), position))
+            self.pending.append((place, position))
 
     def commit(self, unfinished: int = 0) -> None:
-        """Moves the cursor to the newest checkpoint that is whole.
-
-        A cursor that cannot be written is told and not raised: training and checkpoints do not depend on it.
-
-        Args:
-            unfinished: how many of those begun last are still being saved.
-        """
-        whole = len(self._pending) - unfinished
+        """Moves the cursor to the newest checkpoint that is whole: the last ones may still be `unfinished`."""
+        whole = len(self.pending) - unfinished
         if whole <= 0:
             return
-        folder, position = self._pending[whole - 1]
-        del self._pending[:whole]
+        folder, position = self.pending[whole - 1]
+        del self.pending[:whole]
         try:
             self._write(position, folder)
         except CursorTaken as error:
@@ -121,10 +231,19 @@ class Checkpoints:
                 self._fenced = True
                 caution(str(error))
 
-    @property
-    def pending(self) -> bool:
-        """Whether a checkpoint was begun whose cursor is not committed."""
-        return bool(self._pending)
+    @contextlib.contextmanager
+    def saving(self, consumed: int, step: int, *, at_once: bool = True) -> Iterator[None]:
+        """Within it ms-swift saves a checkpoint; `at_once` says whether it is on disk then. A collective."""
+        self.begin(self.folder(step), consumed, step)
+        yield
+        if at_once:
+            # Every rank has written its part.
+            parallel.barrier()
+            self.commit()
+
+    def folder(self, step: int) -> str:
+        """Returns the folder in which both trainers save a step."""
+        return str(self._output_dir / f"checkpoint-{step}")
 
     def _write(self, position: Position, folder: Path | None = None) -> None:
         try:
@@ -133,59 +252,33 @@ class Checkpoints:
             for directory, cursor in self._plan.cursors(position, self._standing(position)):
                 put_cursor(directory, cursor, take_over=self._plan.take_over)
         except OSError as error:
-            caution(
-                f"the cursor could not be written ({error}); the producer goes by the one before: it keeps chunks that "
-                f"are done with, or if there is none it does not know of this run"
-            )
+            before = "keeps chunks that are done with, or if there is none does not know of this run"
+            caution(f"the cursor could not be written ({error}); the producer goes by the one before: it {before}")
 
     def _standing(self, newest: Position) -> list[Position]:
         """Returns the positions of other checkpoints of this run, from which it may be gone on with."""
-        plan, known = self._plan, saved_in(*self._folders())
         # Wherever it lies: if this run is lost before its first checkpoint, that one is resumed from again.
-        begun = None if plan.checkpoint is None else load_if_there(plan.checkpoint)
-        if begun is not None:
-            known.append(begun)
-        return [other for other in known if other.stream == newest.stream]
-
-    def _folders(self) -> list[Path]:
-        """Returns the folders with checkpoints of this run: ms-swift makes a new one at each start."""
-        return [self._output_dir, *version_folders(self._output_dir)]
-
-
-def _with_way_out(error: CursorTaken) -> str:
-    return (
-        f"{error} (--sharded_lazy_consumer NAME gives it another name, --sharded_lazy_take_over true takes the cursor "
-        f"over)"
-    )
+        begun = None if self._plan.checkpoint is None else load_if_there(self._plan.checkpoint)
+        known = [begun, *(position for _, position in _saved_in(self._output_dir))]
+        return [other for other in known if other is not None and other.stream == newest.stream]
 
 
 def _make_durable(folder: Path) -> None:
     """Waits until what a checkpoint's folder holds is on the device, as far as this machine wrote it."""
-    for path in _files(folder):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            if path.is_file() and not path.is_symlink():
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
     sync_directory(folder)
     sync_directory(folder.parent)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = Path(parent, name)
-            if path.is_file() and not path.is_symlink():
-                yield path
-
-
 def load_position(checkpoint: str | os.PathLike[str]) -> Position | None:
-    """Reads the position in a checkpoint's folder; None if there is none.
-
-    Raises:
-        PositionInvalid: it is there and cannot be read.
-        OSError: the filesystem failed.
-    """
+    """Reads the position in a checkpoint's folder; None if there is none."""
     file = Path(checkpoint) / NAME
     try:
         data = read_given_file(file)
@@ -194,12 +287,15 @@ def load_position(checkpoint: str | os.PathLike[str]) -> Position | None:
     return parse(data, str(file))
 
 
-def save_position(position: Position, checkpoint: str | os.PathLike[str]) -> None:
-    """Writes a position into a checkpoint's folder, which is made if need be, whole or not at all.
+def load_if_there(checkpoint: str | os.PathLike[str]) -> Position | None:
+    """Reads the position in a checkpoint's folder; None if there is none or it cannot be read."""
+    with contextlib.suppress(PositionInvalid, OSError):
+        return load_position(checkpoint)
+    return None
 
-    Raises:
-        OSError: the filesystem refused.
-    """
+
+def save_position(position: Position, checkpoint: str | os.PathLike[str]) -> None:
+    """Writes a position into a checkpoint's folder, which is made if need be, whole or not at all."""
     folder = Path(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{NAME}.{secrets.token_hex(8)}"
@@ -220,86 +316,50 @@ def is_whole(checkpoint: str | os.PathLike[str]) -> bool:
     return all(any((part / name).exists() for name in _METADATA) for part in parts)
 
 
-def unmark(checkpoint: str | os.PathLike[str]) -> None:
-    """Has a checkpoint that is about to be saved over count as torn until it is saved whole again."""
-    folder = Path(checkpoint)
-    for file in (
-        folder / TRACKER,
-        folder / _TRAINER,
-        *(found for name in _METADATA for found in folder.glob(f"iter_*/{name}")),
-    ):
-        file.unlink(missing_ok=True)
-
-
 def check_whole(checkpoint: str, option: str) -> None:
-    """Refuses a checkpoint of a stream whose save was interrupted, which a trainer may take for a new start.
-
-    Args:
-        checkpoint: its folder.
-        option: by which it was given, without dashes.
-
-    Raises:
-        ResumeRefused: naming the newest one of the run that is whole.
-        PositionInvalid: its position cannot be read.
-    """
+    """Refuses a checkpoint, given by an option, whose save was interrupted: a trainer may take it for a new start."""
     torn = load_position(checkpoint)
     if torn is None or is_whole(checkpoint):
         return
-    output_dir = Path(checkpoint).resolve().parent
     saved = [
-        (position.saved_at, str(file.parent))
-        for folder in (output_dir, *version_folders(output_dir))
-        for file in folder.glob(f"checkpoint-*/{NAME}")
-        if is_whole(file.parent)
-        and (position := load_if_there(file.parent)) is not None
-        and position.consumer == torn.consumer
+        (position.saved_at, str(folder))
+        for folder, position in _saved_in(Path(checkpoint).resolve().parent)
+        if is_whole(folder) and position.consumer == torn.consumer
     ]
-    newest = max(saved)[1] if saved else None
-    way_out = (
-        f"The newest whole one of this run is {newest}: give --{option} {newest}"
-        if newest is not None
-        else f"No other one of this run is whole: start anew, without --{option}"
-    )
-    raise ResumeRefused(
-        f"{checkpoint}: its save was interrupted, so it is no checkpoint to go on from: {NAME} is there, what the "
-        f"trainer writes last is not. {way_out}",
-        checkpoint=checkpoint,
-        expected=newest,
-    )
+    newest, way_out = None, f"No other one of this run is whole: start anew, without --{option}"
+    if saved:
+        newest = max(saved)[1]
+        way_out = f"The newest whole one of this run is {newest}: give --{option} {newest}"
+    why = f"its save was interrupted, so it is no checkpoint to go on from: {NAME} is there, what the trainer writes"
+    raise not_resumed(checkpoint, f"{why} last is not. {way_out}", newest)
 
 
-def load_if_there(checkpoint: str | os.PathLike[str]) -> Position | None:
-    """Reads the position in a checkpoint's folder; None if there is none or it cannot be read."""
-    try:
-        return load_position(checkpoint)
-    except (PositionInvalid, OSError):
-        return None
+def _saved_in(output_dir: Path) -> Iterator[tuple[Path, Position]]:
+    """Yields the checkpoints of all starts of a run, each of which has a folder of its own, that can be read."""
+    path = Path(os.path.abspath(output_dir))
+    others = path.parent.glob("v*") if _VERSIONED.fullmatch(path.name) else ()
+    for folder in (path, *(other for other in others if _VERSIONED.fullmatch(other.name) and other != path)):
+        for file in folder.glob(f"checkpoint-*/{NAME}"):
+            position = load_if_there(file.parent)
+            if position is not None:
+                yield file.parent, position
 
 
-def saved_in(*output_dirs: Path) -> list[Position]:
-    """Returns the positions of all checkpoints in these folders, those that cannot be read left out."""
-    found = (load_if_there(file.parent) for folder in output_dirs for file in folder.glob(f"checkpoint-*/{NAME}"))
-    return [position for position in found if position is not None]
+def consumer_name(output_dir: str) -> str:
+    """Returns the name of a run's cursor: the folder of its outputs, the same over its restarts."""
+    path = os.path.abspath(output_dir)
+    if _VERSIONED.fullmatch(os.path.basename(path)):
+        path = os.path.dirname(path)
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(path)).strip("-")[:64] or "run"
+    return f"{readable}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 
 def put_cursor(directory: str, cursor: Cursor, *, take_over: bool = False) -> None:
-    """Writes a cursor durably; the first time for this process, the run begins to own it.
-
-    Args:
-        directory: the stream's directory.
-        cursor: what to write.
-        take_over: go on although another run on this machine has the cursor.
-
-    Raises:
-        CursorTaken: another run has it, or has taken it over. Nothing was written.
-        VersionUnsupported: the cursor that is there is of a later format.
-        OSError: the filesystem refused; may be called again.
-    """
+    """Writes a cursor durably; the first time for this process, the run begins to own it."""
     key = (directory, cursor.consumer)
-    owner = _held.get(key)
-    if owner is None:
-        owner = _held[key] = CursorOwner(directory, cursor.consumer, take_over=take_over)
-    owner.put(cursor)
+    if key not in _held:
+        _held[key] = CursorOwner(*key, take_over=take_over)
+    _held[key].put(cursor)
 
 
 def let_go_of_cursors() -> None:

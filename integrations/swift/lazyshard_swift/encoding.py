@@ -5,17 +5,11 @@ What it has encoded becomes a row with numpy arrays, and that the same again, ev
     encoded    {"input_ids": [1, 2, 3], "length": 3, "pixel_values": tensor(...), "lengths": [3]}
     row        {"input_ids": array([1, 2, 3]), "length": 3, "pixel_values": {"$tensor": array(...)}, "lengths": [3]}
 
-A list of numbers becomes an array, and lists are what arrays become again: ms-swift's collators take lists for lists
-and concatenate them. Objects with one key that begins with "$" stand for what is neither a list nor JSON. The cache of
-encoded samples has the same form (`lazyshard.data.tensors`) but keeps no value that would come back otherwise.
+A list of numbers becomes an array, and arrays become lists again, which collators concatenate. Objects with one key
+that begins with "$" stand for what is neither a list nor JSON.
 
-What decides about a template's encoding is kept as plain facts in the manifest of an encoded stream, and compared. Both
-sides make them of a template object, the producer of the one that it encodes with, the trainer of its own. So what is
-compared is what was used, not what was written on a command line.
-
-`--sharded_lazy_encode_cache DIR` keeps what ms-swift's template makes of raw rows, for all processes of the node. What
-is kept is found again only by a run that would make the same of a row. What decides about that is more than an encoded
-stream tells of itself: columns, variables of the environment that templates read, plugins.
+What decides about a template's encoding is kept as plain facts in the manifest of an encoded stream, made of a template
+object on both sides: what is compared is what was used. Samples in a cache are found again by more facts.
 """
 
 from __future__ import annotations
@@ -40,32 +34,18 @@ from lazyshard.data.tensors import MARKS, NUMPY, TENSOR, TUPLE, array_of_list, a
 from lazyshard.data.tensors import unpack as unpack_value
 from lazyshard.format.records import Encoding
 from lazyshard_swift import ms_swift
-from lazyshard_swift.errors import SettingsRefused
+from lazyshard_swift.errors import refused
 from lazyshard_swift.parallel import notice
-from lazyshard_swift.settings import packing_length
 
 _COUNTS: Final = ("length", "lengths")
 """Keys that end so hold a number or two, which are shorter as they are."""
 
-_ATTRIBUTES: Final = {
-    "max_length": "max_length",
-    "truncation_strategy": "truncation_strategy",
-    "loss_scale": "_loss_scale",
-    "is_binary_loss_scale": "is_binary_loss_scale",
-    "mode": "mode",
-    "task_type": "task_type",
-    "use_chat_template": "use_chat_template",
-    "template_backend": "template_backend",
-    "agent_template": "_agent_template",
-    "norm_bbox": "norm_bbox",
-    "max_pixels": "max_pixels",
-    "response_prefix": "response_prefix",
-    "enable_thinking": "enable_thinking",
-    "preserve_thinking": "preserve_thinking",
-    "add_non_thinking_prefix": "add_non_thinking_prefix",
-    "remove_unused_columns": "remove_unused_columns",
-}
-"""Facts by attribute of ms-swift's `Template`; one that a release does not have is null."""
+_ATTRIBUTES: Final = (
+    *("max_length", "truncation_strategy", "_loss_scale", "is_binary_loss_scale", "mode", "task_type"),
+    *("use_chat_template", "template_backend", "_agent_template", "norm_bbox", "max_pixels", "response_prefix"),
+    *("enable_thinking", "preserve_thinking", "add_non_thinking_prefix", "remove_unused_columns"),
+)
+"""Attributes of ms-swift's `Template` that are facts, without underscore; one that a release does not have is null."""
 
 OF_ROWS: Final = ("columns", "auto_columns")
 """Facts about what is done to rows before the template gets them: nothing that a trainer of encoded rows does."""
@@ -84,13 +64,11 @@ _READ_BY_QWEN: Final = (
 _PROCESSORS: Final = ("image_processor", "video_processor", "feature_extractor")
 """Parts of a processor that make numbers of pictures and sounds."""
 
+_CACHE: Final = "sharded_lazy_encode_cache"
+
 
 def pack(encoded: dict[str, Any]) -> dict[str, Any]:
-    """Returns an encoded sample as a row that can be published.
-
-    Raises:
-        TypeError: it holds a value that neither JSON nor an array can be, or a key that is no text or is one of ours.
-    """
+    """Returns an encoded sample as a row that can be published."""
     return {
         name: value if name.endswith(_COUNTS) else _pack(value, name) for name, value in _checked(encoded, "").items()
     }
@@ -132,37 +110,45 @@ def _checked(values: dict[Any, Any], where: str) -> dict[str, Any]:
 
 def fingerprint(template: Any) -> dict[str, Any]:
     """Returns the facts about a template of ms-swift, in its training mode."""
-    meta = template.template_meta
+    meta, processor = template.template_meta, getattr(template, "processor", None)
+    # What a template puts around messages; its class and functions are ms-swift's, whose version is a fact.
+    names = [field.name for field in dataclasses.fields(meta)] if dataclasses.is_dataclass(meta) else None
+    texts = {name: getattr(meta, name, None) for name in names or () if name != "default_system"}
+    texts = {name: value for name, value in texts.items() if _is_text(value)}
+    parts: dict[str, Any] = {name: getattr(processor, name, None) for name in _PROCESSORS}
+    made = {name: part.to_dict() for name, part in parts.items() if hasattr(part, "to_dict")}
     facts: dict[str, Any] = {
         "kind": "swift",
         "ms_swift": ms_swift.version(),
         "template": meta.template_type,
         "system": meta.default_system,
-        "template_text": digest(_texts(meta)),
+        "template_text": digest(None if names is None else texts),
         "tokenizer": digest(_tokenizer(template)),
-        "processor": _processor(getattr(template, "processor", None)),
+        "processor": digest(made) if made else None,
     }
-    return facts | {name: _plain(getattr(template, place, None)) for name, place in _ATTRIBUTES.items()}
-
-
-def of_producer(template: Any, columns: Any, auto_columns: bool) -> Encoding:
-    """Returns the facts about what a producer encodes with; see `lazyshard_swift.rows.RowEncoder`."""
-    mapping = orjson.dumps(columns, option=orjson.OPT_SORT_KEYS).decode() if columns else None
-    return fingerprint(template) | {"columns": mapping, "auto_columns": auto_columns}
-
-
-def _texts(meta: Any) -> Any:
-    """Returns what a template puts around messages; its class and functions are ms-swift's, whose version is a fact."""
-    if not dataclasses.is_dataclass(meta):
-        return None
-    values = {field.name: getattr(meta, field.name, None) for field in dataclasses.fields(meta)}
-    return {name: value for name, value in values.items() if name != "default_system" and _is_text(value)}
+    for name in _ATTRIBUTES:
+        value = getattr(template, name, None)
+        plain = value is None or type(value) in (str, int, float, bool)
+        facts[name.removeprefix("_")] = value if plain else str(value)
+    return facts
 
 
 def _is_text(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_text, value))
     return value is None or isinstance(value, str | bool | int)
+
+
+def of_producer(template: Any, columns: Any, auto_columns: bool) -> dict[str, Any]:
+    """Returns the facts about what a producer encodes with; see `lazyshard_swift.rows.RowEncoder`."""
+    mapping = orjson.dumps(columns, option=orjson.OPT_SORT_KEYS).decode() if columns else None
+    return fingerprint(template) | {"columns": mapping, "auto_columns": auto_columns}
+
+
+def row_options(args: Any) -> dict[str, Any]:
+    """Returns what ms-swift's arguments say about columns."""
+    columns = args.columns if isinstance(args.columns, dict) else None
+    return {"columns": columns, "auto_columns": not getattr(args, "disable_auto_column_mapping", False)}
 
 
 def _tokenizer(template: Any) -> Any:
@@ -181,58 +167,56 @@ def _tokenizer(template: Any) -> Any:
     return {"rules": rules, "special": special, "chat": chat}
 
 
-def _processor(processor: Any) -> str | None:
-    parts: dict[str, Any] = {name: getattr(processor, name, None) for name in _PROCESSORS}
-    found = {name: part.to_dict() for name, part in parts.items() if hasattr(part, "to_dict")}
-    return digest(found) if found else None
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or type(value) in (str, int, float, bool) else str(value)
-
-
 def digest(value: Any) -> str:
     """Returns XXH3 (64 bits) of a value in JSON with sorted keys, 16 hexadecimal digits."""
     data = orjson.dumps(value, default=str, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return xxhash.xxh3_64_hexdigest(data)
 
 
-def encode_cache(args: Any, template: Any) -> EncodeCache:
-    """Returns the cache of a data set of raw rows; one without a directory where none is asked for.
+def packing_length(args: Any) -> int | None:
+    """Returns the most tokens of a pack, None where samples are not packed."""
+    if not getattr(args, "packing", False):
+        return None
+    length: int | None = getattr(args, "packing_length", None) or args.max_length
+    if length is None:
+        raise refused("packing", "--packing true needs to know the most tokens of a pack: give --packing_length N")
+    return length
 
-    Raises:
-        SettingsRefused: with this template nothing can be kept, or the directory lies in that of a stream.
-    """
+
+def encode_cache(args: Any, template: Any) -> EncodeCache:
+    """Returns the cache of a data set of raw rows; one without a directory where none is asked for."""
     directory = args.sharded_lazy_encode_cache
     if directory is None:
         return EncodeCache()
-    if ms_swift.release(ms_swift.version() or "") is None:
-        raise _cache_refused("what is kept is found again by the version of ms-swift, which this one does not tell")
+    if ms_swift.release(ms_swift.version()) is None:
+        why = "what is kept is found again by the version of ms-swift, which this one does not tell"
+        raise refused(_CACHE, f"--{_CACHE}: {why}")
     if getattr(template, "use_model", False):
-        raise _cache_refused(
-            f"the template {template.template_meta.template_type} encodes with the model itself, which training "
-            f"changes: leave it out"
+        why = (
+            f"the template {template.template_meta.template_type} encodes with the model itself, which training changes"
         )
+        raise refused(_CACHE, f"--{_CACHE}: {why}: leave it out")
     for stream in args.dataset:
         try:
             cache_place(directory, stream)
         except ValueError as cause:
-            raise _cache_refused(f"{cause}") from cause
+            raise refused(_CACHE, f"--{_CACHE}: {cause}") from cause
     return EncodeCache(directory, args.sharded_lazy_encode_cache_size, cache_facts(args, template))
 
 
 def cache_facts(args: Any, template: Any) -> Encoding:
     """Returns all that decides about what is made of a row, as plain facts."""
-    columns = args.columns if isinstance(args.columns, dict) else None
-    kind = type(template)
+    kind, plugins = type(template), getattr(args, "external_plugins", None)
+    # Plain ones, such as templates keep of their settings.
+    settings = {name: value for name, value in vars(template).items() if _is_setting(name, value)}
     return {
-        **of_producer(template, columns, not getattr(args, "disable_auto_column_mapping", False)),
+        **of_producer(template, **row_options(args)),
         "keep_unused": not args.remove_unused_columns,
         "packing_length": packing_length(args),
         "class": f"{kind.__module__}.{kind.__qualname__}",
-        "attributes": digest({name: value for name, value in vars(template).items() if _is_setting(name, value)}),
+        "attributes": digest(settings),
         "environment": digest({name: os.environ[name] for name in sorted(_variables()) if name in os.environ}),
-        "plugins": digest([_content(name) for name in _plugin_names(getattr(args, "external_plugins", None))]),
+        "plugins": digest([_content(name) for name in ([plugins] if isinstance(plugins, str) else plugins or ())]),
     }
 
 
@@ -241,11 +225,10 @@ def tell_cache(directory: object, stats: Sequence[Stats]) -> None:
     encoded, found = sum(one.encoded for one in stats), sum(one.from_cache for one in stats)
     left = sum(one.not_cached for one in stats)
     more = f"; {left} of what it encoded could not be cached" if left else ""
-    notice(f"--sharded_lazy_encode_cache {directory}: this rank encoded {encoded} rows and found {found} encoded{more}")
+    notice(f"--{_CACHE} {directory}: this rank encoded {encoded} rows and found {found} encoded{more}")
 
 
 def _is_setting(name: str, value: Any) -> bool:
-    """Returns whether an attribute of a template is a plain one, such as templates keep of their settings."""
     if isinstance(value, list | tuple):
         return not name.startswith("_") and all(_is_setting(name, one) for one in value)
     return not name.startswith("_") and (value is None or type(value) in (str, bool, int, float))
@@ -262,17 +245,9 @@ def _variables() -> frozenset[str]:
     return frozenset(names)
 
 
-def _plugin_names(given: Any) -> list[str]:
-    return [given] if isinstance(given, str) else list(given or ())
-
-
 def _content(name: str) -> str:
     """Returns a digest of a plugin: what it registers may encode otherwise once it is changed."""
     try:
         return xxhash.xxh3_64_hexdigest(Path(name).read_bytes())
     except OSError:
         return name
-
-
-def _cache_refused(reason: str) -> SettingsRefused:
-    return SettingsRefused(f"--sharded_lazy_encode_cache: {reason}", argument="sharded_lazy_encode_cache")

@@ -1,8 +1,7 @@
-"""Errors of the integration, and how a run ends that cannot go on.
+"""Errors of the integration, and how a rank ends that cannot go on: one message instead of a traceback, and a code.
 
-They extend `lazyshard.LazyShardError`, so one `except` takes them all. A rank ends with one message instead of a
-traceback, a code that tells why, and nothing left. `torchrun` shows the codes in its report (``exitcode  : 75``) and
-itself exits with 1; without it, `swift sft` exits with the rank's code:
+`torchrun` shows the codes in its report (``exitcode  : 75``) and itself exits with 1; without it, `swift sft` exits
+with the rank's code:
 
     2   the arguments or the checkpoint do not fit the stream, another run has the cursor, or the object store refuses
     5   the stream is damaged, or too many of its rows are bad
@@ -21,23 +20,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
-from lazyshard.errors import (
-    ChunkRetired,
-    CursorTaken,
-    FormatInvalid,
-    LazyShardError,
-    RankInvalid,
-    StateInvalid,
-    StateMismatch,
-    StoreRefused,
-    StoreUnavailable,
-    StreamMismatch,
-    WaitTimeout,
-)
+from lazyshard import errors as library
+from lazyshard.errors import FormatInvalid, LazyShardError
 
 REFUSED: Final = 2
 DAMAGED: Final = 5
@@ -50,9 +38,7 @@ sees the first one end, so each stays this long for the others to come to their 
 
 _FINISH_S: Final = 10.0
 """How long the interpreter may take to wind up (other libraries' exit handlers, communicators) before it is cut off."""
-
 _PR_SET_PDEATHSIG: Final = 1
-
 _installed = False
 
 
@@ -79,6 +65,12 @@ class ResumeRefused(LazyShardError, ValueError):
     actual: str | None = None
 
 
+def not_resumed(checkpoint: str | None, why: str, expected: object = None, actual: object = None) -> ResumeRefused:
+    """Returns the error of a checkpoint."""
+    there, here = (None if value is None else str(value) for value in (expected, actual))
+    return ResumeRefused(f"{checkpoint}: {why}", checkpoint=checkpoint, expected=there, actual=here)
+
+
 class StreamTooShort(LazyShardError, ValueError):
     """The stream has ended with fewer samples than one step takes."""
 
@@ -86,22 +78,20 @@ class StreamTooShort(LazyShardError, ValueError):
     samples: int | None = None
 
 
-def ranks(number: int) -> str:
-    """Returns so many ranks in words.
-
-    >>> ranks(1), ranks(4)
-    ('1 data-parallel rank', '4 data-parallel ranks')
-    """
-    return f"{number} data-parallel rank{'' if number == 1 else 's'}"
+def too_short(directory: str, samples: int, why: str) -> StreamTooShort:
+    """Returns the error of a stream, or of several in a blend."""
+    return StreamTooShort(f"{directory}: {why}", directory=directory, samples=samples)
 
 
-def each_of(number: int) -> str:
-    """Returns in words for whom something is that each rank has.
+_REFUSALS: Final = (
+    *(SettingsRefused, ResumeRefused, PositionInvalid, StreamTooShort, library.StreamMismatch, library.RankInvalid),
+    *(library.ChunkRetired, library.CursorTaken, library.StateInvalid, library.StateMismatch, library.StoreRefused),
+)
 
-    >>> each_of(1), each_of(4)
-    ('the only data-parallel rank', 'each of 4 data-parallel ranks')
-    """
-    return "the only data-parallel rank" if number == 1 else f"each of {ranks(number)}"
+
+def each_of(ranks: int) -> str:
+    """Returns in words for whom something is that each rank has."""
+    return "the only data-parallel rank" if ranks == 1 else f"each of {ranks} data-parallel ranks"
 
 
 def install_exits() -> None:
@@ -116,8 +106,8 @@ def install_exits() -> None:
         code = _say(error)
         if code is None:
             previous(kind, error, trace)
-            return
-        _leave(code)
+        else:
+            _leave(code)
 
     sys.excepthook = hook
     _die_with_launcher()
@@ -125,12 +115,11 @@ def install_exits() -> None:
 
 def end_within(seconds: float, error: BaseException) -> threading.Timer:
     """Has this process end as by an error of ours, unless the timer that is returned is cancelled in time."""
+    return _after(seconds, lambda: _cut_off(_say(error) or TIMED_OUT))
 
-    def end() -> None:
-        code = _say(error)
-        _cut_off(TIMED_OUT if code is None else code)
 
-    timer = threading.Timer(seconds, end)
+def _after(seconds: float, call: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, call)
     timer.daemon = True
     timer.start()
     return timer
@@ -141,46 +130,29 @@ def code_of(error: BaseException) -> int | None:
     ours = _ours(error)
     if ours is None:
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else None
-    if isinstance(ours, (StoreUnavailable, WaitTimeout)):
+    if isinstance(ours, (library.StoreUnavailable, library.WaitTimeout)):
         return TIMED_OUT
-    refusals = (
-        StoreRefused,
-        SettingsRefused,
-        ResumeRefused,
-        PositionInvalid,
-        StreamMismatch,
-        StreamTooShort,
-        RankInvalid,
-        ChunkRetired,
-        CursorTaken,
-        StateInvalid,
-        StateMismatch,
-    )
-    return REFUSED if isinstance(ours, refusals) else DAMAGED
+    return REFUSED if isinstance(ours, _REFUSALS) else DAMAGED
 
 
 def _ours(error: BaseException) -> LazyShardError | None:
-    return next((link for link in _chain(error) if isinstance(link, LazyShardError)), None)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields the error and what led to it: ms-swift's own clean-up may fail after our error."""
+    """Returns the last error of ours among this one and those that led to it: ms-swift's clean-up may fail after it."""
     link: BaseException | None = error
     seen: set[int] = set()
     while link is not None and id(link) not in seen:
+        if isinstance(link, LazyShardError):
+            return link
         seen.add(id(link))
-        yield link
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return None
 
 
 def _say(error: BaseException) -> int | None:
     code = code_of(error)
     if code is None:
         return None
-    ours = _ours(error)
-    rank = os.environ.get("RANK")
+    ours, rank = _ours(error), os.environ.get("RANK")
     who = "lazyshard" if rank is None else f"lazyshard: rank {rank}"
-    # An error from a DataLoader worker has its traceback in its text.
     text = "interrupted" if ours is None else f"error: {_message(ours)}"
     # torch.distributed puts a buffer in the place of sys.stderr while it calls us, and loses it when we exit.
     print(f"\n{who}: {text} (exit code {code})", file=sys.__stderr__, flush=True)
@@ -205,9 +177,7 @@ def _leave(code: int) -> None:
     _kill_children()
     if code == TIMED_OUT and int(os.environ.get("WORLD_SIZE") or 1) > 1:
         time.sleep(_LINGER_S)
-    cut = threading.Timer(_FINISH_S, _cut_off, (code,))
-    cut.daemon = True
-    cut.start()
+    _after(_FINISH_S, lambda: _cut_off(code))
     raise SystemExit(code)
 
 
@@ -230,10 +200,7 @@ def _cut_off(code: int) -> None:
 
 def _die_with_launcher() -> None:
     """Has the kernel end this rank if `torchrun` is killed; without that it would train on alone, or hang."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
-        return
-    try:
-        libc: Any = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    except (OSError, AttributeError):
-        pass
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            libc: Any = ctypes.CDLL(None, use_errno=True)
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,19 +1,11 @@
 """Extends modules of ms-swift as they are imported; in every process from the start, by `lazyshard_swift.pth`.
 
-The `.pth` file lies in site-packages, where each start of the interpreter runs it, those of torchrun's children and of
-DataLoader workers too. It imports the package, and no more: that puts a stand-in in the first place of `sys.meta_path`,
-which finds nothing but calls `install` here once something named swift is looked for. To import this module at each
-start would take twice as long, and so would code in the `.pth` file itself, which is compiled at each start, in virtual
-environments twice: `scripts/bench startup` measures it.
+Each start of the interpreter runs the `.pth` file. It imports the package, which puts a stand-in in the first place of
+`sys.meta_path`, that calls `install` here once something named swift is looked for. To import this module at each start
+would take twice as long (`scripts/bench startup`). All that is imported here is loaded at every start anyway.
 
-`install` replaces the stand-in by a `Finder`. That answers for the few modules in `EXTENSIONS` only. It takes the
-specification that the other finders give and wraps its loader, so that once the module's own code has run, the module
-goes through the extension's `extend(module)`; see `lazyshard_swift.hooked`. By then the module has its own loader
-again, and nothing about it tells that somebody was there.
-
-Not extended: a module that was imported before `install`, and one that is run as `__main__` (``python -m``).
-
-All that is imported here is loaded at every start anyway, so the first module of ms-swift costs no more than need be.
+The `Finder` wraps the loader that the other finders give, so that once the module's own code has run, the module goes
+through the extension's `extend(module)`. Not extended: a module that was imported before `install`, and `__main__`.
 """
 
 import sys
@@ -63,7 +55,7 @@ class Loader:
             module.__loader__ = self.own
         self.own.exec_module(module)
         try:
-            from lazyshard_swift.hooked import extend
+            from lazyshard_swift.ms_swift import extend
 
             extend(module, self.extension)
         except Exception:  # noqa: S110
@@ -72,11 +64,7 @@ class Loader:
 
 
 class Finder:
-    """Finds the modules that are to be extended, through all the other finders.
-
-    Args:
-        extensions: name of the extension by name of the module.
-    """
+    """Finds the modules that are to be extended, given with the name of the extension, through all other finders."""
 
     __slots__ = ("_searches", "extensions")
 
@@ -91,10 +79,7 @@ class Finder:
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         """Returns the specification of a module that is to be extended, None for all others."""
-        if name not in self.extensions:
-            return None
-        search = get_ident(), name
-        if search in self._searches:
+        if name not in self.extensions or (search := (get_ident(), name)) in self._searches:
             return None
         self._searches.add(search)
         try:

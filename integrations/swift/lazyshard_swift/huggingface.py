@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lazyshard_swift.hooked import within, wrap
-from lazyshard_swift.pipeline import is_stream
+from lazyshard_swift.ms_swift import is_stream, within, wrap
 
 # Anything else is imported where it is needed: a run without the flag loads none of it.
 if TYPE_CHECKING:
@@ -21,62 +19,54 @@ def extend(module: ModuleType) -> None:
     for name in ("BatchSamplerShard", "DataLoaderShard"):
         if not isinstance(getattr(module, name, None), type):
             raise AttributeError(f"{module.__name__} has no {name}")
-    wrap(module.DataLoaderMixin, {"get_train_dataloader": _get_train_dataloader(module)})
-    wrap(module.SwiftMixin, {"_save_checkpoint": within(saving)})
 
-
-def _get_train_dataloader(module: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def get_train_dataloader(self: Any, *rest: Any, **options: Any) -> Any:
             stream = self.train_dataset
             if not is_stream(stream):
                 return original(self, *rest, **options)
-            sampler, loader = loader_classes(self, stream, module.BatchSamplerShard, module.DataLoaderShard)
-            with _replaced(module, BatchSamplerShard=sampler, DataLoaderShard=loader):
+            with _own_classes(self, stream, module):
                 made = original(self, *rest, **options)
-            begin_epoch(self, stream, made)
+            # On a resume ms-swift before 4.6 leaves a new loader in epoch 0 (modelscope/ms-swift issue 10050).
+            made.set_epoch(_counted(self, stream) // stream.plan.epoch_samples)
             return made
 
         return get_train_dataloader
 
-    return make
+    wrap(module.DataLoaderMixin, {"get_train_dataloader": make})
+    wrap(module.SwiftMixin, {"_save_checkpoint": within(saving)})
 
 
-def loader_classes(trainer: Any, stream: Any, sampler: type[Any], loader: type[Any]) -> tuple[type[Any], type[Any]]:
-    """Returns the classes of which ms-swift is to make the loader of a stream.
-
-    Args:
-        trainer: ms-swift's.
-        stream: the training data.
-        sampler: ms-swift's `BatchSamplerShard`.
-        loader: ms-swift's `DataLoaderShard`.
-    """
+@contextlib.contextmanager
+def _own_classes(trainer: Any, stream: TrainStream, module: ModuleType) -> Iterator[None]:
+    """Within it ms-swift makes the loader of a stream, of classes of ours under its own names."""
     _attach(trainer, stream)
-    if stream.plan.one_pass:
+    plan, accumulation = stream.plan, trainer.args.gradient_accumulation_steps
+    if plan.one_pass:
         # The trainer has planned its steps by epochs that are all alike.
-        trainer.args.max_steps = _steps_in_all(trainer, stream)
-    make_sampler = strided_sampler if stream.plan.layout == "strided" else sampler_in_epochs
-    return make_sampler(sampler), gated_loader(
-        loader, stream, trainer.args.gradient_accumulation_steps, lambda: _saves(trainer)
+        trainer.args.max_steps = -(-plan.epoch_samples // (plan.micro_samples * accumulation))
+
+    def saves() -> bool:
+        return trainer.args.save_strategy != "no" and bool(trainer._lazyshard.is_due(trainer.state.global_step))
+
+    before = {"BatchSamplerShard": module.BatchSamplerShard, "DataLoaderShard": module.DataLoaderShard}
+    vars(module).update(
+        BatchSamplerShard=batch_sampler(module.BatchSamplerShard, strided=plan.layout == "strided"),
+        DataLoaderShard=gated_loader(module.DataLoaderShard, stream, accumulation, saves),
     )
+    try:
+        yield
+    finally:
+        vars(module).update(before)
 
 
-def begin_epoch(trainer: Any, stream: Any, loader: Any) -> None:
-    """Has a loader that was just made begin where the trainer stands.
-
-    On a resume ms-swift before 4.6 leaves a new loader in epoch 0 (modelscope/ms-swift issue 10050).
-    """
-    loader.set_epoch(_counted(trainer, stream) // stream.plan.epoch_samples)
-
-
-def _attach(trainer: Any, stream: Any) -> None:
+def _attach(trainer: Any, stream: TrainStream) -> None:
     """Gives a trainer what belongs to its stream, once: the loader is made again on a resume."""
     if hasattr(trainer, "_lazyshard"):
         return
     from transformers import TrainerCallback
 
     from lazyshard_swift.checkpoints import Checkpoints
-    from lazyshard_swift.parallel import notice
 
     class StepsCallback(TrainerCallback):  # type: ignore[misc]
         """Checks where a resumed run goes on, and sees to the end of one whose stream has ended."""
@@ -87,9 +77,11 @@ def _attach(trainer: Any, stream: Any) -> None:
             stream.check_resume(_consumed(trainer, stream), state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            stream.tell_progress(_consumed(trainer, stream))
+            consumed = _consumed(trainer, stream)
+            stream.tell_progress(consumed)
             # The trainer's own epoch is the rest of the run; its end is the trainer's affair.
-            if stream.plan.one_pass and state.global_step < state.max_steps and _ends_epoch(trainer, stream):
+            inside = stream.plan.one_pass and state.global_step < state.max_steps
+            if inside and stream.plan.ends_epoch(consumed, _step_samples(trainer, stream)):
                 control.should_save = control.should_save or _goes_by_epochs(args.save_strategy)
                 control.should_evaluate = control.should_evaluate or _goes_by_epochs(args.eval_strategy)
 
@@ -104,65 +96,27 @@ def _attach(trainer: Any, stream: Any) -> None:
             stream.tell_cache()
             if self.stopped:
                 # The checkpoint is there by now.
-                notice(_stopped(trainer, stream))
+                kept, step, size = trainer._lazyshard, state.global_step, _step_samples(trainer, stream)
+                saved = kept.folder(step) if kept.last_step == step else None
+                stream.tell_stop(_consumed(trainer, stream), size, step, state.max_steps, saved)
                 stream.gate.end()
 
     trainer._lazyshard = Checkpoints(stream.plan, trainer.args.output_dir)
     trainer.add_callback(StepsCallback())
 
 
-def _stopped(trainer: Any, stream: Any) -> str:
-    from lazyshard_swift.parallel import stopped
-
-    plan, state, step = stream.plan, trainer.state, trainer.state.global_step
-    consumed = _consumed(trainer, stream)
-    saved = trainer._lazyshard.last_step == step
-    return stopped(
-        *stream.why_it_stops(consumed, plan.batch_size * plan.rank.dp_size * trainer.args.gradient_accumulation_steps),
-        step=step,
-        planned=state.max_steps,
-        trained=consumed,
-        checkpoint=os.path.join(trainer.args.output_dir, f"checkpoint-{step}") if saved else None,
-    )
-
-
-def _saves(trainer: Any) -> bool:
-    """Returns whether there are steps that a checkpoint is to be saved of."""
-    due: bool = trainer._lazyshard.is_due(trainer.state.global_step)
-    return due and trainer.args.save_strategy != "no"
-
-
-def _counted(trainer: Any, stream: Any) -> int:
+def _counted(trainer: Any, stream: TrainStream) -> int:
     """Returns how many samples the trainer takes to have been trained, by its steps."""
-    from lazyshard_swift.run_plan import consumed_after
-
-    plan, accumulation = stream.plan, trainer.args.gradient_accumulation_steps
-    micro = plan.batch_size * plan.rank.dp_size
-    return consumed_after(trainer.state.global_step, plan.epoch_samples, micro, accumulation)
+    return stream.plan.counted(trainer.state.global_step, trainer.args.gradient_accumulation_steps)
 
 
-def _consumed(trainer: Any, stream: Any) -> int:
+def _step_samples(trainer: Any, stream: TrainStream) -> int:
+    return stream.plan.micro_samples * int(trainer.args.gradient_accumulation_steps)
+
+
+def _consumed(trainer: Any, stream: TrainStream) -> int:
     """Returns how many samples were trained since the run began."""
-    consumed: int = _counted(trainer, stream) + stream.plan.index_offset + stream.plan.consumed_before
-    return consumed
-
-
-def _steps_in_all(trainer: Any, stream: Any) -> int:
-    plan, accumulation = stream.plan, trainer.args.gradient_accumulation_steps
-    steps: int = -(-plan.epoch_samples // (plan.batch_size * plan.rank.dp_size * accumulation))
-    return steps
-
-
-def _ends_epoch(trainer: Any, stream: Any) -> bool:
-    """Returns whether an epoch of the stream ends with the step that was just trained."""
-    from lazyshard_swift.run_plan import ends_epoch
-
-    plan = stream.plan
-    if plan.total is None:
-        return False
-    stop = plan.draws_after(_consumed(trainer, stream))
-    first = stop - plan.batch_size * trainer.args.gradient_accumulation_steps
-    return ends_epoch(plan.state, plan.total, max(first, 0), stop)
+    return _counted(trainer, stream) + stream.plan.index_offset + stream.plan.consumed_before
 
 
 def _goes_by_epochs(strategy: Any) -> bool:
@@ -176,64 +130,35 @@ def saving(trainer: Any) -> Iterator[None]:
     if checkpoints is None:
         yield
         return
-    from lazyshard_swift import parallel
-
-    step = trainer.state.global_step
-    folder = os.path.join(trainer.args.output_dir, f"checkpoint-{step}")
     stream = trainer.train_dataset
-    checkpoints.begin(folder, _consumed(trainer, stream), step)
-    yield
-    # Every rank has written its part.
-    parallel.barrier()
-    checkpoints.commit()
+    with checkpoints.saving(_consumed(trainer, stream), trainer.state.global_step):
+        yield
     stream.tell_progress(_consumed(trainer, stream), at_once=True)
 
 
-@contextlib.contextmanager
-def _replaced(module: ModuleType, **values: Any) -> Iterator[None]:
-    """Has the module see other classes under these names for a while; its loader is made within one call."""
-    before = {name: getattr(module, name) for name in values}
-    vars(module).update(values)
-    try:
-        yield
-    finally:
-        vars(module).update(before)
+def batch_sampler(original: type[Any], *, strided: bool) -> type[Any]:
+    """Returns a subclass of ms-swift's `BatchSamplerShard` that tells its epoch to the gate.
 
-
-def sampler_in_epochs(original: type[Any]) -> type[Any]:
-    """Returns a subclass of ms-swift's `BatchSamplerShard`, in the same order, that tells its epoch to the gate."""
+    Strided, it does not shuffle, since that would wait for the last chunk; the stream shuffles instead.
+    """
 
     class EpochBatchSampler(original):  # type: ignore[misc]
         _epoch = 0
 
         def __init__(self, total_samples: int, *rest: Any, **options: Any) -> None:
-            super().__init__(total_samples, *rest, **options)
+            super().__init__(total_samples, *rest, **options | ({"shuffle": False} if strided else {}))
             self._epoch_samples = total_samples
 
         def set_epoch(self, epoch: int) -> None:
             super().set_epoch(epoch)
             self._epoch = epoch
 
-    return EpochBatchSampler
-
-
-def strided_sampler(original: type[Any]) -> type[Any]:
-    """Returns a subclass of ms-swift's `BatchSamplerShard` that keeps to its strided order, epoch after epoch.
-
-    ms-swift's own shuffle goes over all indices, so it would wait for the last chunk; the stream shuffles instead.
-    """
-
-    class StridedBatchSampler(sampler_in_epochs(original)):  # type: ignore[misc]
-        def __init__(self, total_samples: int, *rest: Any, **options: Any) -> None:
-            options["shuffle"] = False
-            super().__init__(total_samples, *rest, **options)
-
         def __iter__(self) -> Iterator[list[int]]:
-            first = self._epoch * self._epoch_samples
+            first = self._epoch * self._epoch_samples if strided else 0
             for batch in super().__iter__():
-                yield [first + index for index in batch]
+                yield [first + index for index in batch] if strided else batch
 
-    return StridedBatchSampler
+    return EpochBatchSampler
 
 
 def gated_loader(
@@ -241,11 +166,7 @@ def gated_loader(
 ) -> type[Any]:
     """Returns a subclass of ms-swift's `DataLoaderShard` that asks the stream's gate before each step.
 
-    Args:
-        original: ms-swift's class.
-        stream: the stream.
-        accumulation_steps: micro batches of a step.
-        saves: says whether a checkpoint is saved where the loader ends before its time.
+    `saves` says whether a checkpoint is saved where the loader ends before its time.
     """
 
     class GatedLoader(original):  # type: ignore[misc]

@@ -1,14 +1,8 @@
 """The command line of ms-swift: `megatron sft` and `swift sft` themselves, and the help of `swift sft`.
 
-They start `torchrun`, or one Python, and wait for it. Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's
-command dies alone and leaves the training behind as an orphan. With the flag on it hands the signal down and waits for
-the end. Where Megatron is not installed ms-swift fails at an import, before anything of ours has run; what to install
-is told here, behind what torchrun prints of it. An ms-swift that is too old for the flag is refused here, before it
-starts anything.
-
-`swift sft --help` shows all arguments, ours among them, as `swift pt --help` and `megatron sft --help` do. ms-swift's
-script for it asks a small parser first, which knows `--tuner_backend` only and answers `--help` by itself. Before that
-it sets up the visible device, which is where we come in.
+Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's command dies alone and leaves `torchrun` and the training
+behind as orphans; with the flag on it hands the signal down and waits. Its script of `swift sft` asks a small parser
+first, which answers `--help` with `--tuner_backend` only; before that it sets up the visible device, where we come in.
 """
 
 from __future__ import annotations
@@ -24,32 +18,16 @@ from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
 from lazyshard_swift import ms_swift
-from lazyshard_swift.hooked import wrap
-
-_HELP: Final = "swift.cli.utils"
-"""The module of ms-swift that the help goes through; the other one starts the training."""
-
-_FLAG: Final = "__sharded_lazy"
-
-_MEGATRON: Final = "_megatron"
-"""The folder of what `megatron` runs."""
 
 _IMPORTED: Final = {"megatron-core": "megatron.core", "mcore-bridge": "mcore_bridge"}
 """What is imported of a distribution that Megatron in ms-swift needs."""
 
-_SCRIPT: Final = ("cli", "sft.py")
-
 
 def extend(module: ModuleType) -> None:
-    """Extends one of the two modules of the command line."""
-    if module.__name__ == _HELP:
-        wrap(module, {"try_use_single_device_mode": _then_help})
-    else:
-        _extend_main(module)
-
-
-def _extend_main(module: ModuleType) -> None:
-    """Has ms-swift's `cli_main` start its child through us if the flag is on."""
+    """Has ms-swift's `cli_main` start its child through us if the flag is on; or, of the other module, shows help."""
+    if module.__name__ == "swift.cli.utils":
+        ms_swift.wrap(module, {"try_use_single_device_mode": _then_help})
+        return
     original = module.subprocess
     if not callable(getattr(original, "run", None)):
         raise AttributeError("swift.cli.main has no subprocess.run")
@@ -64,7 +42,7 @@ def flag_is_on(arguments: Sequence[str]) -> bool:
     for place, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         # As transformers' parser takes it: hyphens or underscores, the last one counts, no value means true.
-        if name.replace("-", "_") == _FLAG:
+        if name.replace("-", "_") == "__sharded_lazy":
             if not equals:
                 value = arguments[place + 1] if place + 1 < len(arguments) else "true"
             on = value.startswith("--") or value.lower() in ("true", "t", "yes", "y", "1")
@@ -79,6 +57,19 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
 
         _tell(f"--sharded_lazy true needs ms-swift {ms_swift.needed()}")
         return subprocess.CompletedProcess(list(arguments), REFUSED)
+    code = _wait_for_child(arguments)
+    if code < 0:
+        # As a shell would say it.
+        code = 128 - code
+    if code and (missing := _missing(arguments)):
+        _tell(
+            f"`megatron` needs {' and '.join(missing)}, which this environment has not: pip install "
+            f"{' '.join(missing)}; `lazyshard doctor swift` shows what else is needed"
+        )
+    return subprocess.CompletedProcess(list(arguments), code)
+
+
+def _wait_for_child(arguments: Sequence[str]) -> int:
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -92,52 +83,35 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
         # The terminal has sent it to the child as well, which ends by itself; a second one ends us both.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    # Before there is a child, so that no signal finds nobody to hand it down.
+    handlers = {signal.SIGTERM: hand_down, signal.SIGHUP: hand_down, signal.SIGINT: interrupted}
+    # Before there is a child, so that no signal finds nobody to hand it down. Under nohup SIGHUP stays ignored; None is
+    # a handler that Python does not know and could not put back.
     before = {
         number: signal.signal(number, handler)
-        for number, handler in (
-            (signal.SIGTERM, hand_down),
-            (signal.SIGHUP, hand_down),
-            (signal.SIGINT, interrupted),
-        )
-        # Under nohup SIGHUP stays ignored; None is a handler that Python does not know and could not put back.
+        for number, handler in handlers.items()
         if signal.getsignal(number) not in (signal.SIG_IGN, None)
     }
     try:
         child = subprocess.Popen(arguments)  # noqa: S603 - what ms-swift would start
         for number in early:
             child.send_signal(number)
-        code = child.wait()
+        return child.wait()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if code < 0:
-        # As a shell would say it.
-        code = 128 - code
-    if code and (missing := _missing(arguments)):
-        _tell(
-            f"`megatron` needs {' and '.join(missing)}, which this environment has not: pip install "
-            f"{' '.join(missing)}; `lazyshard doctor swift` shows what else is needed"
-        )
-    return subprocess.CompletedProcess(list(arguments), code)
+        for handled, previous in before.items():
+            signal.signal(handled, previous)
 
 
 def _missing(arguments: Sequence[str]) -> list[str]:
     """Returns what must be installed for a command to begin at all; nothing where that is not known."""
-    version = ms_swift.version()
-    if version is None or (ms_swift.release(version) or ms_swift.BRIDGE_SINCE) < ms_swift.BRIDGE_SINCE:
-        # Earlier ones fetch Megatron-LM by themselves.
-        return []
-    if not any(word.endswith(".py") and Path(word).parent.name == _MEGATRON for word in arguments):
-        return []
-    return [name for name in ms_swift.DEPENDENCIES if not _is_there(_IMPORTED[name])]
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    version, missing = ms_swift.version(), []
+    megatron = any(word.endswith(".py") and Path(word).parent.name == "_megatron" for word in arguments)
+    if version is not None and ms_swift.needs_bridge(version) and megatron:
+        for name in ms_swift.DEPENDENCIES:
+            with contextlib.suppress(ImportError, ValueError):
+                if importlib.util.find_spec(_IMPORTED[name]) is not None:
+                    continue
+            missing.append(name)
+    return missing
 
 
 def _tell(text: str) -> None:
@@ -145,30 +119,17 @@ def _tell(text: str) -> None:
         print(f"lazyshard: {text}", file=sys.stderr, flush=True)
 
 
-def asks_for_help(script: str | None, arguments: Sequence[str]) -> bool:
-    """Returns whether this process is the script of `swift sft`, asked for help.
-
-    Args:
-        script: path of the file that is run, None where it is none.
-        arguments: the command line after it.
-    """
-    return script is not None and Path(script).parts[-2:] == _SCRIPT and not {"-h", "--help"}.isdisjoint(arguments)
-
-
 def _then_help(original: Callable[..., Any]) -> Callable[..., Any]:
     def then_help(*arguments: Any, **options: Any) -> Any:
         result = original(*arguments, **options)
-        if asks_for_help(getattr(sys.modules.get("__main__"), "__file__", None), sys.argv[1:]):
-            _show_help()
+        script = getattr(sys.modules.get("__main__"), "__file__", None)
+        if script is not None and Path(script).parts[-2:] == ("cli", "sft.py") and {"-h", "--help"} & {*sys.argv[1:]}:
+            try:
+                from swift.pipelines import sft_main
+            except ImportError:
+                return result
+            # Parses the command line, which prints the help and exits.
+            sft_main()
         return result
 
     return then_help
-
-
-def _show_help() -> None:
-    """Lets ms-swift parse the command line, which prints the help and exits; comes back where that cannot be."""
-    try:
-        from swift.pipelines import sft_main
-    except ImportError:
-        return
-    sft_main()

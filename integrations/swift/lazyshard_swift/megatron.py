@@ -7,59 +7,50 @@ event ``on_step_begin`` of a trainer's callbacks.
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Subset
 
-from lazyshard_swift.hooked import within, wrap
-from lazyshard_swift.pipeline import is_stream
+from lazyshard_swift.ms_swift import for_streams, within, wrap
 
 if TYPE_CHECKING:
-    from lazyshard_swift.checkpoints import Checkpoints
     from lazyshard_swift.stream import TrainStream
 
 
 def extend(module: ModuleType) -> None:
     """Wraps three methods of `BaseMegatronTrainer`."""
-    wrap(
-        module.BaseMegatronTrainer,
-        {"_prepare_dataloader": _prepare_dataloader, "save_checkpoint": within(saving), "train": _train},
-    )
+    makers = {"_prepare_dataloader": for_streams(_prepare_dataloader), "save_checkpoint": within(saving)}
+    wrap(module.BaseMegatronTrainer, makers | {"train": for_streams(_train)})
 
 
 class _Stopped(Exception):
-    """Leaves ms-swift's loop where the gate allows no further step. Raised on all ranks before the same step."""
+    """Leaves ms-swift's loop, on all ranks before the same step, where the gate allows no further one."""
 
 
 class _StepsHook:
-    """A callback of the trainer, and what this run keeps. Any other event passes by.
+    """A callback of the trainer, and what this run keeps. Any other event passes by."""
 
-    Args:
-        trainer: ms-swift's.
-        stream: its training data.
-        checkpoints: of the run.
-    """
+    def __init__(self, trainer: Any, stream: TrainStream) -> None:
+        from lazyshard_swift.checkpoints import Checkpoints
 
-    def __init__(self, trainer: Any, stream: TrainStream, checkpoints: Checkpoints) -> None:
         self.trainer = trainer
         self.stream = stream
-        self.checkpoints = checkpoints
+        self.checkpoints = Checkpoints(stream.plan, trainer.args.output_dir)
         self.first_step = trainer.state.iteration
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         if not event.startswith("on_"):
             raise AttributeError(event)
-        return _pass_by
+        return lambda *rest, **options: None
 
     def on_step_begin(self) -> None:
         """Waits for the step's data, or ends the training; commits a checkpoint that became durable meanwhile."""
         trainer, plan = self.trainer, self.stream.plan
         if self.checkpoints.pending:
             self.checkpoints.commit(_unfinished_saves())
-        first = plan.draws_after(trainer.state.consumed_train_samples)
+        first = (trainer.state.consumed_train_samples - plan.consumed_before) // plan.rank.dp_size
         stop = first + trainer.args.global_batch_size // plan.rank.dp_size
         if not self.stream.gate.allows(first, stop, saves=self.checkpoints.is_due(trainer.state.iteration)):
             raise _Stopped
@@ -70,71 +61,41 @@ class _StepsHook:
         self.stream.tell_cache()
 
 
-def _pass_by(*rest: Any, **options: Any) -> None:
-    return None
-
-
-def _prepare_dataloader(original: Callable[..., Any]) -> Callable[..., Any]:
-    def prepare_dataloader(self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
-        if not is_stream(train_dataset):
-            return original(self, train_dataset, *rest, **options)
-        with loading(self, train_dataset) as dataset:
-            return original(self, dataset, *rest, **options)
-
-    return prepare_dataloader
-
-
-@contextlib.contextmanager
-def loading(trainer: Any, stream: TrainStream) -> Iterator[Any]:
-    """Within it ms-swift makes the loader of a stream, of the data set that it yields."""
-    _attach(trainer, stream)
+def _prepare_dataloader(original: Any, self: Any, stream: TrainStream, *rest: Any, **options: Any) -> Any:
+    """Has ms-swift make the loader of a stream."""
+    _attach(self, stream)
     if stream.plan.layout != "strided":
-        yield stream
-        return
+        return original(self, stream, *rest, **options)
     # One pass over what is left of the run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from what is
     # consumed of the current part on. Epochs and shuffle are the stream's.
-    args, state = trainer.args, trainer.state
+    args, state = self.args, self.state
     consumed = state.consumed_train_samples - stream.plan.consumed_before
     steps = max(args.train_iters - state.iteration, 0)
-    with (
-        _changed(args, train_dataloader_shuffle=False, data_sharding=False, group_by_length=False),
-        _changed(state, consumed_train_samples=consumed),
-    ):
-        yield RunLength(stream, max(consumed + steps * args.global_batch_size, args.global_batch_size))
+    whole = Subset(stream, range(max(consumed + steps * args.global_batch_size, args.global_batch_size)))
+    in_order = dict.fromkeys(("train_dataloader_shuffle", "data_sharding", "group_by_length"), False)
+    with _changed(args, **in_order), _changed(state, consumed_train_samples=consumed):
+        return original(self, whole, *rest, **options)
 
 
 def _attach(trainer: Any, stream: TrainStream) -> None:
     """Gives a trainer what belongs to its stream, once: with virtual pipeline stages there are several loaders."""
     if hasattr(trainer, "_lazyshard"):
         return
-    from lazyshard_swift.checkpoints import Checkpoints
+    args, state, plan = trainer.args, trainer.state, stream.plan
+    stream.check_resume(state.consumed_train_samples, state.iteration)
+    left = plan.steps_left(args.global_batch_size)
+    if plan.saved is not None and plan.layout == "strided" and left not in (None, args.train_iters - state.iteration):
+        # Epochs decide, and it goes on with other ranks or batches: ms-swift takes all steps, those trained already
+        # too, for steps of this start.
+        from lazyshard_swift.parallel import notice
 
-    stream.check_resume(trainer.state.consumed_train_samples, trainer.state.iteration)
-    _plan_steps(trainer, stream)
-    trainer._lazyshard = _StepsHook(trainer, stream, Checkpoints(stream.plan, trainer.args.output_dir))
+        planned, args.train_iters = args.train_iters, state.iteration + left
+        if hasattr(state, "max_steps"):
+            state.max_steps = args.train_iters
+        epochs = f"{left} steps are left of {args.num_train_epochs} epochs"
+        notice(f"{epochs}: training ends after step {args.train_iters}, not {planned}")
+    trainer._lazyshard = _StepsHook(trainer, stream)
     trainer.callbacks.append(trainer._lazyshard)
-
-
-def _plan_steps(trainer: Any, stream: TrainStream) -> None:
-    """Sets how many steps the run has in all where epochs decide and it goes on with other ranks or batches.
-
-    ms-swift takes all steps, those trained already too, for steps of this start.
-    """
-    args, state = trainer.args, trainer.state
-    left = stream.plan.steps_left(args.global_batch_size)
-    if stream.plan.saved is None or stream.plan.layout != "strided":
-        return
-    if left is None or args.train_iters == state.iteration + left:
-        return
-    from lazyshard_swift.parallel import notice
-
-    planned, args.train_iters = args.train_iters, state.iteration + left
-    if hasattr(state, "max_steps"):
-        state.max_steps = args.train_iters
-    notice(
-        f"{left} steps are left of {args.num_train_epochs} epochs: training ends after step {args.train_iters}, "
-        f"not {planned}"
-    )
 
 
 @contextlib.contextmanager
@@ -144,51 +105,28 @@ def saving(trainer: Any) -> Iterator[None]:
     if ours is None:
         yield
         return
-    from lazyshard_swift import parallel
-
     state = trainer.state
-    folder = os.path.join(trainer.args.output_dir, f"checkpoint-{state.iteration}")
-    ours.checkpoints.begin(folder, state.consumed_train_samples, state.iteration)
-    yield
-    if not trainer.args.async_save:
-        # Every rank has written its part.
-        parallel.barrier()
-        ours.checkpoints.commit()
-    ours.stream.tell_progress(state.consumed_train_samples, at_once=True)
-
-
-def _train(original: Callable[..., Any]) -> Callable[..., Any]:
-    def train(self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
-        if not is_stream(train_dataset):
-            return original(self, train_dataset, *rest, **options)
-        with training(self, train_dataset):
-            return original(self, train_dataset, *rest, **options)
-
-    return train
-
-
-@contextlib.contextmanager
-def training(trainer: Any, stream: TrainStream) -> Iterator[None]:
-    """Within it ms-swift trains on a stream. It is left in the middle, without an error, where the stream has ended.
-
-    Raises:
-        WaitTimeout, StoreUnavailable: no data came in time. What was trained is saved, if all ranks could.
-    """
-    # Before ms-swift shows how many steps there are.
-    _attach(trainer, stream)
-    try:
+    consumed, at_once = state.consumed_train_samples, not trainer.args.async_save
+    with ours.checkpoints.saving(consumed, state.iteration, at_once=at_once):
         yield
+    ours.stream.tell_progress(consumed, at_once=True)
+
+
+def _train(original: Any, self: Any, stream: TrainStream, *rest: Any, **options: Any) -> None:
+    """Trains on a stream; ms-swift's loop is left in the middle, without an error, where the stream has ended."""
+    # Before ms-swift shows how many steps there are.
+    _attach(self, stream)
+    try:
+        original(self, stream, *rest, **options)
     except _Stopped:
-        _finish(trainer)
+        _finish(self)
     # ms-swift has waited for what was being saved.
-    trainer._lazyshard.checkpoints.commit()
+    self._lazyshard.checkpoints.commit()
     stream.gate.end()
 
 
 def _finish(trainer: Any) -> None:
     """Ends a training as ms-swift ends it after its last step: what is not logged yet, a checkpoint, the callbacks."""
-    from lazyshard_swift.parallel import notice, stopped
-
     ours: _StepsHook = trainer._lazyshard
     args, state, module = trainer.args, trainer.state, _trainer_module()
     planned, args.train_iters = args.train_iters, state.iteration
@@ -197,8 +135,7 @@ def _finish(trainer: Any) -> None:
         trainer.on_log(logs=metrics)
         trainer._train_metrics = {}
     # Before saving, ms-swift takes out the hooks that its first step has put in.
-    hooked = module.should_disable_forward_pre_hook(args) and state.iteration > ours.first_step
-    if hooked:
+    if module.should_disable_forward_pre_hook(args) and state.iteration > ours.first_step:
         module.disable_forward_pre_hook(trainer.wrapped_models)
         trainer._pre_hook_enabled = False
     if ours.checkpoints.last_step != state.iteration:
@@ -206,16 +143,8 @@ def _finish(trainer: Any) -> None:
         trainer.call_event("on_save", output_dir=state.last_model_checkpoint)
     trainer.call_event("on_train_end")
     module.maybe_finalize_async_save(args, blocking=True, terminate=True)
-    consumed = state.consumed_train_samples
-    notice(
-        stopped(
-            *ours.stream.why_it_stops(consumed, args.global_batch_size),
-            step=state.iteration,
-            planned=planned,
-            trained=consumed,
-            checkpoint=state.last_model_checkpoint,
-        )
-    )
+    kept = state.last_model_checkpoint
+    ours.stream.tell_stop(state.consumed_train_samples, args.global_batch_size, state.iteration, planned, kept)
 
 
 def _unfinished_saves() -> int:
@@ -240,28 +169,3 @@ def _changed(args: Any, **values: Any) -> Iterator[None]:
         yield
     finally:
         vars(args).update(before)
-
-
-class RunLength(Dataset[Any]):
-    """A stream with the length of a whole run, for a sampler that goes through it once.
-
-    Args:
-        stream: the stream.
-        samples: how many samples the run takes, over all ranks.
-    """
-
-    def __init__(self, stream: TrainStream, samples: int) -> None:
-        self._stream = stream
-        self._samples = samples
-
-    def __len__(self) -> int:
-        """Samples of the run, over all ranks."""
-        return self._samples
-
-    def __getitem__(self, index: int) -> Any:
-        """Returns an encoded sample."""
-        return self._stream[index]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Returns the encoded samples of a batch."""
-        return self._stream.__getitems__(indices)

@@ -1,38 +1,37 @@
-"""The installed ms-swift: its version, which are supported, and whether it has what is extended or relied on.
+"""The installed ms-swift: its version, whether it has what is extended or relied on, and what became of extending it.
 
-Found without importing it, which takes ten seconds and needs all that it needs: the hook points are looked up in its
-source files with `ast`.
+Version and hook points are looked up in its source files: importing it takes ten seconds. ms-swift goes on unharmed
+whatever fails here. Whoever depends on an extension looks at `outcomes` and says so in its own words.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
+import importlib
 import importlib.metadata
 import importlib.util
+import logging
+import os
 import re
+import sys
+import threading
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import Any, Final, NamedTuple, TypeAlias
 
 DISTRIBUTION: Final = "ms-swift"
-PACKAGE: Final = "swift"
-
 SUPPORTED: Final = "4.0 to 4.6"
-"""The releases that `lazyshard_swift` is made for, in words."""
-
 REQUIREMENT: Final = "ms-swift>=4.0,<4.7"
-"""What pip is to be asked for."""
-
 _OLDEST: Final = (4, 0)
 _NEWEST: Final = (4, 6)
 
 DEPENDENCIES: Final = ("megatron-core", "mcore-bridge")
-"""The distributions that ms-swift's Megatron needs."""
-
-BRIDGE_SINCE: Final = (4, 1)
-"""The first release that needs mcore-bridge for it."""
+"""The distributions that ms-swift's Megatron needs; before 4.1 not the second, and it fetches Megatron-LM by itself."""
 
 _VERSION_LINE: Final = re.compile(r"^__version__ *= *['\"]([^'\"]+)['\"]", re.MULTILINE)
 
@@ -40,7 +39,7 @@ _VERSION_LINE: Final = re.compile(r"^__version__ *= *['\"]([^'\"]+)['\"]", re.MU
 def folder() -> Path | None:
     """Returns the folder of the package `swift`, ms-swift's or another one of this name; None where there is none."""
     try:
-        spec = importlib.util.find_spec(PACKAGE)
+        spec = importlib.util.find_spec("swift")
     except (ImportError, ValueError):
         # ValueError: what is in sys.modules by this name has no specification.
         return None
@@ -50,16 +49,13 @@ def folder() -> Path | None:
 
 def version() -> str | None:
     """Returns the version of ms-swift, of the distribution or else of a checkout; None where there is none."""
-    told = distribution_version(DISTRIBUTION)
-    if told is not None:
-        return told
-    place = folder()
-    try:
+    told, place = distribution_version(DISTRIBUTION), folder()
+    if told is None and place is not None:
         # A checkout on PYTHONPATH has no metadata; and OpenStack's package of the same name has no such file.
-        line = _VERSION_LINE.search((place / "version.py").read_text(encoding="utf-8")) if place is not None else None
-    except (OSError, ValueError):
-        return None
-    return line[1] if line is not None else None
+        with contextlib.suppress(OSError, ValueError):
+            line = _VERSION_LINE.search((place / "version.py").read_text(encoding="utf-8"))
+            return line[1] if line is not None else None
+    return told
 
 
 def distribution_version(name: str) -> str | None:
@@ -71,59 +67,60 @@ def distribution_version(name: str) -> str | None:
         return None
 
 
-def release(version: str) -> tuple[int, int] | None:
+def release(version: str | None) -> tuple[int, int] | None:
     """Returns the first two numbers of a version.
 
     >>> release("4.6.0.dev0"), release("unknown")
     ((4, 6), None)
     """
-    numbers = re.match(r"(\d+)\.(\d+)", version)
+    numbers = re.match(r"(\d+)\.(\d+)", version or "")
     return (int(numbers[1]), int(numbers[2])) if numbers is not None else None
 
 
-def is_supported(version: str) -> bool:
+def is_supported(version: str | None) -> bool:
     """Says whether `lazyshard_swift` is made for this version of ms-swift."""
-    found = release(version)
-    return found is not None and _OLDEST <= found <= _NEWEST
+    return _OLDEST <= (release(version) or (0, 0)) <= _NEWEST
 
 
 def is_too_old(version: str | None) -> bool:
     """Says whether this version of ms-swift is older than all that are supported."""
-    found = release(version) if version is not None else None
-    return found is not None and found < _OLDEST
+    return (release(version) or _OLDEST) < _OLDEST
+
+
+def needs_bridge(version: str | None) -> bool:
+    """Says whether Megatron of this ms-swift needs all of `DEPENDENCIES`."""
+    return (release(version) or _NEWEST) > _OLDEST
 
 
 def needed() -> str:
     """Returns which version is needed, which is installed and what to do: the end of a sentence."""
     found = version()
     there = "none is installed" if found is None else f"ms-swift {found} is installed"
-    oldest = ".".join(map(str, _OLDEST))
-    return f">= {oldest}.0 (supported: {SUPPORTED}), {there}: pip install '{REQUIREMENT}'"
+    return f">= {_OLDEST[0]}.{_OLDEST[1]}.0 (supported: {SUPPORTED}), {there}: pip install '{REQUIREMENT}'"
+
+
+def is_megatron(args: Any) -> bool:
+    """Returns whether these are the arguments of a `megatron` command."""
+    return hasattr(args, "micro_batch_size")
+
+
+def is_training(args: Any) -> bool:
+    """Returns whether these are the arguments of a command that trains."""
+    names = {"SftArguments", "TrainArguments", "MegatronSftArguments", "MegatronTrainArguments"}
+    return any(kind.__name__ in names for kind in type(args).__mro__)
 
 
 MEGATRON: Final = "megatron sft"
 SWIFT: Final = "swift sft"
 
-_COMMAND_OF: Final = {
-    "swift.cli.utils": SWIFT,
-    "swift.trainers.mixin": SWIFT,
-    "swift.megatron.trainers.base": MEGATRON,
-}
+_TRAINER: Final = "swift.megatron.trainers.base"
+_MIXIN: Final = "swift.trainers.mixin"
+_COMMAND_OF: Final = {"swift.cli.utils": SWIFT, _MIXIN: SWIFT, _TRAINER: MEGATRON}
 """Modules of ms-swift that one command alone needs; the others serve both."""
 
 
-@dataclass(frozen=True)
-class HookPoint:
-    """A place in ms-swift.
-
-    Attributes:
-        purpose: what it is for.
-        module: the dotted name of its module.
-        owner: the class that it is a method of, "" for the module itself.
-        name: of the function, or of what the module uses under this name.
-        parameters: of the function, those that we rely on: its first ones, by these names. All others must be
-            optional. None where it is no function of this module, but a name in it that its code looks up.
-    """
+class HookPoint(NamedTuple):
+    """A place in ms-swift, of a class or the module itself: a function with its first parameters, or a name in use."""
 
     purpose: str
     module: str
@@ -143,16 +140,8 @@ class HookPoint:
         return (MEGATRON, SWIFT) if command is None else (command,)
 
 
-@dataclass(frozen=True)
-class CheckedHookPoint:
-    """What was found of a hook point.
-
-    Attributes:
-        point: the hook point.
-        file: where it should be, from the folder that holds the package `swift`.
-        line: where it is, from 1; None where it was not found.
-        problem: what is not as it should be; None where all is.
-    """
+class CheckedHookPoint(NamedTuple):
+    """What was found of a hook point; `file` is where it should be, from the folder that holds the package `swift`."""
 
     point: HookPoint
     file: str
@@ -160,67 +149,56 @@ class CheckedHookPoint:
     problem: str | None
 
 
-def _pipeline(module: str) -> tuple[HookPoint, ...]:
-    def method(purpose: str, name: str, *parameters: str) -> HookPoint:
-        return HookPoint(purpose, module, "SwiftSft", name, ("self", *parameters))
+_PLACES: Final[dict[tuple[str, str], list[tuple[str, str, str | None]]]] = {
+    ("swift.cli.main", ""): [
+        ("the command line", "cli_main", "route_mapping is_megatron"),
+        ("signals to the training's processes", "subprocess", None),
+    ],
+    ("swift.arguments.base_args.data_args", "DataArguments"): [("the options", "__post_init__", "self")],
+    ("swift.pipelines.train.sft", "SwiftSft"): [
+        ("the stream in place of a data set", "_get_dataset", "self"),
+        ("no encoding ahead of training", "_encode_dataset", "self train_dataset val_dataset pre_process"),
+        ("encoding row by row, in the loader's workers", "_post_process_datasets", "self datasets"),
+        ("no wait for a first sample to show", "_show_dataset", "self train_dataset val_dataset"),
+    ],
+    (_TRAINER, "BaseMegatronTrainer"): [
+        ("the loader of each rank", "_prepare_dataloader", "self train_dataset val_dataset"),
+        ("the position, kept with checkpoints", "save_checkpoint", "self"),
+        ("the start and the end of training", "train", "self train_dataset val_dataset"),
+        ("what happens between steps", "call_event", "self event"),
+    ],
+    (_TRAINER, ""): [
+        ("the order of samples", "MegatronPretrainingRandomSampler", None),
+        ("whether a checkpoint is on disk", "maybe_finalize_async_save", None),
+        ("the end of training", "should_disable_forward_pre_hook", None),
+        ("the end of training", "disable_forward_pre_hook", None),
+    ],
+    ("swift.cli.utils", ""): [("the options in the help", "try_use_single_device_mode", "")],
+    (_MIXIN, "DataLoaderMixin"): [("the loader of each rank", "get_train_dataloader", "self skip_batches")],
+    (_MIXIN, ""): [
+        ("the order of samples", "BatchSamplerShard", None),
+        ("the loader of each rank", "DataLoaderShard", None),
+    ],
+    (_MIXIN, "SwiftMixin"): [
+        ("the position, kept with checkpoints", "_save_checkpoint", "self"),
+        ("the start and the end of training", "train", "self"),
+    ],
+}
+"""By module and class: what each is for, its name, and the parameters that we rely on; see `HookPoint`."""
 
-    return (
-        method("the stream in place of a data set", "_get_dataset"),
-        method("no encoding ahead of training", "_encode_dataset", "train_dataset", "val_dataset", "pre_process"),
-        method("encoding row by row, in the loader's workers", "_post_process_datasets", "datasets"),
-        method("no wait for a first sample to show", "_show_dataset", "train_dataset", "val_dataset"),
-    )
-
-
-def _megatron(purpose: str, name: str, *parameters: str) -> HookPoint:
-    return HookPoint(purpose, "swift.megatron.trainers.base", "BaseMegatronTrainer", name, ("self", *parameters))
-
-
-def _megatron_name(purpose: str, name: str) -> HookPoint:
-    return HookPoint(purpose, "swift.megatron.trainers.base", "", name, None)
-
-
-def _mixin(purpose: str, owner: str, name: str, parameters: tuple[str, ...] | None) -> HookPoint:
-    return HookPoint(purpose, "swift.trainers.mixin", owner, name, parameters)
-
-
-POINTS: Final = (
-    HookPoint("the command line", "swift.cli.main", "", "cli_main", ("route_mapping", "is_megatron")),
-    HookPoint("signals to the training's processes", "swift.cli.main", "", "subprocess", None),
-    HookPoint("the options", "swift.arguments.base_args.data_args", "DataArguments", "__post_init__", ("self",)),
-    *_pipeline("swift.pipelines.train.sft"),
-    _megatron("the loader of each rank", "_prepare_dataloader", "train_dataset", "val_dataset"),
-    _megatron_name("the order of samples", "MegatronPretrainingRandomSampler"),
-    _megatron("the position, kept with checkpoints", "save_checkpoint"),
-    _megatron_name("whether a checkpoint is on disk", "maybe_finalize_async_save"),
-    _megatron_name("the end of training", "should_disable_forward_pre_hook"),
-    _megatron_name("the end of training", "disable_forward_pre_hook"),
-    _megatron("the start and the end of training", "train", "train_dataset", "val_dataset"),
-    _megatron("what happens between steps", "call_event", "event"),
-    HookPoint("the options in the help", "swift.cli.utils", "", "try_use_single_device_mode", ()),
-    _mixin("the loader of each rank", "DataLoaderMixin", "get_train_dataloader", ("self", "skip_batches")),
-    _mixin("the order of samples", "", "BatchSamplerShard", None),
-    _mixin("the loader of each rank", "", "DataLoaderShard", None),
-    _mixin("the position, kept with checkpoints", "SwiftMixin", "_save_checkpoint", ("self",)),
-    _mixin("the start and the end of training", "SwiftMixin", "train", ("self",)),
+POINTS: Final = tuple(
+    HookPoint(purpose, module, owner, name, None if parameters is None else tuple(parameters.split()))
+    for (module, owner), places in _PLACES.items()
+    for purpose, name, parameters in places
 )
-"""Those of the releases that are supported."""
 
 
 def check_points(points: Iterable[HookPoint], folder: Path) -> list[CheckedHookPoint]:
-    """Returns what the sources have of the hook points.
-
-    Args:
-        points: the hook points.
-        folder: the folder of the package `swift`.
-    """
-    trees: dict[str, ast.Module | str] = {}
-    found = []
+    """Returns what the sources in the folder of the package `swift` have of the hook points."""
+    parse, found = functools.cache(_parse), []
     for point in points:
         path = folder.joinpath(*point.module.split(".")[1:]).with_suffix(".py")
-        if point.module not in trees:
-            trees[point.module] = _parse(path)
-        tree = trees[point.module]
+        tree = parse(path)
         line, problem = (None, tree) if isinstance(tree, str) else _look(point, tree)
         found.append(CheckedHookPoint(point, path.relative_to(folder.parent).as_posix(), line, problem))
     return found
@@ -252,10 +230,8 @@ def _look(point: HookPoint, tree: ast.Module) -> tuple[int | None, str | None]:
     if node is None:
         return None, f"there is no {point.name}"
     if point.parameters is None:
-        used = any(
-            isinstance(name, ast.Name) and name.id == point.name and isinstance(name.ctx, ast.Load)
-            for name in ast.walk(tree)
-        )
+        names = (name for name in ast.walk(tree) if isinstance(name, ast.Name))
+        used = any(name.id == point.name and isinstance(name.ctx, ast.Load) for name in names)
         return node.lineno, None if used else "it is not used here any more"
     if not isinstance(node, ast.FunctionDef):
         return node.lineno, "it is no plain function any more"
@@ -288,3 +264,121 @@ def _parameters_problem(arguments: ast.arguments, expected: tuple[str, ...]) -> 
     required = positional[len(expected) : len(positional) - len(arguments.defaults)]
     required += [name for name, default in zip(keywords, arguments.kw_defaults, strict=True) if default is None]
     return f"it needs more than ({', '.join(expected)}): {', '.join(required)}" if required else None
+
+
+LAUNCHER: Final = "swift.cli.main"
+
+WARNED: Final = "LAZYSHARD_SWIFT_WARNED"
+"""Environment variable that is set once the warning was given, for the processes that are started from here on."""
+
+_RANKS: Final = ("RANK", "NODE_RANK", "GROUP_RANK")
+"""Environment variables that are 0 or unset in the one process that warns. RANK alone would not do: it is unset in the
+launcher of every machine."""
+
+
+class ModuleOutcome(NamedTuple):
+    """What became of one module of ms-swift: `reason` is the error, "" where it was extended."""
+
+    module: str
+    extension: str
+    reason: str = ""
+
+
+outcomes: Final[dict[str, ModuleOutcome]] = {}
+"""By module what became of those that were imported so far, of each the last time."""
+_lock: Final = threading.Lock()
+
+
+def extend(module: ModuleType, extension: str) -> None:
+    """Calls `extend(module)` of an extension, records how it went, and warns if need be; raises nothing."""
+    installed = version()
+    too_old, reason = is_too_old(installed), ""
+    # The launcher refuses the flag.
+    if too_old and module.__name__ != LAUNCHER:
+        return
+    try:
+        importlib.import_module(extension).extend(module)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, AttributeError) and error.obj is module:
+            # Python would say that it is partially initialized, most likely due to a circular import.
+            reason = f"AttributeError: it has no {error.name}"
+    outcomes[module.__name__] = ModuleOutcome(module.__name__, extension, reason)
+    if reason or not (too_old or is_supported(installed)):
+        warn_once()
+
+
+def warn_once() -> None:
+    """Says which ms-swift is installed, which are supported and what could not be hooked: once in the whole job."""
+    with _lock:
+        if os.environ.get(WARNED) or any(os.environ.get(name) not in (None, "", "0") for name in _RANKS):
+            return
+        os.environ[WARNED] = "1"
+    logger = logging.getLogger("lazyshard")
+    if logger.hasHandlers():
+        logger.warning("%s", _warning())
+    else:
+        # Whether or not anybody listens.
+        with contextlib.suppress(OSError, ValueError):
+            print(f"lazyshard: warning: {_warning()}", file=sys.stderr, flush=True)
+
+
+def _warning() -> str:
+    """Returns the text, on one line."""
+    place = folder()
+    points = check_points(POINTS, place) if place is not None else []
+    missing = [f"{checked.point.title} ({checked.problem})" for checked in points if checked.problem is not None]
+    missing += [f"{one.module} ({one.extension}: {one.reason})" for one in outcomes.values() if one.reason]
+    hooked = f"Could not be hooked: {'; '.join(missing)}." if missing else "All hook points are there."
+    text = (
+        f"ms-swift {version() or 'of an unknown version'} is installed, lazyshard is made for {SUPPORTED}. {hooked} "
+        f"Runs without --sharded_lazy are not affected. `lazyshard doctor swift` shows the details."
+    )
+    return " ".join(text.split())
+
+
+Maker: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Takes ms-swift's function and returns what stands in its place."""
+
+
+def within(context: Callable[[Any], AbstractContextManager[None]]) -> Maker:
+    """Returns the maker of a method that runs ms-swift's own within a context of its object."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(self: Any, *rest: Any, **options: Any) -> Any:
+            with context(self):
+                return original(self, *rest, **options)
+
+        return replacement
+
+    return make
+
+
+def for_streams(ours: Callable[..., Any]) -> Maker:
+    """Returns the maker of a method that calls `ours(original, self, train_dataset, ...)` where that is a stream."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
+            if not is_stream(train_dataset):
+                return original(self, train_dataset, *rest, **options)
+            return ours(original, self, train_dataset, *rest, **options)
+
+        return replacement
+
+    return make
+
+
+def is_stream(dataset: Any) -> bool:
+    """Returns whether a training data set is ours, without loading what ours needs."""
+    return type(dataset).__module__ == "lazyshard_swift.stream"
+
+
+def wrap(owner: Any, makers: Mapping[str, Maker]) -> None:
+    """Replaces functions of a class or a module."""
+    missing = [name for name in makers if not callable(vars(owner).get(name))]
+    if missing:
+        raise AttributeError(f"{owner.__name__} has no {', no '.join(missing)}")
+    originals = {name: vars(owner)[name] for name in makers}
+    made = {name: functools.wraps(originals[name])(make(originals[name])) for name, make in makers.items()}
+    for name, replacement in made.items():
+        setattr(owner, name, replacement)

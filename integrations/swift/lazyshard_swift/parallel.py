@@ -15,22 +15,17 @@ import torch.distributed as dist
 
 from lazyshard.data import resolve_rank
 from lazyshard.data.rank import Rank
-from lazyshard.errors import StreamMismatch, redact
+from lazyshard.errors import redact
 from lazyshard.store.urls import stream_name
-from lazyshard_swift import settings
+from lazyshard_swift.ms_swift import is_megatron
 
 _T = TypeVar("_T")
-
-
-COMING_S: Final = 30.0
+_COMING_S: Final = 30.0
 """Ranks that wait for the same samples give up within seconds of each other."""
-
 _POLL_S: Final = 0.5
 
 FOREIGN: Final = "first-row-"
 """Begins the identity of a stream that has no id: a digest of its first row follows."""
-
-_LOG_FORMAT: Final = "[%(levelname)s:lazyshard] %(message)s"
 
 
 def stream_id_of(stream: str) -> str | None:
@@ -39,16 +34,9 @@ def stream_id_of(stream: str) -> str | None:
 
 
 class Facts(NamedTuple):
-    """What is known of a stream when the ranks start; the same on all of them.
+    """What is known of a stream, or of the positions of a blend, when the ranks start; the same on all of them.
 
-    Attributes:
-        stream: its identity: the id of its manifest, or a digest of its first row where it has none.
-        samples_per_chunk: rows of its chunks.
-        samples: samples published.
-        ended: whether nothing will follow.
-        dealt: whether its rows were dealt by cost, so that they are to be read in order.
-
-    Of a blend: of its positions, as if they were the samples of one stream.
+    `stream` is the id of its manifest, or a digest of its first row; rows that were `dealt` by cost are read in order.
     """
 
     stream: str
@@ -63,25 +51,17 @@ class Facts(NamedTuple):
         return self.samples if self.ended else None
 
 
-Stopping = Literal["first_exhausted", "all_exhausted"]
-
-
 @dataclass(frozen=True, slots=True)
 class Streams:
     """The streams that a run trains, one or several in a blend; the same on every rank.
 
-    Attributes:
-        directories: of the streams.
-        facts: what all ranks know of each.
-        weights: of each, in samples.
-        stopping: where a blend ends.
-        units: how many samples of each a rank is dealt in a row; empty before that is decided.
+    `units` are how many samples of each a rank is dealt in a row; empty before that is decided.
     """
 
     directories: tuple[str, ...]
     facts: tuple[Facts, ...]
     weights: tuple[float, ...] = (1.0,)
-    stopping: Stopping = "first_exhausted"
+    stopping: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
     units: tuple[int, ...] = ()
 
     @property
@@ -102,62 +82,32 @@ class Streams:
 
 
 def data_parallel_rank(args: Any) -> Rank:
-    """Returns the rank for which this process reads.
-
-    For Megatron that of its `mpu`, the same for all model-parallel peers; for the Hugging Face trainer the global rank,
-    over the size of DeepSpeed's tensor parallelism if that is on.
-
-    Raises:
-        RankInvalid: this is one of several processes and neither is initialised.
-    """
-    rank = resolve_rank()
-    if settings.is_megatron(args):
-        return rank
-    deepspeed = getattr(args, "deepspeed", None)
-    size = 1
-    if isinstance(deepspeed, dict):
+    """Returns the rank for which this process reads, the same for all model-parallel peers (DeepSpeed's included)."""
+    rank, deepspeed, size = resolve_rank(), getattr(args, "deepspeed", None), 1
+    if not is_megatron(args) and isinstance(deepspeed, dict):
         size = (deepspeed.get("tensor_parallel") or {}).get("autotp_size") or 1
     return Rank(rank.dp_rank // size, rank.dp_size // size)
 
 
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def agree(value: _T) -> _T:
     """Returns the value of global rank 0 on all ranks. A collective: every rank calls it."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return value
     values = [value]
-    dist.broadcast_object_list(values, src=0)
+    if _several():
+        dist.broadcast_object_list(values, src=0)
     return values[0]
 
 
-def agree_on(mine: Facts, directory: str) -> Facts:
-    """Takes over what global rank 0 sees, so that a stream which ends just now has ended for all or for none.
-
-    Raises:
-        StreamMismatch: this rank sees another stream: the directory is not shared.
-    """
-    facts = agree(mine)
-    if (facts.stream, facts.samples_per_chunk) != (mine.stream, mine.samples_per_chunk):
-        raise StreamMismatch(
-            f"{directory}: rank 0 sees the stream {facts.stream} of {facts.samples_per_chunk} samples per chunk there, "
-            f"this rank {mine.stream} of {mine.samples_per_chunk}: is the directory on a filesystem that all nodes "
-            f"share?",
-            directory=directory,
-            expected=facts.stream,
-            actual=mine.stream,
-        )
-    return facts
-
-
-def all_come(key: str, patience: float = COMING_S) -> bool:
-    """Returns whether every rank calls this with the same key within some seconds; the same to all that call it.
-
-    No collective: a rank that does not come, because it trains or has ended, does not make the others hang.
-    """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+def all_come(key: str) -> bool:
+    """Returns whether every rank calls this with the same key within some seconds; no collective that could hang."""
+    if not _several():
         return True
     try:
         store = dist.distributed_c10d._get_default_store()
-        return _all_come(store, f"lazyshard/{key}", dist.get_world_size(), patience)
+        return _all_come(store, f"lazyshard/{key}", dist.get_world_size(), _COMING_S)
     except (AttributeError, RuntimeError, ValueError):
         # The process that holds the store has ended, or there is none.
         return False
@@ -175,13 +125,13 @@ def _all_come(store: Any, key: str, ranks: int, patience: float) -> bool:
 
 def barrier() -> None:
     """Waits for all ranks, where there are several."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if _several():
         dist.barrier()
 
 
 def is_first() -> bool:
     """Returns whether this is the one process that writes for all."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    return not _several() or dist.get_rank() == 0
 
 
 def notice(text: str) -> None:
@@ -195,34 +145,13 @@ def caution(text: str) -> None:
 
 
 def attend() -> None:
-    """Makes the lines of the library itself visible, such as those of a rank that waits, on every rank.
-
-    Where the program has set up the logger `lazyshard`, or the root logger, it stays so.
-    """
+    """Makes the lines of the library itself visible on every rank, unless the program has set up logging."""
     logger = logging.getLogger("lazyshard")
     if not logger.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+        handler.setFormatter(logging.Formatter("[%(levelname)s:lazyshard] %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
-
-
-def stopped(why: str, left: str = "", *, step: int, planned: int, trained: int, checkpoint: str | None) -> str:
-    """Returns the line of a run that stops before the steps that were asked for.
-
-    Args:
-        why: what has ended, or what did not come.
-        left: what of the streams was not trained; empty where more may come.
-        step: the last one that was trained.
-        planned: steps that were asked for.
-        trained: samples that were trained since the run began.
-        checkpoint: the one of the last step; None where none is saved yet, or none is asked for.
-    """
-    saved = "" if checkpoint is None else f". Checkpoint: {checkpoint}"
-    return (
-        f"{why}: training stops after step {step} of {planned}, on all ranks alike, with {trained} samples trained"
-        f"{left}{saved}"
-    )
 
 
 def _swift_logger() -> Any:

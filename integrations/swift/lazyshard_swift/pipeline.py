@@ -8,27 +8,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
-from lazyshard_swift import hooked, ms_swift, settings
-from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.hooked import wrap
-
-_STREAM: Final = "lazyshard_swift.stream"
-"""The module of our data set."""
+from lazyshard_swift import ms_swift
+from lazyshard_swift.errors import refused
+from lazyshard_swift.ms_swift import Maker, for_streams, is_stream, wrap
 
 
 def extend(module: ModuleType) -> None:
     """Wraps four methods of `SwiftSft`, from which the pipelines of pre-training, RLHF and Megatron inherit."""
-    wrap(
-        module.SwiftSft,
-        {
-            "_get_dataset": _get_dataset,
-            "_encode_dataset": _encode_dataset,
-            "_post_process_datasets": _post_process_datasets,
-            "_show_dataset": _show_dataset,
-        },
-    )
+    makers: dict[str, Maker] = {"_get_dataset": _get_dataset, "_post_process_datasets": _post_process_datasets}
+    makers |= {"_encode_dataset": for_streams(_encode_dataset), "_show_dataset": for_streams(_show_dataset)}
+    wrap(module.SwiftSft, makers)
 
 
 def _get_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,13 +42,8 @@ def _get_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_dataset
 
 
-def _encode_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
-    def encode_dataset(self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
-        if not is_stream(train_dataset):
-            return original(self, train_dataset, *rest, **options)
-        return [train_dataset, original(self, None, *rest, **options)[1]]
-
-    return encode_dataset
+def _encode_dataset(original: Any, self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
+    return [train_dataset, original(self, None, *rest, **options)[1]]
 
 
 def _post_process_datasets(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,25 +56,8 @@ def _post_process_datasets(original: Callable[..., Any]) -> Callable[..., Any]:
     return post_process_datasets
 
 
-def _show_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
-    def show_dataset(self: Any, train_dataset: Any, val_dataset: Any, *rest: Any, **options: Any) -> Any:
-        if not is_stream(train_dataset):
-            return original(self, train_dataset, val_dataset, *rest, **options)
-        return show(self, train_dataset, val_dataset)
-
-    return show_dataset
-
-
-def show(pipeline: Any, stream: Any, val_dataset: Any) -> None:
-    """Logs the first sample of a stream, if it is there already, and what there is of validation data.
-
-    ms-swift shows the first sample too, but then counts the tokens of all.
-
-    Args:
-        pipeline: ms-swift's, which has template and messages.
-        stream: the training data.
-        val_dataset: the validation data, None for none.
-    """
+def _show_dataset(original: Any, pipeline: Any, stream: Any, val_dataset: Any, *rest: Any, **options: Any) -> None:
+    """Logs the first sample of a stream, if it is there already; ms-swift would then count the tokens of all."""
     from lazyshard_swift.parallel import is_first, notice
 
     if is_first():
@@ -97,29 +66,20 @@ def show(pipeline: Any, stream: Any, val_dataset: Any) -> None:
             notice("nothing of the stream is there to be shown yet")
         else:
             pipeline.template.print_inputs(sample[0] if isinstance(sample, list) else sample)
-    args = pipeline.args
     pipeline.train_msg["train_dataset"] = repr(stream)
-    generated = getattr(args, "predict_with_generate", False)
-    if val_dataset is not None and len(val_dataset) and not args.lazy_tokenize and not generated:
+    counted = not pipeline.args.lazy_tokenize and not getattr(pipeline.args, "predict_with_generate", False)
+    if val_dataset is not None and len(val_dataset) and counted:
         pipeline.train_msg["val_dataset"] = pipeline._stat_dataset(val_dataset)
 
 
 def _check_hooks(args: Any) -> None:
     """Refuses to train with half of the integration: the trainer would deal the samples in an order of its own."""
-    trainer = "swift.megatron.trainers.base" if settings.is_megatron(args) else "swift.trainers.mixin"
+    trainer = "swift.megatron.trainers.base" if ms_swift.is_megatron(args) else "swift.trainers.mixin"
     # ms-swift imports its trainers late.
     importlib.import_module(trainer)
-    reasons = [outcome.reason for outcome in hooked.failures()]
-    if trainer not in {outcome.module for outcome in hooked.outcomes()}:
+    reasons = [outcome.reason for outcome in ms_swift.outcomes.values() if outcome.reason]
+    if trainer not in ms_swift.outcomes:
         reasons.append(f"{trainer} was imported before lazyshard could extend it")
     if reasons:
-        raise SettingsRefused(
-            f"--sharded_lazy true cannot work with this ms-swift: {'; '.join(reasons)}. Supported is "
-            f"{ms_swift.SUPPORTED}; `lazyshard doctor swift` shows what is missing",
-            argument="sharded_lazy",
-        )
-
-
-def is_stream(dataset: Any) -> bool:
-    """Returns whether a training data set is ours, without loading what ours needs."""
-    return type(dataset).__module__ == _STREAM
+        why = f"cannot work with this ms-swift: {'; '.join(reasons)}. Supported is {ms_swift.SUPPORTED}"
+        raise refused("sharded_lazy", f"--sharded_lazy true {why}; `lazyshard doctor swift` shows what is missing")

@@ -1,31 +1,23 @@
 """From a row of the stream to what the trainer takes: ms-swift's own preprocessing, then its template, row by row.
 
-On the ordinary path ms-swift first maps the whole data set (columns renamed, `query`/`response`, Alpaca and ShareGPT
-rows turned into `messages`) and encodes afterwards. The same classes are applied here to one row at a time.
+On the ordinary path ms-swift first maps the whole data set (columns renamed, Alpaca and ShareGPT rows turned into
+`messages`) and encodes afterwards; here the same classes are applied to one row at a time. Of an encoded stream the
+template is not asked, but compared with what the rows were encoded with.
 
-Of an encoded stream the template is not asked, but compared with what the rows were encoded with. Rows that the
-producer has cut (`--split`) or padded (`--pad`) are said to be so by the fact `form`.
-
-With ``--packing true`` the rows of the stream are packs already, as `lazyshard-producer run --pack` publishes them.
-Where ms-swift packs by itself, a sample of its `PackingDataset` is the list of the encoded rows of a pack, and its
-template's collator takes such lists apart, puts all rows of the micro batch one behind the other, and gives each
-positions from 0, from which the borders between them (`cu_seqlens`) follow. The same lists are made here of rows that
-are packs, and with ``--padding_free`` of sequences that were cut, whose documents it keeps apart. (ms-swift 4.6:
-`swift/dataset/packing.py`; `data_collator` and `packing_row` in `swift/template/base.py`.)
-
-The producer encodes by the same template outside of training (`open_encoder`). The arguments of `lazyshard-producer
-run` with `--encode swift` or `--measure swift` are ms-swift's, read by its own parser and completed by its own
-defaults, so that a template comes out as it does in training with the same ones, without a model's weights.
+With ``--packing true`` the rows are packs already (`lazyshard-producer run --pack`), which become lists of encoded rows
+like those of ms-swift's own `PackingDataset`: its collator puts the rows of a micro batch one behind the other, each
+with positions from 0, from which the borders between them (`cu_seqlens`) follow. With ``--padding_free`` the same is
+made of sequences that were cut (`--split`). (ms-swift 4.6: `swift/dataset/packing.py`, `swift/template/base.py`.)
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from lazyshard import LazyShardError, StreamReader
-from lazyshard.data.settings import EncodeCache
 from lazyshard.errors import ChunkRetired, SkipSample
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.records import Encoding, differences
@@ -35,19 +27,15 @@ from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.manifest import read_manifest
 from lazyshard_swift import ms_swift
-from lazyshard_swift.encoding import OF_ROWS, fingerprint, of_producer, pack, unpack
-from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.settings import packing_refused
+from lazyshard_swift.encoding import OF_ROWS, fingerprint, of_producer, pack, row_options, unpack
+from lazyshard_swift.errors import SettingsRefused, refused
 
 Encode: TypeAlias = Callable[..., Any]
 
-_PRODUCE = "make them where the stream is produced, with `lazyshard-producer run --pack TOKENS`"
-
 FORM: Final = "form"
+"""The fact that says which rows the producer has cut, "split", or padded, "pad"."""
 SPLIT: Final = "split"
 PAD: Final = "pad"
-LENGTH: Final = "length"
-LENGTHS: Final = "lengths"
 
 _LEFT_OUT: Final = {SPLIT: (FORM, "max_length", "truncation_strategy"), PAD: (FORM,)}
 """By form: what need not be alike. How long a row might be before it was cut is nothing for who trains the pieces."""
@@ -60,159 +48,112 @@ _ENVIRONMENT: Final = {
     "LOG_LEVEL": "ERROR",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-"""Of this process and its workers, where the user has not said otherwise."""
+"""Of the producer's process and its workers, where the user has not said otherwise."""
 
-MODES: Final = ("train", "rlhf")
+_MODES: Final = ("train", "rlhf")
 """Modes of a template in which it encodes for training: `mode` is `rlhf` for DPO and its like."""
 
 
+@dataclass(eq=False)
 class RowEncoder:
-    """Turns rows into encoded samples; an `encode_fn` for `LazyShardedDataset`.
+    """Turns rows into encoded samples by ms-swift's template; an `encode_fn` for `LazyShardedDataset`.
 
-    Args:
-        template: ms-swift's template, in its training mode.
-        columns: the mapping of ``--columns``, None for none.
-        auto_columns: whether well-known column names are mapped, as ms-swift does unless
-            ``--disable_auto_column_mapping true``.
-        keep_unused: whether columns that ms-swift does not know go on to the template (``--remove_unused_columns
-            false``).
-        packing_length: most tokens of a pack, where rows are packs, which become lists of encoded rows; None where
-            they are not.
-
-    Rows longer than ``--max_length``, which ms-swift drops from an ordinary data set, raise `SkipSample`.
+    Rows longer than ``--max_length``, which ms-swift drops from an ordinary data set, raise `SkipSample`. Packs of at
+    most `packing_length` tokens become lists of encoded rows.
     """
 
-    def __init__(
-        self,
-        template: Any,
-        columns: dict[str, str] | None = None,
-        auto_columns: bool = True,
-        keep_unused: bool = False,
-        packing_length: int | None = None,
-    ) -> None:
-        self._template = template
-        self._keep_unused = keep_unused
-        self._packing_length = packing_length
-        self._columns = dict(columns or {})
-        self._auto_columns = auto_columns
-        # Preprocessor and column names by the columns of a row: rows of a stream mostly have the same.
-        self._known: dict[tuple[str, ...], tuple[Any, dict[str, str]]] = {}
+    template: Any
+    columns: dict[str, str] | None = None
+    auto_columns: bool = True
+    keep_unused: bool = False
+    packing_length: int | None = None
+    # Preprocessor and column names by the columns of a row: rows of a stream mostly have the same.
+    _known: dict[tuple[str, ...], tuple[Any, dict[str, str]]] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the preprocessors behind."""
         return self.__dict__ | {"_known": {}}
 
-    def __call__(self, row: dict[str, Any], return_length: bool = True) -> Any:
-        """Returns the encoded row, with its length; of a pack the list of its rows, encoded.
+    def __call__(self, row: dict[str, Any]) -> Any:
+        """Returns the encoded row, with its length; of a pack the list of its rows, encoded."""
+        return encode_packs(row, self.packing_length, self._encode)
 
-        Raises:
-            SkipSample: the row is too long, or ms-swift's preprocessing drops it.
-            Exception: whatever ms-swift raises.
-        """
-        return encode_packs(row, self._packing_length, lambda one: self._encode(one, return_length))
-
-    def _encode(self, row: dict[str, Any], return_length: bool) -> Any:
+    def _encode(self, row: dict[str, Any]) -> Any:
         from swift.template import MaxLengthError
 
         try:
-            return self._template.encode(self.standardise(row), return_length=return_length)
+            return self.template.encode(self._standardise(row), return_length=True)
         except MaxLengthError as cause:
             raise SkipSample(str(cause)) from cause
 
-    def standardise(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _standardise(self, row: dict[str, Any]) -> dict[str, Any]:
         """Returns the row as ms-swift's preprocessing leaves it."""
         names = tuple(row)
-        known = self._known.get(names)
-        if known is None:
-            known = self._known[names] = self._choose(names)
-        preprocessor, renamed = known
-        given, row = row, {renamed.get(name, name): value for name, value in row.items()}
-        if "solution" in given:
+        if names not in self._known:
+            self._known[names] = self._choose(names)
+        preprocessor, renamed = self._known[names]
+        values = {renamed.get(name, name): [value] for name, value in row.items()}
+        if "solution" in row:
             # ms-swift keeps it under this name past the preprocessing that takes it for the response.
-            row["__#solution"] = given["solution"]
-        batch = preprocessor.batched_preprocess(
-            {name: [value] for name, value in row.items()}, strict=True, ignore_max_length_error=False
-        )
-        counts = {len(values) for values in batch.values()}
+            values["__#solution"] = [row["solution"]]
+        batch = preprocessor.batched_preprocess(values, strict=True, ignore_max_length_error=False)
+        counts = {len(made) for made in batch.values()}
         if counts == {0} or not batch:
             raise SkipSample("ms-swift's preprocessing drops this row")
         if counts != {1}:
             raise ValueError(f"ms-swift's preprocessing makes {max(counts)} samples of this row; a row is one sample")
-        kept = batch if self._keep_unused else preprocessor.standard_keys
-        return {name: values[0] for name, values in batch.items() if name in kept}
+        kept = batch if self.keep_unused else preprocessor.standard_keys
+        return {name: made[0] for name, made in batch.items() if name in kept}
 
     def _choose(self, names: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
         """Returns ms-swift's preprocessor for rows with these columns, and how their columns are renamed for it."""
         from swift.dataset import AutoPreprocessor, RowPreprocessor
 
-        def rename(columns: _Columns, mapping: dict[str, str]) -> _Columns:
-            renamed: _Columns = RowPreprocessor.safe_rename_columns(columns, mapping)
-            return renamed
-
-        columns = rename(_Columns({name: name for name in names}), self._columns)
+        rename = RowPreprocessor.safe_rename_columns
+        columns = rename(_Columns({name: name for name in names}), self.columns or {})
         preprocessor = AutoPreprocessor()._get_preprocessor(columns)
         columns = rename(columns, preprocessor.origin_columns)
-        if self._auto_columns:
+        if self.auto_columns:
             columns = rename(columns, preprocessor.columns)
         return preprocessor, {was: now for now, was in columns.features.items() if now != was}
 
 
+@dataclass
 class _Columns:
-    """The columns of a row, with as much of the face of a Hugging Face data set as ms-swift needs to rename them.
+    """The columns of a row, present name to name in the row, as a Hugging Face data set of which they are renamed."""
 
-    Attributes:
-        features: present name to name in the row.
-    """
-
-    def __init__(self, features: dict[str, str]) -> None:
-        self.features = features
+    features: dict[str, str]
 
     def rename_columns(self, mapping: dict[str, str]) -> _Columns:
         return _Columns({mapping.get(now, now): was for now, was in self.features.items()})
 
 
-def prepare_packing(args: Any, template: Any) -> None:
-    """Has ms-swift's template take lists of encoded rows, as `PackingDataset` does, if ``--packing`` is given."""
-    if getattr(args, "packing", False):
-        template.packing = True
-        template.padding_free = True
+def encoder_of(args: Any, template: Any, most: int | None = None) -> RowEncoder:
+    """Returns the encoder of raw rows by ms-swift's arguments; `most` are the tokens of a pack."""
+    return RowEncoder(template, **row_options(args), keep_unused=not args.remove_unused_columns, packing_length=most)
 
 
-def check_packs(args: Any, reader: StreamReader, samples: int) -> None:
-    """Refuses a stream of packs without ``--packing``, and one of other rows with it, as far as there are rows yet.
-
-    Args:
-        args: ms-swift's arguments.
-        reader: of the stream.
-        samples: published, as all ranks know.
-
-    Raises:
-        SettingsRefused: with the way out.
-    """
+def check_packs(packing: bool, reader: StreamReader, samples: int) -> None:
+    """Refuses a stream of packs without ``--packing``, and one of other rows with it, as far as there are rows yet."""
     if not samples:
         return
     try:
-        row = _any_row(reader, samples)
+        try:
+            row = parse_row(reader.line(0))
+        except ChunkRetired:
+            row = parse_row(reader.line(samples - 1))
     except LazyShardError:
         # Whoever reads on there will say so.
         return
-    wrong = _mismatch(decode_pack(row) is not None, bool(getattr(args, "packing", False)))
+    wrong = _mismatch(decode_pack(row) is not None, packing)
     if wrong is not None:
-        raise packing_refused(f"--dataset {reader.directory}: {wrong}")
+        raise refused("packing", f"--dataset {reader.directory}: {wrong}")
 
 
 def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[dict[str, Any]], Any]) -> Any:
-    """Returns what the collator takes for a row: it encoded, or for a pack the list of its rows encoded.
+    """Returns what the collator takes for a row: it encoded, or for a pack of at most so many tokens a list of them.
 
-    Args:
-        row: of the stream.
-        most: tokens of a pack, None where there are to be no packs.
-        encode_row: ms-swift's template, for one row.
-
-    Raises:
-        SkipSample: a row of the pack is too long, or ms-swift drops it: the pack is left out.
-        ValueError: it is a pack and was to be none, or the other way round; a row of it cannot be encoded; or it has
-            more tokens than a pack may have.
+    A pack of which a row is to be skipped is left out whole.
     """
     pack = decode_pack(row)
     wrong = _mismatch(pack is not None, most is not None)
@@ -238,99 +179,69 @@ def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[di
     return samples
 
 
-def _any_row(reader: StreamReader, samples: int) -> dict[str, Any]:
-    """Returns a row that is there."""
-    try:
-        return parse_row(reader.line(0))
-    except ChunkRetired:
-        return parse_row(reader.line(samples - 1))
-
-
 def _mismatch(is_pack: bool, packing: bool) -> str | None:
     """Returns what is wrong where packs and ``--packing`` do not go together."""
-    if is_pack and not packing:
+    if is_pack == packing:
+        return None
+    if is_pack:
         return "its rows are packs (lazyshard-producer run --pack): give --packing true"
-    if packing and not is_pack:
-        return (
-            "its rows are no packs, and a stream cannot be sorted into packs before training as a whole data set is: "
-            f"{_PRODUCE}, or leave out --packing; with --padding_free true the samples of a micro batch are "
-            "concatenated without padding"
-        )
-    return None
+    instead = "or leave out --packing; with --padding_free true a micro batch is concatenated without padding"
+    return f"its rows are no packs: produce the stream with `lazyshard-producer run --pack TOKENS`, {instead}"
 
 
 def encoders(
     directories: Sequence[str], template: Any, raw: Encode, packing_length: int | None = None
 ) -> tuple[Encode, ...]:
-    """Returns what makes samples of the rows of each of these streams, which are there.
+    """Returns what makes samples of the rows of each of these streams; of raw rows `raw` does.
 
-    Args:
-        directories: of the streams.
-        template: ms-swift's, in its training mode; is told where samples are lists of documents.
-        raw: makes samples of rows that are not encoded.
-        packing_length: most tokens of a pack, where rows are packs; None where they are not.
-
-    Raises:
-        SettingsRefused: a stream's rows were encoded otherwise than the template would encode them; or sequences are
-            blended with other rows, which ms-swift's collator takes apart from each other alone.
+    The template is told where samples are lists of documents.
     """
     found: list[Encode] = []
     forms: list[Any] = []
+    apart = bool(getattr(template, "padding_free", False))
     for directory in directories:
         manifest = read_manifest(stream_path(directory), None)
-        if manifest is None or manifest.encoding is None:
-            found.append(raw)
-            forms.append(None)
-        else:
-            check_encoding(directory, manifest.encoding, fingerprint(template))
-            forms.append(manifest.encoding.get(FORM))
-            apart = bool(getattr(template, "padding_free", False))
-            found.append(EncodedRows(packing_length, forms[-1], apart=apart))
-    if SPLIT in forms and getattr(template, "padding_free", False):
-        if set(forms) != {SPLIT}:
-            others = [directory for directory, form in zip(directories, forms, strict=True) if form != SPLIT]
-            raise SettingsRefused(
-                f"--dataset {' '.join(directories)}: with --padding_free true sequences (lazyshard-producer run "
-                f"--split) are blended with sequences alone, and {', '.join(others)} holds others: give --padding_free "
-                f"false",
-                argument="padding_free",
-            )
+        encoding = None if manifest is None else manifest.encoding
+        if encoding is not None:
+            _check_encoding(directory, encoding, fingerprint(template))
+        forms.append(None if encoding is None else encoding.get(FORM))
+        found.append(raw if encoding is None else EncodedRows(packing_length, forms[-1], apart=apart))
+    if SPLIT in forms and apart:
+        others = [directory for directory, form in zip(directories, forms, strict=True) if form != SPLIT]
+        if others:
+            why = "with --padding_free true sequences (lazyshard-producer run --split) are blended with sequences alone"
+            way_out = f"{', '.join(others)} holds others: give --padding_free false"
+            raise refused("padding_free", f"--dataset {' '.join(directories)}: {why}, and {way_out}")
         template.packing = True
     return tuple(found)
 
 
+@dataclass(eq=False)
 class EncodedRows:
     """Turns encoded rows into what the template has returned; an `encode_fn` for `LazyShardedDataset`.
 
-    Args:
-        packing_length: most tokens of a pack, where rows are packs; None where they are not.
-        form: "split" or "pad" where rows were cut or padded, else None.
-        apart: whether a sequence that was cut becomes the list of the documents in it.
+    With `apart` a row whose form is "split" becomes the list of the documents in it.
     """
 
-    def __init__(self, packing_length: int | None = None, form: Any = None, *, apart: bool = False) -> None:
-        self._packing_length = packing_length
-        self._form = form
-        self._apart = apart
+    packing_length: int | None = None
+    form: Any = None
+    apart: bool = False
 
     def __call__(self, row: dict[str, Any]) -> Any:
-        """Returns the sample; of a pack the list of its samples, of a sequence that of its documents if asked for.
-
-        Raises:
-            ValueError: it is a pack and was to be none, or the other way round; or it has more tokens than a pack may
-                have.
-        """
-        sample = encode_packs(row, self._packing_length, unpack)
-        if self._form == SPLIT:
-            return _documents(sample) if self._apart else _begun(sample)
-        return _padded(sample) if self._form == PAD else sample
+        """Returns the sample; of a pack the list of its samples, of a sequence that of its documents if asked for."""
+        sample = encode_packs(row, self.packing_length, unpack)
+        if self.form == SPLIT:
+            return _documents(sample) if self.apart else _begun(sample)
+        if self.form == PAD:
+            # A row of all its tokens, of which the last ones have no label: positions go by `length`.
+            sample.pop(ATTENTION_MASK, None)
+            tokens = len(sample[INPUT_IDS])
+            sample |= {"length": tokens, "lengths": [tokens]}
+        return sample
 
 
 def _begun(sample: dict[str, Any]) -> dict[str, Any]:
-    """Returns tokens of which the first is nobody's label: ms-swift rolls labels, so the last one would predict it.
-
-    As of any sample of ms-swift's, those included that it cuts itself (``--truncation_strategy split``).
-    """
+    """Returns tokens of which the first is nobody's label: ms-swift rolls labels, so the last one would predict it."""
     if sample.get(LABELS):
         sample[LABELS][0] = NO_LABEL
     return sample
@@ -340,46 +251,23 @@ def _documents(sample: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the documents of a sequence, or parts of them, as samples; each has positions from 0."""
     names = [name for name in (INPUT_IDS, LABELS) if sample.get(name)]
     starts = [place for place, position in enumerate(sample[POSITION_IDS]) if position == 0]
-    borders = zip(starts, [*starts[1:], len(sample[POSITION_IDS])], strict=True)
-    return [
-        _begun({**{name: sample[name][start:stop] for name in names}, LENGTH: stop - start, LENGTHS: [stop - start]})
-        for start, stop in borders
-    ]
+    found = []
+    for start, stop in zip(starts, [*starts[1:], len(sample[POSITION_IDS])], strict=True):
+        size = {"length": stop - start, "lengths": [stop - start]}
+        found.append(_begun({name: sample[name][start:stop] for name in names} | size))
+    return found
 
 
-def _padded(sample: dict[str, Any]) -> dict[str, Any]:
-    """Returns a padded row as one of all its tokens, of which the last ones have no label: positions go by `length`."""
-    sample.pop(ATTENTION_MASK, None)
-    tokens = len(sample[INPUT_IDS])
-    return sample | {LENGTH: tokens, LENGTHS: [tokens]}
-
-
-def check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
-    """Compares what a stream's rows were encoded with to what this run would encode them with.
-
-    Raises:
-        SettingsRefused: naming all that differs.
-    """
+def _check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
+    """Refuses rows that were encoded otherwise than this run would encode them, naming all that differs."""
     if stream.get("kind") != own.get("kind"):
-        raise SettingsRefused(
-            f"--dataset {directory}: its rows were encoded by {stream.get('function', stream.get('kind'))}, not by "
-            f"ms-swift's template, so its trainer cannot take them: produce the stream anew with --encode swift, or "
-            f"without --encode",
-            argument="dataset",
-        )
+        why = f"its rows were encoded by {stream.get('function', stream.get('kind'))}, not by ms-swift's template"
+        raise refused("dataset", f"--dataset {directory}: {why}: produce it anew with --encode swift, or without")
     found = differences(stream, own, leave_out=(*OF_ROWS, *_LEFT_OUT.get(str(stream.get(FORM)), ())))
     if found:
-        raise SettingsRefused(
-            f"--dataset {directory}: its rows were encoded otherwise than this run would encode them: "
-            f"{'; '.join(found)} (there: the stream, here: this run). Train with the settings of the stream, or "
-            f"produce it anew with those of this run",
-            argument="dataset",
-        )
-
-
-def for_stream(cache: EncodeCache, encode: Encode | None) -> EncodeCache:
-    """Returns the cache of a stream's data set; none where its rows are encoded, or not to be."""
-    return EncodeCache() if encode is None or isinstance(encode, EncodedRows) else cache
+        why = f"its rows were encoded otherwise than this run would encode them: {'; '.join(found)}"
+        way_out = "Train with the settings of the stream, or produce it anew with those of this run"
+        raise refused("dataset", f"--dataset {directory}: {why} (there: the stream, here: this run). {way_out}")
 
 
 def open_encoder(
@@ -387,14 +275,8 @@ def open_encoder(
 ) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
     """Returns what encodes a row as ms-swift would before training it, and what it encodes with.
 
-    Args:
-        model: the model's folder or name.
-        template: the template's name; None for the model's.
-        max_length: of which longer rows make no sample; None for what the model takes.
-        options: names and values of other options of ms-swift; besides these `mode`, one of `MODES`.
-
-    Raises:
-        SettingsRefused: ms-swift is not installed or too old, or cannot encode by these options.
+    Arguments are read by ms-swift's own parser and completed by its own defaults, without a model's weights. Besides
+    ms-swift's own there is `mode` among the options, "train" or "rlhf".
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -404,34 +286,21 @@ def open_encoder(
     except ImportError as cause:
         raise SettingsRefused(f"swift needs ms-swift {ms_swift.needed()}: {cause}") from cause
     given = dict(options)
-    mode = given.pop("mode", MODES[0])
-    if mode not in MODES:
-        raise SettingsRefused(f"mode is one of {', '.join(MODES)}, got {mode!r}", argument="mode")
+    mode = given.pop("mode", _MODES[0])
+    if mode not in _MODES:
+        raise refused("mode", f"mode is one of {', '.join(_MODES)}, got {mode!r}")
     asked = {"model": model, "template": template, "max_length": max_length, **given}
     flags = [text for name, value in asked.items() if value is not None for text in (f"--{name}", str(value))]
     args, left = parse_args(BaseArguments, flags)
     if left:
-        raise SettingsRefused(f"ms-swift has no option {left[0]} for what it encodes with", argument=left[0])
+        raise refused(left[0], f"ms-swift has no option {left[0]} for what it encodes with")
     if args.truncation_strategy == "split":
-        raise SettingsRefused(
-            "truncation_strategy split makes several samples of one row: split long rows with --transform, or choose "
-            "delete, left or right",
-            argument="truncation_strategy",
-        )
+        name, way_out = "truncation_strategy", "split long rows with --transform, or choose delete, left or right"
+        raise refused(name, f"{name} split makes several samples of one row: {way_out}")
     made = args.get_template()
     if made.use_model:
-        raise SettingsRefused(
-            f"the template {made.template_meta.template_type} encodes with the model itself, so only training can do it"
-        )
+        kind = made.template_meta.template_type
+        raise SettingsRefused(f"the template {kind} encodes with the model itself, so only training can do it")
     made.set_mode(mode)
-    columns = args.columns if isinstance(args.columns, dict) else None
-    encoder = RowEncoder(
-        made,
-        columns=columns,
-        auto_columns=not args.disable_auto_column_mapping,
-        keep_unused=not args.remove_unused_columns,
-    )
-    return (
-        lambda row: pack(encoder(row)),
-        of_producer(made, columns, not args.disable_auto_column_mapping),
-    )
+    encoder = encoder_of(args, made)
+    return lambda row: pack(encoder(row)), of_producer(made, **row_options(args))

@@ -21,8 +21,7 @@ from lazyshard.store.durable import publish_bytes, sync_directory
 from lazyshard.stream import write_cursor
 from lazyshard.stream.manifest import read_manifest
 from lazyshard_swift import checkpoints as swift_checkpoints
-from lazyshard_swift.checkpoints import load_if_there, save_position
-from lazyshard_swift.position import Position
+from lazyshard_swift.checkpoints import Position, load_if_there, save_position
 from tests.harness.disks import cut_power
 from tests.harness.planted import power as power_mutants
 from tests.harness.power.checks import Told

@@ -19,14 +19,13 @@ from lazyshard.data.rank import Rank
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard_swift import parallel
-from lazyshard_swift.checkpoints import save_position
+from lazyshard_swift.checkpoints import Position, save_position
+from lazyshard_swift.ms_swift import is_megatron
 from lazyshard_swift.opening import open_train_stream, read_lengths
 from lazyshard_swift.parallel import Facts, Streams
 from lazyshard_swift.planning import decide
-from lazyshard_swift.position import Position
 from lazyshard_swift.rows import RowEncoder
 from lazyshard_swift.run_plan import RunPlan
-from lazyshard_swift.settings import groups_by_length, is_megatron
 from lazyshard_swift.stream import TrainStream
 from tests.data import swift_samplers
 
@@ -158,7 +157,7 @@ def decided(args: Any, samples: int = 100, ended: bool = True, dp: int = 2, per_
 
 def plan(args: Any, directory: Path, rank: int, dp: int) -> RunPlan:
     found, lengths = facts_of(directory), None
-    if groups_by_length(args):
+    if args.group_by_length:
         lengths = read_lengths(args, str(directory), found, sampler_of(is_megatron(args))).digest
     return decide_one(args, directory, found, Rank(rank, dp), lengths)
 
@@ -177,7 +176,7 @@ def open_stream(run: RunPlan, *, max_wait: float = 0.0) -> TrainStream:
     encoder = cast("RowEncoder", lambda row: row["id"])
     options: dict[str, Any] = {"max_wait": max_wait, "on_bad_sample": "raise", "samples_per_chunk": None}
     if run.grouping is not None:
-        options["lengths"] = lengths_by_sample(StreamReader(run.directory, max_wait=max_wait), run.total)
+        options["lengths"] = lengths_by_sample(StreamReader(run.streams.where, max_wait=max_wait), run.total)
     return TrainStream(run, (encoder,), **options)
 
 

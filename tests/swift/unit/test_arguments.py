@@ -1,4 +1,4 @@
-"""`arguments` and `settings`: our fields in a class of ms-swift's shape, what is refused, and what follows."""
+"""`arguments`: our fields in a class of ms-swift's shape, what is refused, and what follows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from lazyshard.format.cursor import check_consumer
-from lazyshard_swift import arguments, settings
+from lazyshard_swift import arguments
 from lazyshard_swift.arguments import check_combinations
+from lazyshard_swift.checkpoints import consumer_name
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.settings import Progress
+from lazyshard_swift.planning import progress_of
+from lazyshard_swift.run_plan import Progress
 from tests.swift.unit.runs import DEFAULTS, hugging_face, megatron, refused
 
 NAME = "stand_in_data_args"
@@ -386,10 +388,10 @@ def test_stream_of_validation_data_is_refused(tmp_path: Path) -> None:
 )
 def test_progress(args: Any, live: bool, expected: Progress | str) -> None:
     if isinstance(expected, Progress):
-        assert settings.progress(args, live) == expected
+        assert progress_of(args, live) == expected
         return
     with refused(SettingsRefused, argument=expected):
-        settings.progress(args, live)
+        progress_of(args, live)
 
 
 @pytest.mark.parametrize("make", [megatron, hugging_face])
@@ -398,10 +400,10 @@ def test_live_stream_has_no_epochs_to_save_after(make: Any) -> None:
         for strategy in ("epoch", "EPOCH", IntervalStrategy.EPOCH):
             args = make(train_iters=7, max_steps=7, **{name: strategy})
             with refused(SettingsRefused, argument=name):
-                settings.progress(args, True)
-            assert settings.progress(args, False) == Progress(7, None)
+                progress_of(args, True)
+            assert progress_of(args, False) == Progress(7, None)
         for other in ("steps", IntervalStrategy.NO, None):
-            assert settings.progress(make(train_iters=7, max_steps=7, **{name: other}), True) == Progress(7, None)
+            assert progress_of(make(train_iters=7, max_steps=7, **{name: other}), True) == Progress(7, None)
 
 
 def test_consumer_is_the_same_over_the_restarts_of_a_run_and_another_one_for_another(
@@ -409,11 +411,11 @@ def test_consumer_is_the_same_over_the_restarts_of_a_run_and_another_one_for_ano
 ) -> None:
     starts = ["/runs/one", "/runs/one/", "/runs/two/../one", "/runs/one/v0-20261121-010203"]
     starts += ["/runs/one/v12-20270101-235959", "/runs/one/v12-20270101-235959/"]
-    assert {settings.consumer_name(folder) for folder in starts} == {"one-0436b62a"}
+    assert {consumer_name(folder) for folder in starts} == {"one-0436b62a"}
     others = ["/runs/one", "/runs/two", "/other/one", "/runs/one/v0", "/runs/one/v0-2026", "/runs/one/a", "/", "/runs"]
-    assert len({settings.consumer_name(folder) for folder in others}) == len(others)
+    assert len({consumer_name(folder) for folder in others}) == len(others)
     monkeypatch.chdir(tmp_path)
-    assert settings.consumer_name("output") == settings.consumer_name(str(tmp_path / "output"))
+    assert consumer_name("output") == consumer_name(str(tmp_path / "output"))
     # It is a name that a cursor can have.
     for folder, begins in {
         **dict.fromkeys(("/", "/runs/数据", "/runs/-", "/runs/" + b"\xff".decode("utf-8", "surrogateescape")), "run-"),
@@ -422,5 +424,5 @@ def test_consumer_is_the_same_over_the_restarts_of_a_run_and_another_one_for_ano
         "/runs/a.reading": "a-reading-",
         "/runs/" + "x" * 255: "x" * 64 + "-",
     }.items():
-        name = settings.consumer_name(folder)
+        name = consumer_name(folder)
         assert (name[: len(begins)], len(name), check_consumer(name)) == (begins, len(begins) + 8, name)

@@ -17,9 +17,17 @@ from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
 from lazyshard.stream.retire import retire
 from lazyshard_swift import checkpoints, parallel
-from lazyshard_swift.checkpoints import Checkpoints, is_whole, let_go_of_cursors, load_position, save_position
+from lazyshard_swift.checkpoints import (
+    Checkpoints,
+    Position,
+    is_whole,
+    let_go_of_cursors,
+    load_position,
+    parse,
+    save_position,
+)
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
-from lazyshard_swift.position import Position, check_fits, parse
+from lazyshard_swift.run_plan import check_fits
 from tests.stream.streams import names, produce
 from tests.swift.unit import runs
 from tests.swift.unit.runs import SAVED, as_rank, megatron, open_streams, plan, position, refused
@@ -82,7 +90,7 @@ def test_file_cut_at_any_byte_is_refused_and_one_of_a_later_release_with_more_fi
     # The newline alone says nothing.
     assert parse(data[:-1], FILE) == position()
     for size in range(len(data) - 1):
-        assert_refused(data[:size], f"{size} bytes")
+        assert_refused(data[:size], "a JSON object")
     assert parse(changed(more=[1, 2], saved_at=1795000000), FILE) == position(saved_at=1795000000.0)
 
 
@@ -101,13 +109,13 @@ BAD: list[tuple[bytes, str]] = [
     (b'{"format": 1, "stream": "\xff"}', ""),
     (b'{"format": 1, "saved_at": NaN}', ""),
     (position().to_bytes() * 2, ""),
-    *((changed(format=version), "format is ") for version in (0, 3, 1.5, "1", None, [1], True, 1.0)),
+    *((changed(format=version), "format") for version in (0, 3, 1.5, "1", None, [1], True, 1.0)),
     # A run would go on with it, and whatever is not "strided" would be read as "block".
-    *((changed(layout=layout), "layout is ") for layout in ("", "Strided", "striped", "both")),
-    *((changed(**{name: value}), f"{name} is ") for name, kind in SAVED.items() for value in WRONG[type(kind)]),
-    *((orjson.dumps({key: value for key, value in LATEST.items() if key != name}), f"{name} is ") for name in SAVED),
+    *((changed(layout=layout), "'layout'") for layout in ("", "Strided", "striped", "both")),
+    *((changed(**{name: value}), f"'{name}'") for name, kind in SAVED.items() for value in WRONG[type(kind)]),
+    *((orjson.dumps({key: value for key, value in LATEST.items() if key != name}), f"'{name}'") for name in SAVED),
     # orjson writes no integer past 64 bits; JSON can.
-    (changed(step="@").replace(b'"@"', b"18446744073709551616"), "step is "),
+    (changed(step="@").replace(b'"@"', b"18446744073709551616"), "'step'"),
     *((changed(**{name: wrong}), name) for name in ("state", "skipped") for wrong in WRONG[type(None)]),
     (changed(state=STATE | {"format": 2}), "format 2"),
     (changed(state=STATE | {"seed": -1}), "'state.seed'"),
@@ -119,7 +127,7 @@ BAD: list[tuple[bytes, str]] = [
     (changed(seed=1), "seed 42"),
     (changed(samples_per_chunk=8), "samples_per_chunk 4"),
     (changed(stream="f" * 32), "stream_id"),
-    (changed(layout="grouped", window=0), "grouping is None"),
+    (changed(layout="grouped", window=0), "'grouping'"),
     # Of which no run can be.
     (format_1(consumed=47), "dp_size 2"),
     (format_1(dp_size=0), "dp_size 0"),
@@ -363,10 +371,10 @@ def test_position_is_there_before_the_weights_and_the_cursor_after_them(director
     saves = kept(directory, output)
     saves.commit()
     assert not (directory / "cursors").exists(), "written without a checkpoint"
-    assert (saves.pending, saves.last_step) == (False, -1)
+    assert (bool(saves.pending), saves.last_step) == (False, -1)
     saves.begin(str(output / "checkpoint-5"), 20, 5)
     assert names(output / "checkpoint-5") == ["lazyshard.json"]
-    assert (saves.pending, saves.last_step) == (True, 5)
+    assert (bool(saves.pending), saves.last_step) == (True, 5)
     assert read_cursor(directory, CONSUMER) is None
     # --async_save: more than one may be under way, and the newest counts.
     saves.begin(str(output / "checkpoint-6"), 24, 6)
@@ -407,7 +415,7 @@ def test_only_the_first_rank_writes(directory: Path, output: Path) -> None:
         saves.begin(str(output / "checkpoint-5"), 20, 5)
         saves.commit()
     # But every rank knows that there is one, or they would not all save at the end.
-    assert (saves.last_step, saves.pending) == (5, False)
+    assert (saves.last_step, bool(saves.pending)) == (5, False)
     assert not output.exists()
     assert not (directory / "cursors").exists()
 

@@ -26,9 +26,9 @@ from lazyshard_swift.encoding import (
     unpack,
 )
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.gate import open_data
 from lazyshard_swift.parallel import Facts, Streams
 from lazyshard_swift.rows import EncodedRows, encoders
+from lazyshard_swift.stream import open_data
 from tests.swift.unit.runs import hugging_face, refused
 
 
@@ -107,7 +107,7 @@ def test_encoder_is_asked_for_samples_of_raw_streams_alone(tmp_path: Path) -> No
     assert found[1] is of_raw
     facts = tuple(Facts(name, 2, 4, True) for name in "ab")
     streams = Streams(directories, facts, (0.5, 0.5), "all_exhausted")
-    blend = open_data(streams, Rank(0, 1), found, Order(layout="strided"), {}, {})
+    blend = open_data(streams, Rank(0, 1), found, Order(layout="strided"), {})
     samples = sorted((blend[index]["input_ids"] for index in range(8)), key=str)
     assert samples == sorted([[0, 1], [1, 1], [2, 1], [3, 1], [0], [-1], [-2], [-3]], key=str)
 

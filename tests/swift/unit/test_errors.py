@@ -17,7 +17,7 @@ import pytest
 from lazyshard import errors as library
 from lazyshard.stream import Published
 from lazyshard_swift import errors, parallel
-from lazyshard_swift.parallel import stopped
+from lazyshard_swift.stream import stopped
 from tests.swift.programs import python
 from tests.swift.unit.runs import decided, megatron
 
@@ -72,10 +72,7 @@ def caught(kind: type[library.LazyShardError], text: str) -> library.LazyShardEr
         (caught(library.ChunkCorrupt, "/s/chunk_00003.jsonl: row 7"), "/s/chunk_00003.jsonl: row 7"),
         (caught(library.BadSample, "a row:\nover two lines"), "a row:\nover two lines"),
         # In the text of an error there may be anything.
-        (
-            caught(library.BadSample, "row 3: ValueError: BadSample: a"),
-            "row 3: ValueError: BadSample: a",
-        ),
+        (caught(library.BadSample, "row 3: ValueError: BadSample: a"), "row 3: ValueError: BadSample: a"),
         (library.BadSample("Caught nothing"), "Caught nothing"),
         (library.WaitTimeout("or wait longer with max_wait"), "or wait longer with --sharded_lazy_max_wait"),
     ],
@@ -183,7 +180,7 @@ def test_end_of_a_stream() -> None:
         "samples trained and 3 left over, fewer than the 8 of a step"
     )
     for checkpoint, end in ((None, ""), ("output/checkpoint-25", ". Checkpoint: output/checkpoint-25")):
-        assert stopped(why, left, step=25, planned=60, trained=200, checkpoint=checkpoint) == told + end
+        assert stopped(why, left, 25, 60, 200, checkpoint) == told + end
 
 
 @contextlib.contextmanager

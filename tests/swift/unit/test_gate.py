@@ -13,8 +13,7 @@ from lazyshard import LazyShardedDataset
 from lazyshard.errors import WaitTimeout
 from lazyshard_swift import parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
-from lazyshard_swift.gate import StepGate, members
-from lazyshard_swift.stream import check_present
+from lazyshard_swift.stream import StepGate, check_present, members
 from tests.data.options import grouped
 from tests.stream.streams import produce
 from tests.swift.unit.runs import refused

@@ -15,7 +15,7 @@ from lazyshard.plan.deal import Rules
 from lazyshard_swift.checkpoints import save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.planning import batch_sizes, resume_checkpoint
-from lazyshard_swift.settings import Progress
+from lazyshard_swift.run_plan import Progress
 from tests.swift.unit.runs import (
     DIRECTORY,
     checkpoint,

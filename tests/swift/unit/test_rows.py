@@ -102,10 +102,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "unused columns kept": {"remove_unused_columns": False},
     "solution kept": {"remove_unused_columns": False},
     "without automatic names": {"disable_auto_column_mapping": True},
-    "columns alone": {
-        "columns": {"a": "query", "b": "response"},
-        "disable_auto_column_mapping": True,
-    },
+    "columns alone": {"columns": {"a": "query", "b": "response"}, "disable_auto_column_mapping": True},
 }
 
 DROPPED: dict[str, Rows] = {

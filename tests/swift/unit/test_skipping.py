@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lazyshard.plan.deal import Rules
+from lazyshard_swift.checkpoints import Position
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
-from lazyshard_swift.position import Position
 from tests.stream.streams import produce
 from tests.swift.unit.runs import checkpoint, decided, hugging_face, megatron, refused
 from tests.swift.unit.test_rescale import PER_CHUNK, STEPS, History, Shape

@@ -45,7 +45,6 @@ class Part:
     draws_per_step: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
         check_integer("dp", self.dp, 1, _MAX_RANKS)
         check_integer("batch_size", self.batch_size, 1, MAX_SAMPLES)
         check_integer("draws", self.draws, 0, MAX_SAMPLES)
@@ -53,7 +52,7 @@ class Part:
             check_integer("epoch", self.epoch, 0, MAX_SAMPLES, " or null")
         if type(self.trained) is not bool:
             raise refused("trained", "true or false", self.trained)
-        check_ranges("skip", self.skip)
+        _check_ranges(self.skip)
         check_integer("first_step", self.first_step, 0, MAX_SAMPLES)
         check_integer("draws_per_step", self.draws_per_step, 0, MAX_SAMPLES)
 
@@ -64,17 +63,17 @@ def check_integer(field: str, value: Any, low: int, high: int, otherwise: str = 
         raise refused(field, f"an integer from {low} to {high}{otherwise}", value)
 
 
-def check_ranges(field: str, ranges: Any) -> None:
-    """Refuses what is no tuple of half-open ranges of sample numbers, none of them empty, sorted and disjoint."""
+def _check_ranges(ranges: Any) -> None:
+    """Refuses what is no tuple of half-open ranges, none of them empty, sorted and disjoint."""
     if not isinstance(ranges, tuple):
-        raise refused(field, "a list of ranges", ranges)
+        raise refused("skip", "a list of ranges", ranges)
     stop_before = 0
     for number, one in enumerate(ranges):
         if not isinstance(one, tuple) or len(one) != 2:
-            raise refused(f"{field}[{number}]", "a range: its first sample and the one behind its last", one)
+            raise refused(f"skip[{number}]", "a range: its first sample and the one behind its last", one)
         start, stop = one
-        check_integer(f"{field}[{number}][0]", start, stop_before, MAX_SAMPLES)
-        check_integer(f"{field}[{number}][1]", stop, start + 1, MAX_SAMPLES)
+        check_integer(f"skip[{number}][0]", start, stop_before, MAX_SAMPLES)
+        check_integer(f"skip[{number}][1]", stop, start + 1, MAX_SAMPLES)
         stop_before = stop
 
 

@@ -36,10 +36,10 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 }
 """By the name that stands in a row."""
 
-ALIGNMENT: Final = 8
+_ALIGNMENT: Final = 8
 """Bytes: as large as the largest number, so that no number of a row's arrays lies across two words."""
 
-MAX_DIMENSIONS: Final = 32
+_MAX_DIMENSIONS: Final = 32
 """More than the oldest numpy that is supported can make are refused."""
 
 MAX_ROW_BYTES: Final = 1 << 31
@@ -57,12 +57,7 @@ other object of the row has this key."""
 
 
 class PackedRow(NamedTuple):
-    """A row as it is published.
-
-    Attributes:
-        line: its line, the newline included.
-        arrays: its bytes in the side file; empty where it holds no arrays.
-    """
+    """A row as it is published: its line with the newline, and its bytes in the side file."""
 
     line: bytes
     arrays: bytes
@@ -84,12 +79,7 @@ def pack_row(row: object) -> PackedRow:
 
 
 def move_arrays(line: bytes, by: int) -> bytes:
-    """Returns a line whose arrays lie so many bytes further on, since those of other rows come before them.
-
-    Args:
-        line: a line that `pack_row` has made.
-        by: bytes, a multiple of `ALIGNMENT`.
-    """
+    """Returns a line of `pack_row` whose arrays lie so many bytes further on, behind those of other rows."""
     return _DESCRIBED.sub(lambda found: b"%b%d" % (found[1], int(found[2]) + by), line) if by else line
 
 
@@ -109,10 +99,10 @@ class _Packing:
         if name is None or isinstance(value, np.ma.MaskedArray):
             found = "a masked one" if name else f"one of {value.dtype}"
             raise _invalid(f"expected an array of {', '.join(DTYPES)}, found {found}; convert it with astype")
-        if value.ndim > MAX_DIMENSIONS:
-            raise _invalid(f"expected an array of at most {MAX_DIMENSIONS} dimensions, found {value.ndim}")
+        if value.ndim > _MAX_DIMENSIONS:
+            raise _invalid(f"expected an array of at most {_MAX_DIMENSIONS} dimensions, found {value.ndim}")
         offset, size = self._size, value.nbytes
-        padding = -size % ALIGNMENT
+        padding = -size % _ALIGNMENT
         self._size += size + padding
         if self._size > MAX_ROW_BYTES:
             raise _invalid(f"expected arrays of at most {MAX_ROW_BYTES} bytes in a row, found {self._size}")
@@ -131,32 +121,23 @@ def may_hold_arrays(line: bytes) -> bool:
 
 
 def refuse_array_key(row: object) -> None:
-    """Looks whether a row has a key that is reserved.
-
-    Raises:
-        RowInvalid: it has.
-    """
+    """Raises RowInvalid if a row has the key that is reserved."""
     pending = [row]
     while pending:
         value = pending.pop()
         if isinstance(value, dict):
             if ARRAY_KEY in value:
-                raise _invalid(
-                    f"the key {ARRAY_KEY!r} stands for arrays in a stream that holds some; give it another name"
-                )
+                raise _invalid(f"the key {ARRAY_KEY!r} stands for arrays in a stream that holds some; rename it")
             pending.extend(value.values())
         elif isinstance(value, list | tuple):
             pending.extend(value)
 
 
 def fill_row(row: dict[str, Any], data: npt.NDArray[np.uint8]) -> None:
-    """Puts arrays in the places where they are described; they are views of the data.
+    """Puts arrays in the places of a parsed row where they are described; they are views of the data.
 
-    Every dtype, shape and offset is checked against the data before anything is made of it.
-
-    Args:
-        row: as parsed; changed in place.
-        data: u8 of shape (bytes,): the row's bytes in the side file.
+    `data` is u8 of shape (bytes,): the row's bytes in the side file. Every dtype, shape and offset is checked against
+    them before anything is made of it.
 
     Raises:
         RowInvalid: something in an array's place does not describe one of these bytes; the row is changed in part.
@@ -182,10 +163,10 @@ def _array(value: dict[str, Any], key: str | int, data: npt.NDArray[np.uint8]) -
     dtype = DTYPES.get(name) if type(name) is str else None
     if dtype is None:
         raise _refused(key, f"a dtype of {', '.join(DTYPES)}", name)
-    if type(shape) is not list or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, shape)):
-        raise _refused(key, f"a shape of at most {MAX_DIMENSIONS} integers from 0 on", shape)
-    if not _is_count(offset) or offset % ALIGNMENT:
-        raise _refused(key, f"an offset that is a multiple of {ALIGNMENT}", offset)
+    if type(shape) is not list or len(shape) > _MAX_DIMENSIONS or not all(map(_is_count, shape)):
+        raise _refused(key, f"a shape of at most {_MAX_DIMENSIONS} integers from 0 on", shape)
+    if not _is_count(offset) or offset % _ALIGNMENT:
+        raise _refused(key, f"an offset that is a multiple of {_ALIGNMENT}", offset)
     # numpy multiplies the dimensions that are not 0, also where the array holds nothing.
     if math.prod(filter(None, shape)) > _MAX_COUNT // dtype.itemsize:
         raise _refused(key, "a shape whose elements can be counted", shape)

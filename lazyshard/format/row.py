@@ -31,19 +31,20 @@ _SHOWN: Final = 80
 
 _BYTES: Final = "write the path of a file that holds it, or base64 text: base64.b64encode(it).decode()"
 
-_LIST: Final = "convert it, with list()"
-
 _ADVICE: Final = {
-    **dict.fromkeys(("bytes", "bytearray", "memoryview", "bytes_"), _BYTES),
-    **dict.fromkeys(("Image", "PngImageFile", "JpegImageFile", "WebPImageFile"), _BYTES.partition(":")[0]),
-    **dict.fromkeys(("set", "frozenset"), "convert it, with sorted(), as it has no order of its own"),
-    **dict.fromkeys(("range", "generator", "deque", "map", "filter", "zip", "dict_keys", "dict_values"), _LIST),
-    **dict.fromkeys(("Decimal", "Fraction"), "convert it, with float(), or str() to keep every digit"),
-    **dict.fromkeys(("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"), "convert it, with str()"),
-    **dict.fromkeys(("datetime64", "timedelta64"), "convert it, with str()"),
-    "timedelta": "convert it, with .total_seconds()",
-    "complex": "write it as two numbers, [it.real, it.imag]",
-    "Tensor": "convert it, with .tolist()",
+    name: advice
+    for names, advice in (
+        ("bytes bytearray memoryview bytes_", _BYTES),
+        ("Image PngImageFile JpegImageFile WebPImageFile", _BYTES.partition(":")[0]),
+        ("set frozenset", "convert it, with sorted(), as it has no order of its own"),
+        ("range generator deque map filter zip dict_keys dict_values", "convert it, with list()"),
+        ("Decimal Fraction", "convert it, with float(), or str() to keep every digit"),
+        ("PosixPath WindowsPath PurePosixPath PureWindowsPath datetime64 timedelta64", "convert it, with str()"),
+        ("timedelta", "convert it, with .total_seconds()"),
+        ("complex", "write it as two numbers, [it.real, it.imag]"),
+        ("Tensor", "convert it, with .tolist()"),
+    )
+    for name in names.split()
 }
 """What to do with a value of a type of this name."""
 
@@ -55,12 +56,7 @@ _WITH_ARRAYS: Final = {
 
 
 def advise(row: Any, reason: str, arrays: bool) -> str:
-    """Returns what to put behind the reason that orjson gives; nothing where it is about no type.
-
-    Args:
-        row: that could not be written.
-        reason: orjson's.
-        arrays: whether it may hold numpy arrays.
+    """Returns what to put behind the reason for which orjson wrote no row; nothing where it is about no type.
 
     >>> advise({"a": {"b": [1, range(2)]}}, "Type is not JSON serializable: range", True)
     " under 'a.b[1]'; a row holds what JSON has, and numpy arrays: convert it, with list()"
@@ -199,9 +195,6 @@ def check_row(line: bytes) -> dict[str, Any]:
     """Returns the object in a line that is to be published, with or without its line end.
 
     Stricter than `parse_row`: also refuses line ends between the tokens and integers that do not fit into 64 bits.
-
-    Raises:
-        RowInvalid: with `reason` and `byte` (offset in the line).
     """
     row = parse_row(line)
     end = len(line) - line.endswith(b"\n")
@@ -216,11 +209,7 @@ def check_row(line: bytes) -> dict[str, Any]:
 
 
 def check_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
-    """Returns a line as it is published, ended by one newline whatever its line end was, and its object.
-
-    Raises:
-        RowInvalid: with `reason` and `byte` (offset in the line).
-    """
+    """Returns a line as it is published, ended by one newline whatever its line end was, and its object."""
     bare = line.rstrip(b"\r\n")
     at = bare.find(b"\n")
     if at >= 0:
@@ -231,10 +220,8 @@ def check_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
 def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
     """Returns the line of an object, with its newline.
 
-    Args:
-        row: the object.
-        other: returns what is written in the place of a value that JSON does not have; raises TypeError if nothing is,
-            or RowInvalid. None writes no such values.
+    `other` returns what is written in the place of a value that JSON does not have; raises TypeError if nothing is, or
+    RowInvalid.
 
     Raises:
         RowInvalid: a value that JSON, UTF-8 or 64-bit integers cannot hold, or more than 254 levels of nesting. NaN and
@@ -343,7 +330,4 @@ def parse_lines(lines: list[bytes]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = list(map(quick_loads, lines))
     except orjson.JSONDecodeError:
         return []
-    for row in rows:
-        if type(row) is not dict:
-            return []
-    return rows
+    return rows if set(map(type, rows)) <= {dict} else []

@@ -42,10 +42,7 @@ one with --max-ahead waits for it. So a run that was given up is to be forgotten
 again with its next checkpoint, but may find its chunks deleted."""
 
 EPILOG: Final = epilog(
-    [
-        "lazyshard forget /shared/stream sft",
-        "lazyshard forget /shared/stream sft --yes",
-    ],
+    ["lazyshard forget /shared/stream sft", "lazyshard forget /shared/stream sft --yes"],
     {
         0: "forgotten, or the answer was no",
         2: "usage; there is no such directory; or nobody can be asked, and --yes is not given",

@@ -21,7 +21,6 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import LazyShardError, StateMismatch
-from lazyshard.format.cursor import is_count
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.part import MAX_SAMPLES
@@ -46,20 +45,13 @@ _BUDGET_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class SourcePlace:
-    """A place in a source.
-
-    Attributes:
-        path: the file, as it was given.
-        byte: in the file, or in what it holds uncompressed; None where the line is given.
-        line: from 1; None where the byte is given.
-    """
+    """A place in a source: a byte of the file, or of what it holds uncompressed; or a line, from 1."""
 
     path: str
     byte: int | None = None
     line: int | None = None
 
     def __str__(self) -> str:
-        """Returns it in words."""
         return f"{self.path}: {f'byte {self.byte}' if self.line is None else f'line {self.line}'}"
 
 
@@ -67,10 +59,8 @@ class SourcePlace:
 class PlaceRows:
     """The rows that a place in a source has become.
 
-    Attributes:
-        chunks: the half-open range of chunks that come into question.
-        samples: those of its rows that are equal to the row at the place; empty where it could not be found.
-        why: why it could not be found; None where it was.
+    `chunks` is the half-open range of those that come into question, `samples` those of their rows that are equal to
+    the row at the place; where it could not be found, `why`.
     """
 
     chunks: tuple[int, int]
@@ -87,13 +77,7 @@ class _SourcePosition(NamedTuple):
 
 
 def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
-    """Finds the rows of a place in a source. Reads about log2(chunks) seals.
-
-    Args:
-        directory: of a stream of ours.
-        chunks: those that are there: from what is deleted to what is published.
-        samples_per_chunk: of the stream.
-        place: what is looked for.
+    """Finds the rows of a place in a source of a stream of ours, of which `chunks` are there. Reads about log2 seals.
 
     Raises:
         StateMismatch: the seals do not tell of this source, or have not come so far.
@@ -125,28 +109,25 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
         if begin.open_unit:
             # What is made of a row or a block of which a part is published may have begun in any chunk since.
             first = chunks.start + bisect_left(chunks, reached(at - 1), key=reached)
+    within = first, last + 1
     try:
-        line = _line(name, place, begin)
+        wanted_digests = [xxhash.xxh3_64_intdigest(text) for text in _line(name, place, begin)]
     except StateMismatch:
         raise
     except OSError as error:
-        return PlaceRows((first, last + 1), why=f"the file cannot be read ({error.strerror or error})")
+        return PlaceRows(within, why=f"the file cannot be read ({error.strerror or error})")
     except ValueError as error:
-        return PlaceRows((first, last + 1), why=f"{error}; `--text` searches the published rows")
+        return PlaceRows(within, why=f"{error}; `--text` searches the published rows")
     found: list[int] = []
     for chunk in range(max(first, chunks.start), last + 1):
-        digests = _read_seal(directory, chunk).digests
-        for row in np.flatnonzero(np.isin(digests, [xxhash.xxh3_64_intdigest(text) for text in line])).tolist():
-            found.append(chunk * samples_per_chunk + row)
+        rows = np.flatnonzero(np.isin(_read_seal(directory, chunk).digests, wanted_digests))
+        found += (chunk * samples_per_chunk + rows).tolist()
     if found:
-        return PlaceRows((first, last + 1), tuple(found))
-    why = "rows are not published as the lines are, or the file has changed since"
+        return PlaceRows(within, tuple(found))
+    why = "no row there equals that line, so"
     if first < chunks.start:
-        gone = f"the chunks below {chunks.start} are deleted, and the row was most likely in one of them"
-        why = f"{gone}; if not, {why}"
-    else:
-        why = f"no row there equals that line, so {why}"
-    return PlaceRows((first, last + 1), why=why)
+        why = f"the chunks below {chunks.start} are deleted, and the row was most likely in one of them; if not,"
+    return PlaceRows(within, why=f"{why} rows are not published as the lines are, or the file has changed since")
 
 
 def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
@@ -178,13 +159,13 @@ def _position_in(seal: Seal, name: str) -> _SourcePosition:
         return _SourcePosition(0, 0, open_unit)
     offset: Any = entry.get("offset")
     line: Any = entry.get("line")
-    if not (is_count(offset, MAX_SAMPLES) and is_count(line, MAX_SAMPLES)):
+    if any(type(one) is not int or not 0 <= one <= MAX_SAMPLES for one in (offset, line)):
         raise _unknown(f"{name}: the seal of chunk {seal.chunk} does not say how far it was read")
     return _SourcePosition(offset, line, open_unit)
 
 
 def _line(name: str, place: SourcePlace, begin: _SourcePosition) -> list[bytes]:
-    """Returns what the row may be that is made of the line at a place: as it is, or without white space around it.
+    """Returns the `_line_forms` of the line at a place.
 
     Raises:
         OSError: the file cannot be read.
@@ -237,7 +218,6 @@ def _line_start(file: BinaryIO, byte: int) -> int:
 
 
 def _read_seal(directory: Path, chunk: int) -> Seal:
-    """Raises SealInvalid or OSError where it cannot be used."""
     path = directory / seal_name(chunk)
     return Seal.decode(read_file(path), chunk, str(path))
 
@@ -248,10 +228,9 @@ def _unknown(what: str) -> StateMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a row may have come from.
+    """Where a row may have come from: a source, as its stream calls it.
 
     Attributes:
-        path: the source, as its stream calls it.
         lines: from 1: those that the row equals; more than one where lines are alike. Empty where none was found.
         among: the half-open range of lines that its chunk was made of; None for sources that have no lines.
         why: why its line is not told; None where it is.
@@ -263,7 +242,7 @@ class Origin:
     why: str | None = None
 
     def __str__(self) -> str:
-        """Returns it in words.
+        """Tells it in words.
 
         >>> str(Origin("b.jsonl", (41,), (41, 49))), str(Origin("b.jsonl", (), (41, 49), "the file has changed"))
         ('b.jsonl:41', 'b.jsonl, lines 41 to 48 (the file has changed)')
@@ -325,10 +304,8 @@ class Origins:
             else:
                 self._read.append((Origin(name, why=f"a source of kind {entry['kind']} has no lines"), {}))
         if not _entries(seal):
-            raise StateMismatch(
-                f"{self._directory}: the seal of chunk {chunk} does not say which sources it was read from; leave out "
-                f"--origins"
-            )
+            what = f"the seal of chunk {chunk} does not say which sources it was read from"
+            raise StateMismatch(f"{self._directory}: {what}; leave out --origins")
         return seal
 
     def _end(self, seal: Seal) -> Seal | None:
@@ -412,12 +389,6 @@ def find_text(
 
     It is looked for as it is and as JSON writes it within a string: in UTF-8, and in ASCII with escapes. Not found is a
     text that is escaped in another way, "\/" for "/" for instance, or that goes over the end of a string.
-
-    Args:
-        stream: the stream.
-        chunks: those that are there.
-        text: the text.
-        report: is told a phase, how many chunks of it are done, and how many there are.
 
     Raises:
         ChunkCorrupt, RowInvalid, FileNotFoundError, OSError: a chunk cannot be read; those before it are searched.

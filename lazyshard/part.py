@@ -19,30 +19,23 @@ _MAX_RANKS: Final = 2**31
 class Part:
     """A stretch of a run under one number of ranks and one micro batch.
 
-    Attributes:
-        dp: its data-parallel ranks, each of which draws one lane.
-        batch_size: samples of a rank in a micro batch.
-        draws: the positions of the half-open range [0, draws) of each of its lanes were drawn; of the current part: so
-            far, as the trainer counts.
-        epoch: the epoch that it begins anew; None where it goes on where the part before stands (the first: epoch 0).
-        trained: whether its draws were trained; False where they were skipped.
-        skip: half-open ranges of sample numbers that are not drawn from here on, besides those of earlier parts; sorted
-            and disjoint.
-        first_step: steps that were trained before it.
-        draws_per_step: positions of a lane in a step; 0 where it is not known.
-
     Raises:
         StateInvalid: a field is out of its range.
     """
 
-    dp: int
-    batch_size: int = 1
+    dp: int  # its data-parallel ranks, each of which draws one lane
+    batch_size: int = 1  # samples of a rank in a micro batch
+    # the positions of the half-open range [0, draws) of each of its lanes were drawn; of the current part: so far, as
+    # the trainer counts
     draws: int = 0
+    # the epoch that it begins anew; None where it goes on where the part before stands (the first: epoch 0)
     epoch: int | None = None
-    trained: bool = True
+    trained: bool = True  # whether its draws were trained; False where they were skipped
+    # half-open ranges of sample numbers that are not drawn from here on, besides those of earlier parts; sorted and
+    # disjoint
     skip: tuple[tuple[int, int], ...] = ()
-    first_step: int = 0
-    draws_per_step: int = 0
+    first_step: int = 0  # steps that were trained before it
+    draws_per_step: int = 0  # positions of a lane in a step; 0 where it is not known
 
     def __post_init__(self) -> None:
         check_integer("dp", self.dp, 1, _MAX_RANKS)

@@ -41,23 +41,18 @@ _Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSettings:
-    """What of the rows is exported, and how. Raises ValueError for a type or boundaries that there are not.
+    """What of the rows is exported, and how. Raises ValueError for a type or boundaries that there are not."""
 
-    Attributes:
-        field: key of the list of tokens.
-        dtype: type of the tokens on disk, one of `DTYPES` in `indexed`; "auto" for what megatron-core would
-            choose for a vocabulary that ends with the largest token: uint16 below 65,500 tokens, else int32.
-        boundaries: what is a document: "row", each row; "stream", all of it; "key:NAME", rows that follow each other
-            with the same value under NAME.
-        lengths: key of the tokens of each sequence, for rows of several; a row without it is one sequence.
-        mode: key of the mode, an integer, or a list of one for each sequence; None to write no modes.
-    """
-
-    field: str = "input_ids"
+    field: str = "input_ids"  # key of the list of tokens
+    # type of the tokens on disk, one of `DTYPES` in `indexed`; "auto" for what megatron-core would choose for a
+    # vocabulary that ends with the largest token: uint16 below 65,500 tokens, else int32
     dtype: str = AUTO
+    # what is a document: "row", each row; "stream", all of it; "key:NAME", rows that follow each other with the same
+    # value under NAME
     boundaries: str = "row"
+    # key of the tokens of each sequence, for rows of several; a row without it is one sequence
     lengths: str | None = None
-    mode: str | None = None
+    mode: str | None = None  # key of the mode, an integer, or a list of one for each sequence; None to write no modes
 
     def __post_init__(self) -> None:
         if self.dtype != AUTO and self.dtype not in DTYPES:
@@ -198,19 +193,12 @@ def _make_room(writer: IndexedWriter, tokens: npt.NDArray[Any], settings: Export
 
 
 class ExportedRow(NamedTuple):
-    """What of a row is exported.
+    """What of a row is exported."""
 
-    Attributes:
-        tokens: of all its sequences, shape (n,): int64, or float64 where floats are exported.
-        lengths: tokens of each sequence; their sum is n.
-        modes: mode of each sequence; None where none are exported.
-        key: what rows of one document have in common; None where that is not asked for.
-    """
-
-    tokens: npt.NDArray[Any]
-    lengths: list[int]
-    modes: list[int] | None
-    key: Any
+    tokens: npt.NDArray[Any]  # of all its sequences, shape (n,): int64, or float64 where floats are exported
+    lengths: list[int]  # tokens of each sequence; their sum is n
+    modes: list[int] | None  # mode of each sequence; None where none are exported
+    key: Any  # what rows of one document have in common; None where that is not asked for
 
 
 class Unfit(Exception):

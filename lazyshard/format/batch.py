@@ -58,25 +58,18 @@ class CheckedArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedLines:
-    """Lines that were found to be rows, ready to be published. Can be pickled.
+    """Lines that were found to be rows, ready to be published. Can be pickled."""
 
-    Attributes:
-        data: the rows one after the other, each with its newline.
-        ends: u64 of shape (rows,): row i ends before byte ends[i] of the data.
-        digests: u64 of shape (rows,): as in a `Seal`.
-        duplicates: indices of the rows that name a key twice in one object.
-        refused: why the line behind these is no row, with its `index`; None if all the lines are rows.
-        tokens: u32 of shape (rows,): length of each sample in tokens, None where not measured.
-        arrays: what the rows describe; None where they describe no arrays.
-    """
-
-    data: bytes = b""
+    data: bytes = b""  # the rows one after the other, each with its newline
+    # u64 of shape (rows,): row i ends before byte ends[i] of the data
     ends: npt.NDArray[np.uint64] = field(default_factory=_none)
-    digests: npt.NDArray[np.uint64] = field(default_factory=_none)
-    duplicates: tuple[int, ...] = ()
+    digests: npt.NDArray[np.uint64] = field(default_factory=_none)  # u64 of shape (rows,): as in a `Seal`
+    duplicates: tuple[int, ...] = ()  # indices of the rows that name a key twice in one object
+    # why the line behind these is no row, with its `index`; None if all the lines are rows
     refused: RowInvalid | None = None
+    # u32 of shape (rows,): length of each sample in tokens, None where not measured
     tokens: npt.NDArray[np.uint32] | None = None
-    arrays: CheckedArrays | None = None
+    arrays: CheckedArrays | None = None  # what the rows describe; None where they describe no arrays
 
     def __len__(self) -> int:
         """Rows."""

@@ -50,32 +50,23 @@ _OWNER_EXPECTED: Final = f"text of at most {_MAX_OWNER} characters without contr
 class Cursor:
     """How far a consumer is.
 
-    Attributes:
-        consumer: its name, see `check_consumer`.
-        stream_id: the stream's identity, None for a foreign directory.
-        consumed: samples in durable checkpoints, over all ranks and epochs.
-        chunks_before: the consumer is done with the chunks of the half-open range [0, chunks_before).
-        plan: the numbers that decide which sample is drawn when, by name: dp_size, batch_size, unit, window, seed.
-        updated_at: seconds since 1970, UTC, for people: no decision depends on it.
-        state: the state of the run in the newest of these checkpoints; None where it was not told. It is of the same
-            stream, and has consumed as much.
-        owner: the run that writes the cursor, see `CursorToken`; "" where nobody owns it.
-        blend: how the run blends the stream with others, for people; empty where it does not.
-
     Raises:
         StateInvalid: a field is out of its range, or contradicts the state: the next start of the run would find that.
         ValueError: there can be no consumer of this name.
     """
 
-    consumer: str
-    stream_id: str | None
-    consumed: int
-    chunks_before: int
+    consumer: str  # its name, see `check_consumer`
+    stream_id: str | None  # the stream's identity, None for a foreign directory
+    consumed: int  # samples in durable checkpoints, over all ranks and epochs
+    chunks_before: int  # the consumer is done with the chunks of the half-open range [0, chunks_before)
+    # the numbers that decide which sample is drawn when, by name: dp_size, batch_size, unit, window, seed
     plan: dict[str, int]
-    updated_at: float
+    updated_at: float  # seconds since 1970, UTC, for people: no decision depends on it
+    # the state of the run in the newest of these checkpoints; None where it was not told. It is of the same stream, and
+    # has consumed as much
     state: RunState | None = None
-    owner: str = ""
-    blend: tuple[BlendShare, ...] = ()
+    owner: str = ""  # the run that writes the cursor, see `CursorToken`; "" where nobody owns it
+    blend: tuple[BlendShare, ...] = ()  # how the run blends the stream with others, for people; empty where it does not
 
     def __post_init__(self) -> None:
         check_consumer(self.consumer)
@@ -216,27 +207,21 @@ class CursorToken:
 class ReadingMark:
     """What a consumer needs to read on.
 
-    Attributes:
-        consumer: its name, see `check_consumer`.
-        stream_id: the stream's identity, None for a foreign directory.
-        dp_size: number of its data-parallel ranks.
-        window: number of the window that is open or waited for, from 0, in the first epoch; without a shuffle it is
-            that of the stripe. One that needs no more than was told already is not told.
-        needs_chunks: how many chunks must be published before that window can be drawn, on all ranks: those of the
-            half-open range [0, needs_chunks). May go back where a run starts again from an older checkpoint.
-        updated_at: seconds since 1970, UTC.
-
     Raises:
         StateInvalid: a field is out of its range.
         ValueError: there can be no consumer of this name.
     """
 
-    consumer: str
-    stream_id: str | None
-    dp_size: int
+    consumer: str  # its name, see `check_consumer`
+    stream_id: str | None  # the stream's identity, None for a foreign directory
+    dp_size: int  # number of its data-parallel ranks
+    # number of the window that is open or waited for, from 0, in the first epoch; without a shuffle it is that of the
+    # stripe. One that needs no more than was told already is not told
     window: int
+    # how many chunks must be published before that window can be drawn, on all ranks: those of the half-open range [0,
+    # needs_chunks). May go back where a run starts again from an older checkpoint
     needs_chunks: int
-    updated_at: float
+    updated_at: float  # seconds since 1970, UTC
 
     def __post_init__(self) -> None:
         check_consumer(self.consumer)

@@ -39,25 +39,19 @@ class SealedArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seal:
-    """What is known of a complete chunk.
+    """What is known of a complete chunk."""
 
-    Attributes:
-        chunk: the chunk's number.
-        offsets: u64 of shape (samples + 1,): row i is the bytes of the half-open range [offsets[i], offsets[i + 1]) of
-            the data file, its newline included; the last entry is the file's size.
-        digests: u64 of shape (samples,): XXH3 (64 bits, seed 0) of each row's bytes, its newline included.
-        tokens: u32 of shape (samples,): length of each sample in tokens, or None where not measured.
-        source: JSON value: the producer's position in every source after this chunk; None where it keeps none.
-        sealed_at: seconds since 1970, UTC.
-        arrays: what is known of the chunk's side file; None in a stream whose rows hold no arrays.
-    """
-
-    chunk: int
+    chunk: int  # the chunk's number
+    # u64 of shape (samples + 1,): row i is the bytes of the half-open range [offsets[i], offsets[i + 1]) of the data
+    # file, its newline included; the last entry is the file's size
     offsets: npt.NDArray[np.uint64]
+    # u64 of shape (samples,): XXH3 (64 bits, seed 0) of each row's bytes, its newline included
     digests: npt.NDArray[np.uint64]
+    # u32 of shape (samples,): length of each sample in tokens, or None where not measured
     tokens: npt.NDArray[np.uint32] | None = None
-    source: Any = None
-    sealed_at: float = 0.0
+    source: Any = None  # JSON value: the producer's position in every source after this chunk; None where it keeps none
+    sealed_at: float = 0.0  # seconds since 1970, UTC
+    # what is known of the chunk's side file; None in a stream whose rows hold no arrays
     arrays: SealedArrays | None = None
 
     @property
@@ -131,20 +125,14 @@ def _read_offsets(
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """The source rows up to a chunk's end.
+    """The source rows up to a chunk's end."""
 
-    Attributes:
-        read: rows read, refused ones included.
-        refused: those among them that were left out as bad rows.
-        exact: whether the chunk ends where a source row does, or a buffer of them; otherwise a few more were read, of
-            which a part is published.
-        pack: most tokens of a pack; None where rows are not packed.
-    """
-
-    read: int
-    refused: int
+    read: int  # rows read, refused ones included
+    refused: int  # those among them that were left out as bad rows
+    # whether the chunk ends where a source row does, or a buffer of them; otherwise a few more were read, of which a
+    # part is published
     exact: bool
-    pack: int | None = None
+    pack: int | None = None  # most tokens of a pack; None where rows are not packed
 
     @classmethod
     def read_source(cls, source: Any) -> SourceRows | None:
@@ -207,21 +195,13 @@ _MAX_WEIGHT: Final = 1e100
 
 @dataclass(frozen=True, slots=True)
 class MixedSource:
-    """One of the sources that are mixed.
+    """One of the sources that are mixed."""
 
-    Attributes:
-        name: as it was given, a path mostly.
-        weight: its share of the rows that come next, from 0 to 1; 0 where it is finished.
-        share: its share of the rows drawn since the mixture began or changed; None where none was drawn.
-        rows: how many rows these are.
-        finished: whether its end was met.
-    """
-
-    name: str
-    weight: float
-    share: float | None
-    rows: int
-    finished: bool
+    name: str  # as it was given, a path mostly
+    weight: float  # its share of the rows that come next, from 0 to 1; 0 where it is finished
+    share: float | None  # its share of the rows drawn since the mixture began or changed; None where none was drawn
+    rows: int  # how many rows these are
+    finished: bool  # whether its end was met
 
 
 def mixed_sources(source: Any) -> tuple[MixedSource, ...]:

@@ -34,28 +34,19 @@ _MAX_SEED: Final = 2**63 - 1
 class RunState:
     """What must be known of a run to go on with it, or to tell later what it trained when.
 
-    Attributes:
-        stream_id: the stream's identity, None for a foreign directory.
-        samples_per_chunk: of the stream.
-        unit: samples that are dealt to a rank in turn.
-        window: positions of a rank that are shuffled together, a multiple of `unit`; 0 draws in order.
-        seed: of the shuffle.
-        max_total_samples: the stream was taken to end there at the latest; None for no bound.
-        parts: the course of the run so far, at least one part; the last one is current.
-        consumed: samples trained since the run began, over all ranks, parts and epochs: the sum of `dp * draws` of the
-            parts that were trained.
-
     Raises:
         StateInvalid: a field is out of its range, or contradicts another one.
     """
 
-    stream_id: str | None
-    samples_per_chunk: int
-    unit: int
-    window: int
-    seed: int
-    max_total_samples: int | None
-    parts: tuple[Part, ...]
+    stream_id: str | None  # the stream's identity, None for a foreign directory
+    samples_per_chunk: int  # of the stream
+    unit: int  # samples that are dealt to a rank in turn
+    window: int  # positions of a rank that are shuffled together, a multiple of `unit`; 0 draws in order
+    seed: int  # of the shuffle
+    max_total_samples: int | None  # the stream was taken to end there at the latest; None for no bound
+    parts: tuple[Part, ...]  # the course of the run so far, at least one part; the last one is current
+    # samples trained since the run began, over all ranks, parts and epochs: the sum of `dp * draws` of the parts that
+    # were trained
     consumed: int
 
     def __post_init__(self) -> None:
@@ -146,19 +137,12 @@ _MOST_FACTS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class WindowPlace:
-    """A window, and where the sequences made of it begin.
+    """A window, and where the sequences made of it begin."""
 
-    Attributes:
-        window: its number.
-        before: sequences of the epoch that were made before.
-        position: place of the row with which they begin, in the order of rows.
-        offset: tokens of that row before them, its BOS included.
-    """
-
-    window: int = 0
-    before: int = 0
-    position: int = 0
-    offset: int = 0
+    window: int = 0  # its number
+    before: int = 0  # sequences of the epoch that were made before
+    position: int = 0  # place of the row with which they begin, in the order of rows
+    offset: int = 0  # tokens of that row before them, its BOS included
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -167,23 +151,14 @@ class WindowPlace:
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """Where a run stands. Raises StateInvalid where a value is impossible.
+    """Where a run stands. Raises StateInvalid where a value is impossible."""
 
-    Attributes:
-        stream: identity of the stream.
-        rule: what makes the sequences, by name.
-        epoch: in which it stands.
-        consumed: sequences of that epoch that were trained, over all ranks; what completed a micro batch not counted.
-        place: at or before that.
-        lengths: digest of the lengths of the rows, window by window, of which sequences were made from that place on
-            up to there.
-    """
-
-    stream: str
-    rule: dict[str, int | str | bool | None]
-    epoch: int
-    consumed: int
-    place: WindowPlace
+    stream: str  # identity of the stream
+    rule: dict[str, int | str | bool | None]  # what makes the sequences, by name
+    epoch: int  # in which it stands
+    consumed: int  # sequences of that epoch that were trained, over all ranks; what completed a micro batch not counted
+    place: WindowPlace  # at or before that
+    # digest of the lengths of the rows, window by window, of which sequences were made from that place on up to there
     lengths: str
 
     def __post_init__(self) -> None:

@@ -61,31 +61,18 @@ class Ranges(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EpochAudit:
-    """What became of the samples of an epoch. Each is in one of these, unless something is wrong.
+    """What became of the samples of an epoch. Each is in one of these, unless something is wrong."""
 
-    Attributes:
-        epoch: from 0.
-        samples: how many there are: of a stream that has not ended, those published so far.
-        trained: trained at least once.
-        to_come: drawn by nobody yet.
-        left_over: left over at the epoch's end.
-        skipped: skipped on purpose.
-        twice: trained more than once.
-        again: trained, and drawn once more: to come again, skipped or left over.
-        missing: in none of these: passed over although they should not be, or cut short by another epoch's begin.
-        whole: whether the count is sound: it holds every draw, none is past the end or in another epoch.
-    """
-
-    epoch: int
-    samples: int
-    trained: int
-    to_come: Ranges
-    left_over: Ranges
-    skipped: Ranges
-    twice: Ranges
-    again: Ranges
-    missing: Ranges
-    whole: bool
+    epoch: int  # from 0
+    samples: int  # how many there are: of a stream that has not ended, those published so far
+    trained: int  # trained at least once
+    to_come: Ranges  # drawn by nobody yet
+    left_over: Ranges  # left over at the epoch's end
+    skipped: Ranges  # skipped on purpose
+    twice: Ranges  # trained more than once
+    again: Ranges  # trained, and drawn once more: to come again, skipped or left over
+    missing: Ranges  # in none of these: passed over although they should not be, or cut short by another epoch's begin
+    whole: bool  # whether the count is sound: it holds every draw, none is past the end or in another epoch
 
     @property
     def proven(self) -> bool:
@@ -358,19 +345,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Related:
-    """What a state is to the one that is audited.
+    """What a state is to the one that is audited."""
 
-    Attributes:
-        relation: see `_Relation`.
-        fork: where it has left the course; None where it has nothing to do with it.
-        beyond: what it drew behind the fork.
-        differs: the settings in which it differs.
-    """
-
-    relation: _Relation
-    fork: Fork | None = None
-    beyond: tuple[Span, ...] = ()
-    differs: tuple[str, ...] = ()
+    relation: _Relation  # see `_Relation`
+    fork: Fork | None = None  # where it has left the course; None where it has nothing to do with it
+    beyond: tuple[Span, ...] = ()  # what it drew behind the fork
+    differs: tuple[str, ...] = ()  # the settings in which it differs
 
 
 def relate(state: RunState, head: RunState, epochs: range, head_epochs: range) -> Related:

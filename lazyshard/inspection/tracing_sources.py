@@ -42,6 +42,8 @@ _PACKED: Final = (b"\x1f\x8b", b"\x28\xb5")
 _BUDGET_BYTES: Final = 4 << 20
 """Bytes that are read at a time."""
 
+_NO_LINE: Final = "no line there equals the row"
+
 
 @dataclass(frozen=True, slots=True)
 class SourcePlace:
@@ -71,9 +73,9 @@ class PlaceRows:
 class _SourcePosition(NamedTuple):
     """What a seal says of a source: bytes and lines read of it, and whether a row or block is published in part."""
 
-    offset: int
-    line: int
-    open_unit: bool
+    offset: int = 0
+    line: int = 0
+    open_unit: bool = False
 
 
 def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
@@ -87,31 +89,29 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
         raise _unknown(f"{directory}: no chunk is there")
     newest = _read_seal(directory, chunks[-1])
     name = _name(directory, newest, place)
-    wanted = place.byte if place.line is None else place.line - 1
-    assert wanted is not None
+    by_line = place.line is not None
+    wanted = (place.byte or 0) if place.line is None else place.line - 1
 
     def mark(chunk: int) -> _SourcePosition:
         return _position_in(newest if chunk == chunks[-1] else _read_seal(directory, chunk), name)
 
     def reached(chunk: int) -> int:
-        return mark(chunk).offset if place.line is None else mark(chunk).line
+        return mark(chunk).line if by_line else mark(chunk).offset
 
     # The first chunk whose seal is past the place.
     at = chunks.start + bisect_right(chunks, wanted, key=reached)
     if at == chunks.stop and not mark(chunks[-1]).open_unit:
-        unit = "bytes" if place.line is None else "lines"
+        unit = "lines" if by_line else "bytes"
         raise _unknown(f"{place}: of this source {reached(chunks[-1])} {unit} are published so far")
-    last = min(at, chunks[-1])
-    if at == chunks.start:
-        first, begin = 0, _SourcePosition(0, 0, False)
-    else:
+    first, last, begin = 0, min(at, chunks[-1]), _SourcePosition()
+    if at > chunks.start:
         first, begin = at, mark(at - 1)
         if begin.open_unit:
             # What is made of a row or a block of which a part is published may have begun in any chunk since.
             first = chunks.start + bisect_left(chunks, reached(at - 1), key=reached)
     within = first, last + 1
     try:
-        wanted_digests = [xxhash.xxh3_64_intdigest(text) for text in _line(name, place, begin)]
+        digests = [xxhash.xxh3_64_intdigest(text) for text in _line(name, place, begin)]
     except StateMismatch:
         raise
     except OSError as error:
@@ -120,7 +120,7 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
         return PlaceRows(within, why=f"{error}; `--text` searches the published rows")
     found: list[int] = []
     for chunk in range(max(first, chunks.start), last + 1):
-        rows = np.flatnonzero(np.isin(_read_seal(directory, chunk).digests, wanted_digests))
+        rows = np.flatnonzero(np.isin(_read_seal(directory, chunk).digests, digests))
         found += (chunk * samples_per_chunk + rows).tolist()
     if found:
         return PlaceRows(within, tuple(found))
@@ -132,36 +132,31 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
 
 def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
     """Returns how the seals call a source."""
-    entries = _entries(seal)
-    if not entries:
+    kinds = {path: entry.get("kind") for path, entry in _entries(seal).items()}
+    if not kinds:
         raise _unknown(f"{directory}: its seals hold no positions in sources: another program has written the stream")
-    kinds = {path: entry.get("kind") for path, entry in entries.items()}
-    if place.path in kinds:
-        name = place.path
-    else:
-        same = [path for path in kinds if os.path.realpath(path) == os.path.realpath(place.path)]
-        same = same or [path for path in kinds if os.path.basename(path) == os.path.basename(place.path)]
-        if len(same) != 1:
-            some = ", ".join(list(kinds)[:5]) + (", ..." if len(kinds) > 5 else "")
-            raise _unknown(f"{place.path}: none of the stream's sources, which are: {some}")
-        name = same[0]
+    same = [place.path] if place.path in kinds else []
+    for alike in (os.path.realpath, os.path.basename):
+        same = same or [path for path in kinds if alike(path) == alike(place.path)]
+    if len(same) != 1:
+        some = ", ".join(list(kinds)[:5]) + (", ..." if len(kinds) > 5 else "")
+        raise _unknown(f"{place.path}: none of the stream's sources, which are: {some}")
+    [name] = same
     if kinds[name] not in _OF_LINES | {None}:
         raise _unknown(f"{name}: a source of kind {kinds[name]}, which has no bytes and lines to be found by")
     return name
 
 
 def _position_in(seal: Seal, name: str) -> _SourcePosition:
-    """Returns how far a seal says that a source of lines was read; 0 where it was not begun."""
+    """Returns how far a seal says that a source of lines was read; 0 where it was not begun, or not given yet."""
     open_unit = isinstance(seal.source, dict) and bool(seal.source.get("skip"))
     entry = _entries(seal).get(name)
     if entry is None or entry.get("kind") is None:
-        # Not begun, or not given yet.
-        return _SourcePosition(0, 0, open_unit)
-    offset: Any = entry.get("offset")
-    line: Any = entry.get("line")
-    if any(type(one) is not int or not 0 <= one <= MAX_SAMPLES for one in (offset, line)):
+        return _SourcePosition(open_unit=open_unit)
+    numbers: list[Any] = [entry.get("offset"), entry.get("line")]
+    if any(type(one) is not int or not 0 <= one <= MAX_SAMPLES for one in numbers):
         raise _unknown(f"{name}: the seal of chunk {seal.chunk} does not say how far it was read")
-    return _SourcePosition(offset, line, open_unit)
+    return _SourcePosition(numbers[0], numbers[1], open_unit)
 
 
 def _line(name: str, place: SourcePlace, begin: _SourcePosition) -> list[bytes]:
@@ -173,10 +168,9 @@ def _line(name: str, place: SourcePlace, begin: _SourcePosition) -> list[bytes]:
         StateMismatch: the line is blank.
     """
     with _open_text(Path(place.path if os.path.exists(place.path) else name)) as file:
-        if place.byte is not None:
-            file.seek(_line_start(file, place.byte))
+        if place.line is None:
+            file.seek(_line_start(file, place.byte or 0))
         else:
-            assert place.line is not None
             file.seek(begin.offset)
             for _ in range(place.line - 1 - begin.line):
                 if not file.readline(_MAX_LINE_BYTES):
@@ -228,18 +222,12 @@ def _unknown(what: str) -> StateMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a row may have come from: a source, as its stream calls it.
-
-    Attributes:
-        lines: from 1: those that the row equals; more than one where lines are alike. Empty where none was found.
-        among: the half-open range of lines that its chunk was made of; None for sources that have no lines.
-        why: why its line is not told; None where it is.
-    """
+    """Where a row may have come from: a source, as its stream calls it."""
 
     path: str
-    lines: tuple[int, ...] = ()
-    among: tuple[int, int] | None = None
-    why: str | None = None
+    lines: tuple[int, ...] = ()  # from 1: those that the row equals, several where lines are alike; empty if none does
+    among: tuple[int, int] | None = None  # the half-open range of lines that its chunk was made of, if it has lines
+    why: str | None = None  # why its line is not told; None where it is
 
     def __str__(self) -> str:
         """Tells it in words.
@@ -255,6 +243,10 @@ class Origin:
         return f"{self.path}, {f'line {first}' if first == last else f'lines {first} to {last}'} ({self.why})"
 
 
+_Lines = tuple[Origin, dict[int, list[int]]]
+"""What is to be said of a row of a source that equals no line, and the numbers of the lines by digest."""
+
+
 class Origins:
     """Tells where rows of a stream of ours came from; `chunks` are those that are there."""
 
@@ -264,7 +256,7 @@ class Origins:
         # Of the chunk that was asked for last: rows that are asked for one after another are mostly of one.
         self._chunk = -1
         self._seal: Seal | None = None
-        self._read: list[tuple[Origin, dict[int, list[int]]]] = []
+        self._read: list[_Lines] = []
 
     def of(self, chunk: int, row: int) -> tuple[Origin, ...]:
         """Returns where a row may have come from: one source where its line was found, or else all that may be.
@@ -279,7 +271,8 @@ class Origins:
         if chunk not in self._chunks or max(0, chunk - 1) not in self._chunks:
             return ()
         if self._seal is None or chunk != self._chunk:
-            self._seal = self._look(chunk)
+            self._seal = _read_seal(self._directory, chunk)
+            self._read = list(self._look(self._seal))
             self._chunk = chunk
         digest = int(self._seal.digests[row])
         found = [
@@ -287,26 +280,23 @@ class Origins:
         ]
         return tuple(found) or tuple(origin for origin, _ in self._read)
 
-    def _look(self, chunk: int) -> Seal:
-        seal = _read_seal(self._directory, chunk)
-        begin = _read_seal(self._directory, chunk - 1) if chunk else None
+    def _look(self, seal: Seal) -> Iterator[_Lines]:
+        if not _entries(seal):
+            what = f"the seal of chunk {seal.chunk} does not say which sources it was read from"
+            raise StateMismatch(f"{self._directory}: {what}; leave out --origins")
+        begin = _read_seal(self._directory, seal.chunk - 1) if seal.chunk else None
         end = self._end(seal)
         known = _entries(begin)
-        self._read = []
         for name, entry in _entries(end).items():
-            if end is None or entry == known.get(name) or entry.get("kind") is None:
+            kind = entry.get("kind")
+            if end is None or entry == known.get(name) or kind is None:
                 continue
-            if entry["kind"] in _OF_LINES:
-                first = _SourcePosition(0, 0, False) if begin is None else _position_in(begin, name)
-                self._read.append(_look_into(name, first, _position_in(end, name)))
-            elif entry["kind"] == "stream":
-                self._read += _look_into_stream(name, _counted(known.get(name), "sample"), _counted(entry, "sample"))
+            if kind in _OF_LINES:
+                yield _look_into(name, _SourcePosition() if begin is None else _position_in(begin, name), end)
+            elif kind == "stream":
+                yield from _look_into_stream(name, _counted(known.get(name), "sample"), _counted(entry, "sample"))
             else:
-                self._read.append((Origin(name, why=f"a source of kind {entry['kind']} has no lines"), {}))
-        if not _entries(seal):
-            what = f"the seal of chunk {chunk} does not say which sources it was read from"
-            raise StateMismatch(f"{self._directory}: {what}; leave out --origins")
-        return seal
+                yield Origin(name, why=f"a source of kind {kind} has no lines"), {}
 
     def _end(self, seal: Seal) -> Seal | None:
         """Returns the seal that tells how far sources were read for a chunk, None if it is not there yet.
@@ -338,23 +328,28 @@ def _entries(seal: Seal | None) -> dict[str, dict[str, Any]]:
     return {str(entry["path"]): entry for entry in entries if isinstance(entry, dict) and "path" in entry}
 
 
-def _look_into(name: str, begin: _SourcePosition, end: _SourcePosition) -> tuple[Origin, dict[int, list[int]]]:
-    """Reads a part of a source; returns the numbers of its lines by digest, and what is to be said of other rows."""
+def _look_into(name: str, begin: _SourcePosition, seal: Seal) -> _Lines:
+    """Reads the part of a source from a position on up to that of a seal."""
+    end = _position_in(seal, name)
     among = (begin.line + 1, max(begin.line + 1, end.line) + 1)
     lines: dict[int, list[int]] = {}
     try:
-        for number, line in _read_lines(Path(name), begin, end):
-            for form in set(_line_forms(line)):
-                lines.setdefault(xxhash.xxh3_64_intdigest(form), []).append(number)
+        with _open_text(Path(name)) as file:
+            file.seek(begin.offset)
+            number = begin.line
+            while file.tell() < end.offset and (line := file.readline(_MAX_LINE_BYTES)):
+                number += 1
+                for form in set(_line_forms(line)):
+                    lines.setdefault(xxhash.xxh3_64_intdigest(form), []).append(number)
     except OSError as error:
         return Origin(name, (), among, f"the file cannot be read: {error.strerror or error}"), {}
     except ValueError as error:
         return Origin(name, (), among, str(error)), {}
-    return Origin(name, (), among, "no line there equals the row"), lines
+    return Origin(name, (), among, _NO_LINE), lines
 
 
-def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[tuple[Origin, dict[int, list[int]]]]:
-    """Yields of each chunk with samples of [begin, stop) the same as `_look_into`: its seal tells the rows' digests."""
+def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[_Lines]:
+    """Yields the same of each chunk with samples of [begin, stop): its seal tells the rows' digests."""
     directory = stream_path(name)
     try:
         manifest = read_manifest(directory, None)
@@ -367,25 +362,15 @@ def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[tuple[Origin
             lines: dict[int, list[int]] = {}
             for row, digest in enumerate(_read_seal(directory, chunk).digests[first:last].tolist(), first + 1):
                 lines.setdefault(digest, []).append(row)
-            among = (first + 1, last + 1)
-            yield Origin(str(directory / chunk_name(chunk)), (), among, "no line there equals the row"), lines
+            yield Origin(str(directory / chunk_name(chunk)), (), (first + 1, last + 1), _NO_LINE), lines
     except (LazyShardError, OSError) as error:
         yield Origin(name, why=f"the stream cannot be read: {error}"), {}
-
-
-def _read_lines(path: Path, begin: _SourcePosition, end: _SourcePosition) -> Iterator[tuple[int, bytes]]:
-    with _open_text(path) as file:
-        file.seek(begin.offset)
-        number = begin.line
-        while file.tell() < end.offset and (line := file.readline(_MAX_LINE_BYTES)):
-            number += 1
-            yield number, line
 
 
 def find_text(
     stream: Stream, chunks: range, text: str, report: Callable[[str, int, int], None] = lambda phase, done, total: None
 ) -> Iterator[int]:
-    r"""Yields the samples whose rows hold a text, in order.
+    r"""Yields the samples whose rows hold a text, in order; `chunks` are those that are there.
 
     It is looked for as it is and as JSON writes it within a string: in UTF-8, and in ASCII with escapes. Not found is a
     text that is escaped in another way, "\/" for "/" for instance, or that goes over the end of a string.

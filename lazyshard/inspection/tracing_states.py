@@ -45,26 +45,17 @@ _CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A state, and the file in which it was found.
-
-    Attributes:
-        step: steps trained, as the file says; None where it does not.
-        consumer: the run's name in the stream's cursors; None where the file does not say.
-        saved_at: seconds since 1970 by the writer's clock, or the file's own time where it does not say.
-        folder_step: the number in the name of the checkpoint's folder, None where it has none.
-        cursor: the cursor that it was found in, None for a file.
-        dated: whether `saved_at` is what the file says, not its own time.
-        member: the stream in the blend that the run is over; None where it is over this stream alone.
-    """
+    """A state, and the file in which it was found."""
 
     state: RunState
     file: Path
-    step: int | None = None
-    consumer: str | None = None
-    saved_at: float = 0.0
-    folder_step: int | None = None
-    cursor: Cursor | None = None
-    dated: bool = True
+    step: int | None = None  # steps trained, as the file says; None where it does not
+    consumer: str | None = None  # the run's name in the stream's cursors; None where the file does not say
+    saved_at: float = 0.0  # seconds since 1970 by the writer's clock, or the file's own time where it does not say
+    folder_step: int | None = None  # the number in the name of the checkpoint's folder, None where it has none
+    cursor: Cursor | None = None  # the cursor that it was found in, None for a file
+    dated: bool = True  # whether `saved_at` is what the file says, not its own time
+    # the stream in the blend that the run is over; None where it is over this stream alone
     member: Member | None = None
 
 

@@ -56,33 +56,19 @@ _LOST_MANIFEST: Final = "restore the file from a copy"
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        native: whether the stream has a manifest; if not, only rows, names and numbers can be looked at.
-        stream_id: its identity, None where it has none that can be read.
-        samples_per_chunk: rows in every chunk but the last, None where there is no chunk to tell.
-        retired: chunks of [0, retired) are deleted.
-        chunks: chunks of [retired, chunks) are published, and were looked at.
-        samples: rows in them, as far as that is known.
-        size: bytes in their files, as far as that is known.
-        ended: whether the stream has ended.
-        running: whether its producer was at work.
-        quick: whether the rows were left unread.
-        findings: what is wrong, in the order of the chunks.
-    """
-
-    native: bool
-    stream_id: str | None
-    samples_per_chunk: int | None
-    retired: int
-    chunks: int
-    samples: int
-    size: int
-    ended: bool
-    running: bool
-    quick: bool
-    findings: tuple[Fault, ...]
+    native: bool  # whether the stream has a manifest; if not, only rows, names and numbers can be looked at
+    stream_id: str | None  # its identity, None where it has none that can be read
+    samples_per_chunk: int | None  # rows in every chunk but the last, None where there is no chunk to tell
+    retired: int  # chunks of [0, retired) are deleted
+    chunks: int  # chunks of [retired, chunks) are published, and were looked at
+    samples: int  # rows in them, as far as that is known
+    size: int  # bytes in their files, as far as that is known
+    ended: bool  # whether the stream has ended
+    running: bool  # whether its producer was at work
+    quick: bool  # whether the rows were left unread
+    findings: tuple[Fault, ...]  # what is wrong, in the order of the chunks
 
     def count(self, severity: Severity) -> int:
         """Returns how many findings there are of a severity."""

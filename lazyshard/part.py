@@ -19,8 +19,7 @@ _MAX_RANKS: Final = 2**31
 class Part:
     """A stretch of a run under one number of ranks and one micro batch.
 
-    Raises:
-        StateInvalid: a field is out of its range.
+    Raises StateInvalid: a field is out of its range.
     """
 
     dp: int  # its data-parallel ranks, each of which draws one lane

@@ -46,14 +46,8 @@ _OLD_MAGIC: Final = b"TNTIDX"
 """Of fairseq's format that came before, which megatron-core does not read any more either."""
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
-    "uint8": np.dtype("<u1"),
-    "int8": np.dtype("<i1"),
-    "int16": np.dtype("<i2"),
-    "int32": np.dtype("<i4"),
-    "int64": np.dtype("<i8"),
-    "float64": np.dtype("<f8"),
-    "float32": np.dtype("<f4"),
-    "uint16": np.dtype("<u2"),
+    name: np.dtype(name).newbyteorder("<")
+    for name in ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
 }
 """Types of tokens by name; the code of each is its place in this list, from 1."""
 
@@ -119,10 +113,8 @@ class IndexHeader:
     def decode(cls, head: bytes, size: int, file: str) -> IndexHeader:
         """Reads the first `HEADER_BYTES` of a file, or fewer where it has fewer, and compares them with its size.
 
-        So whoever allocates memory by the numbers in it allocates no more than the file has bytes.
-
-        Raises:
-            IndexedInvalid: it is no index, of another version or type, cut, or longer than it says.
+        So whoever allocates memory by the numbers in it allocates no more than the file has bytes. Raises
+        IndexedInvalid: it is no index, of another version or type, cut, or longer than it says.
         """
         if not head.startswith(MAGIC):
             if head.startswith(_OLD_MAGIC):
@@ -162,10 +154,9 @@ class IndexedSequences(NamedTuple):
 class IndexedReader:
     """An open pair of files: an `.idx` file, and the `.bin` file beside it. Every method may raise OSError.
 
-    Raises:
-        IndexedInvalid: one of them is not what it has to be, as far as the header, the first and last boundary of
-            documents and the last sequence tell.
-        FileNotFoundError, FileRefused, FileUnreadable, OSError: one of them cannot be opened or read.
+    Raises IndexedInvalid: one of them is not what it has to be, as far as the header, the first and last boundary of
+    documents and the last sequence tell; FileNotFoundError, FileRefused, FileUnreadable, OSError: one of them cannot be
+    opened or read.
     """
 
     def __init__(self, index: str | os.PathLike[str]) -> None:
@@ -181,10 +172,8 @@ class IndexedReader:
     def boundaries(self, first: int, stop: int) -> Ints:
         """Returns the boundaries of the documents [first, stop), shape (stop - first + 1,).
 
-        Document first + k is the sequences [result[k], result[k + 1]).
-
-        Raises:
-            IndexedInvalid: a boundary is outside of the index, or below the one before.
+        Document first + k is the sequences [result[k], result[k + 1]). Raises IndexedInvalid: a boundary is outside of
+        the index, or below the one before.
         """
         found = self._numbers(BOUNDARY, self.header.starts[2], first, stop + 1)
         check_boundaries(found, first, self.header, self.index)
@@ -193,8 +182,7 @@ class IndexedReader:
     def sequences(self, first: int, stop: int) -> IndexedSequences:
         """Returns what the index says of the sequences [first, stop). It takes 20 bytes of memory for each.
 
-        Raises:
-            IndexedInvalid: one of them does not lie in the data file.
+        Raises IndexedInvalid: one of them does not lie in the data file.
         """
         header = self.header
         lengths_at, pointers_at, _, modes_at = header.starts
@@ -207,10 +195,8 @@ class IndexedReader:
     def tokens(self, begin: int, count: int) -> npt.NDArray[Any]:
         """Returns tokens of the data file, of its own type, from a byte on at which a sequence begins; read-only.
 
-        Memory is taken for them, so callers see to it that it is not too much.
-
-        Raises:
-            IndexedInvalid: the file has become shorter since it was opened.
+        Memory is taken for them, so callers see to it that it is not too much. Raises IndexedInvalid: the file has
+        become shorter since it was opened.
         """
         assert self._data is not None
         size = count * self.header.token.itemsize
@@ -245,9 +231,8 @@ class IndexedReader:
 def check_boundaries(boundaries: Ints, first: int, header: IndexHeader, file: str) -> None:
     """Checks boundaries of documents from the number `first` on.
 
-    Raises:
-        IndexedInvalid: the first of all is not 0, the last of all not the number of sequences, or one is below the one
-            before it or outside.
+    Raises IndexedInvalid: the first of all is not 0, the last of all not the number of sequences, or one is below the
+    one before it or outside.
     """
     outside = (boundaries < 0) | (boundaries > header.sequences)
     back = np.zeros(len(boundaries), bool)

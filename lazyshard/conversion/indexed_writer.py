@@ -58,13 +58,9 @@ class IndexedWriter:
     """A pair of files that is being written; a context manager. Leaving it without `finish` leaves nothing behind.
 
     `prefix` is the path of the files without `.bin` and `.idx`; its directory is there. With `replace` a pair of this
-    name may be there, and is replaced.
-
-    Raises:
-        ExportExists: one of the two files is there.
-        ProducerLocked: another process of this machine writes to this prefix.
-        FileRefused: somebody has made a link where the temporary files are to be.
-        OSError: the filesystem refused; any method may raise this.
+    name may be there, and is replaced. Raises ExportExists: one of the two files is there; ProducerLocked: another
+    process of this machine writes to this prefix; FileRefused: somebody has made a link where the temporary files are
+    to be; OSError: the filesystem refused; any method may raise this.
     """
 
     def __init__(self, prefix: Path, dtype: str, *, has_modes: bool, replace: bool = False) -> None:

@@ -66,9 +66,8 @@ class PackedRow(NamedTuple):
 def pack_row(row: object) -> PackedRow:
     """Returns the line of a row that may hold numpy arrays, and their bytes.
 
-    Raises:
-        RowInvalid: as `encode_row`; or an array of another dtype than `DTYPES`, arrays of more than 2 GiB in all, or a
-            key that is reserved for what stands in an array's place.
+    Raises RowInvalid: as `encode_row`; or an array of another dtype than `DTYPES`, arrays of more than 2 GiB in all, or
+    a key that is reserved for what stands in an array's place.
     """
     packing = _Packing()
     line = encode_row(row, packing)
@@ -137,10 +136,8 @@ def fill_row(row: dict[str, Any], data: npt.NDArray[np.uint8]) -> None:
     """Puts arrays in the places of a parsed row where they are described; they are views of the data.
 
     `data` is u8 of shape (bytes,): the row's bytes in the side file. Every dtype, shape and offset is checked against
-    them before anything is made of it.
-
-    Raises:
-        RowInvalid: something in an array's place does not describe one of these bytes; the row is changed in part.
+    them before anything is made of it. Raises RowInvalid: something in an array's place does not describe one of these
+    bytes; the row is changed in part.
     """
     if ARRAY_KEY in row:
         raise _invalid(f"expected a row, found an array in its place (key {ARRAY_KEY!r})")

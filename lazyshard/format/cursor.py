@@ -50,9 +50,8 @@ _OWNER_EXPECTED: Final = f"text of at most {_MAX_OWNER} characters without contr
 class Cursor:
     """How far a consumer is.
 
-    Raises:
-        StateInvalid: a field is out of its range, or contradicts the state: the next start of the run would find that.
-        ValueError: there can be no consumer of this name.
+    Raises StateInvalid: a field is out of its range, or contradicts the state: the next start of the run would find
+    that; ValueError: there can be no consumer of this name.
     """
 
     consumer: str  # its name, see `check_consumer`
@@ -105,10 +104,9 @@ class Cursor:
     def decode(cls, data: bytes, consumer: str, file: str | None = None) -> Cursor:
         """Reads the file's bytes, which must be the cursor of this consumer; `file` is how messages call it.
 
-        Raises:
-            FileInvalid: a field is missing or wrong, contradicts the state, or it is another consumer's cursor.
-            VersionUnsupported: a later format, of the file or of the state in it.
-            ValueError: there can be no consumer of this name.
+        Raises FileInvalid: a field is missing or wrong, contradicts the state, or it is another consumer's cursor;
+        VersionUnsupported: a later format, of the file or of the state in it; ValueError: there can be no consumer of
+        this name.
         """
         fields = _fields_of(data, consumer, file or f"{CURSORS}/{cursor_name(consumer)}")
         values: dict[str, Any] = {name: fields.values.get(name) for name in cls.__slots__}
@@ -144,9 +142,7 @@ def check_consumer(name: str) -> str:
 
     It becomes part of a file name: 1 to 200 bytes in UTF-8, without "/" and control characters, not beginning with a
     dot (so are names of files that are being written), and not ending in ".reading" (`NAME.reading.json` is reserved).
-
-    Raises:
-        ValueError: it cannot.
+    Raises ValueError: it cannot.
     """
     wrong = None
     if not isinstance(name, str):
@@ -207,9 +203,7 @@ class CursorToken:
 class ReadingMark:
     """What a consumer needs to read on.
 
-    Raises:
-        StateInvalid: a field is out of its range.
-        ValueError: there can be no consumer of this name.
+    Raises StateInvalid: a field is out of its range; ValueError: there can be no consumer of this name.
     """
 
     consumer: str  # its name, see `check_consumer`

@@ -53,9 +53,8 @@ def is_stream_id(value: Any) -> bool:
 class Fields:
     """The fields of one JSON object, read one by one with checks; `file` is how messages call it.
 
-    Raises:
-        FormatInvalid: (of the class given) not UTF-8, not JSON, not an object.
-        VersionUnsupported: a format behind `newest`.
+    Raises FormatInvalid: (of the class given) not UTF-8, not JSON, not an object; VersionUnsupported: a format behind
+    `newest`.
     """
 
     def __init__(self, data: bytes, file: str, newest: int = FORMAT, error: type[FormatInvalid] = FileInvalid) -> None:
@@ -285,11 +284,10 @@ _SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgt])(i?))?b
 def parse_size(text: str | int) -> int:
     """Returns a number of bytes, with units of the SI (kB = 1,000) or of the IEC (KiB = 1,024).
 
+    Raises ValueError where it is none, or 0.
+
     >>> parse_size("20GB"), parse_size("1.5 MiB"), parse_size("512")
     (20000000000, 1572864, 512)
-
-    Raises:
-        ValueError: it is none, or 0.
     """
     found = _SIZE.fullmatch(str(text).strip())
     size = 0

@@ -1,12 +1,4 @@
-"""Names of the files of a stream directory.
-
-```
-stream.json              manifest               chunk_00000.jsonl             rows of chunk 0
-head.json                newest published facts chunk_00000.jsonl.completed   seal of chunk 0
-stream.end               end of stream          chunk_00000.arrays            arrays of its rows, if they may have any
-retired.json             what is deleted        stream.owner                  who may write
-quarantine.jsonl         rows that were refused .producer.lock, .tmp/         the writer's own
-```
+"""Names of the files of a stream directory; docs/format.md tells what each is.
 
 A chunk's number has at least five digits and grows past 99999. Only the canonical name is ever written; directories
 that other programs fill may pad otherwise, so parsing takes any number of digits.

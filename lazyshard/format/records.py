@@ -1,15 +1,13 @@
 """The small files of a stream directory as values: manifest, head, end, owner, retired mark.
 
-- `stream.json`, the manifest: what never changes about a stream, written once when it is created. Of an encoded stream
-  it keeps the `Encoding`: plain facts by name of what rows were encoded with, compared fact by fact.
-- `head.json`: the newest published facts, which readers poll. A hint that is rebuilt from the seals, replaced
-  atomically on every publish and as a heartbeat; it never names a chunk whose seal is not durable.
+- `stream.json`, the manifest, is written once when the stream is created.
+- `head.json`, which readers poll, is a hint that is rebuilt from the seals, replaced atomically on every publish and as
+  a heartbeat; it never names a chunk whose seal is not durable.
 - `stream.end`: no chunk follows. Written once, after the last seal is durable.
 - `stream.owner`: which producer may publish. Each that opens a stream raises the epoch and writes its own name here;
   before each publish it looks whether the file still holds what it wrote. One that was stopped and has woken up finds a
   higher epoch and gives up, also where file locks do not meet.
-- `retired.json`: which chunks the producer has deleted, or is deleting. Written durably before the first file of a
-  chunk is removed, so that a missing chunk is either retired or lost.
+- `retired.json` is written durably before the first file of a chunk is removed: one that is missing is retired or lost.
 """
 
 from __future__ import annotations

@@ -178,9 +178,7 @@ _WORDS: Final = {
 def parse_row(line: bytes | memoryview) -> dict[str, Any]:
     """Returns the object in a line, with or without its line end.
 
-    Raises:
-        RowInvalid: with `reason` and `byte` (offset in the line).
-        MemoryError: there is not enough memory.
+    Raises RowInvalid: with `reason` and `byte` (offset in the line); MemoryError: there is not enough memory.
     """
     try:
         row = loads(line)
@@ -221,12 +219,8 @@ def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
     """Returns the line of an object, with its newline.
 
     `other` returns what is written in the place of a value that JSON does not have; raises TypeError if nothing is, or
-    RowInvalid.
-
-    Raises:
-        RowInvalid: a value that JSON, UTF-8 or 64-bit integers cannot hold, or more than 254 levels of nesting. NaN and
-            infinities are refused, not made null.
-        MemoryError: there is not enough memory.
+    RowInvalid. Raises RowInvalid: a value that JSON, UTF-8 or 64-bit integers cannot hold, or more than 254 levels of
+    nesting. NaN and infinities are refused, not made null; MemoryError: there is not enough memory.
     """
     if not isinstance(row, dict):
         raise _invalid(f"expected a dict, found {type(row).__name__}", None)

@@ -86,9 +86,7 @@ class Seal:
     def decode(cls, data: bytes, chunk: int, file: str = "") -> Seal:
         """Reads the file's bytes; `chunk` is the number in its name, `file` how messages call it.
 
-        Raises:
-            SealInvalid: a field is missing, wrong, or of another chunk.
-            VersionUnsupported: a later format.
+        Raises SealInvalid: a field is missing, wrong, or of another chunk; VersionUnsupported: a later format.
         """
         fields = Fields(data, file or seal_name(chunk), FORMAT_WITH_ARRAYS, SealInvalid)
         if fields.integer("chunk", 0, MAX_CHUNKS) != chunk:

@@ -34,8 +34,7 @@ _MAX_SEED: Final = 2**63 - 1
 class RunState:
     """What must be known of a run to go on with it, or to tell later what it trained when.
 
-    Raises:
-        StateInvalid: a field is out of its range, or contradicts another one.
+    Raises StateInvalid: a field is out of its range, or contradicts another one.
     """
 
     stream_id: str | None  # the stream's identity, None for a foreign directory
@@ -79,11 +78,8 @@ class RunState:
     def from_dict(cls, value: Any, where: str, *, within: str = "") -> RunState:
         """Reads what `to_dict` returned, as JSON or pickle gave it back; fields that are not known are ignored.
 
-        `where` is how messages call the file, `within` the field that held the values there.
-
-        Raises:
-            StateInvalid: a field is missing, out of its range, or contradicts another one.
-            VersionUnsupported: a later format.
+        `where` is how messages call the file, `within` the field that held the values there. Raises StateInvalid: a
+        field is missing, out of its range, or contradicts another one; VersionUnsupported: a later format.
         """
         with read_from(where), inside(within):
             return cls._read(value)

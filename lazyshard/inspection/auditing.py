@@ -150,10 +150,8 @@ def audit(
     """Audits a run by one of the states of its history, `head`.
 
     `unusable` are files of states that cannot be used, `notes` what is to be told besides. `report` is told a phase,
-    how many chunks of it are done, and how many there are.
-
-    Raises:
-        StateMismatch: the audited state is of another stream, or ahead of what is published.
+    how many chunks of it are done, and how many there are. Raises StateMismatch: the audited state is of another
+    stream, or ahead of what is published.
     """
     where = str(stream.directory)
     tracing = Tracing(head, facts, where)

@@ -105,8 +105,7 @@ class Tracing:
     def place(self, step: int) -> StepPlace:
         """Returns what a step took, or will take if the run goes on as it is.
 
-        Raises:
-            StateMismatch: the state does not know it, or it is not certain before more is published.
+        Raises StateMismatch: the state does not know it, or it is not certain before more is published.
         """
         place = self.steps.place(step)
         if place is None:
@@ -136,8 +135,7 @@ class Tracing:
     def at_step(self, step: int, rank: int | None = None) -> Iterator[TracedDraw]:
         """Yields what the ranks of a step draw, rank by rank, in the order of positions; of one rank if it is given.
 
-        Raises:
-            StateMismatch: as `place`. IndexError: there was no such rank then.
+        Raises StateMismatch: as `place`. IndexError: there was no such rank then.
         """
         place = self.place(step)
         course = self.course.until(place.part)
@@ -266,8 +264,7 @@ class UnbrokenParts(NamedTuple):
 def _sections_of(course: Course, total: int | None) -> Iterator[UnbrokenParts]:
     """Yields the sections of a course; what was left out before one is left out of it too.
 
-    Raises:
-        ValueError: a part has drawn more than there is.
+    Raises ValueError: a part has drawn more than there is.
     """
     parts = course.parts
     starts = [number for number, part in enumerate(parts) if not number or part.epoch is not None]

@@ -81,9 +81,8 @@ class _SourcePosition(NamedTuple):
 def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
     """Finds the rows of a place in a source of a stream of ours, of which `chunks` are there. Reads about log2 seals.
 
-    Raises:
-        StateMismatch: the seals do not tell of this source, or have not come so far.
-        SealInvalid, OSError: a seal cannot be used.
+    Raises StateMismatch: the seals do not tell of this source, or have not come so far; SealInvalid, OSError: a seal
+    cannot be used.
     """
     if not chunks:
         raise _unknown(f"{directory}: no chunk is there")
@@ -162,10 +161,8 @@ def _position_in(seal: Seal, name: str) -> _SourcePosition:
 def _line(name: str, place: SourcePlace, begin: _SourcePosition) -> list[bytes]:
     """Returns the `_line_forms` of the line at a place.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: its lines are not to be had; the message says why.
-        StateMismatch: the line is blank.
+    Raises OSError: the file cannot be read; ValueError: its lines are not to be had; the message says why;
+    StateMismatch: the line is blank.
     """
     with _open_text(Path(place.path if os.path.exists(place.path) else name)) as file:
         if place.line is None:
@@ -262,11 +259,8 @@ class Origins:
         """Returns where a row may have come from: one source where its line was found, or else all that may be.
 
         Empty where that is not known: the chunk is deleted, or the one before it, whose seal tells from where on its
-        sources were read; or the chunk ends within a block of which the rest is not published yet.
-
-        Raises:
-            StateMismatch: the seal does not tell of any source.
-            SealInvalid, OSError: a seal cannot be used.
+        sources were read; or the chunk ends within a block of which the rest is not published yet. Raises
+        StateMismatch: the seal does not tell of any source; SealInvalid, OSError: a seal cannot be used.
         """
         if chunk not in self._chunks or max(0, chunk - 1) not in self._chunks:
             return ()
@@ -373,10 +367,8 @@ def find_text(
     r"""Yields the samples whose rows hold a text, in order; `chunks` are those that are there.
 
     It is looked for as it is and as JSON writes it within a string: in UTF-8, and in ASCII with escapes. Not found is a
-    text that is escaped in another way, "\/" for "/" for instance, or that goes over the end of a string.
-
-    Raises:
-        ChunkCorrupt, RowInvalid, FileNotFoundError, OSError: a chunk cannot be read; those before it are searched.
+    text that is escaped in another way, "\/" for "/" for instance, or that goes over the end of a string. Raises
+    ChunkCorrupt, RowInvalid, FileNotFoundError, OSError: a chunk cannot be read; those before it are searched.
     """
     wanted = _spellings(text)
     for number, chunk in enumerate(chunks):

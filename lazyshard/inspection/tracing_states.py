@@ -62,14 +62,9 @@ class SavedState:
 def read_state(path: Path, directory: Path | None = None) -> SavedState:
     """Reads a state from a file, or from a checkpoint's folder, which holds a `lazyshard.json`.
 
-    Of a run over a blend the state of the stream in `directory` is taken.
-
-    Raises:
-        StateInvalid: there is none in it, or it cannot be used.
-        StateMismatch: it is of a blend of other streams; its field is "names".
-        VersionUnsupported: it is of a later format.
-        FileRefused: it is no plain file, or far too large.
-        OSError: the file cannot be read.
+    Of a run over a blend the state of the stream in `directory` is taken. Raises StateInvalid: there is none in it, or
+    it cannot be used; StateMismatch: it is of a blend of other streams; its field is "names"; VersionUnsupported: it is
+    of a later format; FileRefused: it is no plain file, or far too large; OSError: the file cannot be read.
     """
     file = path / NAME if path.is_dir() else path
     try:

@@ -270,11 +270,8 @@ def _check_batch(batch: ChunkBatch) -> list[ChunkVerdict]:
 def check_in_order(batches: Sequence[ChunkBatch], jobs: int, alone_s: float = _ALONE_S) -> Iterator[list[ChunkVerdict]]:
     """Yields what is found in each batch, in their order, by at most so many processes at a time.
 
-    This one works alone for `alone_s` seconds before it starts others.
-
-    Raises:
-        ChildProcessError: a process has ended before its work was done.
-        MemoryError: there is not enough memory for a row.
+    This one works alone for `alone_s` seconds before it starts others. Raises ChildProcessError: a process has ended
+    before its work was done; MemoryError: there is not enough memory for a row.
     """
     started = time.monotonic()
     done = 0

@@ -77,12 +77,16 @@ EPILOG: Final = epilog(
 def command(
     stream: StreamArgument,
     checkpoints: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[CHECKPOINTS]...", help="Folders with checkpoints of the run. Default: its cursor."),
+        list[Path] | None,
+        typer.Argument(
+            metavar="[CHECKPOINTS]...", exists=True, help="Folders with checkpoints of the run. Default: its cursor."
+        ),
     ] = None,
     state: Annotated[
-        str | None,
-        typer.Option("--state", metavar="FILE", help="Audit this state instead of the one that was saved last."),
+        Path | None,
+        typer.Option(
+            "--state", metavar="FILE", exists=True, help="Audit this state instead of the one that was saved last."
+        ),
     ] = None,
     consumer: Annotated[
         str | None,
@@ -96,13 +100,7 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     check_stream(stream)
-    for folder in checkpoints or ():
-        if not os.path.exists(folder):
-            raise typer.BadParameter(f"{folder!r}: no such folder", param_hint="CHECKPOINTS")
-    if state is not None and not os.path.exists(state):
-        raise typer.BadParameter(f"{state!r}: no such file or folder", param_hint="--state")
-    folders = [Path(folder) for folder in checkpoints or ()]
-    return lambda: _run(stream_path(stream), folders, None if state is None else Path(state), consumer, as_json)
+    return lambda: _run(stream_path(stream), checkpoints or (), state, consumer, as_json)
 
 
 def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer: str | None, as_json: bool) -> int:

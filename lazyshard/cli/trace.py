@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,10 +71,11 @@ EPILOG: Final = epilog(
 def command(
     stream: StreamArgument,
     state: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
             "--state",
             metavar="FILE",
+            exists=True,
             help="The state: a checkpoint's folder, its lazyshard.json, or a file with the state alone.",
         ),
     ] = None,
@@ -121,8 +121,6 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     check_stream(stream)
-    if state is not None and not os.path.exists(state):
-        _misused("--state", f"{state!r}: no such file or folder")
     if state is not None and consumer is not None:
         _misused("--consumer", "give either --state or --consumer")
     if consumer is not None:
@@ -156,7 +154,7 @@ def command(
     elif text is not None:
         answer = partial(_show_text, text=text, matches=None if every else _FIRST_MATCHES)
     shown = {"shown": rows, "full": full, "as_json": as_json, "with_origins": origins}
-    return lambda: _run(stream_path(stream), None if state is None else Path(state), consumer, answer, shown)
+    return lambda: _run(stream_path(stream), state, consumer, answer, shown)
 
 
 def _misused(option: str, what: str) -> NoReturn:

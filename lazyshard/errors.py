@@ -16,18 +16,15 @@ import re
 from typing import Any, Final
 from urllib.parse import unquote
 
+# Begins the line that carries an error's fields through a rebuild from text
 _FIELDS_MARK: Final = "lazyshard-error-fields: "
-"""Begins the line that carries an error's fields through a rebuild from text."""
 
 _FIELDS_LINE: Final = re.compile(rf"\n?^{_FIELDS_MARK}(\{{.*\}})$", re.MULTILINE)
 
+# What stands before the host of a URL: up to its first slash, or else a password that holds one itself
 _USER: Final = re.compile(r"(https?)?://(?:([^\s/?#]{1,4096})|[^\s/?#@:]{0,512}:(?!\d*(?:[\s/?#]|$))[^\s@]{0,512})@")
-"""What stands before the host of a URL: up to its first slash, or else a password that holds one itself."""
-
 _QUERY: Final = re.compile(r"(://[^\s?\"'<>]{1,4096}\?)[^\s\"'<>]+")
-
-_LEAST: Final = 4
-"""What is shorter is not looked for in other texts: it would be found in any."""
+_LEAST: Final = 4  # What is shorter is not looked for in other texts: it would be found in any
 
 
 def redact(text: str, url: str = "") -> str:

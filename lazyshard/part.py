@@ -8,19 +8,13 @@ from typing import Any, Final
 
 from lazyshard.errors import StateInvalid
 
-MAX_SAMPLES: Final = 2**62
-"""No real stream has as many, so that all index arithmetic stays within 64 bits."""
-
-_MAX_RANKS: Final = 2**31
-"""No job has as many."""
+MAX_SAMPLES: Final = 2**62  # No real stream has as many, so that all index arithmetic stays within 64 bits
+_MAX_RANKS: Final = 2**31  # No job has as many
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a run under one number of ranks and one micro batch.
-
-    Raises StateInvalid: a field is out of its range.
-    """
+    """A stretch of a run under one number of ranks and one micro batch."""
 
     dp: int  # its data-parallel ranks, each of which draws one lane
     batch_size: int = 1  # samples of a rank in a micro batch

@@ -30,6 +30,7 @@ from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.stream import open_now
 
+# What becomes of a sample that is not trained once, in words
 _FATES: Final = {
     "to_come": "to come",
     "left_over": "left over",
@@ -38,7 +39,6 @@ _FATES: Final = {
     "again": "TRAINED AND COMING AGAIN",
     "missing": "PASSED OVER",
 }
-"""What becomes of a sample that is not trained once, in words."""
 
 HELP: Final = """Proves that a run trained no sample twice and passed none over, or names those.
 

@@ -32,8 +32,7 @@ from lazyshard.inspection.survey import take_survey
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers
 
-ALIVE_S: Final = 600.0
-"""One that was heard of so lately may well be running: it marks its place once a window."""
+ALIVE_S: Final = 600.0  # One that was heard of so lately may well be running: it marks its place once a window
 
 HELP: Final = """Forgets a consumer that will not come back: removes its cursor and its reading mark.
 

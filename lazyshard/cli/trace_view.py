@@ -21,8 +21,7 @@ _COLUMNS: Final = ("step", "part", "rank", "position", "epoch", "sample", "chunk
 _NO_ORIGIN: Final = (
     "a source that is not known: its chunk or the one before it is deleted, or its block is published in part so far"
 )
-_FIRST: Final = '"byte": '
-"""Where what is told of a row begins that is not told of its draw."""
+_FIRST: Final = '"byte": '  # Where what is told of a row begins that is not told of its draw
 
 
 class StepTable:

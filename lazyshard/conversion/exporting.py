@@ -24,9 +24,7 @@ from lazyshard.stream.reader import StreamReader
 from lazyshard.stream.retire import read_retired
 from lazyshard.stream.stream import open_now, rows_of_first_chunk
 
-_ROWS_AT_ONCE: Final = 1024
-"""What a chunk has of them is read together; large rows come in smaller pieces."""
-
+_ROWS_AT_ONCE: Final = 1024  # What a chunk has of them is read together; large rows come in smaller pieces
 AUTO: Final = "auto"
 _KEY: Final = "key:"
 _BOUNDARIES: Final = re.compile(rf"row|stream|{_KEY}.+", re.DOTALL)
@@ -35,8 +33,8 @@ _MODES: Final = range(-128, 128)
 
 _SMALLEST: Final = smallest_dtype(0, 0)
 
+# Called with what is done, how many chunks of the stream are exported, and how many it has
 _Report = Callable[[str, int, int], None]
-"""Called with what is done, how many chunks of the stream are exported, and how many it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

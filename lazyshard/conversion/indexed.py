@@ -41,15 +41,13 @@ VERSION: Final = 1
 
 HEADER_BYTES: Final = 34
 _HEADER: Final = struct.Struct("<9sQBQQ")
+_OLD_MAGIC: Final = b"TNTIDX"  # Of fairseq's format that came before, which megatron-core does not read any more either
 
-_OLD_MAGIC: Final = b"TNTIDX"
-"""Of fairseq's format that came before, which megatron-core does not read any more either."""
-
+# Types of tokens by name; the code of each is its place in this list, from 1
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
 }
-"""Types of tokens by name; the code of each is its place in this list, from 1."""
 
 _NAMES: Final = tuple(DTYPES)
 
@@ -57,15 +55,13 @@ LENGTH: Final = np.dtype("<i4")
 POINTER: Final = np.dtype("<i8")
 BOUNDARY: Final = np.dtype("<i8")
 MODE: Final = np.dtype("<i1")
+MAX_LENGTH: Final = 2**31 - 1  # Most tokens of a sequence: what its length is written in holds no more
 
-MAX_LENGTH: Final = 2**31 - 1
-"""Most tokens of a sequence: what its length is written in holds no more."""
-
+# Below so many tokens megatron-core writes uint16, from there on int32 (`DType.optimal_dtype`)
 SMALL_VOCABULARY: Final = 65500
-"""Below so many tokens megatron-core writes uint16, from there on int32 (`DType.optimal_dtype`)."""
 
+# As much is asked for at a time: Linux gives at most 2 GiB, and memory is taken for what is asked
 _READ_BYTES: Final = 64 << 20
-"""As much is asked for at a time: Linux gives at most 2 GiB, and memory is taken for what is asked."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -180,10 +176,7 @@ class IndexedReader:
         return found
 
     def sequences(self, first: int, stop: int) -> IndexedSequences:
-        """Returns what the index says of the sequences [first, stop). It takes 20 bytes of memory for each.
-
-        Raises IndexedInvalid: one of them does not lie in the data file.
-        """
+        """Returns what the index says of the sequences [first, stop). It takes 20 bytes of memory for each."""
         header = self.header
         lengths_at, pointers_at, _, modes_at = header.starts
         lengths = self._numbers(LENGTH, lengths_at, first, stop)
@@ -229,11 +222,7 @@ class IndexedReader:
 
 
 def check_boundaries(boundaries: Ints, first: int, header: IndexHeader, file: str) -> None:
-    """Checks boundaries of documents from the number `first` on.
-
-    Raises IndexedInvalid: the first of all is not 0, the last of all not the number of sequences, or one is below the
-    one before it or outside.
-    """
+    """Checks boundaries of documents from the number `first` on."""
     outside = (boundaries < 0) | (boundaries > header.sequences)
     back = np.zeros(len(boundaries), bool)
     back[1:] = boundaries[1:] < boundaries[:-1]

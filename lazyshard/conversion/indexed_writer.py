@@ -44,10 +44,7 @@ from lazyshard.store import durable
 from lazyshard.store.files import check_folder
 
 _BUFFER_BYTES: Final = 1 << 20
-
-_COPY_ITEMS: Final = 1 << 16
-"""Numbers that are read at a time."""
-
+_COPY_ITEMS: Final = 1 << 16  # Numbers that are read at a time
 _LOCK: Final = "lock"
 _DATA: Final = "data"
 _INDEX: Final = "index"

@@ -22,38 +22,33 @@ import numpy.typing as npt
 from lazyshard.errors import RowInvalid
 from lazyshard.format.row import encode_row
 
+# The only key of the object that stands in a row for an array; no other object of such a row has it
 ARRAY_KEY: Final = "$array"
-"""The only key of the object that stands in a row for an array; no other object of such a row has it."""
 
 BFLOAT16: Final = np.dtype([("bfloat16", "<u2")])
 """Of arrays of bfloat16 numbers, of which numpy has none: their bits. ``bits.view(BFLOAT16)`` of an array of uint16."""
 
+# By the name that stands in a row
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "bool": np.dtype(np.bool_),
     **{f"{kind}int{8 * size}": np.dtype(f"<{kind or 'i'}{size}") for kind in ("u", "") for size in (1, 2, 4, 8)},
     **{f"float{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
     "bfloat16": BFLOAT16,
 }
-"""By the name that stands in a row."""
 
+# Bytes: as large as the largest number, so that no number of a row's arrays lies across two words
 _ALIGNMENT: Final = 8
-"""Bytes: as large as the largest number, so that no number of a row's arrays lies across two words."""
-
-_MAX_DIMENSIONS: Final = 32
-"""More than the oldest numpy that is supported can make are refused."""
-
-MAX_ROW_BYTES: Final = 1 << 31
-"""Of the arrays of a row, which is read into memory whole."""
-
+_MAX_DIMENSIONS: Final = 32  # More than the oldest numpy that is supported can make are refused
+MAX_ROW_BYTES: Final = 1 << 31  # Of the arrays of a row, which is read into memory whole
 _MAX_COUNT: Final = 2**62
 
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 _KEY_IN_LINE: Final = b'"$array":'
 
+# What stands for an array in a line that `pack_row` has made. In a text such a brace has a backslash behind it, and no
+# other object of the row has this key.
 _DESCRIBED: Final = re.compile(rb'(\{"\$array":\["[a-z0-9]+",\[[0-9,]*\],)([0-9]+)(?=\]\})')
-"""What stands for an array in a line that `pack_row` has made. In a text such a brace has a backslash behind it, and no
-other object of the row has this key."""
 
 
 class PackedRow(NamedTuple):

@@ -25,20 +25,20 @@ from lazyshard.format.arrays import may_hold_arrays, move_arrays, refuse_array_k
 from lazyshard.format.row import check_line, check_row, count_keys, has_duplicate_keys
 from lazyshard.memory import loads, quick_loads
 
+# Lines that are parsed together: few enough that their objects stay in the processor's cache and that Python's garbage
+# collector does not count them as survivors
 _GROUP: Final = 32
-"""Lines that are parsed together: few enough that their objects stay in the processor's cache and that Python's garbage
-collector does not count them as survivors."""
 
+# Text that is scanned at once: less than what malloc asks the system for (128 KiB), since fresh pages are slow
 _WINDOW_BYTES: Final = 96 << 10
-"""Text that is scanned at once: less than what malloc asks the system for (128 KiB), since fresh pages are slow."""
 
 _BLANK, _COLON, _NEWLINE, _QUOTE = b' :\n"'
 
 _NIBBLES: Final = np.uint64(0xF0F0F0F0F0F0F0F0)
 _DIGITS: Final = np.uint64(0x3030303030303030)
+# A number that does not fit into 64 bits has 19 digits or more. These fill two aligned words of 8 bytes, or one and at
+# least 4 bytes on both sides of it.
 _BESIDE: Final = np.array([-4, -3, -2, -1, 8, 9, 10, 11])
-"""A number that does not fit into 64 bits has 19 digits or more. These fill two aligned words of 8 bytes, or one and at
-least 4 bytes on both sides of it."""
 
 _Integers = npt.NDArray[np.int64]
 
@@ -281,8 +281,7 @@ def check_encoded(rows: Sequence[EncodedRow]) -> CheckedLines:
     )
 
 
-ADDED_LEVELS: Final = 2
-"""How much deeper a row lies in a pack: readers nest no deeper than 1,024."""
+ADDED_LEVELS: Final = 2  # How much deeper a row lies in a pack: readers nest no deeper than 1,024
 
 
 class EncodedPack(NamedTuple):

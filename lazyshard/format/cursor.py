@@ -24,21 +24,15 @@ from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
 from lazyshard.part import MAX_SAMPLES, check_integer, refused
 
-_MAX_CONSUMER_BYTES: Final = 200
-"""A file name has at most 255: what stands around a consumer's name needs room."""
-
-_MAX_PLAN: Final = 2**63 - 1
-"""The largest seed of a plan."""
-
+_MAX_CONSUMER_BYTES: Final = 200  # A file name has at most 255: what stands around a consumer's name needs room
+_MAX_PLAN: Final = 2**63 - 1  # The largest seed of a plan
 CURSOR_SUFFIX: Final = ".json"
 READING_SUFFIX: Final = ".reading.json"
+_MAX_OWNER: Final = 400  # Characters of an owner: a token and the name of a machine
 
-_MAX_OWNER: Final = 400
-"""Characters of an owner: a token and the name of a machine."""
-
+# Control characters, those of 8 bits included: what a message must not show as it is; and lone surrogates, which JSON
+# cannot hold
 _UNSEEN: Final = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
-"""Control characters, those of 8 bits included: what a message must not show as it is; and lone surrogates, which JSON
-cannot hold."""
 
 _NOT_IN_OWNERS: Final = re.compile(f"[{_UNSEEN}]")
 _NOT_IN_NAMES: Final = re.compile(f"[/{_UNSEEN}]")
@@ -48,11 +42,7 @@ _OWNER_EXPECTED: Final = f"text of at most {_MAX_OWNER} characters without contr
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a consumer is.
-
-    Raises StateInvalid: a field is out of its range, or contradicts the state: the next start of the run would find
-    that; ValueError: there can be no consumer of this name.
-    """
+    """How far a consumer is."""
 
     consumer: str  # its name, see `check_consumer`
     stream_id: str | None  # the stream's identity, None for a foreign directory
@@ -102,12 +92,7 @@ class Cursor:
 
     @classmethod
     def decode(cls, data: bytes, consumer: str, file: str | None = None) -> Cursor:
-        """Reads the file's bytes, which must be the cursor of this consumer; `file` is how messages call it.
-
-        Raises FileInvalid: a field is missing or wrong, contradicts the state, or it is another consumer's cursor;
-        VersionUnsupported: a later format, of the file or of the state in it; ValueError: there can be no consumer of
-        this name.
-        """
+        """Reads the file's bytes, which must be the cursor of this consumer; `file` is how messages call it."""
         fields = _fields_of(data, consumer, file or f"{CURSORS}/{cursor_name(consumer)}")
         values: dict[str, Any] = {name: fields.values.get(name) for name in cls.__slots__}
         with fields.checking():
@@ -201,10 +186,7 @@ class CursorToken:
 
 @dataclass(frozen=True, slots=True)
 class ReadingMark:
-    """What a consumer needs to read on.
-
-    Raises StateInvalid: a field is out of its range; ValueError: there can be no consumer of this name.
-    """
+    """What a consumer needs to read on."""
 
     consumer: str  # its name, see `check_consumer`
     stream_id: str | None  # the stream's identity, None for a foreign directory

@@ -25,23 +25,17 @@ from lazyshard.errors import FileInvalid, FormatInvalid, StateInvalid, VersionUn
 from lazyshard.memory import loads
 from lazyshard.part import check_integer, refused
 
-FORMAT: Final = 1
-"""The format of every file of a stream, but for those of which the next constant tells."""
+FORMAT: Final = 1  # The format of every file of a stream, but for those of which the next constant tells
 
+# That of the manifest and the seals of a stream whose rows hold arrays: who does not know of the side files must not
+# take what stands in an array's place for a value
 FORMAT_WITH_ARRAYS: Final = 2
-"""That of the manifest and the seals of a stream whose rows hold arrays: who does not know of the side files must not
-take what stands in an array's place for a value."""
-
-MAX_CHUNKS: Final = 10**15
-"""No real stream has as many, so that all index arithmetic stays within 64 bits."""
-
+MAX_CHUNKS: Final = 10**15  # No real stream has as many, so that all index arithmetic stays within 64 bits
 _STREAM_ID: Final = re.compile(r"[0-9a-f]{32}")
+_SHOWN_MAX: Final = 80  # Characters of a wrong value that a message shows
 
-_SHOWN_MAX: Final = 80
-"""Characters of a wrong value that a message shows."""
-
+# Neither a value of many megabytes nor one nested as deep as orjson reads (past Python's own limit) is shown whole
 _SHORTENED: Final = reprlib.Repr()
-"""Neither a value of many megabytes nor one nested as deep as orjson reads (past Python's own limit) is shown whole."""
 _SHORTENED.maxstring = _SHOWN_MAX
 
 

@@ -11,23 +11,18 @@ from typing import Final
 
 MANIFEST: Final = "stream.json"
 HEAD: Final = "head.json"
-HEAD_RESERVE: Final = "head.json.reserve"
-"""Under `.tmp/` only: what keeps room for one head."""
+HEAD_RESERVE: Final = "head.json.reserve"  # Under `.tmp/` only: what keeps room for one head
 END: Final = "stream.end"
 OWNER: Final = "stream.owner"
 RETIRED: Final = "retired.json"
 QUARANTINE: Final = "quarantine.jsonl"
-CURSORS: Final = "cursors"
-"""Folder of the cursors in a stream's directory."""
+CURSORS: Final = "cursors"  # Folder of the cursors in a stream's directory
 LOCK: Final = ".producer.lock"
 TEMPORARY: Final = ".tmp"
 DATA_SUFFIX: Final = ".jsonl"
 SEAL_SUFFIX: Final = ".completed"
 ARRAYS_SUFFIX: Final = ".arrays"
-
-_CHUNK: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl(\.completed)?")
-"""255: no file name is longer."""
-
+_CHUNK: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl(\.completed)?")  # 255: no file name is longer
 _ARRAYS: Final = re.compile(r"chunk_([0-9]{5,255})\.arrays")
 _TOKENS: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl\.tokens")
 

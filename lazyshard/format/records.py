@@ -34,12 +34,8 @@ Fact: TypeAlias = str | int | float | bool | None
 
 Encoding: TypeAlias = Mapping[str, Fact]
 
-_MAX_FACTS: Final = 1000
-"""Of one encoding: far more than any has."""
-
-_SHOWN: Final = 60
-"""Characters of a fact that messages show: a system prompt may have pages."""
-
+_MAX_FACTS: Final = 1000  # Of one encoding: far more than any has
+_SHOWN: Final = 60  # Characters of a fact that messages show: a system prompt may have pages
 _ABSENT: Final = object()
 
 
@@ -102,8 +98,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
+# A seal holds 16 bytes a row and more, base64; past this one is no longer read in a reasonable time
 MAX_SAMPLES_PER_CHUNK: Final = 100_000_000
-"""A seal holds 16 bytes a row and more, base64; past this one is no longer read in a reasonable time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +155,9 @@ def check_samples_per_chunk(value: int) -> int:
     return value
 
 
+# running: rows are coming; waiting: held back (by its source, rate or a limit); idle: stopped in good order, resumable;
+# finished: the stream has ended; failed: stopped by an error, resumable
 ProducerState = Literal["running", "waiting", "idle", "finished", "failed"]
-"""running: rows are coming; waiting: held back (by its source, rate or a limit); idle: stopped in good order,
-resumable; finished: the stream has ended; failed: stopped by an error, resumable."""
 
 STATES: Final[tuple[ProducerState, ...]] = get_args(ProducerState)
 

@@ -20,17 +20,12 @@ import orjson
 from lazyshard.errors import RowInvalid
 from lazyshard.memory import dumps, loads, quick_loads
 
-_TYPE: Final = "Type is not JSON serializable: "
-"""How orjson begins, before the name of the type."""
-
-_MAX_LOOKED_AT: Final = 100_000
-"""Values: a row may hold itself, and bad rows are to cost little."""
-
-_SHOWN: Final = 80
-"""Characters of a place."""
-
+_TYPE: Final = "Type is not JSON serializable: "  # How orjson begins, before the name of the type
+_MAX_LOOKED_AT: Final = 100_000  # Values: a row may hold itself, and bad rows are to cost little
+_SHOWN: Final = 80  # Characters of a place
 _BYTES: Final = "write the path of a file that holds it, or base64 text: base64.b64encode(it).decode()"
 
+# What to do with a value of a type of this name
 _ADVICE: Final = {
     name: advice
     for names, advice in (
@@ -46,13 +41,12 @@ _ADVICE: Final = {
     )
     for name in names.split()
 }
-"""What to do with a value of a type of this name."""
 
+# What to do besides where a row may hold arrays
 _WITH_ARRAYS: Final = {
     **dict.fromkeys(("bytes", "bytearray", "memoryview"), "; or an array: np.frombuffer(it, np.uint8)"),
     "Tensor": "; or an array: .numpy()",
 }
-"""What to do besides where a row may hold arrays."""
 
 
 def advise(row: Any, reason: str, arrays: bool) -> str:
@@ -100,8 +94,8 @@ def _inner(place: str, key: Any, named: bool) -> str:
     return f"{place}.{key}" if place else str(key)
 
 
+# Tokens of a valid row: an escape, a quote and whether a colon follows, a brace
 _QUOTES_AND_BRACES: Final = re.compile(rb'(?s:\\.)|"([ \t\r\n]*:)?|[{}]')
-"""Tokens of a valid row: an escape, a quote and whether a colon follows, a brace."""
 
 
 def has_duplicate_keys(line: bytes, row: dict[str, Any]) -> bool:
@@ -158,21 +152,21 @@ def _names_one_twice(line: bytes) -> bool:
     return False
 
 
+# Tokens of a valid row: an escape, a quote, a long integer (also within strings, which the quotes tell apart)
 _QUOTES_AND_INTEGERS: Final = re.compile(rb'(?s:\\.)|"|(?<![0-9.eE+-])(-?[0-9]{19,})(?![0-9.eE])')
-"""Tokens of a valid row: an escape, a quote, a long integer (also within strings, which the quotes tell apart)."""
 
 _UTF16: Final = re.compile(rb"(?s:([^\0]\0){2}|(\0[^\0]){2})")
 _NON_FINITE: Final = re.compile(rb"-?(?:NaN|nan|Inf|inf)")
 
 _BOM: Final = b"\xef\xbb\xbf"
 
+# What orjson says, and what it means to someone who has to mend a file. Other releases may say it otherwise.
 _WORDS: Final = {
     "no low surrogate in string": r"half of a surrogate pair (\ud800 to \udfff alone), which is no character",
     "number is infinity when parsed as double": "a number that does not fit into 64 bits; write it as a string",
     "depth limit exceeded": "nested more than 1,024 levels deep",
     "unexpected content after document": "something behind the object; expected one object on one line",
 }
-"""What orjson says, and what it means to someone who has to mend a file. Other releases may say it otherwise."""
 
 
 def parse_row(line: bytes | memoryview) -> dict[str, Any]:

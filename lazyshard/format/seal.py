@@ -84,10 +84,7 @@ class Seal:
 
     @classmethod
     def decode(cls, data: bytes, chunk: int, file: str = "") -> Seal:
-        """Reads the file's bytes; `chunk` is the number in its name, `file` how messages call it.
-
-        Raises SealInvalid: a field is missing, wrong, or of another chunk; VersionUnsupported: a later format.
-        """
+        """Reads the file's bytes; `chunk` is the number in its name, `file` how messages call it."""
         fields = Fields(data, file or seal_name(chunk), FORMAT_WITH_ARRAYS, SealInvalid)
         if fields.integer("chunk", 0, MAX_CHUNKS) != chunk:
             raise fields.refuse("chunk", f"{chunk}, as in the file's name", str(fields.values["chunk"]))
@@ -184,11 +181,8 @@ def _is_number(value: Any, high: float) -> bool:
     return type(value) in (int, float) and 0 <= value < high
 
 
-MAX_SOURCES: Final = 100
-"""As many as people look at; the mixture of more is not told."""
-
-_MAX_WEIGHT: Final = 1e100
-"""No sum of so many overflows."""
+MAX_SOURCES: Final = 100  # As many as people look at; the mixture of more is not told
+_MAX_WEIGHT: Final = 1e100  # No sum of so many overflows
 
 
 @dataclass(frozen=True, slots=True)

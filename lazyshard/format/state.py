@@ -24,18 +24,15 @@ from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.memory import loads
 from lazyshard.part import MAX_SAMPLES, Part, check_integer, refused
 
+# The only format of a run's state, of either kind, that there is. It counts apart from that of streams.
 _FORMAT: Final = 1
-"""The only format of a run's state, of either kind, that there is. It counts apart from that of streams."""
 
 _MAX_SEED: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What must be known of a run to go on with it, or to tell later what it trained when.
-
-    Raises StateInvalid: a field is out of its range, or contradicts another one.
-    """
+    """What must be known of a run to go on with it, or to tell later what it trained when."""
 
     stream_id: str | None  # the stream's identity, None for a foreign directory
     samples_per_chunk: int  # of the stream

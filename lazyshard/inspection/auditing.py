@@ -28,11 +28,9 @@ _Kind = Literal[
     "deleted", "stream",
 ]  # fmt: skip
 
+# Findings by which what the states say, or the stream does, is not so: a count that leans on it proves nothing
 _CONTRADICTIONS: Final = frozenset({"steps", "samples", "ahead", "stream"})
-"""Findings by which what the states say, or the stream does, is not so: a count that leans on it proves nothing."""
-
-_NAMED: Final = 3
-"""Checkpoints that are named of those that have the same to be said of them; a long run has hundreds."""
+_NAMED: Final = 3  # Checkpoints that are named of those that have the same to be said of them; a long run has hundreds
 
 
 class AuditFinding(NamedTuple):

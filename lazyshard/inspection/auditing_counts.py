@@ -25,29 +25,24 @@ from lazyshard.inspection.tracing import Tracing, UnbrokenParts
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 
-_BLOCK: Final = 1 << 19
-"""Draws that are computed at a time: about 60 MB with all that is made on the way."""
+_BLOCK: Final = 1 << 19  # Draws that are computed at a time: about 60 MB with all that is made on the way
+_LOOKED_AT: Final = 1 << 22  # Samples that are looked at at a time
 
-_LOOKED_AT: Final = 1 << 22
-"""Samples that are looked at at a time."""
-
+# Ranges of samples that are kept of each kind; how many samples there are is counted in any case
 _MAX_RANGES: Final = 1000
-"""Ranges of samples that are kept of each kind; how many samples there are is counted in any case."""
 
 SKIPPED: Final = 1
 TO_COME: Final = 2
 _LEFT_OVER: Final = 3
 LEFT_OUT: Final = 4
-
-_ONE: Final = np.uint8(1)
-"""Of the array's own type: `np.add.at` is fifty times slower with any other."""
+_ONE: Final = np.uint8(1)  # Of the array's own type: `np.add.at` is fifty times slower with any other
 
 _Array = npt.NDArray[np.uint8]
 _Mask = npt.NDArray[np.bool_]
 
+# What a state is to the one that is audited: itself; earlier on its course; later on the same course; on a branch that
+# was given up; of epochs that this one does not tell of; or of no run that this one can be of
 _Relation = Literal["head", "on the course", "beyond", "abandoned", "another epoch", "other settings", "other stream"]
-"""What a state is to the one that is audited: itself; earlier on its course; later on the same course; on a branch that
-was given up; of epochs that this one does not tell of; or of no run that this one can be of."""
 
 _SETTINGS = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples")
 

@@ -20,19 +20,19 @@ from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.stream.run_state import check_fits, course_of
 from lazyshard.stream.stream import Stream
 
+# What became of a sample in an epoch: skipped on purpose; left out with its stream, which is blended no more; left over
+# for want of a whole batch; cut short where another epoch was begun before this one was over; beyond the end that
+# `max_total_samples` sets
 Became = Literal[
     "trained", "skipped", "to come", "left out", "left over", "cut short", "not published", "beyond the end"
 ]
-"""What became of a sample in an epoch: skipped on purpose; left out with its stream, which is blended no more; left
-over for want of a whole batch; cut short where another epoch was begun before this one was over; beyond the end that
-`max_total_samples` sets."""
 
+# The work grows with their square: a run that was resumed with other ranks so often takes some 5 s
 MAX_PARTS: Final = 1000
-"""The work grows with their square: a run that was resumed with other ranks so often takes some 5 s."""
 
 MAX_EPOCHS: Final = 100_000
+# More than any run has. What a file says is not walked through, nor held in memory, without a look at how much.
 MAX_STEP_DRAWS: Final = 100_000_000
-"""More than any run has. What a file says is not walked through, nor held in memory, without a look at how much."""
 
 
 class TracedDraw(NamedTuple):
@@ -133,10 +133,7 @@ class Tracing:
         return place
 
     def at_step(self, step: int, rank: int | None = None) -> Iterator[TracedDraw]:
-        """Yields what the ranks of a step draw, rank by rank, in the order of positions; of one rank if it is given.
-
-        Raises StateMismatch: as `place`. IndexError: there was no such rank then.
-        """
+        """Yields what the ranks of a step draw, rank by rank, in the order of positions; of one rank if it is given."""
         place = self.place(step)
         course = self.course.until(place.part)
         ranks = range(course.dp) if rank is None else range(rank, rank + 1)
@@ -262,10 +259,7 @@ class UnbrokenParts(NamedTuple):
 
 
 def _sections_of(course: Course, total: int | None) -> Iterator[UnbrokenParts]:
-    """Yields the sections of a course; what was left out before one is left out of it too.
-
-    Raises ValueError: a part has drawn more than there is.
-    """
+    """Yields the sections of a course; what was left out before one is left out of it too."""
     parts = course.parts
     starts = [number for number, part in enumerate(parts) if not number or part.epoch is not None]
     gaps: Gaps = Gaps()

@@ -29,19 +29,13 @@ from lazyshard.store.urls import stream_path
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.stream import Stream
 
+# Kinds of sources whose positions are bytes and lines of a text
 _OF_LINES: Final = frozenset({"jsonl", "stdin", "jsonl.gz", "jsonl.zst"})
-"""Kinds of sources whose positions are bytes and lines of a text."""
-
-_MAX_LINE_BYTES: Final = 256 << 20
-"""More than a producer takes for a row."""
-
+_MAX_LINE_BYTES: Final = 256 << 20  # More than a producer takes for a row
 _SCAN_BYTES: Final = 1 << 20
 
 _PACKED: Final = (b"\x1f\x8b", b"\x28\xb5")
-
-_BUDGET_BYTES: Final = 4 << 20
-"""Bytes that are read at a time."""
-
+_BUDGET_BYTES: Final = 4 << 20  # Bytes that are read at a time
 _NO_LINE: Final = "no line there equals the row"
 
 
@@ -240,8 +234,8 @@ class Origin:
         return f"{self.path}, {f'line {first}' if first == last else f'lines {first} to {last}'} ({self.why})"
 
 
+# What is to be said of a row of a source that equals no line, and the numbers of the lines by digest
 _Lines = tuple[Origin, dict[int, list[int]]]
-"""What is to be said of a row of a source that equals no line, and the numbers of the lines by digest."""
 
 
 class Origins:

@@ -29,16 +29,14 @@ from lazyshard.store.files import read_given_file
 from lazyshard.store.urls import stream_name
 from lazyshard.stream.manifest import read_manifest
 
-NAME: Final = "lazyshard.json"
-"""The file in a checkpoint's folder."""
-
+NAME: Final = "lazyshard.json"  # The file in a checkpoint's folder
 _WRITE: Final = 'json.dump({"state": dataset.state_dict(consumed)}, file)'
 
+# How files of torch.save begin: a zip archive; those of old releases, a pickle
 _PICKLED: Final = frozenset({b"PK", b"\x80\x02"})
-"""How files of torch.save begin: a zip archive; those of old releases, a pickle."""
 
+# Layouts of runs under ms-swift's own samplers, and what those did
 _OWN_ORDERS: Final = {"block": "shuffled", "grouped": "grouped by length"}
-"""Layouts of runs under ms-swift's own samplers, and what those did."""
 
 _CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,18})")
 

@@ -44,9 +44,7 @@ from lazyshard.stream.manifest import read_manifest, stream_missing
 from lazyshard.stream.reader import GRACE_S
 from lazyshard.stream.retire import read_retired
 
-_LOOK_S: Final = 1.0
-"""How often a file is looked for again that is to appear."""
-
+_LOOK_S: Final = 1.0  # How often a file is looked for again that is to appear
 _START: Final = "start the producer again, it puts that right"
 
 _EITHER: Final = f"restore {HEAD} or {END}, whichever does not fit the chunks, from a copy"

@@ -41,26 +41,20 @@ from lazyshard.store.files import open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, open_copy, open_foreign
 from lazyshard.stream.chunk_files import ChunkArrays
 
+# damage: what is published is not as it was published; unchecked: this process could not look; leftover: what a crash
+# leaves behind, and a producer's next start puts right
 Severity = Literal["damage", "unchecked", "leftover"]
-"""damage: what is published is not as it was published; unchecked: this process could not look; leftover: what a crash
-leaves behind, and a producer's next start puts right."""
 
 RESTORE: Final = "restore the file from a copy"
 REMOVED: Final = "nothing to do: the producer's next start removes it"
 
 
-_BLOCK_BYTES: Final = 1 << 20
-"""Rows are read in pieces of about this size; more gains nothing."""
-
+_BLOCK_BYTES: Final = 1 << 20  # Rows are read in pieces of about this size; more gains nothing
 _SMALL_BLOCK_BYTES: Final = 4096
 
 _MEND: Final = "restore the file from a copy, or have its producer make it anew: readers refuse this row"
-
-_ALONE_S: Final = 0.5
-"""So long this process works alone: to start another one takes about as long."""
-
-_AHEAD: Final = 4
-"""Batches a process that may be done before their turn."""
+_ALONE_S: Final = 0.5  # So long this process works alone: to start another one takes about as long
+_AHEAD: Final = 4  # Batches a process that may be done before their turn
 
 
 @dataclass(frozen=True, slots=True)

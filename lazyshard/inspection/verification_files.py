@@ -45,17 +45,17 @@ from lazyshard.store.urls import UrlPath
 from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.pacing import STALE_HEARTBEAT_S
 
+# A producer that gives no sign for so long counts as stopped. It decides no more than whether what it leaves is told
+# of: clocks of machines differ, and a writer that waits for one slow row is silent too.
 SILENT_S: Final = 60.0
-"""A producer that gives no sign for so long counts as stopped. It decides no more than whether what it leaves is told
-of: clocks of machines differ, and a writer that waits for one slow row is silent too."""
 
+# Rows that are looked at before a word is said: at 2 KB a row some 8 MB, a few hundredths of a second
 _BATCH_ROWS: Final = 4096
-"""Rows that are looked at before a word is said: at 2 KB a row some 8 MB, a few hundredths of a second."""
 
 _BATCH_CHUNKS: Final = 64
 
+# So many of the newest chunks are looked for by name even if they are not listed: on network filesystems it lags
 LAGGING: Final = 64
-"""So many of the newest chunks are looked for by name even if they are not listed: on network filesystems it lags."""
 
 _REWRITTEN: Final = "nothing to do: the producer's next start writes it anew"
 _REMARKED: Final = "nothing to do: its run writes it anew as it reads on"

@@ -9,7 +9,6 @@ credentials of a URL: see `redact`.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import re
@@ -146,11 +145,15 @@ class LazyShardError(Exception):
         return {name: value for name, value in vars(self).items() if name in _declared(type(self))}
 
 
-@functools.cache
+# Looked up once for each class: filters raise an error for each row that they drop.
+_KNOWN: Final[dict[type[LazyShardError], frozenset[str]]] = {}
+
+
 def _declared(cls: type[LazyShardError]) -> frozenset[str]:
-    # Looked up once for each class: filters raise an error for each row that they drop.
-    bases = [base for base in cls.__mro__ if issubclass(base, LazyShardError)]
-    return frozenset(name for base in bases for name in inspect.get_annotations(base))
+    if cls not in _KNOWN:
+        bases = [base for base in cls.__mro__ if issubclass(base, LazyShardError)]
+        _KNOWN[cls] = frozenset(name for base in bases for name in inspect.get_annotations(base))
+    return _KNOWN[cls]
 
 
 def _rebuild(cls: type[LazyShardError], message: str, fields: dict[str, Any]) -> LazyShardError:

@@ -16,7 +16,7 @@ from lazyshard.cli.output import JsonOption, StreamArgument, check_stream, chunk
 from lazyshard.cli.trace_view import ranges_text
 from lazyshard.errors import FormatInvalid, LazyShardError, StateMismatch
 from lazyshard.inspection.auditing import Audit, AuditedState, AuditFinding, Note, audit, consumed_at, newest
-from lazyshard.inspection.auditing_counts import EpochAudit, Ranges
+from lazyshard.inspection.auditing_counts import EpochAudit
 from lazyshard.inspection.tracing import Tracing, facts_of
 from lazyshard.inspection.tracing_states import (
     NAME,
@@ -220,7 +220,7 @@ def _steps(tracing: Tracing | None) -> int | None:
 
 def _state_values(one: AuditedState) -> dict[str, Any]:
     relation, fork, branch = one.related.relation, one.related.fork, one.branch
-    again = None if branch is None else {str(epoch): _ranges_values(found) for epoch, found in branch.again.items()}
+    again = None if branch is None else {str(epoch): asdict(found) for epoch, found in branch.again.items()}
     return {
         "file": str(one.saved.file),
         "relation": "audited" if relation == "head" else relation,
@@ -234,14 +234,9 @@ def _state_values(one: AuditedState) -> dict[str, Any]:
 
 
 def _epoch_values(one: EpochAudit, step: int | None) -> dict[str, Any]:
-    values: dict[str, Any] = {"epoch": one.epoch, "proven": one.proven, "samples": one.samples, "trained": one.trained}
-    for name in _FATES:
-        values[name] = _ranges_values(getattr(one, name))
-    return values | {"fewer_than_step": step}
-
-
-def _ranges_values(found: Ranges) -> dict[str, Any]:
-    return {"samples": found.samples, "ranges": [list(one) for one in found.ranges]}
+    values = {"epoch": one.epoch, "proven": one.proven} | asdict(one) | {"fewer_than_step": step}
+    del values["whole"]
+    return values
 
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:

@@ -47,7 +47,8 @@ _Relation = Literal["head", "on the course", "beyond", "abandoned", "another epo
 _SETTINGS = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples")
 
 
-class Ranges(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ranges:
     """How many samples are of one kind, and the first half-open ranges of them, at most `_MAX_RANGES`."""
 
     samples: int = 0

@@ -131,11 +131,11 @@ class Fields:
         try:
             yield
         except StateInvalid as cause:
-            field = cause.field or ""
-            # What a value checks by itself it does not know to be missing.
-            missing = field.isidentifier() and field not in self.values
-            actual = "no such field" if missing else str(cause.actual)
-            raise self.refuse(cause.field, str(cause.expected), actual) from cause
+            field, expected = cause.field, str(cause.expected)
+            if field is not None and field.isidentifier():
+                # What a value checks by itself it does not know to be missing.
+                raise self.refuse_found(field, expected) from cause
+            raise self.refuse(field, expected, str(cause.actual)) from cause
 
 
 _FileT = TypeVar("_FileT", bound="SmallFile")

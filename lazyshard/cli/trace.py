@@ -206,7 +206,7 @@ class _TracedRun:
     def origins_of(self, sample: int) -> tuple[Origin, ...]:
         return self.origins.of(*divmod(sample, self.tracing.facts.samples_per_chunk))
 
-    def tell(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         """Says what is for people alone."""
         if not self.as_json:
             say(text)
@@ -303,7 +303,7 @@ def _show_steps(this: _TracedRun, steps: tuple[int, int], rank: int | None) -> i
             ranks = f"step {step + 1} had {count(dp, 'data-parallel rank')}, from 0 to {dp - 1}"
             _misused("--rank", f"no rank {rank}: {ranks}")
     table = StepTable(tracing, stop)
-    this.tell(table.heading())
+    this.remark(table.heading())
     coming, nothing, last = False, True, tracing.epochs[-1]
     farthest = last
     for step in range(first, stop):
@@ -315,12 +315,12 @@ def _show_steps(this: _TracedRun, steps: tuple[int, int], rank: int | None) -> i
             this.answer(drawn.sample, table.line(drawn), drawn_values(drawn, tracing))
     if nothing:
         which = f"step {first + 1}" if stop == first + 1 else f"steps {first + 1} to {stop}"
-        this.tell(f"Nothing of this stream was drawn at {which}{'' if rank is None else f' by rank {rank}'}.")
+        this.remark(f"Nothing of this stream was drawn at {which}{'' if rank is None else f' by rank {rank}'}.")
     if coming:
         trained, beyond = count(tracing.steps.trained, "step"), ""
         if farthest > last:
             beyond = f" It reaches epoch {farthest}, beyond the end of epoch {last}, in which the state stands."
-        this.tell(
+        this.remark(
             f"The state has trained {trained}; what is to come holds if the run goes on with the same ranks.{beyond}"
         )
     return exits.DONE
@@ -359,7 +359,7 @@ def _show_source(this: _TracedRun, place: SourcePlace) -> int:
     found = find_source(this.stream.directory, range(facts.retired, facts.chunks), each, place)
     if found.samples:
         if len(found.samples) > 1:
-            this.tell(f"{place}: {count(len(found.samples), 'row')} are alike, so it is one of these")
+            this.remark(f"{place}: {count(len(found.samples), 'row')} are alike, so it is one of these")
         return _show_samples(this, found.samples)
     first, stop = found.chunks
     samples = [first * each, min(stop * each, facts.samples)]
@@ -385,7 +385,7 @@ def _show_text(this: _TracedRun, text: str, matches: int | None) -> int:
         complain(f"{this.stream.directory}: no row in the chunks that are there holds this text{why}")
         return exits.REFUSED
     if deleted:
-        this.tell(f"{deleted}.")
+        this.remark(f"{deleted}.")
     if matches is not None and len(samples) > matches:
-        this.tell(f"These are the first {matches}; --all shows all.")
+        this.remark(f"These are the first {matches}; --all shows all.")
     return exits.DONE

@@ -82,15 +82,10 @@ def export(
     force: bool = False,
     report: _Report = lambda phase, done, total: None,
 ) -> Exported:
-    """Writes `PREFIX.bin` and `PREFIX.idx` with all rows of a stream, in order.
+    """Writes `PREFIX.bin` and `PREFIX.idx` with all rows of a stream, in order; the directory of the prefix is there.
 
-    Args:
-        source: the stream's directory or URL, one of ours or a foreign one.
-        prefix: path of the two files without `.bin` and `.idx`; its directory is there.
-        settings: what of the rows, and how; None for the defaults.
-        source_samples_per_chunk: of a foreign directory, rows in every chunk but the last; None for those of its first.
-        force: whether files of these names are replaced.
-        report: is told how far it is.
+    Of a foreign directory `source_samples_per_chunk` are the rows in every chunk but the last; None for those of its
+    first. With `force` files of these names are replaced.
 
     Raises:
         ExportExists: there is such a file already, and `force` is False.

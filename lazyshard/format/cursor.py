@@ -1,13 +1,12 @@
 """Cursors and hints: how far one consumer of the stream is, and how much it needs to read on.
 
-`cursors/NAME.json`, the cursor, says how far the durable checkpoints of a training run are. One process of it replaces
-it after a checkpoint is safely on disk; it never follows from what was read, since DataLoader workers read ahead. It
-keeps a token of the run that may write it: each run that begins takes a turn one above that of the run before, and
-looks before each write whether the token is still its own, also where file locks do not meet.
+`cursors/NAME.json`, the cursor, says how far the durable checkpoints of a training run are; it never follows from what
+was read, since DataLoader workers read ahead. It keeps a token of the run that may write it: each run that begins takes
+a turn one above that of the run before, and looks before each write whether the token is still its own.
 
 `cursors/NAME.reading.json` is a hint, replaced about once a window by the reader of rank 0, never synced. A producer
-that holds back counts from it, since a cursor stands still between two checkpoints: who held back by cursors could wait
-for a checkpoint that waits for data. What may be deleted is told by cursors alone.
+that holds back counts from it: by cursors it could wait for a checkpoint that waits for data. What may be deleted is
+told by cursors alone.
 """
 
 from __future__ import annotations

@@ -228,20 +228,14 @@ def _count_branch(branch: Branch, epoch: int, counts: Counts, audit: BranchAudit
 
 
 class Counts:
-    """Draws of one epoch over the samples [0, total); `report` is told how many are counted.
-
-    Attributes:
-        trained: uint8 of shape (total,): how often each sample was trained.
-        kinds: uint8 of shape (total,): why it was not; 0 where nothing is known.
-        impossible: draws that the arithmetic puts into another epoch than it should, or past the end.
-    """
+    """Draws of one epoch over the samples [0, total); `report` is told how many are counted."""
 
     def __init__(self, total: int, epoch: int, report: Callable[[int], None] = lambda drawn: None) -> None:
         self.total = total
         self.epoch = epoch
-        self.trained: _Array = np.zeros(total, dtype=np.uint8)
-        self.kinds: _Array = np.zeros(total, dtype=np.uint8)
-        self.impossible = 0
+        self.trained: _Array = np.zeros(total, dtype=np.uint8)  # how often each sample was trained
+        self.kinds: _Array = np.zeros(total, dtype=np.uint8)  # why it was not; 0 where nothing is known
+        self.impossible = 0  # draws that the arithmetic puts into another epoch than it should, or past the end
         self._drawn = self._marked = 0
         self._report = report
 

@@ -66,23 +66,16 @@ class Fate(NamedTuple):
 class Tracing:
     """A run, as one of its states tells it; `where` names the stream's directory in messages.
 
-    Attributes:
-        total: the end of the half-open range [0, total) of samples to draw; None as long as it is open.
-        end: the same as if a stream that has not ended did so here: what is drawn stays so in any case.
-        steps: which step takes which positions.
-        left_out: whether the run is over a blend that this stream is no part of any more.
-        sections: the parts, cut where an epoch was begun anew.
-        epochs: of which anything was drawn, from the lowest to the highest.
-
-    Raises:
-        StateMismatch: the state is of another stream, or has drawn more than is published.
+    The samples to draw are [0, total), None as long as that is open; `end` is the same as if a stream that has not
+    ended did so here: what is drawn stays so in any case. `sections` are the parts, cut where an epoch was begun anew,
+    `epochs` those of which anything was drawn. Raises StateMismatch: of another stream, or ahead of what is published.
     """
 
     def __init__(self, saved: SavedState, facts: StreamFacts, where: str) -> None:
         self.state = state = saved.state
         self.facts = facts
         self._where = where
-        self.left_out = saved.member is not None and not saved.member.blended
+        self.left_out = saved.member is not None and not saved.member.blended  # of the blend that the run is over
         if len(state.parts) > MAX_PARTS:
             raise self._impossible(saved, f"it has {len(state.parts)} parts, and at most {MAX_PARTS} are traced")
         here = replace(state, stream_id=facts.stream_id, samples_per_chunk=facts.samples_per_chunk)

@@ -83,17 +83,12 @@ def verify(
     grace_s: float = GRACE_S,
     report: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> Verified:
-    """Looks at a stream. What is wrong with its files is returned, not raised.
+    """Looks at a stream, by so many processes at a time. What is wrong with its files is returned, not raised.
 
-    Args:
-        directory: the stream's directory.
-        samples_per_chunk: rows in every chunk but the last of a foreign directory; None for those of its first chunk.
-            Of a stream of ours None, or what its manifest says.
-        quick: whether to leave the rows unread: names, numbers and sizes alone are compared.
-        jobs: how many processes may work at a time.
-        clock: returns seconds since 1970.
-        grace_s: how many seconds a file may stay invisible that a running producer has published.
-        report: is told what is done, how many chunks of it are done, and how many there are.
+    Of a foreign directory `samples_per_chunk` are the rows in every chunk but the last; None for those of its first; of
+    a stream of ours None, or what its manifest says. If `quick`, rows are left unread: names, numbers and sizes alone
+    are compared. A file that a running producer has published may stay invisible for `grace_s` seconds. `report` is
+    told what is done, how many chunks of it are done, and how many there are.
 
     Raises:
         StreamMissing: there is no stream in it.

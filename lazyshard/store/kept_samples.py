@@ -1,9 +1,9 @@
 """Encoded samples kept on this node, for all of its processes, for later epochs and for restarts.
 
 Files, in a folder of the user's choice, `lazyshard-kept-1/`: for each chunk one, `KEY.kept` (its bytes are in
-`lazyshard.format.kept_sample`); `.room`, which bounds the bytes of all (`kept_room`); and `.claims`, which stays empty:
-who encodes a row holds a record lock on a byte of it that stands for this row, so that no other process of the node
-encodes it meanwhile. Locks end with their processes, so nothing has to be cleared up after one that was killed.
+`lazyshard.format.kept_sample`); `.room`, which bounds the bytes of all; and `.claims`, which stays empty: who encodes a
+row holds a record lock on a byte of it that stands for this row, so that no other process of the node encodes it
+meanwhile. Locks end with their processes, so nothing has to be cleared up after one that was killed.
 
 A chunk's file is read without a lock, with one system call a sample, and added to by who holds the lock of the folder:
 first the record, at the end, then the slot that says where it is. Nothing is synced. What is read is checked against
@@ -16,7 +16,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
+import struct
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -40,16 +42,27 @@ from lazyshard.format.kept_sample import (
     slot_of,
     table_size,
 )
-from lazyshard.store.durable import open_plain, write_at
+from lazyshard.store import room
+from lazyshard.store.durable import open_plain, remove, write_at
 from lazyshard.store.files import OpenFile
-from lazyshard.store.kept_room import Room, drop
 
 FOLDER: Final = f"lazyshard-kept-{KEPT_VERSION}"
 
+KEPT_SUFFIX: Final = ".kept"
+"""Of the file of a chunk, behind its key."""
+
+_NAME: Final = re.compile(rf"[0-9a-f]{{32}}{re.escape(KEPT_SUFFIX)}")
+"""What has another name is not ours, and neither counted nor removed."""
+
 _CLAIMS: Final = ".claims"
 
-_FOLDER_MODE: Final = 0o775
-"""Before the umask."""
+_SPARE: Final = 16
+"""When room is made, a part of it as large as this is left free: the files are then not looked at for each sample."""
+
+_COUNT: Final = struct.Struct("<Q8sQ")
+"""Bytes taken, which start of the machine it was, digest of both."""
+
+_FOLDER_MODE: Final = 0o775  # before the umask
 
 _OPEN_FILES: Final = 64
 _OPEN_ROWS: Final = 1 << 20
@@ -62,13 +75,82 @@ _AGAIN_S: Final = 60.0
 """How long nothing is kept after the lock of the folder could not be had: its holder was stopped."""
 
 
-class _ChunkFile:
-    """The open file of one chunk. Memory: 24 bytes a row.
+class Room:
+    """The room in a folder: `most` bytes for all files of chunks.
 
-    Args:
-        file: open for reading and writing.
-        key: of the chunk.
-        slots: of all rows, as they were when it was opened.
+    `.room` holds how many bytes these take at the most. Who adds to one of them, or removes some, has it locked for
+    that moment. Bytes are counted before they are written, so who is killed in between has counted too many, never too
+    few. Where the count cannot be believed, after a restart of the machine too, the files are looked at.
+    """
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self._folder = folder
+        self._most = most
+        boot = room.this_boot()
+        self._boot = xxhash.xxh3_64_digest(boot.encode()) if boot else bytes(8)
+
+    def path(self, key: bytes) -> Path:
+        """Returns the name of the file of a chunk."""
+        return self._folder / f"{key.hex()}{KEPT_SUFFIX}"
+
+    def locked(self) -> contextlib.AbstractContextManager[int | None]:
+        """Keeps all others from adding and removing meanwhile; see `lazyshard.store.room.locked`."""
+        return room.locked(self._folder / ".room")
+
+    def reserve(self, locked: int, size: int, keep: Path) -> bool:
+        """Counts so many bytes as taken, once there is room for them; returns whether there was.
+
+        Args:
+            locked: as `locked` gives it.
+            size: bytes that will be added.
+            keep: the file that they will be added to, which does not go for them.
+        """
+        taken = self._read(locked)
+        if taken is None or taken + size > self._most:
+            taken = self._make_room(size, keep)
+        fits = taken + size <= self._most
+        os.pwrite(locked, self._encoded(taken + size * fits), 0)
+        return fits
+
+    def _make_room(self, size: int, keep: Path) -> int:
+        """Removes what was used longest ago until so many bytes are free, and some to spare; returns what is taken."""
+        files = [file for file in room.files_in(self._folder) if _NAME.fullmatch(file.path.name)]
+        taken = sum(file.size for file in files)
+        if taken + size <= self._most or size > self._most:
+            return taken
+
+        def free(file: room.FoundFile) -> int:
+            drop(file.path)
+            return file.size
+
+        files = sorted((file for file in files if file.path != keep), key=lambda one: one.used_at)
+        return room.evict(files, taken, self._most - self._most // _SPARE - size, free)
+
+    def _read(self, fd: int) -> int | None:
+        data = os.pread(fd, _COUNT.size + 1, 0)
+        if len(data) != _COUNT.size:
+            return None
+        taken: int = _COUNT.unpack(data)[0]
+        return taken if data == self._encoded(taken) else None
+
+    def _encoded(self, taken: int) -> bytes:
+        face = taken.to_bytes(8, "little") + self._boot
+        return _COUNT.pack(taken, self._boot, xxhash.xxh3_64_intdigest(face))
+
+
+def drop(path: Path) -> None:
+    """Removes the file of a chunk. It is cut before, so its room is free at once, whoever has it open."""
+    with contextlib.suppress(FileNotFoundError):
+        fd = open_plain(path)
+        try:
+            os.ftruncate(fd, 0)
+        finally:
+            os.close(fd)
+    remove(path)
+
+
+class _ChunkFile:
+    """The open file of one chunk, with the slots of all rows as they were then. Memory: 24 bytes a row.
 
     Attributes:
         gone: whether it was found to be cut: another one has its name now, or none.
@@ -83,11 +165,7 @@ class _ChunkFile:
         self._slots = slots
 
     def read(self, row: int, line: int) -> Kept | None:
-        """Returns what is kept of a row, made of a line with this digest; None where nothing is.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Returns what is kept of a row, made of a line with this digest; None where nothing is."""
         slot = decode_slot(self._slots, row)
         if slot[0] and (found := self._record(slot, row, line)) is not None:
             return found
@@ -110,11 +188,7 @@ class _ChunkFile:
         return not self.gone and os.fstat(self._file.fd).st_nlink > 0
 
     def append(self, row: int, record: bytes) -> None:
-        """Adds the record of a row, for which there is room; the folder is locked.
-
-        Raises:
-            OSError: the device refused; nothing was added.
-        """
+        """Adds the record of a row, for which there is room; the folder is locked. On an OSError nothing is added."""
         fd = self._file.fd
         end = os.fstat(fd).st_size
         slot = encode_slot(slot_of(record, end))
@@ -143,12 +217,7 @@ class _ChunkFile:
 
 
 def _open_file(path: Path, key: bytes, rows: int) -> _ChunkFile | None:
-    """Opens the file of a chunk; None where there is none, or one that begins otherwise than it should.
-
-    Raises:
-        FileRefused: something else is in its place.
-        OSError: it cannot be opened or read.
-    """
+    """Opens the file of a chunk; None where there is none, or one that begins otherwise than it should."""
     try:
         file = OpenFile(open_plain(path), path, 0)
     except FileNotFoundError:
@@ -163,8 +232,7 @@ def _open_file(path: Path, key: bytes, rows: int) -> _ChunkFile | None:
 def _create_file(path: Path, key: bytes, rows: int) -> _ChunkFile:
     """Makes the file of a chunk, for which there is room; the folder is locked, and nothing has that name.
 
-    Raises:
-        OSError: the device refused; a file that is not whole may be left, which is none to `_open_file`.
+    After an OSError a file that is not whole may be left, which is none to `_open_file`.
     """
     fd = open_plain(path, os.O_CREAT | os.O_EXCL)
     file = OpenFile(fd, path, 0)
@@ -174,7 +242,7 @@ def _create_file(path: Path, key: bytes, rows: int) -> _ChunkFile:
 
 
 class KeptSamples:
-    """The samples kept in a folder. The folder is made when it is first needed.
+    """The samples kept in a folder, made when it is first needed: FileRefused is raised if it is somebody else's.
 
     Safe under fork, and can be pickled (open files stay behind). Several threads may share one; what they encode at a
     time may be encoded twice.
@@ -213,10 +281,6 @@ class KeptSamples:
             rows: of its chunk.
             row: which.
             line: digest of its line.
-
-        Raises:
-            FileRefused: the folder is somebody else's, or could be made so.
-            OSError: the filesystem failed.
         """
         while (file := self._file(key, rows)) is not None:
             damaged = file.damaged
@@ -228,17 +292,12 @@ class KeptSamples:
         return None
 
     def keep(self, key: bytes, rows: int, row: int, line: int, record: bytes) -> bool:
-        """Keeps the record of a row, unless one is kept already; returns whether one is now. Arguments as of `find`.
-
-        Raises:
-            FileRefused: the folder is somebody else's.
-            OSError: the filesystem failed, or the disk is full.
-        """
+        """Keeps the record of a row, unless one is kept already; returns whether one is now. Arguments as of `find`."""
         if len(record) > MAX_RECORD_BYTES or time.monotonic() < self._not_before:
             return False
-        room = self._open()
-        path = room.path(key)
-        with room.locked() as locked:
+        opened = self._open()
+        path = opened.path(key)
+        with opened.locked() as locked:
             if locked is None:
                 self._not_before = time.monotonic() + _AGAIN_S
                 return False
@@ -249,7 +308,7 @@ class KeptSamples:
             if file is not None and file.read(row, line) is not None:
                 return True
             table = 0 if file is not None else table_size(rows)
-            if not room.reserve(locked, table + len(record), path):
+            if not opened.reserve(locked, table + len(record), path):
                 return False
             if file is None:
                 # One that begins otherwise than it should.
@@ -259,12 +318,7 @@ class KeptSamples:
         return True
 
     def claim(self, key: bytes, row: int) -> bool:
-        """Takes the right to encode a row; returns whether it was free. It ends with `release`, or with this process.
-
-        Raises:
-            FileRefused: the folder is somebody else's.
-            OSError: the filesystem failed.
-        """
+        """Takes the right to encode a row; returns whether it was free. It ends by `release`, or with this process."""
         if self._claims is None:
             self._open()
             path = self.folder / _CLAIMS
@@ -283,9 +337,9 @@ class KeptSamples:
 
     def _open(self) -> Room:
         if self._room is None:
-            # Not writable to everybody, whatever the umask says.
             self.folder.parent.parent.mkdir(parents=True, exist_ok=True)
             for folder, check in ((self.folder.parent, _check_place), (self.folder, _check)):
+                # Not writable to everybody, whatever the umask says.
                 with contextlib.suppress(FileExistsError):
                     folder.mkdir(mode=_FOLDER_MODE)
                 check(folder)
@@ -322,14 +376,9 @@ def _check_place(directory: Path) -> None:
 
     Its owner could, and whoever may write to it, unless it is sticky, as /tmp and /dev/shm are: there only owners
     rename and remove. Those of its group are trusted. The directories above it are not looked at.
-
-    Raises:
-        FileRefused: it is no directory; or it, or the link that stands for it, is another user's; or everybody may
-            write to it.
-        OSError: it cannot be looked at.
     """
     link, found = directory.lstat(), directory.stat()
-    kind = f"one of uid {found.st_uid} with mode {stat.filemode(found.st_mode)}"
+    kind = _kind(found)
     trusted = (0, os.geteuid())
     if link.st_uid not in trusted and stat.S_ISLNK(link.st_mode):
         kind = f"a link of uid {link.st_uid}"
@@ -346,19 +395,18 @@ def _check_place(directory: Path) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Refuses a folder in which other users could put other samples in the place of ours.
-
-    Raises:
-        FileRefused: it is a link or a file, another user's, or anybody may write to it.
-        OSError: it cannot be looked at.
-    """
+    """Refuses a link, a file, and a folder in which other users could put other samples in the place of ours."""
     found = folder.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH:
         return
-    kind = f"one of uid {found.st_uid} with mode {stat.filemode(found.st_mode)}"
+    kind = _kind(found)
     raise FileRefused(
         f"{folder}: expected a folder of uid {os.geteuid()} to which not everybody may write, found {kind}; name "
         f"another place for encoded samples",
         file=str(folder),
         kind=kind,
     )
+
+
+def _kind(found: os.stat_result) -> str:
+    return f"one of uid {found.st_uid} with mode {stat.filemode(found.st_mode)}"

@@ -1,11 +1,9 @@
 """Copies of the chunks of a stream in an object store, on this node: fetched when they are asked for, and ahead.
 
-One cache serves all processes of a node. Of those that want the same chunk at a time one fetches it, under a temporary
-name that is locked while it does; the others wait for it, as long as it gets on. It gets its name once it is whole and
-its rows are those that its seal tells; by then its seal is there, and the side file of its arrays if it has one. See
-`mirror_room` for the files, and for what goes when there is no room.
-
-Killed at any moment, a process leaves at the most a part that nobody has locked, which the next one removes.
+One cache serves all processes of a node (`lazyshard.store.room`). Of those that want the same chunk at a time one
+fetches it, under a temporary name that is locked while it does; the others wait for it, as long as it gets on. It gets
+its name once it is whole and its rows are those that its seal tells; by then its seal and side file are there. A kill
+leaves at the most a part that nobody has locked, which the next one removes.
 """
 
 from __future__ import annotations
@@ -18,7 +16,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -30,9 +29,10 @@ from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store.durable import create, remove, write_all, write_at
 from lazyshard.store.files import PART_BYTES, OpenFile, read_file
-from lazyshard.store.mirror_room import (
+from lazyshard.store.room import (
     BYTES_VARIABLE,
     FOLDER_VARIABLE,
+    HELD,
     PART_SUFFIX,
     cache_bytes,
     drop,
@@ -61,27 +61,9 @@ _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _Copy = tuple[Seal, int, int | None]
 """Of a chunk: its seal, and descriptors of its data file and of its side file, if it has one."""
 
-_fetching: set[int] = set()
-"""Descriptors of the parts that threads of this process are fetching."""
-
-
-def _close_parts() -> None:
-    """Lets go of what a parent's threads are fetching, so that a fork does not keep it locked."""
-    while _fetching:
-        with contextlib.suppress(OSError):
-            os.close(_fetching.pop())
-
-
-os.register_at_fork(after_in_child=_close_parts)
-
 
 class Mirror:
-    """The copies of one stream.
-
-    Args:
-        directory: the stream's URL.
-        stream_id: its identity.
-        check_identity: raises if another stream is at the URL now.
+    """The copies of one stream; `check_identity` raises if another stream is at the URL now.
 
     Attributes:
         folder: where they lie; made if it was not there.
@@ -104,18 +86,15 @@ class Mirror:
 
         Raises:
             FileNotFoundError: an object of it is not there (yet); its `filename` is the URL.
-            SealInvalid: the seal is.
-            StreamMismatch: another stream is at the URL now.
-            StoreRefused, StoreUnavailable: the store does not give it.
-            OSError: the copy cannot be written here.
+            SealInvalid, StreamMismatch: the seal is; another stream is at the URL now.
+            StoreRefused, StoreUnavailable, OSError: the store does not give it; the copy cannot be written here.
         """
         found = self._get(chunk, ahead=False)
         assert found is not None
         seal, fd, side = found
         rows = OpenFile(fd, self._directory / chunk_name(chunk), os.fstat(fd).st_size)
-        if side is None:
-            return seal, rows, None
-        return seal, rows, OpenFile(side, self._directory / arrays_name(chunk), os.fstat(side).st_size)
+        arrays = self._directory / arrays_name(chunk)
+        return seal, rows, None if side is None else OpenFile(side, arrays, os.fstat(side).st_size)
 
     def fetch(self, chunk: int) -> None:
         """Sees to it that a copy is there when it is asked for, unless there is no room. Raises as `open` does."""
@@ -123,8 +102,7 @@ class Mirror:
             return
         copy = self._get(chunk, ahead=True)
         if copy is not None:
-            os.close(copy[1])
-            _close_side(copy[2])
+            _close(copy[1:])
 
     def drop(self, chunk: int) -> None:
         """Removes a copy that is not what its seal tells; who has it open keeps it."""
@@ -143,7 +121,7 @@ class Mirror:
             if found is not None:
                 return found
             fd = self._part(part)
-            _fetching.add(fd)
+            HELD.add(fd)
             keep = False
             try:
                 if lock(fd, shared=False):
@@ -165,7 +143,7 @@ class Mirror:
                 if now - moved_at > _STALLED_S:
                     return self._alone(chunk)
             finally:
-                _fetching.discard(fd)
+                HELD.discard(fd)
                 if not keep:
                     os.close(fd)
             time.sleep(_LOOK_S)
@@ -195,14 +173,14 @@ class Mirror:
                 side = self._opened_side(seal)
                 if side is not None and not is_at(fd, data):
                     # Found to be damaged by another process, and fetched again since: the side file may be the new one.
-                    _close_side(side)
+                    _close([side])
                     return None
                 if os.fstat(fd).st_size == seal.size:
                     if read:
                         note_use(fd, read=True)
                     copy, fd = fd, -1
                     return seal, copy, side
-                _close_side(side)
+                _close([side])
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -241,7 +219,7 @@ class Mirror:
             size = sum(one.size for _, _, one in wanted)
             if not reserve(self.folder.parent, fd, size + len(sealed), self._most, ahead=ahead):
                 self._drop_part(part, chunk, side)
-                _close_side(side)
+                _close([side])
                 return None
             if side is not None and seal.arrays is not None:
                 # Each file has what it takes from here on, so that nothing is counted twice.
@@ -262,7 +240,7 @@ class Mirror:
             return seal, fd, side
         except BaseException as error:
             self._drop_part(part, chunk, side)
-            _close_side(side)
+            _close([side])
             if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
                 raise
             raise OSError(
@@ -301,8 +279,7 @@ class Mirror:
                         self._download(fds[-1], name, sealed)
             self._check_identity()
         except BaseException:
-            for fd in fds:
-                os.close(fd)
+            _close(fds)
             raise
         return seal, fds[0], fds[1] if len(fds) > 1 else None
 
@@ -313,10 +290,7 @@ class Mirror:
         return Seal.decode(data, chunk, str(path)), data
 
     def _is_other_size(self, fd: int, name: str, seal: Seal | SealedArrays) -> bool:
-        """Looks, of a large chunk, whether its object has the size that the seal tells, before room is made for that.
-
-        If not, the file gets the size that was found, so that who opens it says so.
-        """
+        """Looks whether a large object has another size than the seal tells, which the file gets then."""
         if seal.size <= PART_BYTES:
             return False
         path = self._directory / name
@@ -369,17 +343,16 @@ def _make(path: Path) -> int:
     return os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
 
 
-def _close_side(side: int | None) -> None:
-    if side is not None:
-        os.close(side)
+def _close(fds: Iterable[int | None]) -> None:
+    for fd in fds:
+        if fd is not None:
+            os.close(fd)
 
 
 class ReadAhead:
-    """A thread that fetches. One for each process; a fork begins with none.
+    """A thread that fetches so many chunks ahead. One for each process; a fork begins with none.
 
-    Args:
-        fetch: fetches a chunk. What it raises is met again by who asks for that chunk.
-        count: how many chunks to be ahead; 0 fetches none.
+    What `fetch` raises is met again by who asks for that chunk.
     """
 
     def __init__(self, fetch: Callable[[int], None], count: int) -> None:
@@ -404,9 +377,8 @@ class ReadAhead:
             # It ends with its reader.
             weakref.finalize(self, self._wanted.put, None)
             # A daemon: what it is fetching when the process ends is fetched anew by whoever wants it.
-            threading.Thread(
-                target=_run, args=(self._wanted, weakref.ref(self)), name="lazyshard-read-ahead", daemon=True
-            ).start()
+            run = partial(_run, self._wanted, weakref.ref(self))
+            threading.Thread(target=run, name="lazyshard-read-ahead", daemon=True).start()
         self._wanted.put(wanted)
 
     def fetch(self, chunk: int) -> bool:
@@ -434,12 +406,7 @@ def guess_next(opened: Sequence[int], count: int) -> list[int]:
     """Returns the chunks that will be opened next, by those opened last; none as long as there was only one.
 
     A rank's chunks are a fixed distance apart, and a window of them is opened in any order: so what comes is behind the
-    last of them, at the smallest distance that two of them have. (Where it is a multiple of the true one, what is
-    guessed is the rank's as well.)
-
-    Args:
-        opened: numbers of chunks, in the order in which they were opened.
-        count: how many to guess.
+    last of them, at the smallest distance that two of them have, or a multiple of the true one.
     """
     chunks = sorted(set(opened))
     if len(chunks) < 2:

@@ -105,6 +105,11 @@ def create(path: Path) -> int:
     return _create(path)
 
 
+def write_new(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Makes a file with this content under its own name; see `create`."""
+    _fill(create(path), data, durable=durable)
+
+
 def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, NEW_FILE_MODE)
 
@@ -115,14 +120,14 @@ def publish_bytes(data: bytes, target: Path, temporary: Path, *, durable: bool =
     It is written under a `temporary` name on the same filesystem, which may be left after an OSError. Not `durable`, it
     may return before content and name are on the device: for a hint that is rebuilt anyway.
     """
-    _fill(create(temporary), data, durable=durable)
+    write_new(temporary, data, durable=durable)
     _name(temporary, target, durable=durable)
 
 
 def reserve(path: Path, size: int) -> None:
     """Makes a file of so many bytes, for `publish_reserved`; after an OSError it is not there."""
     try:
-        _fill(create(path), bytes(size), durable=False)
+        write_new(path, bytes(size))
     except OSError:
         remove(path)
         raise
@@ -157,7 +162,7 @@ def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
     Whether there is one is told by the server of a network filesystem, not by what this machine remembers: a link, in
     contrast to a rename, is refused there. Without hard links it is a rename.
     """
-    _fill(create(temporary), data, durable=True)
+    write_new(temporary, data, durable=True)
     try:
         linked = _link(temporary, target)
     except OSError:

@@ -67,7 +67,6 @@ class OpenFile:
         self.size = size
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Closes the descriptor."""
         # A network filesystem whose client was ended reports that here too; nothing that was read is in doubt.
         # At the end of the interpreter the names of this module are None already: none of them is used here.
         try:  # noqa: SIM105

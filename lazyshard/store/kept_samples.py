@@ -75,69 +75,6 @@ _AGAIN_S: Final = 60.0
 """How long nothing is kept after the lock of the folder could not be had: its holder was stopped."""
 
 
-class Room:
-    """The room in a folder: `most` bytes for all files of chunks.
-
-    `.room` holds how many bytes these take at the most. Who adds to one of them, or removes some, has it locked for
-    that moment. Bytes are counted before they are written, so who is killed in between has counted too many, never too
-    few. Where the count cannot be believed, after a restart of the machine too, the files are looked at.
-    """
-
-    def __init__(self, folder: Path, most: int) -> None:
-        self._folder = folder
-        self._most = most
-        boot = room.this_boot()
-        self._boot = xxhash.xxh3_64_digest(boot.encode()) if boot else bytes(8)
-
-    def path(self, key: bytes) -> Path:
-        """Returns the name of the file of a chunk."""
-        return self._folder / f"{key.hex()}{KEPT_SUFFIX}"
-
-    def locked(self) -> contextlib.AbstractContextManager[int | None]:
-        """Keeps all others from adding and removing meanwhile; see `lazyshard.store.room.locked`."""
-        return room.locked(self._folder / ".room")
-
-    def reserve(self, locked: int, size: int, keep: Path) -> bool:
-        """Counts so many bytes as taken, once there is room for them; returns whether there was.
-
-        Args:
-            locked: as `locked` gives it.
-            size: bytes that will be added.
-            keep: the file that they will be added to, which does not go for them.
-        """
-        taken = self._read(locked)
-        if taken is None or taken + size > self._most:
-            taken = self._make_room(size, keep)
-        fits = taken + size <= self._most
-        os.pwrite(locked, self._encoded(taken + size * fits), 0)
-        return fits
-
-    def _make_room(self, size: int, keep: Path) -> int:
-        """Removes what was used longest ago until so many bytes are free, and some to spare; returns what is taken."""
-        files = [file for file in room.files_in(self._folder) if _NAME.fullmatch(file.path.name)]
-        taken = sum(file.size for file in files)
-        if taken + size <= self._most or size > self._most:
-            return taken
-
-        def free(file: room.FoundFile) -> int:
-            drop(file.path)
-            return file.size
-
-        files = sorted((file for file in files if file.path != keep), key=lambda one: one.used_at)
-        return room.evict(files, taken, self._most - self._most // _SPARE - size, free)
-
-    def _read(self, fd: int) -> int | None:
-        data = os.pread(fd, _COUNT.size + 1, 0)
-        if len(data) != _COUNT.size:
-            return None
-        taken: int = _COUNT.unpack(data)[0]
-        return taken if data == self._encoded(taken) else None
-
-    def _encoded(self, taken: int) -> bytes:
-        face = taken.to_bytes(8, "little") + self._boot
-        return _COUNT.pack(taken, self._boot, xxhash.xxh3_64_intdigest(face))
-
-
 def drop(path: Path) -> None:
     """Removes the file of a chunk. It is cut before, so its room is free at once, whoever has it open."""
     with contextlib.suppress(FileNotFoundError):
@@ -184,7 +121,7 @@ class _ChunkFile:
         return None
 
     def is_current(self) -> bool:
-        """Returns whether it still has its name, as far as the locked folder is concerned. Raises OSError."""
+        """Returns whether it still has its name, as far as the locked folder is concerned."""
         return not self.gone and os.fstat(self._file.fd).st_nlink > 0
 
     def append(self, row: int, record: bytes) -> None:
@@ -217,7 +154,6 @@ class _ChunkFile:
 
 
 def _open_file(path: Path, key: bytes, rows: int) -> _ChunkFile | None:
-    """Opens the file of a chunk; None where there is none, or one that begins otherwise than it should."""
     try:
         file = OpenFile(open_plain(path), path, 0)
     except FileNotFoundError:
@@ -230,10 +166,7 @@ def _open_file(path: Path, key: bytes, rows: int) -> _ChunkFile | None:
 
 
 def _create_file(path: Path, key: bytes, rows: int) -> _ChunkFile:
-    """Makes the file of a chunk, for which there is room; the folder is locked, and nothing has that name.
-
-    After an OSError a file that is not whole may be left, which is none to `_open_file`.
-    """
+    """Makes the file of a chunk, for which there is room. What an OSError leaves of it is none to `_open_file`."""
     fd = open_plain(path, os.O_CREAT | os.O_EXCL)
     file = OpenFile(fd, path, 0)
     os.ftruncate(fd, table_size(rows))
@@ -247,9 +180,13 @@ class KeptSamples:
     Safe under fork, and can be pickled (open files stay behind). Several threads may share one; what they encode at a
     time may be encoded twice.
 
+    `.room` holds how many bytes the files of chunks take at the most. Who adds to one of them, or removes some, has it
+    locked for that moment. Bytes are counted before they are written, so who is killed in between has counted too many,
+    never too few. Where the count cannot be believed, after a restart of the machine too, the files are looked at.
+
     Args:
         directory: where the folder is to be. Who may rename or remove what lies there decides what is read, so it is
-            held to what `_check_place` says.
+            held to what `_check` says.
         most: bytes that all files of chunks may take together.
 
     Attributes:
@@ -260,28 +197,20 @@ class KeptSamples:
         self.folder = directory / FOLDER
         self.damaged = 0
         self._most = most
-        self._room: Room | None = None
+        self._boot: bytes | None = None  # once the folder is there
         self._claims: OpenFile | None = None
         self._files: dict[bytes, tuple[_ChunkFile, float]] = {}
         self._not_before = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves open files behind."""
-        return self.__dict__ | {"damaged": 0, "_room": None, "_claims": None, "_files": {}, "_not_before": 0.0}
+        return self.__dict__ | {"damaged": 0, "_boot": None, "_claims": None, "_files": {}, "_not_before": 0.0}
 
     def can_fit(self, rows: int, size: int) -> bool:
         """Returns whether a record of so many bytes fits into an empty cache, in a chunk of so many rows."""
         return size <= MAX_RECORD_BYTES and table_size(rows) + size <= self._most
 
     def find(self, key: bytes, rows: int, row: int, line: int) -> Kept | None:
-        """Returns what is kept of a row; None where nothing is.
-
-        Args:
-            key: of its chunk; see `lazyshard.format.kept_sample.chunk_key`.
-            rows: of its chunk.
-            row: which.
-            line: digest of its line.
-        """
+        """Returns what is kept of a row of a chunk of so many, made of a line with this digest; None where nothing is."""
         while (file := self._file(key, rows)) is not None:
             damaged = file.damaged
             found = file.read(row, line)
@@ -295,9 +224,9 @@ class KeptSamples:
         """Keeps the record of a row, unless one is kept already; returns whether one is now. Arguments as of `find`."""
         if len(record) > MAX_RECORD_BYTES or time.monotonic() < self._not_before:
             return False
-        opened = self._open()
-        path = opened.path(key)
-        with opened.locked() as locked:
+        self._open()
+        path = self._path(key)
+        with room.locked(self.folder / ".room") as locked:
             if locked is None:
                 self._not_before = time.monotonic() + _AGAIN_S
                 return False
@@ -308,7 +237,7 @@ class KeptSamples:
             if file is not None and file.read(row, line) is not None:
                 return True
             table = 0 if file is not None else table_size(rows)
-            if not opened.reserve(locked, table + len(record), path):
+            if not self._reserve(locked, table + len(record), path):
                 return False
             if file is None:
                 # One that begins otherwise than it should.
@@ -335,26 +264,56 @@ class KeptSamples:
             with contextlib.suppress(OSError):
                 fcntl.lockf(self._claims.fd, fcntl.LOCK_UN, 1, _place(key, row))
 
-    def _open(self) -> Room:
-        if self._room is None:
+    def _open(self) -> None:
+        if self._boot is None:
             self.folder.parent.parent.mkdir(parents=True, exist_ok=True)
-            for folder, check in ((self.folder.parent, _check_place), (self.folder, _check)):
+            for folder in (self.folder.parent, self.folder):
                 # Not writable to everybody, whatever the umask says.
                 with contextlib.suppress(FileExistsError):
                     folder.mkdir(mode=_FOLDER_MODE)
-                check(folder)
-            self._room = Room(self.folder, self._most)
-        return self._room
+                _check(folder, own=folder == self.folder)
+            boot = room.this_boot()
+            self._boot = xxhash.xxh3_64_digest(boot.encode()) if boot else bytes(8)
+
+    def _path(self, key: bytes) -> Path:
+        return self.folder / f"{key.hex()}{KEPT_SUFFIX}"
+
+    def _reserve(self, locked: int, size: int, keep: Path) -> bool:
+        """Counts so many bytes of the file `keep` as taken, once there is room for them; returns whether there was."""
+        data = os.pread(locked, _COUNT.size + 1, 0)
+        taken: int = _COUNT.unpack(data)[0] if len(data) == _COUNT.size else -1
+        if taken < 0 or data != self._count(taken) or taken + size > self._most:
+            taken = self._make_room(size, keep)
+        fits = taken + size <= self._most
+        os.pwrite(locked, self._count(taken + size * fits), 0)
+        return fits
+
+    def _make_room(self, size: int, keep: Path) -> int:
+        files = [file for file in room.files_in(self.folder) if _NAME.fullmatch(file.path.name)]
+        taken = sum(file.size for file in files)
+        if taken + size <= self._most or size > self._most:
+            return taken
+
+        def free(file: room.FoundFile) -> int:
+            drop(file.path)
+            return file.size
+
+        others = sorted((file for file in files if file.path != keep), key=lambda one: one.used_at)
+        return room.evict(others, taken, self._most - self._most // _SPARE - size, free)
+
+    def _count(self, taken: int) -> bytes:
+        assert self._boot is not None
+        return _COUNT.pack(taken, self._boot, xxhash.xxh3_64_intdigest(taken.to_bytes(8, "little") + self._boot))
 
     def _file(self, key: bytes, rows: int) -> _ChunkFile | None:
-        """Returns the open file of a chunk; None where there is none that is whole."""
         now = time.monotonic()
         held = self._files.pop(key, None)
         if held is not None and now - held[1] < _NOTE_S:
             # Taken out and put back, so that the dictionary is in the order of use.
             self._files[key] = held
             return held[0]
-        file = held[0] if held is not None else _open_file(self._open().path(key), key, rows)
+        self._open()
+        file = held[0] if held is not None else _open_file(self._path(key), key, rows)
         return None if file is None else self._hold(key, rows, file)
 
     def _hold(self, key: bytes, rows: int, file: _ChunkFile) -> _ChunkFile:
@@ -371,42 +330,27 @@ def _place(key: bytes, row: int) -> int:
     return xxhash.xxh3_64_intdigest(key + row.to_bytes(8, "little")) >> 2
 
 
-def _check_place(directory: Path) -> None:
-    """Refuses a directory in which other users could put another folder in the place of ours.
+def _check(folder: Path, *, own: bool) -> None:
+    """Refuses our `own` folder, or the directory that it lies in, where other users could put other samples there.
 
-    Its owner could, and whoever may write to it, unless it is sticky, as /tmp and /dev/shm are: there only owners
-    rename and remove. Those of its group are trusted. The directories above it are not looked at.
+    The directory's owner could, and whoever may write to it, unless it is sticky, as /tmp and /dev/shm are: there only
+    owners rename and remove. Those of its group are trusted. The directories above it are not looked at.
     """
-    link, found = directory.lstat(), directory.stat()
-    kind = _kind(found)
-    trusted = (0, os.geteuid())
-    if link.st_uid not in trusted and stat.S_ISLNK(link.st_mode):
+    uid, link = os.geteuid(), folder.lstat()
+    found = link if own else folder.stat()
+    trusted = (uid,) if own else (0, uid)
+    kind = f"one of uid {found.st_uid} with mode {stat.filemode(found.st_mode)}"
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in trusted:
         kind = f"a link of uid {link.st_uid}"
     elif not stat.S_ISDIR(found.st_mode):
-        kind = "no directory"
-    elif found.st_uid in trusted and (not found.st_mode & stat.S_IWOTH or found.st_mode & stat.S_ISVTX):
+        kind = kind if own else "no directory"
+    elif found.st_uid in trusted and (not found.st_mode & stat.S_IWOTH or (not own and found.st_mode & stat.S_ISVTX)):
         return
+    root = "" if own else " or of root"
+    sticky = "" if own else ", unless it is sticky"
     raise FileRefused(
-        f"{directory}: expected a directory of uid {os.geteuid()} or of root to which not everybody may write, unless "
-        f"it is sticky, found {kind}; name another place for encoded samples",
-        file=str(directory),
-        kind=kind,
-    )
-
-
-def _check(folder: Path) -> None:
-    """Refuses a link, a file, and a folder in which other users could put other samples in the place of ours."""
-    found = folder.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH:
-        return
-    kind = _kind(found)
-    raise FileRefused(
-        f"{folder}: expected a folder of uid {os.geteuid()} to which not everybody may write, found {kind}; name "
+        f"{folder}: expected a folder of uid {uid}{root} to which not everybody may write{sticky}, found {kind}; name "
         f"another place for encoded samples",
         file=str(folder),
         kind=kind,
     )
-
-
-def _kind(found: os.stat_result) -> str:
-    return f"one of uid {found.st_uid} with mode {stat.filemode(found.st_mode)}"

@@ -123,7 +123,6 @@ class ObjectStore:
         self._systems: dict[int, tuple[Any, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves connections behind."""
         return self.__dict__ | {"_systems": {}}
 
     @property
@@ -280,11 +279,8 @@ class ObjectStore:
     def _do(self, name: str, doing: str, call: Callable[[Any, str], _T], patience_s: float | None = None) -> _T:
         """Returns what a call gives, repeated while it fails by the network or the server.
 
-        Args:
-            name: of the object, or empty for the folder.
-            doing: what the call does, for messages, like "reading".
-            call: takes fsspec's driver and the path of the object there.
-            patience_s: other than the store's.
+        `name` of an object, or empty for the folder; `doing` in words, like "reading"; `call` takes fsspec's driver and
+        the path of the object there.
         """
         most = self.patience_s if patience_s is None else patience_s
         started = time.monotonic()
@@ -324,7 +320,6 @@ class ObjectStore:
             pause = next_pause(pause)
 
     def _system(self) -> tuple[Any, str]:
-        """Returns fsspec's driver and its path of the URL, those of this process."""
         found = self._systems.get(os.getpid())
         if found is None:
             found = self._systems[os.getpid()] = self._open()
@@ -356,11 +351,7 @@ def _without_credentials(error: Exception, failure: Failure, url: str) -> Except
 
 
 def _ending(fs: Any, size: int, request: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Makes a request that moves so many bytes at the most, and gives it up where it takes too long for that.
-
-    Raises:
-        TimeoutError: it was given up. Drivers whose requests cannot be broken off see to that themselves.
-    """
+    """Makes a request that moves so many bytes at the most, and gives it up (TimeoutError) where it takes too long."""
     if not fs.async_impl:
         return request(*arguments, **named)
     settings = getattr(fs, "config_kwargs", {})
@@ -376,7 +367,6 @@ def _ending(fs: Any, size: int, request: Callable[..., Any], *arguments: Any, **
 
 
 def _patience() -> float:
-    """Returns how many seconds to repeat what fails, by the environment. Raises StoreRefused: that is no number."""
     text = os.environ.get(PATIENCE_VARIABLE, "")
     try:
         found = float(text or PATIENCE_S)

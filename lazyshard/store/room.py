@@ -74,6 +74,16 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
+@contextlib.contextmanager
+def held(fd: int) -> Iterator[None]:
+    """Has a fork let go of a descriptor meanwhile."""
+    HELD.add(fd)
+    try:
+        yield
+    finally:
+        HELD.discard(fd)
+
+
 class FoundFile(NamedTuple):
     """A file that takes room."""
 
@@ -149,10 +159,7 @@ def evict(files: Iterable[FoundFile], taken: int, most: int, drop: Callable[[Fou
 def cache_folder() -> Path:
     """Returns the folder of all copies, made if it was not there.
 
-    Raises:
-        FileRefused: it is no folder; or another user's, or others may write to it, who could put other rows in the
-            place of ours.
-        OSError: it cannot be made.
+    Raises FileRefused: it is no folder; or another user's, or others may write to it, who could put other rows there.
     """
     uid = os.geteuid()
     folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER.format(uid=uid)).absolute()
@@ -207,9 +214,8 @@ def folder_of(url: str, stream_id: str) -> Path:
 def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool:
     """Makes room in a cache of at most `most` bytes for a locked part, its seal included, and gives it that size.
 
-    Returns:
-        Whether the part has its size. Always if not `ahead`: then the cache may get larger than it should be, by what
-        is being read, and that is logged. What nobody waits for yet displaces only what was read.
+    Returns whether it has; always if not `ahead`: then the cache may get larger than it should be, by what is being
+    read, and that is logged. What nobody waits for yet displaces only what was read.
     """
     with locked(root / ".lock"):
         total = _make_room(root, size, most, only_read=ahead)
@@ -260,7 +266,6 @@ def drop(path: Path) -> bool:
 
 
 def _make_room(root: Path, size: int, most: int, *, only_read: bool) -> int:
-    """Removes what was used longest ago until so many bytes are free, and returns how many are taken."""
     folders = [Path(folder) for folder in _entries(root) if folder.is_dir(follow_symlinks=False)]
     files = {file.path: file for folder in folders for file in files_in(folder)}
     total, copies = 0, []
@@ -286,7 +291,6 @@ def _make_room(root: Path, size: int, most: int, *, only_read: bool) -> int:
 
 
 def _others(data: Path) -> list[Path]:
-    """Returns what may lie beside a data file."""
     return [data.with_name(data.name + SEAL_SUFFIX), data.with_suffix(ARRAYS_SUFFIX)]
 
 

@@ -43,7 +43,6 @@ class UrlPath(PosixPath):
         return f"{scheme}//{'/'.join(names)}"
 
     def __fspath__(self) -> NoReturn:
-        """Raises TypeError: the filesystem knows no such path."""
         raise TypeError(f"{self}: an object store's URL is no path of this machine's filesystem")
 
     @property

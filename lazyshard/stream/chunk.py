@@ -91,7 +91,6 @@ class Chunk:
             raise self._corrupt(None, f"{offsets[-1]} {known}", f"{file.size} bytes")
 
     def __len__(self) -> int:
-        """Rows."""
         return len(self._offsets) - 1
 
     @property
@@ -345,7 +344,6 @@ class OpenChunks:
         self._closed: deque[int] = deque(maxlen=2)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves open files behind."""
         return self.__dict__ | {"_chunks": {}, "_closed": self._closed.copy()}
 
     def __len__(self) -> int:

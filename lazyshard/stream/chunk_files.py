@@ -203,8 +203,16 @@ class RowMemory:
         if not LEAST_BYTES <= size <= self._limit or not self._lock.acquire(blocking=False):
             return np.empty(size, np.uint8)
         try:
-            found = self._free(size)
-            return (self._new(size) if found is None else found)[:size]
+            if (found := self._free(size)) is not None:
+                return found[:size]
+            # Rounded up by an eighth at the most, so that rows of nearly the same size fit into each other's.
+            step = 1 << (size.bit_length() - 4)
+            made = np.empty(-(-size // step) * step, np.uint8)
+            self._buffers.append(made)
+            self._size += made.size
+            while self._size > self._limit:
+                self._size -= self._buffers.popleft().size
+            return made[:size]
         finally:
             self._lock.release()
 
@@ -227,16 +235,6 @@ class RowMemory:
     def _fits(self, at: int, size: int) -> bool:
         buffers = self._buffers
         return size <= buffers[at].size <= size + size // 4 and sys.getrefcount(buffers[at]) == _ALONE
-
-    def _new(self, size: int) -> Bytes:
-        # Rounded up by an eighth at the most, so that rows of nearly the same size fit into each other's.
-        step = 1 << (size.bit_length() - 4)
-        made = np.empty(-(-size // step) * step, np.uint8)
-        self._buffers.append(made)
-        self._size += made.size
-        while self._size > self._limit:
-            self._size -= self._buffers.popleft().size
-        return made
 
 
 ROW_MEMORY: Final = RowMemory()

@@ -89,8 +89,7 @@ def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | No
     """Returns a consumer's cursor, None if it has not written one; its `stream_id` tells of which stream it is.
 
     Raises:
-        FileInvalid, VersionUnsupported: the file cannot be used.
-        FileRefused, FileUnreadable, OSError: it cannot be read.
+        FileInvalid, VersionUnsupported, OSError: the file cannot be used or read.
         ValueError: there can be no consumer of this name.
     """
     path = check_folder(stream_path(directory) / CURSORS) / cursor_name(consumer)
@@ -110,24 +109,21 @@ def remove_lock(directory: str | os.PathLike[str], consumer: str) -> None:
     path = _lock_path(stream_path(directory), consumer)
     if not os.path.lexists(path):
         return
-    lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
-        lock.acquire()
+        held = _lock(path).acquire()
     except (filelock.Timeout, OSError):
         return
-    try:
+    with held:
         remove(path)
-    finally:
-        lock.release()
 
 
 class CursorOwner:
-    """The right of one run to write the cursor of a consumer.
+    """The right of one run to write the cursor of a consumer. For one thread of the process that made it.
 
     A run that is killed leaves nothing that keeps its successor out. Where two run under one name all the same, since
     they are on machines whose locks do not meet or one was told to take over, the one that began later goes on, and the
     other one is refused at its next write. Not guaranteed: that it notices between its look at the cursor and the
-    rename that follows; then the later one writes over that. For one thread of the process that made it.
+    rename that follows; then the later one writes over that.
 
     Args:
         directory: the stream's directory.
@@ -137,8 +133,7 @@ class CursorOwner:
     Raises:
         CursorTaken: another run on this machine has the cursor.
         StreamMissing: there is no such directory.
-        VersionUnsupported: the cursor is of a later format.
-        FileRefused, FileUnreadable, OSError: the filesystem refused.
+        VersionUnsupported, FileRefused, FileUnreadable, OSError: the cursor cannot be used, or the filesystem refused.
         ValueError: there can be no consumer of this name.
     """
 
@@ -148,7 +143,7 @@ class CursorOwner:
         self._pid = os.getpid()
         self._token = CursorToken(1, secrets.token_hex(8), self._pid, socket.gethostname() or "unknown")
         self._path = _lock_path(self.directory, consumer, make=True)
-        self._lock = filelock.FileLock(self._path, timeout=0, thread_local=False, fallback_to_soft=False)
+        self._lock = _lock(self._path)
         self._begun = False
         self._holder: str | None = None
         self._told = False
@@ -176,13 +171,11 @@ class CursorOwner:
     def begin(self, cursor: Cursor) -> None:
         """Writes the cursor with which the run starts, and with it the token: from here on earlier runs are refused.
 
-        Args:
-            cursor: where the run goes on, which may be before the cursor that is there; its `owner` is filled in.
+        It may be before the cursor that is there; its `owner` is filled in.
 
         Raises:
             VersionUnsupported: the cursor that is there is of a later format.
-            FileRefused, FileUnreadable, OSError: the filesystem refused; may be called again.
-            ValueError, RuntimeError: as `write`, or it has begun already.
+            ValueError, RuntimeError, OSError: as `write`, or it has begun already.
         """
         self._check_use(cursor)
         if self._begun:
@@ -196,7 +189,7 @@ class CursorOwner:
 
         Raises:
             CursorTaken: another run has taken the cursor over. Nothing was written, and never will be.
-            FileRefused, FileUnreadable, OSError: the filesystem refused; may be called again.
+            OSError: the filesystem refused; may be called again.
             ValueError: it is another consumer's cursor.
             RuntimeError: it has not begun, was closed, or this is a fork of the process that owns the cursor.
         """
@@ -220,11 +213,9 @@ class CursorOwner:
             self._lock.release()
 
     def __enter__(self) -> CursorOwner:
-        """Returns itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes it."""
         self.close()
 
     def _judge(self, found: Cursor | VersionUnsupported | None) -> None:
@@ -259,9 +250,17 @@ class CursorOwner:
         known = (_read_signature(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
         last = max((other.turn for other in known if other is not None), default=0)
         self._token = replace(self._token, turn=last + 1)
+        line = f"{self._token.text}\n".encode()
         # Without it others have no name to tell, and no more.
         with contextlib.suppress(OSError):
-            _sign(self._path, self._token)
+            # In place, since the lock is on the file and not on its name.
+            fd = open_own(self._path)
+            try:
+                write_all(fd, line)
+                # Afterwards, so that no moment shows nothing; what is behind the line is not read.
+                os.ftruncate(fd, len(line))
+            finally:
+                os.close(fd)
 
     def _try_lock(self) -> bool:
         """Returns whether no other run has the lock, as far as this machine can tell."""
@@ -351,22 +350,13 @@ def _lock_path(directory: Path, consumer: str, *, make: bool = False) -> Path:
 
 
 def _read_signature(path: Path) -> CursorToken | None:
-    """Returns the token of the run that had the lock last, None where it cannot be told."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return CursorToken.parse(read_file(path).decode().partition("\n")[0])
     return None
 
 
-def _sign(path: Path, token: CursorToken) -> None:
-    """Writes a token into the lock file: in place, since the lock is on the file and not on its name."""
-    fd = open_own(path)
-    try:
-        line = f"{token.text}\n".encode()
-        write_all(fd, line)
-        # Afterwards, so that no moment shows nothing; what is behind the line is not read.
-        os.ftruncate(fd, len(line))
-    finally:
-        os.close(fd)
+def _lock(path: Path) -> filelock.BaseFileLock:
+    return filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
 
 
 def _called(token: CursorToken | None, unknown: str = "a program that gives no name") -> str:

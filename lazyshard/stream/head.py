@@ -16,10 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lazyshard.format.names import HEAD
+from lazyshard.format.names import HEAD, HEAD_RESERVE
 from lazyshard.format.records import STATES, Head, ProducerState
 from lazyshard.store.durable import publish_bytes, publish_reserved, remove, reserve
 from lazyshard.store.room import this_boot
+from lazyshard.stream.lock import Workplace
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -36,26 +37,19 @@ _STARTED: Final = 19
 class Announcer:
     """Writes `head.json`, on a full disk too: room for one head is reserved as long as there is some.
 
-    Of a disk that copies what is overwritten, or whose server gives no room in advance, that is no promise. `temporary`
-    and `reserve` are names on the same filesystem, to write under and of the file that keeps room; `samples` were
-    published before. `told_at`, when the head was last written, is by the monotonic clock.
+    Of a disk that copies what is overwritten, or whose server gives no room in advance, that is no promise. `samples`
+    were published before; `told_at`, when the head was last written, is by the monotonic clock.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        temporary: Path,
-        reserve: Path,
-        samples_per_chunk: int,
-        samples: int,
-        clock: Callable[[], float],
+        self, directory: Path, workplace: Workplace, samples_per_chunk: int, samples: int, clock: Callable[[], float]
     ) -> None:
-        self._path, self._temporary, self._reserve = directory / HEAD, temporary, reserve
+        self._path = directory / HEAD
+        self._temporary, self._reserve = workplace.path(HEAD), workplace.path(HEAD_RESERVE)
         self._reserved = False
         self._samples_per_chunk = samples_per_chunk
         self._clock = clock
-        self._host = socket.gethostname() or "unknown"
-        self._process = own_process()
+        self._host, self._process = socket.gethostname() or "unknown", own_process()
         self.told_at = time.monotonic()
         self._meter = RateMeter(self.told_at, samples)
         self._taken = samples
@@ -164,7 +158,6 @@ def process_ended(head: Head) -> bool:
 
 
 def _place() -> str:
-    """Returns which start of the machine this is, and which process namespace; "" where that cannot be read."""
     boot = this_boot().strip()
     try:
         return boot and f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"

@@ -222,7 +222,6 @@ def _numbers(table: npt.NDArray[np.uint8], end: bytes, digits: int) -> tuple[_In
 
 
 def _first_missing(numbers: _Integers) -> int:
-    """Returns the first number from 0 on that is not among such, which are in order and each there once."""
     wrong = np.flatnonzero(numbers != np.arange(len(numbers)))
     return int(wrong[0]) if len(wrong) else len(numbers)
 
@@ -255,7 +254,6 @@ def sort_names(names: Iterable[str], directory: str) -> Listing:
 
 
 def _contiguous(found: Listing) -> Listing:
-    """Returns the same with its ranges."""
     sealed = complete = found.first
     while sealed in found.seals:
         sealed += 1

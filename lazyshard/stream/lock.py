@@ -186,7 +186,6 @@ class WriterLock:
         return self._owner
 
     def _take_over(self, now: float) -> Owner:
-        """Fences all who came before, and becomes the owner."""
         epoch, token = mine = (self.workplace.epoch, self.workplace.token)
         temporary = self.workplace.directory.parent
         # In this order: who has left before the first look has been the owner by the second.

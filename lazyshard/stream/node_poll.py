@@ -125,9 +125,11 @@ class SingleFlight:
         if self._take(file, age, adopt):
             return
         locked = file.lock(self._slot)
-        if not locked and self._keeps_waiting():
-            self._asking = True
-            return
+        if not locked:
+            self._refused_at = self._clock() if self._refused_at is None else self._refused_at
+            if self._clock() < self._refused_at + ASKING_S:
+                self._asking = True
+                return
         try:
             if locked:
                 self._refused_at = None
@@ -146,12 +148,6 @@ class SingleFlight:
         if self._asking and self._refused_at is not None:
             return max(_SOON_S, later, (now - self._refused_at) / 10)
         return max(_SOON_S, self._at - now + age + (0.0 if self._own else later))
-
-    def _keeps_waiting(self) -> bool:
-        now = self._clock()
-        if self._refused_at is None:
-            self._refused_at = now
-        return now < self._refused_at + ASKING_S
 
     def _take(self, file: NodeFile, age: float, adopt: Callable[[bytes], bool]) -> bool:
         """Takes another's answer if there is a newer one; returns whether what is known then is young enough."""
@@ -223,8 +219,12 @@ class NodeFile:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._folder = _open_folder()
+        folder = f"{MEMORY}/lazyshard-{os.geteuid()}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
+            _check(os.fstat(self._folder), stat.S_IFDIR, folder)
             self._fd = self._open()
             if os.fstat(self._fd).st_size == 0:
                 self._remove_left()
@@ -279,9 +279,7 @@ class NodeFile:
         raise BlockingIOError(errno.EAGAIN, "is being removed again and again", self.name)
 
     def _remove_left(self) -> None:
-        for name in os.listdir(self._folder):
-            if name == self.name or not _NAME.fullmatch(name):
-                continue
+        for name in {*filter(_NAME.fullmatch, os.listdir(self._folder))} - {self.name}:
             with contextlib.suppress(OSError):
                 fd = os.open(name, _FLAGS, dir_fd=self._folder)
                 try:
@@ -290,26 +288,12 @@ class NodeFile:
                     os.close(fd)
 
     def _remove(self, name: str, fd: int) -> None:
-        """Removes a file if nobody else holds it."""
         found = os.fstat(fd)
         _check(found, stat.S_IFREG, name)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The name may be that of a newer file.
         if os.path.samestat(found, os.stat(name, dir_fd=self._folder, follow_symlinks=False)):
             os.unlink(name, dir_fd=self._folder)
-
-
-def _open_folder() -> int:
-    folder = f"{MEMORY}/lazyshard-{os.geteuid()}"
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        _check(os.fstat(fd), stat.S_IFDIR, folder)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _check(found: os.stat_result, kind: int, name: str) -> None:

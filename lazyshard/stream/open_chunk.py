@@ -54,7 +54,6 @@ class OpenChunk:
         self._end = 0
 
     def __len__(self) -> int:
-        """Rows so far."""
         return len(self._digests)
 
     def append(self, line: bytes, tokens: int | None) -> None:

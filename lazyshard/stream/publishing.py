@@ -173,7 +173,6 @@ class ChunkSequence:
         self._publishing = self._steps.do(step)
 
     def _publish_chunk(self, chunk: OpenChunk, source: Any, full_at: float, last: bool) -> None:
-        """A step."""
         temporary = self._workplace.path(seal_name(chunk.number))
         try:
             publish_chunk(self._directory, chunk, source, self._clock(), lock=self._lock, temporary=temporary)

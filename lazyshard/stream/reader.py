@@ -141,11 +141,8 @@ class StreamReader(Waiting):
     def wait_for(self, samples: int) -> Published:
         """Returns once so many samples, from the start of the stream, are published or the stream has ended.
 
-        While it waits it logs, after 10 s and then ever more rarely, what for and what the producer is doing.
-
-        Raises:
-            WaitTimeout: not within `max_wait`.
-            StreamMissing: the stream's directory has gone.
+        While it waits it logs, after 10 s and then ever more rarely, what for and what the producer is doing. Raises
+        WaitTimeout: not within `max_wait`. StreamMissing: the stream's directory has gone.
         """
         if self._seen.ended or self._seen.samples >= samples:
             return self._seen
@@ -169,12 +166,10 @@ class StreamReader(Waiting):
         return self._ask(lambda: os.stat(folder), "looking into %s", folder)
 
     def _look(self, wanted: int) -> bytes | None:
-        """Looks what is published now, and returns it for the other processes of this node."""
         head = self.refresh(wanted).head
         return None if head is None else head.encode()
 
     def _adopt(self, data: bytes) -> bool:
-        """Takes what another process has seen, unless it is not newer than what is known."""
         seen, found = self._seen, decode_head(data, self.samples_per_chunk)
         if found is None or found.samples < seen.samples or (seen.ended and not found.ended):
             return False
@@ -187,8 +182,7 @@ class StreamReader(Waiting):
         Raises:
             IndexError: the stream has ended before it.
             WaitTimeout: it was not published within `max_wait`.
-            ChunkRetired: its chunk was deleted by the producer.
-            ChunkCorrupt, RowInvalid, OSError: it cannot be read.
+            ChunkRetired, ChunkCorrupt, RowInvalid, OSError: it was deleted by the producer, or cannot be read.
         """
         self._check(sample)
         return self.read_published(sample, sample + 1, 1)[0]

@@ -22,7 +22,6 @@ from lazyshard.errors import ChunkCorrupt, ChunkMissing, LazyShardError, StreamE
 from lazyshard.format.names import (
     END,
     HEAD,
-    HEAD_RESERVE,
     MANIFEST,
     RETIRED,
     TEMPORARY,
@@ -128,8 +127,7 @@ def _open(directory: Path, manifest: Manifest, clock: Callable[[], float], lock:
     workplace = lock.workplace
     found = recover(directory, manifest, lock)
     chunks, samples, source = found.chunks, found.samples, None if found.last is None else found.last.source
-    temporary, reserve = workplace.path(HEAD), workplace.path(HEAD_RESERVE)
-    announcer = Announcer(directory, temporary, reserve, manifest.samples_per_chunk, samples, clock)
+    announcer = Announcer(directory, workplace, manifest.samples_per_chunk, samples, clock)
     if found.closing:
         publish_end(directory, chunks, samples, source, temporary=workplace.path(END))
     if found.ended or found.closing:
@@ -168,7 +166,6 @@ def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
 
 
 def _unseen(directory: Path) -> StreamInvalid:
-    """Returns the error for a manifest that a network filesystem remembers as missing."""
     return StreamInvalid(
         f"{directory}: somebody else has created a stream here, which this machine does not see yet; nothing of it was "
         f"changed. If no other producer is running, start this one again in a minute",
@@ -259,9 +256,8 @@ def _check_gaps(directory: Path, listing: Listing, arrays: bool) -> None:
 
 
 def _last_seal(directory: Path, listing: Listing) -> Seal | None:
-    if listing.sealed == listing.first:
+    if (chunk := listing.sealed - 1) < listing.first:
         return None
-    chunk = listing.sealed - 1
     seal = read_seal(directory, chunk, listing.seals[chunk])
     _check_size(directory / listing.data[chunk], chunk, seal.size)
     if seal.arrays is not None:

@@ -56,7 +56,6 @@ class ScatteredReader:
         self._idle: list[HeldChunks] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves what is held behind."""
         return {"_reader": self._reader, "_idle": []}
 
     def prepare(self, samples: npt.NDArray[np.int64]) -> Held | None:

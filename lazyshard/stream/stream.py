@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -56,12 +57,9 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
     try:
         manifest = read_manifest(directory, samples_per_chunk)
     except NotADirectoryError as cause:
-        raise FileRefused(
-            f"{directory}: expected the directory of a stream, found a file", file=str(directory), kind="a file"
-        ) from cause
-    if manifest is None:
-        return _open_foreign(directory, samples_per_chunk)
-    return NativeStream(directory, manifest)
+        what = f"{directory}: expected the directory of a stream, found a file"
+        raise FileRefused(what, file=str(directory), kind="a file") from cause
+    return NativeStream(directory, manifest) if manifest else _open_foreign(directory, samples_per_chunk)
 
 
 def open_now(directory: Path, samples_per_chunk: int | None = None) -> Stream:
@@ -101,7 +99,9 @@ def rows_of_first_chunk(directory: Path) -> int | None:
 
 
 def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
-    if samples_per_chunk is not None and not isinstance(directory, UrlPath) and is_usual(directory):
+    # With the first chunk under its usual names, and no file of ours, a directory need not be listed to be read.
+    usual = not isinstance(directory, UrlPath) and samples_per_chunk and _is_complete(directory, 0, chunk_name(0))
+    if usual and not any(_there(directory, (MANIFEST, HEAD, OWNER))):
         return ForeignStream(directory, samples_per_chunk)
     try:
         found = look_foreign(directory)
@@ -112,9 +112,9 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
     if MANIFEST in scan.ours or not (scan.data or scan.seals):
         return None
     # Earlier releases could leave an owner in a directory that stayed foreign, for those who know its numbers.
-    ours = HEAD if HEAD in scan.ours else OWNER if OWNER in scan.ours and samples_per_chunk is None else None
-    if ours is not None:
-        raise manifest_lost(directory, ours)
+    beside = HEAD if HEAD in scan.ours else OWNER if OWNER in scan.ours and samples_per_chunk is None else None
+    if beside is not None:
+        raise manifest_lost(directory, beside)
     if not scan.seals:
         raise StreamUnsealed(
             f"{directory}: {scan.data} chunk files, but no .completed marker, so nothing tells which of them "
@@ -152,28 +152,18 @@ def look_foreign(directory: Path) -> ForeignLook:
     """Returns whether there is an end, and what is listed after that look. Raises as `scan_chunks`."""
     started = time.monotonic()
     # What is in an object store is refused, or not there yet.
-    ended = not isinstance(directory, UrlPath) and _has_end(directory)
+    ended = not isinstance(directory, UrlPath) and any(_there(directory, (END,)))
     scan = scan_chunks(directory)
     took = time.monotonic() - started
     return ForeignLook(ended, scan, scan.complete, started + took + min(took / _LISTING_SHARE, _LISTED_AGAIN_S))
 
 
-def is_usual(directory: Path) -> bool:
-    """Looks up whether the first chunk is there under the usual names, and no file that only producers of ours write.
-
-    Such a directory need not be listed to be read. Raises OSError if it cannot be looked into.
-    """
-    return _is_complete(directory, 0, chunk_name(0)) and not any(
-        again_if_stale((directory / name).exists) for name in (MANIFEST, HEAD, OWNER)
-    )
+def _there(directory: Path, names: Iterable[str]) -> Iterator[bool]:
+    return (again_if_stale((directory / name).exists) for name in names)
 
 
 def _is_complete(directory: Path, chunk: int, data_name: str) -> bool:
-    return all(again_if_stale((directory / name).exists) for name in (seal_name(chunk), data_name))
-
-
-def _has_end(directory: Path) -> bool:
-    return again_if_stale((directory / END).exists)
+    return all(_there(directory, (seal_name(chunk), data_name)))
 
 
 class ForeignStream:
@@ -267,7 +257,7 @@ class ForeignStream:
         known = self._known
         if wanted is None:
             return look_foreign(self.directory)
-        ended = _has_end(self.directory)
+        ended = any(_there(self.directory, (END,)))
         scan = self._look_up(known.scan)
         if known is _NOTHING and scan.complete >= _MANY:
             return known._replace(ended=ended, scan=scan)
@@ -289,8 +279,7 @@ class ForeignStream:
             complete, step = complete + step, growth * step
         # The first that is missing is less than `step` further on.
         while step := step // 2:
-            if is_there(complete + step - 1):
-                complete += step
+            complete += step * is_there(complete + step - 1)
         if complete == scan.complete:
             return scan
         return replace(scan, complete=complete, data=max(scan.data, complete), seals=max(scan.seals, complete))

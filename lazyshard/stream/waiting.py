@@ -140,8 +140,6 @@ class Waiting:
     """Asks a filesystem, which may hang, and waits for what somebody has still to publish there.
 
     Attributes:
-        directory: the stream's directory, or its URL.
-        max_wait: how many seconds to wait at the most for anything that a producer has still to publish.
         label: how to call this reader in log lines; empty by default.
         quiet: whether it waits without a word, because somebody else waits for the same and tells.
         parent: the process for which this one reads; once it has gone, a wait leaves this process too, and once it
@@ -166,10 +164,8 @@ class Waiting:
     ) -> _T:
         """Waits until there is what is wanted. Raises WaitTimeout: not within `max_wait`, or nobody wants it any more.
 
-        Args:
-            look: looks for it; what it returns may rest on what was seen so many seconds before.
-            told: says what is waited for, after so many seconds.
-            poll: shares what is seen with the other processes of this node.
+        `look` may rest on what was seen so many seconds before; `told` says what is waited for, after so many seconds;
+        `poll` shares what is seen with the other processes of this node.
         """
         started = self._clock()
         reported = 0.0
@@ -281,7 +277,6 @@ class Waker:
             self._woken.set()
 
     def _start(self) -> bool:
-        """Begins to watch; returns whether it does."""
         if not self._directory.is_dir():
             return False
         self._tried = True
@@ -302,11 +297,9 @@ class Waker:
         return not Waker._refused
 
     def __enter__(self) -> Waker:
-        """Returns the waker."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the watching thread."""
         if self._observer is not None:
             # One that failed to start has to be stopped too: it holds descriptors, and a thread in watchdog 7.
             self._observer.stop()
@@ -317,10 +310,8 @@ class Waker:
 class Parent:
     """The process for which this one works. A worker that waits for data may otherwise outlive it by hours.
 
-    Args:
-        pid: process id of the parent, of which this process is a fork. None if it is not known: then make this soon
-            after this process has begun, since of a parent that was gone before, `os.getppid` tells nothing.
-        done: returns whether the parent wants nothing more of this process; None where it does not tell.
+    `pid` None is for an unknown parent: then make this soon after this process has begun, since of a parent that was
+    gone before, `os.getppid` tells nothing. `done`: whether the parent wants nothing more of this process.
     """
 
     def __init__(self, pid: int | None = None, done: Callable[[], bool] | None = None) -> None:

@@ -34,7 +34,9 @@ class ChunkWriter:
     `published_samples`. Rows of an unfinished chunk are dropped when the process dies or the writer is closed with
     ``end=False``, and have to be given again. Feed the same rows and the chunks come out the same.
 
-    As a context manager it ends the stream on success, and on an exception leaves it so that it can be resumed.
+    As a context manager it ends the stream on success, and on an exception leaves it so that it can be resumed. One
+    writer is for one thread, and for the process that opened it. Not guaranteed: that two producers on two machines are
+    told from each other on a filesystem that does not keep what `lazyshard.stream.lock` asks for.
 
     Args:
         directory: the stream's directory; made if it is not there.
@@ -49,23 +51,15 @@ class ChunkWriter:
             None for rows that are not encoded. Needs `arrays`.
 
     Attributes:
-        directory: the stream's directory.
         stream_id: the stream's identity, 32 hexadecimal digits.
-        samples_per_chunk: rows in a chunk.
-        arrays: whether rows may hold arrays.
 
     Raises:
         StreamEnded: the stream has ended.
         StreamMismatch: it has another number of samples per chunk, or was made with other `arrays` or `encoding`.
         StreamInvalid: its files contradict each other, or the directory holds chunks that somebody else made.
-        ProducerLocked: another producer on this machine is writing to it.
-        ProducerFenced: one on another machine has begun to at the same time.
+        ProducerLocked, ProducerFenced: another producer on this machine, or on another one, is writing to it.
         OSError: the filesystem refused.
         ValueError: samples_per_chunk is missing or impossible, or so is `encoding`.
-
-    One writer is for one thread, and for the process that opened it: a forked one is refused every call. Not
-    guaranteed: that two producers on two machines are told from each other on a filesystem that does not keep what
-    `lazyshard.stream.lock` asks for.
     """
 
     def __init__(
@@ -109,11 +103,10 @@ class ChunkWriter:
         Raises:
             RowInvalid: not a JSON object in UTF-8; the row is not added, and the writer goes on.
             ProducerFenced: another producer has taken the stream over.
-            WriterFailed: the filesystem refused, or an earlier call was ended in the middle, by a KeyboardInterrupt for
+            WriterFailed: the filesystem refused, or an earlier call was ended by a KeyboardInterrupt for
                 instance. The chunk is dropped; open the stream again to resume.
-            TypeError: `tokens` is not an integer (the row is not added, and the writer goes on), or `source` is not
-                JSON.
-            ValueError: the writer is closed, or `tokens` is negative.
+            TypeError, ValueError: `tokens` is no such number (the row is not added, and the writer goes on), `source` is
+                not JSON, or the writer is closed.
             RuntimeError: this is a fork of the process that opened the writer.
         """
         self._check_open()
@@ -223,8 +216,7 @@ class ChunkWriter:
             note: what it waits for, in words; told until the next publish or heartbeat.
 
         Raises:
-            ProducerFenced: another producer has taken the stream over.
-            WriterFailed: an earlier call has failed.
+            ProducerFenced, WriterFailed: as `write`.
             ValueError: the writer is closed, or `state` is "finished", which only `close` can make true.
         """
         self._check_open()
@@ -241,14 +233,9 @@ class ChunkWriter:
         self._finish_steps()
 
     def check_owner(self) -> Path:
-        """Looks whether the stream is still this producer's: before something of it is deleted, for instance.
+        """Raises ProducerFenced if the stream is not this producer's any more: before something of it is deleted.
 
-        Returns:
-            A directory from which files are renamed into the stream, until another producer takes that over.
-
-        Raises:
-            ProducerFenced: another producer has taken the stream over.
-            OSError: the filesystem does not tell.
+        Returns a directory from which files are renamed into the stream, until another producer takes that over.
         """
         self._lock.check(closely=True)
         return self._lock.workplace.directory
@@ -260,14 +247,11 @@ class ChunkWriter:
             end: True publishes what rows are left as the last, shorter chunk and ends the stream; False drops them and
                 leaves the stream to be resumed.
             state: what `head.json` says from now on, if the stream does not end.
-            source: as in `write`: position where all the sources end, for the end and the last chunk if it is a
-                shorter one.
+            source: as in `write`: position where all the sources end.
             note: why it stops, in words, if the stream does not end.
 
         Raises:
-            ProducerFenced: another producer has taken the stream over.
-            WriterFailed: the filesystem refused, now or in an earlier call; open the stream again to resume, or where
-                only the last step is missing to finish it.
+            ProducerFenced, WriterFailed: as `write`; open the stream again to resume or to finish it.
             ValueError: `state` is "finished", which only `end` can make true.
             RuntimeError: the stream is to be ended by a fork of the process that opened the writer.
         """
@@ -305,7 +289,6 @@ class ChunkWriter:
                 self._lock.release()
 
     def __enter__(self) -> ChunkWriter:
-        """Returns the writer."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -332,7 +315,6 @@ class ChunkWriter:
         raise told from cause
 
     def _finish_steps(self) -> None:
-        """Waits for what is on its way, unless it is known not to arrive."""
         if self._failure is None:
             try:
                 self._steps.wait()
@@ -382,7 +364,6 @@ def _packed(row: dict[str, Any] | bytes) -> tuple[bytes, bytes, dict[str, Any]]:
 
 
 def _why(error: BaseException | None) -> str:
-    """Returns why a writer stops, for the note of its head."""
     return _plain(str(error) if isinstance(error, LazyShardError) else f"{type(error).__name__}: {error}")
 
 

@@ -18,7 +18,7 @@ from lazyshard.errors import FileRefused
 from lazyshard.format import kept_sample
 from lazyshard.format.kept_sample import Kept, encode_sample, table_size
 from lazyshard.store import room
-from lazyshard.store.kept_samples import FOLDER, KEPT_SUFFIX, KeptSamples, Room
+from lazyshard.store.kept_samples import FOLDER, KEPT_SUFFIX, KeptSamples
 from tests.stream.streams import forked, open_descriptors, signalled_at, wait_until
 
 ROWS: Final = 4
@@ -328,7 +328,7 @@ def test_lock_of_a_stopped_process_holds_nobody_up_for_ever(tmp_path: Path, monk
     monkeypatch.setattr(room, "LOCK_S", 0.01)
     kept = KeptSamples(tmp_path, PLENTY)
     assert keep(kept, 1, 0)
-    with Room(tmp_path / FOLDER, PLENTY).locked() as locked:
+    with room.locked(tmp_path / FOLDER / ".room") as locked:
         assert locked is not None
         assert not keep(kept, 1, 1)
         assert find(kept, 1, 0) == [1, 0]
@@ -340,7 +340,7 @@ def test_lock_of_a_stopped_process_holds_nobody_up_for_ever(tmp_path: Path, monk
 def test_fork_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> None:
     kept = KeptSamples(tmp_path, PLENTY)
     keep(kept, 1, 0)
-    with Room(tmp_path / FOLDER, PLENTY).locked():
+    with room.locked(tmp_path / FOLDER / ".room"):
         pid = os.fork()
         if not pid:
             signal.pause()

@@ -2,13 +2,11 @@
 
 Files, in a folder of the user's choice, `lazyshard-kept-1/`: for each chunk one, `KEY.kept` (its bytes are in
 `lazyshard.format.kept_sample`); `.room`, which bounds the bytes of all; and `.claims`, which stays empty: who encodes a
-row holds a record lock on a byte of it that stands for this row, so that no other process of the node encodes it
-meanwhile. Locks end with their processes, so nothing has to be cleared up after one that was killed.
+row holds a record lock on a byte of it that stands for this row. Locks end with their processes.
 
-A chunk's file is read without a lock, with one system call a sample, and added to by who holds the lock of the folder:
-first the record, at the end, then the slot that says where it is. Nothing is synced. What is read is checked against
-its digest, and against the line that it was made of: where anything in the folder was changed, cut or lost, nothing is
-found, and the row is encoded anew.
+A chunk's file is read without a lock, and added to by who holds the lock of the folder: first the record, at the end,
+then the slot that says where it is. Nothing is synced. What is read is checked against its digest, and against the line
+that it was made of: where anything was changed, cut or lost, nothing is found, and the row is encoded anew.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ from lazyshard.store.files import OpenFile
 
 FOLDER: Final = f"lazyshard-kept-{KEPT_VERSION}"
 
-KEPT_SUFFIX: Final = ".kept"
-"""Of the file of a chunk, behind its key."""
+KEPT_SUFFIX: Final = ".kept"  # of the file of a chunk, behind its key
 
 _NAME: Final = re.compile(rf"[0-9a-f]{{32}}{re.escape(KEPT_SUFFIX)}")
 """What has another name is not ours, and neither counted nor removed."""
@@ -59,8 +56,7 @@ _CLAIMS: Final = ".claims"
 _SPARE: Final = 16
 """When room is made, a part of it as large as this is left free: the files are then not looked at for each sample."""
 
-_COUNT: Final = struct.Struct("<Q8sQ")
-"""Bytes taken, which start of the machine it was, digest of both."""
+_COUNT: Final = struct.Struct("<Q8sQ")  # bytes taken, which start of the machine it was, digest of both
 
 _FOLDER_MODE: Final = 0o775  # before the umask
 
@@ -68,11 +64,8 @@ _OPEN_FILES: Final = 64
 _OPEN_ROWS: Final = 1 << 20
 """Of all files held open, unless a single one has more: their slots take 24 bytes a row."""
 
-_NOTE_S: Final = 60.0
-"""How often a file that is read from is noted to be in use."""
-
-_AGAIN_S: Final = 60.0
-"""How long nothing is kept after the lock of the folder could not be had: its holder was stopped."""
+_NOTE_S: Final = 60.0  # how often a file that is read from is noted to be in use
+_AGAIN_S: Final = 60.0  # how long nothing is kept after the lock of the folder could not be had: its holder was stopped
 
 
 def drop(path: Path) -> None:
@@ -210,7 +203,7 @@ class KeptSamples:
         return size <= MAX_RECORD_BYTES and table_size(rows) + size <= self._most
 
     def find(self, key: bytes, rows: int, row: int, line: int) -> Kept | None:
-        """Returns what is kept of a row of a chunk of so many, made of a line with this digest; None where nothing is."""
+        """Returns what is kept of one of so many rows of a chunk, made of a line with this digest."""
         while (file := self._file(key, rows)) is not None:
             damaged = file.damaged
             found = file.read(row, line)

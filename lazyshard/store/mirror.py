@@ -1,9 +1,8 @@
 """Copies of the chunks of a stream in an object store, on this node: fetched when they are asked for, and ahead.
 
-One cache serves all processes of a node (`lazyshard.store.room`). Of those that want the same chunk at a time one
-fetches it, under a temporary name that is locked while it does; the others wait for it, as long as it gets on. It gets
-its name once it is whole and its rows are those that its seal tells; by then its seal and side file are there. A kill
-leaves at the most a part that nobody has locked, which the next one removes.
+Of the processes of a node that want the same chunk at a time one fetches it, under a temporary name that is locked
+while it does; the others wait for it, as long as it gets on. It gets its name once it is whole and its rows are those
+that its seal tells; by then its seal and side file are there.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ _CHECK_BYTES: Final = 8 << 20
 _REMEMBERED: Final = 16
 """Chunks opened last, of which the distance is guessed; a window of more is opened in parts that tell the same."""
 
-_LOOK_S: Final = 0.02
-"""How often to look whether another process has fetched what this one waits for."""
+_LOOK_S: Final = 0.02  # how often to look whether another process has fetched what this one waits for
 
 _STALLED_S: Final = 60.0
 """One that fetches and gets no byte for so long has failed many times, or was stopped, and is not waited for."""

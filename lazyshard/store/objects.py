@@ -1,12 +1,10 @@
 """Objects of a store (S3, or whatever fsspec has a driver for) under one URL: got, listed, put and deleted by name.
 
-A thin shell over fsspec, which is imported when a store is first used. What this adds: a try that fails by the network
-or the server is repeated with growing pauses, for a stated patience; an error says what to do, as one of ours; an
-object is put under a condition where the store can do that, so that of two writers one knows that it came second.
-
-A request that moves data has an end of its own here. The time-outs of drivers are not enough: aiohttp has none while it
-sends or waits for the `100 Continue` that S3 drivers ask for before they send, and each `100 Continue` that comes stops
-the one that waits for the answer (`ResponseHandler.data_received`, 3.14).
+What this adds to fsspec: a try that fails by the network or the server is repeated with growing pauses, for a stated
+patience; an error says what to do, as one of ours; an object is put under a condition where the store can do that, so
+that of two writers one knows that it came second; and a request that moves data has an end of its own. aiohttp has none
+while it sends or waits for the `100 Continue` that S3 drivers ask for, each of which stops the time-out of the answer
+(`ResponseHandler.data_received`, 3.14).
 """
 
 from __future__ import annotations
@@ -27,14 +25,12 @@ from lazyshard.errors import StoreRefused, StoreUnavailable, redact
 PATIENCE_S: Final = 120.0
 """How long failing calls are repeated: longer than a store throttles, or an endpoint is moved to another machine."""
 
-PATIENCE_VARIABLE: Final = "LAZYSHARD_OBJECTS_PATIENCE_S"
-"""Variable of the environment with another number of seconds."""
+PATIENCE_VARIABLE: Final = "LAZYSHARD_OBJECTS_PATIENCE_S"  # variable of the environment with another number of seconds
 
 _SLOWEST_BYTES_S: Final = 64 << 10
 """How many bytes a second a request must move at the least, beside the driver's own time-outs, or it is given up."""
 
-_TELL_S: Final = 10.0
-"""A call that is repeated for longer is worth a word."""
+_TELL_S: Final = 10.0  # A call that is repeated for longer is worth a word
 
 _MOST_BYTES: Final = 4 << 30
 """More than any object has that is read at once. Without an end, S3's driver would ask for the size first."""

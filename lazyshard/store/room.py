@@ -1,11 +1,6 @@
 """Folders of this node that hold a bounded number of bytes: locks, and what was used longest ago goes.
 
-The cache for chunks of object stores serves all processes of a node, so its settings are variables of the environment:
-
-- ``LAZYSHARD_OBJECTS_CACHE``: the folder, on a disk of this machine; default ``/var/tmp/lazyshard-objects-UID``
-- ``LAZYSHARD_OBJECTS_CACHE_BYTES``: what all copies in it take at the most; default `CACHE_BYTES`
-- ``LAZYSHARD_OBJECTS_AHEAD``: how many chunks each process has fetched before it comes to them; default `AHEAD`
-
+The cache for chunks of object stores serves all processes of a node, so its settings are variables of the environment.
 Files in it: `.lock`, held (flock) for the moment in which room is made; and in the folder of a stream, for each chunk,
 `chunk_N.jsonl` with its seal, and `chunk_N.arrays` of a chunk that has a side file; or `.chunk_N.jsonl.part` in the
 place of the first while it is being fetched. Whoever reads a chunk holds a shared flock on its data file, who fetches
@@ -36,11 +31,8 @@ FOLDER_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE"
 BYTES_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE_BYTES"
 AHEAD_VARIABLE: Final = "LAZYSHARD_OBJECTS_AHEAD"
 
-CACHE_BYTES: Final = 16 << 30
-"""What a machine can spare that trains, and room for some chunks of each of its ranks."""
-
-AHEAD: Final = 2
-"""One chunk that is there when the one before it is done with, and one that may take longer than usual."""
+CACHE_BYTES: Final = 16 << 30  # what a machine can spare that trains, and room for some chunks of each of its ranks
+AHEAD: Final = 2  # one chunk that is there when the one before it is done with, and one that may take longer than usual
 
 _FOLDER: Final = "/var/tmp/lazyshard-objects-{uid}"  # noqa: S108
 """On a disk nearly everywhere, where /tmp is often memory. A fixed place, since processes of one job may differ in

@@ -37,8 +37,7 @@ LARGE_ROW_BYTES: Final = 64 << 10
 """Rows above this are read one by one, and parsed before the next one is read: to cut them out of a larger piece is a
 copy more, and to hold several is memory that is touched for the first time. Both cost more than a system call."""
 
-OPEN_CHUNKS: Final = 256
-"""Chunks held open at the most: a quarter of the usual limit of 1,024 descriptors."""
+OPEN_CHUNKS: Final = 256  # chunks held open at the most: a quarter of the usual limit of 1,024 descriptors
 
 OPEN_ROWS: Final = 1 << 20
 """Rows of all chunks held open, unless a single chunk has more: their offsets and digests take 16 bytes a row."""

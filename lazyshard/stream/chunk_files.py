@@ -1,8 +1,7 @@
 """The files of a published chunk, open for reading at any place: `CompleteFile`, and the side file of its rows' arrays.
 
-Arrays are read with `preadv` into memory of the row's own: what is made of it are views, nothing is copied again. Once
-nobody looks at it any more, another row may be read into it (`RowMemory`). `read_place` reads a row that another
-process of the machine has checked, out of its page cache: that costs less than to carry a large row through a pipe.
+Arrays are read with `preadv` into memory of the row's own: what is made of it are views, nothing is copied again.
+`read_place` reads a row that another process has checked, out of the machine's page cache: cheaper than a pipe.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ _Given = TypeVar("_Given")
 
 Bytes = npt.NDArray[np.uint8]
 
-KEPT_BYTES: Final = 64 << 20
-"""What a process keeps at the most: a batch of 8 rows of 8 MiB."""
+KEPT_BYTES: Final = 64 << 20  # what a process keeps at the most: a batch of 8 rows of 8 MiB
 
 LEAST_BYTES: Final = 128 << 10
 """Smaller memory is kept by the C library already: from this size on, that asks the kernel each time (glibc's
@@ -50,11 +48,8 @@ _PROBE: Final = [np.empty(0, np.uint8)]
 _ALONE: Final = sys.getrefcount(_PROBE[0])
 """References to an array that a container alone holds, counted as `RowMemory` counts them."""
 
-_OPEN_FILES: Final = 8
-"""Held open at the most: as many chunks as workers usually read at a time."""
-
-_open_files: dict[str, CompleteFile] = {}
-"""By path, in the order of use."""
+_OPEN_FILES: Final = 8  # held open at the most: as many chunks as workers usually read at a time
+_open_files: dict[str, CompleteFile] = {}  # by path, in the order of use
 
 
 class CompleteFile:
@@ -237,8 +232,7 @@ class RowMemory:
         return size <= buffers[at].size <= size + size // 4 and sys.getrefcount(buffers[at]) == _ALONE
 
 
-ROW_MEMORY: Final = RowMemory()
-"""This process's."""
+ROW_MEMORY: Final = RowMemory()  # this process's
 
 
 class RowPlace(NamedTuple):

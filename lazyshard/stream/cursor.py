@@ -1,12 +1,9 @@
 """Cursors on disk: written durably and whole by the one run that owns them, read by its next start and by producers.
 
-Files, in the stream's directory: `cursors/NAME.json`, one for each consumer; while it is being written
-`cursors/.NAME.TOKEN`, which a kill may leave behind; and `cursors/.NAME.lock`, which is locked while a run owns the
-cursor and holds the token of the run that had it last. Of a stream in an object store the lock is a file of this
-machine, beside the copies of chunks. Names with a leading dot are nobody's cursor.
-
-The lock keeps out a second run on the same machine, the token in the cursor (`lazyshard.format.cursor`) any other.
-Where an object store puts under conditions, nothing comes between the look at the cursor and its replacement.
+Files: `cursors/NAME.json`, one for each consumer; while it is being written `cursors/.NAME.TOKEN`, which a kill may
+leave behind; and `cursors/.NAME.lock`, which is locked while a run owns the cursor and holds the token of the run that
+had it last. Of a stream in an object store the lock is a file of this machine. The lock keeps out a second run on the
+same machine, the token in the cursor (`lazyshard.format.cursor`) any other.
 """
 
 from __future__ import annotations

@@ -24,14 +24,9 @@ from lazyshard.stream.lock import Workplace
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
-_RESERVED_BYTES: Final = 4096
-"""A head with a note has some hundred. Filesystems give room by pages of this size."""
-
-_MEMORY_S: Final = 30.0
-"""Time constant of the average: rides over one slow chunk, and follows a change within a minute."""
-
-_STARTED: Final = 19
-"""Field of `/proc/PID/stat` behind the program's name: its start, in clock ticks since the boot."""
+_RESERVED_BYTES: Final = 4096  # A head with a note has some hundred. Filesystems give room by pages of this size
+_MEMORY_S: Final = 30.0  # time constant of the average: rides over one slow chunk, and follows a change within a minute
+_STARTED: Final = 19  # field of `/proc/PID/stat` behind the program's name: its start, in clock ticks since the boot
 
 
 class Announcer:

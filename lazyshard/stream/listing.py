@@ -5,48 +5,30 @@ Listing is O(chunks): for writers, and where head.json is lost. Of foreign direc
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from lazyshard.errors import FileRefused, StreamInvalid
 from lazyshard.format.names import (
-    ARRAYS_SUFFIX,
-    DATA_SUFFIX,
     HEAD,
     MANIFEST,
     OWNER,
-    SEAL_SUFFIX,
     TEMPORARY,
+    arrays_name,
     chunk_name,
     parse_arrays_name,
     parse_chunk_name,
     parse_tokens_name,
+    seal_name,
 )
 from lazyshard.format.records import Head
-from lazyshard.store.files import again_if_stale, check_folder, list_names, unreadable
+from lazyshard.store.files import check_folder, list_names, unreadable
 from lazyshard.store.urls import UrlPath
 
-_PREFIX: Final = b"chunk_"
-_DATA_END: Final = DATA_SUFFIX.encode()
-_SEAL_END: Final = (DATA_SUFFIX + SEAL_SUFFIX).encode()
-_ARRAYS_END: Final = ARRAYS_SUFFIX.encode()
 _OURS: Final = frozenset((MANIFEST, HEAD, OWNER))
-_LONGEST_OURS: Final = max(map(len, _OURS))
-
-_PADDED: Final = 5  # digits with which no name is padded otherwise than `chunk_name` does
-_MOST_DIGITS: Final = 18  # such numbers are int64
-
-_BATCH: Final = 1 << 14
-"""Names that are looked at together: of a million chunks, all would take 150 MB."""
-
-_Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +87,7 @@ def list_chunks(directory: Path) -> Listing:
 
     Raises StreamInvalid: two files have the same chunk number (padded differently). FileUnreadable, OSError.
     """
-    try:
-        found = list_names(directory)
-    except PermissionError as cause:
-        raise unreadable(directory) from cause
-    return sort_names(found, str(directory))
+    return sort_names(_names(directory), str(directory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +111,18 @@ class Scan:
 
 
 def scan_chunks(directory: Path) -> Scan:
-    """Lists the chunk files of a directory as `list_chunks` does, faster and in less memory. Raises as that does."""
-    if not isinstance(directory, UrlPath):
-        try:
-            found = again_if_stale(lambda: _scan(directory))
-        except PermissionError as cause:
-            raise unreadable(directory) from cause
-        if found is not None:
-            return found
-    names = list_names(directory)
+    """Lists the chunk files of a directory as `list_chunks` does, and keeps numbers instead of names."""
+    names = _names(directory)
     listing = sort_names(names, str(directory))
     odd = {chunk: name for chunk, name in listing.data.items() if name != chunk_name(chunk)}
     return Scan(listing.complete, len(listing.data), len(listing.seals), odd, _OURS.intersection(names))
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return list_names(directory)
+    except PermissionError as cause:
+        raise unreadable(directory) from cause
 
 
 def has_unpublished_rows(directory: Path, chunks: int) -> bool | None:
@@ -159,71 +137,14 @@ def has_unpublished_rows(directory: Path, chunks: int) -> bool | None:
     return any(one is not None and not one[1] and one[0] >= chunks for one in parsed) if own else None
 
 
-def _scan(directory: Path) -> Scan | None:
-    """Returns what is there, None where it takes a closer look: two files have one number, or a number is absurd."""
-    kinds: tuple[list[_Integers], list[_Integers]] = [], []
-    odd: dict[int, str] = {}
-    ours: set[str] = set()
-    for names, table in _tables(directory):
-        length = table.shape[1]
-        ours.update(_OURS.intersection(names) if length <= _LONGEST_OURS else ())
-        for kind, end in zip(kinds, (_DATA_END, _SEAL_END), strict=True):
-            digits = length - len(_PREFIX) - len(end)
-            if digits > _MOST_DIGITS and any(map(parse_chunk_name, names)):
-                return None
-            if not 0 < digits <= _MOST_DIGITS:
-                continue
-            rows, numbers = _numbers(table, end, digits)
-            kind.append(numbers)
-            if kind is kinds[0] and digits != _PADDED:
-                # Longer ones that begin with a zero, and all that are shorter.
-                found = np.flatnonzero((numbers < 10 ** (digits - 1)) | (digits < _PADDED))
-                odd.update((int(numbers[one]), names[rows[one]]) for one in found)
-    data, seals = (np.sort(np.concatenate([np.zeros(0, np.int64), *kind])) for kind in kinds)
-    if any((numbers[1:] == numbers[:-1]).any() for numbers in (data, seals)):
-        return None
-    complete = min(_first_missing(data), _first_missing(seals))
-    return Scan(complete, len(data), len(seals), odd, frozenset(ours))
-
-
 def unlisted_chunks(directory: Path, first: int, stop: int, *, arrays: bool) -> list[int]:
-    """Lists a directory, and returns which chunks of [first, stop) lack a file there; it may be an old listing.
+    """Lists the directory of a stream of ours, and returns which chunks of [first, stop) lack a file there.
 
-    Takes about 1 us a file, and 2 or 3 bytes a chunk. With `arrays` each chunk has a side file too.
+    It may be an old listing. Takes about 1 us a file.
     """
-    ends = (_DATA_END, _SEAL_END, _ARRAYS_END) if arrays else (_DATA_END, _SEAL_END)
-    listed = np.zeros((len(ends), stop - first), np.bool_)
-    for _, table in _tables(directory):
-        for kind, end in zip(listed, ends, strict=True):
-            digits = table.shape[1] - len(_PREFIX) - len(end)
-            if 0 < digits <= _MOST_DIGITS:
-                _, numbers = _numbers(table, end, digits)
-                kind[numbers[(numbers >= first) & (numbers < stop)] - first] = True
-    return [first + int(missing) for missing in np.flatnonzero(~listed.all(axis=0))]
-
-
-def _tables(directory: Path) -> Iterator[tuple[list[str], npt.NDArray[np.uint8]]]:
-    """Yields the names of a directory's files, those of one length together, and their bytes: a name in each row."""
-    with os.scandir(directory) as entries:
-        while batch := [entry.name for entry in itertools.islice(entries, _BATCH)]:
-            for length, group in itertools.groupby(sorted(batch, key=len), key=len):
-                # What is not ASCII is nothing of a stream.
-                names = [name for name in group if name.isascii()]
-                yield names, np.frombuffer("".join(names).encode(), np.uint8).reshape(-1, length)
-
-
-def _numbers(table: npt.NDArray[np.uint8], end: bytes, digits: int) -> tuple[_Integers, _Integers]:
-    """Returns which rows of a table of names are those of chunks with such an end, and the numbers of these."""
-    fits = (table[:, : len(_PREFIX)] == np.frombuffer(_PREFIX, np.uint8)).all(axis=1)
-    fits &= (table[:, len(_PREFIX) + digits :] == np.frombuffer(end, np.uint8)).all(axis=1)
-    values = table[:, len(_PREFIX) : len(_PREFIX) + digits] - np.uint8(ord("0"))
-    rows = np.flatnonzero(fits & (values <= 9).all(axis=1))
-    return rows, values[rows].astype(np.int64) @ (10 ** np.arange(digits - 1, -1, -1, dtype=np.int64))
-
-
-def _first_missing(numbers: _Integers) -> int:
-    wrong = np.flatnonzero(numbers != np.arange(len(numbers)))
-    return int(wrong[0]) if len(wrong) else len(numbers)
+    names = set(os.listdir(directory))
+    kinds = (chunk_name, seal_name, arrays_name) if arrays else (chunk_name, seal_name)
+    return [chunk for chunk in range(first, stop) if any(name(chunk) not in names for name in kinds)]
 
 
 def sort_names(names: Iterable[str], directory: str) -> Listing:

@@ -1,17 +1,13 @@
 """Single-flight polling per node: one process asks the filesystem for a stream's news, the others reuse its answer.
 
-So a metadata server meets one poller a node. Nobody is elected. Each process keeps its own pace, and before it asks it
-reads what the others were told (`NodeFile`): an answer no older than its own pause is as good as one of its own. Who
-lives on another's answers comes a little later the next time, so the one that asks goes on asking. Where several would
-ask at once, a record lock on the slot decides, and the others come back for the answer; one that keeps the lock for
-long (a filesystem that hangs, a stopped process) is not waited for. An error is nobody's answer.
+Nobody is elected. Each process keeps its own pace, and before it asks it reads what the others were told (`NodeFile`):
+an answer no older than its own pause is as good as one of its own. Who lives on another's answers comes a little later
+the next time, so the one that asks goes on asking. Where several would ask at once, a record lock on the slot decides;
+one that keeps the lock for long (a filesystem that hangs, a stopped process) is not waited for.
 
 Files: `/dev/shm/lazyshard-UID/` (mode 0700; stays, empty), and in it one file of some KB for each stream that is being
 waited for. Whoever waits holds a shared flock on it; the last one to leave removes it, and whoever makes one also
-removes those that nobody holds any more. A file has slots; an answer is written in one piece over the one before,
-behind a digest over all of it, so half an answer is none.
-
-Nothing here is needed: where the folder cannot be had or is somebody else's, each process polls for itself.
+removes those that nobody holds any more. Where there can be none, each process polls for itself.
 """
 
 from __future__ import annotations
@@ -36,8 +32,7 @@ from lazyshard.stream.listing import Published
 MEMORY: Final = "/dev/shm"  # noqa: S108
 """Memory of this node on every Linux; a fixed place, since processes of one job may differ in TMPDIR."""
 
-SLOT_BYTES: Final = 16 << 10
-"""Room for an answer: a head is below 1 KB, unless its note is very long."""
+SLOT_BYTES: Final = 16 << 10  # room for an answer: a head is below 1 KB, unless its note is very long
 
 _DIGEST_BYTES: Final = 8
 _HEADER: Final = struct.Struct("<dI")  # when the answer came, by CLOCK_MONOTONIC, and how many bytes it has

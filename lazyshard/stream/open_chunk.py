@@ -1,9 +1,8 @@
 """The chunk that a writer is filling: rows go to a file under `.tmp/`, their offsets and digests stay in memory.
 
-That file is created with the first row, so that a reader can see that there are rows which are not published. Arrays
-go to a second file, the side file. Files are touched by steps alone, which are done in order in the caller's thread or
-in one of their own: Python's lock is let go while the system works, so a thread can write and sync one chunk while the
-caller parses the rows of the next. After a step that failed no other is done.
+That file is created with the first row, so that a reader can see that there are rows which are not published. Files are
+touched by steps alone, done in order in the caller's thread or in one of their own: Python's lock is let go while the
+system works, so a thread can sync one chunk while the caller parses the rows of the next.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from lazyshard.store.durable import create, start_writing_back, sync, write_all
 _BACKLOG_BYTES: Final = 8 << 20
 """Rows that may wait for the thread: what the caller makes while a chunk is synced, little beside other memory."""
 
-BUFFER_BYTES: Final = 1 << 20
-"""Pieces are of this size; more gains nothing, less costs calls."""
+BUFFER_BYTES: Final = 1 << 20  # pieces are of this size; more gains nothing, less costs calls
 
 PIECE_BYTES: Final = 64 << 10
 """What comes together and is at least so much is a piece by itself: copying it would cost more."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lazyshard.errors import ChunkRetired, WaitTimeout
+from lazyshard.errors import WaitTimeout
 from lazyshard.format.fields import printable
-from lazyshard.format.names import CURSORS, END
+from lazyshard.format.names import END
 from lazyshard.format.records import Head
 from lazyshard.store.files import list_names
 from lazyshard.store.urls import UrlPath
@@ -37,11 +37,8 @@ LAST_REPORT_S: Final = 600.0
 _FORESEEABLE_S: Final = 30 * 86400.0
 """A rate that has faded while no row came (towards zero, where a division by it overflows) promises nothing."""
 
-STALE_HEARTBEAT_S: Final = 15.0
-"""Producers beat every 5 s while rows come; three beats missed are worth a word."""
-
-_SILENT_ROWS: Final = 5
-"""At its own rate a producer would have told of as many rows."""
+STALE_HEARTBEAT_S: Final = 15.0  # producers beat every 5 s while rows come; three beats missed are worth a word
+_SILENT_ROWS: Final = 5  # at its own rate a producer would have told of as many rows
 
 _DEAD_HEARTBEAT_S: Final = 60.0
 """A writer that waits for one slow row does not beat either, so the word for it comes later."""
@@ -203,19 +200,6 @@ class ReaderWait:
             state=head.state if head else None,
             heartbeat_age=heartbeat_age(self.seen, now),
         )
-
-
-def chunk_retired(number: int, retired: int, file: str) -> ChunkRetired:
-    """Returns the error for a chunk that was deleted, as were all below `retired`."""
-    return ChunkRetired(
-        f"{file}: chunk {number} was deleted by the stream's producer, as were all chunks below {retired}: every "
-        f"consumer that had a cursor in {CURSORS}/ by then was done with them. Go on from a later checkpoint, or "
-        f"produce the stream anew, with --retain all, or with --consumers NAME, which deletes nothing before the "
-        f"consumer NAME has registered",
-        file=file,
-        chunk=number,
-        chunks_before=retired,
-    )
 
 
 def _producer_gone(published: Published, now: float) -> bool:

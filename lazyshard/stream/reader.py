@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from lazyshard.errors import ChunkCorrupt, ChunkMissing, LazyShardError, StreamInvalid, StreamMissing
+from lazyshard.errors import ChunkCorrupt, ChunkMissing, ChunkRetired, LazyShardError, StreamInvalid, StreamMissing
 from lazyshard.format.batch import CheckedArrays
-from lazyshard.format.names import HEAD, RETIRED
+from lazyshard.format.names import CURSORS, HEAD, RETIRED
 from lazyshard.format.seal import DealtByCost
 from lazyshard.store.urls import check_place, stream_path
 from lazyshard.stream.chunk import Chunk, OpenChunks
 from lazyshard.stream.listing import Published
 from lazyshard.stream.node_poll import NodePoll, decode_head, decode_retired
-from lazyshard.stream.pacing import ReaderWait, chunk_retired, format_seconds, next_poll, next_report
+from lazyshard.stream.pacing import ReaderWait, format_seconds, next_poll, next_report
 from lazyshard.stream.stream import Stream, open_stream
 from lazyshard.stream.waiting import Waiting
 
@@ -294,9 +294,7 @@ class StreamReader(Waiting):
                     started = self._clock()
                     continue
                 # Only here, so that a chunk which is there costs no more than before.
-                retired = self._stream.retired()
-                if number < retired:
-                    raise chunk_retired(number, retired, str(cause.filename)) from cause
+                self._check_retired(number, str(cause.filename), cause)
                 if waited > min(GRACE_S, self.max_wait):
                     raise ChunkMissing(
                         f"{cause.filename}: chunk {number} is published, but this file of it has not appeared within "
@@ -357,8 +355,7 @@ class StreamReader(Waiting):
             return b"%d" % retired
 
         def adopt(data: bytes) -> bool:
-            retired = decode_retired(data)
-            if retired is not None:
+            if (retired := decode_retired(data)) is not None:
                 self._chunks.close_below(retired)
             return retired is not None
 
@@ -375,9 +372,7 @@ class StreamReader(Waiting):
             return self._ask(call, "reading %s", chunk.path)
         except FileNotFoundError as cause:
             self._chunks.close(chunk.number)
-            retired = self._stream.retired()
-            if chunk.number < retired:
-                raise chunk_retired(chunk.number, retired, str(chunk.path)) from cause
+            self._check_retired(chunk.number, str(chunk.path), cause)
             raise
         except ChunkCorrupt:
             if self._stream.mirror is not None:
@@ -385,6 +380,19 @@ class StreamReader(Waiting):
                 self._chunks.close(chunk.number)
                 self._stream.mirror.drop(chunk.number)
             raise
+
+    def _check_retired(self, number: int, file: str, cause: OSError) -> None:
+        retired = self._stream.retired()
+        if number < retired:
+            raise ChunkRetired(
+                f"{file}: chunk {number} was deleted by the stream's producer, as were all chunks below {retired}: "
+                f"every consumer that had a cursor in {CURSORS}/ by then was done with them. Go on from a later "
+                f"checkpoint, or produce the stream anew, with --retain all, or with --consumers NAME, which deletes "
+                f"nothing before the consumer NAME has registered",
+                file=file,
+                chunk=number,
+                chunks_before=retired,
+            ) from cause
 
     def _waiting(self, samples: int, chunk: int | None, waited: float) -> ReaderWait:
         foreign = chunk is not None and self.stream_id is None

@@ -19,16 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, LazyShardError, StreamEnded, StreamInvalid
-from lazyshard.format.names import (
-    END,
-    HEAD,
-    MANIFEST,
-    RETIRED,
-    TEMPORARY,
-    arrays_name,
-    chunk_name,
-    seal_name,
-)
+from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import Encoding, End, Manifest, check_samples_per_chunk
 from lazyshard.format.seal import Seal
 from lazyshard.store.durable import clear_folder, publish_new_bytes, sync_directory
@@ -40,8 +31,7 @@ from lazyshard.stream.manifest import check_arrays, check_same_encoding, manifes
 from lazyshard.stream.publishing import Opened, publish_end
 from lazyshard.stream.retire import complete_retirement, list_kept
 
-LISTING_S: Final = 60.0
-"""How long a listing may stay behind; common settings of network filesystems are 3 to 60 s."""
+LISTING_S: Final = 60.0  # how long a listing may stay behind; common settings of network filesystems are 3 to 60 s
 
 _log = logging.getLogger("lazyshard")
 
@@ -79,9 +69,11 @@ def open_for_writing(
             _create_stream(directory, manifest, lock.workplace.path(MANIFEST))
         return _open(directory, manifest, clock, lock)
     except BaseException as cause:
-        # An error may come of another producer: a listing may be older than what that one has done.
-        fenced = lock.lost() if isinstance(cause, OSError | LazyShardError) else None
-        lock.release()
+        try:
+            # An error may come of another producer: a listing may be older than what that one has done.
+            fenced = lock.lost() if isinstance(cause, OSError | LazyShardError) else None
+        finally:
+            lock.release()
         if fenced is not None:
             raise fenced from cause
         raise

@@ -1,8 +1,7 @@
 """What a reader does while a filesystem gives no answer, and while a producer has nothing new for it.
 
-`Waiting` polls, with a back-off, and keeps an eye on the process for which it reads (`Parent`). `Waker`, the wake-up
-call from the local filesystem, is a shortcut only: inotify never fires for another machine's writes. `Watchdog` says
-what somebody is stuck in: a share that hangs, a source or a function of the user's that does not come back.
+`Waiting` polls, with a back-off; `Waker`, the call from the local filesystem, is a shortcut only: inotify never fires
+for another machine's writes. `Watchdog` says what somebody is stuck in; `Parent` is the process that is worked for.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ _QUIET_S: Final = 0.02
 _ANSWER_S: Final = 5.0
 """What a look at the filesystem takes beyond this is no time in which a producer could have been waited for."""
 
-NO_ANSWER_S: Final = 60.0
-"""Far longer than a device, a network or a function takes that works."""
+NO_ANSWER_S: Final = 60.0  # far longer than a device, a network or a function takes that works
 
 _T = TypeVar("_T")
 _log = logging.getLogger("lazyshard")

@@ -105,7 +105,7 @@ class ChunkWriter:
             ProducerFenced: another producer has taken the stream over.
             WriterFailed: the filesystem refused, or an earlier call was ended by a KeyboardInterrupt for
                 instance. The chunk is dropped; open the stream again to resume.
-            TypeError, ValueError: `tokens` is no such number (the row is not added, and the writer goes on), `source` is
+            TypeError, ValueError: `tokens` is none (the row is not added, and the writer goes on), `source` is
                 not JSON, or the writer is closed.
             RuntimeError: this is a fork of the process that opened the writer.
         """

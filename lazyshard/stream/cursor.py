@@ -274,7 +274,7 @@ class CursorOwner:
 
     def _check_use(self, cursor: Cursor) -> None:
         if os.getpid() != self._pid:
-            raise RuntimeError(f"{self._path}: this is a fork of process {self._pid}, which alone writes the cursor")
+            raise RuntimeError(f"{self._path}: the cursor belongs to process {self._pid}, of which this one is a fork")
         if self._closed:
             raise RuntimeError(f"{self._path}: the owner of this cursor was closed")
         if cursor.consumer != self.consumer:

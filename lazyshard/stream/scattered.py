@@ -39,9 +39,7 @@ class Held:
 
     samples: npt.NDArray[np.int64]
     row_bytes: int  # the mean size of their rows, at least 1
-    spans: npt.NDArray[
-        np.int64
-    ]  # of shape (3, samples): chunk, byte at which the row starts, byte before which it stops
+    spans: npt.NDArray[np.int64]  # of shape (3, samples): chunk, the row's first byte, the byte before which it stops
     digests: bytes | None  # 8 bytes of each row; None where nobody took any
     chunks: frozenset[int]
 

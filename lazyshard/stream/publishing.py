@@ -12,7 +12,6 @@ import functools
 import logging
 import os
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,14 +63,13 @@ class ChunkSequence:
         self._directory = directory
         self._samples_per_chunk = opened.manifest.samples_per_chunk
         self._arrays = opened.manifest.arrays
-        self._lock, self._workplace, self._announcer = opened.lock, opened.lock.workplace, opened.announcer
+        self._lock, self._workplace, self.announcer = opened.lock, opened.lock.workplace, opened.announcer
         self._steps = steps
         self._clock = clock
         self._publishing = 0  # number of the step
         self._handed_over = self.published_samples
         self._chunk = self._new_chunk()
         self._pid = os.getpid()
-        self._finalizer: weakref.finalize[..., object] | None = None
 
     @property
     def room(self) -> int:
@@ -82,20 +80,6 @@ class ChunkSequence:
     def samples(self) -> int:
         """Rows taken so far."""
         return self._handed_over + len(self._chunk)
-
-    @property
-    def told_at(self) -> float:
-        """When the readers were last told something, by the monotonic clock."""
-        return self._announcer.told_at
-
-    def watch(self, writer: object) -> None:
-        """Logs, until `unwatch`, if the writer is dropped or the interpreter ends while rows are not published."""
-        self._finalizer = weakref.finalize(writer, self._warn)
-
-    def unwatch(self) -> None:
-        """Ends that."""
-        if self._finalizer is not None:
-            self._finalizer.detach()
 
     def append(self, line: bytes, arrays: bytes | None, tokens: int | None, source: Any) -> None:
         """Adds a row, with the bytes of its arrays where rows may hold some; see `ChunkWriter.write`."""
@@ -131,7 +115,7 @@ class ChunkSequence:
 
     def tell_alive(self, note: str) -> None:
         """A step: tells the readers that this producer is alive. Raises ProducerFenced: another one has taken over."""
-        self._announcer.told_at = time.monotonic()
+        self.announcer.told_at = time.monotonic()
         try:
             self._lock.check()
             self.tell(self.state, note)
@@ -144,12 +128,12 @@ class ChunkSequence:
 
     def tell(self, state: ProducerState, note: str = "") -> None:
         """A step: replaces the head."""
-        self._announcer.tell(self.published_chunks, self.published_samples, self.samples, state, note)
+        self.announcer.tell(self.published_chunks, self.published_samples, self.samples, state, note)
 
     def close(self) -> None:
         """A step, the last one: removes what is not published."""
         self._chunk.discard()
-        self._announcer.close()
+        self.announcer.close()
 
     def abandon(self) -> None:
         """Lets go of the open file as it is; for a fork, which only has copies."""
@@ -187,7 +171,8 @@ class ChunkSequence:
             self.tell(self.state)
         self.publish_s = time.monotonic() - full_at
 
-    def _warn(self) -> None:
+    def warn(self) -> None:
+        """Logs, if the writer is dropped or the interpreter ends before it was closed, that rows are not published."""
         if len(self._chunk) and os.getpid() == self._pid:
             _log.warning(
                 "%s: a ChunkWriter was dropped without close(): %d rows of its open chunk are not published; use it "

@@ -6,6 +6,7 @@ import functools
 import operator
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -88,7 +89,7 @@ class ChunkWriter:
         self._steps = StepsInThread() if overlap else WriteSteps()
         self._chunks = ChunkSequence(self.directory, opened, self._steps, clock)
         self._closed = False
-        self._chunks.watch(self)
+        self._dropped = weakref.finalize(self, self._chunks.warn)
 
     def write(self, row: dict[str, Any] | bytes, tokens: int | None = None, *, source: Any = None) -> dict[str, Any]:
         """Adds a row; publishes the chunk if that fills it. Returns the row's object, which was parsed to check it.
@@ -282,7 +283,7 @@ class ChunkWriter:
             raise
         finally:
             self._closed = True
-            self._chunks.unwatch()
+            self._dropped.detach()
             # An interrupt may have left steps undone: then lock and files are theirs until the process ends.
             if self._steps.stop():
                 self._chunks.close()
@@ -322,7 +323,7 @@ class ChunkWriter:
                 self._fail(cause)
 
     def _beat(self) -> None:
-        if time.monotonic() - self._chunks.told_at > HEARTBEAT_S:
+        if time.monotonic() - self._chunks.announcer.told_at > HEARTBEAT_S:
             self.heartbeat()
 
     def _check_open(self) -> None:

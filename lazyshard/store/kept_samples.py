@@ -90,7 +90,7 @@ class _ChunkFile:
     def __init__(self, file: OpenFile, key: bytes, slots: bytearray) -> None:
         self.gone = False
         self.damaged = 0
-        self._file = file
+        self.file = file
         self._key = key
         self._slots = slots
 
@@ -100,7 +100,7 @@ class _ChunkFile:
         if slot[0] and (found := self._record(slot, row, line)) is not None:
             return found
         # Somebody else may have kept it, or kept it anew, since.
-        data = os.pread(self._file.fd, SLOT_BYTES, slot_at(row))
+        data = os.pread(self.file.fd, SLOT_BYTES, slot_at(row))
         if len(data) < SLOT_BYTES:
             self.gone = True
             return None
@@ -113,13 +113,9 @@ class _ChunkFile:
         self.damaged += bool(slot[0])
         return None
 
-    def is_current(self) -> bool:
-        """Returns whether it still has its name, as far as the locked folder is concerned."""
-        return not self.gone and os.fstat(self._file.fd).st_nlink > 0
-
     def append(self, row: int, record: bytes) -> None:
         """Adds the record of a row, for which there is room; the folder is locked. On an OSError nothing is added."""
-        fd = self._file.fd
+        fd = self.file.fd
         end = os.fstat(fd).st_size
         slot = encode_slot(slot_of(record, end))
         try:
@@ -134,14 +130,14 @@ class _ChunkFile:
     def note_use(self) -> None:
         """Notes that it is used now: its time of modification decides what goes first."""
         with contextlib.suppress(OSError):
-            os.utime(self._file.fd)
+            os.utime(self.file.fd)
 
     def _record(self, slot: Slot, row: int, line: int) -> Kept | None:
         offset, size, digest = slot
         if not 0 < size <= MAX_RECORD_BYTES or offset >= 1 << 62:
             return None
         data = np.empty(size, np.uint8)
-        if os.preadv(self._file.fd, [data.data], offset) != size:
+        if os.preadv(self.file.fd, [data.data], offset) != size:
             return None
         return decode_record(data, digest, self._key, row, line)
 
@@ -224,7 +220,7 @@ class KeptSamples:
                 self._not_before = time.monotonic() + _AGAIN_S
                 return False
             file = self._file(key, rows)
-            if file is not None and not file.is_current():
+            if file is not None and (file.gone or not os.fstat(file.file.fd).st_nlink):
                 self._files.pop(key, None)
                 file = self._file(key, rows)
             if file is not None and file.read(row, line) is not None:

@@ -9,6 +9,7 @@ while it sends or waits for the `100 Continue` that S3 drivers ask for, each of 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -17,8 +18,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from lazyshard.errors import StoreRefused, StoreUnavailable, redact
 
@@ -69,24 +69,14 @@ _T = TypeVar("_T")
 _log = logging.getLogger("lazyshard")
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a call has failed.
-
-    Attributes:
-        kind: "missing": there is no such object; "passing": worth another try; "refused": it never will be; "unknown":
-            none of the store's errors.
-        words: what the store or its driver said, on one line.
-        advice: what to do, where it was refused.
-        status: of the HTTP answer, None where there is none.
-        code: the store's own word for it, empty where there is none.
-    """
+class Failure(NamedTuple):
+    """Why a call has failed; "unknown": by none of the store's errors."""
 
     kind: Literal["missing", "passing", "refused", "unknown"]
-    words: str
-    advice: str = ""
-    status: int | None = None
-    code: str = ""
+    words: str  # what the store or its driver said, on one line
+    advice: str = ""  # what to do, where it was refused
+    status: int | None = None  # of the HTTP answer
+    code: str = ""  # the store's own word for it
 
 
 class ObjectStore:
@@ -249,10 +239,8 @@ class ObjectStore:
             else:
                 fs.rm_file(path)
 
-        try:
+        with contextlib.suppress(FileNotFoundError):
             self._do(name, "deleting", call)
-        except FileNotFoundError:
-            return
 
     def _put_if(self, fs: Any, path: str, data: bytes, **condition: str) -> bool:
         bucket, key, _ = fs.split_path(path)
@@ -316,10 +304,9 @@ class ObjectStore:
             pause = next_pause(pause)
 
     def _system(self) -> tuple[Any, str]:
-        found = self._systems.get(os.getpid())
-        if found is None:
-            found = self._systems[os.getpid()] = self._open()
-        return found
+        if os.getpid() not in self._systems:
+            self._systems[os.getpid()] = self._open()
+        return self._systems[os.getpid()]
 
     def _open(self) -> tuple[Any, str]:
         import fsspec

@@ -215,10 +215,10 @@ class Mirror:
             return seal, file, side
         except BaseException as error:
             self._drop_part(part, chunk, side)
-            for one in (file, side):
+            for opened in (file, side):
                 # The error keeps them open as long as somebody keeps it.
-                if one is not None:
-                    os.ftruncate(one.fd, 0)
+                if opened is not None:
+                    os.ftruncate(opened.fd, 0)
             if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
                 raise
             raise OSError(

@@ -149,12 +149,8 @@ class StreamReader(Waiting):
 
         poll = NodePoll(self.stream_id, self._identify, lambda: time.monotonic())
 
-        def ask() -> bytes | None:
-            head = self.refresh(samples).head
-            return None if head is None else head.encode()
-
         def look(age: float) -> Published | None:
-            poll.head.renew(age, ask, self._adopt)
+            poll.head.renew(age, lambda: self._look(samples), self._adopt)
             found = self._seen
             if found.ended or found.samples >= samples:
                 return found
@@ -168,6 +164,10 @@ class StreamReader(Waiting):
         mirror = self._stream.mirror
         folder = self.directory if mirror is None else mirror.folder
         return self._ask(lambda: os.stat(folder), "looking into %s", folder)
+
+    def _look(self, wanted: int) -> bytes | None:
+        head = self.refresh(wanted).head
+        return None if head is None else head.encode()
 
     def _adopt(self, data: bytes) -> bool:
         seen, found = self._seen, decode_head(data, self.samples_per_chunk)

@@ -15,8 +15,8 @@ from lazyshard.format.records import End
 from lazyshard.format.row import check_row
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_file
+from lazyshard.stream.recovery import find_manifest
 from lazyshard.stream.stream import open_stream
-from lazyshard.stream.writer_opening import find_manifest
 from lazyshard_producer.configuration.quantities import show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from lazyshard_producer.opening import check_not_own, check_sources, source_kind, source_size

@@ -15,7 +15,7 @@ from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.batch import CheckedLines, EncodedRow, check_encoded, check_lines, without_array_keys
 from lazyshard.format.row import check_row
 from lazyshard.stream import ChunkWriter
-from lazyshard.stream.watchdog import Watchdog
+from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.display.metrics import Metrics, Reason
 from lazyshard_producer.display.progress import Display
 from lazyshard_producer.holding.holdback import Gate

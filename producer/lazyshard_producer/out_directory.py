@@ -23,8 +23,8 @@ from lazyshard.store.urls import stream_path
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import list_chunks
 from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.recovery import find_manifest
 from lazyshard.stream.retire import list_kept
-from lazyshard.stream.writer_opening import find_manifest
 from lazyshard_producer.configuration.problems import MAX_NAME_BYTES, is_python, is_url
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamMissing, WriterFailed
 from lazyshard.format.records import End
 from lazyshard.stream import ChunkWriter
-from lazyshard.stream.watchdog import Watchdog
+from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.problems import is_url
 from lazyshard_producer.configuration.settings import Limits, Settings
 from lazyshard_producer.display.metrics import Metrics

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import WaitTimeout
-from lazyshard.stream.watchdog import Watchdog
+from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer import run as runs
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings

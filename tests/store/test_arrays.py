@@ -15,8 +15,8 @@ from lazyshard import LazyShardedDataset, Order, StreamReader
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.inspection.verification import verify
-from lazyshard.store.mirror_room import AHEAD_VARIABLE, BYTES_VARIABLE
 from lazyshard.store.objects import ObjectStore
+from lazyshard.store.room import AHEAD_VARIABLE, BYTES_VARIABLE
 from lazyshard.store.urls import UrlPath
 from lazyshard_producer.holding.shelf import chunk_size
 from lazyshard_producer.shipping.retiring import Backlog, Retiring

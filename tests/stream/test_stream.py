@@ -20,8 +20,7 @@ from lazyshard import StreamReader
 from lazyshard.errors import ChunkMissing, FileInvalid, FileRefused, StreamInvalid, StreamUnsealed, WaitTimeout
 from lazyshard.stream import stream as foreign_streams
 from lazyshard.stream.listing import list_chunks, scan_chunks
-from lazyshard.stream.native_stream import NativeStream
-from lazyshard.stream.stream import open_stream
+from lazyshard.stream.stream import NativeStream, open_stream
 from tests.stream.damage import Damage, delete, each, edit
 from tests.stream.streams import fail_when, foreign, names, produce, rows
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from lazyshard.stream.watchdog import Watchdog
+from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.mixing import MixPosition, SourceSpan
 from lazyshard_producer.rows.reader import Batch, BegunUnit, MadeRow, RowStats, Unit

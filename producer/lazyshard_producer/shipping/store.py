@@ -21,8 +21,7 @@ from typing import Final, NamedTuple, TypeVar
 from lazyshard.errors import ChunkMissing, FileInvalid, ProducerFenced, StoreUnavailable, StreamInvalid, StreamMismatch
 from lazyshard.format.names import END, MANIFEST, OWNER, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import End, Manifest, Owner, Retired
-from lazyshard.store.objects import ObjectStore
-from lazyshard.store.objects_failures import FIRST_PAUSE_S, next_pause, why_failed
+from lazyshard.store.objects import FIRST_PAUSE_S, ObjectStore, next_pause, why_failed
 from lazyshard.stream.listing import Listing, sort_names
 
 _T = TypeVar("_T")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import RowInvalid, redact
 from lazyshard.format.batch import EncodedRow
@@ -28,24 +28,17 @@ from lazyshard_producer.out_directory import (
     known_form,
     telling_how_to_begin_anew,
 )
-from lazyshard_producer.rows.pipeline import Pipeline, describe
+from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.sources.source import RowOrigin
-from lazyshard_producer.wording import count, one_line
+from lazyshard_producer.wording import count, holding, one_line
 
 PATIENCE_S: Final = 2.0
 """How long to wait for rows of live sources in all."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreviewedRow:
-    """A row as it would be published, or refused.
-
-    Attributes:
-        place: where it comes from.
-        line: the line that would be published; of a refused row what there is of it.
-        refused: why it would be refused.
-    """
+class PreviewedRow(NamedTuple):
+    """A row as it would be published, or what there is of it and why it would be refused."""
 
     place: RowOrigin
     line: bytes
@@ -56,10 +49,6 @@ def preview(settings: Settings, rows: int, *, clock: Callable[[], float] = time.
     """Returns so many of the rows that a run would publish next, and those refused on the way. Makes nothing.
 
     Nothing is taken from standard input or pipes, since what is read there is gone: with such a source there are none.
-
-    Raises:
-        SettingInvalid, SourceRefused: as the run would.
-        LazyShardError, OSError: the stream cannot be read.
     """
     if any(source_kind(source) == "stdin" for source in settings.sources):
         return []
@@ -69,13 +58,9 @@ def preview(settings: Settings, rows: int, *, clock: Callable[[], float] = time.
         found.append(PreviewedRow(place, line or b"", error.reason or str(error)))
 
     committed, samples = _committed(settings)
-    pipeline = Pipeline(
-        replace(settings, workers=0),
-        committed,
-        samples=samples,
-        warn=lambda text: None,
-        refusals=Refusals("skip", None, None, 0, tell=refuse),
-    )
+    refusals = Refusals("skip", None, None, 0, tell=refuse)
+    plain = replace(settings, workers=0)
+    pipeline = Pipeline(plain, committed, samples=samples, warn=lambda text: None, refusals=refusals)
     deadline = clock() + PATIENCE_S
     try:
         while len(found) < rows and (batch := pipeline.reader.read()) is not None:
@@ -120,17 +105,9 @@ MAX_SOURCES_SHOWN: Final = 20
 
 
 def describe_run(settings: Settings, rows: int, directory: str | None = None) -> Iterator[str]:
-    """Yields the lines that say what a run would do.
+    """Yields the lines that say what a run would do, with so many rows; raises as the run would, of rows once shown.
 
-    Args:
-        settings: of the run.
-        rows: how many rows to show.
-        directory: tells how far the stream is, where `settings.out` is none; see `as_directory`.
-
-    Raises:
-        SettingInvalid, SourceRefused: as the run would.
-        RowInvalid: one of the rows would end the run; raised after it was shown.
-        LazyShardError, OSError: the stream cannot take these rows, or cannot be read.
+    `directory` tells how far the stream is, where `settings.out` is none; see `as_directory`.
     """
     there = settings if directory is None else replace(settings, out=directory, spool=None)
     check_out(there.out)
@@ -142,8 +119,7 @@ def describe_run(settings: Settings, rows: int, directory: str | None = None) ->
         if form is not None:
             find_manifest(Path(there.out), settings.samples_per_chunk, form.arrays, form.encoding)
         if end is not None:
-            size, described = settings.samples_per_chunk, describe(settings)
-            check_made_alike(there.out, end, size, form, described, notes.append)
+            check_made_alike(there, end, form, notes.append)
             check_all_taken(there, end, notes.append)
     yield _field("stream", _stream(settings, end, Path(there.out)))
     yield from (_field("", note) for note in notes)
@@ -162,13 +138,12 @@ def describe_run(settings: Settings, rows: int, directory: str | None = None) ->
 def _stream(settings: Settings, end: End | None, directory: Path) -> str:
     out = redact(settings.out)
     if end is not None:
-        holds = f"{count(end.samples, 'sample')} in {count(end.chunks, 'chunk')}"
-        return f"{out}: has ended with {holds}; a run would do nothing"
+        return f"{out}: has ended with {holding(end.samples, end.chunks)}; a run would do nothing"
     stream = open_stream(directory, None)
     if stream is None:
         return f"{out}: not there yet; {count(settings.samples_per_chunk, 'sample')} a chunk"
     there = stream.published()
-    holds = f"{count(there.samples, 'sample')} in {count(there.chunks, 'chunk')}"
+    holds = holding(there.samples, there.chunks)
     return f"{out}: holds {holds}; a run would go on after them, {count(settings.samples_per_chunk, 'sample')} a chunk"
 
 
@@ -201,16 +176,16 @@ def _details(source: SourceSettings) -> Iterator[str]:
 
 def _rows(settings: Settings) -> str:
     parts = []
+    workers = f" in {count(settings.workers, 'worker')}" if settings.workers else ""
     if settings.columns:
         pairs = (new if new == old else f"{new}={old}" for new, old in settings.columns)
         parts.append(f"columns {', '.join(pairs)}")
     if settings.where is not None:
         parts.append(f"where {settings.where}")
     if settings.transform is not None:
-        workers = f" in {count(settings.workers, 'worker')}" if settings.workers else ""
         parts.append(f"transform {settings.transform}{workers}")
+        workers = ""
     if settings.encode is not None:
-        workers = f" in {count(settings.workers, 'worker')}" if settings.workers and settings.transform is None else ""
         parts.append(f"encoded by {' '.join(filter(None, (settings.encode, settings.model)))}{workers}")
     if settings.measure is not None:
         parts.append(f"measured by {' '.join(filter(None, (settings.measure, settings.model)))}")
@@ -256,11 +231,9 @@ def _limits(settings: Settings) -> str:
         parts.append(f"at most {show_bytes(limits.max_disk)} on disk")
     if limits.min_free_disk is not None:
         parts.append(f"{show_bytes(limits.min_free_disk)} stay free")
-    retained = {"all": "every chunk stays", "consumed": "chunks that no consumer needs are deleted"}
-    last = (
-        f"chunks that no consumer needs are deleted, but for the last {'one' if limits.retain == 1 else limits.retain}"
-    )
-    parts.append(retained.get(str(limits.retain), last))
+    deleted = "chunks that no consumer needs are deleted"
+    last = f"{deleted}, but for the last {'one' if limits.retain == 1 else limits.retain}"
+    parts.append({"all": "every chunk stays", "consumed": deleted}.get(str(limits.retain), last))
     if limits.consumers and limits.retain != "all":
         have = "has" if len(limits.consumers) == 1 else "have"
         parts.append(f"none before {', '.join(limits.consumers)} {have} registered")

@@ -6,13 +6,13 @@ and errors then reach us as they are.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -20,15 +20,24 @@ from typer.core import TyperGroup
 from lazyshard import __version__
 from lazyshard.format.records import End
 from lazyshard_producer.check import describe_run
-from lazyshard_producer.configuration.assembly import Reload, assemble
-from lazyshard_producer.configuration.command_line import Flags, Sorted, flags_given, sort_arguments, with_options
-from lazyshard_producer.configuration.config import DEFAULT_FILE, read_config, write_example
+from lazyshard_producer.configuration.assembly import assemble
+from lazyshard_producer.configuration.given import (
+    DEFAULT_FILE,
+    Flags,
+    read_config,
+    sort_arguments,
+    with_options,
+    write_example,
+)
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.metrics import open_metrics
 from lazyshard_producer.display.progress import Display, choose_display, say
 from lazyshard_producer.errors import (
+    FILESYSTEM,
     FINISHED,
     INTERRUPTED,
+    NO_EXTRA,
+    STREAM_REFUSED,
     TABLE,
     USAGE,
     SettingInvalid,
@@ -36,20 +45,14 @@ from lazyshard_producer.errors import (
     exit_code,
 )
 from lazyshard_producer.rows.refusals import read_refused, summarize, summary_json, summary_lines
-from lazyshard_producer.run import run
-from lazyshard_producer.shipping.destination import as_directory
+from lazyshard_producer.run import reload_settings, run
+from lazyshard_producer.shipping import as_directory
 from lazyshard_producer.stop import Stop
-from lazyshard_producer.wording import NAME, Outcome, count, error_line, explain, one_line, warning_line
+from lazyshard_producer.wording import NAME, Outcome, count, error_line, explain, holding, one_line, warning_line
 
 _HELP: Final = """Publishes rows as a stream of numbered chunk files, from which training reads while it grows.
 
 See [bold]lazyshard-producer COMMAND --help[/bold]."""
-
-_EPILOG: Final = """[bold]Example[/bold]
-
-lazyshard-producer run --source data.jsonl --out /shared/stream --samples-per-chunk 1000"""
-
-_CODES: Final = "\n\n".join(f"{code:>3}  {meaning}" for code, meaning, _ in TABLE)
 
 _RUN_HELP: Final = """Reads sources, in order or mixed by weights, publishes their rows as a stream, and ends it.
 
@@ -60,95 +63,77 @@ A line that is not a JSON object stops it with file, line and byte; mend the lin
 --transform, --where, --encode and python: sources run code of yours, with all rights of this command. A configuration
 file may name them: trust it as you trust a program."""
 
-_MIXED: Final = (
-    "lazyshard-producer run --source web.jsonl --weight 0.7 --follow /data/incoming --weight 0.3 "
-    "--out /shared/stream --samples-per-chunk 1000 --max-ahead 64chunks"
-)
-
-_RUN_EPILOG: Final = f"""[bold]Examples[/bold]
-
-lazyshard-producer run --source a.jsonl --source b.jsonl --out /shared/stream --samples-per-chunk 1000
-
-lazyshard-producer run --source 'data/*.jsonl' --out /shared/stream --samples-per-chunk 1000 --rate 500
-
-{_MIXED}
-
-lazyshard-producer run --source /shared/stream --out /shared/larger --samples-per-chunk 10000
-
-lazyshard-producer run --config stream.toml
-
-[bold]Signals[/bold]
-
-SIGTERM  finish the publish in hand and stop; the same command goes on
-
-SIGUSR1  live sources give what they have, then the stream ends
-
-SIGHUP   read --config again: rate, limits, max_bad_rows, log_every_seconds
-
-[bold]Exit codes[/bold]
-
-{_CODES}
-
-A second Ctrl-C ends it at once; that can be resumed too."""
-
 _CHECK_HELP: Final = """Says what a run with these settings would do, and shows the first rows it would publish.
 
 Takes a configuration file, flags, or both, as run does. Makes nothing, and takes nothing from pipes. The functions that
 these settings name are imported and called: do not try a file of somebody else's without reading it."""
 
-_CHECK_EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard-producer check stream.toml
-
-lazyshard-producer check stream.toml --rows 10 --transform my_rows:clean
-
-[bold]Exit codes[/bold]
-
-Those of run: 0 it would run, 2 a setting, 3 a bad row, 4 a source, 5 the stream."""
-
 _INIT_HELP: Final = (
     "Writes an example of a configuration file, with a comment for each setting. Never overwrites a file."
 )
-
-_INIT_EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard-producer init
-
-lazyshard-producer init stream.toml
-
-[bold]Exit codes[/bold]
-
-  0  written
-
-  1  a package that is needed is not installed
-
-  2  there is such a file already, or usage
-
-  7  the filesystem failed: disk full, read-only, no permission
-
-130  Ctrl-C"""
 
 _QUARANTINE_HELP: Final = """Shows the rows refused with --on-bad-row quarantine, counted by reason.
 
 With --rows prints them as they came, to be mended and given as a further --source."""
 
-_QUARANTINE_EPILOG: Final = """[bold]Example[/bold]
 
-lazyshard-producer quarantine /shared/stream --rows > refused.jsonl
+def _epilog(examples: Sequence[str], codes: Mapping[int, str], more: str = "", **titled: Mapping[str, str]) -> str:
+    """Returns what comes behind the options in the help."""
+    lines = [f"[bold]Example{'s' if len(examples) > 1 else ''}[/bold]", *(f"{NAME} {one}" for one in examples)]
+    for title, table in {**titled, "Exit codes": {f"{code:>3}": text for code, text in codes.items()}}.items():
+        lines += [f"[bold]{title}[/bold]", *(f"{key}  {text}" for key, text in table.items())] if table else []
+    return "\n\n".join([*lines, more]).rstrip()
 
-[bold]Exit codes[/bold]
 
-  0  shown, or nothing was refused
+_CODES: Final = {code: meaning for code, meaning, _ in TABLE}
 
-  1  a package that is needed is not installed
+_PLAIN_CODES: Final = {
+    FILESYSTEM: "the filesystem failed: disk full, read-only, no permission",
+    INTERRUPTED: "Ctrl-C",
+}
 
-  2  usage; there is no such directory
+_EPILOG: Final = _epilog(["run --source data.jsonl --out /shared/stream --samples-per-chunk 1000"], {})
 
-  5  the file of refused rows cannot be read as what it is
+_RUN_EPILOG: Final = _epilog(
+    [
+        "run --source a.jsonl --source b.jsonl --out /shared/stream --samples-per-chunk 1000",
+        "run --source 'data/*.jsonl' --out /shared/stream --samples-per-chunk 1000 --rate 500",
+        "run --source web.jsonl --weight 0.7 --follow /data/incoming --weight 0.3 --out /shared/stream "
+        "--samples-per-chunk 1000 --max-ahead 64chunks",
+        "run --source /shared/stream --out /shared/larger --samples-per-chunk 10000",
+        "run --config stream.toml",
+    ],
+    _CODES,
+    "A second Ctrl-C ends it at once; that can be resumed too.",
+    Signals={
+        "SIGTERM": "finish the publish in hand and stop; the same command goes on",
+        "SIGUSR1": "live sources give what they have, then the stream ends",
+        "SIGHUP ": "read --config again: rate, limits, max_bad_rows, log_every_seconds",
+    },
+)
 
-  7  the filesystem or store failed
+_CHECK_EPILOG: Final = _epilog(
+    ["check stream.toml", "check stream.toml --rows 10 --transform my_rows:clean"],
+    {},
+    "[bold]Exit codes[/bold]\n\nThose of run: 0 it would run, 2 a setting, 3 a bad row, 4 a source, 5 the stream.",
+)
 
-130  Ctrl-C"""
+_INIT_EPILOG: Final = _epilog(
+    ["init", "init stream.toml"],
+    {FINISHED: "written", NO_EXTRA: _CODES[NO_EXTRA], USAGE: "there is such a file already, or usage", **_PLAIN_CODES},
+)
+
+_QUARANTINE_EPILOG: Final = _epilog(
+    ["quarantine /shared/stream --rows > refused.jsonl"],
+    {
+        FINISHED: "shown, or nothing was refused",
+        NO_EXTRA: _CODES[NO_EXTRA],
+        USAGE: "usage; there is no such directory",
+        STREAM_REFUSED: "the file of refused rows cannot be read as what it is",
+        **_PLAIN_CODES,
+        FILESYSTEM: "the filesystem or store failed",
+    },
+)
 
 
 class PlainFlags(TyperGroup):
@@ -178,10 +163,15 @@ def run_stream(flags: Flags, config: str | None, quiet: bool, stop: Stop) -> int
     """Publishes a stream."""
     settings = load_settings(flags, config)
     # The port first: one that is taken is to be noticed before anything is made.
-    metrics = open_metrics(settings.metrics_host, settings.metrics_port)
-    try:
+    with contextlib.closing(open_metrics(settings.metrics_host, settings.metrics_port)) as metrics:
         display = choose_display(quiet, settings.log_every_s)
-        reload = Reload(None if config is None else lambda: load_settings(flags, config), str(config))
+
+        def reload(old: Settings) -> Settings:
+            if config is None:
+                display.note("SIGHUP has come, and there is no configuration file to be read again: nothing changes")
+                return old
+            return reload_settings(old, lambda: load_settings(flags, config), config, display.note, display.warn)
+
         if metrics.address is not None:
             display.note(f"metrics at {metrics.address}")
         if config is not None and stop.reload_ignored:
@@ -190,22 +180,14 @@ def run_stream(flags: Flags, config: str | None, quiet: bool, stop: Stop) -> int
                 "stop this with SIGTERM and start it again; to have SIGHUP read it, start this with setsid instead"
             )
         try:
-            result = run(
-                settings, display, stop, metrics=metrics, reload=lambda settings: reload.take(settings, display)
-            )
+            result = run(settings, display, stop, metrics=metrics, reload=reload)
         finally:
             display.close()
         return _conclude(result, settings.out, display)
-    finally:
-        metrics.close()
 
 
 def load_settings(flags: Flags, config: str | None) -> Settings:
-    """Returns the settings of a command line and the configuration file that it names, if it does.
-
-    Raises:
-        SettingInvalid, ExtraMissing: see there.
-    """
+    """Returns the settings of a command line and the configuration file that it names, if it does."""
     return assemble(flags, None if config is None else read_config(config))
 
 
@@ -245,13 +227,9 @@ def _print_rows(stream: str, directory: str) -> int:
     except BrokenPipeError:
         return FINISHED
     if lost:
-        rows = count(lost, "row")
-        say(
-            warning_line(
-                f"{rows} could not be printed: rows of tables and generators, and those that were too long, are not "
-                f"kept; `{NAME} quarantine {stream}` names their places"
-            )
-        )
+        why = "rows of tables and generators, and those that were too long, are not kept"
+        places = f"`{NAME} quarantine {stream}` names their places"
+        say(warning_line(f"{count(lost, 'row')} could not be printed: {why}; {places}"))
     return FINISHED
 
 
@@ -261,19 +239,16 @@ def _shown(row: bytes) -> bytes:
 
 
 def _print_all(lines: Iterable[str]) -> int:
-    try:
+    # Whoever listened and is gone has heard enough.
+    with contextlib.suppress(BrokenPipeError):
         for line in lines:
             print(line, flush=True)
-    except BrokenPipeError:
-        # Whoever listened has heard enough.
-        return FINISHED
     return FINISHED
 
 
 def _conclude(result: Outcome | End, out: str, display: Display) -> int:
     if isinstance(result, End):
-        holds = f"{count(result.samples, 'sample')} in {count(result.chunks, 'chunk')}"
-        say(one_line(f"already ended: {out} holds {holds}; nothing to do"))
+        say(one_line(f"already ended: {out} holds {holding(result.samples, result.chunks)}; nothing to do"))
         return FINISHED
     display.finish(result)
     return INTERRUPTED if result.end == "interrupted" else FINISHED
@@ -293,17 +268,11 @@ Task = Callable[[], int]
 """What a command does; returns the exit code."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """How the command was called.
-
-    Attributes:
-        stop: tells a run when a signal has come.
-        arguments: the command line, taken apart.
-    """
+class Call(NamedTuple):
+    """How the command was called: what tells of signals, and the command line, taken apart."""
 
     stop: Stop
-    arguments: Sorted
+    flags: Flags
 
 
 def execute(arguments: Sequence[str], stop: Stop) -> int:
@@ -374,8 +343,7 @@ def _run(
     context: typer.Context,
     config: _Config = None,
     no_progress: Annotated[
-        bool,
-        typer.Option("--no-progress", help="Show only warnings, errors and the last line."),
+        bool, typer.Option("--no-progress", help="Show only warnings, errors and the last line.")
     ] = False,
     debug: _Debug = False,
     **given: Any,
@@ -385,7 +353,7 @@ def _run(
         first = context.args[0]
         meant = f"{'--config' if first.endswith('.toml') else '--source'} {first}"
         raise SettingInvalid(f"run takes nothing without a flag before it, got {first}; is {meant} meant?")
-    flags = flags_given(given, call.arguments)
+    flags = call.flags.with_values(given)
     return lambda: run_stream(flags, config, no_progress, call.stop)
 
 
@@ -400,7 +368,7 @@ def _check(
     **given: Any,
 ) -> Task:
     call: Call = context.obj
-    flags = flags_given(given, call.arguments)
+    flags = call.flags.with_values(given)
     if file is not None and config is not None:
         raise typer.BadParameter("given twice: here and as --config", param_hint="CONFIG")
     return lambda: _breakable(call.stop) or check_stream(flags, config if file is None else file, rows)

@@ -80,7 +80,6 @@ def test_a_wait_for_rows_is_over_when_they_come_and_not_only_with_the_next_chunk
             watch=anything,
             watchdog=Watchdog(),
             reload=lambda: None,
-            every_s=1e9,
             clock=lambda: world.now,
         )
         assert loop.run()

@@ -11,21 +11,18 @@ claims: what it is `done` with is in its durable checkpoints; what it `needs` mu
 
 Deleting follows the cursors alone, publishing the reading marks: a cursor stands still between two checkpoints, and a
 producer that counted from it could wait for a checkpoint that waits for data.
-
-The line goes into the log and, as the note of `head.json`, to the readers that wait.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.quantities import Amount, show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding.shelf import Stock
 from lazyshard_producer.wording import count, one_line
 
 SILENT_S: Final = 600.0
@@ -38,7 +35,6 @@ class Claim:
     """What one consumer has done and needs.
 
     Attributes:
-        name: the consumer's name.
         done: it will never ask for the chunks of [0, done) again; 0 where it has no cursor that counts.
         needs: how many chunks must be published before it can go on; None where it has left no reading mark.
         committed_at: when it wrote that cursor, in seconds since 1970 by its own clock; None without one.
@@ -78,23 +74,72 @@ class KeptChunks:
     names: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stock:
+    """The chunks that are on disk, those of [first, stop): their bytes, and those of the largest one so far."""
+
+    first: int
+    stop: int
+    size: int
+    largest: int
+
+    @property
+    def chunks(self) -> int:
+        """How many they are."""
+        return self.stop - self.first
+
+    def add(self, size: int) -> Stock:
+        """Returns the stock with one chunk of so many bytes more."""
+        return replace(self, stop=self.stop + 1, size=self.size + size, largest=max(self.largest, size))
+
+    def delete(self, first: int, size: int) -> Stock:
+        """Returns the stock without the chunks below `first`, which had so many bytes."""
+        return replace(self, first=first, size=max(0, self.size - size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Why the next chunk may not be published yet.
+
+    Attributes:
+        reason: all of it in one line, for the log and, as the note of `head.json`, for readers that wait.
+        retry_s: in how many seconds to ask again.
+        deadlock: a consumer waits for more chunks, room for them can be made only once it has had them, and so it
+            stays unless somebody does something. Never a matter of time.
+        stalled: it may last for ever, whether or not a consumer waits: one that it waits for may be dead, or nothing
+            that a consumer can do makes room.
+    """
+
+    reason: str
+    retry_s: float
+    deadlock: bool = False
+    stalled: bool = False
+
+
 def read_claims(consumers: Iterable[Consumer]) -> tuple[Claim, ...]:
     """Returns the claims of consumers. One whose cursor does not count is done with nothing."""
-    return tuple(map(_claim, consumers))
+    return tuple(
+        Claim(
+            name=consumer.name,
+            done=consumer.chunks_before,
+            needs=None if consumer.reading is None else consumer.reading.needs_chunks,
+            committed_at=None if consumer.cursor is None else consumer.cursor.updated_at,
+            seen_at=max(
+                (one.updated_at for one in (consumer.cursor, consumer.reading) if one is not None), default=None
+            ),
+            problem=consumer.problem,
+        )
+        for consumer in consumers
+    )
 
 
 def ahead_in_chunks(amount: Amount, samples_per_chunk: int, chunk_bytes: int | None) -> int:
     """Returns how many chunks an amount of data is, rounded down, but of samples and bytes at least one.
 
-    Args:
-        amount: what was asked for.
-        samples_per_chunk: rows in a chunk.
-        chunk_bytes: mean size of a chunk; None or 0 as long as there is none.
+    `chunk_bytes` is the mean size of a chunk; None or 0 as long as there is none.
 
     >>> ahead_in_chunks(Amount(number=2500, unit="samples"), 1000, None)
     2
-    >>> ahead_in_chunks(Amount(number=100, unit="bytes"), 1000, 4096)
-    1
     """
     if amount.unit == "chunks":
         return amount.number
@@ -107,13 +152,12 @@ def publishable(claims: Sequence[Claim], ahead: int) -> int:
 
     But never fewer than some consumer needs to go on. With no consumer it counts from 0.
     """
-    mark = min((claim.mark for claim in claims), default=0)
-    return max(mark + ahead, needed(claims))
+    return max(min((claim.mark for claim in claims), default=0) + ahead, needed(claims))
 
 
 def needed(claims: Sequence[Claim]) -> int:
     """Returns how many chunks must be published so that every consumer can go on; 0 if none says."""
-    return max((claim.needs for claim in claims if claim.needs is not None), default=0)
+    return max((claim.needs or 0 for claim in claims), default=0)
 
 
 def slowest(claims: Sequence[Claim]) -> tuple[Claim, ...]:
@@ -127,17 +171,10 @@ def may_be_dead(claim: Claim, now: float) -> bool:
     return claim.problem is not None or claim.seen_at is None or now - claim.seen_at >= SILENT_S
 
 
-def silent_for(claims: Sequence[Claim], now: float) -> float | None:
-    """Returns how many seconds ago the one that has been silent for longest was heard of; None if nobody knows.
-
-    0 where its clock is ahead of ours.
-    """
-    return _longest((claim.seen_at for claim in claims), now)
-
-
-def uncommitted_for(claims: Sequence[Claim], now: float) -> float | None:
-    """Returns the age in seconds of the oldest of their cursors; None where there is none."""
-    return _longest((claim.committed_at for claim in claims), now)
+def age_of_oldest(times: Iterable[float | None], now: float) -> float | None:
+    """Returns the age in seconds of the oldest of the times that are known, 0 of one ahead of our clock, or None."""
+    oldest = min((time for time in times if time is not None), default=None)
+    return None if oldest is None else max(0.0, now - oldest)
 
 
 def deletable(claims: Sequence[Claim], limits: Limits, published: int) -> int:
@@ -174,14 +211,7 @@ def is_deadlock(claims: Sequence[Claim], kept: KeptChunks, published: int) -> bo
     moving = {claim.name for claim in claims if not claim.waits(published)}
     if len(moving) == len(claims):
         return False
-    if kept.by in ("consumer", "unregistered"):
-        return not moving.issuperset(kept.names)
-    return True
-
-
-def _longest(times: Iterable[float | None], now: float) -> float | None:
-    oldest = min((time for time in times if time is not None), default=None)
-    return None if oldest is None else max(0.0, now - oldest)
+    return kept.by not in ("consumer", "unregistered") or not moving.issuperset(kept.names)
 
 
 def _last(limits: Limits) -> int:
@@ -189,22 +219,8 @@ def _last(limits: Limits) -> int:
     return max(1, limits.retain) if isinstance(limits.retain, int) else 1
 
 
-def _claim(consumer: Consumer) -> Claim:
-    cursor, reading = consumer.cursor, consumer.reading
-    return Claim(
-        name=consumer.name,
-        done=consumer.chunks_before,
-        needs=None if reading is None else reading.needs_chunks,
-        committed_at=None if cursor is None else cursor.updated_at,
-        seen_at=max((file.updated_at for file in (cursor, reading) if file is not None), default=None),
-        problem=consumer.problem,
-    )
-
-
 _NAMED: Final = 3
 """So many consumers are named, the others counted."""
-
-_AGES: Final = (("days", 86400.0), ("h", 3600.0), ("min", 60.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,10 +230,9 @@ class Situation:
     Attributes:
         out: the stream's directory, as people call it.
         claims: those of all consumers.
-        limits: what the run may do.
         published: published chunks.
         samples: rows in them.
-        held_s: for how long the next chunk has been held.
+        retry_s: in how many seconds to ask again.
         now: seconds since 1970.
     """
 
@@ -226,118 +241,105 @@ class Situation:
     limits: Limits
     published: int
     samples: int
-    held_s: float
+    retry_s: float
     now: float
 
+    def hold_ahead(self) -> Hold:
+        """Returns the hold for a run that is far enough ahead of its consumers."""
+        amount = self.limits.max_ahead
+        assert amount is not None
+        text = f"--max-ahead {show_amount(amount)}: {count(self.published, 'chunk')} with "
+        text += f"{count(self.samples, 'sample')} published; "
+        behind = slowest(self.claims)
+        if behind:
+            ago = age_of_oldest((claim.seen_at for claim in behind), self.now)
+            text += f"{_named(behind)} {_are(len(behind))} at chunk {behind[0].mark}"
+            text += ("" if ago is None else f", heard of {_age(ago)} ago") + self._dead(behind)
+        else:
+            text += "no consumer has registered yet"
+        stalled = any(may_be_dead(claim, self.now) for claim in behind)
+        return Hold(reason=one_line(text), retry_s=self.retry_s, stalled=stalled)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByteLimit:
-    """A limit of bytes that is reached.
+    def hold_for_room(self, stock: Stock, limit: int, free: int | None, *, more: bool, trouble: str | None) -> Hold:
+        """Returns the hold for a run that has no room for another chunk.
 
-    Attributes:
-        limit: `max_disk` or `min_free_disk`.
-        chunk: bytes that the next chunk is counted with.
-        free: bytes that are free, of `min_free_disk`; None of `max_disk`.
-    """
+        Args:
+            stock: what is on disk.
+            limit: `max_disk`, or `min_free_disk` where `free` says what is free.
+            free: see there.
+            more: whether more may be deleted.
+            trouble: why that is still there; None if it is being deleted.
+        """
+        kept = why_kept(self.claims, self.limits, self.published)
+        deadlock = not more and is_deadlock(self.claims, kept, self.published)
+        waiting = tuple(claim for claim in self.claims if claim.waits(self.published))
+        keepers = tuple(claim for claim in self.claims if kept.by == "consumer" and claim.name in kept.names)
+        wanted, chunk = needed(waiting), stock.largest
+        if free is None:
+            room = (wanted - stock.first + 1) * chunk
+            there = f"{count(stock.chunks, 'chunk')} on disk {'takes' if stock.chunks == 1 else 'take'} "
+            parts = [f"--max-disk {show_bytes(limit)}: {there}{show_bytes(stock.size)}"]
+            way = f"raise --max-disk to {room} bytes ({show_bytes(room)}) or more"
+        else:
+            room = (wanted - self.published) * chunk + limit - free
+            parts = [f"--min-free-disk {show_bytes(limit)}: {show_bytes(free)} {_are(free)} free"]
+            way = f"make {room} bytes ({show_bytes(room)}) of room or more"
+        parts[0] += f", the next chunk may take {show_bytes(chunk)}"
+        if waiting:
+            wait = f"{'waits' if len(waiting) == 1 else 'wait'} for {count(wanted, 'chunk')}"
+            parts.append(f"{_named(waiting)} {wait}, {self.published:,} {_are(self.published)} published")
+        stuck = more and trouble is not None
+        parts.append(f"chunks that nobody needs cannot be deleted: {trouble}" if stuck else self._why(kept, keepers))
+        if deadlock:
+            parts[0] = f"deadlock: {parts[0]}"
+            parts.append(" or ".join([way, *self._ways(kept)]))
+        dead = any(may_be_dead(claim, self.now) for claim in keepers)
+        stalled = dead or stuck or kept.by in ("all", "last")
+        reason = one_line("; ".join(parts) + self._dead(keepers))
+        return Hold(reason=reason, retry_s=self.retry_s, deadlock=deadlock, stalled=stalled)
 
-    limit: int
-    chunk: int
-    free: int | None = None
+    def _why(self, kept: KeptChunks, keepers: Sequence[Claim]) -> str:
+        """Returns why no more can be deleted."""
+        if kept.by == "all":
+            return "--retain all deletes nothing"
+        if kept.by == "nobody":
+            return "nothing is deleted, as no consumer has registered yet"
+        if kept.by == "unregistered":
+            return (
+                f"nothing is deleted before {_quoted(kept.names)} of --consumers {_have(kept.names)} written a cursor"
+            )
+        if kept.by == "last":
+            last = self.limits.retain
+            stay = (
+                f"--retain keeps the last {last}" if isinstance(last, int) and last > 1 else "the newest always stays"
+            )
+            return f"no consumer needs what is on disk any more, but {stay}"
+        ago = age_of_oldest((claim.committed_at for claim in keepers), self.now)
+        whose = "whose cursor" if len(keepers) == 1 else "whose oldest cursor"
+        when = f"which {_have(keepers)} written no cursor" if ago is None else f"{whose} is {_age(ago)} old"
+        return f"chunk {keepers[0].done} and those after it are kept for {_named(keepers)}, {when}"
 
+    def _ways(self, kept: KeptChunks) -> list[str]:
+        """Returns what would end a deadlock, beside more room."""
+        if kept.by == "consumer":
+            who = "that consumer" if len(kept.names) == 1 else "those consumers"
+            # Saving alone moves no cursor: ms-swift commits by itself, a loop of one's own has to.
+            return [f"let {who} save checkpoints, and commit them (dataset.commit), more often"]
+        if kept.by == "all":
+            return ["choose --retain consumed"]
+        if kept.by == "unregistered":
+            return [f"take {'it' if len(kept.names) == 1 else 'them'} out of --consumers"]
+        return ["retain fewer chunks"] if kept.by == "last" and self.limits.retain != "consumed" else []
 
-def ahead_reason(situation: Situation) -> str:
-    """Returns why a run is held that is far enough ahead of its consumers."""
-    amount = situation.limits.max_ahead
-    assert amount is not None
-    text = f"--max-ahead {show_amount(amount)}: {count(situation.published, 'chunk')} with "
-    text += f"{count(situation.samples, 'sample')} published; "
-    behind = slowest(situation.claims)
-    if not behind:
-        return f"{text}no consumer has registered yet"
-    text += f"{_named(behind)} {_are(len(behind))} at chunk {behind[0].mark}"
-    ago = silent_for(behind, situation.now)
-    if ago is not None:
-        text += f", heard of {_age(ago)} ago"
-    return one_line(text + _dead(situation, behind))
-
-
-def room_reason(
-    situation: Situation, kept: KeptChunks, stock: Stock, room: ByteLimit, *, deadlock: bool, trouble: str | None
-) -> str:
-    """Returns why a run is held that has no room for another chunk. For the arguments see `hold_for_room`."""
-    keepers = tuple(claim for claim in situation.claims if kept.by == "consumer" and claim.name in kept.names)
-    waiting = tuple(claim for claim in situation.claims if claim.waits(situation.published))
-    option = "--max-disk" if room.free is None else "--min-free-disk"
-    there = (
-        f"{count(stock.chunks, 'chunk')} on disk {'takes' if stock.chunks == 1 else 'take'} {show_bytes(stock.size)}"
-    )
-    if room.free is not None:
-        there = f"{show_bytes(room.free)} {_are(room.free)} free"
-    parts = [f"{option} {show_bytes(room.limit)}: {there}, the next chunk may take {show_bytes(room.chunk)}"]
-    if waiting:
-        wanted = count(needed(waiting), "chunk")
-        wait = "waits" if len(waiting) == 1 else "wait"
-        parts.append(
-            f"{_named(waiting)} {wait} for {wanted}, {situation.published:,} {_are(situation.published)} published"
-        )
-    if trouble is None:
-        parts.append(_why(situation, kept, keepers))
-    else:
-        parts.append(f"chunks that nobody needs cannot be deleted: {trouble}")
-    if deadlock:
-        parts[0] = f"deadlock: {parts[0]}"
-        parts.append(_advice(situation, kept, stock, room, needed(waiting)))
-    return one_line("; ".join(parts) + _dead(situation, keepers))
-
-
-def _why(situation: Situation, kept: KeptChunks, keepers: Sequence[Claim]) -> str:
-    """Returns why no more can be deleted."""
-    if kept.by == "all":
-        return "--retain all deletes nothing"
-    if kept.by == "nobody":
-        return "nothing is deleted, as no consumer has registered yet"
-    if kept.by == "unregistered":
-        return f"nothing is deleted before {_quoted(kept.names)} of --consumers {_have(kept.names)} written a cursor"
-    if kept.by == "last":
-        last = situation.limits.retain
-        stay = f"--retain keeps the last {last}" if isinstance(last, int) and last > 1 else "the newest always stays"
-        return f"no consumer needs what is on disk any more, but {stay}"
-    ago = uncommitted_for(keepers, situation.now)
-    whose = "whose cursor" if len(keepers) == 1 else "whose oldest cursor"
-    when = f"which {_have(keepers)} written no cursor" if ago is None else f"{whose} is {_age(ago)} old"
-    return f"chunk {keepers[0].done} and those after it are kept for {_named(keepers)}, {when}"
-
-
-def _advice(situation: Situation, kept: KeptChunks, stock: Stock, room: ByteLimit, wanted: int) -> str:
-    """Returns what would end a deadlock."""
-    if room.free is None:
-        size = (wanted - stock.first + 1) * room.chunk
-        ways = [f"raise --max-disk to {size} bytes ({show_bytes(size)}) or more"]
-    else:
-        size = (wanted - situation.published) * room.chunk + room.limit - room.free
-        ways = [f"make {size} bytes ({show_bytes(size)}) of room or more"]
-    if kept.by == "consumer":
-        who = "that consumer" if len(kept.names) == 1 else "those consumers"
-        # Saving alone moves no cursor: ms-swift commits by itself, a loop of one's own has to.
-        ways.append(f"let {who} save checkpoints, and commit them (dataset.commit), more often")
-    elif kept.by == "all":
-        ways.append("choose --retain consumed")
-    elif kept.by == "last" and situation.limits.retain != "consumed":
-        ways.append("retain fewer chunks")
-    elif kept.by == "unregistered":
-        ways.append(f"take {'it' if len(kept.names) == 1 else 'them'} out of --consumers")
-    return " or ".join(ways)
-
-
-def _dead(situation: Situation, claims: Sequence[Claim]) -> str:
-    """Returns how to forget the one among these consumers that is the most likely to be dead; empty if none may be."""
-    dead = [claim for claim in claims if may_be_dead(claim, situation.now)]
-    if not dead:
-        return ""
-    first = min(dead, key=lambda claim: claim.seen_at or 0.0)
-    problem = f"; {first.problem}" if first.problem else ""
-    command = f"lazyshard forget {shlex.quote(situation.out)} {shlex.quote(first.name)}"
-    return f"{problem}; if {first.name!r} will not come back, run `{command}`"
+    def _dead(self, claims: Sequence[Claim]) -> str:
+        """Returns how to forget the one of these consumers that is the most likely to be dead; "" if none may be."""
+        dead = [claim for claim in claims if may_be_dead(claim, self.now)]
+        if not dead:
+            return ""
+        first = min(dead, key=lambda claim: claim.seen_at or 0.0)
+        problem = f"; {first.problem}" if first.problem else ""
+        command = f"lazyshard forget {shlex.quote(self.out)} {shlex.quote(first.name)}"
+        return f"{problem}; if {first.name!r} will not come back, run `{command}`"
 
 
 def _are(number: int) -> str:
@@ -358,12 +360,7 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _age(seconds: float) -> str:
-    """Returns a length of time for people.
-
-    >>> _age(59.9), _age(90), _age(7200), _age(200_000)
-    ('59 s', '1.5 min', '2.0 h', '2.3 days')
-    """
-    for unit, size in _AGES:
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{int(seconds)} s"

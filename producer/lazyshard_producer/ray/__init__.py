@@ -57,13 +57,7 @@ _log = logging.getLogger("lazyshard")
 
 
 class WrittenPiece(NamedTuple):
-    """What a write task reports.
-
-    Attributes:
-        task: its number.
-        rows: rows that it has written.
-        digest: of all of them.
-    """
+    """What a write task reports: its number, and how many rows with which digest of all of them it has written."""
 
     task: int
     rows: int
@@ -91,11 +85,7 @@ class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        samples_per_chunk: int,
-        *,
-        max_row_bytes: int = MAX_ROW_BYTES,
+        self, directory: str | os.PathLike[str], samples_per_chunk: int, *, max_row_bytes: int = MAX_ROW_BYTES
     ) -> None:
         check_samples_per_chunk(samples_per_chunk)
         # Workers have other current directories.
@@ -126,7 +116,10 @@ class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
                 self._directory,
             )
         # Of writes that have died, or are fenced from here on; what comes after this is of one that fences this one.
-        left = self._list_pieces()
+        try:
+            left = list(check_folder(self._folder.parent).iterdir())
+        except FileNotFoundError:
+            left = []
         writer = ChunkWriter(self._directory, self._samples_per_chunk)
         try:
             for folder in left:
@@ -191,13 +184,6 @@ class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
         if self._committer is not None:
             self._committer.stop()
 
-    def _list_pieces(self) -> list[Path]:
-        """Returns the folders of all writes."""
-        try:
-            return list(check_folder(self._folder.parent).iterdir())
-        except FileNotFoundError:
-            return []
-
     def get_name(self) -> str:
         """Returns what Ray calls the tasks."""
         return "LazyShard"
@@ -209,6 +195,11 @@ def encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Itera
     Raises:
         RowInvalid: a row cannot be written as JSON, with its number in the task and the column.
     """
+
+    def refuse(reason: str, row: int) -> RowInvalid:
+        advice = "mend it in the data set (map, filter, drop_columns), and write it again"
+        return RowInvalid(f"{task}, row {row}: {reason}; {advice}", reason=reason, file=task, line=row)
+
     pa = load_pyarrow(task)
     load_pyarrow(task, "pyarrow.compute")
     row = 0
@@ -219,13 +210,13 @@ def encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Itera
             plain = _without_tensors(pa, table)
             encoder = ArrowRowEncoder(pa, plain.schema, max_row_bytes)
         except ValueError as cause:
-            raise _refuse(str(cause), task, row + 1) from cause
+            raise refuse(str(cause), row + 1) from cause
         for batch in plain.to_batches(max_chunksize=PIECE_ROWS):
             lines: list[bytes] = []
             for line in encoder.encode(batch):
                 row += 1
                 if isinstance(line, RowInvalid):
-                    raise _refuse(line.reason or str(line), task, row)
+                    raise refuse(line.reason or str(line), row)
                 lines.append(line)
             yield lines
 
@@ -245,12 +236,3 @@ def _nested(name: str, chunk: Any) -> list[Any]:
     # to_pylist gives these flat; nulls within them are left to numpy, which has none.
     values = chunk.to_numpy_ndarray() if name == _FIXED_SHAPE_TENSOR else chunk.to_pylist()
     return [None if value is None else np.asarray(value).tolist() for value in values]
-
-
-def _refuse(reason: str, task: str, row: int) -> RowInvalid:
-    return RowInvalid(
-        f"{task}, row {row}: {reason}; mend it in the data set (map, filter, drop_columns), and write it again",
-        reason=reason,
-        file=task,
-        line=row,
-    )

@@ -68,7 +68,6 @@ class PieceWriter:
 
     Raises:
         FileNotFoundError: the folder has gone: nobody waits for pieces any more.
-        OSError: the filesystem refused.
     """
 
     def __init__(self, folder: Path, task: int) -> None:
@@ -84,11 +83,7 @@ class PieceWriter:
         return len(self._digests)
 
     def add(self, lines: Sequence[bytes]) -> None:
-        """Adds rows, each a line of JSON with its newline, about 1 MiB of them at a time.
-
-        Raises:
-            OSError: the filesystem refused.
-        """
+        """Adds rows, each a line of JSON with its newline, about 1 MiB of them at a time."""
         for line in lines:
             self._length += len(line)
             self._ends.append(self._length)
@@ -96,11 +91,7 @@ class PieceWriter:
         write_all(self._fd, b"".join(lines))
 
     def commit(self) -> int:
-        """Gives the piece its name, durably; returns a digest of all its rows.
-
-        Raises:
-            OSError: the filesystem refused; nothing is there.
-        """
+        """Gives the piece its name, durably; returns a digest of all its rows. On an error nothing is there."""
         tables = [np.asarray(table, dtype="<u8").tobytes() for table in (self._ends, self._digests)]
         write_all(self._fd, b"".join(tables) + _TRAILER.pack(_MAGIC, len(self), self._length))
         sync(self._fd)
@@ -120,7 +111,7 @@ class PieceWriter:
 
 
 class PieceReader:
-    """Reads a piece. Memory: 16 bytes a row.
+    """Reads a piece, as a context manager. Memory: 16 bytes a row.
 
     Attributes:
         ends: u64 of shape (rows,): row i ends before this byte.
@@ -130,7 +121,6 @@ class PieceReader:
         FileNotFoundError: it is not there.
         FileRefused: it is no plain file.
         ChunkCorrupt: it is not what was written.
-        OSError: the filesystem refused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -139,7 +129,9 @@ class PieceReader:
         self._file = os.fdopen(os.dup(opened.fd), "rb")
         try:
             size = self._file.seek(0, os.SEEK_END)
-            magic, rows, length = self._unpack(size)
+            whole = size >= _TRAILER.size
+            trailer = self._bytes(size - _TRAILER.size, _TRAILER.size) if whole else bytes(_TRAILER.size)
+            magic, rows, length = _TRAILER.unpack(trailer)
             if magic != _MAGIC or size != length + 16 * rows + _TRAILER.size:
                 raise self._corrupt("a whole piece", f"one of {size} bytes")
             self.ends = self._table(length, rows)
@@ -152,7 +144,7 @@ class PieceReader:
         """Returns the piece."""
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         """Closes the file."""
         self._file.close()
 
@@ -171,29 +163,20 @@ class PieceReader:
 
         Raises:
             ChunkCorrupt: their bytes are not those that were written.
-            OSError: the filesystem refused.
         """
         start = self._start(first)
         data = self._bytes(start, int(self.ends[last - 1]) - start)
-        ends = self.ends[first:last] - np.uint64(start)
+        ends, digests = self.ends[first:last] - np.uint64(start), self.digests[first:last]
         before, view = 0, memoryview(data)
-        for row, (end, expected) in enumerate(
-            zip(ends.tolist(), self.digests[first:last].tolist(), strict=True), first
-        ):
+        for row, (end, expected) in enumerate(zip(ends.tolist(), digests.tolist(), strict=True), first):
             actual = xxhash.xxh3_64_intdigest(view[before:end])
             if actual != expected:
                 raise self._corrupt(f"XXH3 {expected:016x} of row {row}", f"{actual:016x}")
             before = end
-        return CheckedLines(data=data, ends=ends, digests=self.digests[first:last])
+        return CheckedLines(data=data, ends=ends, digests=digests)
 
     def _start(self, row: int) -> int:
         return int(self.ends[row - 1]) if row else 0
-
-    def _unpack(self, size: int) -> tuple[bytes, int, int]:
-        if size < _TRAILER.size:
-            raise self._corrupt("a whole piece", f"one of {size} bytes")
-        magic, rows, length = _TRAILER.unpack(self._bytes(size - _TRAILER.size, _TRAILER.size))
-        return magic, rows, length
 
     def _table(self, offset: int, rows: int) -> npt.NDArray[np.uint64]:
         return np.frombuffer(self._bytes(offset, 8 * rows), dtype="<u8").astype(np.uint64)
@@ -229,11 +212,10 @@ _SLICE_BYTES: Final = 4 << 20
 
 
 class Committer:
-    """Publishes pieces on a thread of its own.
+    """Publishes pieces on a thread of its own. It closes the writer, and removes the folder of pieces in the end.
 
-    Args:
-        writer: the stream, open; the committer closes it.
-        folder: where the pieces come to be; the committer removes it in the end.
+    Attributes:
+        failure: what has ended it before its time.
 
     Raises:
         StreamMismatch: the stream was begun by another program.
@@ -245,20 +227,15 @@ class Committer:
             raise _mismatch(writer.directory, "a stream that Ray has begun", "one of another program")
         self._writer = writer
         self._folder = folder
-        self._published: Final = _PublishedRows(writer.directory, writer.published_samples, writer.samples_per_chunk)
+        self._published: Final = writer.published_samples
         self._rows = 0
         self._beat_at = time.monotonic()
         self._changed = threading.Condition()
         self._tasks: list[int] | None = None
         self._stopping = False
         self._ended = False
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"publish {writer.directory}", daemon=True)
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What has ended it before its time."""
-        return self._failure
 
     def start(self) -> None:
         """Begins to publish."""
@@ -276,8 +253,8 @@ class Committer:
             self._tasks = sorted(tasks)
             self._changed.notify_all()
         self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         if not self._ended:
             directory = self._writer.directory
             raise WriterFailed(
@@ -302,7 +279,7 @@ class Committer:
             else:
                 self._writer.close(end=False, state="failed")
         except BaseException as error:
-            self._failure = error
+            self.failure = error
             with contextlib.suppress(LazyShardError, OSError):
                 self._writer.close(end=False, state="failed")
         finally:
@@ -350,7 +327,7 @@ class Committer:
             return False
         self._writer.state = "running"
         with piece:
-            first = self._published.check(self._rows, piece.digests)
+            first = self._count_published(piece.digests)
             self._rows += first
             while first < len(piece):
                 last = piece.fit(first, self._writer.room, _SLICE_BYTES)
@@ -375,46 +352,34 @@ class Committer:
     def _position(self) -> dict[str, Any]:
         return {"kind": KIND, "rows": self._rows}
 
-    def _check_all_came_again(self) -> None:
-        if self._rows < self._published.samples:
-            expected = f"the {self._published.samples} rows that are published"
-            raise _mismatch(self._writer.directory, expected, f"{self._rows} in all")
-
-
-class _PublishedRows:
-    """The rows that an earlier write has published: samples [0, samples) of the stream."""
-
-    def __init__(self, directory: Path, samples: int, samples_per_chunk: int) -> None:
-        self.samples: Final = samples
-        self._directory = directory
-        self._per_chunk = samples_per_chunk
-
-    def check(self, row: int, digests: Any) -> int:
-        """Returns how many of the rows with these digests, the first of which is number `row`, are published.
+    def _count_published(self, digests: npt.NDArray[np.uint64]) -> int:
+        """Returns how many of the rows with these digests, the next ones, an earlier write has published.
 
         Raises:
             StreamMismatch: one of them is not the sample that is published in its place.
         """
-        count = max(0, min(len(digests), self.samples - row))
+        count = max(0, min(len(digests), self._published - self._rows))
         done = 0
         while done < count:
-            chunk, at = divmod(row + done, self._per_chunk)
-            part = min(count - done, self._per_chunk - at)
-            expected = self._digests(chunk)
-            if expected is not None:
+            chunk, at = divmod(self._rows + done, self._writer.samples_per_chunk)
+            part = min(count - done, self._writer.samples_per_chunk - at)
+            try:
+                expected = Seal.decode(read_file(self._writer.directory / seal_name(chunk)), chunk).digests
+            except FileNotFoundError:
+                pass  # retired since, or the writer would have refused the stream
+            else:
                 differ = np.flatnonzero(expected[at : at + part] != digests[done : done + part])
                 if len(differ):
-                    sample = row + done + int(differ[0])
-                    raise _mismatch(self._directory, f"as row {sample} the one published as sample {sample}", "another")
+                    sample = self._rows + done + int(differ[0])
+                    expects = f"as row {sample} the one published as sample {sample}"
+                    raise _mismatch(self._writer.directory, expects, "another")
             done += part
         return count
 
-    def _digests(self, chunk: int) -> Any:
-        path = self._directory / seal_name(chunk)
-        try:
-            return Seal.decode(read_file(path), chunk).digests
-        except FileNotFoundError:
-            return None  # retired since, or the writer would have refused the stream
+    def _check_all_came_again(self) -> None:
+        if self._rows < self._published:
+            expected = f"the {self._published} rows that are published"
+            raise _mismatch(self._writer.directory, expected, f"{self._rows} in all")
 
 
 def _mismatch(directory: Path, expected: str, actual: str) -> StreamMismatch:

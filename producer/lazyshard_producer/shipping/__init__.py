@@ -1,8 +1,102 @@
 """Publishing to an object store: a run publishes into a directory of this machine, and a thread puts that to the store.
 
-- `destination`: where a run publishes; `objects`: an object store as such; `spool`: the directory of this machine
-- `shipper`: the thread that puts things, in order; `retiring`: deletes there, and what is still to be put
-- `store`: what is in the store and who may put to it
-
+Here: where a run publishes, and what it has to do for that, the one place that tells a directory from an object store.
 See docs/object-storage-producer.md for the order of steps and what follows from it.
 """
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from lazyshard.store.urls import is_url
+from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.holding.holdback import Gate, Holdback, Shelf
+from lazyshard_producer.stop import Stop
+
+
+class Destination:
+    """A directory in which a run publishes, and where its chunks stay; others take them elsewhere.
+
+    A context manager; leaving it lets go of all that is held.
+
+    Attributes:
+        directory: in which the run publishes.
+        shelf: where the published chunks lie in the end.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.shelf = Shelf(Path(directory))
+
+    def begin(self, published_chunks: int) -> None:
+        """The run's writer is open, with so many chunks."""
+
+    def check(self) -> None:
+        """Is called now and then; raises what has gone wrong behind the run's back."""
+
+    def gate(self, holdback: Holdback | None) -> Gate | None:
+        """Returns what is to be asked before each chunk and told after it; `holdback` is what the limits ask for."""
+        return holdback
+
+    def settle(self, published_chunks: int, tell: Callable[[str | None], None]) -> bool:
+        """Returns when all is where it belongs, the writer being closed with so many chunks; False if it is not yet.
+
+        `tell` is told now and then what is waited for; None for nothing out of the ordinary.
+        """
+        return True
+
+    def close(self, error: BaseException | None) -> None:
+        """Lets go of all, after that error."""
+
+    def __enter__(self) -> Destination:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Lets go."""
+        self.close(error)
+
+
+def open_destination(
+    settings: Settings, *, warn: Callable[[str], None], stop: Stop, prepare: Callable[[], None]
+) -> Destination:
+    """Returns the destination for `settings.out`.
+
+    `prepare` is called before another producer is fenced, unless the stream has ended: raises where the run cannot be.
+
+    Raises:
+        LazyShardError, OSError: the object store, or the spool, cannot be used.
+    """
+    if not is_url(settings.out):
+        return Destination(settings.out)
+    # Only here: a run into a directory needs none of it.
+    from lazyshard_producer.shipping.objects import open_objects
+
+    return open_objects(settings, warn=warn, stop=stop, prepare=prepare)
+
+
+@contextlib.contextmanager
+def as_directory(place: str, samples_per_chunk: int | None) -> Iterator[str]:
+    """Yields a directory that tells how far a stream is: its own, or a copy of what is newest in an object store.
+
+    Of a stream in an object store that is not there yet, it is none that exists. `samples_per_chunk` is what is asked
+    for; None takes what the manifest says.
+
+    Raises:
+        LazyShardError, OSError: the object store cannot be looked at, or holds another stream.
+    """
+    if not is_url(place):
+        yield place
+        return
+    from lazyshard_producer.shipping.objects import copy_newest
+
+    with tempfile.TemporaryDirectory(prefix="lazyshard-") as folder:
+        copy = Path(folder, "stream")
+        copy_newest(place, samples_per_chunk, copy)
+        yield str(copy)

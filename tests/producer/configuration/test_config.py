@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.command_line import Flags, sort_arguments
-from lazyshard_producer.configuration.config import ConfigFile, read_config, sort_config
+from lazyshard_producer.configuration.given import ConfigFile, Flags, read_config, sort_arguments, sort_config
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid, SettingsInvalid

@@ -8,8 +8,7 @@ import pytest
 
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.command_line import Flags
-from lazyshard_producer.configuration.config import TABLES, example, read_config
+from lazyshard_producer.configuration.given import TABLES, Flags, example, read_config
 from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, SOURCE_OPTIONS, Settings
 from lazyshard_producer.display.metrics import PrometheusMetrics
 from lazyshard_producer.errors import SettingsInvalid

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.configuration.command_line import SourceArgument, sort_arguments
-from lazyshard_producer.configuration.source_paths import expand_path, parse_blend
+from lazyshard_producer.configuration.assembly import expand_path, parse_blend
+from lazyshard_producer.configuration.given import SourceArgument, sort_arguments
 from tests.conversion import megatron_core
 
 

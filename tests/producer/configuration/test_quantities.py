@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.command_line import Flags, SourceArgument
-from lazyshard_producer.configuration.config import ConfigFile
+from lazyshard_producer.configuration.given import ConfigFile, Flags, SourceArgument
 from lazyshard_producer.configuration.quantities import (
     Amount,
     parse_amount,

@@ -7,8 +7,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.command_line import Flags, SourceArgument
-from lazyshard_producer.configuration.config import ConfigFile
+from lazyshard_producer.configuration.given import ConfigFile, Flags, SourceArgument
 from lazyshard_producer.configuration.problems import is_live
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid

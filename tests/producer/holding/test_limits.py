@@ -17,15 +17,14 @@ from lazyshard_producer.holding.limits import (
     SILENT_S,
     Claim,
     KeptChunks,
+    age_of_oldest,
     ahead_in_chunks,
     deletable,
     is_deadlock,
     may_be_dead,
     publishable,
     read_claims,
-    silent_for,
     slowest,
-    uncommitted_for,
     why_kept,
 )
 
@@ -169,11 +168,12 @@ def test_ages_of_consumers() -> None:
         Claim(name="c", done=4, committed_at=40.0, seen_at=40.0),
     ]
     assert [claim.name for claim in slowest(claims)] == ["a", "b"]
-    assert (silent_for(claims[:2], 100.0), uncommitted_for(claims[:2], 100.0)) == (20.0, 50.0)
-    assert (silent_for(claims[1:], 100.0), uncommitted_for(claims[1:2], 100.0)) == (60.0, None)
+    assert slowest([]) == ()
+    committed = [claim.committed_at for claim in claims]
+    assert (age_of_oldest(committed, 100.0), age_of_oldest(committed[:2], 100.0)) == (60.0, 50.0)
+    assert age_of_oldest(committed[1:2], 100.0) is age_of_oldest([], 1.0) is None
     # Its clock is ahead of ours.
-    assert (silent_for(claims, 30.0), uncommitted_for(claims, 30.0)) == (0.0, 0.0)
-    assert (slowest([]), silent_for([], 1.0)) == ((), None)
+    assert age_of_oldest(committed, 30.0) == 0.0
 
 
 def test_a_consumer_may_be_dead_that_is_silent_or_cannot_be_read() -> None:

@@ -19,7 +19,7 @@ from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.display.metrics import Metrics, Reason
 from lazyshard_producer.display.progress import Display
 from lazyshard_producer.holding.holdback import Gate, Shelf
-from lazyshard_producer.holding.limits import read_claims
+from lazyshard_producer.holding.limits import mark
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.reader import Batch, Reader, RowStats
 from lazyshard_producer.stop import Stop
@@ -140,9 +140,9 @@ class RunWatch:
         """Tells the metrics of consumers and disk. What cannot be had now is left as it was."""
         published = self.writer.published_chunks
         with contextlib.suppress(OSError):
-            claims = read_claims(self.shelf.consumers(published))
-            ahead = max(0, published - min(claim.mark for claim in claims)) if claims else None
-            self.metrics.consumers({claim.name: max(0, published - claim.done) for claim in claims}, ahead)
+            consumers = self.shelf.consumers(published)
+            ahead = max(0, published - min(map(mark, consumers))) if consumers else None
+            self.metrics.consumers({one.name: max(0, published - one.chunks_before) for one in consumers}, ahead)
             self.metrics.disk(self.shelf.used_bytes(published))
 
 

@@ -59,7 +59,7 @@ def keep_freed_memory() -> None:
 Reload = Callable[[Settings], Settings]
 """Returns the settings as they are to be from now on; says what it has to say by itself."""
 
-_MAY_CHANGE: Final = [option for option in OPTIONS if option.about.reload]
+_MAY_CHANGE: Final = [option for option in OPTIONS if option.reload]
 
 
 def reloaded(old: Settings, new: Settings) -> tuple[Settings, list[str]]:

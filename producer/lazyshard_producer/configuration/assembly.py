@@ -32,8 +32,8 @@ from lazyshard_producer.configuration.settings import (
     DEFAULT_MAX_BAD_ROWS,
     OPTIONS,
     SOURCE_OPTIONS,
-    Described,
     Limits,
+    Option,
     Settings,
     SourceSettings,
     flag,
@@ -57,7 +57,7 @@ _FOLLOWS_FROM: Final = {
     "consumers": "retain",
     "marker": "finished_by",
     "idle_seconds": "finished_by",
-    **{option.name: option.about.needs for option in OPTIONS if option.about.needs is not None},
+    **{option.name: option.needs for option in OPTIONS if option.needs is not None},
 }
 """What may be wrong only because something else could not be read."""
 
@@ -142,11 +142,11 @@ class _Assembly:
                 values[name] = self._read(option, self._config.values[name], where, self._unread, strict=True)
         return {name: value for name, value in values.items() if name not in self._unread}
 
-    def _read_flag(self, option: Described, unread: set[str]) -> Any:
+    def _read_flag(self, option: Option, unread: set[str]) -> Any:
         texts = self._flags.values[option.name]
-        return self._read(option, tuple(texts) if option.about.repeat else texts[-1], option.flag, unread)
+        return self._read(option, tuple(texts) if option.repeat else texts[-1], option.flag, unread)
 
-    def _read(self, option: Described, value: Any, where: str, unread: set[str], *, strict: bool = False) -> Any:
+    def _read(self, option: Option, value: Any, where: str, unread: set[str], *, strict: bool = False) -> Any:
         """Returns what a value means; takes note where it cannot be. `strict` is for TOML, which has types."""
         from pydantic import ValidationError
 
@@ -158,20 +158,19 @@ class _Assembly:
             cause = first.get("ctx", {}).get("error")
             why = f"should be {cause}" if cause is not None else first["msg"].removeprefix("Input ")
             shown = reprlib.repr(value[-1] if isinstance(value, list | tuple) and value else value)
-            self.problems.append(Problem(where, f"{option.about.metavar} is needed, got {shown}: {why}"))
+            self.problems.append(Problem(where, f"{option.metavar} is needed, got {shown}: {why}"))
             return None
 
-    def _miss(self, option: Described) -> None:
+    def _miss(self, option: Option) -> None:
         self._unread.add(option.name)
         file = f", or {option.name} in {self._config.name}" if self._config.name else ""
-        text = f"needed, found none; give {option.flag} {option.about.metavar}{file}"
+        text = f"needed, found none; give {option.flag} {option.metavar}{file}"
         self.problems.append(Problem(option.flag, text))
 
     def _groups(self) -> Iterator[_Group]:
         for one in self._flags.sources:
-            if one.paths:
-                weight = {"weight": one.weights[-1]} if one.weights else {}
-                yield from self._group({one.key: one.paths} | weight, flag, False)
+            if any(one.get(key) for key in PATH_KEYS):
+                yield from self._group(one, flag, False)
         for number, source in enumerate(() if self._flags.sources else self._config.sources):
             yield from self._group(source, partial(self._config.where_in_source, number), True)
 
@@ -232,7 +231,7 @@ class _Assembly:
                 self.problems.append(Problem(where, problem.text))
 
 
-def _can_be_about(option: Described, groups: Sequence[_Group]) -> tuple[str, list[_Group]]:
+def _can_be_about(option: Option, groups: Sequence[_Group]) -> tuple[str, list[_Group]]:
     """Returns in words what an option of sources is for, and those that it can be about."""
     if option.name == "resume":
         return "standard input and pipes", [one for one in groups if not one.follow and any(map(is_pipe, one.paths))]
@@ -277,7 +276,7 @@ def _fields(values: Mapping[str, Any], owner: type) -> dict[str, Any]:
 
 
 @cache
-def _reader(option: Described) -> Any:
+def _reader(option: Option) -> Any:
     """Returns what reads the value of an option: pydantic, by the type of its field."""
     from pydantic import ConfigDict, TypeAdapter
 

@@ -35,7 +35,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from lazyshard.store.durable import NEW_FILE_MODE
-from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, PANELS, SOURCE_OPTIONS, Described
+from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, PANELS, SOURCE_OPTIONS, Option
 from lazyshard_producer.errors import ExtraMissing, Problem, SettingInvalid
 
 COMMANDS: Final = ("run", "check")
@@ -46,22 +46,8 @@ PATH_KEYS: Final = ("path", "follow")
 """What a ``[[source]]`` is: a --source or a --follow."""
 
 _SOURCE: Final = "source"
-_SOURCES: Final = ("--source", "--follow")
+_SOURCES: Final = {"--source": "path", "--follow": "follow"}
 _WEIGHT: Final = "--weight"
-
-
-@dataclass(slots=True)
-class SourceArgument:
-    """One --source or --follow, the paths behind it, and what is behind each --weight after it, one at most."""
-
-    flag: str
-    paths: list[str] = field(default_factory=list)
-    weights: list[str] = field(default_factory=list)
-
-    @property
-    def key(self) -> str:
-        """What it is called in a file."""
-        return "follow" if self.flag == "--follow" else "path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +55,13 @@ class Flags:
     """What the command line says.
 
     Attributes:
-        sources: each --source and --follow, in order.
+        sources: each --source and --follow, in order: the paths behind it under "path" or "follow", and its weight.
         values: the texts behind each other flag, by name of option; of those that were given.
         problems: what cannot be about the sources.
         rest: the arguments that have nothing to do with sources.
     """
 
-    sources: Sequence[SourceArgument] = ()
+    sources: Sequence[Mapping[str, Any]] = ()
     values: Mapping[str, Sequence[str]] = field(default_factory=dict)
     problems: Sequence[Problem] = ()
     rest: Sequence[str] = ()
@@ -85,7 +71,7 @@ class Flags:
         values = {}
         for option in (*SOURCE_OPTIONS, *OPTIONS):
             texts = given[option.name]
-            found = [] if texts is None else list(texts) if option.about.repeat else [texts]
+            found = [] if texts is None else list(texts) if option.repeat else [texts]
             if found and option.name != "weight":
                 values[option.name] = found
         return replace(self, values=values)
@@ -95,42 +81,41 @@ def sort_arguments(arguments: Sequence[str]) -> Flags:
     """Takes the sources out of a command line."""
     if not arguments or arguments[0] not in COMMANDS:
         return Flags([], {}, [], list(arguments))
-    sources: list[SourceArgument] = []
+    sources: list[dict[str, Any]] = []
     problems: list[Problem] = []
     rest: list[str] = []
-    open_source: SourceArgument | None = None  # takes files that follow
+    paths: list[str] | None = None  # takes files that follow
     left = iter(arguments)
     for argument in left:
         flag, equals, value = argument.partition("=")
         if flag in _SOURCES:
-            source = SourceArgument(flag, [value] if equals else [])
-            sources.append(source)
-            open_source = None if equals else source
+            found = [value] if equals else []
+            sources.append({_SOURCES[flag]: found})
+            paths = None if equals else found
         elif flag == _WEIGHT:
             problems += _take_weight(sources, value if equals else next(left, None))
-            open_source = None
+            paths = None
         elif argument == "--":
             rest += [argument, *left]
-        elif open_source is not None and (argument == "-" or not argument.startswith("-")):
-            open_source.paths.append(argument)
+        elif paths is not None and (argument == "-" or not argument.startswith("-")):
+            paths.append(argument)
         else:
-            open_source = None
+            paths = None
             rest.append(argument)
-    problems += [Problem(one.flag, "a path is needed behind it, got none") for one in sources if not one.paths]
-    return Flags(sources, {}, problems, rest)
+    for flag, key in _SOURCES.items():
+        problems += [Problem(flag, "a path is needed behind it, got none") for one in sources if one.get(key) == []]
+    return Flags(sources, {}, list(dict.fromkeys(problems)), rest)
 
 
-def _take_weight(sources: list[SourceArgument], value: str | None) -> Iterator[Problem]:
+def _take_weight(sources: list[dict[str, Any]], value: str | None) -> Iterator[Problem]:
     if value is None:
         yield Problem(_WEIGHT, "a number is needed behind it, got none")
     elif not sources:
         yield Problem(_WEIGHT, f"it belongs behind the --source that it is for, got {value} first")
+    elif "weight" in sources[-1]:
+        yield Problem(_WEIGHT, "one for each --source or --follow is needed, got two")
     else:
-        source = sources[-1]
-        source.weights.append(value)
-        if len(source.weights) == 2:
-            shown = " ".join([source.flag, *source.paths])
-            yield Problem(_WEIGHT, f"one for each --source or --follow, got two behind {shown}")
+        sources[-1]["weight"] = value
 
 
 _SOURCE_HELP: Final = (
@@ -155,9 +140,9 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         _parameter("source", "--source", list[str] | None, "FILE...", _SOURCE_HELP, _SOURCE),
         _parameter("follow", "--follow", list[str] | None, "DIRECTORY", _FOLLOW_HELP, _SOURCE),
     ]
-    for name, _, _, about, text in (*SOURCE_OPTIONS, *OPTIONS):
-        kind = list[str] | None if about.repeat else str | None
-        parameters.append(_parameter(name, BY_NAME[name].flag, kind, about.metavar, text, about.table))
+    for one in (*SOURCE_OPTIONS, *OPTIONS):
+        kind = list[str] | None if one.repeat else str | None
+        parameters.append(_parameter(one.name, one.flag, kind, one.metavar, one.help, one.table))
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
     def taking_options(**given: Any) -> Any:
@@ -197,7 +182,7 @@ class ConfigFile:
 
     def where(self, option: str) -> str:
         """Returns how messages call an option of this file."""
-        table = BY_NAME[option].about.table
+        table = BY_NAME[option].table
         return f"{self.name}: {table}.{option}" if table else f"{self.name}: {option}"
 
     def where_in_source(self, number: int, option: str) -> str:
@@ -282,7 +267,7 @@ def _refuse(path: str, reason: str) -> SettingInvalid:
 def _names(table: str) -> tuple[str, ...]:
     if table == _SOURCE:
         return (*PATH_KEYS, *(option.name for option in SOURCE_OPTIONS))
-    return tuple(option.name for option in OPTIONS if option.about.table == table)
+    return tuple(option.name for option in OPTIONS if option.table == table)
 
 
 def _unknown(where: str, names: Sequence[str] | dict[str, Any], table: str) -> Iterator[Problem]:
@@ -310,7 +295,7 @@ def _place(name: str) -> str:
     """Returns in words where a name belongs."""
     if name in (*TABLES, _SOURCE):
         return "as a table [[source]]" if name == _SOURCE else f"as a table [{name}]"
-    table = _SOURCE if name in PATH_KEYS else BY_NAME[name].about.table
+    table = _SOURCE if name in PATH_KEYS else BY_NAME[name].table
     if not table:
         return "at the top of the file, before the first table"
     return "in [[source]]" if table == _SOURCE else f"in [{table}]"
@@ -363,11 +348,11 @@ def write_example(path: str) -> None:
 
 
 def _entries(table: str) -> Iterator[str]:
-    return (_entry(option) for option in OPTIONS if option.about.table == table)
+    return (_entry(option) for option in OPTIONS if option.table == table)
 
 
-def _entry(option: Described) -> str:
+def _entry(option: Option) -> str:
     lines = "".join(f"# {line}\n" for line in textwrap.wrap(option.help, 100, break_on_hyphens=False))
     # These two every run needs; the rest of the example is commented out.
     mark = "" if option.name in ("out", "samples_per_chunk") else "# "
-    return f"\n{lines}{mark}{option.name} = {option.about.example}\n"
+    return f"\n{lines}{mark}{option.name} = {option.example}\n"

@@ -107,7 +107,7 @@ def _of_kind(source: Source) -> Iterator[tuple[str, str]]:
 def _of_not_following(source: Source) -> Iterator[tuple[str, str]]:
     plain = Source(path=source.path)
     for option in SOURCE_OPTIONS:
-        if option.about.needs == "follow" and getattr(source, option.field) != getattr(plain, option.field):
+        if option.needs == "follow" and getattr(source, option.field) != getattr(plain, option.field):
             yield option.flag, "only followed directories have it; give this one with --follow, or leave the option out"
 
 
@@ -168,7 +168,7 @@ def _of_place(settings: Settings) -> Iterator[Problem]:
 
 def _of_needs(settings: Settings, given: Set[str]) -> Iterator[Problem]:
     for option in OPTIONS:
-        needs = option.about.needs
+        needs = option.needs
         # Who gives "none" asks for nothing.
         asked = option.name in given and getattr(settings, option.field, None) is not None
         if needs is not None and asked and not getattr(settings, needs):

@@ -63,33 +63,10 @@ Token = Annotated[Whole, Interval(ge=0, le=2**31 - 1)]
 Port = Annotated[Whole, Interval(ge=0, le=65535)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """What an option is besides its type, default and help.
-
-    Attributes:
-        metavar: what stands for the value in the help.
-        example: a value in TOML, for the example file.
-        table: the TOML table it belongs to.
-        needs: the field without which it means nothing.
-        name: its TOML key, where that is not the field's name.
-        repeat: whether its flag may be given several times.
-        reload: whether it may change while a run goes on.
-    """
-
-    metavar: str
-    example: str
-    table: str = ""
-    needs: str | None = None
-    name: str = ""
-    repeat: bool = False
-    reload: bool = False
-
-
 def _stream(default: Any, metavar: str, example: str = "", **more: Any) -> Any:
-    """Returns the field of an option; one with the default ... has to be given. `example` is the default by default."""
+    """Returns the field of an option, see `Option`; one with the default ... has to be given."""
     shown = f'"{default}"' if isinstance(default, str) else f"{default:g}" if isinstance(default, float) else default
-    about = Option(metavar=metavar, example=example or str(shown), **more)
+    about = {"metavar": metavar, "example": example or str(shown), **more}
     return field(default=MISSING if default is ... else default, metadata={"option": about})
 
 
@@ -375,20 +352,31 @@ class Settings:
         return PadSettings(size=self.pad, token=self.pad_token) if self.pad else None
 
 
-class Described(NamedTuple):
+class Option(NamedTuple):
     """An option of a run.
 
     Attributes:
-        name: its TOML key.
-        field: its field in `owner`, the class of settings that it belongs to.
+        field: its name in `owner`, the class of settings that it belongs to.
         help: its docstring, on one line.
+        metavar: what stands for the value in the help.
+        example: a value in TOML, for the example file; by default its default.
+        name: its TOML key; by default the field's name.
+        table: the TOML table it belongs to.
+        needs: the field without which it means nothing.
+        repeat: whether its flag may be given several times.
+        reload: whether it may change while a run goes on.
     """
 
-    name: str
     field: str
     owner: type
-    about: Option
     help: str
+    metavar: str
+    example: str
+    name: str
+    table: str = ""
+    needs: str | None = None
+    repeat: bool = False
+    reload: bool = False
 
     @property
     def flag(self) -> str:
@@ -401,11 +389,12 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _described(owner: Any) -> Iterator[Described]:
+def _options(owner: Any) -> Iterator[Option]:
     for one in fields(owner):
-        about = one.metadata.get("option")
-        if about is not None:
-            yield Described(about.name or one.name, one.name, owner, about, _HELP[owner.__name__, one.name])
+        if "option" in one.metadata:
+            yield Option(
+                one.name, owner, _HELP[owner.__name__, one.name], **{"name": one.name, **one.metadata["option"]}
+            )
 
 
 def _docstrings() -> Iterator[tuple[tuple[str, str], str]]:
@@ -419,12 +408,10 @@ def _docstrings() -> Iterator[tuple[tuple[str, str], str]]:
 
 _HELP: Final = dict(_docstrings())
 
-SOURCE_OPTIONS: Final = tuple(_described(SourceSettings))
+SOURCE_OPTIONS: Final = tuple(_options(SourceSettings))
 """Those of a source. On the command line all but the weight hold for every source that they can be about."""
 
-OPTIONS: Final = tuple(
-    sorted((*_described(Settings), *_described(Limits)), key=lambda one: list(PANELS).index(one.about.table))
-)
+OPTIONS: Final = tuple(sorted((*_options(Settings), *_options(Limits)), key=lambda one: list(PANELS).index(one.table)))
 """Those of a run, in the order of the help."""
 
 BY_NAME: Final = {one.name: one for one in (*SOURCE_OPTIONS, *OPTIONS)}

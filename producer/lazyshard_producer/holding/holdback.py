@@ -25,14 +25,12 @@ from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.retire import read_retired, retire
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.limits import (
-    Claim,
     Hold,
     Situation,
     Stock,
     ahead_in_chunks,
     deletable,
     publishable,
-    read_claims,
 )
 
 LOOK_S: Final = 0.5
@@ -164,7 +162,7 @@ class Holdback:
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     stock: Stock | None = None
-    _claims: tuple[Claim, ...] = ()
+    _consumers: tuple[Consumer, ...] = ()
     _looked_at: float = float("-inf")
     _held_since: float | None = None
     _trouble: str | None = None
@@ -210,7 +208,7 @@ class Holdback:
         if limits.max_ahead is not None:
             mean = stock.size // stock.chunks if stock is not None and stock.chunks else None
             ahead = ahead_in_chunks(limits.max_ahead, self.samples_per_chunk, mean)
-            if published >= publishable(self._claims, ahead):
+            if published >= publishable(self._consumers, ahead):
                 return self._situation(published, samples).hold_ahead()
         if stock is None:
             return None
@@ -223,7 +221,7 @@ class Holdback:
         return None
 
     def _no_room(self, published: int, samples: int, stock: Stock, limit: int, free: int | None) -> Hold:
-        more = deletable(self._claims, self.limits, published) > self._first
+        more = deletable(self._consumers, self.limits, published) > self._first
         situation = self._situation(published, samples)
         return situation.hold_for_room(stock, limit, free, more=more, trouble=self._trouble)
 
@@ -233,7 +231,7 @@ class Holdback:
             self._held_since = now
         return Situation(
             out=self.shelf.name,
-            claims=self._claims,
+            consumers=self._consumers,
             limits=self.limits,
             published=published,
             samples=samples,
@@ -261,7 +259,7 @@ class Holdback:
             return False
         self._looked_at = now
         try:
-            self._claims = read_claims(self.shelf.consumers(published))
+            self._consumers = self.shelf.consumers(published)
         except OSError as error:
             # What was known stays true: consumers only come on, and for those that are not known nothing is deleted.
             if self._blind != str(error):
@@ -275,7 +273,7 @@ class Holdback:
     def _delete(self, published: int) -> None:
         """Deletes what may go, or a first part of it."""
         published = self.shelf.visible(published)
-        target = min(deletable(self._claims, self.limits, published), self._first + DELETED_AT_ONCE)
+        target = min(deletable(self._consumers, self.limits, published), self._first + DELETED_AT_ONCE)
         if target <= self._first:
             return
         chunks = range(self._first, target)

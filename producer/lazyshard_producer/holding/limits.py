@@ -31,35 +31,6 @@ said depends on it, no decision: the clocks of two machines differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """What one consumer has done and needs.
-
-    Attributes:
-        done: it will never ask for the chunks of [0, done) again; 0 where it has no cursor that counts.
-        needs: how many chunks must be published before it can go on; None where it has left no reading mark.
-        committed_at: when it wrote that cursor, in seconds since 1970 by its own clock; None without one.
-        seen_at: when it last wrote either; None without both.
-        problem: why its cursor does not count, None if it does or is not there.
-    """
-
-    name: str
-    done: int = 0
-    needs: int | None = None
-    committed_at: float | None = None
-    seen_at: float | None = None
-    problem: str | None = None
-
-    @property
-    def mark(self) -> int:
-        """Where it counts as being, in chunks: a reading mark below its own cursor is an old one."""
-        return max(self.done, self.needs or 0)
-
-    def waits(self, published: int) -> bool:
-        """Whether it needs more than is published."""
-        return self.needs is not None and self.needs > published
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KeptChunks:
     """Why chunks that are on disk may not be deleted.
 
@@ -116,21 +87,19 @@ class Hold:
     stalled: bool = False
 
 
-def read_claims(consumers: Iterable[Consumer]) -> tuple[Claim, ...]:
-    """Returns the claims of consumers. One whose cursor does not count is done with nothing."""
-    return tuple(
-        Claim(
-            name=consumer.name,
-            done=consumer.chunks_before,
-            needs=None if consumer.reading is None else consumer.reading.needs_chunks,
-            committed_at=None if consumer.cursor is None else consumer.cursor.updated_at,
-            seen_at=max(
-                (one.updated_at for one in (consumer.cursor, consumer.reading) if one is not None), default=None
-            ),
-            problem=consumer.problem,
-        )
-        for consumer in consumers
-    )
+def needs(consumer: Consumer) -> int:
+    """Returns how many chunks must be published before a consumer can go on; 0 where it does not say."""
+    return 0 if consumer.reading is None else consumer.reading.needs_chunks
+
+
+def mark(consumer: Consumer) -> int:
+    """Returns where it counts as being, in chunks: a reading mark below its own cursor is an old one."""
+    return max(consumer.chunks_before, needs(consumer))
+
+
+def seen_at(consumer: Consumer) -> float | None:
+    """Returns when it last wrote its cursor or mark, in seconds since 1970 by its own clock; None without both."""
+    return max((file.updated_at for file in (consumer.cursor, consumer.reading) if file is not None), default=None)
 
 
 def ahead_in_chunks(amount: Amount, samples_per_chunk: int, chunk_bytes: int | None) -> int:
@@ -147,28 +116,28 @@ def ahead_in_chunks(amount: Amount, samples_per_chunk: int, chunk_bytes: int | N
     return max(1, amount.number // size) if size else 1
 
 
-def publishable(claims: Sequence[Claim], ahead: int) -> int:
+def publishable(consumers: Sequence[Consumer], ahead: int) -> int:
     """Returns N such that the chunks of [0, N) may be published: `ahead` more than the slowest consumer's mark.
 
     But never fewer than some consumer needs to go on. With no consumer it counts from 0.
     """
-    return max(min((claim.mark for claim in claims), default=0) + ahead, needed(claims))
+    return max(min(map(mark, consumers), default=0) + ahead, needed(consumers))
 
 
-def needed(claims: Sequence[Claim]) -> int:
+def needed(consumers: Sequence[Consumer]) -> int:
     """Returns how many chunks must be published so that every consumer can go on; 0 if none says."""
-    return max((claim.needs or 0 for claim in claims), default=0)
+    return max(map(needs, consumers), default=0)
 
 
-def slowest(claims: Sequence[Claim]) -> tuple[Claim, ...]:
-    """Returns the claims whose mark is the smallest, in order."""
-    smallest = min((claim.mark for claim in claims), default=0)
-    return tuple(claim for claim in claims if claim.mark == smallest)
+def slowest(consumers: Sequence[Consumer]) -> tuple[Consumer, ...]:
+    """Returns the consumers whose mark is the smallest, in order."""
+    smallest = min(map(mark, consumers), default=0)
+    return tuple(one for one in consumers if mark(one) == smallest)
 
 
-def may_be_dead(claim: Claim, now: float) -> bool:
+def may_be_dead(consumer: Consumer, now: float) -> bool:
     """Whether a consumer has been silent for `SILENT_S`, or its files cannot be used."""
-    return claim.problem is not None or claim.seen_at is None or now - claim.seen_at >= SILENT_S
+    return consumer.problem is not None or (seen := seen_at(consumer)) is None or now - seen >= SILENT_S
 
 
 def age_of_oldest(times: Iterable[float | None], now: float) -> float | None:
@@ -177,30 +146,30 @@ def age_of_oldest(times: Iterable[float | None], now: float) -> float | None:
     return None if oldest is None else max(0.0, now - oldest)
 
 
-def deletable(claims: Sequence[Claim], limits: Limits, published: int) -> int:
+def deletable(consumers: Sequence[Consumer], limits: Limits, published: int) -> int:
     """Returns N such that the chunks of [0, N) may be deleted: never one that a consumer is not done with."""
-    kept = why_kept(claims, limits, published)
+    kept = why_kept(consumers, limits, published)
     if kept.by == "last":
         return max(0, published - _last(limits))
-    return min(claim.done for claim in claims) if kept.by == "consumer" else 0
+    return min(one.chunks_before for one in consumers) if kept.by == "consumer" else 0
 
 
-def why_kept(claims: Sequence[Claim], limits: Limits, published: int) -> KeptChunks:
+def why_kept(consumers: Sequence[Consumer], limits: Limits, published: int) -> KeptChunks:
     """Returns why no more than `deletable` may be deleted: what has to change before more may."""
     if limits.retain == "all":
         return KeptChunks(by="all")
-    there = {claim.name for claim in claims if claim.committed_at is not None}
+    there = {one.name for one in consumers if one.cursor is not None}
     if missing := tuple(sorted(set(limits.consumers) - there)):
         return KeptChunks(by="unregistered", names=missing)
-    if not claims:
+    if not consumers:
         return KeptChunks(by="nobody")
-    done = min(claim.done for claim in claims)
+    done = min(one.chunks_before for one in consumers)
     if published - _last(limits) <= done:
         return KeptChunks(by="last")
-    return KeptChunks(by="consumer", names=tuple(claim.name for claim in claims if claim.done == done))
+    return KeptChunks(by="consumer", names=tuple(one.name for one in consumers if one.chunks_before == done))
 
 
-def is_deadlock(claims: Sequence[Claim], kept: KeptChunks, published: int) -> bool:
+def is_deadlock(consumers: Sequence[Consumer], kept: KeptChunks, published: int) -> bool:
     """Whether a consumer waits for chunks that only deleting can make room for, and nobody can bring that about.
 
     For a producer that is at a hard limit and can delete nothing now. A consumer that waits reaches no checkpoint, so
@@ -208,8 +177,8 @@ def is_deadlock(claims: Sequence[Claim], kept: KeptChunks, published: int) -> bo
     they may still reach their next checkpoint: no deadlock, though they may be dead. Not seen: that a consumer which
     waits has a checkpoint under way, for what was trained before. So a deadlock may yet turn out to be none.
     """
-    moving = {claim.name for claim in claims if not claim.waits(published)}
-    if len(moving) == len(claims):
+    moving = {one.name for one in consumers if needs(one) <= published}
+    if len(moving) == len(consumers):
         return False
     return kept.by not in ("consumer", "unregistered") or not moving.issuperset(kept.names)
 
@@ -229,7 +198,7 @@ class Situation:
 
     Attributes:
         out: the stream's directory, as people call it.
-        claims: those of all consumers.
+        consumers: those of all consumers.
         published: published chunks.
         samples: rows in them.
         retry_s: in how many seconds to ask again.
@@ -237,7 +206,7 @@ class Situation:
     """
 
     out: str
-    claims: tuple[Claim, ...]
+    consumers: tuple[Consumer, ...]
     limits: Limits
     published: int
     samples: int
@@ -250,14 +219,14 @@ class Situation:
         assert amount is not None
         text = f"--max-ahead {show_amount(amount)}: {count(self.published, 'chunk')} with "
         text += f"{count(self.samples, 'sample')} published; "
-        behind = slowest(self.claims)
+        behind = slowest(self.consumers)
         if behind:
-            ago = age_of_oldest((claim.seen_at for claim in behind), self.now)
-            text += f"{_named(behind)} {_are(len(behind))} at chunk {behind[0].mark}"
+            ago = age_of_oldest(map(seen_at, behind), self.now)
+            text += f"{_named(behind)} {_are(len(behind))} at chunk {mark(behind[0])}"
             text += ("" if ago is None else f", heard of {_age(ago)} ago") + self._dead(behind)
         else:
             text += "no consumer has registered yet"
-        stalled = any(may_be_dead(claim, self.now) for claim in behind)
+        stalled = any(may_be_dead(one, self.now) for one in behind)
         return Hold(reason=one_line(text), retry_s=self.retry_s, stalled=stalled)
 
     def hold_for_room(self, stock: Stock, limit: int, free: int | None, *, more: bool, trouble: str | None) -> Hold:
@@ -270,10 +239,10 @@ class Situation:
             more: whether more may be deleted.
             trouble: why that is still there; None if it is being deleted.
         """
-        kept = why_kept(self.claims, self.limits, self.published)
-        deadlock = not more and is_deadlock(self.claims, kept, self.published)
-        waiting = tuple(claim for claim in self.claims if claim.waits(self.published))
-        keepers = tuple(claim for claim in self.claims if kept.by == "consumer" and claim.name in kept.names)
+        kept = why_kept(self.consumers, self.limits, self.published)
+        deadlock = not more and is_deadlock(self.consumers, kept, self.published)
+        waiting = tuple(one for one in self.consumers if needs(one) > self.published)
+        keepers = tuple(one for one in self.consumers if kept.by == "consumer" and one.name in kept.names)
         wanted, chunk = needed(waiting), stock.largest
         if free is None:
             room = (wanted - stock.first + 1) * chunk
@@ -293,12 +262,12 @@ class Situation:
         if deadlock:
             parts[0] = f"deadlock: {parts[0]}"
             parts.append(" or ".join([way, *self._ways(kept)]))
-        dead = any(may_be_dead(claim, self.now) for claim in keepers)
+        dead = any(may_be_dead(one, self.now) for one in keepers)
         stalled = dead or stuck or kept.by in ("all", "last")
         reason = one_line("; ".join(parts) + self._dead(keepers))
         return Hold(reason=reason, retry_s=self.retry_s, deadlock=deadlock, stalled=stalled)
 
-    def _why(self, kept: KeptChunks, keepers: Sequence[Claim]) -> str:
+    def _why(self, kept: KeptChunks, keepers: Sequence[Consumer]) -> str:
         """Returns why no more can be deleted."""
         if kept.by == "all":
             return "--retain all deletes nothing"
@@ -314,10 +283,10 @@ class Situation:
                 f"--retain keeps the last {last}" if isinstance(last, int) and last > 1 else "the newest always stays"
             )
             return f"no consumer needs what is on disk any more, but {stay}"
-        ago = age_of_oldest((claim.committed_at for claim in keepers), self.now)
+        ago = age_of_oldest((one.cursor.updated_at for one in keepers if one.cursor is not None), self.now)
         whose = "whose cursor" if len(keepers) == 1 else "whose oldest cursor"
         when = f"which {_have(keepers)} written no cursor" if ago is None else f"{whose} is {_age(ago)} old"
-        return f"chunk {keepers[0].done} and those after it are kept for {_named(keepers)}, {when}"
+        return f"chunk {keepers[0].chunks_before} and those after it are kept for {_named(keepers)}, {when}"
 
     def _ways(self, kept: KeptChunks) -> list[str]:
         """Returns what would end a deadlock, beside more room."""
@@ -331,12 +300,12 @@ class Situation:
             return [f"take {'it' if len(kept.names) == 1 else 'them'} out of --consumers"]
         return ["retain fewer chunks"] if kept.by == "last" and self.limits.retain != "consumed" else []
 
-    def _dead(self, claims: Sequence[Claim]) -> str:
+    def _dead(self, consumers: Sequence[Consumer]) -> str:
         """Returns how to forget the one of these consumers that is the most likely to be dead; "" if none may be."""
-        dead = [claim for claim in claims if may_be_dead(claim, self.now)]
+        dead = [one for one in consumers if may_be_dead(one, self.now)]
         if not dead:
             return ""
-        first = min(dead, key=lambda claim: claim.seen_at or 0.0)
+        first = min(dead, key=lambda one: seen_at(one) or 0.0)
         problem = f"; {first.problem}" if first.problem else ""
         command = f"lazyshard forget {shlex.quote(self.out)} {shlex.quote(first.name)}"
         return f"{problem}; if {first.name!r} will not come back, run `{command}`"
@@ -350,8 +319,8 @@ def _have(those: Sequence[object]) -> str:
     return "has" if len(those) == 1 else "have"
 
 
-def _named(claims: Sequence[Claim]) -> str:
-    return _quoted([claim.name for claim in claims])
+def _named(consumers: Sequence[Consumer]) -> str:
+    return _quoted([one.name for one in consumers])
 
 
 def _quoted(names: Sequence[str]) -> str:

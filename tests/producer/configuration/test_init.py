@@ -86,7 +86,7 @@ def test_the_page_shows_a_configuration_file_with_known_keys_only() -> None:
     assert (file.problems, len(file.sources)) == ((), 2)
     for table in TABLES:
         (comment,) = re.findall(rf"^\[{table}\] +# (.*)$", block, re.MULTILINE)
-        assert sorted(comment.split(", ")) == sorted(option.name for option in OPTIONS if option.about.table == table)
+        assert sorted(comment.split(", ")) == sorted(option.name for option in OPTIONS if option.table == table)
 
 
 def test_the_page_names_the_metrics_that_are_served() -> None:

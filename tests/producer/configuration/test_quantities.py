@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.given import ConfigFile, Flags, SourceArgument
+from lazyshard_producer.configuration.given import ConfigFile, Flags
 from lazyshard_producer.configuration.quantities import (
     Amount,
     parse_amount,
@@ -87,7 +87,7 @@ NEEDED: Final = {"out": "out", "samples_per_chunk": 10, "shuffle": 5, "on_bad_ro
 
 
 def of_flags(name: str, *texts: str) -> Any:
-    return _value(name, assemble(Flags([SourceArgument("--source", ["a"])], {name: texts}), _file({})))
+    return _value(name, assemble(Flags([{"path": ["a"]}], {name: texts}), _file({})))
 
 
 def of_toml(name: str, value: Any) -> Any:

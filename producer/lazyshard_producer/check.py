@@ -17,17 +17,10 @@ from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_file
 from lazyshard.stream.stream import open_stream
 from lazyshard.stream.writer_opening import find_manifest
+from lazyshard_producer import out_directory
 from lazyshard_producer.configuration.quantities import show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from lazyshard_producer.opening import check_not_own, check_sources, source_kind, source_size
-from lazyshard_producer.out_directory import (
-    check_all_taken,
-    check_made_alike,
-    check_out,
-    find_end,
-    known_form,
-    telling_how_to_begin_anew,
-)
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.sources.source import RowOrigin
@@ -110,17 +103,17 @@ def describe_run(settings: Settings, rows: int, directory: str | None = None) ->
     `directory` tells how far the stream is, where `settings.out` is none; see `as_directory`.
     """
     there = settings if directory is None else replace(settings, out=directory, spool=None)
-    check_out(there.out)
+    out_directory.check_out(there.out)
     check_not_own(settings)
     notes: list[str] = []
-    with telling_how_to_begin_anew(settings.out):
-        end = find_end(there.out, settings.samples_per_chunk)
-        form = known_form(settings, end)
+    with out_directory.telling_how_to_begin_anew(settings.out):
+        end = out_directory.find_end(there.out, settings.samples_per_chunk)
+        form = out_directory.known_form(settings, end)
         if form is not None:
             find_manifest(Path(there.out), settings.samples_per_chunk, form.arrays, form.encoding)
         if end is not None:
-            check_made_alike(there, end, form, notes.append)
-            check_all_taken(there, end, notes.append)
+            out_directory.check_made_alike(there, end, form, notes.append)
+            out_directory.check_all_taken(there, end, notes.append)
     yield _field("stream", _stream(settings, end, Path(there.out)))
     yield from (_field("", note) for note in notes)
     if end is None:

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from lazyshard import __version__
 from lazyshard.format.records import End
+from lazyshard_producer import errors
 from lazyshard_producer.check import describe_run
 from lazyshard_producer.configuration.assembly import assemble
 from lazyshard_producer.configuration.given import (
@@ -32,18 +33,6 @@ from lazyshard_producer.configuration.given import (
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.metrics import open_metrics
 from lazyshard_producer.display.progress import Display, choose_display, say
-from lazyshard_producer.errors import (
-    FILESYSTEM,
-    FINISHED,
-    INTERRUPTED,
-    NO_EXTRA,
-    STREAM_REFUSED,
-    TABLE,
-    USAGE,
-    SettingInvalid,
-    SettingsInvalid,
-    exit_code,
-)
 from lazyshard_producer.rows.refusals import read_refused, summarize, summary_json, summary_lines
 from lazyshard_producer.run import reload_settings, run
 from lazyshard_producer.shipping import as_directory
@@ -85,11 +74,11 @@ def _epilog(examples: Sequence[str], codes: Mapping[int, str], more: str = "", *
     return "\n\n".join([*lines, more]).rstrip()
 
 
-_CODES: Final = {code: meaning for code, meaning, _ in TABLE}
+_CODES: Final = {code: meaning for code, meaning, _ in errors.TABLE}
 
 _PLAIN_CODES: Final = {
-    FILESYSTEM: "the filesystem failed: disk full, read-only, no permission",
-    INTERRUPTED: "Ctrl-C",
+    errors.FILESYSTEM: "the filesystem failed: disk full, read-only, no permission",
+    errors.INTERRUPTED: "Ctrl-C",
 }
 
 _EPILOG: Final = _epilog(["run --source data.jsonl --out /shared/stream --samples-per-chunk 1000"], {})
@@ -120,18 +109,23 @@ _CHECK_EPILOG: Final = _epilog(
 
 _INIT_EPILOG: Final = _epilog(
     ["init", "init stream.toml"],
-    {FINISHED: "written", NO_EXTRA: _CODES[NO_EXTRA], USAGE: "there is such a file already, or usage", **_PLAIN_CODES},
+    {
+        errors.FINISHED: "written",
+        errors.NO_EXTRA: _CODES[errors.NO_EXTRA],
+        errors.USAGE: "there is such a file already, or usage",
+        **_PLAIN_CODES,
+    },
 )
 
 _QUARANTINE_EPILOG: Final = _epilog(
     ["quarantine /shared/stream --rows > refused.jsonl"],
     {
-        FINISHED: "shown, or nothing was refused",
-        NO_EXTRA: _CODES[NO_EXTRA],
-        USAGE: "usage; there is no such directory",
-        STREAM_REFUSED: "the file of refused rows cannot be read as what it is",
+        errors.FINISHED: "shown, or nothing was refused",
+        errors.NO_EXTRA: _CODES[errors.NO_EXTRA],
+        errors.USAGE: "usage; there is no such directory",
+        errors.STREAM_REFUSED: "the file of refused rows cannot be read as what it is",
         **_PLAIN_CODES,
-        FILESYSTEM: "the filesystem or store failed",
+        errors.FILESYSTEM: "the filesystem or store failed",
     },
 )
 
@@ -208,7 +202,7 @@ def show_quarantine(stream: str, rows: bool, as_json: bool) -> int:
     """Shows a stream's refused rows: counted, for people or as JSON, or as they came."""
     with as_directory(stream, None) as directory:
         if not os.path.isdir(directory):
-            raise SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")
+            raise errors.SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")
         if rows:
             return _print_rows(stream, directory)
         summary = summarize(directory)
@@ -225,12 +219,12 @@ def _print_rows(stream: str, directory: str) -> int:
                 sys.stdout.buffer.write((_shown(refused.row) if sys.stdout.isatty() else refused.row) + b"\n")
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        return FINISHED
+        return errors.FINISHED
     if lost:
         why = "rows of tables and generators, and those that were too long, are not kept"
         places = f"`{NAME} quarantine {stream}` names their places"
         say(warning_line(f"{count(lost, 'row')} could not be printed: {why}; {places}"))
-    return FINISHED
+    return errors.FINISHED
 
 
 def _shown(row: bytes) -> bytes:
@@ -243,15 +237,15 @@ def _print_all(lines: Iterable[str]) -> int:
     with contextlib.suppress(BrokenPipeError):
         for line in lines:
             print(line, flush=True)
-    return FINISHED
+    return errors.FINISHED
 
 
 def _conclude(result: Outcome | End, out: str, display: Display) -> int:
     if isinstance(result, End):
         say(one_line(f"already ended: {out} holds {holding(result.samples, result.chunks)}; nothing to do"))
-        return FINISHED
+        return errors.FINISHED
     display.finish(result)
-    return INTERRUPTED if result.end == "interrupted" else FINISHED
+    return errors.INTERRUPTED if result.end == "interrupted" else errors.FINISHED
 
 
 app = typer.Typer(
@@ -283,7 +277,7 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
         # An option such as --help has done it already, and what came is the exit code.
         code = task() if callable(task) else task
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return errors.INTERRUPTED
     except Exception as error:
         # The root of typer's own usage errors is click's, which recent releases carry inside; both have this method.
         if hasattr(error, "format_message"):
@@ -292,19 +286,19 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
             # Its options without it are what a forgotten `run` looks like.
             meant = f"; did you mean `{NAME} run ...`?" if found.rest and found.rest[0].startswith("--") else ""
             say(error_line(f"{error.format_message()}{meant} (see `{command} --help`)"))
-            return USAGE
+            return errors.USAGE
         return report(error, debug="--debug" in arguments)
-    return code if isinstance(code, int) else FINISHED
+    return code if isinstance(code, int) else errors.FINISHED
 
 
 def report(error: Exception, debug: bool) -> int:
     """Says what went wrong, in a line, or one for each setting that cannot be, and returns the exit code."""
-    code = exit_code(error)
+    code = errors.exit_code(error)
     if debug:
         # Line by line: a text in it may be somebody else's.
         for line in traceback.format_exc().splitlines():
             say(one_line(line))
-    if isinstance(error, SettingsInvalid):
+    if isinstance(error, errors.SettingsInvalid):
         for problem in error.problems:
             say(error_line(f"{problem.option}: {problem.text}"))
     else:
@@ -319,10 +313,10 @@ def _root(
 ) -> None:
     if version:
         print(f"{NAME} {__version__}")
-        raise typer.Exit(FINISHED)
+        raise typer.Exit(errors.FINISHED)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-        raise typer.Exit(USAGE)
+        raise typer.Exit(errors.USAGE)
 
 
 _Config = Annotated[
@@ -352,7 +346,7 @@ def _run(
     if context.args:
         first = context.args[0]
         meant = f"{'--config' if first.endswith('.toml') else '--source'} {first}"
-        raise SettingInvalid(f"run takes nothing without a flag before it, got {first}; is {meant} meant?")
+        raise errors.SettingInvalid(f"run takes nothing without a flag before it, got {first}; is {meant} meant?")
     flags = call.flags.with_values(given)
     return lambda: run_stream(flags, config, no_progress, call.stop)
 
@@ -399,4 +393,4 @@ def _quarantine(
 def _breakable(stop: Stop) -> int:
     """Lets Ctrl-C break off what follows, which leaves nothing half done; returns the exit code if it has come."""
     stop.release()
-    return INTERRUPTED if stop.requested is signal.SIGINT else 0
+    return errors.INTERRUPTED if stop.requested is signal.SIGINT else 0

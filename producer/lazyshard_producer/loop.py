@@ -190,10 +190,6 @@ class RowLoop:
         """Moves rows until the reader ends (True) or a signal asks to stop (False).
 
         A chunk's last row is written together with the position after it: that is what a restart goes on from.
-
-        Raises:
-            RowInvalid: a row is refused, and with it the run; the rows before it are written.
-            SourceRefused, ProducerFenced, WriterFailed: see there.
         """
         while self._goes_on():
             batch = self.reader.read()

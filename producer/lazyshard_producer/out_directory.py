@@ -48,13 +48,7 @@ from lazyshard_producer.wording import count
 
 
 def check_out(out: str) -> None:
-    """Checks that a directory can have this name, or has it.
-
-    Raises:
-        SettingInvalid: no file can have this name.
-        StreamInvalid: something else than a directory has it.
-        OSError: the filesystem failed.
-    """
+    """Checks that a directory can have this name, or has it."""
     try:
         mode = os.stat(out).st_mode
     except FileNotFoundError:
@@ -94,12 +88,7 @@ _MOST_NAMED: Final = 5
 
 
 def find_end(out: str, samples_per_chunk: int) -> End | None:
-    """Returns how much an ended stream holds, None where there is no stream or it has not ended.
-
-    Raises:
-        StreamMismatch: it has another number of samples per chunk.
-        FormatInvalid, OSError: its files cannot be read.
-    """
+    """Returns how much an ended stream holds, None where there is no stream or it has not ended."""
     try:
         data = read_file(Path(out, END))
     except FileNotFoundError:
@@ -123,10 +112,6 @@ def check_made_alike(settings: Settings, end: End, form: Form | None, warn: Call
 
     `form` is what rows would be, None where that is not known. `warn` is told where sources would be mixed otherwise,
     as on a stream that goes on.
-
-    Raises:
-        StreamMismatch: they were encoded otherwise.
-        SettingInvalid: they were made or ordered otherwise.
     """
     if form is not None:
         find_manifest(Path(settings.out), settings.samples_per_chunk, form.arrays, form.encoding)
@@ -219,11 +204,6 @@ def check_all_taken(
     What was deleted since holds none. Named pipes and functions cannot be looked at without taking their rows, nor can
     standard input where no run asks (`stopped`, whether to stop waiting for it, is None): of one that the stream was
     made of nothing is known, which is told, as are sources that the stream has and that are not given.
-
-    Raises:
-        StreamEnded: there are rows that are not in it.
-        StreamMismatch: another program wrote the stream.
-        SourceRefused: a source is there, and not what it was, or cannot be read.
     """
     found = _final_position(settings.out, end)
     if found is None:

@@ -15,6 +15,7 @@ from lazyshard.format.records import End
 from lazyshard.store.urls import is_url
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.watchdog import Watchdog
+from lazyshard_producer import out_directory
 from lazyshard_producer.configuration.quantities import Amount, show_amount, show_bytes
 from lazyshard_producer.configuration.settings import OPTIONS, Limits, Settings
 from lazyshard_producer.display.metrics import Metrics
@@ -23,18 +24,6 @@ from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.holding.holdback import Gate, Holdback
 from lazyshard_producer.loop import Pace, RowLoop, RunWatch
 from lazyshard_producer.opening import check_not_own, check_sources
-from lazyshard_producer.out_directory import (
-    check_all_taken,
-    check_made_alike,
-    check_out,
-    clear_journals,
-    complete_end,
-    find_end,
-    is_gone,
-    known_form,
-    leftovers,
-    telling_how_to_begin_anew,
-)
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.shipping import Destination, open_destination
 from lazyshard_producer.shipping.store import GivenUp
@@ -132,10 +121,10 @@ class _Run:
     def result(self) -> Outcome | End:
         """Does the run."""
         settings, out = self.settings, self.settings.out
-        end = find_end(out, settings.samples_per_chunk)
+        end = out_directory.find_end(out, settings.samples_per_chunk)
         if end is None:
             check_sources(settings)
-        form = known_form(settings, end)
+        form = out_directory.known_form(settings, end)
         if end is None:
             assert form is not None
             _raise_open_files()
@@ -147,15 +136,15 @@ class _Run:
                 )
             except StreamEnded:
                 # A crash had left only the end to be written, which the writer has done.
-                end = find_end(out, settings.samples_per_chunk)
+                end = out_directory.find_end(out, settings.samples_per_chunk)
                 if end is None:
                     raise
         if end is not None:
-            check_made_alike(settings, end, form, self.display.warn)
-            complete_end(out, end)
+            out_directory.check_made_alike(settings, end, form, self.display.warn)
+            out_directory.complete_end(out, end)
             if not self.destination.settle(end.chunks, self.display.wait):
                 return _nothing(settings, self.stop)
-            check_all_taken(settings, end, self.display.warn, lambda: self.stop.requested is not None)
+            out_directory.check_all_taken(settings, end, self.display.warn, lambda: self.stop.requested is not None)
             return end
         try:
             self.destination.begin(writer.published_chunks)
@@ -164,7 +153,7 @@ class _Run:
             # Before it is closed: that lets others in.
             fenced = _find_fenced(writer, error)
             writer.close(end=False, state="failed", note=explain(error))
-            if isinstance(error, OSError | ProducerFenced) and is_gone(out):
+            if isinstance(error, OSError | ProducerFenced) and out_directory.is_gone(out):
                 raise StreamMissing(
                     f"{out}: the stream's directory is gone, with what was published in it: it was removed, moved or "
                     f"unmounted meanwhile. Put it back and run the same command again to go on; without it that "
@@ -241,8 +230,8 @@ class _Run:
                 self.display.warn(f"{left_out}: the stream ends empty")
         writer.close(end=True, source=last.encode(pipeline.names, end=True))
         watchdog.answered()
-        clear_journals(out)
-        for note in leftovers(last, [source.path for source in self.settings.sources]):
+        out_directory.clear_journals(out)
+        for note in out_directory.leftovers(last, [source.path for source in self.settings.sources]):
             self.display.warn(note)
         there = self.destination.settle(writer.published_chunks, self.display.wait)
         return Outcome("finished" if there else named_end(self.stop), out, self._watch.tally())
@@ -283,23 +272,17 @@ def run(
     Whatever happens, what is published stays published, and the same settings go on from there. Nothing is made before
     the sources were found to be readable. Returns how it came out; the end that was found if the stream had ended
     before.
-
-    Raises:
-        SettingInvalid, SourceRefused, RowInvalid, WorkerFailed: see there.
-        StreamEnded: the stream had ended before, and there are rows that are not in it.
-        StreamMissing: somebody has removed the stream's directory meanwhile.
-        LazyShardError, OSError: as `ChunkWriter` raises them.
     """
     with _named(settings.out):
         keep_freed_memory()
         if not is_url(settings.out):
-            check_out(settings.out)
+            out_directory.check_out(settings.out)
         check_not_own(settings)
         try:
             destination = open_destination(
                 settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings)
             )
-            with destination, _named(destination.directory), telling_how_to_begin_anew(settings.out):
+            with destination, _named(destination.directory), out_directory.telling_how_to_begin_anew(settings.out):
                 inner = replace(settings, out=destination.directory, spool=None)
 
                 def reload_inner(now: Settings) -> Settings:

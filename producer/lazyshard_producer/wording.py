@@ -13,30 +13,18 @@ NAME: Final = "lazyshard-producer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How far a run is; that of one that has not begun by default.
+    """How far a run is, by default one that has not begun. Earlier runs are included, but in new and seconds."""
 
-    Attributes:
-        samples: rows in the stream, those of the open chunk included.
-        published: rows of sealed chunks.
-        new: rows that this run has read.
-        blank: blank lines skipped, earlier runs included, as in the others that follow.
-        duplicate: rows that name a key twice.
-        bytes_total: bytes of the sources when the run started; None where nobody can know, as of live ones.
-        seconds: how long the run has taken.
-        refused: rows left out or quarantined.
-        sources: how many there are.
-    """
-
-    samples: int = 0
-    published: int = 0
+    samples: int = 0  # rows in the stream, those of the open chunk included
+    published: int = 0  # rows of sealed chunks
     chunks: int = 0
-    new: int = 0
-    blank: int = 0
-    duplicate: int = 0
+    new: int = 0  # rows that this run has read
+    blank: int = 0  # blank lines skipped
+    duplicate: int = 0  # rows that name a key twice
     bytes_read: int = 0
-    bytes_total: int | None = None
+    bytes_total: int | None = None  # of the sources when the run started; None where nobody can know, as of live ones
     seconds: float = 0.0
-    refused: int = 0
+    refused: int = 0  # rows left out or quarantined
     sources: int = 1
 
     @property
@@ -47,13 +35,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run came out.
-
-    Attributes:
-        end: finished: the stream has ended now; interrupted, terminated: by SIGINT or SIGTERM, and resumable.
-        out: the stream's directory.
-        tally: how far it came.
-    """
+    """How a run came out: finished, the stream has ended now; interrupted or terminated by a signal, and resumable."""
 
     end: Literal["finished", "interrupted", "terminated"]
     out: str
@@ -99,11 +81,7 @@ def explain(error: Exception) -> str:
 
 
 def log_line(event: str, time: str, **values: str | int | float) -> str:
-    """Returns a line for a log.
-
-    >>> log_line("end", "2026-01-02T03:04:05Z", out="a dir", samples=3, seconds=1.25)
-    'time=2026-01-02T03:04:05Z event=end out="a dir" samples=3 seconds=1.2'
-    """
+    """Returns a line for a log: time=2026-01-02T03:04:05Z event=end out="a dir" samples=3 seconds=1.2."""
     pairs = {"time": time, "event": event} | values
     return one_line(" ".join(f"{key}={_value(value)}" for key, value in pairs.items()))
 
@@ -152,11 +130,7 @@ def stopped(outcome: Outcome) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Returns a number with its noun.
-
-    >>> count(1, "row"), count(2000, "row")
-    ('1 row', '2,000 rows')
-    """
+    """Returns a number with its noun: 1 row, 2,000 rows."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

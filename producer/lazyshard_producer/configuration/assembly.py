@@ -63,11 +63,7 @@ _FOLLOWS_FROM: Final = {
 
 
 def assemble(flags: Flags, config: ConfigFile | None) -> Settings:
-    """Returns the settings. Looks for the files that match patterns, reads blend files, and looks at nothing else.
-
-    Raises:
-        SettingsInvalid: with every problem.
-    """
+    """Returns the settings. Looks for the files that match patterns, reads blend files, and looks at nothing else."""
     assembly = _Assembly(flags, config or ConfigFile("", {}, (), ()))
     settings = assembly.settings()
     if assembly.problems:
@@ -241,11 +237,7 @@ def _can_be_about(option: Option, groups: Sequence[_Group]) -> tuple[str, list[_
 
 
 def _sources_of(group: _Group) -> list[SourceSettings]:
-    """Returns the sources of a group, its weight divided among them: evenly, or as a blend file says.
-
-    Raises:
-        ValueError: a blend file cannot be read, or is to share a weight with other sources.
-    """
+    """Returns the sources of a group, its weight divided among them: evenly, or as a blend file says."""
     found = [one for path in group.paths for one in ([FoundSource(path)] if group.follow else expand_source(path))]
     values = _fields(group.values, SourceSettings)
     weight = values.pop("weight", None)
@@ -292,11 +284,7 @@ class FoundSource(NamedTuple):
 
 
 def expand_source(path: str) -> list[FoundSource]:
-    """Returns the sources that a path of --source stands for: those of a pattern, a prefix or a blend file.
-
-    Raises:
-        ValueError: it is a blend file that cannot be read.
-    """
+    """Returns the sources that a path of --source stands for: those of a pattern, a prefix or a blend file."""
     if path.startswith(MEGATRON_BLEND):
         return [FoundSource(_index(prefix), weight) for prefix, weight in _read_blend(path[len(MEGATRON_BLEND) :])]
     if path.startswith(MEGATRON):
@@ -348,11 +336,7 @@ def _read_blend(path: str) -> list[FoundSource]:
 
 
 def parse_blend(data: bytes) -> list[FoundSource]:
-    """Returns the prefixes of a blend file, in its order, without `.idx` and `.bin`.
-
-    Raises:
-        ValueError: it is no text, lists nothing, a weight is no number above 0, or only some have one.
-    """
+    """Returns the prefixes of a blend file, in its order, without `.idx` and `.bin`."""
     words = _words(data)
     if not words:
         raise ValueError("weights and prefixes are needed, such as 0.7 data/web 0.3 data/code, got none")

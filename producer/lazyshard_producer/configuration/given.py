@@ -192,12 +192,7 @@ class ConfigFile:
 
 
 def read_config(path: str) -> ConfigFile:
-    """Reads a configuration file.
-
-    Raises:
-        SettingInvalid: it cannot be read, or is no TOML.
-        ExtraMissing: this is Python 3.10, and tomli is not installed.
-    """
+    """Reads a configuration file."""
     try:
         with open(path, "rb") as file:
             text = file.read().decode("utf-8-sig")

@@ -47,11 +47,7 @@ _RETAIN: Final = '"all", "consumed" or a number of chunks from 1'
 
 
 def parse_bytes(text: str) -> int:
-    """Returns a number of bytes, rounded down; raises ValueError if it is none.
-
-    >>> parse_bytes("512"), parse_bytes("1.5 kB"), parse_bytes("2MiB")
-    (512, 1500, 2097152)
-    """
+    """Returns a number of bytes, rounded down; raises ValueError if it is none."""
     number, unit = _split(text, _SIZE)
     if unit not in _BYTE_UNITS:
         raise ValueError(_SIZE)
@@ -79,11 +75,7 @@ def parse_retain(text: str) -> Literal["all", "consumed"] | int:
 
 
 def show_bytes(number: int) -> str:
-    """Returns a number of bytes for people.
-
-    >>> show_bytes(999), show_bytes(20_500_000_000)
-    ('999 bytes', '20.5 GB')
-    """
+    """Returns a number of bytes for people: 999 bytes, 20.5 GB."""
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if number >= size:
             return f"{number / size:,.1f} {unit}"

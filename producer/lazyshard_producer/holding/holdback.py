@@ -149,9 +149,6 @@ class Holdback:
         warn: is told of what goes wrong without stopping the run.
         wall_clock: returns seconds since 1970; only for what is said of ages.
         stock: what is on disk, as far as a limit needs it; None where none does. Estimated without `max_disk`.
-
-    Raises:
-        OSError, FileInvalid: the stream's files cannot be read.
     """
 
     limits: Limits
@@ -176,12 +173,8 @@ class Holdback:
         """Returns why chunk number `published_chunks` may not be published yet, None if it may.
 
         To be asked before the chunk is begun. It is counted as large as the largest one so far: one that is larger than
-        all before it can go beyond a limit of bytes, by the difference.
-
-        Raises:
-            OSError: the filesystem does not answer. That the consumers cannot be looked at, or chunks not be deleted,
-                is only told to `warn`.
-            ProducerFenced: as `check` raises it.
+        all before it can go beyond a limit of bytes, by the difference. That the consumers cannot be looked at, or
+        chunks not be deleted, is only told to `warn`.
         """
         self._take_stock(published_chunks)
         hold = self._hold(published_chunks, published_samples)

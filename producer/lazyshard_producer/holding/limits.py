@@ -32,13 +32,10 @@ said depends on it, no decision: the clocks of two machines differ."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptChunks:
-    """Why chunks that are on disk may not be deleted.
+    """Why chunks that are on disk may not be deleted, and the consumers that are meant, in order.
 
-    Attributes:
-        by: all: `retain` keeps all; last: it keeps the last ones, the newest at least, and no consumer needs any other;
-            nobody: there is no consumer yet; unregistered: a consumer that was named has no cursor; consumer: it is
-            done with no more.
-        names: the consumers that were meant, in order.
+    all: `retain` keeps all; last: it keeps the last ones, the newest at least, and no consumer needs any other; nobody:
+    there is no consumer yet; unregistered: one that was named has no cursor; consumer: it is done with no more.
     """
 
     by: Literal["all", "last", "nobody", "unregistered", "consumer"]
@@ -103,13 +100,7 @@ def seen_at(consumer: Consumer) -> float | None:
 
 
 def ahead_in_chunks(amount: Amount, samples_per_chunk: int, chunk_bytes: int | None) -> int:
-    """Returns how many chunks an amount of data is, rounded down, but of samples and bytes at least one.
-
-    `chunk_bytes` is the mean size of a chunk; None or 0 as long as there is none.
-
-    >>> ahead_in_chunks(Amount(number=2500, unit="samples"), 1000, None)
-    2
-    """
+    """Returns how many chunks an amount of data is, rounded down, but of samples and bytes at least one."""
     if amount.unit == "chunks":
         return amount.number
     size = samples_per_chunk if amount.unit == "samples" else chunk_bytes
@@ -194,16 +185,7 @@ _NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What is known when a chunk is held.
-
-    Attributes:
-        out: the stream's directory, as people call it.
-        consumers: those of all consumers.
-        published: published chunks.
-        samples: rows in them.
-        retry_s: in how many seconds to ask again.
-        now: seconds since 1970.
-    """
+    """What is known when a chunk is held: `published` chunks with so many samples, `now`, in seconds since 1970."""
 
     out: str
     consumers: tuple[Consumer, ...]
@@ -232,12 +214,8 @@ class Situation:
     def hold_for_room(self, stock: Stock, limit: int, free: int | None, *, more: bool, trouble: str | None) -> Hold:
         """Returns the hold for a run that has no room for another chunk.
 
-        Args:
-            stock: what is on disk.
-            limit: `max_disk`, or `min_free_disk` where `free` says what is free.
-            free: see there.
-            more: whether more may be deleted.
-            trouble: why that is still there; None if it is being deleted.
+        `limit` is `max_disk`, or `min_free_disk` where `free` says what is free; `more`: whether more may be deleted,
+        and `trouble` why it is still there.
         """
         kept = why_kept(self.consumers, self.limits, self.published)
         deadlock = not more and is_deadlock(self.consumers, kept, self.published)

@@ -64,11 +64,7 @@ def list_pieces(folder: Path) -> set[int]:
 
 
 class PieceWriter:
-    """Writes the piece of a task. Memory: 16 bytes a row.
-
-    Raises:
-        FileNotFoundError: the folder has gone: nobody waits for pieces any more.
-    """
+    """Writes the piece of a task. Memory: 16 bytes a row."""
 
     def __init__(self, folder: Path, task: int) -> None:
         self._target = piece_path(folder, task)
@@ -116,11 +112,6 @@ class PieceReader:
     Attributes:
         ends: u64 of shape (rows,): row i ends before this byte.
         digests: u64 of shape (rows,).
-
-    Raises:
-        FileNotFoundError: it is not there.
-        FileRefused: it is no plain file.
-        ChunkCorrupt: it is not what was written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,11 +150,7 @@ class PieceReader:
         return min(max(last, first + 1), first + most_rows, len(self))
 
     def read(self, first: int, last: int) -> CheckedLines:
-        """Returns the rows of the half-open range [first, last), which is not empty.
-
-        Raises:
-            ChunkCorrupt: their bytes are not those that were written.
-        """
+        """Returns the rows of the half-open range [first, last), which is not empty."""
         start = self._start(first)
         data = self._bytes(start, int(self.ends[last - 1]) - start)
         ends, digests = self.ends[first:last] - np.uint64(start), self.digests[first:last]
@@ -216,9 +203,6 @@ class Committer:
 
     Attributes:
         failure: what has ended it before its time.
-
-    Raises:
-        StreamMismatch: the stream was begun by another program.
     """
 
     def __init__(self, writer: ChunkWriter, folder: Path) -> None:
@@ -242,13 +226,7 @@ class Committer:
         self._thread.start()
 
     def finish(self, tasks: Iterable[int]) -> None:
-        """Publishes the pieces of these tasks, all of which are done, and ends the stream.
-
-        Raises:
-            StreamMismatch: the rows are not those that an earlier write has published.
-            WriterFailed: it was stopped before that.
-            LazyShardError, OSError: as `ChunkWriter` and `PieceReader` raise them.
-        """
+        """Publishes the pieces of these tasks, all of which are done, and ends the stream."""
         with self._changed:
             self._tasks = sorted(tasks)
             self._changed.notify_all()
@@ -353,11 +331,7 @@ class Committer:
         return {"kind": KIND, "rows": self._rows}
 
     def _count_published(self, digests: npt.NDArray[np.uint64]) -> int:
-        """Returns how many of the rows with these digests, the next ones, an earlier write has published.
-
-        Raises:
-            StreamMismatch: one of them is not the sample that is published in its place.
-        """
+        """Returns how many of the rows with these digests, the next ones, an earlier write has published."""
         count = max(0, min(len(digests), self._published - self._rows))
         done = 0
         while done < count:

@@ -69,9 +69,6 @@ def open_destination(
     """Returns the destination for `settings.out`.
 
     `prepare` is called before another producer is fenced, unless the stream has ended: raises where the run cannot be.
-
-    Raises:
-        LazyShardError, OSError: the object store, or the spool, cannot be used.
     """
     if not is_url(settings.out):
         return Destination(settings.out)
@@ -87,9 +84,6 @@ def as_directory(place: str, samples_per_chunk: int | None) -> Iterator[str]:
 
     Of a stream in an object store that is not there yet, it is none that exists. `samples_per_chunk` is what is asked
     for; None takes what the manifest says.
-
-    Raises:
-        LazyShardError, OSError: the object store cannot be looked at, or holds another stream.
     """
     if not is_url(place):
         yield place

@@ -38,10 +38,6 @@ def put_chunk(store: StreamStore, chunk: int, data: bytes, seal: bytes, arrays: 
     """Puts a chunk. It is published if and only if this returns.
 
     May be repeated, after a crash for instance: what is there already stays.
-
-    Raises:
-        ProducerFenced: as `StreamStore.check_owner`.
-        StreamInvalid: another producer has published this chunk, with other rows.
     """
     replaced = {
         name: _put_data(store, chunk, name, content)

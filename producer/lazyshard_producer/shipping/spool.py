@@ -52,7 +52,7 @@ def default_root() -> Path:
 
 
 def folder_name(url: str) -> str:
-    """Returns the name of the folder for a URL: something to be recognised by, and what tells it from all others.
+    """Returns the folder for a URL, to be recognised by and unlike all others.
 
     >>> folder_name("s3://bucket/run 1")
     'bucket-run-1-3ed38f673c3ab8a0'
@@ -62,12 +62,7 @@ def folder_name(url: str) -> str:
 
 
 class Spool:
-    """A spool, locked. `folder` is its own, `stream` the directory in which the run publishes.
-
-    Raises:
-        ProducerLocked: a producer of this machine is running on the URL.
-        OSError: the filesystem refused, as of all methods.
-    """
+    """A spool, locked. `folder` is its own, `stream` the directory in which the run publishes."""
 
     def __init__(self, root: Path, url: str) -> None:
         self.folder: Final = root.absolute() / folder_name(url)
@@ -148,9 +143,6 @@ def restore(store: StreamStore, found: Found, folder: Path, *, ended: bool = Fal
     """Fills a new folder from what is in the store, where a stream is. On an error it may be left in part.
 
     `ended` is for a folder that is to show only that the stream has ended: with the head, without rows.
-
-    Raises:
-        ChunkMissing: the newest chunk has been deleted since.
     """
     assert found.manifest is not None
     folder.mkdir()

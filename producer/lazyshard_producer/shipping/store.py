@@ -138,10 +138,6 @@ class StreamStore:
 
         One that is fenced meanwhile cannot overwrite what its successor has put: the tag is older than its look at the
         owner.
-
-        Raises:
-            ProducerFenced: as `check_owner`.
-            StreamInvalid: somebody replaces this object all the time.
         """
         for _ in range(_TURNS):
             found, tag = self._tagged(name)
@@ -169,11 +165,7 @@ class StreamStore:
             return FoundOwner(None, tag)
 
     def take(self, owner: Owner, found: FoundOwner) -> None:
-        """Takes the stream from whoever had it when it was looked at.
-
-        Raises:
-            ProducerFenced: somebody else has taken it since that look.
-        """
+        """Takes the stream from whoever had it when it was looked at."""
         self.owner = owner
         data, tag = owner.encode(), found.tag
         taken = self.put_new(OWNER, data) if tag is None else self._put_matching(OWNER, data, tag)
@@ -182,11 +174,7 @@ class StreamStore:
             self.check_owner()
 
     def check_owner(self) -> None:
-        """Looks whether the stream is still ours.
-
-        Raises:
-            ProducerFenced: another producer has taken it over, or the object is gone.
-        """
+        """Looks whether the stream is still ours."""
         found = self.find_owner().owner
         if found is None:
             raise ProducerFenced(
@@ -248,13 +236,7 @@ class Found:
 
 
 def look(store: StreamStore, samples_per_chunk: int | None) -> Found:
-    """Looks at a stream, of which so many samples per chunk are asked for; None takes what the manifest says.
-
-    Raises:
-        StreamMismatch: the stream has another number of samples per chunk.
-        StreamInvalid, ChunkMissing: its objects contradict each other, or somebody else made them.
-        FormatInvalid: one of them cannot be used.
-    """
+    """Looks at a stream, of which so many samples per chunk are asked for; None takes what the manifest says."""
     url = store.url
     data = store.get(MANIFEST)
     manifest = None if data is None else Manifest.decode(data, store.objects.name_of(MANIFEST))

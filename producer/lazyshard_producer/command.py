@@ -153,60 +153,9 @@ def _plain(params: Iterable[Any]) -> list[Any]:
     return shown
 
 
-def run_stream(flags: Flags, config: str | None, quiet: bool, stop: Stop) -> int:
-    """Publishes a stream."""
-    settings = load_settings(flags, config)
-    # The port first: one that is taken is to be noticed before anything is made.
-    with contextlib.closing(open_metrics(settings.metrics_host, settings.metrics_port)) as metrics:
-        display = choose_display(quiet, settings.log_every_s)
-
-        def reload(old: Settings) -> Settings:
-            if config is None:
-                display.note("SIGHUP has come, and there is no configuration file to be read again: nothing changes")
-                return old
-            return reload_settings(old, lambda: load_settings(flags, config), config, display.note, display.warn)
-
-        if metrics.address is not None:
-            display.note(f"metrics at {metrics.address}")
-        if config is not None and stop.reload_ignored:
-            display.note(
-                f"SIGHUP is ignored, as under nohup: {config} is not read again while this runs. To change a setting, "
-                "stop this with SIGTERM and start it again; to have SIGHUP read it, start this with setsid instead"
-            )
-        try:
-            result = run(settings, display, stop, metrics=metrics, reload=reload)
-        finally:
-            display.close()
-        return _conclude(result, settings.out, display)
-
-
 def load_settings(flags: Flags, config: str | None) -> Settings:
     """Returns the settings of a command line and the configuration file that it names, if it does."""
     return assemble(flags, None if config is None else read_config(config))
-
-
-def check_stream(flags: Flags, config: str | None, rows: int) -> int:
-    """Says what a run would do; arguments as those of `run_stream`, `rows` is how many rows to show."""
-    settings = load_settings(flags, config)
-    with as_directory(settings.out, settings.samples_per_chunk) as directory:
-        return _print_all(describe_run(settings, rows, directory))
-
-
-def write_init(file: str) -> int:
-    """Writes an example of a configuration file."""
-    write_example(file)
-    return _print_all([f"written: {file}; edit it, then `{NAME} check {file}` says what it means"])
-
-
-def show_quarantine(stream: str, rows: bool, as_json: bool) -> int:
-    """Shows a stream's refused rows: counted, for people or as JSON, or as they came."""
-    with as_directory(stream, None) as directory:
-        if not os.path.isdir(directory):
-            raise errors.SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")
-        if rows:
-            return _print_rows(stream, directory)
-        summary = summarize(directory)
-        return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
 
 
 def _print_rows(stream: str, directory: str) -> int:
@@ -331,6 +280,32 @@ _Config = Annotated[
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
+def _run_stream(flags: Flags, config: str | None, quiet: bool, stop: Stop) -> int:
+    settings = load_settings(flags, config)
+    # The port first: one that is taken is to be noticed before anything is made.
+    with contextlib.closing(open_metrics(settings.metrics_host, settings.metrics_port)) as metrics:
+        display = choose_display(quiet, settings.log_every_s)
+
+        def reload(old: Settings) -> Settings:
+            if config is None:
+                display.note("SIGHUP has come, and there is no configuration file to be read again: nothing changes")
+                return old
+            return reload_settings(old, lambda: load_settings(flags, config), config, display.note, display.warn)
+
+        if metrics.address is not None:
+            display.note(f"metrics at {metrics.address}")
+        if config is not None and stop.reload_ignored:
+            display.note(
+                f"SIGHUP is ignored, as under nohup: {config} is not read again while this runs. To change a setting, "
+                "stop this with SIGTERM and start it again; to have SIGHUP read it, start this with setsid instead"
+            )
+        try:
+            result = run(settings, display, stop, metrics=metrics, reload=reload)
+        finally:
+            display.close()
+        return _conclude(result, settings.out, display)
+
+
 @app.command("run", help=_RUN_HELP, epilog=_RUN_EPILOG, context_settings={"allow_extra_args": True})
 @with_options
 def _run(
@@ -348,7 +323,7 @@ def _run(
         meant = f"{'--config' if first.endswith('.toml') else '--source'} {first}"
         raise errors.SettingInvalid(f"run takes nothing without a flag before it, got {first}; is {meant} meant?")
     flags = call.flags.with_values(given)
-    return lambda: run_stream(flags, config, no_progress, call.stop)
+    return lambda: _run_stream(flags, config, no_progress, call.stop)
 
 
 @app.command("check", help=_CHECK_HELP, epilog=_CHECK_EPILOG)
@@ -365,7 +340,13 @@ def _check(
     flags = call.flags.with_values(given)
     if file is not None and config is not None:
         raise typer.BadParameter("given twice: here and as --config", param_hint="CONFIG")
-    return lambda: _breakable(call.stop) or check_stream(flags, config if file is None else file, rows)
+
+    def task() -> int:
+        settings = load_settings(flags, config if file is None else file)
+        with as_directory(settings.out, settings.samples_per_chunk) as directory:
+            return _print_all(describe_run(settings, rows, directory))
+
+    return _breakable(call.stop, task)
 
 
 @app.command("init", help=_INIT_HELP, epilog=_INIT_EPILOG)
@@ -373,8 +354,11 @@ def _init(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="The file to write.")] = DEFAULT_FILE,
 ) -> Task:
-    call: Call = context.obj
-    return lambda: _breakable(call.stop) or write_init(file)
+    def task() -> int:
+        write_example(file)
+        return _print_all([f"written: {file}; edit it, then `{NAME} check {file}` says what it means"])
+
+    return _breakable(context.obj.stop, task)
 
 
 @app.command("quarantine", help=_QUARANTINE_HELP, epilog=_QUARANTINE_EPILOG)
@@ -386,11 +370,24 @@ def _quarantine(
 ) -> Task:
     if rows and as_json:
         raise typer.BadParameter("the two do not go together", param_hint="--rows, --json")
-    call: Call = context.obj
-    return lambda: _breakable(call.stop) or show_quarantine(stream, rows, as_json)
+
+    def task() -> int:
+        with as_directory(stream, None) as directory:
+            if not os.path.isdir(directory):
+                raise errors.SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")
+            if rows:
+                return _print_rows(stream, directory)
+            summary = summarize(directory)
+            return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
+
+    return _breakable(context.obj.stop, task)
 
 
-def _breakable(stop: Stop) -> int:
-    """Lets Ctrl-C break off what follows, which leaves nothing half done; returns the exit code if it has come."""
-    stop.release()
-    return errors.INTERRUPTED if stop.requested is signal.SIGINT else 0
+def _breakable(stop: Stop, task: Task) -> Task:
+    """Lets Ctrl-C break off a task, which leaves nothing half done."""
+
+    def broken_off() -> int:
+        stop.release()
+        return errors.INTERRUPTED if stop.requested is signal.SIGINT else task()
+
+    return broken_off

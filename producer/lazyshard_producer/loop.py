@@ -115,11 +115,9 @@ class RunWatch:
         self._refused = tally.refused
         if self.metrics.address is not None and now >= self._next_figures:
             self._next_figures = now + FIGURES_S
-            self._tell_figures()
-
-    def alarm(self, text: str) -> None:
-        """Says that a wait has begun which may never end by itself."""
-        self.display.warn(text)
+            # What cannot be had now is left as it was.
+            with contextlib.suppress(OSError):
+                self._tell_figures(self.writer.published_chunks)
 
     def waiting(self, why: Reason | None, text: str) -> None:
         """Shows what it waits for."""
@@ -127,23 +125,11 @@ class RunWatch:
         self.metrics.waits(why)
         self.metrics.state("running" if why is None else "waiting")
 
-    def published(self, samples: int, size: int, seconds: float) -> None:
-        """Counts a chunk."""
-        self.metrics.published(self.writer.published_chunks, samples, size, seconds)
-        self.metrics.state("running")
-
-    def taken(self, source: str, rows: int) -> None:
-        """Counts rows."""
-        self.metrics.taken(source, rows)
-
-    def _tell_figures(self) -> None:
-        """Tells the metrics of consumers and disk. What cannot be had now is left as it was."""
-        published = self.writer.published_chunks
-        with contextlib.suppress(OSError):
-            consumers = self.shelf.consumers(published)
-            ahead = max(0, published - min(map(mark, consumers))) if consumers else None
-            self.metrics.consumers({one.name: max(0, published - one.chunks_before) for one in consumers}, ahead)
-            self.metrics.disk(self.shelf.used_bytes(published))
+    def _tell_figures(self, published: int) -> None:
+        consumers = self.shelf.consumers(published)
+        ahead = max(0, published - min(map(mark, consumers))) if consumers else None
+        self.metrics.consumers({one.name: max(0, published - one.chunks_before) for one in consumers}, ahead)
+        self.metrics.disk(self.shelf.used_bytes(published))
 
 
 SLICE_S: Final = 0.1
@@ -158,29 +144,20 @@ MAX_LINES: Final = 1024
 
 @dataclass(eq=False)
 class RowLoop:
-    """Moves rows from the reader into the writer.
-
-    Attributes:
-        pace: when the next one is due; None for no limit. May be replaced while it runs.
-        gate: whether the next chunk may be published; None: it always may. May be replaced while it runs.
-        watchdog: is told what is asked of the stream's filesystem.
-        reload: is called when the settings are to be read again.
-        check: is called now and then; what it raises ends the run.
-        rows: rows written so far.
-    """
+    """Moves rows from the reader into the writer: `rows` so far."""
 
     reader: Reader
     stats: RowStats
     writer: ChunkWriter
-    pace: Pace | None
-    gate: Gate | None
+    pace: Pace | None  # None for no limit; this and the next may be replaced while it runs
+    gate: Gate | None  # None: the next chunk may always be published
     stop: Stop
     watch: RunWatch
     watchdog: Watchdog
-    reload: Callable[[], None]
+    reload: Callable[[], None]  # is called when the settings are to be read again
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    check: Callable[[], None] = lambda: None
+    check: Callable[[], None] = lambda: None  # is called now and then; what it raises ends the run
     rows: int = 0
     _ending: bool = False
     _bytes: int = 0  # of the open chunk
@@ -254,9 +231,11 @@ class RowLoop:
                     self.writer.write_lines(checked, source=source)
                 self.rows += written
                 self._bytes += len(checked.data) + (0 if checked.arrays is None else len(checked.arrays.data))
-                self.watch.taken(batch.place(at).file, written)
+                self.watch.metrics.taken(batch.place(at).file, written)
             if fills:
-                self.watch.published(self.writer.samples_per_chunk, self._bytes, self.writer.publish_s)
+                size, seconds = self.writer.samples_per_chunk, self.writer.publish_s
+                self.watch.metrics.published(self.writer.published_chunks, size, self._bytes, seconds)
+                self.watch.metrics.state("running")
                 self._bytes = 0
                 if self.gate is not None:
                     self.writer.settle()
@@ -291,7 +270,8 @@ class RowLoop:
                 break
             if (held.deadlock or held.stalled) and not alarmed:
                 alarmed = True
-                self.watch.alarm(held.reason)
+                # It may never end by itself.
+                self.watch.display.warn(held.reason)
             if not self._pause(held.retry_s, "deadlock" if held.deadlock else "limit", held.reason):
                 return False
         self._over()

@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -205,32 +205,22 @@ class Holdback:
                 return self._situation(published, samples).hold_ahead()
         if stock is None:
             return None
+        free = None if limits.min_free_disk is None else self.shelf.free_bytes()
         if limits.max_disk is not None and stock.size + stock.largest > limits.max_disk:
-            return self._no_room(published, samples, stock, limits.max_disk, None)
-        if limits.min_free_disk is not None:
-            free = self.shelf.free_bytes()
-            if free is not None and free - stock.largest < limits.min_free_disk:
-                return self._no_room(published, samples, stock, limits.min_free_disk, free)
-        return None
-
-    def _no_room(self, published: int, samples: int, stock: Stock, limit: int, free: int | None) -> Hold:
-        more = deletable(self._consumers, self.limits, published) > self._first
-        situation = self._situation(published, samples)
-        return situation.hold_for_room(stock, limit, free, more=more, trouble=self._trouble)
+            limit, free = limits.max_disk, None
+        elif limits.min_free_disk is not None and free is not None and free - stock.largest < limits.min_free_disk:
+            limit = limits.min_free_disk
+        else:
+            return None
+        more = deletable(self._consumers, limits, published) > self._first
+        return self._situation(published, samples).hold_for_room(stock, limit, free, more, self._trouble)
 
     def _situation(self, published: int, samples: int) -> Situation:
         now = self.clock()
         if self._held_since is None:
             self._held_since = now
-        return Situation(
-            out=self.shelf.name,
-            consumers=self._consumers,
-            limits=self.limits,
-            published=published,
-            samples=samples,
-            retry_s=retry_s(now - self._held_since),
-            now=self.wall_clock(),
-        )
+        retry, wall = retry_s(now - self._held_since), self.wall_clock()
+        return Situation(self.shelf.name, self._consumers, self.limits, published, samples, retry, wall)
 
     def _take_stock(self, published: int) -> None:
         """Brings what is known of the disk up to date, as far as a limit asks for it."""
@@ -242,7 +232,8 @@ class Holdback:
             self.stock = self.shelf.stock(self._first, published, exact=limits.max_disk is not None)
             return
         for chunk in range(stock.stop, published):
-            stock = stock.add(self.shelf.chunk_size(chunk))
+            size = self.shelf.chunk_size(chunk)
+            stock = replace(stock, stop=chunk + 1, size=stock.size + size, largest=max(stock.largest, size))
         self.stock = stock
 
     def _refresh(self, published: int, every_s: float) -> bool:
@@ -283,7 +274,7 @@ class Holdback:
             self._trouble = None
         self._first = target
         if self.stock is not None:
-            self.stock = self.stock.delete(target, size)
+            self.stock = replace(self.stock, first=target, size=max(0, self.stock.size - size))
 
     def _size(self, chunks: range) -> int:
         """Returns the bytes of chunks, where anybody wants to know."""

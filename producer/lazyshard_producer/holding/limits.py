@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from lazyshard.stream.consumers import Consumer
@@ -55,14 +55,6 @@ class Stock:
     def chunks(self) -> int:
         """How many they are."""
         return self.stop - self.first
-
-    def add(self, size: int) -> Stock:
-        """Returns the stock with one chunk of so many bytes more."""
-        return replace(self, stop=self.stop + 1, size=self.size + size, largest=max(self.largest, size))
-
-    def delete(self, first: int, size: int) -> Stock:
-        """Returns the stock without the chunks below `first`, which had so many bytes."""
-        return replace(self, first=first, size=max(0, self.size - size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +175,7 @@ _NAMED: Final = 3
 """So many consumers are named, the others counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Situation:
     """What is known when a chunk is held: `published` chunks with so many samples, `now`, in seconds since 1970."""
 
@@ -211,7 +203,7 @@ class Situation:
         stalled = any(may_be_dead(one, self.now) for one in behind)
         return Hold(reason=one_line(text), retry_s=self.retry_s, stalled=stalled)
 
-    def hold_for_room(self, stock: Stock, limit: int, free: int | None, *, more: bool, trouble: str | None) -> Hold:
+    def hold_for_room(self, stock: Stock, limit: int, free: int | None, more: bool, trouble: str | None) -> Hold:
         """Returns the hold for a run that has no room for another chunk.
 
         `limit` is `max_disk`, or `min_free_disk` where `free` says what is free; `more`: whether more may be deleted,

@@ -279,7 +279,9 @@ class Committer:
                 for task in tasks[bisect_left(tasks, next_task) :]:
                     if not self._publish(task, MISSING_S):
                         return False
-                self._check_all_came_again()
+                if self._rows < self._published:
+                    expected = f"the {self._published} rows that are published"
+                    raise _mismatch(self._writer.directory, expected, f"{self._rows} in all")
                 return True
             if next_task not in there:
                 there = list_pieces(self._folder)
@@ -299,9 +301,17 @@ class Committer:
 
     def _publish(self, task: int, patience_s: float) -> bool:
         """Takes a piece; returns whether to go on."""
-        path = piece_path(self._folder, task)
-        piece = self._open(path, patience_s)
-        if piece is None:
+        path, deadline = piece_path(self._folder, task), time.monotonic() + patience_s
+        while not self._stopping:
+            try:
+                piece = PieceReader(path)
+                break
+            except FileNotFoundError:
+                # It has to be seen here first.
+                if time.monotonic() >= deadline:
+                    raise
+            self._wait(lambda: self._stopping)
+        else:
             return False
         self._writer.state = "running"
         with piece:
@@ -314,18 +324,6 @@ class Committer:
                 first = last
         os.unlink(path)
         return not self._stopping
-
-    def _open(self, path: Path, patience_s: float) -> PieceReader | None:
-        """Opens a piece, waiting for it to be seen here; None if it is to stop."""
-        deadline = time.monotonic() + patience_s
-        while not self._stopping:
-            try:
-                return PieceReader(path)
-            except FileNotFoundError:
-                if time.monotonic() >= deadline:
-                    raise
-            self._wait(lambda: self._stopping)
-        return None
 
     def _position(self) -> dict[str, Any]:
         return {"kind": KIND, "rows": self._rows}
@@ -349,11 +347,6 @@ class Committer:
                     raise _mismatch(self._writer.directory, expects, "another")
             done += part
         return count
-
-    def _check_all_came_again(self) -> None:
-        if self._rows < self._published:
-            expected = f"the {self._published} rows that are published"
-            raise _mismatch(self._writer.directory, expected, f"{self._rows} in all")
 
 
 def _mismatch(directory: Path, expected: str, actual: str) -> StreamMismatch:

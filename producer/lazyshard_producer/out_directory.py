@@ -70,8 +70,7 @@ def check_out(out: str) -> None:
 
 
 def is_gone(out: str) -> bool:
-    """Returns whether the filesystem says that there is no such directory."""
-    # No answer, or no permission, is none.
+    """Returns whether the filesystem says that there is no such directory. No answer, or no permission, is none."""
     try:
         os.stat(out)
     except OSError as cause:

@@ -279,10 +279,9 @@ def run(
             out_directory.check_out(settings.out)
         check_not_own(settings)
         try:
-            destination = open_destination(
-                settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings)
-            )
-            with destination, _named(destination.directory), out_directory.telling_how_to_begin_anew(settings.out):
+            opened = open_destination(settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings))
+            begin_anew = out_directory.telling_how_to_begin_anew(settings.out)
+            with opened as destination, _named(destination.directory), begin_anew:
                 inner = replace(settings, out=destination.directory, spool=None)
 
                 def reload_inner(now: Settings) -> Settings:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Set
+import sys
+from collections.abc import Iterator, Set
 from typing import Final
 
 from lazyshard.conversion.indexed import INDEX_SUFFIX
@@ -113,24 +114,21 @@ def _of_not_following(source: Source) -> Iterator[tuple[str, str]]:
 
 def _of_following(source: Source) -> Iterator[tuple[str, str]]:
     plain = Source(path=source.path)
-    if not _is_name_part(source.pattern):
+    if not _is_name(source.pattern, sys.maxsize):
         yield "--pattern", f'a pattern for file names is needed, such as "*.jsonl", got {source.pattern!r}'
-    if not _is_file_name(source.marker) or "{name}" not in source.marker or source.marker == "{name}":
+    if not _is_name(source.marker) or "{name}" not in source.marker or source.marker == "{name}":
         yield "--marker", f'more than {{name}} is needed, such as "{{name}}.done", got {source.marker!r}'
     elif source.marker != plain.marker and source.finished_by != "marker":
         yield "--marker", f"it needs --finished-by marker, got --finished-by {source.finished_by}"
     if source.idle_s != plain.idle_s and source.finished_by != "idle":
         yield "--idle-seconds", f"it needs --finished-by idle, got --finished-by {source.finished_by}"
-    if not _is_file_name(source.end_marker):
+    if not _is_name(source.end_marker):
         yield "--end-marker", f'the name of a file is needed, such as "_END", got {source.end_marker!r}'
 
 
-def _is_file_name(text: str) -> bool:
-    return _is_name_part(text) and len(text.encode("utf-8", "surrogateescape")) <= MAX_NAME_BYTES
-
-
-def _is_name_part(text: str) -> bool:
-    return bool(text) and text not in (".", "..") and not set(text) & {"/", "\0"}
+def _is_name(text: str, most: int = MAX_NAME_BYTES) -> bool:
+    sound = bool(text) and text not in (".", "..") and not set(text) & {"/", "\0"}
+    return sound and len(text.encode("utf-8", "surrogateescape")) <= most
 
 
 def _of_weights(sources: tuple[Source, ...]) -> Iterator[Problem]:
@@ -182,11 +180,9 @@ def _of_functions(settings: Settings) -> Iterator[Problem]:
         if function is not None and not FUNCTION.fullmatch(function):
             yield Problem(option, f"MODULE:FUNCTION is needed, such as my_rows:clean, got {function!r}")
     if settings.workers > 0 and settings.transform is settings.encode is settings.measure is None:
-        text = f"they run --transform, --encode and --measure, and there is none, got {settings.workers}; leave it out"
-        yield Problem("--workers", text)
+        yield Problem("--workers", "they run --transform, --encode and --measure, and there is none; leave it out")
     if settings.max_bad_rows is not None and settings.on_bad_row == "fail":
-        text = "the first bad row ends the run with --on-bad-row fail; give --on-bad-row skip or quarantine with it"
-        yield Problem("--max-bad-rows", text)
+        yield Problem("--max-bad-rows", "the first one ends the run; give --on-bad-row skip or quarantine with it")
 
 
 def _of_columns(settings: Settings) -> Iterator[Problem]:
@@ -211,11 +207,10 @@ def _of_balance(settings: Settings) -> Iterator[Problem]:
     if settings.shuffle:
         yield Problem("--balance", f"it shuffles rows already; leave out --shuffle {settings.shuffle}, or this")
     if settings.samples_per_chunk % batch:
-        text = f"a number of rows of which --samples-per-chunk {settings.samples_per_chunk} is a multiple is needed"
-        yield Problem("--micro-batch-size", f"{text}, got {batch}")
+        size = settings.samples_per_chunk
+        yield Problem("--micro-batch-size", f"a divisor of --samples-per-chunk {size} is needed, got {batch}")
     if not settings.cost_per_token and not settings.cost_per_token_squared:
-        text = "a number above 0 is needed here or as --cost-per-token-squared, or rows cost nothing; got 0 for both"
-        yield Problem("--cost-per-token", text)
+        yield Problem("--cost-per-token", "a number above 0 is needed, or as --cost-per-token-squared; got 0 for both")
 
 
 def _of_forms(settings: Settings) -> Iterator[Problem]:
@@ -228,8 +223,7 @@ def _of_forms(settings: Settings) -> Iterator[Problem]:
         yield Problem(flag(forms[-1]), f"a row is packed, cut or padded; leave out all but one of {', '.join(forms)}")
         return
     if settings.encode == SWIFT and ("mode", "rlhf") in settings.encode_option:
-        text = f"{form} is for samples of one sequence, and those of mode=rlhf have several; leave one out"
-        yield Problem("--encode-option", text)
+        yield Problem("--encode-option", f"samples of mode=rlhf have several sequences; leave it or {form} out")
     names = [new for new, _ in settings.columns]
     # A transform may add it.
     made = settings.transform or settings.encode
@@ -237,8 +231,8 @@ def _of_forms(settings: Settings) -> Iterator[Problem]:
         if settings.shuffle:
             yield Problem("--shuffle", "--pack goes by lengths, whatever the order of the rows; leave it out")
         if names and settings.length_field not in names and made is settings.measure is None:
-            text = f"--pack needs the tokens of a row under {settings.length_field!r}; take that column in"
-            yield Problem("--columns", f"{text}, or name another with --length-field")
+            key = settings.length_field
+            yield Problem("--columns", f"--pack needs the tokens of a row under {key!r}; take in that column")
         return
     if settings.balance is not None:
         yield Problem("--balance", f"{form} gives rows of one length: there is nothing to even out; leave it out")
@@ -247,11 +241,9 @@ def _of_forms(settings: Settings) -> Iterator[Problem]:
     every = [name for name in ("split_every_bos", "split_every_eos") if getattr(settings, name) is not None]
     if settings.split and every:
         if settings.split <= len(every):
-            text = f"a number from {1 + len(every)} is needed, so that a sequence has room for a token of a row"
-            yield Problem("--split", f"{text}, got {settings.split}")
+            yield Problem("--split", f"{1 + len(every)} or more is needed with {flag(every[0])}, got {settings.split}")
         elif settings.split_overlap:
-            text = f"it goes not with {flag(every[0])}, whose token is none of what follows; leave out one of the two"
-            yield Problem("--split-overlap", text)
+            yield Problem("--split-overlap", f"it does not go with {flag(every[0])}; leave out one of the two")
 
 
 def _of_lengths(settings: Settings, given: Set[str]) -> Iterator[Problem]:
@@ -293,16 +285,13 @@ def _of_encoding(settings: Settings) -> Iterator[Problem]:
 
 
 def _of_limits(settings: Settings, given: Set[str]) -> Iterator[Problem]:
-    named = list(_of_consumers(settings.limits.consumers))
-    yield from named
-    # Who says that all are kept knows: a flag may put aside what the file says, or a reload is to change it later.
-    if settings.limits.retain == "all" and "consumers" in given and "retain" not in given and not named:
-        yield Problem("--consumers", "nothing is deleted without --retain: give --retain consumed, or leave this out")
-
-
-def _of_consumers(names: Iterable[str]) -> Iterator[Problem]:
-    for name in names:
+    named = False
+    for name in settings.limits.consumers:
         try:
             check_consumer(name)
         except ValueError as cause:
+            named = True
             yield Problem("--consumers", str(cause))
+    # Who says that all are kept knows: a flag may put aside what the file says, or a reload is to change it later.
+    if settings.limits.retain == "all" and "consumers" in given and "retain" not in given and not named:
+        yield Problem("--consumers", "nothing is deleted without --retain: give --retain consumed, or leave this out")

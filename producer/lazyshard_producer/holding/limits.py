@@ -196,7 +196,7 @@ class Situation:
         behind = slowest(self.consumers)
         if behind:
             ago = age_of_oldest(map(seen_at, behind), self.now)
-            text += f"{_named(behind)} {_are(len(behind))} at chunk {mark(behind[0])}"
+            text += f"{_quoted([one.name for one in behind])} {_are(len(behind))} at chunk {mark(behind[0])}"
             text += ("" if ago is None else f", heard of {_age(ago)} ago") + self._dead(behind)
         else:
             text += "no consumer has registered yet"
@@ -226,49 +226,44 @@ class Situation:
         parts[0] += f", the next chunk may take {show_bytes(chunk)}"
         if waiting:
             wait = f"{'waits' if len(waiting) == 1 else 'wait'} for {count(wanted, 'chunk')}"
-            parts.append(f"{_named(waiting)} {wait}, {self.published:,} {_are(self.published)} published")
+            parts.append(
+                f"{_quoted([one.name for one in waiting])} {wait}, {self.published:,} {_are(self.published)} published"
+            )
         stuck = more and trouble is not None
-        parts.append(f"chunks that nobody needs cannot be deleted: {trouble}" if stuck else self._why(kept, keepers))
+        why, ways = self._why(kept, keepers)
+        parts.append(f"chunks that nobody needs cannot be deleted: {trouble}" if stuck else why)
         if deadlock:
             parts[0] = f"deadlock: {parts[0]}"
-            parts.append(" or ".join([way, *self._ways(kept)]))
+            parts.append(" or ".join([way, *ways]))
         dead = any(may_be_dead(one, self.now) for one in keepers)
         stalled = dead or stuck or kept.by in ("all", "last")
         reason = one_line("; ".join(parts) + self._dead(keepers))
         return Hold(reason=reason, retry_s=self.retry_s, deadlock=deadlock, stalled=stalled)
 
-    def _why(self, kept: KeptChunks, keepers: Sequence[Consumer]) -> str:
-        """Returns why no more can be deleted."""
+    def _why(self, kept: KeptChunks, keepers: Sequence[Consumer]) -> tuple[str, list[str]]:
+        """Returns why no more can be deleted, and what would end a deadlock, beside more room."""
+        names, one = _quoted(kept.names), len(kept.names) == 1
         if kept.by == "all":
-            return "--retain all deletes nothing"
+            return "--retain all deletes nothing", ["choose --retain consumed"]
         if kept.by == "nobody":
-            return "nothing is deleted, as no consumer has registered yet"
+            return "nothing is deleted, as no consumer has registered yet", []
         if kept.by == "unregistered":
-            return (
-                f"nothing is deleted before {_quoted(kept.names)} of --consumers {_have(kept.names)} written a cursor"
-            )
+            why = f"nothing is deleted before {names} of --consumers {'has' if one else 'have'} written a cursor"
+            return why, [f"take {'it' if one else 'them'} out of --consumers"]
         if kept.by == "last":
             last = self.limits.retain
-            stay = (
-                f"--retain keeps the last {last}" if isinstance(last, int) and last > 1 else "the newest always stays"
-            )
-            return f"no consumer needs what is on disk any more, but {stay}"
-        ago = age_of_oldest((one.cursor.updated_at for one in keepers if one.cursor is not None), self.now)
-        whose = "whose cursor" if len(keepers) == 1 else "whose oldest cursor"
-        when = f"which {_have(keepers)} written no cursor" if ago is None else f"{whose} is {_age(ago)} old"
-        return f"chunk {keepers[0].chunks_before} and those after it are kept for {_named(keepers)}, {when}"
-
-    def _ways(self, kept: KeptChunks) -> list[str]:
-        """Returns what would end a deadlock, beside more room."""
-        if kept.by == "consumer":
-            who = "that consumer" if len(kept.names) == 1 else "those consumers"
-            # Saving alone moves no cursor: ms-swift commits by itself, a loop of one's own has to.
-            return [f"let {who} save checkpoints, and commit them (dataset.commit), more often"]
-        if kept.by == "all":
-            return ["choose --retain consumed"]
-        if kept.by == "unregistered":
-            return [f"take {'it' if len(kept.names) == 1 else 'them'} out of --consumers"]
-        return ["retain fewer chunks"] if kept.by == "last" and self.limits.retain != "consumed" else []
+            several = isinstance(last, int) and last > 1
+            stay = f"--retain keeps the last {last}" if several else "the newest always stays"
+            ways = [] if last == "consumed" else ["retain fewer chunks"]
+            return f"no consumer needs what is on disk any more, but {stay}", ways
+        ago = age_of_oldest((keeper.cursor.updated_at for keeper in keepers if keeper.cursor is not None), self.now)
+        when = f"which {'has' if one else 'have'} written no cursor"
+        if ago is not None:
+            when = f"whose {'' if one else 'oldest '}cursor is {_age(ago)} old"
+        # Saving alone moves no cursor: ms-swift commits by itself, a loop of one's own has to.
+        way = f"let {'that consumer' if one else 'those consumers'} save checkpoints, and commit them (dataset.commit)"
+        why = f"chunk {keepers[0].chunks_before} and those after it are kept for {names}, {when}"
+        return why, [f"{way}, more often"]
 
     def _dead(self, consumers: Sequence[Consumer]) -> str:
         """Returns how to forget the one of these consumers that is the most likely to be dead; "" if none may be."""
@@ -283,14 +278,6 @@ class Situation:
 
 def _are(number: int) -> str:
     return "is" if number == 1 else "are"
-
-
-def _have(those: Sequence[object]) -> str:
-    return "has" if len(those) == 1 else "have"
-
-
-def _named(consumers: Sequence[Consumer]) -> str:
-    return _quoted([one.name for one in consumers])
 
 
 def _quoted(names: Sequence[str]) -> str:

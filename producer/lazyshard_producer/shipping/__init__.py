@@ -10,7 +10,6 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 from lazyshard.store.urls import is_url
 from lazyshard_producer.configuration.settings import Settings
@@ -19,14 +18,7 @@ from lazyshard_producer.stop import Stop
 
 
 class Destination:
-    """A directory in which a run publishes, and where its chunks stay; others take them elsewhere.
-
-    A context manager; leaving it lets go of all that is held.
-
-    Attributes:
-        directory: in which the run publishes.
-        shelf: where the published chunks lie in the end.
-    """
+    """A directory in which a run publishes, and its shelf, where the chunks lie in the end; others take them elsewhere."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -49,33 +41,23 @@ class Destination:
         """
         return True
 
-    def close(self, error: BaseException | None) -> None:
-        """Lets go of all, after that error."""
 
-    def __enter__(self) -> Destination:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Lets go."""
-        self.close(error)
-
-
+@contextlib.contextmanager
 def open_destination(
     settings: Settings, *, warn: Callable[[str], None], stop: Stop, prepare: Callable[[], None]
-) -> Destination:
-    """Returns the destination for `settings.out`.
+) -> Iterator[Destination]:
+    """Yields the destination for `settings.out`, and lets go of all that it holds.
 
     `prepare` is called before another producer is fenced, unless the stream has ended: raises where the run cannot be.
     """
     if not is_url(settings.out):
-        return Destination(settings.out)
+        yield Destination(settings.out)
+        return
     # Only here: a run into a directory needs none of it.
     from lazyshard_producer.shipping.objects import open_objects
 
-    return open_objects(settings, warn=warn, stop=stop, prepare=prepare)
+    with open_objects(settings, warn=warn, stop=stop, prepare=prepare) as destination:
+        yield destination
 
 
 @contextlib.contextmanager

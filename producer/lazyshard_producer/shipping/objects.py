@@ -14,18 +14,19 @@ From there on the run is one into a directory, the spool's.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.names import HEAD, MANIFEST, seal_name
-from lazyshard.format.records import Head, Manifest
+from lazyshard.format.records import Head, Manifest, Owner
 from lazyshard.store.files import read_file
 from lazyshard.store.urls import stream_name
 from lazyshard.stream.retire import list_kept
@@ -140,21 +141,29 @@ class ObjectDestination(Destination):
         self._shipper.begin_to_close()
         try:
             seconds = None if self._pause.stop.requested is None else LEAVE_S
-            self._settled = self._wait(seconds, lambda: tell(self._trouble()))
+            self._settled = self._wait(seconds, tell)
         finally:
             tell(None)
         return self._settled
 
-    def close(self, error: BaseException | None) -> None:
-        """See `Destination`."""
+    def leave_after(self, error: Exception) -> None:
+        """Puts what was published before an error, and the head that tells of it, if that is soon done."""
+        if not self._began or self._settled:
+            return
         try:
-            if self._began and not self._settled and isinstance(error, Exception):
-                self._leave_after(error)
+            self._shipper.begin_to_close()
+            self._wait(FAILED_S)
+        except (LazyShardError, OSError) as other:
+            if other is not error:
+                self._warn(str(other))
+
+    def close(self) -> None:
+        """Stops the shipper, and throws the spool away where all of it is in the store and the stream has ended."""
+        try:
             if self._settled and self._spool.ended:
                 self._spool.clear()
         finally:
             self._shipper.give_up(_SLICE_S)
-            self._spool.release()
 
     def _announce(self, published_chunks: int) -> None:
         if published_chunks > self._objects.announced:
@@ -176,58 +185,29 @@ class ObjectDestination(Destination):
             stalled=trouble is not None,
         )
 
-    def _leave_after(self, error: Exception) -> None:
-        """Puts what was published before an error, and the head that tells of it, if that is soon done."""
-        try:
-            self._shipper.begin_to_close()
-            self._wait(FAILED_S)
-        except (LazyShardError, OSError) as other:
-            if other is not error:
-                self._warn(str(other))
-
-    def _wait(self, seconds: float | None, tell: Callable[[], None] = lambda: None) -> bool:
+    def _wait(self, seconds: float | None, tell: Callable[[str | None], None] = lambda text: None) -> bool:
         """Waits for the shipper to end; a signal that comes meanwhile leaves it `LEAVE_S`. Warns where it has not."""
         due = None if seconds is None else time.monotonic() + seconds
         while not self._shipper.is_complete():
             if due is None and self._pause.stop.requested is not None:
                 due = time.monotonic() + LEAVE_S
+            trouble, left = self._store.trouble, self._left()
             if due is not None and time.monotonic() > due:
-                self._warn_left()
+                are = "is" if left == 1 else "are"
+                what = f"{count(left, 'chunk')} of {self._url} {are}" if left else "the last facts are"
+                why = f": {trouble}" if trouble else ""
+                self._warn(
+                    f"{what} still to be put to the store, and kept in {self._spool.folder}{why}; the same command "
+                    f"here goes on with that, one on another machine makes it again"
+                )
                 return False
-            tell()
+            where = f"still to be put to {self._url}, and kept in {self._spool.folder}"
+            tell(f"{count(left, 'chunk')} {where}; {trouble}" if trouble else None)
             time.sleep(_SLICE_S)
         return True
 
     def _left(self) -> int:
         return self._objects.announced - self._objects.shipped
-
-    def _trouble(self) -> str | None:
-        """Returns why it takes longer to put what is left, in words; None where nothing is wrong."""
-        if (trouble := self._store.trouble) is None:
-            return None
-        left = count(self._left(), "chunk")
-        return f"{left} still to be put to {self._url}, and kept in {self._spool.folder}; {trouble}"
-
-    def _warn_left(self) -> None:
-        left = self._left()
-        what = f"{count(left, 'chunk')} of {self._url} {'is' if left == 1 else 'are'}" if left else "the last facts are"
-        trouble = f": {self._store.trouble}" if self._store.trouble else ""
-        self._warn(
-            f"{what} still to be put to the store, and kept in {self._spool.folder}{trouble}; the same command here "
-            f"goes on with that, one on another machine makes it again"
-        )
-
-
-class EndedView(Destination):
-    """A stream in an object store that has ended, all being done: a directory with a copy of what tells so."""
-
-    def __init__(self, folder: tempfile.TemporaryDirectory[str]) -> None:
-        super().__init__(os.path.join(folder.name, "stream"))
-        self._folder = folder
-
-    def close(self, error: BaseException | None) -> None:
-        """Removes the copy."""
-        self._folder.cleanup()
 
 
 def check_extra(url: str) -> None:
@@ -255,10 +235,14 @@ def copy_newest(url: str, samples_per_chunk: int | None, folder: Path) -> None:
         restore(store, found, folder)
 
 
+@contextlib.contextmanager
 def open_objects(
     settings: Settings, *, warn: Callable[[str], None], stop: Stop, prepare: Callable[[], None]
-) -> ObjectDestination | EndedView:
-    """Takes a stream in an object store over, unless it has ended and all is done; see `open_destination`."""
+) -> Iterator[Destination]:
+    """Takes a stream in an object store over; see `open_destination`.
+
+    Of one that has ended, all being done, it yields a directory with a copy of what tells so.
+    """
     check_extra(settings.out)
     root = Path(settings.spool) if settings.spool is not None else default_root()
     kept = f"What was published and is not there yet is kept in {root}; the same command goes on with it"
@@ -266,9 +250,10 @@ def open_objects(
     store = StreamStore(stream_name(settings.out), settings.store_patience_s, kept, pause=pause)
     found = look(store, settings.samples_per_chunk)
     if found.end is not None and _is_finished(store, found):
-        temporary = tempfile.TemporaryDirectory(prefix="lazyshard-")
-        restore(store, found, Path(temporary.name, "stream"), ended=True)
-        return EndedView(temporary)
+        with tempfile.TemporaryDirectory(prefix="lazyshard-") as folder:
+            restore(store, found, Path(folder, "stream"), ended=True)
+            yield Destination(os.path.join(folder, "stream"))
+        return
     if found.end is None:
         prepare()
     if not store.objects.conditional:
@@ -278,21 +263,26 @@ def open_objects(
         )
     spool = Spool(root, store.url)
     try:
-        _take(store, spool, warn)
+        owner = _take(store, spool, warn)
         found = look(store, settings.samples_per_chunk)
         if not _goes_with(spool, store, found, warn):
             spool.clear()
-            assert store.owner is not None
-            spool.note_tokens([store.owner.token])
+            spool.note_tokens([owner.token])
             if found.manifest is not None:
                 spool.restore(store, found)
-        return ObjectDestination(settings, store, spool, found, pause, warn)
-    except BaseException:
+        destination = ObjectDestination(settings, store, spool, found, pause, warn)
+        try:
+            yield destination
+        except Exception as error:
+            destination.leave_after(error)
+            raise
+        finally:
+            destination.close()
+    finally:
         spool.release()
-        raise
 
 
-def _take(store: StreamStore, spool: Spool, warn: Callable[[str], None]) -> None:
+def _take(store: StreamStore, spool: Spool, warn: Callable[[str], None]) -> Owner:
     """Becomes the owner, and throws the spool away if somebody else has been it since."""
     found = store.find_owner()
     before, ours = found.owner, next_owner(found.owner)
@@ -304,6 +294,7 @@ def _take(store: StreamStore, spool: Spool, warn: Callable[[str], None]) -> None
         spool.clear()
     spool.note_tokens([*kept, *spool.tokens()[-_KEPT_TOKENS:], ours.token])
     store.take(ours, found)
+    return ours
 
 
 def _goes_with(spool: Spool, store: StreamStore, found: Found, warn: Callable[[str], None]) -> bool:

@@ -119,8 +119,9 @@ def describe_run(settings: Settings, rows: int, directory: str | None = None) ->
     if end is None:
         check_sources(there)
     yield from _sources(settings.sources)
-    for name, text in (("rows", _rows(settings)), ("bad rows", _bad_rows(settings)), ("limits", _limits(settings))):
-        yield _field(name, text)
+    yield _field("rows", _rows(settings))
+    yield _field("bad rows", _bad_rows(settings))
+    yield _field("limits", _limits(settings.limits))
     if settings.metrics_port is not None:
         port = settings.metrics_port or "ANY FREE PORT"
         yield _field("metrics", f"http://{settings.metrics_host}:{port}/metrics")
@@ -168,43 +169,32 @@ def _details(source: SourceSettings) -> Iterator[str]:
 
 
 def _rows(settings: Settings) -> str:
-    parts = []
-    workers = f" in {count(settings.workers, 'worker')}" if settings.workers else ""
-    if settings.columns:
-        pairs = (new if new == old else f"{new}={old}" for new, old in settings.columns)
-        parts.append(f"columns {', '.join(pairs)}")
-    if settings.where is not None:
-        parts.append(f"where {settings.where}")
-    if settings.transform is not None:
-        parts.append(f"transform {settings.transform}{workers}")
-        workers = ""
-    if settings.encode is not None:
-        parts.append(f"encoded by {' '.join(filter(None, (settings.encode, settings.model)))}{workers}")
-    if settings.measure is not None:
-        parts.append(f"measured by {' '.join(filter(None, (settings.measure, settings.model)))}")
-    if settings.shuffle:
-        parts.append(f"shuffled {settings.shuffle:,} at a time with seed {settings.seed}")
     told = "the encoder's length" if settings.encode is not None else "the length measured"
     lengths = repr(settings.length_field) if settings.encode is settings.measure is None else told
-    if settings.pack:
-        among = f"among {settings.pack_buffer:,} rows at a time, fewer where they hold "
-        among += show_bytes(settings.pack_buffer_bytes)
-        parts.append(f"packed to {settings.pack:,} tokens by {lengths}, {among}")
-    if settings.splitting is not None:
-        about = asdict(settings.splitting).items() - {("size", settings.split), ("overlap", 0)}
-        given = [f", {name} {value}" for name, value in sorted(about) if value is not None]
-        parts.append(f"cut into sequences of {settings.split:,} tokens{''.join(given)}")
-    if settings.padding is not None:
-        parts.append(f"padded to {settings.pad:,} tokens with {settings.pad_token}")
-    if settings.balance is not None:
-        held = settings.balance * settings.samples_per_chunk
-        parts.append(
-            f"dealt by cost to {count(settings.balance, 'rank')}, {held:,} at a time, micro batches of "
-            f"{settings.micro_batch_size}, lengths in {lengths}"
-        )
-    if settings.rate is not None:
-        parts.append(f"at most {settings.rate:g} a second")
-    return "; ".join(parts) or "as they are"
+    workers = f" in {count(settings.workers, 'worker')}" if settings.workers else ""
+    encoding = "" if settings.transform else workers
+    pairs = (new if new == old else f"{new}={old}" for new, old in settings.columns)
+    split = (
+        asdict(settings.splitting).items() - {("size", settings.split), ("overlap", 0)} if settings.splitting else ()
+    )
+    given = "".join(f", {name} {value}" for name, value in sorted(split) if value is not None)
+    among = f"{settings.pack_buffer:,} rows at a time, fewer where they hold {show_bytes(settings.pack_buffer_bytes)}"
+    ranks = settings.balance or 0
+    held = f"{ranks * settings.samples_per_chunk:,} at a time, micro batches of {settings.micro_batch_size}"
+    parts = (
+        (settings.columns, f"columns {', '.join(pairs)}"),
+        (settings.where, f"where {settings.where}"),
+        (settings.transform, f"transform {settings.transform}{workers}"),
+        (settings.encode, f"encoded by {settings.encode} {settings.model or ''}".rstrip() + encoding),
+        (settings.measure, f"measured by {settings.measure} {settings.model or ''}".rstrip()),
+        (settings.shuffle, f"shuffled {settings.shuffle:,} at a time with seed {settings.seed}"),
+        (settings.pack, f"packed to {settings.pack:,} tokens by {lengths}, among {among}"),
+        (settings.split, f"cut into sequences of {settings.split:,} tokens{given}"),
+        (settings.pad, f"padded to {settings.pad:,} tokens with {settings.pad_token}"),
+        (ranks, f"dealt by cost to {count(ranks, 'rank')}, {held}, lengths in {lengths}"),
+        (settings.rate, f"at most {settings.rate or 0:g} a second"),
+    )
+    return "; ".join(text for value, text in parts if value) or "as they are"
 
 
 def _bad_rows(settings: Settings) -> str:
@@ -215,8 +205,7 @@ def _bad_rows(settings: Settings) -> str:
     return f"{what}, {most}"
 
 
-def _limits(settings: Settings) -> str:
-    limits: Limits = settings.limits
+def _limits(limits: Limits) -> str:
     parts = []
     if limits.max_ahead is not None:
         parts.append(f"at most {show_amount(limits.max_ahead)} ahead of the slowest reader")

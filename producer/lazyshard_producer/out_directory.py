@@ -109,8 +109,7 @@ def known_form(settings: Settings, end: End | None) -> Form | None:
 def check_made_alike(settings: Settings, end: End, form: Form | None, warn: Callable[[str], None]) -> None:
     """Compares how the rows of an ended stream were made with how they would be: nobody is to take it for another one.
 
-    `form` is what rows would be, None where that is not known. `warn` is told where sources would be mixed otherwise,
-    as on a stream that goes on.
+    `form` is what rows would be, None where that is not known; `warn` is told where only the mix would be another.
     """
     if form is not None:
         find_manifest(Path(settings.out), settings.samples_per_chunk, form.arrays, form.encoding)

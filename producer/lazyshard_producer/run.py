@@ -52,11 +52,7 @@ _MAY_CHANGE: Final = [option for option in OPTIONS if option.reload]
 
 
 def reloaded(old: Settings, new: Settings) -> tuple[Settings, list[str]]:
-    """Returns the settings to go on with, and the names of those in which `new` differs and may not.
-
-    The rate, the limits, max_bad_rows and log_every_seconds may change; all else decides which rows there are, in which
-    order, and where.
-    """
+    """Returns the settings to go on with, and the names of those in which `new` differs and may not."""
     changing = {option.field for option in _MAY_CHANGE if option.owner is Settings} | {"limits"}
     # With another policy its number means something else.
     taken = changing if new.on_bad_row == old.on_bad_row else changing - {"max_bad_rows"}
@@ -69,10 +65,7 @@ def reloaded(old: Settings, new: Settings) -> tuple[Settings, list[str]]:
 def reload_settings(
     old: Settings, load: Callable[[], Settings], file: str, note: Callable[[str], None], warn: Callable[[str], None]
 ) -> Settings:
-    """Returns the settings to go on with, read anew from that file; raises nothing.
-
-    `note` and `warn` are told what has changed, and what cannot. A file that cannot be read changes nothing.
-    """
+    """Returns the settings to go on with, read anew from that file; `note` and `warn` are told. Raises nothing."""
     try:
         new = load()
     except (LazyShardError, OSError) as error:

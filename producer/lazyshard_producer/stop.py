@@ -16,13 +16,7 @@ from typing import Any
 
 
 class Stop:
-    """A context manager in which signals are noted. For the main thread only.
-
-    Attributes:
-        requested: the first of SIGINT and SIGTERM that came, None if there was none.
-        end_requested: whether SIGUSR1 has come.
-        reload_ignored: whether SIGHUP was ignored before, and stays so.
-    """
+    """A context manager in which signals are noted, for the main thread: the first of SIGINT and SIGTERM; SIGUSR1."""
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None

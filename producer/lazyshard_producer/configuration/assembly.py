@@ -3,12 +3,9 @@
 A problem is called by what the user wrote: a flag, or a key with its file. Where sources are given as flags, those of
 the file are left aside, all of them. Their paths may be patterns, Megatron's prefixes, and its blend files:
 
-    0.7 data/web 0.3 data/code       a text, split at white space: what --data-args-path names; weights may be left out
-    ["0.7", "data/web", "0.3", ...]  the same as a list in JSON; weights may be numbers
-    {"train": [...], "valid": ...}   what --per-split-data-args-path names, a list or such a text each: "train" counts
-
-How weights are told from prefixes is megatron-core's rule (`get_blend_from_list` in megatron/core/datasets/utils.py):
-of an even number of words the first, third, ... are weights if they are numbers.
+    0.7 data/web 0.3 data/code       a text or a list in JSON; weights may be left out. Which words are weights is the
+                                     rule of `get_blend_from_list` in megatron/core/datasets/utils.py
+    {"train": [...], "valid": ...}   what --per-split-data-args-path names: "train" counts
 """
 
 from __future__ import annotations
@@ -73,14 +70,7 @@ def assemble(flags: Flags, config: ConfigFile | None) -> Settings:
 
 @dataclass(slots=True)
 class _Group:
-    """Sources that were given together.
-
-    Attributes:
-        values: what else was given, by name of option.
-        where: returns how messages call an option of it.
-        follow: whether they are directories to be followed.
-        unread: names of options that could not be read.
-    """
+    """Sources that were given together; `where` returns how messages call an option of them."""
 
     paths: tuple[str, ...]
     where: Callable[[str], str]
@@ -302,11 +292,7 @@ def _index(prefix: str) -> str:
 
 
 def expand_path(path: str) -> list[str]:
-    """Returns the files that match a pattern, sorted; the path itself if it is none, exists as it is, or matches none.
-
-    "*", "?", "[...]" match within a name, "**" over folders; directories and hidden files are left out. A shell does
-    the same with a pattern that is not quoted, but for the number of files that fit on a command line.
-    """
+    """Returns the files that match a pattern as in a shell, "**" over folders, or a path that matches none."""
     if not glob.has_magic(path) or "\0" in path or os.path.lexists(path):
         return [path]
     found = sorted(name for name in glob.glob(path, recursive=True) if not os.path.isdir(name))

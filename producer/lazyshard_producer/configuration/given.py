@@ -1,23 +1,9 @@
 """What the user says, read into values that are not yet settings: the command line, and a TOML file.
 
 Sources are taken out of a command line before the rest is parsed: several files may follow one --source, and a weight
-belongs to the source before it, while to a parser each option has a place of its own::
-
-    run --source a b --weight 0.7 --follow c --weight 0.3
-        |---- 0.7 for both -----| |------- 0.3 --------|
-
-The file has the names of the flags::
-
-    out = "/shared/stream"           flags of the panel "Stream", with underscores
-    samples_per_chunk = 1000
-
-    [[source]]                       one for each --source (path) or --follow (follow), in order
-    path = "a.jsonl"                 several files in a list, as after one --source
-    weight = 0.7
-
-    [rows]                           flags of the panel "Rows"; [encoding] and [limits] likewise
-
-What nobody knows is refused, with the nearest name that is known: a limit that was misspelt must not be no limit.
+belongs to the source before it. The file has the names of the flags, with underscores: those of the panel "Stream" at
+its top, the others in tables, and a [[source]] for each --source (as path) or --follow. What nobody knows is refused,
+with the nearest name that is known: a limit that was misspelt must not be no limit.
 """
 
 from __future__ import annotations
@@ -57,7 +43,6 @@ class Flags:
     Attributes:
         sources: each --source and --follow, in order: the paths behind it under "path" or "follow", and its weight.
         values: the texts behind each other flag, by name of option; of those that were given.
-        problems: what cannot be about the sources.
         rest: the arguments that have nothing to do with sources.
     """
 
@@ -130,10 +115,7 @@ _FOLLOW_HELP: Final = "A directory into which other programs write files: takes 
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the command with a parameter for each option; it takes them as keywords, by name, None if not given.
-
-    A command's own parameters come first.
-    """
+    """Returns the command with a parameter behind its own for each option, by name, which is None if not given."""
     own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [
         *(one for one in own if one.kind is not one.VAR_KEYWORD),
@@ -166,14 +148,7 @@ _BARE_TEXT: Final = re.compile(r"\s*([\w.-]+)\s*=\s*([A-Za-z/.~*][^\s\"'#]*)\s*(
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a configuration file says.
-
-    Attributes:
-        name: path of the file, for messages.
-        values: by name of option.
-        sources: by name of option of a source, one for each ``[[source]]``.
-        problems: names in it that nobody knows, and tables that are none.
-    """
+    """What a configuration file says: values by name of option, a ``[[source]]`` each, and what cannot be in it."""
 
     name: str
     values: dict[str, Any]

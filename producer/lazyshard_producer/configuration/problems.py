@@ -1,7 +1,6 @@
 """Settings that do not go together, and texts that cannot be what they are for; all at once, without a look at files.
 
-Types and bounds are pydantic's to check, by the fields of `settings`. A problem names the option, what was expected and
-found, and what would do.
+Types and bounds are pydantic's to check. A problem names the option, what was expected and found, and what would do.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ _STDIN: Final = "-"
 
 
 def find_problems(settings: Settings, given: Set[str]) -> list[Problem]:
-    """Returns all that does not go together, in the order of the options; mostly nothing.
-
-    `given` names the options that were given, be it with their default: those that need another one which is not there
-    are refused.
-    """
+    """Returns all that does not go together, in the order of the options; `given` names those that were given."""
     return [
         *_of_sources(settings.sources),
         *_of_place(settings),
@@ -57,10 +52,7 @@ def is_python(path: str) -> bool:
 
 
 def is_live(source: Source) -> bool:
-    """Whether a source may have no row at the moment and some later, as far as its settings say.
-
-    A named pipe is not told from a file here: that takes a look at it.
-    """
+    """Whether a source may have no row now and some later; a named pipe is not told from a file here."""
     return source.follow or source.path == _STDIN or is_python(source.path)
 
 

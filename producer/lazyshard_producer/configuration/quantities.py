@@ -99,8 +99,7 @@ def _split(text: str, expected: str) -> tuple[Fraction, str]:
 class Written:
     """Metadata of a field whose value is written otherwise than pydantic knows: `read` makes it of what was given.
 
-    That is a TOML value, the text behind a flag, or the tuple of the texts of a flag that may be repeated. It raises
-    ValueError with what is expected.
+    That is a TOML value, the text behind a flag, or the tuple of those of one that may be repeated.
     """
 
     def __init__(self, read: Callable[[Any], Any]) -> None:

@@ -78,14 +78,9 @@ _limit = partial(_stream, table="limits", reload=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingSettings:
-    """How rows are encoded. Can be pickled.
+    """How rows are encoded: `encode` is "swift" or "MODULE:FUNCTION". Can be pickled.
 
-    Attributes:
-        encode: "swift" for ms-swift's template, or "MODULE:FUNCTION". The others but `form` are ms-swift's.
-        template: its name; None for the model's.
-        max_length: tokens of a sample at the most; None for what the model takes.
-        options: (name, value as on its command line).
-        form: "split" or "pad" where what was encoded is cut or padded before it is published, else None.
+    Of ms-swift are the others but `form`: "split" or "pad" where what was encoded is cut or padded, else None.
     """
 
     encode: str
@@ -100,10 +95,8 @@ class EncodingSettings:
 class MeasureSettings:
     """How the lengths of rows are measured that are published as they are. Can be pickled.
 
-    Attributes:
-        measure: "MODULE:FUNCTION", or the folder of a tokenizer; with `encoding` "swift".
-        field: of a tokenizer: the text to measure; None for `messages` by the chat template, or else `text`.
-        encoding: of ms-swift: what encodes the row whose length it is; None for the others.
+    `measure` is "MODULE:FUNCTION" or a tokenizer's folder; of this `field` is the text, None for `messages` by the chat
+    template, or else `text`. With `encoding` it is "swift".
     """
 
     measure: str
@@ -140,12 +133,7 @@ class PadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
-    """Where rows come from.
-
-    Attributes:
-        path: as the user gave it: a file, a directory, "-" for standard input, "python:MODULE:FUNCTION".
-        follow: a directory that other programs write into.
-    """
+    """Where rows come from: `path` is as the user gave it, `follow` a directory that other programs write into."""
 
     path: str
     follow: bool = False
@@ -190,14 +178,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run is to do.
-
-    `assembly.assemble` makes settings of what a user gives and checks them; made otherwise they are not checked.
-
-    Attributes:
-        sources: where rows come from, in the order given: that is how positions name them.
-        limits: how far ahead of its readers it may get, and what it may delete.
-    """
+    """What a run is to do; `assembly.assemble` makes and checks it. Positions name sources by their order."""
 
     sources: tuple[SourceSettings, ...]
     limits: Limits = Limits()
@@ -359,9 +340,7 @@ class Option(NamedTuple):
         field: its name in `owner`, the class of settings that it belongs to.
         help: its docstring, on one line.
         metavar: what stands for the value in the help.
-        example: a value in TOML, for the example file; by default its default.
-        name: its TOML key; by default the field's name.
-        table: the TOML table it belongs to.
+        name: its TOML key.
         needs: the field without which it means nothing.
         repeat: whether its flag may be given several times.
         reload: whether it may change while a run goes on.

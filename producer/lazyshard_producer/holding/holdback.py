@@ -50,11 +50,7 @@ _log = logging.getLogger("lazyshard")
 
 
 class Shelf:
-    """The published chunks of a stream and the files of its consumers: in a directory, whose writer's lock is held.
-
-    `name` is what the stream is called for people, and in commands. Every method raises OSError where they cannot be
-    reached.
-    """
+    """The published chunks of a stream and its consumers' files; its writer's lock is held, `name` is for people."""
 
     def __init__(self, directory: Path, name: str | None = None) -> None:
         self.directory: Final = directory
@@ -85,10 +81,7 @@ class Shelf:
         retire(self.directory, chunks_before, published, check=check)
 
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
-        """Looks at the chunks [first, stop), at what is still there of retired ones, too, where it is to be exact.
-
-        That takes O(chunks); else some are looked at, evenly spread, for an estimate.
-        """
+        """Looks at all files of chunks, O(chunks), or estimates from some of [first, stop)."""
         if not exact:
             sizes = {chunk: self.chunk_size(chunk) for chunk in disk_use.sampled_chunks(first, stop)}
             size = disk_use.estimate_size(stop - first, sizes, stop - 1)
@@ -144,10 +137,8 @@ class Holdback:
     """Says whether the next chunk may be published, and deletes old ones.
 
     Attributes:
-        shelf: where the stream's chunks lie; the stream is there, and its writer's lock is held.
         check: is called before anything is deleted; raises if the stream is another producer's now.
         warn: is told of what goes wrong without stopping the run.
-        wall_clock: returns seconds since 1970; only for what is said of ages.
         stock: what is on disk, as far as a limit needs it; None where none does. Estimated without `max_disk`.
     """
 

@@ -34,8 +34,8 @@ said depends on it, no decision: the clocks of two machines differ."""
 class KeptChunks:
     """Why chunks that are on disk may not be deleted, and the consumers that are meant, in order.
 
-    all: `retain` keeps all; last: it keeps the last ones, the newest at least, and no consumer needs any other; nobody:
-    there is no consumer yet; unregistered: one that was named has no cursor; consumer: it is done with no more.
+    last: `retain` keeps the last ones, the newest at least, and no consumer needs any other; unregistered: one that was
+    named has no cursor; consumer: it is done with no more.
     """
 
     by: Literal["all", "last", "nobody", "unregistered", "consumer"]
@@ -59,15 +59,12 @@ class Stock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Why the next chunk may not be published yet.
+    """Why the next chunk may not be published yet, in one line, and in how many seconds to ask again.
 
     Attributes:
-        reason: all of it in one line, for the log and, as the note of `head.json`, for readers that wait.
-        retry_s: in how many seconds to ask again.
         deadlock: a consumer waits for more chunks, room for them can be made only once it has had them, and so it
             stays unless somebody does something. Never a matter of time.
-        stalled: it may last for ever, whether or not a consumer waits: one that it waits for may be dead, or nothing
-            that a consumer can do makes room.
+        stalled: it may last for ever: a consumer that it waits for may be dead, or none can make room.
     """
 
     reason: str
@@ -100,10 +97,7 @@ def ahead_in_chunks(amount: Amount, samples_per_chunk: int, chunk_bytes: int | N
 
 
 def publishable(consumers: Sequence[Consumer], ahead: int) -> int:
-    """Returns N such that the chunks of [0, N) may be published: `ahead` more than the slowest consumer's mark.
-
-    But never fewer than some consumer needs to go on. With no consumer it counts from 0.
-    """
+    """Returns N such that [0, N) may be published: `ahead` more than the slowest mark, or what some consumer needs."""
     return max(min(map(mark, consumers), default=0) + ahead, needed(consumers))
 
 

@@ -22,17 +22,17 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from lazyshard.errors import RowInvalid, WriterFailed
+from lazyshard.errors import RowInvalid
 from lazyshard.format.records import check_samples_per_chunk
 from lazyshard.store.files import check_folder
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer.configuration.quantities import MAX_ROW_BYTES
 from lazyshard_producer.errors import ExtraMissing
-from lazyshard_producer.ray.pieces import Committer, PieceWriter
+from lazyshard_producer.ray.pieces import Committer, write_piece
 from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
 from lazyshard_producer.sources.source import PIECE_ROWS
 
@@ -56,15 +56,7 @@ _PICKLED: Final = "ray.data.arrow_pickled_object"
 _log = logging.getLogger("lazyshard")
 
 
-class WrittenPiece(NamedTuple):
-    """What a write task reports: its number, and how many rows with which digest of all of them it has written."""
-
-    task: int
-    rows: int
-    digest: int
-
-
-class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
+class LazyShardSink(Datasink[int]):  # type: ignore[misc]
     """Writes a data set as a stream; for `ray.data.Dataset.write_datasink`.
 
     Every row is published exactly once, whatever tasks or workers fail and are run again. If the driver fails, write
@@ -100,13 +92,7 @@ class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
         return vars(self) | {"_committer": None}
 
     def on_write_start(self, schema: Any = None) -> None:
-        """Opens the stream and begins to publish. Called by Ray, on the driver.
-
-        Raises:
-            RuntimeError: the sink was used before.
-            StreamEnded, StreamMismatch, StreamInvalid, ProducerLocked: the stream cannot take the rows.
-            OSError: the filesystem refused.
-        """
+        """Opens the stream and begins to publish. Called by Ray, on the driver."""
         if self._committer is not None:
             raise RuntimeError("a LazyShardSink is for one write: make another one")
         if not DataContext.get_current().execution_options.preserve_order:
@@ -132,48 +118,22 @@ class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
             writer.close(end=False, state="failed")
             raise
 
-    def write(self, blocks: Iterable[Any], ctx: Any) -> WrittenPiece:
-        """Writes the rows of a task's blocks. Called by Ray, on a worker.
-
-        Raises:
-            RowInvalid: a row cannot be written as JSON, with its number in the task and the column.
-            WriterFailed: the driver no longer publishes.
-            OSError: the filesystem refused.
-        """
-        try:
-            piece = PieceWriter(self._folder, ctx.task_idx)
-        except FileNotFoundError as cause:
-            raise WriterFailed(
-                f"{self._folder}: the driver no longer publishes, or this machine does not share {self._directory} "
-                f"with it; see the driver's log",
-                directory=str(self._directory),
-            ) from cause
-        try:
-            tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
-            for lines in encode_tables(tables, f"task {ctx.task_idx}", self._max_row_bytes):
-                piece.add(lines)
-            return WrittenPiece(ctx.task_idx, len(piece), piece.commit())
-        finally:
-            piece.abandon()
+    def write(self, blocks: Iterable[Any], ctx: Any) -> int:
+        """Writes the rows of a task's blocks. Called by Ray, on a worker."""
+        task = int(ctx.task_idx)
+        tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
+        write_piece(self._folder, task, encode_tables(tables, f"task {task}", self._max_row_bytes))
+        return task
 
     def on_write_complete(self, write_result: Any) -> None:
-        """Publishes what is not published yet, and ends the stream. Called by Ray, on the driver.
-
-        Raises:
-            StreamMismatch: the rows are not those that an earlier write has published.
-            LazyShardError, OSError: the rows could not be published.
-        """
+        """Publishes what is not published yet, and ends the stream. Called by Ray, on the driver."""
         if self._committer is None:  # not one block: Ray has not called on_write_start
             self.on_write_start()
         assert self._committer is not None
-        self._committer.finish(written.task for written in write_result.write_returns if written is not None)
+        self._committer.finish(task for task in write_result.write_returns if task is not None)
 
     def on_write_failed(self, error: Exception) -> None:
-        """Stops publishing; what is published stays. Called by Ray, on the driver.
-
-        Raises:
-            LazyShardError, OSError: why the driver could not publish, where that is what has failed the tasks.
-        """
+        """Stops publishing; what is published stays. Called by Ray, on the driver."""
         self.close()
         failure = self._committer.failure if self._committer is not None else None
         if failure is not None and failure is not error:

@@ -1,21 +1,17 @@
 """Publishes what Ray's write tasks have written: pieces in, in the order of the tasks; chunks out.
 
 It runs beside the tasks, so that training can start while they work: a piece is taken as soon as it and all before it
-are there. When the write is complete, the list of its tasks is final, and the stream ends after the last of them.
+are there. A write that is started anew on a stream that was begun gives all rows again: those that are published are
+recognised by their digests and passed over.
 
-A write that is started anew on a stream that was begun (its driver died) gives all rows again. Those that are published
-are recognised by their digests, one by one, and passed over: rows in another order, or other rows, are refused.
-
-A piece holds the rows of one write task. It is one file under `STREAM/.ray/WRITE/`, named after its task, and there for
-as long as that write runs:
+A piece holds the rows of one write task, in one file under `STREAM/.ray/WRITE/`, named after its task:
 
     rows                n lines of JSON, each with its newline
     ends                n × u64, little-endian: row i ends before byte ends[i]
     digests             n × u64: XXH3 of each row
     trailer             8 bytes of magic, n, and how many bytes the rows have (u64 each)
 
-It is written under a name of its own and renamed when it is whole and on the device. A task that Ray runs again
-replaces what it left before; a half-written file is never seen under the task's name.
+It is renamed when it is whole and on the device. A task that Ray runs again replaces what it left before.
 """
 
 from __future__ import annotations
@@ -63,47 +59,33 @@ def list_pieces(folder: Path) -> set[int]:
     return {int(found[1]) for found in map(_NAME.fullmatch, names) if found}
 
 
-class PieceWriter:
-    """Writes the piece of a task. Memory: 16 bytes a row."""
-
-    def __init__(self, folder: Path, task: int) -> None:
-        self._target = piece_path(folder, task)
-        self._temporary = folder / f".{task:08d}.{secrets.token_hex(8)}"
-        self._ends = array("Q")
-        self._digests = array("Q")
-        self._length = 0
-        self._fd = create(self._temporary)
-
-    def __len__(self) -> int:
-        """Rows so far."""
-        return len(self._digests)
-
-    def add(self, lines: Sequence[bytes]) -> None:
-        """Adds rows, each a line of JSON with its newline, about 1 MiB of them at a time."""
-        for line in lines:
-            self._length += len(line)
-            self._ends.append(self._length)
-            self._digests.append(xxhash.xxh3_64_intdigest(line))
-        write_all(self._fd, b"".join(lines))
-
-    def commit(self) -> int:
-        """Gives the piece its name, durably; returns a digest of all its rows. On an error nothing is there."""
-        tables = [np.asarray(table, dtype="<u8").tobytes() for table in (self._ends, self._digests)]
-        write_all(self._fd, b"".join(tables) + _TRAILER.pack(_MAGIC, len(self), self._length))
-        sync(self._fd)
-        self._close()
-        rename(self._temporary, self._target)
-        return xxhash.xxh3_64_intdigest(tables[1])
-
-    def abandon(self) -> None:
-        """Removes what was written, unless it is committed."""
-        self._close()
-        self._temporary.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+def write_piece(folder: Path, task: int, batches: Iterable[Sequence[bytes]]) -> None:
+    """Writes the piece of a task durably, or nothing; rows are lines with their newlines. Memory: 16 bytes a row."""
+    temporary = folder / f".{task:08d}.{secrets.token_hex(8)}"
+    try:
+        fd = create(temporary)
+    except FileNotFoundError as cause:
+        directory = folder.parent.parent
+        raise WriterFailed(
+            f"{folder}: the driver no longer publishes, or this machine does not share {directory} with it; see the "
+            f"driver's log",
+            directory=str(directory),
+        ) from cause
+    ends, digests, length = array("Q"), array("Q"), 0
+    try:
+        for lines in batches:
+            for line in lines:
+                length += len(line)
+                ends.append(length)
+                digests.append(xxhash.xxh3_64_intdigest(line))
+            write_all(fd, b"".join(lines))
+        tables = [np.asarray(table, dtype="<u8").tobytes() for table in (ends, digests)]
+        write_all(fd, b"".join(tables) + _TRAILER.pack(_MAGIC, len(ends), length))
+        sync(fd)
+        rename(temporary, piece_path(folder, task))
+    finally:
+        os.close(fd)
+        temporary.unlink(missing_ok=True)
 
 
 class PieceReader:

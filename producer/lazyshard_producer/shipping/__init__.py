@@ -1,7 +1,6 @@
 """Publishing to an object store: a run publishes into a directory of this machine, and a thread puts that to the store.
 
-Here: where a run publishes, and what it has to do for that, the one place that tells a directory from an object store.
-See docs/object-storage-producer.md for the order of steps and what follows from it.
+Here a directory is told from an object store; docs/object-storage-producer.md has the order of steps.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from lazyshard_producer.stop import Stop
 
 
 class Destination:
-    """A directory in which a run publishes, and its shelf, where the chunks lie in the end; others take them elsewhere."""
+    """A directory in which a run publishes, and its shelf, where the chunks lie in the end."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -64,8 +63,7 @@ def open_destination(
 def as_directory(place: str, samples_per_chunk: int | None) -> Iterator[str]:
     """Yields a directory that tells how far a stream is: its own, or a copy of what is newest in an object store.
 
-    Of a stream in an object store that is not there yet, it is none that exists. `samples_per_chunk` is what is asked
-    for; None takes what the manifest says.
+    Where no stream is there yet, it does not exist. `samples_per_chunk` None takes what the manifest says.
     """
     if not is_url(place):
         yield place

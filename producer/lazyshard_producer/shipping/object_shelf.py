@@ -34,15 +34,9 @@ _AT_ONCE: Final = 8
 
 
 class ObjectShelf(Shelf):
-    """Chunks in an object store, those on their way there, and the newest one, in a spool here.
+    """Chunks in an object store (`shipped`), those on their way there, and the newest one, in a spool (`announced`).
 
     For the run's thread and the shipper's. The latter alone calls `pull`, `go_on` and `finish`, which call the store.
-
-    Attributes:
-        shipped: how many chunks are in the store.
-        announced: how many chunks are published in the spool.
-        pending_bytes: bytes of the chunks on their way.
-        largest: bytes of the largest of those so far.
     """
 
     def __init__(self, store: StreamStore, stream: Path, found: Found) -> None:

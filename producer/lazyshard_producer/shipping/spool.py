@@ -7,15 +7,11 @@ lock          held while a producer of this machine runs on the URL; stays
 owners.json   under which tokens this spool has owned the stream in the store
 stream/       the newest chunks of the stream, a directory like any other; those put to the store are deleted from it
 journals/     hard links to journals of followed directories that a chunk still to be put may name
-restoring/    a `stream/` that is being made from what is in the store
+restoring/    a `stream/` that is being made from what is in the store: as if all chunks but the newest were retired
 ```
 
 The spool counts only as long as the owner in the store is one of `owners.json`: then nobody else has published since.
 Otherwise it is thrown away, for what is in the store is newer.
-
-One made of what is in the store is the directory as it would be had a producer here published everything and deleted
-all chunks but the newest: manifest, newest chunk and its seal (whose `source` says where to go on), `retired.json` for
-those before it, `stream.end`, and what belongs to the sources.
 """
 
 from __future__ import annotations

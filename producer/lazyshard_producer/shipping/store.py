@@ -44,21 +44,11 @@ class FoundOwner(NamedTuple):
 
 @dataclass(eq=False)
 class StreamStore:
-    """The objects of a stream.
+    """The objects of a stream. `owner` is this process, once it has taken the stream.
 
-    Repeats what fails. `ObjectStore` could too: but here others want to know meanwhile since when and why, and to
-    break it off.
-
-    Attributes:
-        patience_s: for how long what fails is repeated.
-        left_in: where what was not put yet is kept, in words.
-        pause: waits for so many seconds; returns True where it is to be given up.
-        owner: this process, once it has taken the stream.
-
-    All methods raise, beside what they say:
-        StoreUnavailable: the store has failed for as long as patience lasts.
-        GivenUp: the pause was broken off.
-        StoreRefused, OSError: not repeated.
+    Repeats what fails. `ObjectStore` could too, but here others want to know meanwhile since when and why, and to break
+    it off: `pause` waits for so many seconds, and returns True where it is to be given up. Then all methods raise
+    GivenUp, and StoreUnavailable where the store has failed for `patience_s`.
     """
 
     url: str
@@ -209,14 +199,7 @@ def next_owner(before: Owner | None) -> Owner:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is in the store.
-
-    Attributes:
-        manifest: the stream's; None where there is none yet.
-        listing: the chunks that are not retired.
-        sizes: bytes of each object right under the URL, by name.
-        end: None where the stream has not ended.
-    """
+    """What is in the store: the manifest if there is one, the chunks that are not retired, sizes by name, the end."""
 
     manifest: Manifest | None
     listing: Listing

@@ -21,6 +21,7 @@ from lazyshard_producer import out_directory
 from lazyshard_producer.configuration.quantities import show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from lazyshard_producer.opening import check_not_own, check_sources, source_kind, source_size
+from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.sources.source import RowOrigin
@@ -108,11 +109,11 @@ def describe_run(settings: Settings, rows: int, directory: str | None = None) ->
     notes: list[str] = []
     with out_directory.telling_how_to_begin_anew(settings.out):
         end = out_directory.find_end(there.out, settings.samples_per_chunk)
-        form = out_directory.known_form(settings, end)
-        if form is not None:
+        if end is None:
+            form = form_of(settings)
             find_manifest(Path(there.out), settings.samples_per_chunk, form.arrays, form.encoding)
-        if end is not None:
-            out_directory.check_made_alike(there, end, form, notes.append)
+        else:
+            out_directory.check_made_alike(there, end, notes.append)
             out_directory.check_all_taken(there, end, notes.append)
     yield _field("stream", _stream(settings, end, Path(there.out)))
     yield from (_field("", note) for note in notes)

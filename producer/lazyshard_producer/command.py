@@ -24,7 +24,7 @@ from lazyshard_producer.check import describe_run
 from lazyshard_producer.configuration.assembly import assemble
 from lazyshard_producer.configuration.given import (
     DEFAULT_FILE,
-    Flags,
+    Given,
     read_config,
     sort_arguments,
     with_options,
@@ -153,7 +153,7 @@ def _plain(params: Iterable[Any]) -> list[Any]:
     return shown
 
 
-def load_settings(flags: Flags, config: str | None) -> Settings:
+def load_settings(flags: Given, config: str | None) -> Settings:
     """Returns the settings of a command line and the configuration file that it names, if it does."""
     return assemble(flags, None if config is None else read_config(config))
 
@@ -215,7 +215,7 @@ class Call(NamedTuple):
     """How the command was called: what tells of signals, and the command line, taken apart."""
 
     stop: Stop
-    flags: Flags
+    flags: Given
 
 
 def execute(arguments: Sequence[str], stop: Stop) -> int:
@@ -280,7 +280,7 @@ _Config = Annotated[
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def _run_stream(flags: Flags, config: str | None, quiet: bool, stop: Stop) -> int:
+def _run_stream(flags: Given, config: str | None, quiet: bool, stop: Stop) -> int:
     settings = load_settings(flags, config)
     # The port first: one that is taken is to be noticed before anything is made.
     with contextlib.closing(open_metrics(settings.metrics_host, settings.metrics_port)) as metrics:

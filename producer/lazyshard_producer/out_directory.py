@@ -40,7 +40,7 @@ from lazyshard_producer.position import (
     plain_name,
     source_names,
 )
-from lazyshard_producer.rows.encoding import Form, form_of
+from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.pipeline import changes, describe
 from lazyshard_producer.sources.files import file_size
 from lazyshard_producer.sources.source import STANDARD_INPUT, Context
@@ -96,22 +96,14 @@ def find_end(out: str, samples_per_chunk: int) -> End | None:
     return End.decode(data, str(Path(out, END))) if there else None
 
 
-def known_form(settings: Settings, end: End | None) -> Form | None:
-    """Returns what the rows of a run are, None where its stream has ended and a source has gone that would tell."""
-    try:
-        return form_of(settings)
-    except SourceRefused:
-        if end is None:
-            raise
-        return None
-
-
-def check_made_alike(settings: Settings, end: End, form: Form | None, warn: Callable[[str], None]) -> None:
+def check_made_alike(settings: Settings, end: End, warn: Callable[[str], None]) -> None:
     """Compares how the rows of an ended stream were made with how they would be: nobody is to take it for another one.
 
-    `form` is what rows would be, None where that is not known; `warn` is told where only the mix would be another.
+    `warn` is told where only the mix would be another.
     """
-    if form is not None:
+    # A source that has gone would tell what rows are.
+    with contextlib.suppress(SourceRefused):
+        form = form_of(settings)
         find_manifest(Path(settings.out), settings.samples_per_chunk, form.arrays, form.encoding)
     if not end.chunks:
         return

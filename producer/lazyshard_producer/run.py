@@ -24,6 +24,7 @@ from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.holding.holdback import Gate, Holdback
 from lazyshard_producer.loop import Pace, RowLoop, RunWatch
 from lazyshard_producer.opening import check_not_own, check_sources
+from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.shipping import Destination, open_destination
 from lazyshard_producer.shipping.store import GivenUp
@@ -117,9 +118,7 @@ class _Run:
         end = out_directory.find_end(out, settings.samples_per_chunk)
         if end is None:
             check_sources(settings)
-        form = out_directory.known_form(settings, end)
-        if end is None:
-            assert form is not None
+            form = form_of(settings)
             _raise_open_files()
             # Where nothing holds it back, the next rows are read while a chunk is published.
             free = settings.rate is None and settings.limits == Limits()
@@ -133,7 +132,7 @@ class _Run:
                 if end is None:
                     raise
         if end is not None:
-            out_directory.check_made_alike(settings, end, form, self.display.warn)
+            out_directory.check_made_alike(settings, end, self.display.warn)
             out_directory.complete_end(out, end)
             if not self.destination.settle(end.chunks, self.display.wait):
                 return _nothing(settings, self.stop)

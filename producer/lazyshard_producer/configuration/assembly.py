@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, get_type_hints
 
 from lazyshard.conversion.indexed import INDEX_SUFFIX
 from lazyshard.memory import loads
-from lazyshard_producer.configuration.given import PATH_KEYS, ConfigFile, Flags
+from lazyshard_producer.configuration.given import PATH_KEYS, Given
 from lazyshard_producer.configuration.problems import find_problems
 from lazyshard_producer.configuration.settings import (
     BY_NAME,
@@ -33,7 +33,6 @@ from lazyshard_producer.configuration.settings import (
     Option,
     Settings,
     SourceSettings,
-    flag,
 )
 from lazyshard_producer.errors import Problem, SettingsInvalid
 
@@ -59,9 +58,9 @@ _FOLLOWS_FROM: Final = {
 """What may be wrong only because something else could not be read."""
 
 
-def assemble(flags: Flags, config: ConfigFile | None) -> Settings:
+def assemble(flags: Given, file: Given | None) -> Settings:
     """Returns the settings. Looks for the files that match patterns, reads blend files, and looks at nothing else."""
-    assembly = _Assembly(flags, config or ConfigFile("", {}, (), ()))
+    assembly = _Assembly(flags, file or Given())
     settings = assembly.settings()
     if assembly.problems:
         raise SettingsInvalid.of(assembly.problems)
@@ -82,10 +81,10 @@ class _Group:
 class _Assembly:
     """The work of `assemble`, with the problems found so far."""
 
-    def __init__(self, flags: Flags, config: ConfigFile) -> None:
-        self.problems = [*flags.problems, *config.problems]
+    def __init__(self, flags: Given, file: Given) -> None:
+        self.problems = [*flags.problems, *file.problems]
         self._flags = flags
-        self._config = config
+        self._file = file
         self._unread: set[str] = set()
         self._where: dict[str, str] = {}
 
@@ -123,9 +122,9 @@ class _Assembly:
             name = option.name
             if name in self._flags.values:
                 values[name] = self._read_flag(option, self._unread)
-            elif name in self._config.values:
-                where = self._where[name] = self._config.where(name)
-                values[name] = self._read(option, self._config.values[name], where, self._unread, strict=True)
+            elif name in self._file.values:
+                where = self._where[name] = self._file.where(name)
+                values[name] = self._read(option, self._file.values[name], where, self._unread, strict=True)
         return {name: value for name, value in values.items() if name not in self._unread}
 
     def _read_flag(self, option: Option, unread: set[str]) -> Any:
@@ -149,20 +148,18 @@ class _Assembly:
 
     def _miss(self, option: Option) -> None:
         self._unread.add(option.name)
-        file = f", or {option.name} in {self._config.name}" if self._config.name else ""
+        file = f", or {option.name} in {self._file.file}" if self._file.file else ""
         text = f"needed, found none; give {option.flag} {option.metavar}{file}"
         self.problems.append(Problem(option.flag, text))
 
     def _groups(self) -> Iterator[_Group]:
-        for one in self._flags.sources:
-            if any(one.get(key) for key in PATH_KEYS):
-                yield from self._group(one, flag, False)
-        for number, source in enumerate(() if self._flags.sources else self._config.sources):
-            yield from self._group(source, partial(self._config.where_in_source, number), True)
+        given = self._flags if self._flags.sources else self._file
+        for number, source in enumerate(given.sources):
+            # Of a flag without a path that was told already.
+            if given.file or any(map(source.get, PATH_KEYS)):
+                yield from self._group(source, partial(given.where_in_source, number), bool(given.file))
 
-    def _group(
-        self, source: Mapping[str, Any], where: Callable[[str], str], *, strict: bool = False
-    ) -> Iterator[_Group]:
+    def _group(self, source: Mapping[str, Any], where: Callable[[str], str], strict: bool) -> Iterator[_Group]:
         given = [key for key in PATH_KEYS if key in source]
         if len(given) != 1:
             found = " and ".join(given) or "neither"
@@ -204,7 +201,7 @@ class _Assembly:
             name = problem.option.removeprefix("--").replace("-", "_")
             if problem.source is None:
                 unread, where = self._unread, self._where.get(name, problem.option)
-                if name == "source" and not owners and (self._flags.sources or self._config.sources):
+                if name == "source" and not owners and (self._flags.sources or self._file.sources):
                     continue
             else:
                 group = owners[problem.source]

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from lazyshard.store.durable import NEW_FILE_MODE
-from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, PANELS, SOURCE_OPTIONS, Option
+from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, PANELS, SOURCE_OPTIONS, Option, flag
 from lazyshard_producer.errors import ExtraMissing, Problem, SettingInvalid
 
 COMMANDS: Final = ("run", "check")
@@ -37,21 +37,34 @@ _WEIGHT: Final = "--weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Flags:
-    """What the command line says.
+class Given:
+    """What the command line says, or a file.
 
     Attributes:
-        sources: each --source and --follow, in order: the paths behind it under "path" or "follow", and its weight.
-        values: the texts behind each other flag, by name of option; of those that were given.
+        sources: each --source, --follow or ``[[source]]``, in order: the paths under "path" or "follow", and options.
+        values: of other options, by name, as they are in the file, or all texts behind a flag.
+        problems: what cannot be about the sources, or in the file.
         rest: the arguments that have nothing to do with sources.
+        file: its path; "" for the command line.
     """
 
     sources: Sequence[Mapping[str, Any]] = ()
-    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     problems: Sequence[Problem] = ()
     rest: Sequence[str] = ()
+    file: str = ""
 
-    def with_values(self, given: Mapping[str, Any]) -> Flags:
+    def where(self, option: str) -> str:
+        """Returns how messages call an option."""
+        table = BY_NAME[option].table
+        return f"{self.file}: {table}.{option}".replace(": .", ": ") if self.file else BY_NAME[option].flag
+
+    def where_in_source(self, number: int, option: str) -> str:
+        """Returns how messages call an option of the source of this number, from 0; "" is all of it."""
+        key = {"": "", "source": ": path"}.get(option, f": {option}")
+        return f"{self.file}: [[source]] {number + 1}{key}" if self.file else flag(option)
+
+    def with_values(self, given: Mapping[str, Any]) -> Given:
         """Returns the flags with the values of options that a command got, by name, None where there was none."""
         values = {}
         for option in (*SOURCE_OPTIONS, *OPTIONS):
@@ -62,10 +75,10 @@ class Flags:
         return replace(self, values=values)
 
 
-def sort_arguments(arguments: Sequence[str]) -> Flags:
+def sort_arguments(arguments: Sequence[str]) -> Given:
     """Takes the sources out of a command line."""
     if not arguments or arguments[0] not in COMMANDS:
-        return Flags([], {}, [], list(arguments))
+        return Given([], {}, [], list(arguments))
     sources: list[dict[str, Any]] = []
     problems: list[Problem] = []
     rest: list[str] = []
@@ -89,7 +102,7 @@ def sort_arguments(arguments: Sequence[str]) -> Flags:
             rest.append(argument)
     for flag, key in _SOURCES.items():
         problems += [Problem(flag, "a path is needed behind it, got none") for one in sources if one.get(key) == []]
-    return Flags(sources, {}, list(dict.fromkeys(problems)), rest)
+    return Given(sources, {}, list(dict.fromkeys(problems)), rest)
 
 
 def _take_weight(sources: list[dict[str, Any]], value: str | None) -> Iterator[Problem]:
@@ -146,27 +159,7 @@ _AT_LINE: Final = re.compile(r"at line (\d+)")
 _BARE_TEXT: Final = re.compile(r"\s*([\w.-]+)\s*=\s*([A-Za-z/.~*][^\s\"'#]*)\s*(#.*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
-    """What a configuration file says: values by name of option, a ``[[source]]`` each, and what cannot be in it."""
-
-    name: str
-    values: dict[str, Any]
-    sources: tuple[dict[str, Any], ...]
-    problems: tuple[Problem, ...]
-
-    def where(self, option: str) -> str:
-        """Returns how messages call an option of this file."""
-        table = BY_NAME[option].table
-        return f"{self.name}: {table}.{option}" if table else f"{self.name}: {option}"
-
-    def where_in_source(self, number: int, option: str) -> str:
-        """Returns how messages call an option of the source of this number, from 0; "" is all of it."""
-        key = {"": "", "source": ": path"}.get(option, f": {option}")
-        return f"{self.name}: [[source]] {number + 1}{key}"
-
-
-def read_config(path: str) -> ConfigFile:
+def read_config(path: str) -> Given:
     """Reads a configuration file."""
     try:
         with open(path, "rb") as file:
@@ -176,7 +169,7 @@ def read_config(path: str) -> ConfigFile:
     return sort_config(path, _parse(path, text))
 
 
-def sort_config(name: str, document: dict[str, Any]) -> ConfigFile:
+def sort_config(name: str, document: dict[str, Any]) -> Given:
     """Sorts what stands in a TOML document."""
     problems: list[Problem] = []
     values: dict[str, Any] = {}
@@ -199,7 +192,7 @@ def sort_config(name: str, document: dict[str, Any]) -> ConfigFile:
         sources = []
     for number, source in enumerate(sources, 1):
         problems += _unknown(f"{name}: [[source]] {number}: ", source, _SOURCE)
-    return ConfigFile(name, values, tuple(sources), tuple(problems))
+    return Given(tuple(sources), values, tuple(problems), file=name)
 
 
 def _parse(path: str, text: str) -> dict[str, Any]:

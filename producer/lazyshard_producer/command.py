@@ -43,28 +43,6 @@ _HELP: Final = """Publishes rows as a stream of numbered chunk files, from which
 
 See [bold]lazyshard-producer COMMAND --help[/bold]."""
 
-_RUN_HELP: Final = """Reads sources, in order or mixed by weights, publishes their rows as a stream, and ends it.
-
-It can be stopped or killed at any moment: the same command goes on after the last published row, each row once.
-Until the stream has ended, sources may grow and more may be appended; what was read of them must stay as it was.
-A line that is not a JSON object stops it with file, line and byte; mend the line and run it again.
-
---transform, --where, --encode and python: sources run code of yours, with all rights of this command. A configuration
-file may name them: trust it as you trust a program."""
-
-_CHECK_HELP: Final = """Says what a run with these settings would do, and shows the first rows it would publish.
-
-Takes a configuration file, flags, or both, as run does. Makes nothing, and takes nothing from pipes. The functions that
-these settings name are imported and called: do not try a file of somebody else's without reading it."""
-
-_INIT_HELP: Final = (
-    "Writes an example of a configuration file, with a comment for each setting. Never overwrites a file."
-)
-
-_QUARANTINE_HELP: Final = """Shows the rows refused with --on-bad-row quarantine, counted by reason.
-
-With --rows prints them as they came, to be mended and given as a further --source."""
-
 
 def _epilog(examples: Sequence[str], codes: Mapping[int, str], more: str = "", **titled: Mapping[str, str]) -> str:
     """Returns what comes behind the options in the help."""
@@ -306,7 +284,7 @@ def _run_stream(flags: Given, config: str | None, quiet: bool, stop: Stop) -> in
         return _conclude(result, settings.out, display)
 
 
-@app.command("run", help=_RUN_HELP, epilog=_RUN_EPILOG, context_settings={"allow_extra_args": True})
+@app.command("run", epilog=_RUN_EPILOG, context_settings={"allow_extra_args": True})
 @with_options
 def _run(
     context: typer.Context,
@@ -317,6 +295,15 @@ def _run(
     debug: _Debug = False,
     **given: Any,
 ) -> Task:
+    """Reads sources, in order or mixed by weights, publishes their rows as a stream, and ends it.
+
+    It can be stopped or killed at any moment: the same command goes on after the last published row, each row once.
+    Until the stream has ended, sources may grow and more may be appended; what was read of them must stay as it was.
+    A line that is not a JSON object stops it with file, line and byte; mend the line and run it again.
+
+    --transform, --where, --encode and python: sources run code of yours, with all rights of this command. A
+    configuration file may name them: trust it as you trust a program.
+    """
     call: Call = context.obj
     if context.args:
         first = context.args[0]
@@ -326,7 +313,7 @@ def _run(
     return lambda: _run_stream(flags, config, no_progress, call.stop)
 
 
-@app.command("check", help=_CHECK_HELP, epilog=_CHECK_EPILOG)
+@app.command("check", epilog=_CHECK_EPILOG)
 @with_options
 def _check(
     context: typer.Context,
@@ -336,6 +323,11 @@ def _check(
     debug: _Debug = False,
     **given: Any,
 ) -> Task:
+    """Says what a run with these settings would do, and shows the first rows it would publish.
+
+    Takes a configuration file, flags, or both, as run does. Makes nothing, and takes nothing from pipes. The functions
+    that these settings name are imported and called: do not try a file of somebody else's without reading it.
+    """
     call: Call = context.obj
     flags = call.flags.with_values(given)
     if file is not None and config is not None:
@@ -349,11 +341,13 @@ def _check(
     return _breakable(call.stop, task)
 
 
-@app.command("init", help=_INIT_HELP, epilog=_INIT_EPILOG)
+@app.command("init", epilog=_INIT_EPILOG)
 def _init(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="The file to write.")] = DEFAULT_FILE,
 ) -> Task:
+    """Writes an example of a configuration file, with a comment for each setting. Never overwrites a file."""
+
     def task() -> int:
         write_example(file)
         return _print_all([f"written: {file}; edit it, then `{NAME} check {file}` says what it means"])
@@ -361,13 +355,17 @@ def _init(
     return _breakable(context.obj.stop, task)
 
 
-@app.command("quarantine", help=_QUARANTINE_HELP, epilog=_QUARANTINE_EPILOG)
+@app.command("quarantine", epilog=_QUARANTINE_EPILOG)
 def _quarantine(
     context: typer.Context,
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
     rows: Annotated[bool, typer.Option("--rows", help="Print the rows, a line each, as they came.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as one line of JSON.")] = False,
 ) -> Task:
+    """Shows the rows refused with --on-bad-row quarantine, counted by reason.
+
+    With --rows prints them as they came, to be mended and given as a further --source.
+    """
     if rows and as_json:
         raise typer.BadParameter("the two do not go together", param_hint="--rows, --json")
 

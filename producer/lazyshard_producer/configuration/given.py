@@ -145,6 +145,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     # What typer asks for. A wrapper of functools would lead it to the signature of `command`.
     taking_options.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    taking_options.__doc__ = command.__doc__
     taking_options.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
     return taking_options
 

@@ -102,8 +102,9 @@ def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, *, arrays: bool) -> bool
     found = decoded.arrays if arrays else decoded
     if found is None or found.size != len(rows):
         return False
+    digests: list[int] = found.digests.tolist()
     ranges = itertools.pairwise(found.offsets.tolist())
-    return found.digests.tolist() == [xxhash.xxh3_64_intdigest(rows[start:stop]) for start, stop in ranges]
+    return digests == [xxhash.xxh3_64_intdigest(rows[start:stop]) for start, stop in ranges]
 
 
 LOOK_S: Final = 0.25

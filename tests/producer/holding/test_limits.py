@@ -53,7 +53,7 @@ def test_a_consumer_with_and_without_each_file() -> None:
     cursor = Cursor("a", STREAM, 70, 7, {}, 100.0)
     reading = ReadingMark("a", STREAM, 2, 3, 12, 140.0)
     found = [
-        Consumer("a", *files, None) for files in ((cursor, reading), (cursor, None), (None, reading), (None, None))
+        Consumer("a", one, other, None) for one, other in ((cursor, reading), (cursor, None), (None, reading), (None, None))
     ]
     assert [(needs(one), mark(one), seen_at(one)) for one in found] == [
         (12, 12, 140.0),

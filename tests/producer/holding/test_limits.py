@@ -52,9 +52,8 @@ def claim_lists(draw: st.DrawFn) -> list[Consumer]:
 def test_a_consumer_with_and_without_each_file() -> None:
     cursor = Cursor("a", STREAM, 70, 7, {}, 100.0)
     reading = ReadingMark("a", STREAM, 2, 3, 12, 140.0)
-    found = [
-        Consumer("a", one, other, None) for one, other in ((cursor, reading), (cursor, None), (None, reading), (None, None))
-    ]
+    files = ((cursor, reading), (cursor, None), (None, reading), (None, None))
+    found = [Consumer("a", one, other, None) for one, other in files]
     assert [(needs(one), mark(one), seen_at(one)) for one in found] == [
         (12, 12, 140.0),
         (0, 7, 100.0),

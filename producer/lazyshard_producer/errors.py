@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from lazyshard.errors import (
@@ -40,13 +39,6 @@ class SettingsInvalid(SettingInvalid):
     """Settings that cannot be, or not together. Its `problems` are all of them, not the first one only."""
 
     problems: tuple[Problem, ...] = ()
-
-    @classmethod
-    def of(cls, problems: Iterable[Problem]) -> SettingsInvalid:
-        """Returns the error for problems, of which there is at least one."""
-        found = tuple(problems)
-        message = "; ".join(f"{problem.option}: {problem.text}" for problem in found)
-        return cls(message, option=found[0].option, problems=found)
 
 
 class ExtraMissing(LazyShardError, ImportError):

@@ -62,8 +62,9 @@ def assemble(flags: Given, file: Given | None) -> Settings:
     """Returns the settings. Looks for the files that match patterns, reads blend files, and looks at nothing else."""
     assembly = _Assembly(flags, file or Given())
     settings = assembly.settings()
-    if assembly.problems:
-        raise SettingsInvalid.of(assembly.problems)
+    if found := tuple(assembly.problems):
+        message = "; ".join(f"{problem.option}: {problem.text}" for problem in found)
+        raise SettingsInvalid(message, option=found[0].option, problems=found)
     return settings
 
 

@@ -43,7 +43,6 @@ _AMOUNT_UNITS: Final[dict[str, Literal["chunks", "samples"]]] = {
 
 _SIZE: Final = "a size such as 20GB or 512MiB, or a number of bytes"
 _AMOUNT: Final = "an amount such as 64chunks, 1000000samples or 20GB"
-_RETAIN: Final = '"all", "consumed" or a number of chunks from 1'
 
 
 def parse_bytes(text: str) -> int:
@@ -70,7 +69,7 @@ def parse_retain(text: str) -> Literal["all", "consumed"] | int:
         return text  # type: ignore[return-value]  # mypy does not narrow a str by ==
     number = re.fullmatch(r"(?:last[ :]*)?([0-9]{1,19})", text.strip())
     if number is None or not 1 <= int(number[1]) <= MAX_AMOUNT:
-        raise ValueError(_RETAIN)
+        raise ValueError('"all", "consumed" or a number of chunks from 1')
     return int(number[1])
 
 
@@ -112,13 +111,8 @@ class Written:
         return core_schema.no_info_before_validator_function(self._read, handler(source))
 
 
-def _quantity(parse: Callable[[str], Any], expected: str) -> Written:
-    def read(value: Any) -> Any:
-        if type(value) not in (str, int):
-            raise ValueError(expected)
-        return parse(str(value))
-
-    return Written(read)
+def _quantity(parse: Callable[[str], Any]) -> Written:
+    return Written(lambda value: parse(str(value) if type(value) in (str, int) else ""))
 
 
 def _read_whole(value: Any) -> Any:
@@ -128,12 +122,13 @@ def _read_whole(value: Any) -> Any:
     return value
 
 
-def _split_names(value: Any) -> Any:
-    return [name.strip() for text in value for name in text.split(",")] if isinstance(value, tuple) else value
+def _split_names(value: tuple[str, ...]) -> list[str]:
+    return [name.strip() for text in value for name in text.split(",")]
 
 
 def _read_names(value: Any) -> tuple[Any, ...]:
-    value = _split_names(value)
+    if isinstance(value, tuple):
+        return tuple(_split_names(value))
     return tuple(value) if isinstance(value, list) else (value,)
 
 
@@ -165,10 +160,10 @@ FromZero = Annotated[Whole, Interval(ge=0, le=MAX_AMOUNT)]
 FromOne = Annotated[Whole, Interval(ge=1, le=MAX_AMOUNT)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
-Bytes = Annotated[int, Interval(ge=1, le=MAX_AMOUNT), _quantity(parse_bytes, _SIZE)]
-BytesFromZero = Annotated[int, Interval(ge=0, le=MAX_AMOUNT), _quantity(parse_bytes, _SIZE)]
-AheadAmount = Annotated[Amount, _quantity(parse_amount, _AMOUNT)]
-Retain = Annotated[Literal["all", "consumed"] | int, _quantity(parse_retain, _RETAIN)]
+Bytes = Annotated[int, Interval(ge=1, le=MAX_AMOUNT), _quantity(parse_bytes)]
+BytesFromZero = Annotated[int, Interval(ge=0, le=MAX_AMOUNT), _quantity(parse_bytes)]
+AheadAmount = Annotated[Amount, _quantity(parse_amount)]
+Retain = Annotated[Literal["all", "consumed"] | int, _quantity(parse_retain)]
 Names = Annotated[tuple[str, ...], Written(_read_names)]
 Columns = Annotated[tuple[tuple[str, str], ...], Written(_read_columns)]
 Pairs = Annotated[tuple[tuple[str, str], ...], Written(_read_pairs)]

@@ -61,19 +61,6 @@ _FULL_RETRY_S: Final = 0.2
 _SLICE_S: Final = 0.05
 
 
-class Pause:
-    """The pause between two tries: broken off by an event, and while the stream is being opened by a signal."""
-
-    def __init__(self, stop: Stop) -> None:
-        self.stop = stop
-        self.giving_up = threading.Event()
-        self.breakable = True
-
-    def __call__(self, seconds: float) -> bool:
-        """Waits; returns whether it is to be given up."""
-        return self.giving_up.wait(seconds) or (self.breakable and self.stop.requested is not None)
-
-
 class ObjectDestination(Destination):
     """A stream in an object store that is ours, with its spool.
 
@@ -86,7 +73,9 @@ class ObjectDestination(Destination):
         store: StreamStore,
         spool: Spool,
         found: Found,
-        pause: Pause,
+        stop: Stop,
+        began: threading.Event,
+        giving_up: threading.Event,
         warn: Callable[[str], None],
     ) -> None:
         super().__init__(str(spool.stream))
@@ -94,21 +83,21 @@ class ObjectDestination(Destination):
         self._url = settings.out
         self._spool = spool
         self._store = store
-        self._pause = pause
+        self._stop = stop
+        self._began = began
         self._holdback: Holdback | None = None
         self._warn = warn
         self._objects = self.shelf = ObjectShelf(store, spool.stream, found)
-        self._shipper = Shipper(store, spool, self._objects, found, pause.giving_up)
-        self._began = self._settled = False
+        self._shipper = Shipper(store, spool, self._objects, found, giving_up)
+        self._settled = False
 
     def begin(self, published_chunks: int) -> None:
         """See `Destination`."""
         # Before the run looks at them for the first time; the thread does not call the store yet.
         self._objects.pull()
-        # From here on a signal is the run's affair.
-        self._pause.breakable = False
         self._announce(published_chunks)
-        self._began = True
+        # From here on a signal is the run's affair.
+        self._began.set()
         self._shipper.start()
 
     def check(self) -> None:
@@ -135,12 +124,12 @@ class ObjectDestination(Destination):
 
     def settle(self, published_chunks: int, tell: Callable[[str | None], None]) -> bool:
         """See `Destination`."""
-        if not self._began:
+        if not self._began.is_set():
             self.begin(published_chunks)
         self._announce(published_chunks)
         self._shipper.begin_to_close()
         try:
-            seconds = None if self._pause.stop.requested is None else LEAVE_S
+            seconds = None if self._stop.requested is None else LEAVE_S
             self._settled = self._wait(seconds, tell)
         finally:
             tell(None)
@@ -148,7 +137,7 @@ class ObjectDestination(Destination):
 
     def leave_after(self, error: Exception) -> None:
         """Puts what was published before an error, and the head that tells of it, if that is soon done."""
-        if not self._began or self._settled:
+        if not self._began.is_set() or self._settled:
             return
         try:
             self._shipper.begin_to_close()
@@ -189,7 +178,7 @@ class ObjectDestination(Destination):
         """Waits for the shipper to end; a signal that comes meanwhile leaves it `LEAVE_S`. Warns where it has not."""
         due = None if seconds is None else time.monotonic() + seconds
         while not self._shipper.is_complete():
-            if due is None and self._pause.stop.requested is not None:
+            if due is None and self._stop.requested is not None:
                 due = time.monotonic() + LEAVE_S
             trouble, left = self._store.trouble, self._left()
             if due is not None and time.monotonic() > due:
@@ -246,7 +235,12 @@ def open_objects(
     check_extra(settings.out)
     root = Path(settings.spool) if settings.spool is not None else default_root()
     kept = f"What was published and is not there yet is kept in {root}; the same command goes on with it"
-    pause = Pause(stop)
+    began, giving_up = threading.Event(), threading.Event()
+
+    def pause(seconds: float) -> bool:
+        # A signal breaks it off only while the stream is being opened.
+        return giving_up.wait(seconds) or (stop.requested is not None and not began.is_set())
+
     store = StreamStore(stream_name(settings.out), settings.store_patience_s, kept, pause=pause)
     found = look(store, settings.samples_per_chunk)
     if found.end is not None and _is_finished(store, found):
@@ -270,7 +264,7 @@ def open_objects(
             spool.note_tokens([owner.token])
             if found.manifest is not None:
                 spool.restore(store, found)
-        destination = ObjectDestination(settings, store, spool, found, pause, warn)
+        destination = ObjectDestination(settings, store, spool, found, stop, began, giving_up, warn)
         try:
             yield destination
         except Exception as error:

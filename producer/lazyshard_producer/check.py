@@ -27,8 +27,7 @@ from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.sources.source import RowOrigin
 from lazyshard_producer.wording import count, holding, one_line
 
-PATIENCE_S: Final = 2.0
-"""How long to wait for rows of live sources in all."""
+PATIENCE_S: Final = 2.0  # how long to wait for rows of live sources in all
 
 
 class PreviewedRow(NamedTuple):
@@ -91,11 +90,8 @@ def _committed(settings: Settings) -> tuple[Any, int]:
     return Seal.decode(read_file(path), published.chunks - 1, str(path)).source or {}, published.samples
 
 
-MAX_SHOWN: Final = 400
-"""Characters of a row that are shown: enough to see what it is, not so many that one row fills the screen."""
-
-MAX_SOURCES_SHOWN: Final = 20
-"""Sources that are shown one by one: a pattern may match thousands of files."""
+MAX_SHOWN: Final = 400  # characters of a row that are shown: enough to see what it is, no screenful
+MAX_SOURCES_SHOWN: Final = 20  # sources that are shown one by one: a pattern may match thousands of files
 
 
 def describe_run(settings: Settings, rows: int, directory: str | None = None) -> Iterator[str]:

@@ -25,8 +25,7 @@ from lazyshard_producer.rows.reader import Batch, Reader, RowStats
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import Tally, held_rows
 
-BURST_S: Final = 1.0
-"""Rows of so many seconds may be made up for after a pause: enough to ride over a slow publish, no flood."""
+BURST_S: Final = 1.0  # rows of so many seconds may be made up for after a pause: over a slow publish, no flood
 
 
 class Pace:
@@ -56,8 +55,7 @@ class Pace:
         self._taken += rows
 
 
-FIGURES_S: Final = 5.0
-"""How often consumers and disk are looked at for the metrics: servers ask every 15 s or so."""
+FIGURES_S: Final = 5.0  # how often consumers and disk are looked at for the metrics: servers ask every 15 s or so
 
 
 @dataclass(eq=False)
@@ -132,14 +130,9 @@ class RunWatch:
         self.metrics.disk(self.shelf.used_bytes(published))
 
 
-SLICE_S: Final = 0.1
-"""Longest sleep: a signal is answered after that at the latest, sooner than anybody notices."""
-
-WAIT_BEAT_S: Final = 5.0
-"""How often readers are told that this producer waits on purpose."""
-
-MAX_LINES: Final = 1024
-"""Rows checked and written at a time at the most: what a signal may have to wait for."""
+SLICE_S: Final = 0.1  # longest sleep: a signal is answered after that at the latest, sooner than anybody notices
+WAIT_BEAT_S: Final = 5.0  # how often readers are told that this producer waits on purpose
+MAX_LINES: Final = 1024  # rows checked and written at a time at the most: what a signal may have to wait for
 
 
 @dataclass(eq=False)

@@ -82,8 +82,7 @@ def _name_too_long(name: str) -> SettingInvalid:
     return SettingInvalid(f"--out: a name of {len(name)} characters is too long: {name[:40]}...", option="--out")
 
 
-_MOST_NAMED: Final = 5
-"""Files that are named where a stream that has ended lacks many."""
+_MOST_NAMED: Final = 5  # files that are named where a stream that has ended lacks many
 
 
 def find_end(out: str, samples_per_chunk: int) -> End | None:

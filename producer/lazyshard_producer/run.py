@@ -31,8 +31,7 @@ from lazyshard_producer.shipping.store import GivenUp
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import Outcome, Tally, count, explain
 
-_FREED_BYTES: Final = 16 << 20
-"""Several times what a batch of rows takes while it is read, checked and written."""
+_FREED_BYTES: Final = 16 << 20  # several times what a batch of rows takes while it is read, checked and written
 
 
 def keep_freed_memory() -> None:

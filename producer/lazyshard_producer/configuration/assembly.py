@@ -36,15 +36,9 @@ from lazyshard_producer.configuration.settings import (
 )
 from lazyshard_producer.errors import Problem, SettingsInvalid
 
-MEGATRON: Final = "megatron:"
-"""Begins the prefix of an IndexedDataset's two files."""
-
-MEGATRON_BLEND: Final = "megatron-blend:"
-"""Begins the path of a file of such prefixes."""
-
-MAX_BLEND_BYTES: Final = 16 << 20
-"""Some hundred thousand prefixes: a file of data that was named by mistake is not read whole."""
-
+MEGATRON: Final = "megatron:"  # begins the prefix of an IndexedDataset's two files
+MEGATRON_BLEND: Final = "megatron-blend:"  # begins the path of a file of such prefixes
+MAX_BLEND_BYTES: Final = 16 << 20  # a file of data that was named by mistake is not read whole
 _STAND_INS: Final[dict[str, Any]] = {"out": "out", "samples_per_chunk": 1}
 """In the place of what is needed and missing, so that the rest can be looked at."""
 

@@ -24,13 +24,9 @@ from lazyshard.store.durable import NEW_FILE_MODE
 from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, PANELS, SOURCE_OPTIONS, Option, flag
 from lazyshard_producer.errors import ExtraMissing, Problem, SettingInvalid
 
-COMMANDS: Final = ("run", "check")
-"""Those that take sources."""
-
+COMMANDS: Final = ("run", "check")  # those that take sources
 TABLES: Final = ("rows", "encoding", "limits")
-PATH_KEYS: Final = ("path", "follow")
-"""What a ``[[source]]`` is: a --source or a --follow."""
-
+PATH_KEYS: Final = ("path", "follow")  # what a ``[[source]]`` is: a --source or a --follow
 _SOURCE: Final = "source"
 _SOURCES: Final = {"--source": "path", "--follow": "follow"}
 _WEIGHT: Final = "--weight"

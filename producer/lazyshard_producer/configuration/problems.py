@@ -20,9 +20,7 @@ from lazyshard_producer.errors import Problem
 FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 """MODULE:FUNCTION."""
 
-MAX_NAME_BYTES: Final = 255
-"""Of a file's name, on Linux. A file of a longer name never comes, however long it is waited for."""
-
+MAX_NAME_BYTES: Final = 255  # of a file's name, on Linux: one of a longer name never comes
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ONE_SLASH: Final = re.compile(r"(s3a?|gc?s|az|abfss?|adl|hdfs|https?|oss):/[^/]", re.IGNORECASE)
 _OPTION_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")

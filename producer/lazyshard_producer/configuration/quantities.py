@@ -14,9 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Gt, Interval
 
-MAX_ROW_BYTES: Final = 64 << 20
-"""Longest row by default, in bytes: far above any text sample, and a few of them fit into any machine."""
-
+MAX_ROW_BYTES: Final = 64 << 20  # longest row by default: far above any text sample, and a few fit into any machine
 MAX_AMOUNT: Final = 2**63 - 1
 
 

@@ -36,18 +36,10 @@ from lazyshard_producer.configuration.quantities import (
     Whole,
 )
 
-SWIFT: Final = "swift"
-"""What --encode calls ms-swift."""
-
-MAX_SHUFFLE: Final = 10**9
-"""Rows that are held to be put into another order."""
-
-MAX_LENGTH: Final = 2**31 - 1
-"""Tokens of a sample that ms-swift can be told."""
-
-DEFAULT_MAX_BAD_ROWS: Final = 1000
-"""Where bad rows do not end the run: a broken transform is noticed before it has eaten a data set."""
-
+SWIFT: Final = "swift"  # what --encode calls ms-swift
+MAX_SHUFFLE: Final = 10**9  # rows that are held to be put into another order
+MAX_LENGTH: Final = 2**31 - 1  # tokens of a sample that ms-swift can be told
+DEFAULT_MAX_BAD_ROWS: Final = 1000  # so a broken transform is noticed before it has eaten a data set
 PANELS: Final = {
     "source": "Sources",
     "": "Stream",

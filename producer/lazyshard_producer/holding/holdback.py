@@ -33,12 +33,8 @@ from lazyshard_producer.holding.limits import (
     publishable,
 )
 
-LOOK_S: Final = 0.5
-"""How old the consumers' files may get while chunks come: a producer of tiny chunks must not live in that folder."""
-
-HELD_LOOK_S: Final = 0.2
-"""The same while a chunk is held: as often as it is asked for again."""
-
+LOOK_S: Final = 0.5  # how old the consumers' files may get while chunks come: tiny ones must not cost looks
+HELD_LOOK_S: Final = 0.2  # the same while a chunk is held: as often as it is asked for again
 DELETED_AT_ONCE: Final = 100
 """Chunks that are deleted in one go: nothing else happens meanwhile. Among 100,000 of them on a busy disk that was
 measured to take 0.3 to 0.8 s; twice a second is far more than is ever published."""

@@ -165,8 +165,7 @@ def _last(limits: Limits) -> int:
     return max(1, limits.retain) if isinstance(limits.retain, int) else 1
 
 
-_NAMED: Final = 3
-"""So many consumers are named, the others counted."""
+_NAMED: Final = 3  # so many consumers are named, the others counted
 
 
 @dataclass(frozen=True, slots=True)

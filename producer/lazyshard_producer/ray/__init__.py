@@ -46,9 +46,7 @@ except ImportError as cause:
         extra="ray",
     ) from cause
 
-FOLDER: Final = ".ray"
-"""Where pieces come to be, within the stream's directory; readers pass over it."""
-
+FOLDER: Final = ".ray"  # where pieces come to be, within the stream's directory; readers pass over it
 _TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "ray.data.arrow_variable_shaped_tensor")
 _FIXED_SHAPE_TENSOR: Final = "arrow.fixed_shape_tensor"
 _PICKLED: Final = "ray.data.arrow_pickled_object"

@@ -169,15 +169,10 @@ class PieceReader:
 
 KIND: Final = "ray"
 
-POLL_S: Final = 0.5
-"""How often to look for new pieces: chunks take longer than that to fill, and a look costs one listing."""
-
-MISSING_S: Final = 60.0
-"""How long a piece may stay invisible here after its task is done: network filesystems take that long at worst."""
-
+POLL_S: Final = 0.5  # how often to look for new pieces: chunks take longer to fill, and a look costs one listing
+MISSING_S: Final = 60.0  # how long a piece of a task that is done may stay invisible here: network filesystems
 _HEARTBEAT_S: Final = 5.0
-_SLICE_BYTES: Final = 4 << 20
-"""How much of a piece is in memory at a time."""
+_SLICE_BYTES: Final = 4 << 20  # how much of a piece is in memory at a time
 
 
 class Committer:

@@ -26,11 +26,8 @@ from lazyshard_producer.holding.holdback import Shelf
 from lazyshard_producer.holding.limits import Stock
 from lazyshard_producer.shipping.store import Found, StreamStore
 
-PULL_S: Final = 1.0
-"""How old what is known of the consumers may get while somebody asks for it: a listing, and a request for each."""
-
-_AT_ONCE: Final = 8
-"""Chunks that are deleted before the next one is put: each is two requests."""
+PULL_S: Final = 1.0  # how old what is known of the consumers may get: a listing, and a request for each
+_AT_ONCE: Final = 8  # chunks that are deleted before the next one is put: each is two requests
 
 
 class ObjectShelf(Shelf):

@@ -45,18 +45,10 @@ from lazyshard_producer.shipping.store import Found, StreamStore, look, next_own
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import count
 
-LEAVE_S: Final = 20.0
-"""How long a run that was told to stop goes on putting what it has published: most systems kill after 30 s."""
-
-FAILED_S: Final = 5.0
-"""The same for one that has failed otherwise."""
-
-_LOOK_PATIENCE_S: Final = 10.0
-"""For a store that does not answer somebody who only wants to look."""
-
-_KEPT_TOKENS: Final = 8
-"""A start that fails may have put its token or not: any of the last ones may be the one in the store later on."""
-
+LEAVE_S: Final = 20.0  # how long a run that was told to stop goes on putting: most systems kill after 30 s
+FAILED_S: Final = 5.0  # the same for one that has failed otherwise
+_LOOK_PATIENCE_S: Final = 10.0  # for a store that does not answer somebody who only wants to look
+_KEPT_TOKENS: Final = 8  # a start that fails may have put its token or not: any of the last may be in the store
 _FULL_RETRY_S: Final = 0.2
 _SLICE_S: Final = 0.05
 

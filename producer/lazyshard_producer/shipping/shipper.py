@@ -107,11 +107,8 @@ def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, *, arrays: bool) -> bool
     return digests == [xxhash.xxh3_64_intdigest(rows[start:stop]) for start, stop in ranges]
 
 
-LOOK_S: Final = 0.25
-"""How often it looks whether the head in the spool has changed while no chunk comes."""
-
-HEAD_S: Final = 0.5
-"""The head is put no more often than this while chunks come: each is two requests, and readers wait longer than it."""
+LOOK_S: Final = 0.25  # how often it looks whether the head in the spool has changed while no chunk comes
+HEAD_S: Final = 0.5  # the head is put no more often while chunks come: it is two requests, readers wait longer
 
 
 @dataclass(eq=False)

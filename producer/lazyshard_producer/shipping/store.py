@@ -24,11 +24,8 @@ from lazyshard.stream.listing import Listing, sort_names
 
 _T = TypeVar("_T")
 
-SHOWN_S: Final = 2.0
-"""A failure that passes sooner is nobody's concern."""
-
-_TURNS: Final = 10
-"""An object is another one than at the look before only if somebody has put it in between; not so often in a row."""
+SHOWN_S: Final = 2.0  # a failure that passes sooner is nobody's concern
+_TURNS: Final = 10  # an object is another one than before only if somebody put it in between: not so often in a row
 
 
 class GivenUp(Exception):

@@ -140,10 +140,14 @@ def _print_rows(stream: str, directory: str) -> int:
     lost = 0
     try:
         for refused in read_refused(directory):
-            if refused is None or not refused.row:
+            row = b"" if refused is None else refused.row
+            if not row:
                 lost += 1
-            else:
-                sys.stdout.buffer.write((_shown(refused.row) if sys.stdout.isatty() else refused.row) + b"\n")
+                continue
+            if sys.stdout.isatty():
+                # What is in it comes from somebody else.
+                row = one_line(row.decode("utf-8", "backslashreplace")).encode("utf-8", "backslashreplace")
+            sys.stdout.buffer.write(row + b"\n")
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         return errors.FINISHED
@@ -152,11 +156,6 @@ def _print_rows(stream: str, directory: str) -> int:
         places = f"`{NAME} quarantine {stream}` names their places"
         say(warning_line(f"{count(lost, 'row')} could not be printed: {why}; {places}"))
     return errors.FINISHED
-
-
-def _shown(row: bytes) -> bytes:
-    """Returns a refused row as a terminal may have it: what is in it comes from somebody else."""
-    return one_line(row.decode("utf-8", "backslashreplace")).encode("utf-8", "backslashreplace")
 
 
 def _print_all(lines: Iterable[str]) -> int:

@@ -165,12 +165,13 @@ class RowLoop:
             batch = self.reader.read()
             if batch is None:
                 return self.stop.requested is None
-            if not len(batch.lines):
-                self._idle()
-                continue
-            self._over()
-            if not self._write(batch):
-                return False
+            if len(batch.lines):
+                self._over()
+                if not self._write(batch):
+                    return False
+            elif reason := self.stats.mixer.wait(SLICE_S):
+                size = self.writer.samples_per_chunk
+                self._tell("source", reason + held_rows(size - self.writer.room, size))
         return False
 
     def _goes_on(self) -> bool:
@@ -269,13 +270,6 @@ class RowLoop:
                 return False
         self._over()
         return True
-
-    def _idle(self) -> None:
-        """Waits until there may be more rows, or something else is to be looked at."""
-        reason = self.stats.mixer.wait(SLICE_S)
-        if reason:
-            size = self.writer.samples_per_chunk
-            self._tell("source", reason + held_rows(size - self.writer.room, size))
 
     def _pause(self, seconds: float, why: Reason, text: str) -> bool:
         """Waits on purpose; returns False if a signal came."""

@@ -118,7 +118,10 @@ class _Run:
         if end is None:
             check_sources(settings)
             form = form_of(settings)
-            _raise_open_files()
+            # As many as the system allows: sources that are shuffled or mixed are open at a time.
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             # Where nothing holds it back, the next rows are read while a chunk is published.
             free = settings.rate is None and settings.limits == Limits()
             try:
@@ -312,11 +315,3 @@ def _named(out: str) -> Iterator[None]:
         if error.filename is None and not isinstance(error, LazyShardError):
             error.filename = out
         raise
-
-
-def _raise_open_files() -> None:
-    """Allows as many open files as the system does: sources that are shuffled or mixed are open at a time."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

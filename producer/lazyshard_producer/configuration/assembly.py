@@ -101,7 +101,10 @@ class _Assembly:
         given = frozenset(values)
         for name, stand_in in _STAND_INS.items():
             if name not in values and name not in self._unread:
-                self._miss(BY_NAME[name])
+                self._unread.add(name)
+                option, file = BY_NAME[name], f", or {name} in {self._file.file}" if self._file.file else ""
+                text = f"needed, found none; give {option.flag} {option.metavar}{file}"
+                self.problems.append(Problem(option.flag, text))
             values.setdefault(name, stand_in)
         if values.get("on_bad_row", "fail") != "fail":
             values.setdefault("max_bad_rows", DEFAULT_MAX_BAD_ROWS)
@@ -140,12 +143,6 @@ class _Assembly:
             shown = reprlib.repr(value[-1] if isinstance(value, list | tuple) and value else value)
             self.problems.append(Problem(where, f"{option.metavar} is needed, got {shown}: {why}"))
             return None
-
-    def _miss(self, option: Option) -> None:
-        self._unread.add(option.name)
-        file = f", or {option.name} in {self._file.file}" if self._file.file else ""
-        text = f"needed, found none; give {option.flag} {option.metavar}{file}"
-        self.problems.append(Problem(option.flag, text))
 
     def _groups(self) -> Iterator[_Group]:
         given = self._flags if self._flags.sources else self._file

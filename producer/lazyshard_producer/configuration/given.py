@@ -34,21 +34,13 @@ _WEIGHT: Final = "--weight"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the command line says, or a file.
+    """What the command line says, or a file: each --source, --follow or ``[[source]]``, and options by name."""
 
-    Attributes:
-        sources: each --source, --follow or ``[[source]]``, in order: the paths under "path" or "follow", and options.
-        values: of other options, by name, as they are in the file, or all texts behind a flag.
-        problems: what cannot be about the sources, or in the file.
-        rest: the arguments that have nothing to do with sources.
-        file: its path; "" for the command line.
-    """
-
-    sources: Sequence[Mapping[str, Any]] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
+    sources: Sequence[Mapping[str, Any]] = ()  # the paths under "path" or "follow", and options
+    values: Mapping[str, Any] = field(default_factory=dict)  # as they are in the file, or all texts behind a flag
     problems: Sequence[Problem] = ()
-    rest: Sequence[str] = ()
-    file: str = ""
+    rest: Sequence[str] = ()  # the arguments that have nothing to do with sources
+    file: str = ""  # its path; "" for the command line
 
     def where(self, option: str) -> str:
         """Returns how messages call an option."""

@@ -326,28 +326,18 @@ class Settings:
 
 
 class Option(NamedTuple):
-    """An option of a run.
+    """An option of a run."""
 
-    Attributes:
-        field: its name in `owner`, the class of settings that it belongs to.
-        help: its docstring, on one line.
-        metavar: what stands for the value in the help.
-        name: its TOML key.
-        needs: the field without which it means nothing.
-        repeat: whether its flag may be given several times.
-        reload: whether it may change while a run goes on.
-    """
-
-    field: str
+    field: str  # its name in `owner`, the class of settings that it belongs to
     owner: type
-    help: str
-    metavar: str
+    help: str  # its docstring, on one line
+    metavar: str  # what stands for the value in the help
     example: str
-    name: str
+    name: str  # its TOML key
     table: str = ""
-    needs: str | None = None
-    repeat: bool = False
-    reload: bool = False
+    needs: str | None = None  # the field without which it means nothing
+    repeat: bool = False  # whether its flag may be given several times
+    reload: bool = False  # whether it may change while a run goes on
 
     @property
     def flag(self) -> str:

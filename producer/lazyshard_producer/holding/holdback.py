@@ -130,22 +130,16 @@ class Gate(Protocol):
 
 @dataclass(eq=False)
 class Holdback:
-    """Says whether the next chunk may be published, and deletes old ones.
-
-    Attributes:
-        check: is called before anything is deleted; raises if the stream is another producer's now.
-        warn: is told of what goes wrong without stopping the run.
-        stock: what is on disk, as far as a limit needs it; None where none does. Estimated without `max_disk`.
-    """
+    """Says whether the next chunk may be published, and deletes old ones."""
 
     limits: Limits
     shelf: Shelf
     samples_per_chunk: int
-    check: Callable[[], Path | None] = lambda: None
-    warn: Callable[[str], None] = _log.warning
+    check: Callable[[], Path | None] = lambda: None  # before deletion; raises if the stream is another producer's now
+    warn: Callable[[str], None] = _log.warning  # is told of what goes wrong without stopping the run
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
-    stock: Stock | None = None
+    stock: Stock | None = None  # what is on disk, as far as a limit needs it; estimated without `max_disk`
     _consumers: tuple[Consumer, ...] = ()
     _looked_at: float = float("-inf")
     _held_since: float | None = None

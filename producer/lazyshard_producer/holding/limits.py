@@ -59,17 +59,13 @@ class Stock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Why the next chunk may not be published yet, in one line, and in how many seconds to ask again.
-
-    Attributes:
-        deadlock: a consumer waits for more chunks, room for them can be made only once it has had them, and so it
-            stays unless somebody does something. Never a matter of time.
-        stalled: it may last for ever: a consumer that it waits for may be dead, or none can make room.
-    """
+    """Why the next chunk may not be published yet, in one line, and in how many seconds to ask again."""
 
     reason: str
     retry_s: float
+    # A consumer waits for chunks for which there is room only once it has had them: it stays so unless somebody acts.
     deadlock: bool = False
+    # It may last for ever: a consumer that it waits for may be dead, or none can make room.
     stalled: bool = False
 
 

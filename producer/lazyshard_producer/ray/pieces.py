@@ -89,12 +89,7 @@ def write_piece(folder: Path, task: int, batches: Iterable[Sequence[bytes]]) -> 
 
 
 class PieceReader:
-    """Reads a piece, as a context manager. Memory: 16 bytes a row.
-
-    Attributes:
-        ends: u64 of shape (rows,): row i ends before this byte.
-        digests: u64 of shape (rows,).
-    """
+    """Reads a piece, as a context manager. Row i ends before byte ends[i]. Memory: 16 bytes a row."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -176,11 +171,7 @@ _SLICE_BYTES: Final = 4 << 20  # how much of a piece is in memory at a time
 
 
 class Committer:
-    """Publishes pieces on a thread of its own. It closes the writer, and removes the folder of pieces in the end.
-
-    Attributes:
-        failure: what has ended it before its time.
-    """
+    """Publishes pieces on a thread of its own. It closes the writer, and removes the folder of pieces in the end."""
 
     def __init__(self, writer: ChunkWriter, folder: Path) -> None:
         source = writer.source

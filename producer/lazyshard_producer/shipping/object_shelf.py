@@ -128,7 +128,8 @@ class ObjectShelf(Shelf):
 
     def pull(self) -> None:
         """Copies the files of consumers into the spool."""
-        there = {name for name in self._store.names(CURSORS) if _is_consumers(name)}
+        names = self._store.names(CURSORS)
+        there = {name for name in names if name.endswith(CURSOR_SUFFIX) and name[0] != "." and "/" not in name}
         folder = self.directory / CURSORS
         folder.mkdir(exist_ok=True)
         for name in sorted(there):
@@ -182,7 +183,3 @@ class ObjectShelf(Shelf):
         assert manifest is not None
         self._store.replace(RETIRED, Retired(manifest.stream_id, target, time.time()).encode())
         self._marked = target
-
-
-def _is_consumers(name: str) -> bool:
-    return name.endswith(CURSOR_SUFFIX) and not name.startswith(".") and "/" not in name

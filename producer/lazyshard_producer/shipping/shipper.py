@@ -196,11 +196,17 @@ class Shipper:
         self._put_head(at_once=closing)
         if not closing:
             self.shelf.go_on()
-            self._drop_journals()
+            # No seal can name them any more.
+            for name in self.shelf.when_all_shipped(self.spool.drop_journals):
+                if self._journals.pop(name, None) is not None:
+                    self._delete(f"{JOURNALS}/{name}")
             return
         self.shelf.finish()
         if self._has_end:
-            self._drop_left_journals()
+            named = named_journals(End.decode(read_file(self.spool.stream / END)).source)
+            for name in self.store.names(JOURNALS):
+                if name not in named:
+                    self._delete(f"{JOURNALS}/{name}")
 
     def _put_manifest(self) -> None:
         if self._samples_per_chunk:
@@ -261,19 +267,6 @@ class Shipper:
             if len(data) != self._journals.get(path.name):
                 self.store.replace(f"{JOURNALS}/{path.name}", data)
                 self._journals[path.name] = len(data)
-
-    def _drop_journals(self) -> None:
-        """Deletes the journals that no seal can name any more."""
-        for name in self.shelf.when_all_shipped(self.spool.drop_journals):
-            if self._journals.pop(name, None) is not None:
-                self._delete(f"{JOURNALS}/{name}")
-
-    def _drop_left_journals(self) -> None:
-        """Deletes the journals that the end does not name."""
-        named = named_journals(End.decode(read_file(self.spool.stream / END)).source)
-        for name in self.store.names(JOURNALS):
-            if name not in named:
-                self._delete(f"{JOURNALS}/{name}")
 
     def _delete(self, name: str) -> None:
         self.store.check_owner()

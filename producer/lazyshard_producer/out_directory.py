@@ -190,9 +190,8 @@ def check_all_taken(
 ) -> None:
     """Looks whether sources hold rows that are not in a stream that has ended.
 
-    What was deleted since holds none. Named pipes and functions cannot be looked at without taking their rows, nor can
-    standard input where no run asks (`stopped`, whether to stop waiting for it, is None): of one that the stream was
-    made of nothing is known, which is told, as are sources that the stream has and that are not given.
+    What was deleted since holds none. Pipes and functions cannot be looked at without taking their rows, nor standard
+    input where no run asks (`stopped`, whether to stop waiting for it, is None): that is told, as are lacking sources.
     """
     found = _final_position(settings.out, end)
     if found is None:

@@ -35,12 +35,10 @@ _FREED_BYTES: Final = 16 << 20  # several times what a batch of rows takes while
 
 
 def keep_freed_memory() -> None:
-    """Makes the C library keep freed memory of a few batches of rows. Call it once, before rows come.
+    """Makes glibc keep freed memory of a few batches of rows: else a third of the time of a run goes into new pages.
 
-    glibc gives the end of the heap back whenever more than 128 KiB of it are free, and fetches pages again for the next
-    batch, each of which the kernel has to clear: a third of the time of a run. When a block that came straight from the
-    kernel is freed, glibc takes twice its size as the new limit (mallopt(3), M_MMAP_THRESHOLD). The block is never
-    touched, so it costs nothing; other C libraries take no notice.
+    When a block that came straight from the kernel is freed, glibc takes twice its size as the limit from which it
+    gives memory back (mallopt(3), M_MMAP_THRESHOLD). The block is never touched, so it costs nothing.
     """
     bytes(_FREED_BYTES)
 
@@ -263,9 +261,8 @@ def run(
 ) -> Outcome | End:
     """Publishes the sources as a stream, from where the last run came to, and ends it.
 
-    Whatever happens, what is published stays published, and the same settings go on from there. Nothing is made before
-    the sources were found to be readable. Returns how it came out; the end that was found if the stream had ended
-    before.
+    Nothing is made before the sources were found to be readable. Returns how it came out; the end that was found if the
+    stream had ended before.
     """
     with _named(settings.out):
         keep_freed_memory()

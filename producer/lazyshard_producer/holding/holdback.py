@@ -1,10 +1,7 @@
 """Holds a run back at its limits, and deletes what its consumers are done with: the decisions of `limits`, carried out.
 
-Looks at the consumers' files at most twice a second while chunks come, and five times a second while one is held. What
-is known of them may be that old: since then they have only come further.
-
-Bytes are those of the files, data and seal, as `ls` shows them; blocks and directories are not counted. They are looked
-at once, then kept up to date by what is added and deleted.
+Looks at the consumers' files at most twice a second while chunks come, and five times a second while one is held: since
+then they have only come further. Bytes are those of the files, as `ls` shows them, looked at once and then counted.
 """
 
 from __future__ import annotations

@@ -145,10 +145,9 @@ def why_kept(consumers: Sequence[Consumer], limits: Limits, published: int) -> K
 def is_deadlock(consumers: Sequence[Consumer], kept: KeptChunks, published: int) -> bool:
     """Whether a consumer waits for chunks that only deleting can make room for, and nobody can bring that about.
 
-    For a producer that is at a hard limit and can delete nothing now. A consumer that waits reaches no checkpoint, so
-    if it is one of those that keep the oldest chunk, it keeps it for ever. If others do, which have all that they need,
-    they may still reach their next checkpoint: no deadlock, though they may be dead. Not seen: that a consumer which
-    waits has a checkpoint under way, for what was trained before. So a deadlock may yet turn out to be none.
+    For a producer at a hard limit that can delete nothing now. A consumer that waits reaches no checkpoint, so if it is
+    one of those that keep the oldest chunk, it keeps it for ever; others may still reach theirs. Not seen: that one
+    which waits has a checkpoint under way, so a deadlock may yet turn out to be none.
     """
     moving = {one.name for one in consumers if needs(one) <= published}
     if len(moving) == len(consumers):

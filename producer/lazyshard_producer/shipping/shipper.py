@@ -2,11 +2,9 @@
 
 For chunk k: `quarantine.jsonl` and journals as far as the seal of k names them; the side file of arrays if there is
 one; the rows; the seal, which publishes k; the head. Then chunk k is deleted from the spool. `stream.end` comes after
-the last seal, and the head that says so after that. So whatever moment this stops at, the store holds what a directory
-could hold after a crash.
+the last seal, then the head that says so: at any moment the store holds what a directory could hold after a crash.
 
-Each object of a chunk is put under the condition that there is none. So no two producers can both publish chunk N,
-whichever of them believes that the stream is its own: the seal is put once.
+Each object of a chunk is put under the condition that there is none: no two producers can both publish chunk N.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ class Given:
     file: str = ""  # its path; "" for the command line
 
     def where(self, option: str) -> str:
-        """Returns how messages call an option."""
+        """Returns how messages call an option of the file."""
         table = BY_NAME[option].table
-        return f"{self.file}: {table}.{option}".replace(": .", ": ") if self.file else BY_NAME[option].flag
+        return f"{self.file}: {table}.{option}" if table else f"{self.file}: {option}"
 
     def where_in_source(self, number: int, option: str) -> str:
         """Returns how messages call an option of the source of this number, from 0; "" is all of it."""

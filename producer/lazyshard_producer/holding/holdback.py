@@ -32,10 +32,7 @@ from lazyshard_producer.holding.limits import (
 
 LOOK_S: Final = 0.5  # how old the consumers' files may get while chunks come: tiny ones must not cost looks
 HELD_LOOK_S: Final = 0.2  # the same while a chunk is held: as often as it is asked for again
-DELETED_AT_ONCE: Final = 100
-"""Chunks that are deleted in one go: nothing else happens meanwhile. Among 100,000 of them on a busy disk that was
-measured to take 0.3 to 0.8 s; twice a second is far more than is ever published."""
-
+DELETED_AT_ONCE: Final = 100  # chunks; of 100,000 on a busy disk that took 0.3 to 0.8 s, in which nothing else happens
 _RETRY_MIN_S: Final = 0.2
 _RETRY_MAX_S: Final = 2.0
 

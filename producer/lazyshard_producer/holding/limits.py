@@ -25,9 +25,7 @@ from lazyshard_producer.configuration.quantities import Amount, show_amount, sho
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.wording import count, one_line
 
-SILENT_S: Final = 600.0
-"""A consumer that was not heard of for so long may be dead; by default no reader waits longer for data. Only what is
-said depends on it, no decision: the clocks of two machines differ."""
+SILENT_S: Final = 600.0  # not heard of for so long it may be dead; only what is said depends on it: clocks differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

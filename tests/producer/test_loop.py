@@ -65,6 +65,8 @@ class World:
     def mixer(self) -> World:
         return self
 
+    metrics = mixer
+
 
 def test_a_wait_for_rows_is_over_when_they_come_and_not_only_with_the_next_chunk(tmp_path: Path) -> None:
     world = World([1, 0, 0, 0, 1, 0, 0, 1])
@@ -80,7 +82,6 @@ def test_a_wait_for_rows_is_over_when_they_come_and_not_only_with_the_next_chunk
             watch=anything,
             watchdog=Watchdog(),
             reload=lambda: None,
-            every_s=1e9,
             clock=lambda: world.now,
         )
         assert loop.run()

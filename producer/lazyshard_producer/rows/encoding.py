@@ -29,8 +29,7 @@ from lazyshard.format.records import Encoding, check_encoding
 from lazyshard.format.row import encode_row
 from lazyshard.memory import loads, raise_if_short
 from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, pad_tokens, tokens_of
-from lazyshard_producer.configuration.row_settings import SWIFT, EncodingSettings, PadSettings
-from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.configuration.settings import SWIFT, EncodingSettings, PadSettings, Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name

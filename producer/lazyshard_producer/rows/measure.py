@@ -18,7 +18,7 @@ from lazyshard.format.arrays import ARRAY_KEY
 from lazyshard.format.batch import ADDED_LEVELS, EncodedRow
 from lazyshard.memory import loads, raise_if_short
 from lazyshard_producer.configuration.problems import FUNCTION
-from lazyshard_producer.configuration.row_settings import MeasureSettings
+from lazyshard_producer.configuration.settings import MeasureSettings
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
 from lazyshard_producer.rows.encoding import MAX_TOKENS, open_swift, refuse
 from lazyshard_producer.user_functions import load_function, name_error, name_value

@@ -37,7 +37,7 @@ from lazyshard.format.arrays import fill_row, pack_row, refuse_array_key
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import check_row, encode_row, has_duplicate_keys
 from lazyshard_producer.configuration.quantities import MAX_ROW_BYTES
-from lazyshard_producer.configuration.row_settings import EncodingSettings, MeasureSettings, PadSettings
+from lazyshard_producer.configuration.settings import EncodingSettings, MeasureSettings, PadSettings
 from lazyshard_producer.errors import WorkerFailed
 from lazyshard_producer.rows.encoding import (
     ReadyEncoder,

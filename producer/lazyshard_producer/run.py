@@ -97,7 +97,7 @@ def named_end(stop: Stop) -> Literal["interrupted", "terminated"]:
 
 
 @dataclass
-class _Run:
+class _Going:
     """A run, `settings.out` being the directory in which it publishes."""
 
     settings: Settings
@@ -279,7 +279,7 @@ def run(
                     taken = reload(replace(now, out=settings.out, spool=settings.spool))
                     return replace(taken, out=inner.out, spool=None)
 
-                going = _Run(inner, destination, display, stop, metrics or Metrics(), reload_inner, clock, sleep)
+                going = _Going(inner, destination, display, stop, metrics or Metrics(), reload_inner, clock, sleep)
                 result = going.result()
                 return replace(result, out=settings.out) if isinstance(result, Outcome) else result
         except GivenUp:

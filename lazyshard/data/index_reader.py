@@ -17,7 +17,7 @@ from lazyshard.data.lane import LaneReader, consecutive
 from lazyshard.data.rank import Rank, enter_process, resolve_rank, watch_forks
 from lazyshard.data.run_state import Ranges, RunStates
 from lazyshard.data.samples import LateRows, SampleMaker
-from lazyshard.data.settings import RunOrder, tell_undone
+from lazyshard.data.settings import ENDLESS, RunOrder, tell_undone
 from lazyshard.data.shared import EPOCH, ORDER_CHECKED, SharedNumbers, Stats
 from lazyshard.errors import LazyShardError, LengthUnknown
 from lazyshard.format.state import RunState
@@ -153,7 +153,7 @@ class IndexReader:
                 "stream of the blend"
             )
         self._length_given_up = self.order.num_samples is None
-        self.order = self.order.without_end()
+        self.order = replace(self.order, num_samples=self.order.num_samples or ENDLESS)
 
     def count_steps(self) -> RunOrder:
         """Returns the order, by which the steps of the run are known from now on, one micro batch each by default."""

@@ -185,10 +185,6 @@ class RunOrder(Order):
             # More than that `len` cannot say.
             check_field("num_samples", self.num_samples, 1, sys.maxsize + 1)
 
-    def without_end(self) -> RunOrder:
-        """Returns the same settings for as many indices as are asked for, where the number is not given."""
-        return self if self.num_samples is not None else replace(self, num_samples=ENDLESS)
-
     def in_blend(self) -> RunOrder:
         """Returns the settings of one stream of a blend: draws one by one, without an end, in the same order."""
         changed = replace(self, layout="strided", num_samples=ENDLESS, micro_batches_per_step=None)

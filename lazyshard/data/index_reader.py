@@ -173,7 +173,9 @@ class IndexReader:
                 "a blend takes data sets that are new: not used, not blended, without a state; load the state of the "
                 "blend, and skip samples, once it is made"
             )
-        self.order = self.order.in_blend()
+        # Draws one by one, without an end, in the same order.
+        order = replace(self.order, layout="strided", num_samples=ENDLESS, micro_batches_per_step=None, blended=True)
+        self.order = replace(order, batch_size=1, unit_batch=order.batch_size)
         self.states = RunStates(self.order, self._reader)
 
     def _too_late(self, text: str) -> RuntimeError:

@@ -324,8 +324,8 @@ class LazyShardedDataset(Dataset[Any]):
             IndexError: outside the data set.
             WaitTimeout: it was not certain within `max_wait`.
         """
-        with self._draws as space:
-            return space.draw(operator.index(index))
+        with self._draws:
+            return self._draws.indices().draw(operator.index(index))
 
     def in_epoch(self, index: int) -> bool:
         """Returns whether an index draws a sample of the epoch that was set last (0 at first).

@@ -273,13 +273,13 @@ class IndexReader:
 
     def end_of(self, drawn: int, position: int) -> tuple[int, int] | None:
         """As `IndexSpace.end_of`."""
-        with self as space:
-            return space.end_of(drawn, position)
+        with self:
+            return self.indices().end_of(drawn, position)
 
     def epoch_at(self, drawn: int) -> int:
         """As `IndexSpace.epoch_at`."""
-        with self as space:
-            return space.epoch_at(drawn)
+        with self:
+            return self.indices().epoch_at(drawn)
 
     def read_samples(self, samples: Iterable[int]) -> list[Any]:
         """Returns samples by their numbers, all of them published. Raises as `fetch` does."""
@@ -326,11 +326,10 @@ class IndexReader:
         if self._newest is not None and (marks := self._newest[1].marks) is not None:
             marks.repeat()
 
-    def __enter__(self) -> IndexSpace:
+    def __enter__(self) -> None:
         """Begins to read in this process; what is raised then crosses to another one with its fields."""
         try:
             self.enter_process()
-            return self.indices()
         except BaseException as error:
             self.__exit__(None, error, None)
             raise

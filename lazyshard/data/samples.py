@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import pickle
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +43,9 @@ def parsed_rows(lines: list[bytes], samples: Samples | None) -> list[dict[str, A
     return parse_lines(lines)
 
 
+_COUNTED: Final = Stats._fields[4:]
+
+
 class SampleMaker:
     """Makes samples of lines, and counts what one process has met on the way.
 
@@ -68,24 +70,24 @@ class SampleMaker:
         self._room = self._memory_bytes = memory_bytes
         self._limit = sys.maxsize if limit is None else limit
         self._dropped = DroppedRows(reader.samples_per_chunk)
-        # By names of `Stats`.
-        self._counts: Counter[str] = Counter()
+        self._counts = dict.fromkeys(_COUNTED, 0)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind what this process has kept and met."""
-        fresh = {"_kept": {}, "_room": self._memory_bytes, "_bad": self._bad.fresh(), "_counts": Counter()}
-        return self.__dict__ | fresh | {"_dropped": DroppedRows(self._reader.samples_per_chunk)}
+        fresh = {"_kept": {}, "_room": self._memory_bytes, "_bad": self._bad.fresh()}
+        counts, dropped = dict.fromkeys(_COUNTED, 0), DroppedRows(self._reader.samples_per_chunk)
+        return self.__dict__ | fresh | {"_counts": counts, "_dropped": dropped}
 
     @property
     def stats(self) -> Stats:
         """What this process has met."""
         bad, reader = self._bad, self._reader
-        return Stats(len(bad), reader.chunks_opened, reader.waited_s, bad.skipped, **self._counts)
+        return Stats(len(bad), reader.chunks_opened, reader.waited_s, bad.skipped, *self._counts.values())
 
     def forget_met(self) -> None:
         """Starts counting anew."""
         self._bad = self._bad.fresh()
-        self._counts = Counter()
+        self._counts = dict.fromkeys(_COUNTED, 0)
 
     def of_lines(self, lines: list[bytes], samples: Samples) -> list[Any]:
         """Returns what is made of the checked lines of the first of some samples, or of substitutes.
@@ -115,9 +117,11 @@ class SampleMaker:
     def _of_row(self, sample: int, row: dict[str, Any]) -> Any:
         if sample in self._kept:
             return self._recalled(sample)
-        made, failed = self._encoded(sample, row)
-        if failed is not None:
-            return self.substitute(sample, failed)
+        try:
+            made = self._steps(row, sample)
+        except Exception as cause:
+            raise_if_short(cause)
+            return self.substitute(sample, cause)
         self._remember(sample, made)
         return made
 

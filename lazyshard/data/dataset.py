@@ -15,7 +15,7 @@ from lazyshard.data.index_reader import IndexReader
 from lazyshard.data.lane import place_ahead
 from lazyshard.data.rank import Rank, check_dealt, resolve_rank
 from lazyshard.data.run_state import Ranges
-from lazyshard.data.samples import LateRow, SampleCache, SampleMaker
+from lazyshard.data.samples import LateRow, SampleMaker
 from lazyshard.data.settings import ENDLESS, BadRows, EncodeCache, Order, RunOrder, check_group
 from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
@@ -124,7 +124,7 @@ class LazyShardedDataset(Dataset[Any]):
             self._commits = Commits(stream_path(directory), consumer)
         rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
-        given = self._reader, pipeline, BadRowCount(bad_rows), SampleCache(cache.memory_bytes), max_total_samples
+        given = self._reader, pipeline, BadRowCount(bad_rows), cache.memory_bytes, max_total_samples
         samples = SampleMaker(*given)
         if cache.directory is not None:
             from lazyshard.data.encode_cache import open_cached
@@ -324,8 +324,8 @@ class LazyShardedDataset(Dataset[Any]):
             IndexError: outside the data set.
             WaitTimeout: it was not certain within `max_wait`.
         """
-        with self._draws as space:
-            return space.draw(operator.index(index))
+        with self._draws:
+            return self._draws.indices().draw(operator.index(index))
 
     def in_epoch(self, index: int) -> bool:
         """Returns whether an index draws a sample of the epoch that was set last (0 at first).

@@ -51,7 +51,7 @@ class CachedSampleMaker(SampleMaker):
 
     def __init__(self, kept: KeptSamples, encoding: Encoding, *given: Any) -> None:
         super().__init__(*given)
-        self._kept = kept
+        self._node = kept
         self._encoding = dict(encoding)
         self._keys: dict[int, tuple[bytes, int]] = {}
         self._told: set[str] = set()
@@ -75,14 +75,13 @@ class CachedSampleMaker(SampleMaker):
         return made
 
     def _of_line(self, sample: int, line: bytes, *, wait: bool) -> Any:
-        kept = self._cache.get(sample)
-        if kept is not None:
-            return kept
+        if sample in self._kept:
+            return self._recalled(sample)
         made, failed = self._made(sample, line, wait=wait)
         if failed is not None:
             return self.substitute(sample, failed)
         if made is not _BUSY:
-            self._cache.put(sample, made)
+            self._remember(sample, made)
         return made
 
     def _made(self, sample: int, line: bytes, *, wait: bool) -> tuple[Any, Exception | None]:
@@ -100,7 +99,7 @@ class CachedSampleMaker(SampleMaker):
             if failed is None or isinstance(failed, SkipSample):
                 self._keep(place, made, failed)
         finally:
-            self._kept.release(place[0], place[2])
+            self._node.release(place[0], place[2])
         return made, failed
 
     def _place(self, sample: int, line: bytes) -> _Place:
@@ -135,10 +134,10 @@ class CachedSampleMaker(SampleMaker):
         due, pause = time.monotonic() + _WAIT_S, _FIRST_PAUSE_S
         # Nobody waits for what is not kept.
         while not self._full:
-            if self._kept.claim(place[0], place[2]):
+            if self._node.claim(place[0], place[2]):
                 # Between the look and the claim another one may have come to its end.
                 if (found := self._find(place)) is not None:
-                    self._kept.release(place[0], place[2])
+                    self._node.release(place[0], place[2])
                 return found
             if not wait:
                 return _BUSY
@@ -151,9 +150,9 @@ class CachedSampleMaker(SampleMaker):
         return None
 
     def _find(self, place: _Place) -> Kept | None:
-        damaged = self._kept.damaged
-        found = self._kept.find(*place)
-        if self._kept.damaged > damaged:
+        damaged = self._node.damaged
+        found = self._node.find(*place)
+        if self._node.damaged > damaged:
             self._tell("damaged", "a cached sample has been changed or lost since it was written; it is encoded anew")
         return found
 
@@ -180,14 +179,14 @@ class CachedSampleMaker(SampleMaker):
                 self._tell("odd", f"a sample holds what would not come back as it is, and is not cached: {why:.200}")
             return
         try:
-            if not self._full and self._kept.keep(*place, record):
+            if not self._full and self._node.keep(*place, record):
                 return
         except OSError as error:
             self._full = True
             self._tell("full", f"nothing more is cached, what is there is still read: {error}")
         if dropped is None:
             self._counts["not_cached"] += 1
-            if not self._kept.can_fit(rows, len(record)):
+            if not self._node.can_fit(rows, len(record)):
                 self._tell(
                     "large",
                     f"a sample of {len(record)} bytes in a chunk of {rows} rows is larger than the whole cache, or "
@@ -198,7 +197,7 @@ class CachedSampleMaker(SampleMaker):
         """Says something, once in a process."""
         if kind not in self._told:
             self._told.add(kind)
-            _log.warning("%s: %s", self._kept.folder, what)
+            _log.warning("%s: %s", self._node.folder, what)
 
 
 def open_cached(

@@ -17,7 +17,7 @@ from lazyshard.data.lane import LaneReader, consecutive
 from lazyshard.data.rank import Rank, enter_process, resolve_rank, watch_forks
 from lazyshard.data.run_state import Ranges, RunStates
 from lazyshard.data.samples import LateRows, SampleMaker
-from lazyshard.data.settings import RunOrder, tell_undone
+from lazyshard.data.settings import ENDLESS, RunOrder, tell_undone
 from lazyshard.data.shared import EPOCH, ORDER_CHECKED, SharedNumbers, Stats
 from lazyshard.errors import LazyShardError, LengthUnknown
 from lazyshard.format.state import RunState
@@ -153,7 +153,7 @@ class IndexReader:
                 "stream of the blend"
             )
         self._length_given_up = self.order.num_samples is None
-        self.order = self.order.without_end()
+        self.order = replace(self.order, num_samples=self.order.num_samples or ENDLESS)
 
     def count_steps(self) -> RunOrder:
         """Returns the order, by which the steps of the run are known from now on, one micro batch each by default."""
@@ -173,7 +173,9 @@ class IndexReader:
                 "a blend takes data sets that are new: not used, not blended, without a state; load the state of the "
                 "blend, and skip samples, once it is made"
             )
-        self.order = self.order.in_blend()
+        # Draws one by one, without an end, in the same order.
+        order = replace(self.order, layout="strided", num_samples=ENDLESS, micro_batches_per_step=None, blended=True)
+        self.order = replace(order, batch_size=1, unit_batch=order.batch_size)
         self.states = RunStates(self.order, self._reader)
 
     def _too_late(self, text: str) -> RuntimeError:
@@ -271,13 +273,13 @@ class IndexReader:
 
     def end_of(self, drawn: int, position: int) -> tuple[int, int] | None:
         """As `IndexSpace.end_of`."""
-        with self as space:
-            return space.end_of(drawn, position)
+        with self:
+            return self.indices().end_of(drawn, position)
 
     def epoch_at(self, drawn: int) -> int:
         """As `IndexSpace.epoch_at`."""
-        with self as space:
-            return space.epoch_at(drawn)
+        with self:
+            return self.indices().epoch_at(drawn)
 
     def read_samples(self, samples: Iterable[int]) -> list[Any]:
         """Returns samples by their numbers, all of them published. Raises as `fetch` does."""
@@ -324,11 +326,10 @@ class IndexReader:
         if self._newest is not None and (marks := self._newest[1].marks) is not None:
             marks.repeat()
 
-    def __enter__(self) -> IndexSpace:
+    def __enter__(self) -> None:
         """Begins to read in this process; what is raised then crosses to another one with its fields."""
         try:
             self.enter_process()
-            return self.indices()
         except BaseException as error:
             self.__exit__(None, error, None)
             raise

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import pickle
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +43,9 @@ def parsed_rows(lines: list[bytes], samples: Samples | None) -> list[dict[str, A
     return parse_lines(lines)
 
 
+_COUNTED: Final = Stats._fields[4:]
+
+
 class SampleMaker:
     """Makes samples of lines, and counts what one process has met on the way.
 
@@ -54,7 +56,7 @@ class SampleMaker:
     """
 
     def __init__(
-        self, reader: StreamReader, steps: RowSteps, bad: BadRowCount, cache: SampleCache, limit: int | None
+        self, reader: StreamReader, steps: RowSteps, bad: BadRowCount, memory_bytes: int, limit: int | None
     ) -> None:
         self.encodes = bool(steps)
         self.rows_of: RowsOf | None = None if reader.arrays else parsed_rows
@@ -62,27 +64,30 @@ class SampleMaker:
         self._reader = reader
         self._steps = steps
         self._bad = bad
-        self._cache = cache
+        # Pickled samples by number, so that what a caller does to one cannot change it. Epochs go round and round, so
+        # the first to come stay: to evict the least recently used would evict each just before its turn.
+        self._kept: dict[int, bytes] = {}
+        self._room = self._memory_bytes = memory_bytes
         self._limit = sys.maxsize if limit is None else limit
         self._dropped = DroppedRows(reader.samples_per_chunk)
-        # By names of `Stats`.
-        self._counts: Counter[str] = Counter()
+        self._counts = dict.fromkeys(_COUNTED, 0)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind what this process has kept and met."""
-        fresh = {"_cache": self._cache.fresh(), "_bad": self._bad.fresh(), "_counts": Counter()}
-        return self.__dict__ | fresh | {"_dropped": DroppedRows(self._reader.samples_per_chunk)}
+        fresh = {"_kept": {}, "_room": self._memory_bytes, "_bad": self._bad.fresh()}
+        counts, dropped = dict.fromkeys(_COUNTED, 0), DroppedRows(self._reader.samples_per_chunk)
+        return self.__dict__ | fresh | {"_counts": counts, "_dropped": dropped}
 
     @property
     def stats(self) -> Stats:
         """What this process has met."""
         bad, reader = self._bad, self._reader
-        return Stats(len(bad), reader.chunks_opened, reader.waited_s, bad.skipped, **self._counts)
+        return Stats(len(bad), reader.chunks_opened, reader.waited_s, bad.skipped, *self._counts.values())
 
     def forget_met(self) -> None:
         """Starts counting anew."""
         self._bad = self._bad.fresh()
-        self._counts = Counter()
+        self._counts = dict.fromkeys(_COUNTED, 0)
 
     def of_lines(self, lines: list[bytes], samples: Samples) -> list[Any]:
         """Returns what is made of the checked lines of the first of some samples, or of substitutes.
@@ -110,14 +115,31 @@ class SampleMaker:
         return rows
 
     def _of_row(self, sample: int, row: dict[str, Any]) -> Any:
-        kept = self._cache.get(sample)
-        if kept is not None:
-            return kept
-        made, failed = self._encoded(sample, row)
-        if failed is not None:
-            return self.substitute(sample, failed)
-        self._cache.put(sample, made)
+        if sample in self._kept:
+            return self._recalled(sample)
+        try:
+            made = self._steps(row, sample)
+        except Exception as cause:
+            raise_if_short(cause)
+            return self.substitute(sample, cause)
+        self._remember(sample, made)
         return made
+
+    def _recalled(self, sample: int) -> Any:
+        return pickle.loads(self._kept[sample])  # noqa: S301 - what this process has pickled
+
+    def _remember(self, sample: int, made: Any) -> None:
+        """Keeps a sample in memory if there is room and it can be pickled."""
+        if self._room <= 0 or sample in self._kept:
+            return
+        try:
+            data = pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, TypeError, AttributeError):
+            # A sample that holds a function or an open file, say: what pickle raises differs from one to the next.
+            return
+        if len(data) <= self._room:
+            self._kept[sample] = data
+            self._room -= len(data)
 
     def _encoded(self, sample: int, row: dict[str, Any]) -> tuple[Any, Exception | None]:
         """Returns what is made of a row, or why it cannot be trained."""
@@ -231,45 +253,6 @@ class SampleMaker:
             f"belongs to where the stream is produced"
         )
         return NothingKept(text, **vars(where_bad(self._reader, sample, last)), count=dropped)
-
-
-class SampleCache:
-    """Pickled samples by number, up to a `limit` in bytes. The first to come stay; nothing is evicted.
-
-    Epochs go round and round over the data. Where the data is larger than the cache, evicting the least recently
-    used sample would evict each one just before it is asked for again; keeping the first ones gives a hit rate of
-    cache over data. Pickled, so what a caller does to a sample that it got cannot change the cached one.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._samples: dict[int, bytes] = {}
-        self.size = 0
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def fresh(self) -> SampleCache:
-        """Returns an empty one of the same size."""
-        return SampleCache(self._limit)
-
-    def get(self, number: int) -> Any:
-        """Returns a copy of a sample, None if it is not kept."""
-        data = self._samples.get(number)
-        return None if data is None else pickle.loads(data)  # noqa: S301 - what `put` of this process has pickled
-
-    def put(self, number: int, sample: Any) -> None:
-        """Keeps a sample if there is room and it can be pickled."""
-        if self.size >= self._limit or number in self._samples:
-            return
-        try:
-            data = pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
-        except (pickle.PicklingError, TypeError, AttributeError):
-            # A sample that holds a function or an open file, say: what pickle raises differs from one to the next.
-            return
-        if self.size + len(data) <= self._limit:
-            self._samples[number] = data
-            self.size += len(data)
 
 
 _loads = quick_loads

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from lazyshard.errors import LazyShardError
@@ -184,15 +184,6 @@ class RunOrder(Order):
         if self.num_samples is not None:
             # More than that `len` cannot say.
             check_field("num_samples", self.num_samples, 1, sys.maxsize + 1)
-
-    def without_end(self) -> RunOrder:
-        """Returns the same settings for as many indices as are asked for, where the number is not given."""
-        return self if self.num_samples is not None else replace(self, num_samples=ENDLESS)
-
-    def in_blend(self) -> RunOrder:
-        """Returns the settings of one stream of a blend: draws one by one, without an end, in the same order."""
-        changed = replace(self, layout="strided", num_samples=ENDLESS, micro_batches_per_step=None)
-        return replace(changed, batch_size=1, unit_batch=self.batch_size, blended=True)
 
     @property
     def draws_per_step(self) -> int:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from lazyshard import EncodeCache, LazyShardedDataset
-from lazyshard.data.samples import SampleCache
 from lazyshard.data.steps import Encoder
 from tests.data.runs import open_rank
 from tests.data.workers import loader
@@ -106,35 +105,6 @@ def test_encoder_may_change_its_row(tmp_path: Path) -> None:
     assert dataset.stats().bad_samples == 1
 
 
-# b"....." of ten bytes pickles to 25.
-TEN = b"0123456789"
-SIZE = 25
-
-
-@pytest.mark.parametrize(("size", "numbers", "kept"), [(0, [0], 0), (50, [0, 1, 2, 3], 2), (1000, [0, 0, 1, 0], 2)])
-def test_as_many_samples_are_kept_as_fit_and_none_is_put_out(size: int, numbers: list[int], kept: int) -> None:
-    cache = SampleCache(size)
-    for number in numbers:
-        cache.put(number, TEN)
-    assert (len(cache), cache.size) == (kept, kept * SIZE)
-    assert [cache.get(number) for number in range(4)] == [TEN] * kept + [None] * (4 - kept)
-    fresh = cache.fresh()
-    assert (len(fresh), fresh.size) == (0, 0)
-    for number in range(4):
-        fresh.put(number, TEN)
-    assert len(fresh) == min(4, size // SIZE)
-
-
-def test_cached_sample_is_not_the_callers_and_one_that_cannot_be_pickled_is_not_kept() -> None:
-    cache = SampleCache(1000)
-    given: dict[str, list[int]] = {"id": [3]}
-    cache.put(3, given)
-    given["id"].append(4)
-    cache.get(3)["id"].clear()
-    cache.put(0, lambda: None)
-    assert (len(cache), cache.get(0), cache.get(3)) == (1, None, {"id": [3]})
-
-
 class Counting:
     """An encoder that tells its calls apart."""
 
@@ -166,6 +136,30 @@ def test_later_epochs_encode_only_what_was_not_kept(tmp_path: Path) -> None:
     assert sorted(encode.calls) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize(("samples", "again"), [(0, [0, 1, 2, 3]), (2, [2, 3]), (4, [])])
+def test_as_many_samples_are_kept_as_fit_and_none_is_put_out(tmp_path: Path, samples: int, again: list[int]) -> None:
+    encode = Counting()
+    size = len(pickle.dumps({"id": 0, "input_ids": [0], "length": 1}, protocol=pickle.HIGHEST_PROTOCOL))
+    cache = EncodeCache(memory_bytes=samples * size)
+    dataset = open_rank(produce(tmp_path / "s", 4, 4), encode_fn=encode, cache=cache)
+    for _ in range(3):
+        assert [dataset[i]["id"] for i in range(4)] == [0, 1, 2, 3]
+    assert encode.calls == [0, 1, 2, 3, *again, *again]
+
+
+def test_a_sample_that_cannot_be_pickled_is_encoded_again(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def encode(row: dict[str, Any]) -> Any:
+        calls.append(row["id"])
+        return {"id": row["id"], "call": lambda: None} if row["id"] else {"id": 0}
+
+    dataset = open_rank(produce(tmp_path / "s", 2, 2), encode_fn=encode, cache=EncodeCache(memory_bytes=1000))
+    for _ in range(2):
+        assert [dataset[i]["id"] for i in range(2)] == [0, 1]
+    assert calls == [0, 1, 1]
+
+
 def test_substitute_is_not_kept_as_the_bad_sample(tmp_path: Path) -> None:
     encode = Counting(bad=1)
     directory = produce(tmp_path / "s", 4, 4)
@@ -181,7 +175,7 @@ def test_worker_starts_with_the_right_samples(tmp_path: Path, context: str) -> N
     dataset = open_rank(directory, encode_fn=Counting(), cache=EncodeCache(memory_bytes=60))
     assert [dataset[i]["id"] for i in range(8)] == list(range(8))
     if context == "pickled":
-        assert len(dataset._draws._samples.__getstate__()["_cache"]) == 0
+        assert len(dataset._draws._samples.__getstate__()["_kept"]) == 0
         assert [pickle.loads(pickle.dumps(dataset))[i]["id"] for i in range(8)] == list(range(8))
     else:
         assert [i for batch in loader(dataset, range(8), 2, batch_size=2) for i in batch] == list(range(8))

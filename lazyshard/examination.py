@@ -1,9 +1,8 @@
 """What an examination of an installation finds: the results that `lazyshard doctor` prints.
 
 A package that has something to examine names a function without arguments in the entry-point group `GROUP`; it returns
-its findings in the order in which they are to be read. So the command needs to know none of these packages. A function
-`applies` beside it may tell whether there is anything to examine; where there is not, only who asks for it has it
-examined.
+its findings in the order in which they are to be read. A function `applies` beside it may tell whether there is
+anything to examine; where there is not, only who asks for it has it examined.
 """
 
 from __future__ import annotations
@@ -14,20 +13,12 @@ from typing import Final
 
 __all__ = ["GROUP", "Examine", "Finding"]
 
-GROUP: Final = "lazyshard.doctor"
-"""The entry-point group; an entry's name is what is given to the command."""
+GROUP: Final = "lazyshard.doctor"  # The entry-point group; an entry's name is what is given to the command
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        section: the heading that it stands under; those of one section come one after the other.
-        subject: what was looked at.
-        answer: what was found.
-        ok: whether it is as it should be; None where there is nothing to judge.
-    """
+    """A thing that was looked at, under a heading; those of a section are together. `ok` is None without a verdict."""
 
     section: str
     subject: str
@@ -35,5 +26,4 @@ class Finding:
     ok: bool | None = None
 
 
-Examine = Callable[[], Sequence[Finding]]
-"""What an entry of the group is."""
+Examine = Callable[[], Sequence[Finding]]  # What an entry of the group is

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.output import JsonOption, complain, count, epilog, explain, say
-
-if TYPE_CHECKING:
-    from lazyshard.config.checks import Checked
 
 HELP: Final = """Looks through a configuration for `lazyshard.load`, and names all mistakes at once, each with its line.
 
@@ -21,10 +18,7 @@ The modules of the functions that it names are imported, to see whether these ar
 else has made first, or give --no-imports. No stream is opened."""
 
 EPILOG: Final = epilog(
-    [
-        "lazyshard check-config train.yaml",
-        "lazyshard check-config train.yaml --json | jq -r '.mistakes[].path'",
-    ],
+    ["lazyshard check-config train.yaml", "lazyshard check-config train.yaml --json | jq -r '.mistakes[].path'"],
     {
         0: "it is in order; also where it is of an older version, which is told",
         1: "a package is missing: pip install 'lazyshard\\[cli,config]'",
@@ -56,30 +50,20 @@ def _run(file: str, imports: bool, as_json: bool) -> int:
     except ImportError as error:
         complain(str(error))
         return exits.NO_EXTRA
+    mistakes = checked.mistakes
     if as_json:
-        say(json.dumps(_values(checked)))
+        values = {"file": checked.name, "ok": not mistakes, "older": checked.notice is not None}
+        say(json.dumps(values | {"mistakes": [mistake._asdict() for mistake in mistakes]}))
     else:
-        for mistake in checked.mistakes:
+        for mistake in mistakes:
             line = "" if mistake.line is None else f"{mistake.line}:"
             where = f" {mistake.path}:" if mistake.path else ""
             say(f"{file}:{line}{where} {mistake.text}")
-        say(f"{file}: {_result(checked)}")
+        result = count(len(mistakes), "mistake")
+        if checked.config is not None:
+            steps = sum(len(dataset.steps) for dataset in checked.config.datasets)
+            result = f"in order: {count(len(checked.config.datasets), 'data set')}, {count(steps, 'step')}"
+        say(f"{file}: {result}")
         if checked.notice is not None:
             explain(f"{file}: {checked.notice}")
-    return exits.REFUSED if checked.mistakes else exits.DONE
-
-
-def _result(checked: Checked) -> str:
-    if checked.config is None:
-        return count(len(checked.mistakes), "mistake")
-    steps = sum(len(dataset.steps) for dataset in checked.config.datasets)
-    return f"in order: {count(len(checked.config.datasets), 'data set')}, {count(steps, 'step')}"
-
-
-def _values(checked: Checked) -> dict[str, object]:
-    return {
-        "file": checked.name,
-        "ok": not checked.mistakes,
-        "older": checked.notice is not None,
-        "mistakes": [mistake._asdict() for mistake in checked.mistakes],
-    }
+    return exits.REFUSED if mistakes else exits.DONE

@@ -7,11 +7,10 @@ Ctrl-C and errors then reach us as they are.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import typer
-from typer.core import TyperGroup
 
 from lazyshard import __version__
 from lazyshard.cli import (
@@ -29,7 +28,7 @@ from lazyshard.cli import (
     verify_filesystem,
     watch,
 )
-from lazyshard.cli.output import NAME, complain, explain
+from lazyshard.cli.output import NAME, PlainFlags, complain, explain
 from lazyshard.errors import LazyShardError
 
 _HELP: Final = """Looks after streams of numbered chunk files.
@@ -37,51 +36,19 @@ _HELP: Final = """Looks after streams of numbered chunk files.
 See [bold]lazyshard COMMAND --help[/bold]. What all commands have in common is told in docs/commands.md."""
 
 
-class _Commands(TyperGroup):
-    """The commands, whose help shows `--json` as what it is, not `--json <bool>` as recent releases of typer do."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Returns the program's own arguments and options, --help among them."""
-        return _plain(super().get_params(ctx))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a command by its name, None where there is none of that name."""
-        command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            _plain(command.get_params(ctx))
-        return command
-
-
-def _plain(params: Iterable[Any]) -> list[Any]:
-    shown = list(params)
-    for one in shown:
-        if getattr(one, "is_flag", False) and one.metavar is None:
-            one.metavar = ""
-    return shown
-
-
 app = typer.Typer(
     name=NAME,
-    cls=_Commands,
+    cls=PlainFlags,
     help=_HELP,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _one in (
-    audit,
-    check_config,
-    doctor,
-    export,
-    forget,
-    inspect,
-    simulate,
-    status,
-    trace,
-    verify,
-    verify_filesystem,
-    watch,
-):
+_MODULES: Final = (
+    *(audit, check_config, doctor, export, forget, inspect, simulate, status, trace, verify),
+    *(verify_filesystem, watch),
+)
+for _one in _MODULES:
     _name = _one.__name__.rpartition(".")[2].replace("_", "-")
     app.command(_name, help=_one.HELP, epilog=_one.EPILOG)(_one.command)
 
@@ -98,20 +65,15 @@ def execute(arguments: Sequence[str]) -> int:
     except Exception as error:
         # The root of typer's own usage errors is click's, which recent releases carry inside; both have this method.
         if hasattr(error, "format_message"):
-            complain(f"{error.format_message()} (see `{_called(arguments)} --help`)")
+            known = {command.name for command in app.registered_commands}
+            called = f"{NAME} {arguments[0]}" if arguments and arguments[0] in known else NAME
+            complain(f"{error.format_message()} (see `{called} --help`)")
             return exits.USAGE
         return _report(error)
     return code if isinstance(code, int) else exits.DONE
 
 
-def _called(arguments: Sequence[str]) -> str:
-    """Returns the command with its subcommand, if there is one of that name."""
-    known = {command.name for command in app.registered_commands}
-    return f"{NAME} {arguments[0]}" if arguments and arguments[0] in known else NAME
-
-
 def _report(error: Exception) -> int:
-    """Says in one line what went wrong and returns the exit code."""
     code = exits.exit_code(error)
     if code == exits.OUT_OF_MEMORY:
         complain(

@@ -8,7 +8,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -40,11 +39,7 @@ ms-swift that it hooks into, and what `megatron sft --sharded_lazy true` and `sw
 Nothing of ms-swift is imported or changed."""
 
 EPILOG: Final = epilog(
-    [
-        "lazyshard doctor",
-        "lazyshard doctor --stream /shared/stream",
-        "lazyshard doctor swift --json",
-    ],
+    ["lazyshard doctor", "lazyshard doctor --stream /shared/stream", "lazyshard doctor swift --json"],
     {
         0: "all is as it should be",
         1: "something is missing or does not fit: it is marked NOT OK; "
@@ -54,10 +49,7 @@ EPILOG: Final = epilog(
 )
 
 _MARKS: Final = {True: "ok", False: "NOT OK", None: ""}
-
-
 _AREA: Final = "lazyshard"
-
 NEEDED: Final = ("filelock", "numpy", "orjson", "pybase64", "watchdog", "xxhash")
 
 EXTRAS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
@@ -77,7 +69,6 @@ EXTRAS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 """What each extra is for, and what it installs."""
 
 _LIMITS: Final = Path("/proc/sys/fs/inotify")
-
 _WAKE_S: Final = 2.0
 
 
@@ -101,34 +92,29 @@ def command(
     if stream is not None and _AREA not in areas:
         raise typer.BadParameter(f"goes with {_AREA}, not with {area}", param_hint="--stream")
 
+    def ours() -> list[Finding]:
+        return [*_versions(), *_inotify(), *([] if stream is None else _filesystem(stream))]
+
     def run(one: str) -> int:
-        if one == _AREA:
-            return _run(one, lambda: _examine(stream), as_json, asked=True)
-        return _run(one, known[one].load(), as_json, asked=area is not None)
+        examine = ours if one == _AREA else known[one].load()
+        return _run(one, examine, as_json, asked=one == _AREA or area is not None)
 
     return lambda: max(map(run, areas))
 
 
-def _applies(examine: Examine) -> bool:
-    """Whether there is anything to examine; see `lazyshard.examination`."""
-    told = getattr(sys.modules.get(examine.__module__), "applies", None)
-    return told is None or bool(told())
-
-
 def _run(area: str, examine: Examine, as_json: bool, *, asked: bool) -> int:
-    if not asked and not _applies(examine):
-        if as_json:
-            say(json.dumps({"area": area, "ok": True, "findings": []}))
-        else:
-            say(f"{area}: not installed, so there is nothing to examine; `lazyshard doctor {area}` tells what it needs")
-        return exits.DONE
-    findings = list(examine())
+    applies = getattr(sys.modules.get(examine.__module__), "applies", None)
+    there = asked or applies is None or applies()
+    findings = list(examine()) if there else []
     missing = sum(finding.ok is False for finding in findings)
     if as_json:
         say(json.dumps({"area": area, "ok": not missing, "findings": [asdict(finding) for finding in findings]}))
+        return exits.MISSING if missing else exits.DONE
+    for line in _lines(findings):
+        say(line)
+    if not there:
+        say(f"{area}: not installed, so there is nothing to examine; `lazyshard doctor {area}` tells what it needs")
     else:
-        for line in _lines(findings):
-            say(line)
         say(f"{count(missing, 'thing')} not as it should be" if missing else "all is as it should be")
     return exits.MISSING if missing else exits.DONE
 
@@ -146,11 +132,6 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
         yield ""
 
 
-def _examine(stream: str | None = None) -> list[Finding]:
-    """Returns the findings; with those of the filesystem of a stream, which need not be there yet."""
-    return [*_versions(), *_extras(), *_inotify(), *([] if stream is None else _filesystem(stream))]
-
-
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
@@ -165,16 +146,12 @@ def _versions() -> Iterator[Finding]:
     for name in NEEDED:
         found = _version(name)
         yield Finding("versions", name, found or "not installed: install lazyshard again", found is not None)
-
-
-def _extras() -> Iterator[Finding]:
     for extra, (purpose, names) in EXTRAS.items():
-        found = {name: _version(name) for name in names}
-        if None in found.values():
-            answer = f"not installed: pip install 'lazyshard[{extra}]'"
-        else:
-            answer = ", ".join(f"{name} {version}" for name, version in found.items())
-        yield Finding("extras", extra, f"{answer} (for {purpose})", None if None in found.values() else True)
+        versions = {name: _version(name) for name in names}
+        there = None not in versions.values()
+        answer = ", ".join(f"{name} {version}" for name, version in versions.items())
+        answer = answer if there else f"not installed: pip install 'lazyshard[{extra}]'"
+        yield Finding("extras", extra, f"{answer} (for {purpose})", there or None)
 
 
 def _inotify() -> Iterator[Finding]:
@@ -185,13 +162,12 @@ def _inotify() -> Iterator[Finding]:
         with contextlib.suppress(OSError):
             yield Finding("inotify", name, (_LIMITS / name).read_text(encoding="ascii").strip())
     descriptor = ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_CLOEXEC)
+    why = os.strerror(ctypes.get_errno())
+    remedy = "readers that wait poll alone, which is slower; raise fs.inotify.max_user_instances by sysctl"
     if descriptor >= 0:
         os.close(descriptor)
-        yield Finding("inotify", "an instance", "can be had", True)
-    else:
-        why = os.strerror(ctypes.get_errno())
-        remedy = "readers that wait poll alone, which is slower; raise fs.inotify.max_user_instances by sysctl"
-        yield Finding("inotify", "an instance", f"cannot be had ({why}): {remedy}", False)
+    answer = "can be had" if descriptor >= 0 else f"cannot be had ({why}): {remedy}"
+    yield Finding("inotify", "an instance", answer, descriptor >= 0)
 
 
 def _filesystem(stream: str) -> Iterator[Finding]:
@@ -207,68 +183,54 @@ def _filesystem(stream: str) -> Iterator[Finding]:
     yield Finding(section, "directory", "there" if place == directory else f"not there yet; {place} is", True)
     yield Finding(section, "type", type_of(str(place)) or "unknown")
     try:
-        scratch = Path(tempfile.mkdtemp(prefix=".lazyshard-doctor-", dir=place))
+        folder = tempfile.TemporaryDirectory(prefix=".lazyshard-doctor-", dir=place, ignore_cleanup_errors=True)
     except OSError as error:
-        yield Finding(
-            section, "writing", f"not possible for this user ({error.strerror}): it can be read, not produced"
-        )
+        why = f"not possible for this user ({error.strerror}): it can be read, not produced"
+        yield Finding(section, "writing", why)
         return
-    try:
-        for subject, (look, needed, without) in _LOOKS.items():
+    with folder as scratch:
+        for subject, (needed, without) in _LOOKS.items():
             try:
-                ok, problem = look(scratch), ""
+                ok, problem = _works(subject, Path(scratch)), ""
             except OSError as error:
                 ok, problem = False, f" ({error.strerror or error})"
-            if ok:
-                yield Finding(section, subject, "works on this machine", True)
-            else:
-                yield Finding(section, subject, f"does not work{problem}: {without}", False if needed else None)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+            answer = "works on this machine" if ok else f"does not work{problem}: {without}"
+            yield Finding(section, subject, answer, ok or (False if needed else None))
 
 
-def _renames(scratch: Path) -> bool:
-    for content in ("old", "new"):
-        (scratch / "fresh").write_text(content)
-        os.replace(scratch / "fresh", scratch / HEAD)
-    return (scratch / HEAD).read_text() == "new" and not (scratch / "fresh").exists()
-
-
-def _syncs(scratch: Path) -> bool:
-    with open(scratch / "synced", "wb") as file:
-        os.fsync(file.fileno())
-    sync_directory(scratch)
-    return True
-
-
-def _locks(scratch: Path) -> bool:
-    first, second = (filelock.FileLock(scratch / "lock", timeout=0, thread_local=False) for _ in range(2))
-    with first:
-        try:
-            with second:
+def _works(subject: str, scratch: Path) -> bool:
+    """Tries one of `_LOOKS` in a folder of its own; raises OSError where the filesystem refuses it."""
+    one, other = scratch / HEAD, scratch / "other"
+    match subject:
+        case "rename over a file":
+            for content in ("old", "new"):
+                other.write_text(content)
+                os.replace(other, one)
+            return one.read_text() == "new" and not other.exists()
+        case "fsync":
+            with open(other, "wb") as file:
+                os.fsync(file.fileno())
+            sync_directory(scratch)
+        case "file locks":
+            first, second = (filelock.FileLock(scratch / "lock", timeout=0, thread_local=False) for _ in range(2))
+            with first, contextlib.suppress(filelock.Timeout), second:
                 return False
-        except filelock.Timeout:
-            return True
-
-
-def _links(scratch: Path) -> bool:
-    (scratch / "linked").touch()
-    os.link(scratch / "linked", scratch / "link")
+        case "hard links":
+            other.touch()
+            os.link(other, scratch / "link")
+        case "inotify":
+            with Waker(scratch) as waker:
+                waker.sleep(0)
+                one.write_text("{}")
+                return waker.sleep(_WAKE_S)
     return True
 
 
-def _wakes(scratch: Path) -> bool:
-    with Waker(scratch) as waker:
-        waker.sleep(0)
-        (scratch / HEAD).write_text("{}")
-        return waker.sleep(_WAKE_S)
-
-
-_LOOKS: Final[dict[str, tuple[Callable[[Path], bool], bool, str]]] = {
-    "rename over a file": (_renames, True, "do not use it for streams, see docs/filesystems.md"),
-    "fsync": (_syncs, True, "no producer can run there; readers can"),
-    "file locks": (_locks, False, "a second producer is not refused at once: it takes over, and the first is fenced"),
-    "hard links": (_links, False, "streams are created by a rename, which two machines may do at the same moment"),
-    "inotify": (_wakes, False, "whoever waits polls, as for the writes of other machines anyway"),
+_LOOKS: Final = {
+    "rename over a file": (True, "do not use it for streams, see docs/filesystems.md"),
+    "fsync": (True, "no producer can run there; readers can"),
+    "file locks": (False, "a second producer is not refused at once: it takes over, and the first is fenced"),
+    "hard links": (False, "streams are created by a rename, which two machines may do at the same moment"),
+    "inotify": (False, "whoever waits polls, as for the writes of other machines anyway"),
 }
 """What is looked at, whether it is needed, and what is the matter without it; as docs/filesystems.md has it."""

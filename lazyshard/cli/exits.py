@@ -4,56 +4,35 @@ from __future__ import annotations
 
 from typing import Final
 
-from lazyshard.errors import (
-    ExportExists,
-    FileUnreadable,
-    LazyShardError,
-    ProducerLocked,
-    RowInvalid,
-    StoreRefused,
-    StoreUnavailable,
-    StreamInvalid,
-)
+from lazyshard import errors
 from lazyshard.memory import is_short
 
 DONE: Final = 0
 NO_EXTRA: Final = 1
-MISSING: Final = 1
-"""`doctor` found something that is not as it should be."""
-LIMITED: Final = 1
-"""`verify-filesystem`: it works with limits."""
+MISSING: Final = 1  # `doctor` found something that is not as it should be
+LIMITED: Final = 1  # `verify-filesystem`: it works with limits
 USAGE: Final = 2
 REFUSED: Final = 3
-UNTRIED: Final = 4
-"""`verify-filesystem` could not try it; the producer's 4 is a source."""
+UNTRIED: Final = 4  # `verify-filesystem` could not try it; the producer's 4 is a source
 STREAM_DAMAGED: Final = 5
 EXPORTING: Final = 6
 FILESYSTEM: Final = 7
-NOT_PROVEN: Final = 9
-"""`audit` found nothing, but cannot check what the states count. 8 is the producer's."""
-UNEXPECTED: Final = 70
-"""EX_SOFTWARE of sysexits.h."""
-OUT_OF_MEMORY: Final = 71
-"""EX_OSERR of sysexits.h."""
-INTERRUPTED: Final = 130
-"""128 + SIGINT, as shells have it."""
+NOT_PROVEN: Final = 9  # `audit` found nothing, but cannot check what the states count. 8 is the producer's.
+UNEXPECTED: Final = 70  # EX_SOFTWARE of sysexits.h
+OUT_OF_MEMORY: Final = 71  # EX_OSERR of sysexits.h
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 
-_CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
-    (RowInvalid, REFUSED),
-    (StreamInvalid, REFUSED),
-    (ExportExists, REFUSED),
-    (ProducerLocked, EXPORTING),
-    (FileUnreadable, FILESYSTEM),
-    (StoreRefused, FILESYSTEM),
-    (StoreUnavailable, FILESYSTEM),
-    (LazyShardError, STREAM_DAMAGED),
-    (OSError, FILESYSTEM),
+_CODES: Final[tuple[tuple[tuple[type[Exception], ...], int], ...]] = (
+    ((errors.RowInvalid, errors.StreamInvalid, errors.ExportExists), REFUSED),
+    ((errors.ProducerLocked,), EXPORTING),
+    ((errors.FileUnreadable, errors.StoreRefused, errors.StoreUnavailable), FILESYSTEM),
+    ((errors.LazyShardError,), STREAM_DAMAGED),
+    ((OSError,), FILESYSTEM),
 )
 """The first that fits counts: many of lazyshard's errors are OSErrors as well."""
 
 
 def exit_code(error: BaseException) -> int:
     """Returns the exit code for an error that ends the command."""
-    if is_short(error):
-        return OUT_OF_MEMORY
-    return next((code for kind, code in _CODES if isinstance(error, kind)), UNEXPECTED)
+    found = (code for kinds, code in _CODES if isinstance(error, kinds))
+    return OUT_OF_MEMORY if is_short(error) else next(found, UNEXPECTED)

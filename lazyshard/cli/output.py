@@ -17,6 +17,7 @@ import orjson
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typer.core import TyperGroup
 
 from lazyshard.errors import StreamMissing, redact
 from lazyshard.format.arrays import DTYPES
@@ -25,20 +26,13 @@ from lazyshard.store.urls import check_place, is_folder
 from lazyshard.stream.pacing import format_seconds
 
 NAME: Final = "lazyshard"
-
 _SIZES: Final = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-
 _DAY_S: Final = 86400.0
-
-_MANY_CHUNKS: Final = 20
-"""Fewer are mostly done before anybody has read a bar."""
-
+_MANY_CHUNKS: Final = 20  # Fewer are mostly done before anybody has read a bar
 MAX_CHARACTERS: Final = 200
 MAX_ITEMS: Final = 20
 MAX_KEYS: Final = 100
-_MAX_DEPTH: Final = 40
-"""Deeper values are not followed: a row nests up to 254 levels deep, of which nobody reads as many."""
-
+_MAX_DEPTH: Final = 40  # Deeper values are not followed: a row nests up to 254 levels deep, of which nobody reads many
 _DATA_URL: Final = re.compile(r"data:[^,\s]{0,200};base64,")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
 _SHOWN_OF_BASE64: Final = 16
@@ -50,7 +44,6 @@ JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one J
 SamplesPerChunkOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        "--samples-per-chunk",
         metavar="N",
         min=1,
         max=MAX_SAMPLES_PER_CHUNK,
@@ -67,27 +60,42 @@ _CODES: Final = {
 """Exit codes of every command."""
 
 
-def epilog(examples: Sequence[str], codes: Mapping[int, str]) -> str:
-    """Returns the end of a command's help: examples, and its exit codes besides those that every command has."""
+class PlainFlags(TyperGroup):
+    """The commands of a program, whose help shows `--json` as what it is, not `--json <bool>` as typer does of late."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Returns the program's own arguments and options, --help among them."""
+        return _plain(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Returns a command by its name, None where there is none of that name."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _plain(command.get_params(ctx))
+        return command
+
+
+def _plain(params: list[Any]) -> list[Any]:
+    for one in params:
+        if getattr(one, "is_flag", False) and one.metavar is None:
+            one.metavar = ""
+    return params
+
+
+def epilog(examples: Sequence[str], codes: Mapping[int, str], *more: str) -> str:
+    """Returns the end of a command's help: examples, its exit codes besides those that every command has, and more."""
     listed = [f"{code:3}  {meaning}" for code, meaning in sorted({**_CODES, **codes}.items())]
-    return "\n\n".join(["[bold]Examples[/bold]", *examples, "[bold]Exit codes[/bold]", *listed])
+    return "\n\n".join(["[bold]Examples[/bold]", *examples, "[bold]Exit codes[/bold]", *listed, *more])
 
 
 def check_stream(stream: str, *, may_come: bool = False) -> None:
-    """Refuses what is no directory; with `may_come` one will do that a producer may still make, in one that is there.
-
-    An empty path, of a variable that was not set for instance, must not mean the current directory.
-    """
+    """Refuses what is no directory; with `may_come` one will do that a producer may still make in one that is there."""
     if stream and is_folder(stream):
         return
     if not (stream and may_come) or os.path.lexists(stream):
-        what = (
-            "is a file: give the directory that it lies in"
-            if os.path.lexists(stream)
-            else "see whether the path is right"
-        )
-        advice = f": {what}" if stream else ""
-        raise typer.BadParameter(f"{stream!r} is not a directory{advice}", param_hint="STREAM")
+        there = os.path.lexists(stream)
+        advice = "is a file: give the directory that it lies in" if there else "see whether the path is right"
+        raise typer.BadParameter(f"{stream!r} is not a directory{f': {advice}' if stream else ''}", param_hint="STREAM")
     try:
         check_place(stream)
     except StreamMissing as error:
@@ -120,11 +128,7 @@ def chunk_range(first: int, stop: int) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a result.
-
-    Raises:
-        OSError: standard output takes nothing, as on a full disk. That nobody reads it any more is no error.
-    """
+    """Prints a result. Raises OSError where standard output takes nothing, as on a full disk."""
     # What was done stays done when nobody listens any more.
     with contextlib.suppress(BrokenPipeError, ValueError):
         print(one_line(text), file=sys.stdout, flush=True)
@@ -142,10 +146,7 @@ def explain(text: str) -> None:
 
 
 def drop_what_nobody_reads() -> None:
-    """Lets go of an output that takes nothing any more.
-
-    Python flushes both once more as it ends, and where that fails makes the exit code 120, whatever it was.
-    """
+    """Lets go of an output that takes nothing any more: where flushing fails at its end Python exits with 120."""
     for name in ("stdout", "stderr"):
         try:
             if getattr(sys, name) is not None:
@@ -172,12 +173,10 @@ def duration(seconds: float) -> str:
     >>> duration(3), duration(125), duration(2 * 86400 + 7200), duration(1e9)
     ('3 s', '2 min 5 s', '2 days 2 h', 'over a year')
     """
-    if seconds < 2 * _DAY_S:
-        return format_seconds(seconds)
     if seconds > 365 * _DAY_S:
         return "over a year"
     hours = round(seconds / 3600)
-    return f"{hours // 24} days {hours % 24} h"
+    return format_seconds(seconds) if seconds < 2 * _DAY_S else f"{hours // 24} days {hours % 24} h"
 
 
 def moment(seconds: float) -> str:
@@ -198,32 +197,20 @@ def per_second(number: float, noun: str) -> str:
     >>> per_second(1234.56, "samples"), per_second(0.25, "chunks"), per_second(0.001, "chunks"), per_second(0, "rows")
     ('1,234.6 samples/s', '0.25 chunks/s', '3.6 chunks/h', '0 rows/s')
     """
-    if number == 0:
-        return f"0 {noun}/s"
-    if number < 0.01:
+    if 0 < number < 0.01:
         return f"{number * 3600:,.1f} {noun}/h"
-    return f"{number:,.1f} {noun}/s" if number >= 1 else f"{number:.2f} {noun}/s"
+    return f"{number:,.1f} {noun}/s" if number >= 1 else f"{number:.2f} {noun}/s" if number else f"0 {noun}/s"
 
 
 @contextlib.contextmanager
 def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Shows a bar on a terminal while many chunks are worked through, nothing elsewhere.
-
-    Gives a function that is told a phase, how many chunks of it are done, and how many there are.
-    """
+    """Gives a function that is told a phase, chunks done and chunks in all: of many it shows a bar on a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda phase, done, total: None
         return
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("chunks"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
+    counts = (BarColumn(), MofNCompleteColumn(), TextColumn("chunks"), TimeRemainingColumn())
+    progress = Progress(TextColumn("{task.description}"), *counts, console=console, transient=True)
     task = progress.add_task("", total=None)
     shown = ""
 
@@ -246,10 +233,7 @@ def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def pretty(value: Any, line: bytes | None = None, *, full: bool) -> str:
-    """Returns a value as JSON of several lines, shortened unless `full`.
-
-    One that is nested deeper than can be written is returned as the `line` that it was read from.
-    """
+    """Returns a value as JSON of several lines, shortened unless `full`; as its `line` where it is nested too deep."""
     try:
         return orjson.dumps(with_lists(value) if full else shorten(value), option=orjson.OPT_INDENT_2).decode()
     except orjson.JSONEncodeError:
@@ -311,17 +295,12 @@ def _text(value: str) -> str:
     if len(value) <= MAX_CHARACTERS:
         return value
     start = url.end() if (url := _DATA_URL.match(value)) else 0
-    if is_base64(value, start):
+    digits = value[start : start + 10_000]
+    mixed = any(char.isupper() for char in digits) and any(char.islower() for char in digits)
+    # No word of any language is as long.
+    if mixed and _BASE64.fullmatch(value, start) is not None:
         # Each group of four characters holds three bytes, less what "=" stands for.
         size = (len(value.rstrip("=")) - start) * 3 // 4
         shown = value[: start + _SHOWN_OF_BASE64]
         return f"{shown}... ({count(len(value), 'character')}, base64 of {count(size, 'byte')})"
     return f"{value[:MAX_CHARACTERS]}... ({count(len(value), 'character')})"
-
-
-def is_base64(value: str, start: int = 0) -> bool:
-    """Returns whether a long string looks like base64 from a character on: no word of any language is as long."""
-    if _BASE64.fullmatch(value, start) is None:
-        return False
-    digits = value[start : start + 10_000]
-    return any(char.isupper() for char in digits) and any(char.islower() for char in digits)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from enum import Enum
 from typing import Annotated, Any, Final
 
@@ -13,12 +13,11 @@ import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.output import epilog, say, size
-from lazyshard.simulation.run import Simulated, outcome
+from lazyshard.simulation.run import outcome
 from lazyshard.simulation.setting import Setting
 from lazyshard.stream.pacing import format_seconds
 
-MAX_WAIT_S: Final = 600.0
-"""A reader gives up after so long, unless it is told otherwise."""
+MAX_WAIT_S: Final = 600.0  # A reader gives up after so long, unless it is told otherwise
 
 SWEPT: Final[dict[str, Callable[[str], Any]]] = {
     **dict.fromkeys(
@@ -28,8 +27,31 @@ SWEPT: Final[dict[str, Callable[[str], Any]]] = {
 }
 """What can be swept, and what its values are."""
 
-MOST_RUNS: Final = 400
-"""Of a sweep."""
+_TIMES: Final = ("first_step_s", "end_s", "stalled_s", "longest_wait_s", "peak_at_s")
+_TABLE: Final = """\
+run              {ranks:,} ranks, {step_rows:,} rows a step of {step_seconds:g} s
+stream           {rows:,} rows in {chunks:,} chunks of {chunk_size}
+published        {producer_rate:,.1f} rows a second
+trained at most  {trained:,.1f} rows a second{slow}
+limited by       {limited_by}
+
+first step after {first_step_s}
+last step after  {end_s}
+stalled          {stalled_s}, {stall_share:.1%} of the time, the first step's wait included
+later waits      {waits:,}, the longest {longest_wait_s}
+disk peak        {peak_chunks:,} chunks, {peak_size}, after {peak_at_s}
+cursor           written {cursor_writes:,} times
+
+filesystem       {metadata_a_second:,.1f} metadata operations a second, {metadata_operations:,} in all
+  a node         {metadata_a_second_and_node:,.1f} a second from the readers of each of {nodes:,}
+  while waiting  {polls_a_second:,.1f} opens a second by {processes:,} processes
+  a new stripe   {stripe_operations:,} operations at once
+  the end        {tail_chunks:,} chunks fill no stripe, opened {tail_openings:,} times
+
+neighbours       drawn {neighbour_draws:,.1f} samples of a rank apart ({steps:,.2f} steps)
+"""
+
+MOST_RUNS: Final = 400  # Of a sweep
 
 Axis = tuple[str, list[Any]]
 
@@ -47,10 +69,7 @@ EPILOG: Final = epilog(
         "lazyshard simulate --ranks 64 --rows-a-second 128 --batch 8 --producer-rate 110 --chunks 2000 "
         "--sweep window=0,2,4,8",
     ],
-    {
-        0: "done",
-        2: "usage: an option is missing, or cannot be",
-    },
+    {0: "done", 2: "usage: an option is missing, or cannot be"},
 )
 
 
@@ -62,6 +81,7 @@ class Retain(str, Enum):
 
 
 def command(
+    context: typer.Context,
     ranks: Annotated[int, typer.Option(help="Data-parallel ranks.")],
     producer_rate: Annotated[float, typer.Option(help="Rows a second that can be published.")],
     step_seconds: Annotated[float | None, typer.Option(help="What a step takes where its data is there.")] = None,
@@ -100,30 +120,13 @@ def command(
         if not rows_a_second > 0:
             raise typer.BadParameter(f"is above 0, got {rows_a_second}", param_hint="--rows-a-second")
         step_seconds = ranks * batch * micro_batches / rows_a_second
+    # The others have the names of the fields.
+    given = {one.name: context.params[one.name] for one in fields(Setting) if one.init and one.name in context.params}
+    given |= {"step_seconds": step_seconds, "latency_s": latency / 1000, "visibility_s": visibility}
+    given["rows"] = rows if rows is not None else (chunks or 0) * samples_per_chunk
     try:
-        setting = Setting(
-            ranks=ranks,
-            batch=batch,
-            micro_batches=micro_batches,
-            step_seconds=step_seconds or 0.0,
-            samples_per_chunk=samples_per_chunk,
-            window=window,
-            producer_rate=producer_rate,
-            rows=rows if rows is not None else (chunks or 0) * samples_per_chunk,
-            row_bytes=row_bytes,
-            head_start=head_start,
-            max_ahead=max_ahead,
-            retain=retain.value,
-            checkpoint_steps=checkpoint_steps,
-            keep_checkpoints=keep_checkpoints,
-            workers=workers,
-            latency_s=latency / 1000,
-            visibility_s=visibility,
-            woken=woken,
-            ranks_a_node=ranks_a_node,
-        )
         axes = parse_axes(swept or [])
-        settings = sweep(setting, axes)
+        settings = sweep(Setting(**given), axes)
     except ValueError as cause:
         raise typer.BadParameter(str(cause)) from cause
     return lambda: _run(settings, axes, as_json)
@@ -131,60 +134,26 @@ def command(
 
 def _run(settings: Sequence[Setting], axes: Sequence[Axis], as_json: bool) -> int:
     found = [outcome(setting) for setting in settings]
-    if as_json:
-        lines = [json.dumps(one.figures()) for one in found]
-    else:
-        lines = swept_lines(axes, found) if axes else run_lines(found[0])
+    lines = [json.dumps(one) for one in found]
+    if not as_json:
+        lines = swept_lines(axes, found) if axes else run_lines(settings[0], found[0])
     for line in lines:
         say(line)
     return exits.DONE
 
 
-def run_lines(found: Simulated) -> list[str]:
-    """Returns the table of a run."""
-    setting, timeline, disk, files = found.setting, found.timeline, found.disk, found.files
-    trained, computed = setting.step_rows / timeline.step_s, setting.step_rows / setting.step_seconds
+def run_lines(setting: Setting, found: dict[str, Any]) -> list[str]:
+    """Returns the table of a run, and warnings."""
+    trained, computed = setting.step_rows / setting.loaded_step_s, setting.step_rows / setting.step_seconds
     slow = "" if trained > 0.99 * computed else f"; reading keeps it from {computed:,.1f}"
-    stalled = f"{_time(timeline.stalled_s)}, {timeline.stall_share:.1%} of the time, the first step's wait included"
-    rows = [
-        ("run", f"{setting.ranks:,} ranks, {setting.step_rows:,} rows a step of {setting.step_seconds:g} s"),
-        ("stream", f"{setting.rows:,} rows in {setting.chunks:,} chunks of {size(setting.chunk_bytes)}"),
-        ("published", f"{setting.producer_rate:,.1f} rows a second"),
-        ("trained at most", f"{trained:,.1f} rows a second{slow}"),
-        ("limited by", found.limited_by),
-        ("", ""),
-        ("first step after", _time(timeline.first_step_s)),
-        ("last step after", _time(timeline.end_s)),
-        ("stalled", stalled),
-        ("later waits", f"{len(timeline.waits) - 1:,}, the longest {_time(found.longest_wait_s)}"),
-        ("disk peak", f"{disk.peak_chunks:,} chunks, {size(disk.peak_bytes)}, after {_time(disk.peak_at_s)}"),
-        ("cursor", f"written {disk.cursor_writes:,} times"),
-        ("", ""),
-        (
-            "filesystem",
-            f"{files.metadata_a_second:,.1f} metadata operations a second, {files.metadata_operations:,} in all",
-        ),
-        ("  a node", f"{files.metadata_a_second_and_node:,.1f} a second from the readers of each of {files.nodes:,}"),
-        ("  while waiting", f"{files.polls_a_second:,.1f} opens a second by {files.processes:,} processes"),
-        ("  a new stripe", f"{files.stripe_operations:,} operations at once"),
-        ("  the end", f"{setting.tail_chunks:,} chunks fill no stripe, opened {setting.tail_openings:,} times"),
-        ("", ""),
-        (
-            "neighbours",
-            f"drawn {setting.neighbour_draws:,.1f} samples of a rank apart "
-            f"({setting.neighbour_draws / setting.draws:,.2f} steps)",
-        ),
-    ]
-    return [f"{name:17}{value}".rstrip() for name, value in rows] + _warnings(found)
-
-
-def _warnings(found: Simulated) -> list[str]:
-    setting, waits = found.setting, float(found.timeline.waits.max())
-    told = []
-    if waits > MAX_WAIT_S:
+    values = found | {name: _time(value) for name, value in found.items() if name in _TIMES}
+    values |= {"chunk_size": size(setting.chunk_bytes), "peak_size": size(found["peak_bytes"]), "slow": slow}
+    values |= {"step_rows": setting.step_rows, "trained": trained, "steps": setting.neighbour_draws / setting.draws}
+    longest, told = max(found["first_step_s"], found["longest_wait_s"]), []
+    if longest > MAX_WAIT_S:
         told.append(
-            f"a wait of {_time(waits)} is longer than readers wait by default, {_time(MAX_WAIT_S)}: raise max_wait, or "
-            f"take smaller chunks or windows"
+            f"a wait of {_time(longest)} is longer than readers wait by default, {_time(MAX_WAIT_S)}: raise max_wait, "
+            f"or take smaller chunks or windows"
         )
     if setting.span_rows > setting.rows:
         told.append(
@@ -193,32 +162,29 @@ def _warnings(found: Simulated) -> list[str]:
         )
     if setting.retain == "consumed" and not setting.checkpoint_steps:
         told.append("without --checkpoint-steps no cursor is written, so nothing is deleted")
-    return [f"warning: {text}" for text in told]
+    return [*_TABLE.format(**values).splitlines(), *(f"warning: {text}" for text in told)]
 
 
 def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else format_seconds(seconds)
 
 
-def swept_lines(axes: Sequence[Axis], found: Sequence[Simulated]) -> list[str]:
+def swept_lines(axes: Sequence[Axis], found: Sequence[dict[str, Any]]) -> list[str]:
     """Returns a table, a line for each run."""
-    heads = ["first step", "stalled", "later waits", "disk peak", "metadata", "neighbours"]
-    units = ["s", "share", "s", "GB", "a second", "draws"]
     names = [name for name, _ in axes]
-    rows = [[*names, *heads], ["" for _ in names] + units]
+    columns = {
+        ("first step", "s"): ("first_step_s", ",.1f"),
+        ("stalled", "share"): ("stall_share", ".1%"),
+        ("later waits", "s"): ("longest_wait_s", ",.1f"),
+        ("disk peak", "GB"): ("peak_gb", ",.2f"),
+        ("metadata", "a second"): ("metadata_a_second", ",.1f"),
+        ("neighbours", "draws"): ("neighbour_draws", ",.1f"),
+    }
+    rows = [[*names, *(head for head, _ in columns)], [*("" for _ in names), *(unit for _, unit in columns)]]
     for one in found:
-        figures = one.figures()
-        rows.append(
-            [f"{figures[name]:,}" for name in names]
-            + [
-                f"{figures['first_step_s']:,.1f}",
-                f"{figures['stall_share']:.1%}",
-                f"{figures['longest_wait_s']:,.1f}",
-                f"{figures['peak_bytes'] / 1e9:,.2f}",
-                f"{figures['metadata_a_second']:,.1f}",
-                f"{figures['neighbour_draws']:,.1f}",
-            ]
-        )
+        figures = one | {"peak_gb": one["peak_bytes"] / 1e9}
+        axis = [f"{figures[name]:,}" for name in names]
+        rows.append([*axis, *(f"{figures[name]:{form}}" for name, form in columns.values())])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -228,9 +194,6 @@ def parse_axis(text: str) -> Axis:
 
     >>> parse_axis("samples_per_chunk=100:1500")
     ('samples_per_chunk', [100, 200, 500, 1000, 1500])
-
-    Raises:
-        ValueError: it is neither; says why.
     """
     name, _, values = text.partition("=")
     name = name.replace("-", "_")
@@ -238,22 +201,14 @@ def parse_axis(text: str) -> Axis:
         raise ValueError(f"{name!r} cannot be swept; one of {', '.join(SWEPT)} can")
     number = SWEPT[name]
     try:
-        if ":" in values:
-            low, high = map(number, values.split(":"))
-            found = list(_between(low, high))
-        else:
-            found = [number(value) for value in values.split(",")]
+        found = _between(*map(number, values.split(":"))) if ":" in values else [*map(number, values.split(","))]
     except (ValueError, OverflowError) as cause:
         raise ValueError(f"{text!r}: expected NAME=VALUE,VALUE,... or NAME=LOW:HIGH with 0 < LOW < HIGH") from cause
     return name, found
 
 
 def parse_axes(texts: Sequence[str]) -> list[Axis]:
-    """Returns the axes of a sweep.
-
-    Raises:
-        ValueError: one cannot be read, or they are too many, or make too many runs.
-    """
+    """Returns the axes of a sweep. Raises ValueError where one cannot be read, or they are too many."""
     axes = [parse_axis(text) for text in texts]
     if len(axes) > 2 or len({name for name, _ in axes}) < len(axes):
         raise ValueError("one or two different settings can be swept")
@@ -263,18 +218,12 @@ def parse_axes(texts: Sequence[str]) -> list[Axis]:
     return axes
 
 
-def _between(low: Any, high: Any) -> Iterator[Any]:
+def _between(low: Any, high: Any) -> list[Any]:
     if not 0 < low < high:
         raise ValueError("LOW is above 0 and below HIGH")
-    yield low
-    power = math.floor(math.log10(low))
-    while 10.0**power < high:
-        for step in (1, 2, 5):
-            value = type(low)(step * 10.0**power)
-            if low < value < high:
-                yield value
-        power += 1
-    yield high
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = [type(low)(step * 10.0**power) for power in powers for step in (1, 2, 5)]
+    return [low, *(value for value in steps if low < value < high), high]
 
 
 def sweep(setting: Setting, axes: Sequence[Axis]) -> list[Setting]:

@@ -18,10 +18,8 @@ from rich.text import Text
 
 from lazyshard.cli import exits
 from lazyshard.cli.output import StreamArgument, check_stream, epilog, one_line, say
-from lazyshard.cli.status_view import WIDTH, problems, status_lines, summary
+from lazyshard.cli.status_view import WIDTH, blend_of, problems, status_lines, summary
 from lazyshard.errors import LazyShardError, StreamMissing
-from lazyshard.format.blend_state import BlendShare, given_shares
-from lazyshard.format.seal import MixedSource
 from lazyshard.inspection.band import Band
 from lazyshard.inspection.disk_use import LostChunks
 from lazyshard.inspection.outlook import ConsumerOutlook, Looks, Outlook
@@ -29,9 +27,8 @@ from lazyshard.inspection.survey import take_survey
 from lazyshard.store.urls import stream_path
 
 INTERVAL_S: Final = 2.0
-
-_MIN_INTERVAL_S: Final = 0.1
-"""A look at a stream of any length takes a few milliseconds on a local disk; on a share it takes its server too."""
+_MIN_INTERVAL_S: Final = 0.1  # A look takes a few milliseconds on a local disk; on a share it takes its server too
+_SCHEMA: Final = 1  # Raised when a field goes or changes its meaning; new fields leave it
 
 HELP: Final = """Says how a stream is: what is published, deleted and on disk, what the producer does and what it waits
 for, where each consumer is, how far behind, and when something runs out.
@@ -56,10 +53,6 @@ EPILOG: Final = epilog(
 )
 
 
-_SCHEMA: Final = 1
-"""Raised when a field goes or changes its meaning; new fields leave it."""
-
-
 def command(
     stream: StreamArgument,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
@@ -67,7 +60,6 @@ def command(
     interval: Annotated[
         float | None,
         typer.Option(
-            "--interval",
             metavar="SECONDS",
             min=_MIN_INTERVAL_S,
             help=f"Seconds between two looks of --watch. Default: {INTERVAL_S:g}.",
@@ -85,30 +77,37 @@ def command(
 
 def _once(stream: Path, as_json: bool) -> int:
     outlook = Looks().add(take_survey(stream, time.time()))
-    if as_json:
-        say(json.dumps(status_values(outlook)))
-    else:
-        for line in status_lines(outlook, watching=False):
-            say(line)
+    for line in [json.dumps(status_values(outlook))] if as_json else status_lines(outlook, watching=False):
+        say(line)
     return exits.DONE
 
 
 def _watch(stream: Path, as_json: bool, interval: float) -> int:
     looks, console, lost = Looks(), Console(), LostChunks()
+    width = min(WIDTH, console.width) if console.is_terminal else WIDTH
 
-    def look() -> Outlook:
-        return looks.add(take_survey(stream, time.time(), lost))
+    def look() -> list[str]:
+        """Returns what a look says, or what has gone wrong: the next one may find it mended."""
+        now = time.time()
+        try:
+            outlook = looks.add(take_survey(stream, now, lost))
+            return (
+                [json.dumps(status_values(outlook))] if as_json else status_lines(outlook, watching=True, width=width)
+            )
+        except (LazyShardError, OSError) as error:
+            if as_json:
+                return [json.dumps(failure_values(stream, now, str(error)))]
+            missing = f"{stream}: no stream is here; it will be shown as soon as its producer has begun it"
+            return [one_line(missing if isinstance(error, StreamMissing) else str(error))]
 
     try:
-        if as_json:
-            for _ in _ticks(interval):
-                _put(json.dumps(_values(stream, look)))
-        elif console.is_terminal:
-            _watch_terminal(stream, look, interval, console)
-        else:
-            for _ in _ticks(interval):
-                at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-                _put("\n".join([at, *_lines(stream, look, WIDTH), ""]))
+        if console.is_terminal and not as_json:
+            with Live(console=console, auto_refresh=False) as live:
+                for _ in _ticks(interval):
+                    live.update(Text("\n".join([*look(), "", f"every {interval:g} s; Ctrl-C ends"])), refresh=True)
+        for _ in _ticks(interval):
+            at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+            print("\n".join(look() if as_json else [at, *look(), ""]), flush=True)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except OSError as error:
@@ -120,31 +119,6 @@ def _watch(stream: Path, as_json: bool, interval: float) -> int:
     return exits.DONE
 
 
-def _watch_terminal(stream: Path, look: Callable[[], Outlook], interval: float, console: Console) -> None:
-    with Live(console=console, auto_refresh=False) as live:
-        for _ in _ticks(interval):
-            lines = [*_lines(stream, look, min(WIDTH, console.width)), "", f"every {interval:g} s; Ctrl-C ends"]
-            live.update(Text("\n".join(lines)), refresh=True)
-
-
-def _lines(stream: Path, look: Callable[[], Outlook], width: int) -> list[str]:
-    """Returns the page of a look, or the line of what has gone wrong: the next look may find it mended."""
-    try:
-        return status_lines(look(), watching=True, width=width)
-    except StreamMissing:
-        return [f"{one_line(str(stream))}: no stream is here; it will be shown as soon as its producer has begun it"]
-    except (LazyShardError, OSError) as error:
-        return [one_line(str(error))]
-
-
-def _values(stream: Path, look: Callable[[], Outlook]) -> dict[str, Any]:
-    now = time.time()
-    try:
-        return status_values(look())
-    except (LazyShardError, OSError) as error:
-        return failure_values(stream, now, str(error))
-
-
 def _ticks(interval: float) -> Iterator[None]:
     """Yields at once and then every so many seconds; a look that takes longer delays the next, and none is made up."""
     due = time.monotonic()
@@ -152,10 +126,6 @@ def _ticks(interval: float) -> Iterator[None]:
         yield
         due = max(due + interval, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
-
-
-def _put(text: str) -> None:
-    print(text, flush=True)
 
 
 def status_values(outlook: Outlook) -> dict[str, Any]:
@@ -169,8 +139,8 @@ def status_values(outlook: Outlook) -> dict[str, Any]:
         "error": None,
         "summary": summary(outlook),
         "kind": "native" if census.native else "foreign",
-        "stream_id": None if manifest is None else manifest.stream_id,
-        "samples_per_chunk": None if manifest is None else manifest.samples_per_chunk,
+        "stream_id": manifest and manifest.stream_id,
+        "samples_per_chunk": manifest and manifest.samples_per_chunk,
         "ended": census.ended,
         "published_chunks": census.chunks,
         "published_samples": census.samples,
@@ -187,10 +157,14 @@ def status_values(outlook: Outlook) -> dict[str, Any]:
         "quarantined_rows": 0 if quarantine is None else quarantine.lines,
         "quarantined_rows_is_exact": quarantine is None or quarantine.exact,
         "quarantine_bytes": 0 if quarantine is None else quarantine.size,
-        "mixture": [_source(one) for one in survey.mixture],
-        "band": _band(outlook.band),
-        "producer": _producer(outlook),
-        "consumers": [_consumer(outlook, one) for one in outlook.consumers],
+        "mixture": [
+            {"name": one.name, "weight": one.weight, "share": one.share}
+            | {"drawn_rows": one.rows, "finished": one.finished}
+            for one in survey.mixture
+        ],
+        "band": _band_values(outlook.band),
+        "producer": _producer_values(outlook),
+        "consumers": [_consumer_values(outlook, one) for one in outlook.consumers],
         "problems": problems(outlook),
     }
 
@@ -200,82 +174,66 @@ def failure_values(directory: Path, looked_at: float, error: str) -> dict[str, A
     return {"schema": _SCHEMA, "directory": str(directory), "looked_at_s": looked_at, "error": error}
 
 
-def _producer(outlook: Outlook) -> dict[str, Any] | None:
+def _producer_values(outlook: Outlook) -> dict[str, Any] | None:
     head = outlook.survey.census.head
-    if head is None:
-        return None
-    return {
-        "state": outlook.state,
-        "said_state": head.state,
-        "host": head.host,
-        "pid": head.pid,
-        "process_is_gone": outlook.survey.gone,
-        "process_has_ended": outlook.survey.ended,
-        "heartbeat_age_s": outlook.heartbeat_age_s,
-        "waits_for": (head.note or None) if head.state != "failed" else None,
-        "failure": (head.note or None) if head.state == "failed" else None,
-    }
+    return (
+        None
+        if head is None
+        else {
+            "state": outlook.state,
+            "said_state": head.state,
+            "host": head.host,
+            "pid": head.pid,
+            "process_is_gone": outlook.survey.gone,
+            "process_has_ended": outlook.survey.ended,
+            "heartbeat_age_s": outlook.heartbeat_age_s,
+            "waits_for": (head.note or None) if head.state != "failed" else None,
+            "failure": (head.note or None) if head.state == "failed" else None,
+        }
+    )
 
 
-def _source(one: MixedSource) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "weight": one.weight,
-        "share": one.share,
-        "drawn_rows": one.rows,
-        "finished": one.finished,
-    }
-
-
-def _band(band: Band) -> dict[str, Any]:
+def _band_values(band: Band) -> dict[str, Any]:
     return {
         "stop_chunk": band.stop,
         "stretches": [{"first_chunk": one.first, "stop_chunk": one.stop, "state": one.state} for one in band.stretches],
         "close_up": [
-            {
-                "chunk": cell.chunk,
-                "state": cell.state,
-                "readers": [{"consumer": reader.consumer, "rank": reader.rank} for reader in cell.readers],
-            }
+            {"chunk": cell.chunk, "state": cell.state, "readers": [reader._asdict() for reader in cell.readers]}
             for cell in band.cells
         ],
     }
 
 
-def _consumer(outlook: Outlook, one: ConsumerOutlook) -> dict[str, Any]:
+def _consumer_values(outlook: Outlook, one: ConsumerOutlook) -> dict[str, Any]:
     cursor, reading = one.consumer.cursor, one.consumer.reading
     window = outlook.band.windows.get(one.consumer.name)
     return {
         "name": one.consumer.name,
-        "ranks": None if reading is None else reading.dp_size,
-        "consumed_samples": None if cursor is None else cursor.consumed,
-        "chunks_before": None if cursor is None else cursor.chunks_before,
+        "ranks": reading and reading.dp_size,
+        "consumed_samples": cursor and cursor.consumed,
+        "chunks_before": cursor and cursor.chunks_before,
         "checkpoint_age_s": one.checkpoint_age_s,
         "lag_chunks": one.lag_chunks,
         "lag_samples": one.lag_samples,
         "lag_s": one.lag_s,
-        "needs_chunks": None if reading is None else reading.needs_chunks,
-        "window_first_chunk": None if window is None else window.first,
-        "window_stop_chunk": None if window is None else window.stop,
+        "needs_chunks": reading and reading.needs_chunks,
+        "window_first_chunk": window and window.first,
+        "window_stop_chunk": window and window.stop,
         "reading_age_s": one.reading_age_s,
         "ahead_chunks": one.ahead_chunks,
         "ahead_samples": _samples(outlook, one.ahead_chunks),
         "read_chunks_per_s": one.chunk_rate,
         "read_samples_per_s": _samples(outlook, one.chunk_rate),
-        "blend": [] if cursor is None else _blend(cursor.blend),
+        "blend": [
+            {"stream": share.stream, "weight": share.weight, "share": given, "consumed_samples": share.consumed}
+            for share, given in blend_of(one)
+        ],
         "supply": one.supply,
         "starving_in_s": one.dry_in_s,
         "problem": one.consumer.problem,
     }
 
 
-def _blend(shares: tuple[BlendShare, ...]) -> list[dict[str, Any]]:
-    return [
-        {"stream": one.stream, "weight": one.weight, "share": given, "consumed_samples": one.consumed}
-        for one, given in zip(shares, given_shares(shares), strict=True)
-    ]
-
-
 def _samples(outlook: Outlook, chunks: float | None) -> float | None:
-    per_chunk = outlook.survey.census.manifest
-    return None if chunks is None or per_chunk is None else chunks * per_chunk.samples_per_chunk
+    manifest = outlook.survey.census.manifest
+    return None if chunks is None or manifest is None else chunks * manifest.samples_per_chunk

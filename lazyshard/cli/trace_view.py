@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from lazyshard.cli.inspect_view import row_text
+from lazyshard.cli.inspect import row_text
 from lazyshard.cli.output import count
 from lazyshard.inspection.inspection import ShownRow
 from lazyshard.inspection.tracing import Fate, TracedDraw, Tracing

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import typer
 
@@ -22,25 +23,12 @@ _Verdict = Literal["ok", "slow", "limit", "missing"]
 """ok: as it should be; slow: it comes, but late; limit: lazyshard works without it, with what `means` says; missing:
 lazyshard must not be used without it."""
 
-_SOON_S: Final = 1.0
-"""A look a second late is no delay for chunks that take seconds to train."""
-
-_GRACE_S: Final = 60.0
-"""How long a reader waits for a file that `head.json` has named (`lazyshard.stream.reader.GRACE_S`)."""
-
-_MOST_TORN: Final = 0.05
-"""Share of reads of a file that is being replaced as fast as it can be. Three tries fail once in 8,000 then, and in
-practice files are replaced seconds apart."""
-
-_FEW_TORN: Final = 3
-"""So many say nothing about a share: on a busy machine there are not a hundred reads."""
-
+_SOON_S: Final = 1.0  # A look a second late is no delay for chunks that take seconds to train
+_GRACE_S: Final = 60.0  # How long a reader waits for a file that `head.json` has named (`stream.reader.GRACE_S`)
+_MOST_TORN: Final = 0.05  # Share of reads while a file is replaced again and again: three tries fail once in 8,000
+_FEW_TORN: Final = 3  # So many say nothing about a share: on a busy machine there are not a hundred reads
 _LONGEST_NAME: Final = 226
-"""Bytes: `.NAME.reading.TOKEN` of a consumer whose name has the 200 bytes that it may have."""
-
-_LEAST_NAME: Final = 64
-"""Bytes: the seal of a chunk under the temporary name of its writer."""
-
+_LEAST_NAME: Final = 64  # Bytes of the longest name of a consumer, and of a seal, under their temporary names
 _CACHES: Final = "shorter attribute caches: NFS actimeo=1 or noac; sshfs entry_timeout, attr_timeout, dcache_timeout"
 _LOGS: Final = "look into the client's and the server's logs"
 
@@ -91,7 +79,7 @@ def command(
     if serving is not None:
         if near is not None or far is not None:
             raise typer.BadParameter("stands alone", param_hint="--serve")
-        return lambda: _serve(serving)
+        return lambda: serve(serving)
     if near is None:
         raise typer.BadParameter("give a folder, twice where it is mounted twice", param_hint="A")
     if far is not None and second is not None:
@@ -108,11 +96,6 @@ def command(
     return lambda: _run(near, other, far or second or near, longest, as_json)
 
 
-def _serve(folder: str) -> int:
-    serve(folder)
-    return exits.DONE
-
-
 def _run(near: str, other: Sequence[str], shown: str, longest: float, as_json: bool) -> int:
     try:
         with Far(other) as far:
@@ -124,7 +107,7 @@ def _run(near: str, other: Sequence[str], shown: str, longest: float, as_json: b
     verdict, text = conclude(lines)
     if as_json:
         facts = {"verdict": verdict, "text": text, "measured": asdict(measured)}
-        say(json.dumps(facts | {"lines": [asdict(line) for line in lines]}))
+        say(json.dumps(facts | {"lines": [line._asdict() for line in lines]}))
     else:
         for shown_line in (*_table(measured, lines, near, shown), "", text):
             say(shown_line)
@@ -132,7 +115,7 @@ def _run(near: str, other: Sequence[str], shown: str, longest: float, as_json: b
 
 
 def _table(measured: Sightings, lines: Sequence[Judged], near: str, far: str) -> list[str]:
-    left = max(len(line.what) for line in lines)
+    left, indent = max(len(line.what) for line in lines), " " * 11
     shown = [
         f"changes in {near} ({measured.near or 'unknown'}), seen from {far} ({measured.far or 'unknown'}); a question "
         f"there and back takes {1000 * measured.round_trip_s:.1f} ms",
@@ -141,13 +124,11 @@ def _table(measured: Sightings, lines: Sequence[Judged], near: str, far: str) ->
     for line in lines:
         shown.append(f"{line.verdict:8} {line.what:{left}}  {line.found}")
         for text in (line.means, f"-> {line.remedy}" if line.remedy else ""):
-            if text:
-                shown += textwrap.wrap(text, 115, initial_indent=" " * 11, subsequent_indent=" " * 11)
+            shown += textwrap.wrap(text, 115, initial_indent=indent, subsequent_indent=indent)
     return shown
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """One thing that was looked at: what came out, and if it is not ok, what that means and what to do about it."""
 
     what: str
@@ -163,18 +144,11 @@ def judge(measured: Sightings) -> list[Judged]:
         means = "nothing can be published: every file appears by a rename, most of them over an older one"
         remedy = "sshfs: a server with posix-rename (OpenSSH has it), no `-o workaround=...`; else another filesystem"
         return [Judged("rename over an existing file", measured.rename, "missing", means, remedy)]
-    return [
-        _replacing(measured),
-        _whole(measured),
-        *_sights(measured),
-        _syncing("file", measured.sync_file, "a chunk counts only once it is on the device"),
-        _syncing("directory", measured.sync_folder, "it syncs the directory before it counts a chunk as published"),
-        _lock(measured.lock),
-        _links(measured.linked_over),
-        _held("file that is removed while open", measured.unlinked),
-        _held("file that is replaced while open", measured.replaced),
-        _names(measured.longest_name),
-    ]
+    return [*_reading(measured), *_sights(measured), *_operations(measured)]
+
+
+def _unless(ok: bool, what: str, found: str, verdict: _Verdict, means: str, remedy: str) -> Judged:
+    return Judged(what, found) if ok else Judged(what, found, verdict, means, remedy)
 
 
 def conclude(lines: list[Judged]) -> tuple[Literal["fits", "limited", "unfit"], str]:
@@ -191,35 +165,32 @@ def _others(errors: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in errors.items() if name != "ESTALE")
 
 
-def _replacing(measured: Sightings) -> Judged:
+def _reading(measured: Sightings) -> Iterator[Judged]:
     what, storm = "rename replaces in one step", measured.storm
-    found = f"{storm['reads']} reads during {REPLACEMENTS} replacements"
+    found = f"{storm['reads']} reads during {REPLACEMENTS} replacements: "
     bad = [f"{storm[key]} {word}" for key, word in (("missing", "found nothing"), ("torn", "found half")) if storm[key]]
+    stale = storm["errors"].get("ESTALE", 0)
+    met = f"{storm['torn']} came cut, which lazyshard reads again" if storm["torn"] else "all whole"
+    met += f"; {stale} ESTALE, which lazyshard answers by opening again" if stale else ""
+    stop = "readers stop with this error"
     if storm["missing"] or storm["torn"] > max(_FEW_TORN, _MOST_TORN * storm["reads"]):
         means = (
             "a cursor or the head that is not there for a moment looks like one that was never written: chunks that a "
             "consumer needs could be deleted"
         )
-        return Judged(what, f"{found}: {', '.join(bad)}", "missing", means, "another filesystem")
-    if storm["back"]:
+        yield Judged(what, found + ", ".join(bad), "missing", means, "another filesystem")
+    elif storm["back"]:
         means = "readers pass over a head that says less than an earlier one, so what is new shows later"
-        return Judged(what, f"{found}: {storm['back']} went back", "limit", means, "shorter or no attribute caches")
-    if errors := _others(storm["errors"]):
-        return Judged(what, f"{found}: {errors}", "missing", "readers stop with this error", _LOGS)
-    stale = storm["errors"].get("ESTALE", 0)
-    met = [f"{storm['torn']} came cut, which lazyshard reads again"] if storm["torn"] else ["all whole"]
-    met += [f"{stale} ESTALE, which lazyshard answers by opening again"] if stale else []
-    return Judged(what, f"{found}: {'; '.join(met)}")
-
-
-def _whole(measured: Sightings) -> Judged:
-    what = "a renamed file shows whole"
+        yield Judged(what, f"{found}{storm['back']} went back", "limit", means, "shorter or no attribute caches")
+    else:
+        errors = _others(storm["errors"])
+        yield _unless(not errors, what, found + (errors or met), "missing", stop, _LOGS)
+    what, errors, means = "a renamed file shows whole", _others(measured.errors), "readers report chunks as damaged"
     if measured.torn:
-        means = "readers report chunks as damaged that are not"
-        return Judged(what, f"{measured.torn} looks found half", "missing", means, "another filesystem, or no caches")
-    if errors := _others(measured.errors):
-        return Judged(what, errors, "missing", "readers stop with this error", _LOGS)
-    return Judged(what, "yes")
+        found = f"{measured.torn} looks found half"
+        yield Judged(what, found, "missing", f"{means} that are not", "another filesystem, or no caches")
+    else:
+        yield _unless(not errors, what, errors or "yes", "missing", stop, _LOGS)
 
 
 def _sights(measured: Sightings) -> list[Judged]:
@@ -243,64 +214,46 @@ def _sights(measured: Sightings) -> list[Judged]:
 def _sight(measured: Sightings, label: str, means: str, remedy: str, *, needed: bool = True) -> Judged:
     """Judges one latency: up to `SOON_S` is ok, then it is slow, and past `GRACE_S` missing where it is needed."""
     at = measured.seen[label]
-    found = _seconds(measured, at)
-    if at is not None and at <= _SOON_S:
+    found = f"not within {measured.waited_s:.0f} s" if at is None else f"{at:.1f} s"
+    if at is not None and at < 0.1 + 2 * measured.round_trip_s:
+        found = "at once"
+    late = math.inf if at is None else at
+    if late <= _SOON_S:
         return Judged(label, found)
-    if not needed:
-        return Judged(label, found, "slow" if at is not None else "limit", means, remedy)
-    if at is not None and at <= _GRACE_S:
-        return Judged(label, found, "slow", means, remedy)
-    return Judged(label, found, "missing", f"{means}; after 60 s readers report it as missing", remedy)
+    if needed and late > _GRACE_S:
+        return Judged(label, found, "missing", f"{means}; after 60 s readers report it as missing", remedy)
+    return Judged(label, found, "limit" if at is None else "slow", means, remedy)
 
 
-def _seconds(measured: Sightings, at: float | None) -> str:
-    if at is None:
-        return f"not within {measured.waited_s:.0f} s"
-    return "at once" if at < 0.1 + 2 * measured.round_trip_s else f"{at:.1f} s"
-
-
-def _syncing(what: str, error: str, why: str) -> Judged:
-    if not error:
-        return Judged(f"fsync of a {what}", "no error")
-    means = f"no producer runs here: {why}; readers can"
-    remedy = "run the producer where it is supported, as on the server"
-    return Judged(f"fsync of a {what}", error, "missing", means, remedy)
-
-
-def _lock(found: str) -> Judged:
-    if found == "holds":
-        return Judged("flock between the two", found)
+def _operations(measured: Sightings) -> Iterator[Judged]:
+    for what, error, why in (
+        ("file", measured.sync_file, "a chunk counts only once it is on the device"),
+        ("directory", measured.sync_folder, "it syncs the directory before it counts a chunk as published"),
+    ):
+        means = f"no producer runs here: {why}; readers can"
+        remedy = "run the producer where it is supported, as on the server"
+        yield _unless(not error, f"fsync of a {what}", error or "no error", "missing", means, remedy)
     means = (
         "a second producer on the other side is not refused: it takes the stream over, and the first one stops at its "
         "next chunk. Nothing is lost, but see to it that only one is started"
     )
     remedy = "NFS: no `nolock` and no `local_lock=flock`; Lustre: mount with -o flock; else one producer a stream"
-    return Judged("flock between the two", found, "limit", means, remedy)
-
-
-def _links(linked_over: bool | None) -> Judged:
+    yield _unless(measured.lock == "holds", "flock between the two", measured.lock, "limit", means, remedy)
     what = "hard link refuses a name that is there"
-    if linked_over is False:
-        return Judged(what, "holds")
     means = "two producers that create the same stream at the same moment may both think that it is theirs"
-    found = "no hard links" if linked_over is None else "replaced the file"
-    return Judged(what, found, "limit", means, "start a stream's first producer alone")
-
-
-def _held(what: str, found: str) -> Judged:
-    if found == "read on":
-        return Judged(what, "can be read on")
-    if found == "ESTALE":
-        return Judged(what, "ESTALE, which lazyshard answers by opening it again")
+    found = {False: "holds", None: "no hard links", True: "replaced the file"}[measured.linked_over]
+    remedy = "start a stream's first producer alone"
+    yield _unless(measured.linked_over is False, what, found, "limit", means, remedy)
+    known = {"read on": "can be read on", "ESTALE": "ESTALE, which lazyshard answers by opening it again"}
     means = "a reader that has a chunk open when it is deleted stops with this error"
-    return Judged(what, found, "limit", means, "with `--retain consumed`: keep some chunks, `--retain N`")
-
-
-def _names(length: int) -> Judged:
-    what, found = "length of names", f"{length} bytes" if length else f"less than {NAME_LENGTHS[-1]} bytes"
-    if length >= _LONGEST_NAME:
-        return Judged(what, found)
+    remedy = "with `--retain consumed`: keep some chunks, `--retain N`"
+    for word, met in (("removed", measured.unlinked), ("replaced", measured.replaced)):
+        what = f"file that is {word} while open"
+        yield _unless(met in known, what, known.get(met, met), "limit", means, remedy)
+    what, length = "length of names", measured.longest_name
+    found = f"{length} bytes" if length else f"less than {NAME_LENGTHS[-1]} bytes"
     if length >= _LEAST_NAME:
         means = f"names of consumers may have {length - (_LONGEST_NAME - 200)} bytes at the most, not 200"
-        return Judged(what, found, "limit", means, "short names of consumers")
-    return Judged(what, found, "missing", "the files of a stream cannot be made", "another filesystem")
+        yield _unless(length >= _LONGEST_NAME, what, found, "limit", means, "short names of consumers")
+    else:
+        yield Judged(what, found, "missing", "the files of a stream cannot be made", "another filesystem")

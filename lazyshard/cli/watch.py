@@ -10,25 +10,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeAlias
 
 import typer
 
-from lazyshard.cli import exits
-from lazyshard.cli.output import (
-    StreamArgument,
-    check_stream,
-    complain,
-    drop_what_nobody_reads,
-    epilog,
-    explain,
-    say,
-    size,
-)
+from lazyshard.cli import exits, output
 from lazyshard.cli.status import INTERVAL_S, status_values
-from lazyshard.cli.watch_server import LastLook, PageAnswer, SharedLooks, WatchServer, is_loopback
+from lazyshard.cli.watch_server import NO_PAGE, LastLook, PageAnswer, SharedLooks, WatchServer, is_loopback
 from lazyshard.errors import ExportExists
 from lazyshard.inspection.disk_use import LostChunks
 from lazyshard.inspection.history import History, take_history
@@ -42,15 +32,13 @@ if TYPE_CHECKING:
 
 PORT: Final = 8642
 HOST: Final = "127.0.0.1"
-
 _MIN_INTERVAL_S: Final = 0.5
-
 _HISTORY_S: Final = 20.0
-_HISTORY_LOOKS: Final = 10
-"""The history is read anew so seldom, and once in so many looks at the most: it takes some hundred seals."""
-
+_HISTORY_LOOKS: Final = 10  # The history is read so seldom, once in so many looks at the most: it takes some 200 seals
 _REQUIRED: Final = {"jinja2": "jinja2", "markupsafe": "jinja2", "prometheus_client": "prometheus-client"}
 """Modules that the page needs, and what they are installed as."""
+
+Told: TypeAlias = tuple[dict[str, Any], Outlook | None]  # The values of `/status.json`, and the look that they are of
 
 HELP: Final = """Serves a page that shows how a stream is while it is produced and trained: what has become of each
 chunk and which rank reads it, what producer and consumers do and wait for, rates, lag, disk, lengths, refused rows, and
@@ -59,63 +47,53 @@ when something runs out.
 The page needs nothing but a browser, and only looks. Only this machine can open it, unless [bold]--host[/bold] says
 otherwise. With [bold]--save[/bold] the same page becomes a file, and nothing is served."""
 
-EPILOG: Final = (
-    epilog(
-        [
-            "lazyshard watch /shared/stream",
-            "lazyshard watch s3://bucket/prefix --interval 15",
-            "lazyshard watch /shared/stream --save page.html",
-            "ssh -L 8642:localhost:8642 node7    # then open http://localhost:8642/ here",
-            "curl -s http://localhost:8642/status.json | jq .status.summary",
-        ],
-        {
-            0: "--save: the page is written",
-            1: "typer, rich, jinja2 or prometheus-client is missing: pip install 'lazyshard\\[cli]'",
-            2: "usage; STREAM is no directory and cannot become one, or the port is taken",
-            3: "--save: FILE is there and is no page of this command",
-            5: "--save: there is no stream, or none that can be read",
-            7: "--save: the filesystem or store failed: no permission, no answer, no room for FILE",
-            130: "Ctrl-C, which is how it ends",
-        },
-    )
-    + """
-
-What goes wrong with the stream ends nothing while the page is served: it says so. It may be opened before there is a
-stream. For pictures in it matplotlib is needed: pip install 'lazyshard\\[plots]'; without it there are tables."""
+EPILOG: Final = output.epilog(
+    [
+        "lazyshard watch /shared/stream",
+        "lazyshard watch s3://bucket/prefix --interval 15",
+        "lazyshard watch /shared/stream --save page.html",
+        "ssh -L 8642:localhost:8642 node7    # then open http://localhost:8642/ here",
+        "curl -s http://localhost:8642/status.json | jq .status.summary",
+    ],
+    {
+        0: "--save: the page is written",
+        1: "typer, rich, jinja2 or prometheus-client is missing: pip install 'lazyshard\\[cli]'",
+        2: "usage; STREAM is no directory and cannot become one, or the port is taken",
+        3: "--save: FILE is there and is no page of this command",
+        5: "--save: there is no stream, or none that can be read",
+        7: "--save: the filesystem or store failed: no permission, no answer, no room for FILE",
+        130: "Ctrl-C, which is how it ends",
+    },
+    "What goes wrong with the stream ends nothing while the page is served: it says so. It may be opened before there "
+    "is a stream. For pictures matplotlib is needed: pip install 'lazyshard\\[plots]'; without it there are tables.",
 )
 
 
 def command(
-    stream: StreamArgument,
+    stream: output.StreamArgument,
     port: Annotated[
-        int,
-        typer.Option("--port", metavar="PORT", min=0, max=65535, help="TCP port; 0 for any that is free."),
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="TCP port; 0 for any that is free.")
     ] = PORT,
     host: Annotated[
         str,
         typer.Option(
-            "--host",
             metavar="ADDRESS",
             help="Address to listen at. Whoever reaches another one than the default can read the page.",
         ),
     ] = HOST,
     interval: Annotated[
-        float,
-        typer.Option(
-            "--interval", metavar="SECONDS", min=_MIN_INTERVAL_S, help="Seconds between two looks at the stream."
-        ),
+        float, typer.Option(metavar="SECONDS", min=_MIN_INTERVAL_S, help="Seconds between two looks at the stream.")
     ] = INTERVAL_S,
     save: Annotated[
         str | None,
         typer.Option(
-            "--save",
             metavar="FILE",
             help="Write the page as it is now into this file, and serve nothing. A page that is there is replaced.",
         ),
     ] = None,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    check_stream(stream, may_come=save is None)
+    output.check_stream(stream, may_come=save is None)
     if not host:
         raise typer.BadParameter("an address is needed, such as 127.0.0.1 or 0.0.0.0", param_hint="--host")
     if save is not None:
@@ -127,21 +105,21 @@ def command(
         missing = _REQUIRED.get((cause.name or "").partition(".")[0])
         if missing is None:
             raise
-        complain(f"watch needs {missing}, which is not installed: pip install 'lazyshard[cli]'")
+        output.complain(f"watch needs {missing}, which is not installed: pip install 'lazyshard[cli]'")
         raise typer.Exit(exits.NO_EXTRA) from None
     directory, page = stream_path(stream), WatchPage()
     if save is not None:
         return lambda: _save(directory, page, save)
 
-    def task() -> int:
-        looks, past = stream_looks(directory, interval), history_looks(directory, interval)
-        answers = page_answers(
-            page, lambda: watch_values(directory, interval, looks.facts(), time.time()), lambda: past.facts(0.0).last
-        )
-        answers["/metrics"] = PageAnswer(CONTENT_TYPE, metrics_page(looks.facts, time.time))
-        _serve(directory, [looks, past], answers, host, port)
+    looks, past = stream_looks(directory, interval), history_looks(directory, interval)
 
-    return task
+    def told() -> Told:
+        facts = looks.facts()
+        return watch_values(directory, interval, facts, time.time()), facts.last
+
+    answers = page_answers(page, told, lambda: past.facts(0.0).last)
+    answers["/metrics"] = PageAnswer(CONTENT_TYPE, metrics_page(looks.facts, time.time))
+    return lambda: _serve(directory, [looks, past], answers, host, port)
 
 
 def stream_looks(stream: Path, interval: float) -> SharedLooks[Outlook]:
@@ -151,17 +129,17 @@ def stream_looks(stream: Path, interval: float) -> SharedLooks[Outlook]:
 
 
 def history_looks(stream: Path, interval: float) -> SharedLooks[Shown]:
-    """Returns looks at how a stream came to be, with pictures, to be started; less often than those at how it is."""
+    """Returns looks at how a stream came to be, with pictures, to be started."""
     from lazyshard.cli.watch_page import Shown
 
-    last: list[Shown] = []
+    last: Shown | None = None
 
     def look() -> Shown:
-        before = last[-1] if last else None
-        history = take_history(stream, None if before is None else before.history)
-        if before is None or history != before.history:
-            last[:] = [Shown(history, _pictures(history), 1 if before is None else before.version + 1)]
-        return last[-1]
+        nonlocal last
+        history = take_history(stream, None if last is None else last.history)
+        if last is None or history != last.history:
+            last = Shown(history, _pictures(history), 1 if last is None else last.version + 1)
+        return last
 
     return SharedLooks(look, max(_HISTORY_S, _HISTORY_LOOKS * interval))
 
@@ -177,22 +155,17 @@ def _pictures(history: History) -> dict[str, Any] | None:
     return draw(history)
 
 
-def page_answers(
-    page: WatchPage, values: Callable[[], dict[str, Any]], shown: Callable[[], Shown | None]
-) -> dict[str, PageAnswer]:
-    """Returns the answers of the page, by path.
+def page_answers(page: WatchPage, told: Callable[[], Told], shown: Callable[[], Shown | None]) -> dict[str, PageAnswer]:
+    """Returns the answers of the page, by path; `shown` is the stream's history, None where it is not known yet."""
 
-    Args:
-        page: makes it.
-        values: returns those of `/status.json`.
-        shown: returns the stream's history, None where nothing is known of it yet.
-    """
-    kind = "text/html; charset=utf-8"
+    def part(name: Literal["whole", "now", "history"], policy: str = NO_PAGE) -> PageAnswer:
+        return PageAnswer("text/html; charset=utf-8", lambda: page.render(name, *told(), shown()), policy)
+
     return {
-        "/": PageAnswer(kind, lambda: page.render("whole", values(), shown()), page.policy),
-        "/now": PageAnswer(kind, lambda: page.render("now", values(), shown())),
-        "/history": PageAnswer(kind, lambda: page.render("history", values(), shown())),
-        "/status.json": PageAnswer("application/json", lambda: json.dumps(values()).encode()),
+        "/": part("whole", page.policy),
+        "/now": part("now"),
+        "/history": part("history"),
+        "/status.json": PageAnswer("application/json", lambda: json.dumps(told()[0]).encode()),
     }
 
 
@@ -206,12 +179,7 @@ def _check_target(save: str) -> None:
 
 
 def _save(stream: Path, page: WatchPage, save: str) -> int:
-    """Writes the page; it appears whole or not at all.
-
-    Raises:
-        ExportExists: there is something else under that name.
-        LazyShardError, OSError: the stream cannot be looked at, or the file not be written.
-    """
+    """Writes the page; it appears whole or not at all. Raises ExportExists where something else is there."""
     from lazyshard.cli.watch_page import BEGINNING, Shown
 
     # Where a link leads to, not the link.
@@ -225,16 +193,15 @@ def _save(stream: Path, page: WatchPage, save: str) -> int:
     now = time.time()
     facts = LastLook(Looks().add(take_survey(stream, now)), None, now, None)
     history = take_history(stream)
-    made = page.render(
-        "whole", watch_values(stream, 0.0, facts, now), Shown(history, _pictures(history), 1), live=False
-    )
+    shown, values = Shown(history, _pictures(history), 1), watch_values(stream, 0.0, facts, now)
+    made = page.render("whole", values, facts.last, shown, live=False)
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}")
     try:
         publish_bytes(made, target, temporary)
     except BaseException:
         remove(temporary)
         raise
-    say(f"{save}: {size(len(made))}")
+    output.say(f"{save}: {output.size(len(made))}")
     return exits.DONE
 
 
@@ -256,58 +223,35 @@ def watch_values(stream: Path, interval: float, facts: LastLook[Outlook], now: f
 def _serve(
     stream: Path, looks: Sequence[SharedLooks[Any]], answers: dict[str, PageAnswer], host: str, port: int
 ) -> NoReturn:
-    """Serves until Ctrl-C, which ends the process."""
     outside = not is_loopback(host)
     try:
         server = WatchServer(host, port, answers, {host, socket.gethostname()} if outside else None)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, socket.gaierror):
-            raise typer.BadParameter(
-                f"{host} is no name or address of a machine that is known here ({reason.lower()})", param_hint="--host"
-            ) from None
-        raise typer.BadParameter(
-            f"{host}:{port} cannot be listened at ({reason.lower()}); choose another one, or --port 0 for any that is "
-            f"free",
-            param_hint="--port",
-        ) from None
-    with server, _interrupt_held():
+        text = f"{host}:{port} cannot be listened at ({reason.lower()}); choose another one, or 0 for any that is free"
+        if unknown := isinstance(error, socket.gaierror):
+            text = f"{host} is no name or address of a machine that is known here ({reason.lower()})"
+        raise typer.BadParameter(text, param_hint="--host" if unknown else "--port") from None
+    with server:
+        # In all threads. Raised as an exception it may come in the middle of a lock's own code, which turns it into
+        # another error, and the server takes any error for one of a request, and goes on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         for one in looks:
             one.start()
         threading.Thread(target=server.serve_forever, name="lazyshard-watch-server", daemon=True).start()
-        say(f"{server.url} shows {stream}; Ctrl-C ends")
+        output.say(f"{server.url} shows {stream}; Ctrl-C ends")
         if outside:
-            explain(
+            output.explain(
                 f"whoever reaches {host} can read it: how the stream is, why rows were refused, and the names of its "
                 f"consumers, sources and machines. Nothing is authenticated or encrypted"
             )
-        _wait_for_interrupt()
+        # What a script starts in its background ignores it, and is to outlive it.
+        while signal.getsignal(signal.sigwait({signal.SIGINT})) is signal.SIG_IGN:
+            pass
         server.shutdown()
         for one in looks:
             one.close()
         # A look that is under way may be in C++ code, such as matplotlib's. CPython before 3.14 ends a daemon thread at
         # its next use of the interpreter, which there is a call of std::terminate.
-        drop_what_nobody_reads()
+        output.drop_what_nobody_reads()
         os._exit(exits.INTERRUPTED)
-
-
-def _wait_for_interrupt() -> None:
-    """Returns at Ctrl-C, unless this process ignores it: what a script starts in its background is to outlive it."""
-    while True:
-        signal.sigwait({signal.SIGINT})
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            return
-
-
-@contextlib.contextmanager
-def _interrupt_held() -> Iterator[None]:
-    """Holds Ctrl-C back, for `_wait_for_interrupt`, in this thread and in those that it starts meanwhile.
-
-    Raised as an exception it may come in the middle of a lock's own code, which turns it into another error, and the
-    server takes any error for one of a request, and goes on.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -7,7 +7,7 @@ that lag least, have none of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,11 +20,7 @@ from lazyshard.cli.watch_server import LastLook
 from lazyshard.inspection.outlook import Outlook, State
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-MAX_LABELS: Final = 100
-"""Values of a label: as many as people look at, and far below what burdens a server."""
-
-_STATES: Final[tuple[str, ...]] = get_args(State)
+MAX_LABELS: Final = 100  # Values of a label: as many as people look at, and far below what burdens a server
 
 _STREAM: Final = (
     ("published_chunks", "published_chunks", "Chunks published, the deleted ones included"),
@@ -63,22 +59,16 @@ class _StreamCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yields the figures, as the registry wants them."""
         facts = self._facts()
-        yield _gauge("stream_up", "Whether the last look at the stream has succeeded", facts.current is not None)
-        if facts.answered_at is not None:
-            yield _gauge("stream_last_look_seconds", "Time of the last answer, since 1970", facts.answered_at)
         silent = 0.0 if facts.silent_since is None else max(0.0, self._clock() - facts.silent_since)
-        yield _gauge("stream_silent_seconds", "How long the look that is under way has had no answer", silent)
+        yield from _gauge("stream_up", "Whether the last look at the stream has succeeded", facts.current is not None)
+        yield from _gauge("stream_last_look_seconds", "Time of the last answer, since 1970", facts.answered_at)
+        yield from _gauge("stream_silent_seconds", "How long the look under way has had no answer", silent)
         if facts.current is not None:
             yield from _of_status(status_values(facts.current))
 
 
 def metrics_page(facts: Callable[[], LastLook[Outlook]], clock: Callable[[], float]) -> Callable[[], bytes]:
-    """Returns a function that returns what Prometheus reads.
-
-    Args:
-        facts: returns what is known of the stream.
-        clock: returns seconds since 1970.
-    """
+    """Returns a function that returns what Prometheus reads; `clock` returns seconds since 1970."""
     # A registry of its own: what others in this process register does not belong here.
     registry = CollectorRegistry()
     registry.register(_StreamCollector(facts, clock))
@@ -87,65 +77,48 @@ def metrics_page(facts: Callable[[], LastLook[Outlook]], clock: Callable[[], flo
 
 def _of_status(status: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
     for name, field, text in _STREAM:
-        if status[field] is not None:
-            yield _gauge(f"stream_{name}", text, status[field])
-    yield _gauge("stream_problems", "What is wrong with its files", len(status["problems"]))
-    yield _gauge("stream_consumers", "Consumers that have registered", len(status["consumers"]))
+        yield from _gauge(f"stream_{name}", text, status[field])
+    yield from _gauge("stream_problems", "What is wrong with its files", len(status["problems"]))
+    yield from _gauge("stream_consumers", "Consumers that have registered", len(status["consumers"]))
     producer = status["producer"]
     if producer is not None:
-        yield _gauge("stream_heartbeat_age_seconds", "Since a sign of the producer", producer["heartbeat_age_s"])
-        state = GaugeMetricFamily("lazyshard_stream_producer_state", "What the producer does", labels=["state"])
-        for other in _STATES:
-            state.add_metric([other], other == producer["state"])
-        yield state
-    yield from _of_mixture(status["mixture"])
+        yield from _gauge("stream_heartbeat_age_seconds", "Since a sign of the producer", producer["heartbeat_age_s"])
+        states = [((state,), state == producer["state"]) for state in get_args(State)]
+        yield from _family("stream_producer_state", "What the producer does", ["state"], states)
+    sources = [((one["name"],), one) for one in status["mixture"]]
+    yield from _shares("stream_source", "the rows to come", "the rows drawn so far", ["source"], sources)
     shown = sorted(status["consumers"], key=lambda one: (-(one["lag_chunks"] or 0), one["name"]))[:MAX_LABELS]
-    yield from _of_consumers(shown)
-    yield from _of_blends(shown)
-
-
-def _of_mixture(mixture: list[dict[str, Any]]) -> Iterator[GaugeMetricFamily]:
-    for field, text in (("weight", "Share of the rows to come"), ("share", "Share of the rows drawn so far")):
-        family = GaugeMetricFamily(f"lazyshard_stream_source_{field}", text, labels=["source"])
-        # Two sources may be shown alike once what cannot be shown is escaped.
-        values = {one_line(one["name"]): one[field] for one in mixture if one[field] is not None}
-        for name, value in values.items():
-            family.add_metric([name], value)
-        if values:
-            yield family
-
-
-def _of_blends(consumers: list[dict[str, Any]]) -> Iterator[GaugeMetricFamily]:
-    for field, text in (("weight", "Share of its samples to come"), ("share", "Share of its samples trained so far")):
-        family = GaugeMetricFamily(f"lazyshard_consumer_blend_{field}", text, labels=["consumer", "stream"])
-        values = {
-            (one["name"], one_line(stream["stream"])): stream[field]
-            for one in consumers
-            for stream in one["blend"]
-            if stream[field] is not None
-        }
-        for names, value in values.items():
-            family.add_metric(names, value)
-        if values:
-            yield family
-
-
-def _of_consumers(consumers: list[dict[str, Any]]) -> Iterator[GaugeMetricFamily]:
-    def family(name: str, text: str, values: dict[str, float | None]) -> Iterator[GaugeMetricFamily]:
-        made = GaugeMetricFamily(f"lazyshard_consumer_{name}", text, labels=["consumer"])
-        known = {consumer: value for consumer, value in values.items() if value is not None}
-        for consumer, value in known.items():
-            made.add_metric([consumer], value)
-        if known:
-            yield made
-
+    waits = [((one["name"],), one["supply"] == "dry") for one in shown]
+    wrong = [((one["name"],), one["problem"] is not None) for one in shown]
     for name, field, text in _CONSUMER:
-        yield from family(name, text, {one["name"]: one[field] for one in consumers})
-    waiting = {one["name"]: float(one["supply"] == "dry") for one in consumers}
-    yield from family("waiting", "Whether it waits for chunks", dict(waiting))
-    wrong = {one["name"]: float(one["problem"] is not None) for one in consumers}
-    yield from family("problem", "Whether its cursor does not count", dict(wrong))
+        yield from _family(f"consumer_{name}", text, ["consumer"], [((one["name"],), one[field]) for one in shown])
+    yield from _family("consumer_waiting", "Whether it waits for chunks", ["consumer"], waits)
+    yield from _family("consumer_problem", "Whether its cursor does not count", ["consumer"], wrong)
+    blends = [((one["name"], stream["stream"]), stream) for one in shown for stream in one["blend"]]
+    words = "its samples to come", "its samples trained so far"
+    yield from _shares("consumer_blend", *words, ["consumer", "stream"], blends)
 
 
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"lazyshard_{name}", text, value=float(value))
+def _shares(
+    name: str, coming: str, so_far: str, labels: Sequence[str], shares: Sequence[tuple[Sequence[str], dict[str, Any]]]
+) -> Iterator[GaugeMetricFamily]:
+    for field, text in (("weight", coming), ("share", so_far)):
+        values = [(names, share[field]) for names, share in shares]
+        yield from _family(f"{name}_{field}", f"Share of {text}", labels, values)
+
+
+def _family(
+    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float | None]]
+) -> Iterator[GaugeMetricFamily]:
+    """Yields a metric with a sample for each value that is known; nothing where there is none."""
+    # Two sources may be shown alike once what cannot be shown is escaped.
+    known = {(*names[:-1], one_line(names[-1])): float(value) for names, value in values if value is not None}
+    if known:
+        family = GaugeMetricFamily(f"lazyshard_{name}", text, labels=labels)
+        for shown, value in known.items():
+            family.add_metric(shown, value)
+        yield family
+
+
+def _gauge(name: str, text: str, value: float | None) -> Iterator[GaugeMetricFamily]:
+    return _family(name, text, [], [] if value is None else [([""], value)])

@@ -1,15 +1,11 @@
-"""The pictures of `lazyshard watch`, by matplotlib: rows published over time, and how long rows are.
-
-Each is drawn twice, for light and dark pages, as an SVG that stands in the page itself.
-"""
+"""The pictures of `lazyshard watch`, by matplotlib, each for light and dark pages, as an SVG that is in the page."""
 
 from __future__ import annotations
 
 import base64
 import io
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -21,24 +17,18 @@ from lazyshard.cli.output import one_line
 from lazyshard.inspection.history import History, rates
 from lazyshard.inspection.row_facts import Lengths
 
-SHARES: Final = (("median", 0.5, "-"), ("p90", 0.9, "--"), ("p99", 0.99, ":"))
-"""Of lengths: name, share that is not longer, line."""
-
+SHARES: Final = (("median", 0.5, "-"), ("p90", 0.9, "--"), ("p99", 0.99, ":"))  # Of lengths: share not above
 _BINS: Final = 60
 _RATES: Final = 60
-_NAME: Final = 24
-"""Characters of a consumer's name that are shown."""
-
+_NAME: Final = 24  # Characters of a consumer's name that are shown
 _STYLE: Final[Any] = {
-    "svg.fonttype": "path",
-    "svg.hashsalt": "lazyshard",
-    "font.size": 10,
-    "font.family": "DejaVu Sans",
+    **{"svg.fonttype": "path", "svg.hashsalt": "lazyshard", "font.size": 10, "font.family": "DejaVu Sans"},
+    **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "legend.frameon": False},
+    **{"axes.spines.top": False, "axes.spines.right": False},
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Colours:
+class Colours(NamedTuple):
     """Of a page."""
 
     text: str
@@ -51,8 +41,7 @@ LIGHT: Final = Colours(text="#3b434c", line="#d5dae0", main="#1d4fc4", other="#b
 DARK: Final = Colours(text="#c3cad3", line="#343b45", main="#8db4ff", other="#e0a040")
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(NamedTuple):
     """A picture, as addresses that hold it."""
 
     light: str
@@ -61,17 +50,21 @@ class Picture:
 
 def draw(history: History) -> dict[str, Picture]:
     """Returns the pictures of what is known, by name: "course" and "lengths"; none of a stream that has no rows yet."""
-    found = history.found
-    pictures: dict[str, Picture] = {}
+    found, pictures = history.found, dict[str, list[str]]()
     if found is None:
-        return pictures
-    with mpl.rc_context(_STYLE):
-        if len(history.course) > 1 and history.course[-1].time > history.course[0].time:
-            pictures["course"] = Picture(*(_course(history, colours) for colours in (LIGHT, DARK)))
-        lengths, unit = (found.tokens, "tokens") if found.tokens.count else (found.lengths, "bytes")
-        if lengths.count:
-            pictures["lengths"] = Picture(*(_lengths(lengths, unit, colours) for colours in (LIGHT, DARK)))
-    return pictures
+        return {}
+    course, (lengths, unit) = history.course, (found.lengths, "bytes")
+    if found.tokens.count:
+        lengths, unit = found.tokens, "tokens"
+    for colours in (LIGHT, DARK):
+        text = dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "legend.labelcolor"), colours.text)
+        lines = dict.fromkeys(("axes.edgecolor", "grid.color"), colours.line)
+        with mpl.rc_context(_STYLE | text | lines):
+            if len(course) > 1 and course[-1].time > course[0].time:
+                pictures.setdefault("course", []).append(_course(history, colours))
+            if lengths.count:
+                pictures.setdefault("lengths", []).append(_lengths(lengths, unit, colours))
+    return {name: Picture(*drawn) for name, drawn in pictures.items()}
 
 
 def _course(history: History, colours: Colours) -> str:
@@ -82,35 +75,18 @@ def _course(history: History, colours: Colours) -> str:
     upper.plot(times, [one.amount for one in course], color=colours.main, label="published")
     shown = [one for one in history.trained if course[0].time <= one.time]
     if shown:
-        upper.plot(
-            [_moment(one.time) for one in shown],
-            [one.samples for one in shown],
-            linestyle="none",
-            marker="o",
-            color=colours.other,
-            label="in the last checkpoint of a consumer",
-        )
+        at, samples = [_moment(one.time) for one in shown], [one.samples for one in shown]
+        label = "in the last checkpoint of a consumer"
+        upper.plot(at, samples, linestyle="none", marker="o", color=colours.other, label=label)
     # Few enough that names do not lie on each other.
     for one in shown[:4]:
         name = one_line(one.name)
-        upper.annotate(
-            name if len(name) <= _NAME else f"{name[:_NAME]}…",
-            (_moment(one.time), one.samples),
-            xytext=(0, -8),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            color=colours.text,
-            parse_math=False,
-        )
+        name = name if len(name) <= _NAME else f"{name[:_NAME]}…"
+        place: Any = {"xytext": (0, -8), "textcoords": "offset points", "ha": "right", "va": "top"}
+        upper.annotate(name, (_moment(one.time), one.samples), color=colours.text, parse_math=False, **place)
     upper.set_ylabel("rows")
-    lower.stairs(
-        [one.amount for one in pace],
-        [course[0].time / 86400, *(one.time / 86400 for one in pace)],
-        fill=True,
-        color=colours.main,
-        alpha=0.7,
-    )
+    edges = [one.time / 86400 for one in (course[0], *pace)]
+    lower.stairs([one.amount for one in pace], edges, fill=True, color=colours.main, alpha=0.7)
     lower.set_ylabel("rows/s")
     locator = AutoDateLocator(maxticks=6)  # type: ignore[no-untyped-call, unused-ignore]
     lower.xaxis.set_major_locator(locator)
@@ -118,10 +94,9 @@ def _course(history: History, colours: Colours) -> str:
     lower.xaxis.set_major_formatter(form)
     lower.set_xlabel("time (UTC)")
     for axes in (upper, lower):
-        axes.set_ylim(bottom=0)
-        _dress(axes, colours)
+        _from_zero(axes)
     if shown:
-        upper.legend(loc="upper left", frameon=False, labelcolor=colours.text)
+        upper.legend(loc="upper left")
     return _address(figure)
 
 
@@ -136,26 +111,18 @@ def _lengths(lengths: Lengths, unit: str, colours: Colours) -> str:
         axes.axvline(at, color=colours.other, linewidth=1.2, linestyle=line, label=f"{name} {at:,}")
     axes.set_xlabel(f"row length in {unit}")
     axes.set_ylabel("rows looked at")
-    axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    _dress(axes, colours)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False, labelcolor=colours.text)
+    _from_zero(axes)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3)
     return _address(figure)
 
 
-def _dress(axes: Axes, colours: Colours) -> None:
+def _from_zero(axes: Axes) -> None:
+    axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.grid(axis="y", color=colours.line, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=colours.text, which="both")
-    for part in (axes.xaxis.label, axes.yaxis.label, axes.xaxis.get_offset_text(), axes.yaxis.get_offset_text()):
-        part.set_color(colours.text)
-    for name, spine in axes.spines.items():
-        spine.set_visible(name in ("left", "bottom"))
-        spine.set_color(colours.line)
 
 
 def short(value: float) -> str:

@@ -1,14 +1,8 @@
 """The web server of `lazyshard watch`: some addresses, read only, for this machine unless asked otherwise.
 
-    GET /             the page, with all that it needs in it
-    GET /now          the part of it that changes with every look
-    GET /history      the part of it with pictures
-    GET /status.json  what the page shows now
-    GET /metrics      the same for Prometheus
-
-What a request says is compared with these names and never becomes part of a path. Requests must name this machine as
-their host: else a site whose name is made to lead here (DNS rebinding) could read what a browser here can. Nothing is
-authenticated or encrypted.
+What a request says is compared with the names of the answers and never becomes part of a path. Requests must name this
+machine as their host: else a site whose name is made to lead here (DNS rebinding) could read what a browser here can.
+Nothing is authenticated or encrypted.
 
 All viewers share the looks at the stream: one at a time, in a thread of its own, while somebody asks. Whoever asks is
 answered at once, with what the last look has found: a share that hangs holds up the thread that looks, and no viewer.
@@ -25,45 +19,34 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Generic, TypeVar
 
 from lazyshard.errors import LazyShardError, StreamMissing
 
-MAX_REQUESTS: Final = 32
-"""Requests at a time: a page has one, every five seconds at the least. More are turned away."""
-
-_REQUEST_S: Final = 10.0
-"""A connection is closed so long after it was accepted, however often it sends or takes a byte."""
-
+MAX_REQUESTS: Final = 32  # Requests at a time: a page has one, every five seconds at the least. More are turned away.
+_REQUEST_S: Final = 10.0  # A connection is closed so long after it was accepted, however often it sends or takes a byte
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?")
 
-_HEADERS: Final = (
-    ("Cache-Control", "no-store"),
-    ("X-Content-Type-Options", "nosniff"),
-    ("X-Frame-Options", "DENY"),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("Cross-Origin-Opener-Policy", "same-origin"),
-)
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
 
-_NO_PAGE: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-
+NO_PAGE: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 IDLE_S: Final = 60.0
 """So long after somebody has asked last, looking goes on: a page that is open asks every few seconds, Prometheus every
 15 or 60 s, and a page that nobody sees any more shall cost no requests to an object store."""
 
-SILENT_S: Final = 5.0
-"""A look takes milliseconds, on a busy share a second: who has heard nothing for longer is told so."""
-
-_PATIENCE_S: Final = 1.0
-"""So long who asks waits for a look where there is none yet, or only an old one."""
-
-_LOAD: Final = 0.1
-"""The share of the time in which it looks, at the most: where the chunks have to be listed, that may take a second."""
-
+SILENT_S: Final = 5.0  # A look takes milliseconds, on a busy share a second: who has heard nothing longer is told so
+_PATIENCE_S: Final = 1.0  # So long who asks waits for a look where there is none yet, or only an old one
+_LOAD: Final = 0.1  # Of the time it looks so much at the most: where the chunks have to be listed, that may take 1 s
 
 T = TypeVar("T")
 
@@ -74,21 +57,13 @@ class PageAnswer:
 
     kind: str
     make: Callable[[], bytes]
-    policy: str = _NO_PAGE
+    policy: str = NO_PAGE
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serves the answers.
+    """Serves the answers, which are by path. Raises OSError where it cannot be listened at.
 
-    Args:
-        host: address to listen at.
-        port: TCP port, 0 for any that is free.
-        answers: by path.
-        own_names: names of hosts, besides those of the loopback, by which a request may call this machine; None where
-            only those of the loopback may.
-
-    Raises:
-        OSError: it cannot be listened at.
+    Requests may call this machine by the names of the loopback, and by `own_names` and addresses where those are given.
     """
 
     daemon_threads = True
@@ -113,8 +88,7 @@ class WatchServer(ThreadingHTTPServer):
         address = _address(self.server_name)
         # All addresses of the machine are none to open.
         name = socket.gethostname() if address is not None and address.is_unspecified else self.server_name
-        host = f"[{name}]" if ":" in name else name
-        return f"http://{host}:{self.server_port}/"
+        return f"http://{f'[{name}]' if ':' in name else name}:{self.server_port}/"
 
     def takes(self, host: str) -> bool:
         """Returns whether a request may call this machine so, in its header Host."""
@@ -122,10 +96,9 @@ class WatchServer(ThreadingHTTPServer):
         if found is None:
             return False
         name = found[1].strip("[]").lower().removesuffix(".")
-        if is_loopback(name):
-            return True
         # An address is no name that somebody else could make lead here.
-        return self._own_names is not None and (name in self._own_names or _address(name) is not None)
+        own = self._own_names is not None and (name in self._own_names or _address(name) is not None)
+        return own or is_loopback(name)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serves it in a thread, unless too many are served."""
@@ -165,14 +138,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host", [])
+        answer = self.server.answers.get(self.path.partition("?")[0])
         if len(hosts) != 1 or not self.server.takes(hosts[0]):
             self._fail(HTTPStatus.MISDIRECTED_REQUEST, "use the address that `lazyshard watch` has printed")
-            return
-        answer = self.server.answers.get(self.path.partition("?")[0])
-        if answer is None:
+        elif answer is None:
             self._fail(HTTPStatus.NOT_FOUND, "there are /, /status.json and /metrics")
-            return
-        self._send(HTTPStatus.OK, answer.kind, answer.policy, answer.make())
+        else:
+            self._send(HTTPStatus.OK, answer.kind, answer.policy, answer.make())
 
     def _refuse(self) -> None:
         self._fail(HTTPStatus.METHOD_NOT_ALLOWED, "this page is only for reading")
@@ -184,17 +156,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._fail(HTTPStatus(code), HTTPStatus(code).phrase)
 
     def _fail(self, status: HTTPStatus, text: str) -> None:
-        self._send(status, "text/plain; charset=utf-8", _NO_PAGE, f"{status.value} {text}\n".encode())
+        self._send(status, "text/plain; charset=utf-8", NO_PAGE, f"{status.value} {text}\n".encode())
 
     def _send(self, status: HTTPStatus, kind: str, policy: str, data: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Content-Security-Policy", policy)
-        for name, value in _HEADERS:
+        headers = {"Content-Type": kind, "Content-Length": str(len(data)), "Content-Security-Policy": policy}
+        allow = {"Allow": "GET"} if status == HTTPStatus.METHOD_NOT_ALLOWED else {}
+        for name, value in (headers | _HEADERS | allow).items():
             self.send_header(name, value)
-        if status == HTTPStatus.METHOD_NOT_ALLOWED:
-            self.send_header("Allow", "GET")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
@@ -222,22 +191,13 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 @dataclass(frozen=True, slots=True)
 class LastLook(Generic[T]):
-    """What is known of what is looked at.
+    """What is known of what is looked at. Times are seconds since 1970."""
 
-    Attributes:
-        last: what the last look has found that has succeeded, None before the first one.
-        error: why the last look has failed, in words; None where it has not, and before the first one.
-        answered_at: when the last look was over, failed or not, in seconds since 1970; None before.
-        silent_since: when the look began that has had no answer for `SILENT_S` and more, in seconds since 1970; None
-            where none has to wait for so long.
-        missing: the last look has found no stream, so `error` says: none has been begun yet, or it is gone.
-    """
-
-    last: T | None
-    error: str | None
-    answered_at: float | None
-    silent_since: float | None
-    missing: bool = False
+    last: T | None  # what the last look has found that has succeeded
+    error: str | None  # why the last look has failed
+    answered_at: float | None  # when the last look was over, failed or not
+    silent_since: float | None  # when the look began that has had no answer for `SILENT_S` and more
+    missing: bool = False  # the last look has found no stream: none has been begun yet, or it is gone
 
     @property
     def current(self) -> T | None:
@@ -246,35 +206,19 @@ class LastLook(Generic[T]):
 
 
 class SharedLooks(Generic[T]):
-    """Looks every so often, from `start` to `close`.
+    """Looks every `interval` seconds, from `start` to `close`; `clock` returns seconds since 1970."""
 
-    Args:
-        look: looks once.
-        interval: seconds between two looks.
-        clock: returns seconds since 1970.
-    """
-
-    def __init__(
-        self,
-        look: Callable[[], T],
-        interval: float,
-        *,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, look: Callable[[], T], interval: float, *, clock: Callable[[], float] = time.time) -> None:
         self.interval = interval
         self._look = look
         self._clock = clock
         self._changed = threading.Condition()
         self._closed = False
-        self._asked_at = float("-inf")
+        self._asked_at = self._ended_at = float("-inf")
         # Of the look that is under way: when it began, by the clock and by the monotonic one.
         self._began: tuple[float, float] | None = None
-        self._ended_at = float("-inf")
         self._took = 0.0
-        self._last: T | None = None
-        self._error: str | None = None
-        self._missing = False
-        self._answered_at: float | None = None
+        self._known: LastLook[T] = LastLook(None, None, None, None)
         # A daemon: a look that hangs must not keep the command from ending.
         self._thread = threading.Thread(target=self._run, name="lazyshard-watch", daemon=True)
 
@@ -289,30 +233,18 @@ class SharedLooks(Generic[T]):
             self._changed.notify_all()
 
     def facts(self, patience: float | None = None) -> LastLook[T]:
-        """Returns what is known; waits for a moment only where there is nothing yet, or only something old.
-
-        Args:
-            patience: seconds of that moment, 0 to wait in no case; None for a second.
-        """
+        """Returns what is known; waits `patience` seconds (None: 1) where there is nothing yet, or something old."""
         patience = _PATIENCE_S if patience is None else patience
         with self._changed:
-            now = time.monotonic()
-            self._asked_at = now
+            self._asked_at = now = time.monotonic()
             self._changed.notify_all()
-            if patience and now - self._ended_at > self.interval + _PATIENCE_S and not self._silent(now):
+            if patience and now - self._ended_at > self.interval + _PATIENCE_S and self._silent_since(now) is None:
                 before = self._ended_at
                 self._changed.wait_for(lambda: self._ended_at > before or self._closed, patience)
-            silent = self._began is not None and self._silent(time.monotonic())
-            return LastLook(
-                self._last,
-                self._error,
-                self._answered_at,
-                self._began[0] if silent and self._began is not None else None,
-                self._missing,
-            )
+            return replace(self._known, silent_since=self._silent_since(time.monotonic()))
 
-    def _silent(self, now: float) -> bool:
-        return self._began is not None and now - self._began[1] >= SILENT_S
+    def _silent_since(self, now: float) -> float | None:
+        return self._began[0] if self._began is not None and now - self._began[1] >= SILENT_S else None
 
     def _run(self) -> None:
         while self._wait_until_asked():
@@ -346,20 +278,12 @@ class SharedLooks(Generic[T]):
         with self._changed:
             assert self._began is not None
             self._ended_at = time.monotonic()
-            self._took = self._ended_at - self._began[1]
-            self._began = None
-            self._answered_at, self._error, self._missing = self._clock(), error, missing
-            if found is not None:
-                self._last = found
+            self._took, self._began = self._ended_at - self._began[1], None
+            last = self._known.last if found is None else found
+            self._known = LastLook(last, error, self._clock(), None, missing)
             self._changed.notify_all()
 
 
 def seconds_to_next(now: float, asked_at: float, due: float) -> float | None:
-    """Returns in how many seconds the next look is to be made; None: not before somebody asks.
-
-    Args:
-        now: seconds of some clock.
-        asked_at: when somebody has asked last.
-        due: when the pause since the last look is over.
-    """
+    """Returns in how many seconds the next look is to be made, which is not before `due`; None: not before one asks."""
     return None if now - asked_at > IDLE_S else max(0.0, due - now)

@@ -8,22 +8,16 @@ import os
 import secrets
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lazyshard.filesystem.side import Side, error_name
 
-REPLACEMENTS: Final = 200
-"""Enough that a replacement in two steps, with a moment of nothing in between, is met."""
-
-NAME_LENGTHS: Final = (255, 226, 143, 100, 64)
-"""255 is what most have; 226 what the longest name of a consumer takes, 64 what a stream without one does."""
-
-ENTER_S: Final = 15.0
-"""A folder that was just made, under a name that nobody has asked for, shows at once on anything usable."""
-
-
+REPLACEMENTS: Final = 200  # Enough that a replacement in two steps, with a moment of nothing in between, is met
+NAME_LENGTHS: Final = (255, 226, 143, 100, 64)  # What most have, the longest name of a consumer takes, ..., none takes
+ENTER_S: Final = 15.0  # A folder just made, under a name that nobody has asked for, shows at once on anything usable
 _NO_ROOM: Final = ("ENOSPC", "EDQUOT")
 
 
@@ -38,11 +32,7 @@ class Far:
         self._command = list(command)
 
     def __enter__(self) -> Far:
-        """Starts it.
-
-        Raises:
-            Untried: there is no such command.
-        """
+        """Starts it; raises Untried where there is no such command."""
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603 - as asked
@@ -73,17 +63,12 @@ class Far:
             raise self._silent() from cause
 
     def answer(self) -> Any:
-        """Returns what the last question gave.
-
-        Raises:
-            OSError: the filesystem refused there.
-            Untried: there is no answer.
-        """
+        """Returns what the last question gave. Raises OSError where the filesystem refused there, Untried for none."""
         line = self._stdout.readline().strip()
         try:
             answer = json.loads(line)
         except ValueError:
-            raise self._silent(line) from None
+            answer = None
         if not isinstance(answer, dict) or not answer.keys() & {"error", "done"}:
             raise self._silent(line)
         if "error" in answer:
@@ -102,44 +87,24 @@ class Far:
 
 @dataclass(frozen=True)
 class Sightings:
-    """What was found. Seconds count from the end of the change; None is longer than was waited for.
+    """What was found. Seconds count from the end of the change; an error is empty for none."""
 
-    Attributes:
-        waited_s: seconds that were waited until all of `seen` had shown, or no longer.
-        near: type of the filesystem on the near side.
-        far: of that on the far side.
-        round_trip_s: what a question to the far side and its answer take; part of all seconds below.
-        seen: by label the seconds until the far side saw a change; see `LOOKS`.
-        torn: looks, of those at names that are new, that found a renamed file cut or mixed.
-        errors: by name the other errors of these looks.
-        storm: what a reader met while a file was replaced again and again; see `Side.storm`.
-        rename: the error of renaming over an existing file, empty for none.
-        linked_over: whether a second hard link took the place of a name that was there; None where there are none.
-        lock: flock between the two sides: "holds", "does not hold" or the error.
-        sync_file: the error of syncing a file, empty for none.
-        sync_folder: of syncing a directory.
-        unlinked: what the far side gets from a file that it holds open and the near side has removed: "read on", "cut"
-            or the error.
-        replaced: the same for one that was replaced; "read on" is the old content.
-        longest_name: the largest of `NAME_LENGTHS` that a name may have, in bytes.
-    """
-
-    waited_s: float
-    near: str = ""
+    waited_s: float  # until all of `seen` had shown, or no longer
+    near: str = ""  # type of the filesystem on the near side
     far: str = ""
-    round_trip_s: float = 0.0
-    seen: dict[str, float | None] = field(default_factory=dict)
-    torn: int = 0
-    errors: dict[str, int] = field(default_factory=dict)
-    storm: dict[str, Any] = field(default_factory=dict)
-    rename: str = ""
-    linked_over: bool | None = False
-    lock: str = "holds"
-    sync_file: str = ""
-    sync_folder: str = ""
-    unlinked: str = "read on"
-    replaced: str = "read on"
-    longest_name: int = NAME_LENGTHS[0]
+    round_trip_s: float = 0.0  # what a question to the far side and its answer take; part of all seconds below
+    seen: dict[str, float | None] = field(default_factory=dict)  # by label of `LOOKS`; None: longer than was waited
+    torn: int = 0  # looks, of those at names that are new, that found a renamed file cut or mixed
+    errors: dict[str, int] = field(default_factory=dict)  # by name the other errors of these looks
+    storm: dict[str, Any] = field(default_factory=dict)  # while a file was replaced again and again, see `Side.storm`
+    rename: str = ""  # the error of renaming over an existing file
+    linked_over: bool | None = False  # a second hard link took a name that was there; None where there are none
+    lock: str = "holds"  # flock between the two sides: "holds", "does not hold" or the error
+    sync_file: str = ""  # the error of syncing a file
+    sync_folder: str = ""  # of syncing a directory
+    unlinked: str = "read on"  # what the far side gets from a file it holds open that was removed, "cut" or the error
+    replaced: str = "read on"  # likewise of one that was replaced; "read on" is the old content
+    longest_name: int = NAME_LENGTHS[0]  # the largest of `NAME_LENGTHS` that a name may have, in bytes
 
 
 LOOKS: Final[dict[str, tuple[str, str, int]]] = {
@@ -155,15 +120,7 @@ LOOKS: Final[dict[str, tuple[str, str, int]]] = {
 def measure(folder: str, far: Far, longest: float, left: Callable[[str], None]) -> Sightings:
     """Measures everything, in a folder made and removed below the given one. Takes about as long as the slowest sight.
 
-    Args:
-        folder: on the near side.
-        far: the other one.
-        longest: how many seconds to wait for what does not show.
-        left: is told of a folder that could not be removed.
-
-    Raises:
-        Untried: see there.
-        OSError: a folder cannot be made or written.
+    What does not show is waited for `longest` seconds; `left` is told of a folder that could not be removed.
     """
     near = Side(folder)
     name = f".verify-filesystem-{secrets.token_hex(4)}"
@@ -208,7 +165,6 @@ def measure(folder: str, far: Far, longest: float, left: Callable[[str], None]) 
 
 
 def _sights(near: Side, far: Far, longest: float) -> tuple[dict[str, float | None], int, dict[str, int], float]:
-    """Returns `seen`, `torn`, `errors` and `waited_s` of the sightings."""
     for _, name, _ in LOOKS.values():
         near.make_sub_folder(name.partition("/")[0])
     for kind, name, _ in LOOKS.values():
@@ -227,18 +183,15 @@ def _sights(near: Side, far: Far, longest: float) -> tuple[dict[str, float | Non
     asked = time.monotonic()
     found = far.do("watch", LOOKS, longest)
     waited = time.monotonic() - asked
-    seen: dict[str, float | None] = {}
-    errors: dict[str, int] = {}
-    torn = 0
-    for label, state in found.items():
-        seen[label] = None if state["seconds"] is None else asked - changed[label] + state["seconds"]
-        # A file that grows is half at first. One that was replaced may come cut, by the size that was known of it, and
-        # is read again, as in the storm: how long that lasts is what is measured of it.
-        if label.startswith("new"):
-            torn += state["torn"]
-        for name, count in state["errors"].items():
-            errors[name] = errors.get(name, 0) + count
-    return seen, torn, errors, waited
+    seen = {
+        label: None if state["seconds"] is None else asked - changed[label] + state["seconds"]
+        for label, state in found.items()
+    }
+    # A file that grows is half at first. One that was replaced may come cut, by the size that was known of it, and is
+    # read again, as in the storm: how long that lasts is what is measured of it.
+    torn = sum(state["torn"] for label, state in found.items() if label.startswith("new"))
+    errors = sum((Counter(state["errors"]) for state in found.values()), Counter())
+    return seen, torn, dict(errors), waited
 
 
 def _storm(near: Side, far: Far, longest: float) -> dict[str, Any]:
@@ -247,8 +200,8 @@ def _storm(near: Side, far: Far, longest: float) -> dict[str, Any]:
     far.ask("storm", "storm", REPLACEMENTS, longest)
     for version in range(2, REPLACEMENTS + 1):
         near.put("storm", version)
-    counts: dict[str, Any] = far.answer()
-    return counts
+    found: dict[str, Any] = far.answer()
+    return found
 
 
 def _linked_over(near: Side, far: Far) -> bool | None:

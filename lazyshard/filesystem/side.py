@@ -15,24 +15,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal
 
 FIRST_PAUSE_S: Final = 0.005
-LAST_PAUSE_S: Final = 0.1
-"""Between two looks at what is waited for."""
-
-_CLOSING_S: Final = 60.0
-"""How long a folder may take until it can be removed: a busy server needs seconds, and sshfs shows for 20 s what it has
-listed before."""
-
+LAST_PAUSE_S: Final = 0.1  # Between two looks at what is waited for
+_CLOSING_S: Final = 60.0  # Until a folder can be removed: sshfs shows for 20 s what it has listed before
 _READ_BYTES: Final = 1 << 20
 
 
 def content(version: int) -> bytes:
     """Returns what a file of this version holds; no two versions below 4,001 have the same size."""
-    filler = b"x" * (37 * version % 4001)
-    return b"%d %s %d\n" % (version, filler, version)
+    return b"%d %s %d\n" % (version, b"x" * (37 * version % 4001), version)
 
 
 def version_of(data: bytes) -> int | None:
@@ -53,12 +47,7 @@ class Side:
         self._made: list[str] = []
 
     def answer(self, operation: str, arguments: Sequence[Any]) -> Any:
-        """Does what is asked for and returns what it gives.
-
-        Raises:
-            OSError: the filesystem refused.
-            ValueError: there is no such operation.
-        """
+        """Does what is asked for and returns what it gives. Raises ValueError where there is no such operation."""
         if operation.startswith("_") or operation == "answer" or not hasattr(type(self), operation):
             raise ValueError(f"there is no operation {operation!r}")
         return getattr(self, operation)(*arguments)
@@ -74,10 +63,10 @@ class Side:
 
     def enter(self, name: str, longest: float) -> bool:
         """Goes into a folder that the other side has made; returns whether it showed in time."""
-        found = _wait(lambda: os.path.isdir(self._path(name)), longest)
-        if found is None:
+        folder = self._path(name)
+        if _wait(lambda: os.path.isdir(folder), longest) is None:
             return False
-        self._folder = self._path(name)
+        self._folder = folder
         return True
 
     def make_sub_folder(self, name: str) -> None:
@@ -88,26 +77,21 @@ class Side:
     def put(self, name: str, version: int) -> None:
         """Publishes a file as lazyshard does: written under another name, synced, renamed over what is there."""
         target, temporary = self._path(name), self._path(f"{name}.part")
-        self._write(temporary, content(version), os.O_TRUNC)
+        self._write(temporary, content(version))
         os.replace(temporary, target)
         self._made.append(target)
         _sync_directory(os.path.dirname(temporary))
 
     def begin(self, name: str, version: int) -> None:
         """Writes the first half of a file of this version."""
-        data = content(version)
-        self._write(self._path(name), data[: len(data) // 2], os.O_TRUNC)
+        self._write(self._path(name), content(version)[: len(content(version)) // 2])
 
     def grow(self, name: str, version: int) -> None:
         """Adds the rest of a file that was begun."""
-        data = content(version)
-        self._write(self._path(name), data[len(data) // 2 :], os.O_APPEND)
+        self._write(self._path(name), content(version)[len(content(version)) // 2 :], "ab")
 
     def look(self, kind: str, name: str) -> int | None:
-        """Looks once: returns the version found by "open", 1 if there by "list", else None.
-
-        A file that is cut or mixed is version -1.
-        """
+        """Looks once: returns the version found by "open", -1 for a file that is cut or mixed, 1 if there by "list"."""
         path = self._path(name)
         if kind == "list":
             return 1 if os.path.basename(name) in os.listdir(os.path.dirname(path)) else None
@@ -120,59 +104,45 @@ class Side:
     def watch(self, looks: dict[str, list[Any]], longest: float) -> dict[str, dict[str, Any]]:
         """Looks again and again until each of these has come: by label its kind, name and version.
 
-        Returns:
-            By label: `seconds`, None if it did not come, `torn`: how many looks found something cut or mixed,
-            `errors`: by name how many failed in another way than that nothing was there.
+        Returns by label `seconds`, None if it did not come, how many looks were `torn`, and by name other `errors`.
         """
         started = time.monotonic()
         found: dict[str, dict[str, Any]] = {label: {"seconds": None, "torn": 0, "errors": {}} for label in looks}
 
-        def round_of_looks() -> bool:
+        def all_seen() -> bool:
             for label, (kind, name, version) in looks.items():
                 state = found[label]
                 if state["seconds"] is not None:
                     continue
-                wanted = 1 if kind == "list" else version
-                try:
+                with _counted(state["errors"]):
                     seen = self.look(kind, name)
-                except OSError as error:
-                    _count(state["errors"], error)
-                    continue
-                state["torn"] += seen == -1
-                if seen == wanted:
-                    state["seconds"] = time.monotonic() - started
+                    state["torn"] += seen == -1
+                    if seen == (1 if kind == "list" else version):
+                        state["seconds"] = time.monotonic() - started
             return all(state["seconds"] is not None for state in found.values())
 
-        _wait(round_of_looks, longest)
+        _wait(all_seen, longest)
         return found
 
     def storm(self, name: str, last: int, longest: float) -> dict[str, Any]:
         """Reads a file that is being replaced, as fast as it can, until it is of this version.
 
-        Returns:
-            `reads`; `missing`: how often nothing was there; `torn`; `back`: how often an older version followed a newer
-            one; `errors` by name; `seconds`, None if it did not come.
+        Returns `reads`; how many were `missing`, `torn`, or went `back` to an older version; `errors`; `seconds`.
         """
         started = time.monotonic()
         counts: dict[str, Any] = {"reads": 0, "missing": 0, "torn": 0, "back": 0, "errors": {}, "seconds": None}
         newest = 0
-        while time.monotonic() - started < longest:
+        while counts["seconds"] is None and time.monotonic() - started < longest:
             counts["reads"] += 1
-            try:
+            with _counted(counts["errors"]):
                 seen = self.look("open", name)
-            except OSError as error:
-                _count(counts["errors"], error)
-                continue
-            if seen is None:
-                counts["missing"] += 1
-            elif seen < 0:
-                counts["torn"] += 1
-            else:
+                if seen is None or seen < 0:
+                    counts["missing" if seen is None else "torn"] += 1
+                    continue
                 counts["back"] += seen < newest
                 newest = max(newest, seen)
-            if seen == last:
-                counts["seconds"] = time.monotonic() - started
-                break
+                if seen == last:
+                    counts["seconds"] = time.monotonic() - started
         return counts
 
     def link(self, source: str, name: str) -> None:
@@ -204,9 +174,8 @@ class Side:
 
     def let_go(self, name: str) -> None:
         """Closes a file that is held or locked."""
-        fd = self._open.pop(name, None)
-        if fd is not None:
-            os.close(fd)
+        if name in self._open:
+            os.close(self._open.pop(name))
 
     def remove(self, name: str) -> None:
         """Removes a file."""
@@ -214,7 +183,7 @@ class Side:
 
     def sync_file(self, name: str) -> None:
         """Brings a file onto the device."""
-        self._write(self._path(name), b"x", os.O_TRUNC)
+        self._write(self._path(name), b"x")
 
     def sync_folder(self) -> None:
         """Brings the names in the folder onto the device."""
@@ -258,15 +227,12 @@ class Side:
         finally:
             os.close(fd)
 
-    def _write(self, path: str, data: bytes, how: int) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o644)
-        self._made.append(path)
-        try:
-            while data:
-                data = data[os.write(fd, data) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    def _write(self, path: str, data: bytes, mode: Literal["wb", "ab"] = "wb") -> None:
+        with open(path, mode) as file:
+            self._made.append(path)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def error_name(error: OSError) -> str:
@@ -274,8 +240,8 @@ def error_name(error: OSError) -> str:
     return errno.errorcode.get(error.errno or 0, str(error))
 
 
-def serve(folder: str) -> None:
-    """Answers questions until there are none any more."""
+def serve(folder: str) -> int:
+    """Answers questions until there are none any more; returns the exit code."""
     side = Side(folder)
     for line in sys.stdin:
         operation, *arguments = json.loads(line)
@@ -285,6 +251,7 @@ def serve(folder: str) -> None:
         except OSError as error:
             answer = {"error": error_name(error), "text": str(error)}
         print(json.dumps(answer), flush=True)
+    return 0
 
 
 def _wait(look: Callable[[], bool], longest: float) -> float | None:
@@ -299,12 +266,10 @@ def _wait(look: Callable[[], bool], longest: float) -> float | None:
 
 
 def _read_all(fd: int) -> bytes:
-    parts = []
-    offset = 0
-    while part := os.pread(fd, _READ_BYTES, offset):
-        parts.append(part)
-        offset += len(part)
-    return b"".join(parts)
+    data = b""
+    while part := os.pread(fd, _READ_BYTES, len(data)):
+        data += part
+    return data
 
 
 def _remove_folder(path: str) -> bool:
@@ -326,8 +291,12 @@ def _sync_directory(path: str) -> None:
         os.close(fd)
 
 
-def _count(errors: dict[str, int], error: OSError) -> None:
-    errors[error_name(error)] = errors.get(error_name(error), 0) + 1
+@contextlib.contextmanager
+def _counted(errors: dict[str, int]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        errors[error_name(error)] = errors.get(error_name(error), 0) + 1
 
 
 def type_of(folder: str) -> str:
@@ -344,4 +313,4 @@ def type_of(folder: str) -> str:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    sys.exit(serve(sys.argv[1]))

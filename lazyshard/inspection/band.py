@@ -1,21 +1,10 @@
 """A stream as a band of chunks: what has become of each, as few stretches, and a close-up of where it is read.
 
-    deleted  done  taken  reading  ready  awaited
-    |--------|-----|------|========|------|- - -|
-                                          ^ published so far
-
-The cost grows with the consumers, never with the chunks: a million chunks are a handful of stretches. No I/O.
-
-What a consumer reads now follows from its reading mark, which says which window of which length is open, and its
-cursor, which says how the run deals; both together give the chunks of the window, as in `lazyshard.plan`::
-
-    2 ranks, 1 chunk a stripe, 2 chunks a window: window 3 is chunks 12 to 15
-
-    chunk   12  13  14  15
-    rank     0   1   0   1
-
-The cursor is that of the last checkpoint. Where a run has since been resumed with other ranks, the two contradict each
-other, and nothing is claimed.
+The cost grows with the consumers, never with the chunks. What a consumer reads now follows from its reading mark, which
+says which window of which length is open, and its cursor, which says how the run deals; together they give the chunks
+of the window, as in `lazyshard.plan`: of 2 ranks, 1 chunk a stripe and 2 chunks a window, window 3 is chunks 12 to 15,
+for ranks 0, 1, 0, 1. The cursor is that of the last checkpoint. Where a run has since been resumed with other ranks,
+the two contradict each other, and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -24,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.state import RunState
@@ -38,24 +27,14 @@ it, but not all have it in a checkpoint; reading: in the open window of a consum
 published, and some consumer has not come to it, or waits for the rest of its window; awaited: not published, and a
 consumer needs it to read on."""
 
-CLOSE_UP: Final = 96
-"""Chunks of the close-up: three lines of a laptop's screen, and as many as a phone's holds."""
-
-_BEHIND: Final = 16
-"""Chunks of the close-up before those that are read."""
-
-_MAX_WINDOWS: Final = 64
-"""Of more consumers, those furthest behind are drawn."""
-
-
+CLOSE_UP: Final = 96  # Chunks of the close-up: three lines of a laptop's screen, and as many as a phone's holds
+_BEHIND: Final = 16  # Chunks of the close-up before those that are read
+_MAX_WINDOWS: Final = 64  # Of more consumers, those furthest behind are drawn
 _MAX_PARTS: Final = 64
-
-_MAX_RANKS: Final = 1 << 20
-"""Of runs with a longer history or more ranks nothing is told: a look must not become costly by what a file says."""
+_MAX_RANKS: Final = 1 << 20  # Of a longer history or more ranks nothing is told: a look must not become costly by files
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkStretch:
+class ChunkStretch(NamedTuple):
     """Chunks of the half-open range [first, stop), all in the same state."""
 
     first: int
@@ -63,21 +42,14 @@ class ChunkStretch:
     state: ChunkState
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkReader:
-    """Who reads a chunk now.
-
-    Attributes:
-        consumer: its name.
-        rank: which of its ranks; None where several share the chunk.
-    """
+class ChunkReader(NamedTuple):
+    """Who reads a chunk now: which rank of which consumer; None where several share the chunk."""
 
     consumer: str
     rank: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """A chunk of the close-up."""
 
     chunk: int
@@ -87,19 +59,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A stream as a band.
-
-    Attributes:
-        stop: the band is the chunks of the half-open range [0, stop): those published, and those that are awaited.
-        stretches: of all of them, in order; neighbours differ.
-        cells: the close-up: `CLOSE_UP` chunks around those that the slowest reader reads, or the newest ones.
-        windows: what each consumer reads now, by name, as far as its files tell.
-    """
+    """A stream as a band of the chunks of [0, stop): those published, and those that are awaited."""
 
     stop: int
-    stretches: tuple[ChunkStretch, ...]
-    cells: tuple[Cell, ...]
-    windows: dict[str, OpenWindow]
+    stretches: tuple[ChunkStretch, ...]  # of all of them, in order; neighbours differ
+    cells: tuple[Cell, ...]  # the close-up: `CLOSE_UP` chunks around those the slowest reader reads, or the newest ones
+    windows: dict[str, OpenWindow]  # what each consumer reads now, by name, as far as its files tell
 
 
 def make_band(census: Census, consumers: Sequence[Consumer], close_up: int = CLOSE_UP) -> Band:
@@ -119,38 +84,28 @@ def _stretches(
     census: Census, consumers: Sequence[Consumer], windows: dict[str, OpenWindow], stop: int
 ) -> tuple[ChunkStretch, ...]:
     done = min((one.chunks_before for one in consumers), default=0)
-    taken = min((_come_to(one, windows.get(one.name)) for one in consumers), default=0)
+    # What a consumer has not read on behind, as far as is known.
+    firsts = {name: window.first for name, window in windows.items()}
+    taken = min((max(one.chunks_before, firsts.get(one.name, 0)) for one in consumers), default=0)
     # One of which chunks are still to come is waited for, on all ranks: none reads in it.
     open_chunks = _joined(window for window in windows.values() if window.stop <= census.chunks)
-    cuts = {0, census.retired, done, taken, census.chunks, stop}
-    cuts |= {end for one in open_chunks for end in one}
-    marks = sorted(cut for cut in cuts if 0 <= cut <= stop)
+    cuts = {0, census.retired, done, taken, census.chunks, stop, *(end for one in open_chunks for end in one)}
     found: list[ChunkStretch] = []
-    number = 0
-    for first, end in pairwise(marks):
-        while number < len(open_chunks) and open_chunks[number][1] <= first:
-            number += 1
+    for first, end in pairwise(sorted(cut for cut in cuts if 0 <= cut <= stop)):
         state: ChunkState
         if first < census.retired:
             state = "deleted"
         elif first >= census.chunks:
             state = "awaited"
-        elif number < len(open_chunks) and open_chunks[number][0] <= first:
+        elif any(start <= first < over for start, over in open_chunks):
             state = "reading"
-        elif first < done:
-            state = "done"
         else:
-            state = "taken" if first < taken else "ready"
+            state = "done" if first < done else "taken" if first < taken else "ready"
         if found and found[-1].state == state:
             found[-1] = ChunkStretch(found[-1].first, end, state)
         else:
             found.append(ChunkStretch(first, end, state))
     return tuple(found)
-
-
-def _come_to(consumer: Consumer, window: OpenWindow | None) -> int:
-    """Returns the first chunk that a consumer has not read on behind, as far as is known."""
-    return consumer.chunks_before if window is None else max(consumer.chunks_before, window.first)
 
 
 def _joined(windows: Iterable[OpenWindow]) -> list[tuple[int, int]]:
@@ -170,44 +125,30 @@ def _cells(
     read = min((window.first for window in windows.values()), default=None)
     newest = min(stop, census.chunks + _BEHIND) - close_up
     first = max(0, newest if read is None else min(read - _BEHIND, stop - close_up))
-    cells = []
-    number = 0
-    for chunk in range(first, min(stop, first + close_up)):
-        while stretches[number].stop <= chunk:
-            number += 1
-        readers = tuple(
-            ChunkReader(name, window.rank(chunk))
-            for name, window in sorted(windows.items())
-            if window.first <= chunk < window.stop
-        )
-        cells.append(Cell(chunk, stretches[number].state, readers))
+    cells, end = [], min(stop, first + close_up)
+    for start, over, state in stretches:
+        for chunk in range(max(first, start), min(end, over)):
+            reading = ((name, one) for name, one in sorted(windows.items()) if one.first <= chunk < one.stop)
+            readers = tuple(ChunkReader(name, one.rank(chunk)) for name, one in reading)
+            cells.append(Cell(chunk, state, readers))
     return tuple(cells)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenWindow:
-    """What a consumer reads now, or waits for.
-
-    Attributes:
-        first, stop: the window needs the chunks of the half-open range [first, stop), and maybe not all of each.
-        dp: ranks.
-        unit_chunks: so many chunks in turn are dealt to a rank; 0 where chunks are shared by ranks.
-        dealt_from: from this chunk on they are dealt by `rank`; before it, and behind `dealt_until`, they are shared.
-        dealt_until: chunks from here on are the tail, which is dealt row by row; None where the end is open.
-    """
+    """What a consumer reads, or waits for: chunks of [first, stop); those in [dealt_from, dealt_until) have a rank."""
 
     first: int
     stop: int
     dp: int
-    unit_chunks: int = 0
+    unit_chunks: int = 0  # so many chunks in turn are dealt to a rank; 0 where chunks are shared by ranks
     dealt_from: int = 0
-    dealt_until: int | None = None
+    dealt_until: int | None = None  # from here on is the tail, which is dealt row by row; None where the end is open
 
     def rank(self, chunk: int) -> int | None:
         """Returns the one rank that reads a chunk; None where several do."""
-        if not self.unit_chunks or chunk < self.dealt_from:
-            return None
-        if self.dealt_until is not None and chunk >= self.dealt_until:
+        behind = self.dealt_until is not None and chunk >= self.dealt_until
+        if not self.unit_chunks or chunk < self.dealt_from or behind:
             return None
         return (chunk - self.dealt_from) // self.unit_chunks % self.dp
 

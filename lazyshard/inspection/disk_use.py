@@ -10,65 +10,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from lazyshard.errors import LazyShardError
 from lazyshard.format.names import TEMPORARY, arrays_name, chunk_name, seal_name
-from lazyshard.store.files import again_if_stale, size_of
+from lazyshard.store.files import again_if_stale, open_file, size_of
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.listing import unlisted_chunks
 
-SAMPLED_CHUNKS: Final = 128
-"""So many chunks are looked at, two calls each: on a network filesystem a call takes about a millisecond."""
-
-_LISTING_SHARE: Final = 0.05
-"""The share of the time that listings may take of who looks again and again: a second for a million files."""
-
-_MOST_LISTED: Final = 20_000_000
-"""More chunks than a directory can hold: a head that names so many is damaged, and no memory is taken for it."""
-
-_MOST_LOOKED_UP: Final = 1000
-"""So many chunks that a listing lacks are looked up, since it may be older than they are; of more, the lowest."""
-
-_SAMPLED_OBJECTS: Final = 16
-"""As many of a stream in an object store, where a call takes some ten milliseconds."""
-
-_COUNTED_BYTES: Final = 16 << 20
-"""Lines of a longer file are not counted but estimated: this much is counted in about 10 ms."""
-
+SAMPLED_CHUNKS: Final = 128  # Looked at with two calls each: on a network filesystem a call takes about a millisecond
+_LISTING_SHARE: Final = 0.05  # Of the time of who looks again and again, for listings: a second for a million files
+_MOST_LISTED: Final = 20_000_000  # A directory holds fewer: a head that names more is damaged, and takes no memory
+_MOST_LOOKED_UP: Final = 1000  # Of chunks that a listing lacks, the lowest: it may be older than they are
+_SAMPLED_OBJECTS: Final = 16  # As many of a stream in an object store, where a call takes some ten milliseconds
+_COUNTED_BYTES: Final = 16 << 20  # Lines of a longer file are estimated: this much is counted in about 10 ms
 _READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """What a stream takes on disk.
+    """What a stream takes on disk."""
 
-    Attributes:
-        size: bytes of its chunks, seals and what is being written. Sizes, not blocks.
-        exact: whether every chunk was looked at.
-        chunk_size: mean bytes of a chunk with its seal, None where no chunk was found.
-        missing: those of which a file is not there, in order: of those looked at, and of those that were not listed.
-    """
-
-    size: int
-    exact: bool
-    chunk_size: float | None
-    missing: tuple[int, ...]
+    size: int  # bytes of its chunks, seals and what is being written: sizes, not blocks
+    exact: bool  # every chunk was looked at
+    chunk_size: float | None  # mean bytes of a chunk with its seal, None where no chunk was found
+    missing: tuple[int, ...]  # those of which a file is not there, of those looked at and those not listed
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """How long a file of lines is.
-
-    Attributes:
-        lines: how many lines.
-        size: bytes.
-        exact: whether the lines were counted.
-    """
+class Lines(NamedTuple):
+    """How long a file of lines is; `exact` where the lines were counted."""
 
     lines: int
     size: int
@@ -102,21 +76,19 @@ def estimate_size(count: int, sizes: dict[int, int], last: int) -> int:
 
     The last chunk may be a partial one: its size stands for itself alone.
     """
-    known = sum(sizes.values())
-    if len(sizes) >= count:
-        return known
     others = [size for chunk, size in sizes.items() if chunk != last]
+    if len(sizes) >= count:
+        return sum(sizes.values())
     if not others:
-        return known * count
-    alone = sizes.get(last)
-    return round(sum(others) / len(others) * (count - (alone is not None)) + (alone or 0))
+        return sum(sizes.values()) * count
+    mean = sum(others) / len(others)
+    return round(mean * (count - 1) + sizes[last] if last in sizes else mean * count)
 
 
 class LostChunks:
-    """Finds chunks of which a file is not there, by listing their names, for one stream.
+    """Finds chunks of which a file is not there, by listing their names, for one stream, in 5 % of the time at most.
 
-    Who looks again and again keeps one: it lists in 5 % of the time at most. In between it returns what the last
-    listing lacked, so a chunk that is deleted is found at the next one.
+    In between it returns what the last listing lacked, so a chunk that is deleted is found at the next one.
     """
 
     def __init__(self) -> None:
@@ -157,7 +129,7 @@ def measure_disk(
         unlisted = lost.unlisted(directory, first, stop, arrays=len(names(first)) > 2)
         looked_at = sorted({*looked_at, *unlisted[:_MOST_LOOKED_UP]})
     sizes: dict[int, int] = {}
-    missing = []
+    missing: list[int] = []
     for chunk in looked_at:
         try:
             sizes[chunk] = sum(size_of(directory / name) for name in names(chunk))
@@ -166,14 +138,9 @@ def measure_disk(
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
             missing.append(chunk)
-    missing = sorted({*missing, *unlisted[_MOST_LOOKED_UP:]})
-    count = len(sizes) if exact else stop - first
-    return DiskUse(
-        size=estimate_size(count, sizes, stop - 1) + _unfinished_size(directory),
-        exact=exact,
-        chunk_size=sum(sizes.values()) / len(sizes) if sizes else None,
-        missing=tuple(missing),
-    )
+    size = estimate_size(len(sizes) if exact else stop - first, sizes, stop - 1) + _unfinished_size(directory)
+    mean = sum(sizes.values()) / len(sizes) if sizes else None
+    return DiskUse(size, exact, mean, tuple(sorted({*missing, *unlisted[_MOST_LOOKED_UP:]})))
 
 
 def count_lines(path: Path) -> Lines | None:
@@ -184,33 +151,24 @@ def count_lines(path: Path) -> Lines | None:
     if isinstance(path, UrlPath):
         return None
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:
+        opened = open_file(path)
+    except (LazyShardError, OSError):
         return None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        lines = read = 0
-        while read < min(status.st_size, _COUNTED_BYTES) and (part := os.pread(fd, _READ_BYTES, read)):
-            lines += part.count(b"\n")
-            read += len(part)
-    finally:
-        os.close(fd)
-    if read >= status.st_size or not read:
-        return Lines(lines, status.st_size, True)
-    return Lines(round(lines * status.st_size / read), status.st_size, False)
+    lines = read = 0
+    while read < min(opened.size, _COUNTED_BYTES) and (part := os.pread(opened.fd, _READ_BYTES, read)):
+        lines += part.count(b"\n")
+        read += len(part)
+    exact = read >= opened.size or not read
+    return Lines(lines if exact else round(lines * opened.size / read), opened.size, exact)
 
 
 def free_bytes(directory: Path) -> int | None:
     """Returns how many bytes this user may still write to the filesystem, None where it does not tell, or is none."""
-    if isinstance(directory, UrlPath):
-        return None
-    try:
-        found = os.statvfs(directory)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
+    if not isinstance(directory, UrlPath):
+        with contextlib.suppress(OSError):
+            found = os.statvfs(directory)
+            return found.f_bavail * found.f_frsize
+    return None
 
 
 def _unfinished_size(directory: Path) -> int:

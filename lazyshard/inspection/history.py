@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,20 +29,13 @@ from lazyshard.memory import loads
 from lazyshard.store.files import open_file, read_file, size_of
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.consumers import list_consumers
-from lazyshard.stream.listing import Published
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.stream import open_now
 
-MOST_TRAINED: Final = 20
-"""Consumers that are told of: those furthest behind."""
-
-
+MOST_TRAINED: Final = 20  # Consumers that are told of: those furthest behind
 OTHERS: Final = "other reasons"
-
 _MOST_BYTES: Final = 64 << 20
-_MOST_LINE: Final = 16 << 20
-"""A longer line is none that is looked into."""
-
+_MOST_LINE: Final = 16 << 20  # A longer line is none that is looked into
 MOST_TOLD_APART: Final = 200
 _NUMBER: Final = re.compile(r"\d+")
 _SHOWN_OF_ROW: Final = 160
@@ -65,33 +58,17 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """How a stream came to be.
+    """How a stream came to be."""
 
-    Attributes:
-        found: what the seals tell; None of a directory without `stream.json`, whose rows would have to be read.
-        course: how many rows were published when.
-        trained: of the consumers that are furthest behind, at most `MOST_TRAINED`.
-        refusals: the rows that were refused; None where there is no file of them.
-        refusals_size: bytes of that file.
-    """
-
-    found: Overview | None
-    course: tuple[At, ...] = ()
-    trained: tuple[Trained, ...] = ()
-    refusals: RefusedRows | None = None
-    refusals_size: int | None = None
+    found: Overview | None  # what the seals tell; None without `stream.json`, where rows would have to be read
+    course: tuple[At, ...] = ()  # how many rows were published when
+    trained: tuple[Trained, ...] = ()  # of the consumers that are furthest behind, at most `MOST_TRAINED`
+    refusals: RefusedRows | None = None  # None where there is no file of them
+    refusals_size: int | None = None  # bytes of that file
 
 
 def take_history(directory: Path, before: History | None = None) -> History:
-    """Looks at how a stream came to be.
-
-    Args:
-        directory: the stream's directory.
-        before: what was found last; None at first.
-
-    Raises:
-        LazyShardError, OSError: as `overview` and `read_refusals`.
-    """
+    """Looks at how a stream came to be; `before` is what was found last. Raises as `overview` and `read_refusals`."""
     size = None
     with contextlib.suppress(FileNotFoundError):
         size = size_of(directory / QUARANTINE)
@@ -100,19 +77,15 @@ def take_history(directory: Path, before: History | None = None) -> History:
     if read_manifest(directory, None) is None:
         return History(None, refusals=refusals, refusals_size=size)
     stream = open_now(directory)
-    published, retired = stream.published(), stream.retired()
-    known = None if before is None else before.found
-    found = known if known is not None and _same(known, published, retired) else overview(directory, rows=False)
+    published, found = stream.published(), None if before is None else before.found
+    state = (published.chunks, published.ended, stream.retired())
+    if found is None or state != (found.published.chunks, found.published.ended, found.retired):
+        found = overview(directory, rows=False)
     cursors = [one.cursor for one in tolerate(lambda: list_consumers(directory, published.chunks), []) or ()]
     trained = [Trained(one.consumer, one.updated_at, one.consumed) for one in cursors if one is not None]
     trained.sort(key=lambda one: (one.samples, one.name))
     course = published_rows(found.points, found.samples_per_chunk)
     return History(found, tuple(course), tuple(trained[:MOST_TRAINED]), refusals, size)
-
-
-def _same(known: Overview, published: Published, retired: int) -> bool:
-    before = known.published
-    return (before.chunks, before.ended, known.retired) == (published.chunks, published.ended, retired)
 
 
 def published_rows(points: Sequence[ChunkPoint], samples_per_chunk: int) -> list[At]:
@@ -121,20 +94,12 @@ def published_rows(points: Sequence[ChunkPoint], samples_per_chunk: int) -> list
     >>> published_rows([ChunkPoint(0, 10, 99, 5.0), ChunkPoint(3, 4, 40, 9.0)], 10)
     [At(time=5.0, amount=10), At(time=9.0, amount=34)]
     """
-    if not points:
-        return []
-    times = np.maximum.accumulate([point.sealed_at for point in points])
-    return [
-        At(float(time), point.chunk * samples_per_chunk + point.rows) for time, point in zip(times, points, strict=True)
-    ]
+    times = np.maximum.accumulate([point.sealed_at for point in points]).tolist()
+    return [At(time, one.chunk * samples_per_chunk + one.rows) for time, one in zip(times, points, strict=True)]
 
 
 def rates(course: Sequence[At], most: int) -> list[At]:
-    """Returns the mean rate per second in equal stretches of time, each at the end of its stretch.
-
-    Args:
-        course: amounts, rising in time and amount.
-        most: how many stretches; fewer where there are fewer amounts.
+    """Returns the mean rate per second in at most so many equal stretches of time, each at the end of its stretch.
 
     >>> rates([At(0.0, 0), At(10.0, 100), At(20.0, 100)], 2)
     [At(time=10.0, amount=10.0), At(time=20.0, amount=0.0)]
@@ -158,44 +123,30 @@ class RefusedRow(NamedTuple):
 
 @dataclass(slots=True)
 class RefusedFor:
-    """Rows refused for reasons that differ by nothing but their numbers.
+    """Rows refused for reasons that differ by nothing but their numbers, in as many sources as were told apart."""
 
-    Attributes:
-        reason: the reason of the first.
-        rows: how many there are.
-        sources: in how many sources, as far as they were told apart.
-        first: the first of them.
-    """
-
-    reason: str
-    rows: int
-    sources: int
+    reason: str  # that of the first
     first: RefusedRow
+    rows: int = 0
+    names: set[str] = field(default_factory=set)
+
+    @property
+    def sources(self) -> int:
+        """In how many sources."""
+        return len(self.names)
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedRows:
-    """What is in the file.
-
-    Attributes:
-        rows: refused rows that were read.
-        reasons: the most frequent first.
-        unreadable: lines that are none of ours.
-        complete: whether all of the file was read.
-    """
+class RefusedRows(NamedTuple):
+    """What is in the file: refused rows that were read, the most frequent reasons first, and lines that are none."""
 
     rows: int
     reasons: tuple[RefusedFor, ...]
     unreadable: int
-    complete: bool
+    complete: bool  # all of the file was read
 
 
 def read_refusals(directory: Path, *, whole: bool = False) -> RefusedRows | None:
-    """Counts the rows that were refused; None without a file of them.
-
-    Args:
-        directory: the stream's.
-        whole: whether to read all of the file, however large it is.
+    """Counts the rows that were refused, of all of the file if `whole`, however large it is; None without such a file.
 
     Raises:
         FileRefused: it is no plain file, or an object of more than 64 MiB.
@@ -208,20 +159,13 @@ def read_refusals(directory: Path, *, whole: bool = False) -> RefusedRows | None
         opened = open_file(path)
     except FileNotFoundError:
         return None
-    if whole:
-        return count_refusals(_lines(opened.fd, sys.maxsize, sys.maxsize), complete=True)
-    return count_refusals(_lines(opened.fd, _MOST_BYTES, _MOST_LINE), complete=opened.size <= _MOST_BYTES)
+    limits = (sys.maxsize, sys.maxsize) if whole else (_MOST_BYTES, _MOST_LINE)
+    return count_refusals(_lines(opened.fd, *limits), complete=whole or opened.size <= _MOST_BYTES)
 
 
 def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
-    """Counts the rows of the file's lines.
-
-    Args:
-        lines: its lines, ends included.
-        complete: whether they are all of it.
-    """
+    """Counts the rows of the file's lines, which hold their ends; `complete` where they are all of it."""
     groups: dict[str, RefusedFor] = {}
-    sources: dict[str, set[str]] = {}
     rows = unreadable = 0
     for line in lines:
         if not line.endswith(b"\n"):
@@ -235,14 +179,10 @@ def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
         key = _NUMBER.sub("0", one.reason)
         if key not in groups and len(groups) >= MOST_TOLD_APART:
             key = OTHERS
-        group = groups.get(key)
-        if group is None:
-            group = groups[key] = RefusedFor(OTHERS if key == OTHERS else one.reason, 0, 0, one)
+        group = groups.get(key) or groups.setdefault(key, RefusedFor(OTHERS if key == OTHERS else one.reason, one))
         group.rows += 1
-        known = sources.setdefault(key, set())
-        if len(known) < MOST_TOLD_APART:
-            known.add(one.source)
-        group.sources = len(known)
+        if len(group.names) < MOST_TOLD_APART:
+            group.names.add(one.source)
     ordered = sorted(groups.values(), key=lambda group: (group.reason == OTHERS, -group.rows, group.reason))
     return RefusedRows(rows, tuple(ordered), unreadable, complete)
 

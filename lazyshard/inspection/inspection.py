@@ -1,13 +1,15 @@
-"""What a stream holds, at a glance: its facts, how long its rows are, and what is in the first ones.
+"""What a stream holds, at a glance: its facts, how long its rows are, and what is in the first ones; what to change.
 
 Nothing is waited for and nothing is changed. Lengths come from the seals, so that rows need not be read; of a stream
-with many chunks evenly spaced ones are looked at, so that the cost does not grow with it.
+with many chunks evenly spaced ones are looked at, so that the cost does not grow with it. Savings are arithmetic on
+these lengths, no measured times.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,92 +24,68 @@ from lazyshard.format.row import parse_row
 from lazyshard.format.seal import DealtByCost, Made, Seal, SourceRows
 from lazyshard.inspection.disk_use import sampled_chunks
 from lazyshard.inspection.row_facts import Keys, Lengths
+from lazyshard.plan.balance import Cost
+from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.store.files import read_seal
+from lazyshard.stream.consumers import Consumer
 from lazyshard.stream.listing import Published
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.stream import Stream, open_now
 
-SAMPLED_CHUNKS: Final = 200
-"""Seals that are looked at: enough that the median is known to about a percent, and read within a second or two from a
-network filesystem."""
-
+SAMPLED_CHUNKS: Final = 200  # Seals looked at: enough for a median to a percent, and read within seconds from a share
 SAMPLED_ROWS: Final = 4_000_000
-SCANNED_ROWS: Final = 200_000
-"""So many rows at the most, where chunks are large: their seals take about 27 bytes a row. Without seals the rows
-themselves have to be read."""
-
-GIVE_UP_CHUNKS: Final = 1000
-"""After so many chunks in turn that could not be looked at, the others count as such too."""
-
+SCANNED_ROWS: Final = 200_000  # Rows at most, where chunks are large: by seals with 27 bytes a row, or by themselves
+GIVE_UP_CHUNKS: Final = 1000  # After so many chunks in turn that could not be looked at, the others count as such too
 FIRST_ROWS: Final = 100
-_FIRST_BYTES: Final = 8 << 20
-"""First rows whose keys are told; no more of them than fit into so many bytes."""
-
+_FIRST_BYTES: Final = 8 << 20  # First rows whose keys are told; no more of them than fit into so many bytes
 LOOKED_AT_PACKS: Final = 100_000
-_PACKS_BYTES: Final = 64 << 20
-"""Packs whose rows are counted, no more of them than fit into so many bytes; two chunks in any case."""
+_PACKS_BYTES: Final = 64 << 20  # Packs whose rows are counted, as many as fit into these bytes; two chunks in any case
+FEW_ROWS: Final = 200  # Of fewer rows nothing is advised: they may be an attempt
+RANKS: Final = 8  # A node's, where no consumer tells how many there are
+_MOST_RANKS: Final = 1024  # So many are drawn from the lengths for the balance; with more, steps are hardly less even
+_STEPS: Final = 200
+_QUANTILES: Final = 256
+_WORTH_PACKING: Final = 0.2
+_FULL: Final = 0.95
+_UNEVEN: Final = 1.1
+_WINDOW: Final = 8  # Chunks of a rank that are shuffled together: the default of ms-swift, where a stream has enough
+_LARGE_CHUNK: Final = 2e9
+_SMALL_CHUNK: Final = 100e3
+_MANY_CHUNKS: Final = 10_000
 
 
 class ChunkPoint(NamedTuple):
-    """A chunk that was looked at.
-
-    Attributes:
-        chunk: its number.
-        rows: rows in it.
-        size: bytes of its data file.
-        sealed_at: when it was published, in seconds since 1970.
-    """
+    """A chunk that was looked at."""
 
     chunk: int
     rows: int
-    size: int
-    sealed_at: float
+    size: int  # bytes of its data file
+    sealed_at: float  # seconds since 1970
 
 
 @dataclass(slots=True)
 class Overview:
-    """A stream at a glance.
-
-    Attributes:
-        directory: the stream's directory.
-        manifest: its manifest, None for a foreign directory.
-        samples_per_chunk: rows in every chunk but possibly the last.
-        published: what is published.
-        retired: the chunks of the half-open range [0, retired) are deleted.
-        looked_at: how many chunks were looked at; more would not tell more where it is all of them.
-        unread: how many more could not be, and the first reason.
-        lengths: bytes of the rows in them, newlines included.
-        arrays: bytes of the arrays of each row, in a stream whose rows hold some.
-        tokens: lengths of the rows in tokens, as far as they were sealed.
-        last_sealed_at: when the newest chunk was published, in seconds since 1970; None where nothing tells.
-        keys: top-level keys of the first rows.
-        packs: how many packs were looked into, evenly spaced; 0 where rows are none.
-        packed: source rows in those.
-        source_rows: source rows up to the newest chunk that was looked at; None where its seal does not tell.
-        made: how the rows of that chunk were made, as its seal tells.
-        dealt: for which training they were dealt by cost; None where they were not.
-        points: the chunks that were looked at, in order; none of a foreign directory.
-    """
+    """A stream at a glance."""
 
     directory: Path
-    manifest: Manifest | None
+    manifest: Manifest | None  # None for a foreign directory
     samples_per_chunk: int
     published: Published
-    retired: int
-    looked_at: int = 0
-    unread: int = 0
+    retired: int  # the chunks of [0, retired) are deleted
+    looked_at: int = 0  # how many chunks
+    unread: int = 0  # how many more could not be, and the first reason
     reason: str = ""
-    lengths: Lengths = field(default_factory=Lengths)
-    arrays: Lengths = field(default_factory=Lengths)
-    tokens: Lengths = field(default_factory=Lengths)
-    last_sealed_at: float | None = None
-    keys: Keys = field(default_factory=Keys)
-    packs: int = 0
-    packed: int = 0
-    source_rows: SourceRows | None = None
-    made: Made = field(default_factory=Made)
-    dealt: DealtByCost | None = None
-    points: list[ChunkPoint] = field(default_factory=list)
+    lengths: Lengths = field(default_factory=Lengths)  # bytes of the rows in them, newlines included
+    arrays: Lengths = field(default_factory=Lengths)  # bytes of the arrays of each row, where rows hold some
+    tokens: Lengths = field(default_factory=Lengths)  # of the rows in tokens, as far as they were sealed
+    keys: Keys = field(default_factory=Keys)  # at the top level of the first rows
+    packs: int = 0  # packs that were looked into, evenly spaced; 0 where rows are none
+    packed: int = 0  # source rows in those
+    last_sealed_at: float | None = None  # of the newest chunk that was looked at, as are these:
+    source_rows: SourceRows | None = None  # source rows up to it
+    made: Made = field(default_factory=Made)  # how its rows were made
+    dealt: DealtByCost | None = None  # for which training they were dealt by cost
+    points: list[ChunkPoint] = field(default_factory=list)  # the chunks looked at; none of a foreign directory
 
     @property
     def chunks(self) -> int:
@@ -130,56 +108,31 @@ class Overview:
         return self.lengths.total if self.complete else round(self.lengths.mean * self.samples)
 
 
-@dataclass(frozen=True, slots=True)
-class ShownRow:
-    """A row, and where it is.
-
-    Attributes:
-        sample: its number in the stream.
-        chunk: its chunk.
-        row: its number in the chunk.
-        byte: where it starts in the chunk's data file.
-        line: its bytes, newline included; checked against their digest if there is one.
-        tokens: its length in tokens, None where not measured.
-        value: the object that it is.
-        arrays: bytes of its arrays, None in a stream whose rows hold none.
-    """
+class ShownRow(NamedTuple):
+    """A row, and where it is."""
 
     sample: int
     chunk: int
-    row: int
-    byte: int
-    line: bytes
-    tokens: int | None
+    row: int  # its number in the chunk
+    byte: int  # where it starts in the chunk's data file
+    line: bytes  # newline included; checked against its digest if there is one
+    tokens: int | None  # its length, None where not measured
     value: dict[str, Any]
-    arrays: int | None = None
+    arrays: int | None = None  # bytes of its arrays, None in a stream whose rows hold none
 
 
-@dataclass(frozen=True, slots=True)
-class ShownChunk:
-    """A chunk.
-
-    Attributes:
-        file: its data file.
-        number: its number.
-        first: its first sample.
-        rows: rows in it.
-        size: bytes of its data file.
-        seal: its seal, None in a foreign directory.
-        lengths: bytes of its rows, newlines included.
-        tokens: lengths of its rows in tokens.
-        arrays: bytes of its side file, None where it has none.
-    """
+class ShownChunk(NamedTuple):
+    """A chunk."""
 
     file: Path
     number: int
-    first: int
+    first: int  # its first sample
     rows: int
-    size: int
-    seal: Seal | None
-    lengths: Lengths
+    size: int  # bytes of its data file
+    seal: Seal | None  # None in a foreign directory
+    lengths: Lengths  # bytes of its rows, newlines included
     tokens: Lengths
-    arrays: int | None = None
+    arrays: int | None = None  # bytes of its side file
 
 
 def _most_chunks(samples_per_chunk: int, rows: int) -> int:
@@ -190,17 +143,13 @@ def _most_chunks(samples_per_chunk: int, rows: int) -> int:
 def overview(
     directory: Path, samples_per_chunk: int | None = None, *, every: bool = False, rows: bool = True
 ) -> Overview:
-    """Looks at a stream.
+    """Looks at a stream. Raises as `open_stream` and `Stream.published`.
 
     Args:
         directory: the stream's directory.
         samples_per_chunk: of a foreign directory, rows in every chunk but the last; None for those of its first one.
         every: whether to look at every chunk.
         rows: whether to look into rows too, for their keys and what packs hold. Without, seals alone are read.
-
-    Raises:
-        StreamMissing: there is no stream in it.
-        LazyShardError, OSError: as `open_stream` and `Stream.published`.
     """
     stream = open_now(directory, samples_per_chunk)
     published = stream.published()
@@ -234,25 +183,16 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
         found.looked_at += 1
         found.lengths.merge(shown.lengths)
         found.tokens.merge(shown.tokens)
-        if shown.seal is not None:
-            _note_seal(shown, shown.seal, found)
-
-
-def _note_seal(shown: ShownChunk, seal: Seal, found: Overview) -> None:
-    found.last_sealed_at = seal.sealed_at
-    found.source_rows = SourceRows.read_source(seal.source)
-    found.made, found.dealt = Made.read_source(seal.source), DealtByCost.read(seal.source)
-    found.points.append(ChunkPoint(shown.number, shown.rows, shown.size, seal.sealed_at))
-    if seal.arrays is not None:
-        found.arrays.add(np.diff(seal.arrays.offsets.astype(np.int64)))
+        if (seal := shown.seal) is not None:
+            found.last_sealed_at, found.source_rows = seal.sealed_at, SourceRows.read_source(seal.source)
+            found.made, found.dealt = Made.read_source(seal.source), DealtByCost.read(seal.source)
+            found.points.append(ChunkPoint(shown.number, shown.rows, shown.size, seal.sealed_at))
+            if seal.arrays is not None:
+                found.arrays.add(np.diff(seal.arrays.offsets.astype(np.int64)))
 
 
 def describe_chunk(stream: Stream, number: int) -> ShownChunk:
-    """Looks at a chunk: by its seal, or where it has none of ours by its rows.
-
-    Raises:
-        ChunkCorrupt, SealInvalid, FileNotFoundError, FileRefused, OSError: it cannot be looked at.
-    """
+    """Looks at a chunk: by its seal, or where it has none of ours by its rows."""
     lengths, tokens = Lengths(), Lengths()
     if stream.stream_id is None:
         chunk = stream.open_chunk(number)
@@ -271,26 +211,14 @@ def describe_chunk(stream: Stream, number: int) -> ShownChunk:
 
 
 def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[ShownRow]:
-    """Yields rows of a chunk, from its row `first` on: so many, or to its end.
-
-    Raises:
-        ChunkCorrupt, RowInvalid: a row is not as it should be; those before it were yielded.
-        FileNotFoundError, OSError: it cannot be read.
-    """
+    """Yields so many rows of a chunk, from its row `first` on, or to its end; a damaged one raises at its turn."""
     opened = stream.open_chunk(chunk)
     tokens = None if stream.stream_id is None else read_seal(stream.directory, chunk).tokens
     for row in range(first, min(first + count, len(opened))):
-        line = opened.line(row)
-        yield ShownRow(
-            sample=chunk * stream.samples_per_chunk + row,
-            chunk=chunk,
-            row=row,
-            byte=opened.offset(row),
-            line=line,
-            tokens=None if tokens is None else int(tokens[row]),
-            value=opened.parse([line], row)[0],
-            arrays=None if opened.arrays is None else opened.arrays.size(row, row + 1),
-        )
+        sample, line = chunk * stream.samples_per_chunk + row, opened.line(row)
+        length = None if tokens is None else int(tokens[row])
+        arrays = None if opened.arrays is None else opened.arrays.size(row, row + 1)
+        yield ShownRow(sample, chunk, row, opened.offset(row), line, length, opened.parse([line], row)[0], arrays)
 
 
 def _count_keys(stream: Stream, chunk: int, found: Overview) -> None:
@@ -323,3 +251,125 @@ def _count_packs(stream: Stream, chunks: range, found: Overview) -> None:
                     return
                 packs, packed = packs + 1, packed + len(pack.rows)
     found.packs, found.packed = packs, packed
+
+
+class Advice(NamedTuple):
+    """What to change: a sentence, what and why, and the option or command that does it."""
+
+    text: str
+    setting: str
+
+
+class Training(NamedTuple):
+    """How a stream is trained, as far as its consumers tell."""
+
+    ranks: int = RANKS
+    micro_batch_size: int = 1  # samples of a rank
+    window: int | None = None  # chunks of a rank that are shuffled together, 0 in order; None where nothing tells
+
+
+def training_of(consumers: Sequence[Consumer], samples_per_chunk: int) -> Training:
+    """Returns how the consumer trains that has saved a checkpoint last; the defaults where none has."""
+    cursors = [one.cursor for one in consumers if one.cursor is not None and one.cursor.state is not None]
+    newest = max(cursors, key=lambda cursor: cursor.updated_at).state if cursors else None
+    if newest is None:
+        return Training()
+    part = newest.parts[-1]
+    return Training(part.dp, part.batch_size, -(-newest.window // samples_per_chunk))
+
+
+def advise(found: Overview, training: Training) -> list[Advice]:
+    """Returns what to change about a stream, the most useful first; nothing for less than `FEW_ROWS` rows."""
+    if found.samples < FEW_ROWS or not found.lengths.count:
+        return []
+    return [*_of_lengths(found), *_of_order(found, training), *_of_chunks(found, training), *_of_refusals(found)]
+
+
+def _of_lengths(found: Overview) -> Iterator[Advice]:
+    tokens, made, run = found.tokens, found.made, "lazyshard-producer run"
+    full = tokens.mean / made.size if made.size else 1.0
+    if not tokens.count:
+        stream = shlex.quote(str(found.directory))
+        text = "lengths in tokens are not known, so packing and balance cannot be judged: have a producer seal them"
+        yield Advice(text, f"{run} --source {stream} --out NEW --measure TOKENIZER …")
+    elif made.form == "pad" and full < _FULL:
+        text = f"{100 - 100 * full:.0f} % of the padded sequences is padding: pack the rows in place of padding them"
+        yield Advice(text, f"{run} … --pack {made.size}")
+    elif made.form == "pack" and full < _FULL:
+        text = f"packs are {100 * full:.0f} % full: let each choose from more rows"
+        yield Advice(text, f"{run} … --pack-buffer 100000")
+    elif made.form is None and not found.packs:
+        size = pack_size(tokens.largest)
+        saved = 1 - tokens.mean / size
+        if saved >= _WORTH_PACKING:
+            text = f"rows have {tokens.mean:,.0f} of at most {size:,} tokens on average: packed they make up to "
+            yield Advice(f"{text}{100 * saved:.0f} % fewer sequences", f"{run} … --pack {size}")
+
+
+def _of_order(found: Overview, training: Training) -> Iterator[Advice]:
+    rows = found.made.form is None and not found.packs
+    if rows and found.tokens.count and found.dealt is None:
+        uneven = unevenness(found.tokens, training)
+        if uneven >= _UNEVEN:
+            yield Advice(
+                f"in a step of {training.ranks:,} ranks the slowest one has {uneven:.2f} times the work of the mean, "
+                f"where rows of these lengths meet by chance: deal them by cost",
+                f"lazyshard-producer run … --balance {training.ranks} --micro-batch-size {training.micro_batch_size}",
+            )
+    chunks = found.published.chunks // training.ranks
+    if training.window or found.made.shuffled or found.dealt is not None or chunks < 2:
+        return
+    size, window = found.samples_per_chunk, min(_WINDOW, chunks)
+    now, then = (expected_neighbours(training.ranks, size, width * size, None) for width in (0, window))
+    text = (
+        f"neither the producer nor a reader in order shuffles the rows, unless they came in an order by chance: a "
+        f"window puts {then:,.0f} draws of a rank between two neighbours in place of {now:.1f}"
+    )
+    yield Advice(text, f"shuffle_window={window}")
+
+
+def _of_chunks(found: Overview, training: Training) -> Iterator[Advice]:
+    chunks, size, rows = found.published.chunks, found.lengths.mean * found.samples_per_chunk, found.samples_per_chunk
+    if found.published.ended and chunks < training.ranks:
+        text = (
+            f"there are fewer chunks ({chunks:,}) than ranks ({training.ranks:,}), so each row is dealt, and read, by "
+            f"itself: make smaller chunks"
+        )
+        rows = max(1, found.samples // (2 * training.ranks))
+    elif size > _LARGE_CHUNK and found.samples_per_chunk > 1:
+        text = f"a chunk has {size / 1e9:,.1f} GB, and no row of it is trained before all is there: make smaller chunks"
+        rows = max(1, int(rows * 256e6 / size))
+    elif size < _SMALL_CHUNK and chunks >= _MANY_CHUNKS:
+        text = f"{chunks:,} chunks of {size / 1e3:,.1f} kB cost more to open than to read: make larger chunks"
+        rows = int(rows * 1e6 / size)
+    else:
+        return
+    yield Advice(text, f"lazyshard-producer run … --samples-per-chunk {rows}")
+
+
+def _of_refusals(found: Overview) -> Iterator[Advice]:
+    told = found.source_rows
+    if told is not None and told.refused:
+        text = f"{told.refused:,} of {told.read:,} source rows were refused: see why, and correct their sources"
+        yield Advice(text, f"lazyshard-producer quarantine {shlex.quote(str(found.directory))}")
+
+
+def pack_size(longest: int) -> int:
+    """Returns the power of two, from 512 on, that holds the longest row.
+
+    >>> pack_size(300), pack_size(4096), pack_size(4097)
+    (512, 4096, 8192)
+    """
+    return max(512, 1 << (max(1, longest) - 1).bit_length())
+
+
+def unevenness(tokens: Lengths, training: Training) -> float:
+    """Returns the work of the slowest rank over that of the mean one, in steps drawn from the lengths, always alike."""
+    lengths = [tokens.quantile((index + 0.5) / _QUANTILES) for index in range(_QUANTILES)]
+    costs = Cost().of(lengths)
+    drawn = np.random.default_rng(0).integers(
+        0, _QUANTILES, (_STEPS, min(training.ranks, _MOST_RANKS), min(training.micro_batch_size, 64))
+    )
+    steps = costs[drawn].sum(axis=2)
+    mean = float(steps.mean())
+    return float(steps.max(axis=1).mean()) / mean if mean else 1.0

@@ -11,19 +11,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.inspection.band import Band, make_band
-from lazyshard.inspection.survey import Survey
+from lazyshard.inspection.survey import Census, Survey
 from lazyshard.stream.consumers import Consumer
 from lazyshard.stream.pacing import STALE_HEARTBEAT_S, is_silent
 from lazyshard.stream.run_state import course_of
 
-_DEAD_HEARTBEAT_S: Final = 60.0
-"""A producer that works gives a sign every few seconds; after a minute of silence nobody should rely on it."""
-
-_FORESEEABLE_S: Final = 10 * 365 * 86400.0
-"""What is further away at a rate that has faded (towards zero, where a division by it overflows) does not happen."""
+_DEAD_HEARTBEAT_S: Final = 60.0  # A producer gives a sign every few seconds; after a minute nobody should rely on it
+_FORESEEABLE_S: Final = 10 * 365 * 86400.0  # What is further away at a rate that has faded does not happen
 
 State = Literal[ProducerState, "dead"]
 
@@ -31,68 +27,38 @@ Supply = Literal["dry", "shrinking", "steady", "complete", "unknown"]
 """What a reader has to expect: dry: it waits; shrinking: it reads faster than rows come; steady: it does not; complete:
 the stream has ended, so all that it needs is there; unknown: it leaves no reading mark, or a rate is not known."""
 
-
-_MEMORY_S: Final = 120.0
-"""A rate is taken from the steps of so many seconds, from two at least: it rides over a slow window, and follows a
-change within minutes."""
+_MEMORY_S: Final = 120.0  # A rate is that of so many seconds, of two steps at least: it follows a change within minutes
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOutlook:
-    """Where a consumer is, and what it has to expect.
-
-    Attributes:
-        consumer: what it has told.
-        checkpoint_age_s: seconds since its cursor was written, None without one.
-        reading_age_s: seconds since its reading mark was written, None without one.
-        lag_chunks: published chunks that it is not done with; None where its cursor has a problem.
-        lag_samples: published samples that are not in its durable checkpoints; None where unknown.
-        lag_s: how many seconds ago the first of those chunks was published, 0 if there are none; None where unknown.
-        ahead_chunks: published chunks beyond those that it needs to read on; negative: it waits for so many. None
-            where it leaves no reading mark.
-        chunk_rate: chunks per second that it takes, None where unknown.
-        supply: what it has to expect.
-        dry_in_s: in how many seconds it has to wait at these rates: 0 if it does, None if never or unknown.
-        remainder: what is left of what is published, of which it has trained all whole steps; None otherwise.
-    """
+    """Where a consumer is, and what it has to expect; None where that is not known."""
 
     consumer: Consumer
-    checkpoint_age_s: float | None
-    reading_age_s: float | None
-    lag_chunks: int | None
-    lag_samples: int | None
-    lag_s: float | None
-    ahead_chunks: int | None
-    chunk_rate: float | None
+    checkpoint_age_s: float | None  # since its cursor was written
+    reading_age_s: float | None  # since its reading mark was written
+    lag_chunks: int | None  # published chunks that it is not done with; None where its cursor has a problem
+    lag_samples: int | None  # published samples that are not in its durable checkpoints
+    lag_s: float | None  # how long ago the first of those chunks was published, 0 if there are none
+    ahead_chunks: int | None  # published chunks beyond those that it needs to read on; negative: it waits for so many
+    chunk_rate: float | None  # chunks per second that it takes
     supply: Supply
-    dry_in_s: float | None
-    remainder: Remainder | None = None
+    dry_in_s: float | None  # in how many seconds it has to wait at these rates: 0 if it does, None if never too
+    remainder: Remainder | None = None  # of what is published, where it has trained all whole steps
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a look at a stream means.
-
-    Attributes:
-        survey: the look.
-        state: what the producer does, None where it does not tell.
-        heartbeat_age_s: seconds since it gave a sign, None where it gives none. Clocks may differ.
-        clock_ahead_s: seconds by which its clock is ahead of this machine's, 0 where that is not seen.
-        chunk_rate: chunks per second that come, None where unknown.
-        byte_rate: bytes per second by which the stream grows, deletion taken off; None where unknown.
-        full_in_s: in how many seconds the disk is full at this rate, None if never or unknown.
-        consumers: by name.
-        band: the stream as a band of chunks, and who reads which of them.
-    """
+    """What a look at a stream means; None is not known."""
 
     survey: Survey
-    state: State | None
-    heartbeat_age_s: float | None
-    clock_ahead_s: float
-    chunk_rate: float | None
-    byte_rate: float | None
-    full_in_s: float | None
-    consumers: tuple[ConsumerOutlook, ...]
+    state: State | None  # what the producer does, None where it does not tell
+    heartbeat_age_s: float | None  # since it gave a sign; clocks may differ
+    clock_ahead_s: float  # of this machine's, the producer's is by so much; 0 where that is not seen
+    chunk_rate: float | None  # chunks per second that come
+    byte_rate: float | None  # bytes per second by which the stream grows, deletion taken off
+    full_in_s: float | None  # in how many seconds the disk is full at this rate, None if never too
+    consumers: tuple[ConsumerOutlook, ...]  # by name
     band: Band
 
     @property
@@ -116,35 +82,28 @@ class Looks:
         now, census = survey.looked_at, survey.census
         self._published.look(now, census.chunks)
         self._retired.look(now, census.retired)
-        age = None if census.head is None else max(0.0, now - census.head.updated_at)
-        state = (
-            None if census.head is None else producer_state(census.head, age or 0.0, survey.gone is True, survey.ended)
-        )
+        head, age, ahead, state = census.head, None, 0.0, None
+        if head is not None:
+            age, ahead = max(0.0, now - head.updated_at), max(0.0, head.updated_at - now)
+            state = producer_state(head, age, survey.gone is True, survey.ended)
         coming = self._coming(survey, state)
         growth = self._growth(survey, coming)
-        return Outlook(
-            survey=survey,
-            state=state,
-            heartbeat_age_s=age,
-            clock_ahead_s=0.0 if census.head is None else max(0.0, census.head.updated_at - now),
-            chunk_rate=coming,
-            byte_rate=growth,
-            # What is held back does not fill the disk at the rate that it had before.
-            full_in_s=None
-            if survey.free is None or growth is None or state == "waiting"
-            else _time_to_use(survey.free, growth),
-            consumers=tuple(self._consumer(survey, consumer, coming) for consumer in survey.consumers),
-            band=make_band(census, survey.consumers),
-        )
+        full_in_s = None
+        # What is held back does not fill the disk at the rate that it had before.
+        if survey.free is not None and growth is not None and state != "waiting":
+            full_in_s = _time_to_use(survey.free, growth)
+        consumers = tuple(self._consumer(survey, consumer, coming) for consumer in survey.consumers)
+        band = make_band(census, survey.consumers)
+        return Outlook(survey, state, age, ahead, coming, growth, full_in_s, consumers, band)
 
     def _coming(self, survey: Survey, state: State | None) -> float | None:
-        census = survey.census
+        census, head = survey.census, survey.census.head
         if census.ended or state in ("idle", "failed", "finished", "dead"):
             return 0.0
-        if census.head is not None and is_silent(census.head, survey.looked_at):
+        if head is not None and is_silent(head, survey.looked_at):
             return 0.0
-        if census.head is not None and census.manifest is not None and census.head.rate > 0:
-            return census.head.rate / census.manifest.samples_per_chunk
+        if head is not None and census.manifest is not None and head.rate > 0:
+            return head.rate / census.manifest.samples_per_chunk
         return self._published.rate(survey.looked_at)
 
     def _growth(self, survey: Survey, coming: float | None) -> float | None:
@@ -169,22 +128,11 @@ class Looks:
         # A mark below the consumer's own cursor is an old one.
         ahead = None if reading is None else census.chunks - max(reading.needs_chunks, consumer.chunks_before)
         supply, dry_in_s = outlook_of_reader(ahead, rate, coming, census.ended)
-        return ConsumerOutlook(
-            consumer=consumer,
-            checkpoint_age_s=None if cursor is None else max(0.0, now - cursor.updated_at),
-            reading_age_s=None if reading is None else max(0.0, now - reading.updated_at),
-            lag_chunks=lag_chunks,
-            lag_samples=lag_samples,
-            lag_s=lag_s,
-            ahead_chunks=ahead,
-            chunk_rate=rate,
-            supply=supply,
-            dry_in_s=dry_in_s,
-            remainder=_remainder(survey, consumer),
-        )
+        aged, marked = (None if one is None else max(0.0, now - one.updated_at) for one in (cursor, reading))
+        left, lags = remainder(consumer, census), (lag_chunks, lag_samples, lag_s)
+        return ConsumerOutlook(consumer, aged, marked, *lags, ahead, rate, supply, dry_in_s, left)
 
     def _consumer_rate(self, survey: Survey, consumer: Consumer) -> float | None:
-        """Returns chunks per second: by its reading marks, which come more often, else by its checkpoints."""
         now, manifest = survey.looked_at, survey.census.manifest
         read, trained = (growths.setdefault(consumer.name, Growth()) for growths in (self._readings, self._cursors))
         if consumer.reading is not None:
@@ -225,13 +173,6 @@ def outlook_of_reader(
     return "steady" if seconds is None else "shrinking", seconds
 
 
-def _remainder(survey: Survey, consumer: Consumer) -> Remainder | None:
-    census = survey.census
-    if census.samples is None or consumer.cursor is None or consumer.problem is not None:
-        return None
-    return remainder(consumer.cursor, census.samples, census.chunks, census.ended)
-
-
 def _time_to_use(amount: float, rate: float) -> float | None:
     """Returns in how many seconds an amount is used up, None if never."""
     return amount / rate if rate > 0 and amount < rate * _FORESEEABLE_S else None
@@ -266,64 +207,54 @@ class Growth:
         return (self._steps[-1][1] - self._steps[0][1]) / (until - times[0])
 
 
-class _ObservedGrowth:
+class _ObservedGrowth(Growth):
     """The growth of a number of which only the changes tell when it had a value."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._last: int | None = None
-        self._growth = Growth()
 
     def look(self, now: float, value: int) -> None:
         """Takes what the number is at a time, in seconds."""
         # When it came to have the value that the first look finds is not known.
         if self._last is not None and value != self._last:
-            self._growth.step(now, value)
+            self.step(now, value)
         self._last = value
-
-    def rate(self, now: float) -> float | None:
-        """Returns the growth per second as `Growth.rate` does, None before the second change."""
-        return self._growth.rate(now)
 
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
     """What is left where no step is.
 
-    Attributes:
-        samples: how many samples its newest checkpoint has not trained: fewer than its next step takes.
-        keeps: its newest checkpoint needs none of the chunks of the half-open range [chunks_before, keeps), which it
-            is not done with: an older checkpoint does, or an epoch that is to follow. Not more than `chunks_before`
-            where there is no such chunk, or that cannot be told.
-        limited: it takes no more of the stream than it has had, by its `max_total_samples`.
+    Of [chunks_before, keeps), which it is not done with, its newest checkpoint needs no chunk: an older one does, or an
+    epoch that is to follow. `keeps` is not more where there is no such chunk, or that cannot be told.
     """
 
-    samples: int
+    samples: int  # that its newest checkpoint has not trained: fewer than its next step takes
     keeps: int
-    limited: bool = False
+    limited: bool = False  # it takes no more of the stream than it has had, by its `max_total_samples`
 
 
-def remainder(cursor: Cursor, samples: int, chunks: int, ended: bool) -> Remainder | None:
-    """Returns what is left for a consumer of so many published samples, None where there is a step still to train."""
-    limit = None if cursor.state is None else cursor.state.max_total_samples
+def remainder(consumer: Consumer, census: Census) -> Remainder | None:
+    """Returns what is left for a consumer, None where a step is still to train, or nothing tells."""
+    samples, cursor, ended = census.samples, consumer.cursor, census.ended
+    if samples is None or cursor is None or consumer.problem is not None:
+        return None
+    state = cursor.state
+    limit = None if state is None else state.max_total_samples
     limited = limit is not None and (limit < samples or (limit == samples and not ended))
     total = limit if limited else samples if ended else None
     left = max(0, (samples if total is None else total) - cursor.consumed)
-    if left >= _step(cursor):
+    # Of a step, or of a micro batch of all ranks where the number of those is not told.
+    step = cursor.plan.get("dp_size", 1) * cursor.plan.get("batch_size", 1)
+    if state is not None:
+        step = state.parts[-1].dp * max(state.parts[-1].batch_size, state.parts[-1].draws_per_step)
+    if left >= step:
         return None
-    through = total is not None and not left
-    return Remainder(left, chunks if through else _needed_from(cursor, total), limited)
-
-
-def _step(cursor: Cursor) -> int:
-    """Returns how many samples a step takes, or a micro batch of all ranks where the number of those is not told."""
-    if cursor.state is None:
-        return cursor.plan.get("dp_size", 1) * cursor.plan.get("batch_size", 1)
-    part = cursor.state.parts[-1]
-    return part.dp * max(part.batch_size, part.draws_per_step)
-
-
-def _needed_from(cursor: Cursor, total: int | None) -> int:
-    if cursor.state is None:
-        return cursor.chunks_before
-    course = course_of(cursor.state)
-    return course.done_before(course.current.draws, total) // cursor.state.samples_per_chunk
+    keeps = cursor.chunks_before
+    if total is not None and not left:
+        keeps = census.chunks
+    elif state is not None:
+        course = course_of(state)
+        keeps = course.done_before(course.current.draws, total) // state.samples_per_chunk
+    return Remainder(left, keeps, limited)

@@ -1,13 +1,7 @@
 """What rows are like, counted so that memory does not grow with their number: how long, with which keys and values.
 
-Lengths below 2,048 are counted one by one; above that a bucket is as wide as a thousandth of what is in it:
-
-```
-length   0  1  2 ... 2047 | 2048-2049  2050-2051 ... 4094-4095 | 4096-4099 ... | 8192-8199 ...
-bucket   0  1  2 ... 2047 |      2048       2049 ...      3071 |      3072 ... |      4096 ...
-```
-
-With the weights of a blend by tokens: shares of samples, from shares of tokens and the lengths of the samples.
+Lengths below 2,048 are counted one by one; above that a bucket is as wide as a thousandth of what is in it. And the
+weights of a blend by tokens.
 """
 
 from __future__ import annotations
@@ -28,15 +22,11 @@ from lazyshard.store.urls import stream_path
 from lazyshard.stream.stream import open_now
 from lazyshard.stream.token_lengths import lengths_missing
 
-_STEPS: Final = 1024
-"""Buckets between a power of two and the next."""
-
-_EXACT: Final = 2 * _STEPS
-
-_MAX: Final = 2**52
-"""Up to here a float tells the power of two of an integer exactly. No row is as long: 4 PB."""
-
-_BUCKETS: Final = _EXACT + _STEPS * (52 - 11 + 1)
+_STEPS: Final = 1024  # Buckets between a power of two and the next
+_LOWEST: Final = np.concatenate(
+    [np.arange(2 * _STEPS), *(np.arange(_STEPS, 2 * _STEPS) << shift for shift in range(1, 43))]
+)
+"""The least length of each bucket."""
 
 _LADDERS: Final[tuple[tuple[float, ...], ...]] = ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,))
 """Edges of the bins of a histogram within a power of ten, from fine to coarse."""
@@ -45,20 +35,12 @@ MAX_BINS: Final = 12
 
 
 _KINDS: Final[dict[type, str]] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "true or false",
-    dict: "object",
-    list: "array",
-    type(None): "null",
+    **{str: "string", int: "integer", float: "number", bool: "true or false"},
+    **{dict: "object", list: "array", type(None): "null"},
 }
 
-_LOOKED_AT: Final = 100
-"""Values of an array whose kinds are told apart; a list of tokens has thousands, of one kind."""
-
-_MOST_CHUNKS: Final = 256
-"""Chunks that are looked at of a stream: the mean of some hundred chunks is that of all, within a percent or so."""
+_LOOKED_AT: Final = 100  # Values of an array whose kinds are told apart; a list of tokens has thousands, of one kind
+_MOST_CHUNKS: Final = 256  # Looked at of a stream: the mean of some hundred chunks is that of all, within a percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +60,27 @@ class Lengths:
         self.total = 0
         self.smallest = 0
         self.largest = 0
-        self._buckets: npt.NDArray[np.int64] = np.zeros(_BUCKETS, np.int64)
+        self._buckets: npt.NDArray[np.int64] = np.zeros(len(_LOWEST), np.int64)
 
     def add(self, lengths: npt.NDArray[Any]) -> None:
         """Counts lengths: integers from 0 on."""
         if not len(lengths):
             return
         values = lengths.astype(np.int64)
-        low, high = int(values.min()), int(values.max())
-        self.smallest = low if not self.count else min(self.smallest, low)
-        self.largest = max(self.largest, high)
-        self.count += len(values)
-        self.total += int(values.sum())
-        self._buckets += np.bincount(_bucket(values), minlength=_BUCKETS)
+        buckets = np.bincount(np.searchsorted(_LOWEST, values, "right") - 1, minlength=len(_LOWEST))
+        self._add(len(values), int(values.sum()), int(values.min()), int(values.max()), buckets)
 
     def merge(self, other: Lengths) -> None:
         """Counts what another has counted."""
-        if not other.count:
-            return
-        self.smallest = other.smallest if not self.count else min(self.smallest, other.smallest)
-        self.largest = max(self.largest, other.largest)
-        self.count += other.count
-        self.total += other.total
-        self._buckets += other._buckets
+        if other.count:
+            self._add(other.count, other.total, other.smallest, other.largest, other._buckets)
+
+    def _add(self, count: int, total: int, smallest: int, largest: int, buckets: npt.NDArray[np.int64]) -> None:
+        self.smallest = min(self.smallest, smallest) if self.count else smallest
+        self.largest = max(self.largest, largest)
+        self.count += count
+        self.total += total
+        self._buckets += buckets
 
     @property
     def mean(self) -> float:
@@ -108,19 +88,13 @@ class Lengths:
         return self.total / self.count if self.count else 0.0
 
     def quantile(self, share: float) -> int:
-        """Returns the smallest length that at least this share of the lengths does not exceed.
-
-        Exact below 2,048; above that it is too low by a thousandth at the most.
-        """
+        """Returns the least length that this share does not exceed; above 2,048 too low by a thousandth at the most."""
         rank = max(1, math.ceil(share * self.count))
         bucket = int(np.searchsorted(np.cumsum(self._buckets), rank))
-        return min(max(_lowest(bucket), self.smallest), self.largest)
+        return min(max(int(_LOWEST[min(bucket, len(_LOWEST) - 1)]), self.smallest), self.largest)
 
     def spread(self, most: int) -> list[Bin]:
-        """Returns at most `most` bins of one width, from the least length to the largest, for a picture.
-
-        Exact as far as the buckets are: of lengths above 2,048 a thousandth may count in the bin beside theirs.
-        """
+        """Returns at most `most` bins of one width, from the least length to the largest, for a picture."""
         if not self.count:
             return []
         width = max(1, -(-(self.largest + 1 - self.smallest) // most))
@@ -139,7 +113,7 @@ class Lengths:
     def _bins(self, edges: Sequence[int]) -> list[Bin]:
         """Returns the bins between edges that enclose all lengths."""
         before = np.concatenate(([0], np.cumsum(self._buckets)))
-        marks = [int(before[min(_BUCKETS, _first_bucket(edge))]) for edge in edges]
+        marks = before[np.searchsorted(_LOWEST, edges)].tolist()
         # Of the first and the last bucket an edge may leave a part outside.
         marks[0], marks[-1] = 0, self.count
         return [
@@ -148,51 +122,19 @@ class Lengths:
         ]
 
 
-def _bucket(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    values = np.minimum(values, _MAX)
-    # frexp gives the power above the value, so of [2048, 4096) it is 12, which shifts by 1.
-    shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 11, 0)
-    return np.where(values < _EXACT, values, shift * _STEPS + (values >> shift))
-
-
-def _lowest(bucket: int) -> int:
-    """Returns the least length of a bucket."""
-    if bucket < _EXACT:
-        return bucket
-    shift, step = divmod(bucket - _STEPS, _STEPS)
-    return (step + _STEPS) << shift
-
-
-def _first_bucket(length: int) -> int:
-    """Returns the first bucket that holds nothing below a length."""
-    bucket = int(_bucket(np.array([length]))[0])
-    return bucket if _lowest(bucket) >= length else bucket + 1
-
-
 def _edges(smallest: int, largest: int, ladder: Sequence[float]) -> list[int]:
     """Returns edges of the ladder such that the first bin holds the smallest length and the last one the largest."""
-    edges = [0]
-    power = 1
+    edges, power = [0], 1
     while edges[-1] <= largest:
         for step in ladder:
-            edge = int(step * power)
-            if edge > edges[-1]:
-                edges.append(edge)
-            if edge > largest:
-                break
+            if edges[-1] < int(step * power) and edges[-1] <= largest:
+                edges.append(int(step * power))
         power *= 10
-    first = max(i for i, edge in enumerate(edges) if edge <= smallest)
-    return edges[first:]
+    return edges[max(i for i, edge in enumerate(edges) if edge <= smallest) :]
 
 
 class Keys:
-    """The keys of some rows.
-
-    Attributes:
-        rows: how many rows.
-        rows_with: by key, how many rows have it, in the order in which they were met.
-        kinds: by key, what kinds of values it has, in that order too.
-    """
+    """The keys of some rows, in the order in which they were met: how many rows have each, and kinds of its values."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -214,8 +156,6 @@ def _kind_of(value: Any) -> str:
 
     >>> _kind_of(1), _kind_of([{}, "x"]), _kind_of([])
     ('integer', 'array of object, string', 'array')
-
-    Of a numpy array, which a row of a stream with arrays may hold, its dtype too.
     """
     if type(value) is not list or not value:
         return _simple_kind(value)

@@ -1,17 +1,11 @@
 """The run: when chunks are published and each step begins, for all ranks at once; what it takes on disk.
 
 Chunks come by the rules of `lazyshard-producer run`: by its rate and head start; with `--max-ahead` one is not begun
-before it is allowed, a held producer looks again after pauses that grow from 0.2 to 2 s, and rows of at most a second
-are made up for afterwards.
-
-Waiting readers find what they wait for by looks at `head.json`, paced by the product's own rule
-(`lazyshard.stream.pacing`): all ranks begin to wait at the same moment, at the end of a step, and read the same facts,
-so one is simulated for all. The processes of a node share what they see: one of them looks for all.
-
-Steps follow each other without a pause as long as their data is there, so only those are looked at that need more than
-was seen before: from one of them to the next is arithmetic. A thousand ranks or one make no difference.
-
-On disk are the chunks that are published, less those that the checkpoints let go, by the rules of docs/retention.md.
+before it is allowed, and rows of at most a second are made up for afterwards. Waiting readers look at `head.json`,
+paced by the product's own rule (`lazyshard.stream.pacing`): all ranks begin to wait at the same moment, so one is
+simulated for all, and one process of each node looks for all. Only steps are looked at that need more than was seen
+before: from one of them to the next is arithmetic. On disk are the published chunks, less those that the checkpoints
+let go.
 """
 
 from __future__ import annotations
@@ -19,9 +13,9 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,47 +27,20 @@ from lazyshard.stream.node_poll import LATER_S
 from lazyshard.stream.pacing import expected_wait, next_poll
 from lazyshard.stream.writer import HEARTBEAT_S
 
-BURST_S: Final = 1.0
-"""Seconds of rows that the producer makes up for after it was held (`lazyshard_producer.loop.BURST_S`)."""
-
+BURST_S: Final = 1.0  # Seconds of rows that a producer makes up for after it was held (`lazyshard_producer.loop`)
 _NOTHING_S: Final = 1e-9
-
-_LOOK_OPERATIONS: Final = 2
-"""Of a look at the head, one after the other: an open and a read."""
-
-_WAKES_A_CHUNK: Final = 2
-"""Where readers are woken: by the seal, which comes first, and by the head, which then tells of it."""
-
-_WATCHES_AFTER_S: Final = 0.02
-"""Shorter waits are slept through, see `lazyshard.stream.reader`."""
-
-_ASIDE_S: Final = 1.0
-"""How long a waiting reader that has chunks open lets pass between two looks which of them were deleted."""
-
-_SAME_S: Final = 1e-6
-"""Moments that are no further apart are one."""
-
-_STEPS: Final = 1000
-"""A chunk's time is divided into so many: waits that differ by less are taken as alike."""
-
-
+_LOOK_OPERATIONS: Final = 2  # Of a look at the head, one after the other: an open and a read
+_WAKES_A_CHUNK: Final = 2  # Where readers are woken: by the seal, and by the head, which then tells of it
+_WATCHES_AFTER_S: Final = 0.02  # Shorter waits are slept through, see `lazyshard.stream.reader`
+_ASIDE_S: Final = 1.0  # How long a reader that has chunks open lets pass between looks which of them were deleted
+_SAME_S: Final = 1e-6  # Moments that are no further apart are one
+_STEPS: Final = 1000  # A chunk's time is divided into so many: waits that differ by less are taken as alike
 LOOK_S: Final = 0.5
-
-DELETED_AT_ONCE: Final = 100
-"""How often the producer looks what it may delete, and how many chunks it then deletes in one go
-(`lazyshard_producer.holding.holdback`)."""
-
-MARK_S: Final = 0.2
-"""The least time between two reading marks (`lazyshard.data.commits`)."""
-
-PUBLISH_OPENS: Final = 7
-"""Of a producer, for a chunk: data, seal and head made, the owner looked at twice, the directory synced twice."""
-
-_PUBLISH_OTHERS: Final = 7
-"""Likewise: three renames with a stat each, and a look whether the seal is there."""
-
-_REPLACE: Final = 4
-"""To replace a small file durably: one made, a stat, a rename, the directory synced."""
+DELETED_AT_ONCE: Final = 100  # At each look, so many seconds apart (`lazyshard_producer.holding.holdback`)
+MARK_S: Final = 0.2  # The least time between two reading marks (`lazyshard.data.commits`)
+PUBLISH_OPENS: Final = 7  # For a chunk: data, seal and head made, the owner looked at twice, the directory synced twice
+_PUBLISH_OTHERS: Final = 7  # Likewise: three renames with a stat each, and a look whether the seal is there
+_REPLACE: Final = 4  # To replace a small file durably: one made, a stat, a rename, the directory synced
 
 
 def retry_s(held_s: float) -> float:
@@ -82,10 +49,7 @@ def retry_s(held_s: float) -> float:
 
 
 class Producer:
-    """The chunks of a stream, with the seconds at which each is `published` and was allowed to be `begun`.
-
-    0 is when the training begins, and what was there before.
-    """
+    """The chunks of a stream: when each is `published` and was allowed to be `begun`; 0 is when the training begins."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -136,10 +100,7 @@ def first_look(held_s: float) -> float:
 
 
 class WaitEnd(NamedTuple):
-    """How a wait ended: how late, and how many looks each process and one process of a node made.
-
-    Those of `asides`, of one of a node too, are for chunks that were deleted, to close them.
-    """
+    """How late a wait ended; looks by each process, by one of each node, and by one for chunks that were deleted."""
 
     late_s: float
     own: int
@@ -153,14 +114,14 @@ class Polls:
     def __init__(self, setting: Setting) -> None:
         self.look_s = _LOOK_OPERATIONS * setting.latency_s
         self._setting = setting
-        self._period = setting.chunk_seconds
+        self._period = setting.samples_per_chunk / setting.producer_rate
         self._shares = min(setting.ranks, setting.ranks_a_node) * max(1, setting.workers) > 1
         self._known = lru_cache(maxsize=None)(self._find)
 
     def wait(self, missing: int, next_s: float, blind_s: float = 0.0) -> WaitEnd:
         """Returns how a wait for some chunks ends, the first of which can be seen in `next_s` > 0 seconds.
 
-        The others follow one by one as they are produced. For `blind_s` seconds the producer tells no rate yet.
+        The others follow as they are produced. For `blind_s` seconds the producer tells no rate yet.
         """
         return self._known(missing, max(1, round(next_s / self._period * _STEPS)), round(blind_s, 3))
 
@@ -198,34 +159,20 @@ class Polls:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """What came out, in seconds since the training began.
-
-    Attributes:
-        step_s: how long a step takes, reading included.
-        published: when each chunk was published.
-        begun: when each chunk was allowed.
-        after_wait: steps that began after a wait, the first one included.
-        began: when each of these began.
-        waits: how long each of them was waited for.
-        asked: how often a reading process came to rows that it had not seen published.
-        looks: looks at the head that each such process made.
-        shared: looks at the head that one process of each node made.
-        asides: its looks which chunks were deleted.
-        looking_s: seconds in which it waited, ahead of the training or not.
-    """
+    """What came out, in seconds since the training began."""
 
     setting: Setting
-    step_s: float
-    published: npt.NDArray[np.float64]
-    begun: npt.NDArray[np.float64]
-    after_wait: npt.NDArray[np.int64]
-    began: npt.NDArray[np.float64]
-    waits: npt.NDArray[np.float64]
-    asked: int
-    looks: int
-    shared: int
-    asides: int
-    looking_s: float
+    step_s: float  # how long a step takes, reading included
+    published: npt.NDArray[np.float64]  # when each chunk was
+    begun: npt.NDArray[np.float64]  # when each chunk was allowed
+    after_wait: npt.NDArray[np.int64]  # steps that began after a wait, the first one included
+    began: npt.NDArray[np.float64]  # when each of these began
+    waits: npt.NDArray[np.float64]  # how long each of them was waited for
+    asked: int  # how often a reading process came to rows that it had not seen published
+    looks: int  # looks at the head that each such process made
+    shared: int  # looks at the head that one process of each node made
+    asides: int  # its looks which chunks were deleted
+    looking_s: float  # seconds in which it waited, ahead of the training or not
 
     @property
     def first_step_s(self) -> float:
@@ -361,25 +308,8 @@ def _in_time(
     return np.minimum(deleted, target)[newest]
 
 
-class _Files(NamedTuple):
-    """Operations on the filesystem, reads and syncs not counted; those a node, or while waiting, are of readers."""
-
-    processes: int
-    nodes: int
-    head_opens: int
-    chunk_opens: int
-    metadata_operations: int
-    metadata_a_second: float
-    metadata_a_second_and_node: float
-    polls_a_second: float
-    stripe_operations: int
-
-
-def count_files(timeline: Timeline, disk: Disk) -> _Files:
-    """Counts the operations of a run.
-
-    The main process looks when it begins and at each commit; with workers also at each stripe that is new to it.
-    """
+def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
+    """Counts operations: a main process looks when it begins and at commits, with workers at each new stripe too."""
     setting, seconds = timeline.setting, timeline.end_s
     loaders, nodes = setting.ranks * max(1, setting.workers), -(-setting.ranks // setting.ranks_a_node)
     opened, asides = setting.all_openings, timeline.asides * nodes
@@ -389,60 +319,35 @@ def count_files(timeline: Timeline, disk: Disk) -> _Files:
     spans = -(-setting.steps * setting.draws // setting.span)
     marks = min(spans, int(seconds / MARK_S) + timeline.asked) + disk.cursor_writes
     total = reading + _REPLACE * marks + setting.chunks * (PUBLISH_OPENS + _PUBLISH_OTHERS) + 2 * disk.deleted
-    return _Files(
-        processes=loaders,
-        nodes=nodes,
-        head_opens=looks,
-        chunk_opens=opened * CHUNK_OPENS,
-        metadata_operations=total,
-        metadata_a_second=total / seconds,
-        metadata_a_second_and_node=reading / seconds / nodes,
-        polls_a_second=(polls + asides) / timeline.looking_s if timeline.looking_s else 0.0,
-        stripe_operations=nodes + loaders * (CHUNK_OPENS + CHUNK_STATS),
-    )
+    return {
+        "processes": loaders,
+        "nodes": nodes,
+        "head_opens": looks,
+        "chunk_opens": opened * CHUNK_OPENS,
+        "metadata_operations": total,
+        "metadata_a_second": total / seconds,
+        "metadata_a_second_and_node": reading / seconds / nodes,
+        "polls_a_second": (polls + asides) / timeline.looking_s if timeline.looking_s else 0.0,
+        "stripe_operations": nodes + loaders * (CHUNK_OPENS + CHUNK_STATS),
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """All that is known of a simulated run."""
-
-    setting: Setting
-    timeline: Timeline
-    disk: Disk
-    files: _Files
-
-    @property
-    def limited_by(self) -> Literal["producer", "reading", "training"]:
-        """What is slowest in the long run, whatever the head start."""
-        setting, step_s = self.setting, self.timeline.step_s
-        if setting.producer_rate * step_s < setting.step_rows:
-            return "producer"
-        return "reading" if step_s > 1.01 * setting.step_seconds else "training"
-
-    @property
-    def longest_wait_s(self) -> float:
-        """Of the waits but that for the first step."""
-        return float(self.timeline.waits[1:].max(initial=0.0))
-
-    def figures(self) -> dict[str, Any]:
-        """Returns all figures by name, plain values."""
-        setting, timeline = self.setting, self.timeline
-        found = {
-            "steps": setting.steps,
-            "chunks": setting.chunks,
-            "limited_by": self.limited_by,
-            **{name: getattr(timeline, name) for name in ("first_step_s", "end_s", "stalled_s", "stall_share")},
-            "longest_wait_s": self.longest_wait_s,
-            "waits": len(timeline.waits) - 1,
-            "tail_chunks": setting.tail_chunks,
-            "tail_openings": setting.tail_openings,
-            "neighbour_draws": setting.neighbour_draws,
-        }
-        return asdict(setting) | found | self.disk._asdict() | self.files._asdict()
-
-
-def outcome(setting: Setting) -> Simulated:
-    """Simulates a run and counts everything."""
+def outcome(setting: Setting) -> dict[str, Any]:
+    """Simulates a run and returns all figures by name, plain values."""
     timeline = simulate(setting)
     disk = disk_use(timeline)
-    return Simulated(setting, timeline, disk, count_files(timeline, disk))
+    # What is slowest in the long run, whatever the head start.
+    slow = "reading" if timeline.step_s > 1.01 * setting.step_seconds else "training"
+    found = {
+        "steps": setting.steps,
+        "chunks": setting.chunks,
+        "limited_by": "producer" if setting.producer_rate * timeline.step_s < setting.step_rows else slow,
+        **{name: getattr(timeline, name) for name in ("first_step_s", "end_s", "stalled_s", "stall_share")},
+        "longest_wait_s": float(timeline.waits[1:].max(initial=0.0)),  # that for the first step left out
+        "waits": len(timeline.waits) - 1,
+        "tail_chunks": setting.tail_chunks,
+        "tail_openings": setting.tail_openings,
+        "neighbour_draws": setting.neighbour_draws,
+    }
+    options = {one.name: getattr(setting, one.name) for one in fields(setting) if one.init}
+    return options | found | disk._asdict() | count_files(timeline, disk)

@@ -31,16 +31,13 @@ _REQUIRED = ("typer", "rich", "click", "pydantic")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code.
-
-    Args:
-        arguments: the command line after the program's name; None for that of the process.
-    """
+    """Runs the command, with the arguments of the process or others, and returns its exit code."""
     with Stop() as stop:
         try:
             # It is imported late, where the value of an option is read.
             if not _is_installed("pydantic"):
                 raise ModuleNotFoundError(name="pydantic")
+            from lazyshard.cli.output import drop_what_nobody_reads
             from lazyshard_producer.command import execute
         except ModuleNotFoundError as cause:
             missing = (cause.name or "").partition(".")[0]
@@ -50,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(message, file=sys.stderr)
             return 1
         code = execute(sys.argv[1:] if arguments is None else arguments, stop)
-        _drop_what_nobody_reads()
+        drop_what_nobody_reads()
         return code
 
 
@@ -60,13 +57,3 @@ def _is_installed(package: str) -> bool:
     except ValueError:
         # None stands for it in sys.modules: it cannot be imported.
         return False
-
-
-def _drop_what_nobody_reads() -> None:
-    # Python flushes both once more as it ends, and where that fails makes the exit code 120, whatever it was.
-    for name in ("stdout", "stderr"):
-        try:
-            if getattr(sys, name) is not None:
-                getattr(sys, name).flush()
-        except (OSError, ValueError):
-            setattr(sys, name, None)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
-from typer.core import TyperGroup
 
 from lazyshard import __version__
+from lazyshard.cli.output import PlainFlags
 from lazyshard.format.records import End
 from lazyshard_producer import errors
 from lazyshard_producer.check import describe_run
@@ -31,7 +31,7 @@ from lazyshard_producer.configuration.given import (
     write_example,
 )
 from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.display.metrics import open_metrics
+from lazyshard_producer.display.metrics import Metrics
 from lazyshard_producer.display.progress import Display, choose_display, say
 from lazyshard_producer.rows.refusals import read_refused, summarize, summary_json, summary_lines
 from lazyshard_producer.run import reload_settings, run
@@ -106,29 +106,6 @@ _QUARANTINE_EPILOG: Final = _epilog(
         errors.FILESYSTEM: "the filesystem or store failed",
     },
 )
-
-
-class PlainFlags(TyperGroup):
-    """The group of a program's commands: what takes no value shows none, in the help of each too."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Returns the program's own arguments and options, --help among them."""
-        return _plain(super().get_params(ctx))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a command by its name, None where there is none of that name."""
-        command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            _plain(command.get_params(ctx))
-        return command
-
-
-def _plain(params: Iterable[Any]) -> list[Any]:
-    shown = list(params)
-    for one in shown:
-        if getattr(one, "is_flag", False) and one.metavar is None:
-            one.metavar = ""
-    return shown
 
 
 def load_settings(flags: Given, config: str | None) -> Settings:
@@ -260,7 +237,7 @@ _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an 
 def _run_stream(flags: Given, config: str | None, quiet: bool, stop: Stop) -> int:
     settings = load_settings(flags, config)
     # The port first: one that is taken is to be noticed before anything is made.
-    with contextlib.closing(open_metrics(settings.metrics_host, settings.metrics_port)) as metrics:
+    with contextlib.closing(Metrics(settings.metrics_host, settings.metrics_port)) as metrics:
         display = choose_display(quiet, settings.log_every_s)
 
         def reload(old: Settings) -> Settings:

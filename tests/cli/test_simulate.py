@@ -151,23 +151,23 @@ def test_operations_are_counted() -> None:
     timeline = simulate(setting)
     disk = disk_use(timeline)
     files = count_files(timeline, disk)
-    assert (files.processes, files.nodes) == (2, 1)
+    assert (files["processes"], files["nodes"]) == (2, 1)
     # Two opens for each of 16 chunks, which one rank reads.
-    assert files.chunk_opens == 32
-    assert files.head_opens == 2 * timeline.looks + timeline.shared + 2 + disk.cursor_writes
+    assert files["chunk_opens"] == 32
+    assert files["head_opens"] == 2 * timeline.looks + timeline.shared + 2 + disk.cursor_writes
     # And a stat for each of them; the producer's come on top.
-    read = files.head_opens + 32 + 16 + timeline.asides
-    assert files.metadata_a_second_and_node == pytest.approx(read / timeline.end_s)
-    assert files.metadata_operations > read + 16 * PUBLISH_OPENS
+    read = files["head_opens"] + 32 + 16 + timeline.asides
+    assert files["metadata_a_second_and_node"] == pytest.approx(read / timeline.end_s)
+    assert files["metadata_operations"] > read + 16 * PUBLISH_OPENS
 
 
 def test_thousands_of_ranks_and_a_million_chunks_are_simulated() -> None:
     large = Setting(ranks=4096, step_seconds=10.0, producer_rate=1500.0, rows=10**9, samples_per_chunk=1000)
     found = outcome(replace(large, micro_batches=4, retain="consumed", checkpoint_steps=500))
-    assert found.limited_by == "producer"
-    assert found.timeline.first_step_s == pytest.approx(4096 * 1000 / 1500, abs=6)
-    assert found.timeline.end_s == pytest.approx(10**9 / 1500, rel=0.01)
-    assert found.disk.peak_chunks < found.setting.chunks
+    assert found["limited_by"] == "producer"
+    assert found["first_step_s"] == pytest.approx(4096 * 1000 / 1500, abs=6)
+    assert found["end_s"] == pytest.approx(10**9 / 1500, rel=0.01)
+    assert found["peak_chunks"] < found["chunks"]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,8 @@ def test_thousands_of_ranks_and_a_million_chunks_are_simulated() -> None:
     ],
 )
 def test_the_table_warns(changes: Any, warnings: list[str]) -> None:
-    told = [line for line in run_lines(outcome(replace(SMALL, **changes))) if line.startswith("warning")]
+    setting = replace(SMALL, **changes)
+    told = [line for line in run_lines(setting, outcome(setting)) if line.startswith("warning")]
     assert [word in line for word, line in zip(warnings, told, strict=True)] == [True] * len(told)
 
 
@@ -266,7 +267,7 @@ print((found[2] - found[1]) / 10)
 def test_a_real_run_trains_every_row_once_and_opens_chunks_as_often_as_predicted(tmp_path: Path) -> None:
     found = measure(TINY, tmp_path)
     # The last one, with three rows, goes to both ranks.
-    assert found.chunk_opens == outcome(TINY).files.chunk_opens == 2 * 12
+    assert found.chunk_opens == outcome(TINY)["chunk_opens"] == 2 * 12
     assert 4 <= found.peak_chunks <= 11
     assert 0 < found.first_step_s < found.end_s
     # Each rank looks when it begins, and at the first window at the least.

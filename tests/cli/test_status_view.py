@@ -13,7 +13,6 @@ from lazyshard.cli.status_view import (
     band_line,
     legend,
     problems,
-    share_words,
     status_lines,
     summary,
     window_words,
@@ -309,17 +308,16 @@ def test_window_mixture_and_blend_on_the_page() -> None:
         "/data/a\\nb: 75.0%, 300 samples; weight 50.0%",
     ):
         assert text.count(fact) == 1, fact
-    assert "  now         chunks 1,167 to 1,169 (rank 0: 1,167;" in text
+    assert "  reads now   chunks 1,167 to 1,169 (rank 0: 1,167;" in text
     assert "# read now" in text and "# read now" not in "\n".join(page(looked))
     (values,) = status_values(outlook(looked))["consumers"]
     assert values["blend"] == [
         {"stream": "/data/a", "weight": 0.5, "share": 0.25, "consumed_samples": 100},
         {"stream": "/data/a\nb", "weight": 0.5, "share": 0.75, "consumed_samples": 300},
     ]
-    assert share_words(BlendShare("/data/a", 1.0, 0), None) == "/data/a: none yet; weight 100.0%"
     waiting = page(survey(consumers=(told(consumed=12_330, done=1233, needs=1236, ranks=3),)), watching=True)
     assert facts(waiting, "waits for")[0].startswith("chunks 1,234 to 1,235, to read chunks 1,233 to 1,235 ")
-    assert facts(waiting, "now") == []
+    assert facts(waiting, "reads now") == []
 
 
 JSON = r"""

@@ -14,7 +14,7 @@ from lazyshard.cli.watch_server import LastLook
 from lazyshard.format.blend_state import BlendShare
 from lazyshard.format.seal import MixedSource
 from lazyshard.inspection.outlook import Outlook
-from lazyshard_producer.display.metrics import PrometheusMetrics
+from lazyshard_producer.display.metrics import Metrics
 from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
 from tests.producer.display.test_metrics import scrape
 
@@ -146,7 +146,7 @@ def test_every_metric_is_documented() -> None:
 
 def exported() -> set[str]:
     """The names of all series that the producer and `watch` give."""
-    metrics = PrometheusMetrics("127.0.0.1", 0)
+    metrics = Metrics("127.0.0.1", 0)
     try:
         metrics.taken("a", 1)
         metrics.consumers({"sft": 1}, 1)

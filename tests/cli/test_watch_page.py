@@ -49,10 +49,10 @@ MIXTURE: Final = (
 
 class Scene:
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
+        self.told: tuple[dict[str, Any], Outlook | None] = {}, None
         self.shown: Shown | None = None
         self.later: Outlook | None = None
-        answers = page_answers(WatchPage(), lambda: self.values, lambda: self.shown)
+        answers = page_answers(WatchPage(), lambda: self.told, lambda: self.shown)
         for path, make in [(path, answers[path].make) for path in ("/now", "/history")]:
             answers[path] = replace(answers[path], make=partial(self._later, make))
         self._server = WatchServer("127.0.0.1", 0, answers)
@@ -62,7 +62,7 @@ class Scene:
 
     def show(self, found: Outlook | None, **values: Any) -> None:
         facts = LastLook(found, values.get("error"), NOW, values.get("silent_since"), values.get("missing", False))
-        self.values = watch_values(Path("/shared/streams/chat-distillation"), 2.0, facts, NOW + 95)
+        self.told = watch_values(Path("/shared/streams/chat-distillation"), 2.0, facts, NOW + 95), found
 
     def _later(self, make: Callable[[], bytes]) -> bytes:
         """Goes on to what is to be shown once the page asks again."""
@@ -161,10 +161,10 @@ def test_busy_run(scene: Scene) -> None:
         "Disk ≈ 10.3 GB 210.0 GB free",
         "Quarantine 12 rows refused so far",
         "Close up: chunks 1,136 to 1,231",
-        "process 12345 on node7",
-        "heartbeat 1 s old",
-        "reads now chunks 1,152 to 1,159, by 4 ranks",
-        "supply 74 chunks ahead of it; told 3 s ago",
+        "process 12345 on node7, heartbeat 1 s old",
+        "rate 56.0 samples/s; does not have to wait at these rates",
+        "reads now chunks 1,152 to 1,159 (rank 0: 1,152, 1,156; rank 1: 1,153, 1,157;",
+        "reading needs 1,160 chunks, 74 chunks ahead of it; 3 s old",
         "checkpoint 11,040 samples, done with 1,104 chunks; 3 s old",
         "/data/crawl/web-*.jsonl 70.0 % so far, 8,404 rows; weight 70.0 %",
         "/data/seed.jsonl 0.0 % so far, 0 rows; finished",
@@ -182,7 +182,7 @@ def test_waiting_producer_and_reader(scene: Scene) -> None:
     for part in (
         "sft waits for 6 chunks",
         "waits for --max-disk 2.0 GB: 1,234 chunks take 2.0 GB, and no checkpoint lets any of them be deleted",
-        "waits for chunks 1,234 to 1,239, to read chunks 1,232 to 1,239, by 4 ranks",
+        "waits for chunks 1,234 to 1,239, to read chunks 1,232 to 1,239 (rank 0: 1,232, 1,236;",
         "awaited 6",
         "Problems consumer 'old': torn; it counts as done with nothing",
         "free space not known",

@@ -11,8 +11,7 @@ from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Manifest
 from lazyshard.format.seal import DealtByCost, Made, SourceRows
 from lazyshard.format.state import RunState
-from lazyshard.inspection.advice import FEW_ROWS, Training, advise, training_of, unevenness
-from lazyshard.inspection.inspection import Overview
+from lazyshard.inspection.inspection import FEW_ROWS, Overview, Training, advise, training_of, unevenness
 from lazyshard.inspection.row_facts import Lengths
 from lazyshard.part import Part
 from lazyshard.stream import Published

@@ -280,7 +280,8 @@ def bare(consumed: int, done: int, **plan: int) -> Cursor:
     ],
 )
 def test_remainder(cursor: Cursor, expected: Remainder | None) -> None:
-    assert remainder(cursor, samples=43, chunks=11, ended=True) == expected
+    census = replace(made_up().census, samples=43, chunks=11, ended=True)
+    assert remainder(Consumer("sft", cursor, None, None), census) == expected
 
 
 @pytest.mark.parametrize(
@@ -298,4 +299,5 @@ def test_remainder(cursor: Cursor, expected: Remainder | None) -> None:
     ],
 )
 def test_remainder_of_a_live_stream(cursor: Cursor, expected: Remainder | None) -> None:
-    assert remainder(cursor, samples=40, chunks=10, ended=False) == expected
+    census = replace(made_up().census, samples=40, chunks=10, ended=False)
+    assert remainder(Consumer("sft", cursor, None, None), census) == expected

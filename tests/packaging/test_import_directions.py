@@ -54,7 +54,9 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
         *("facade", "config", "filesystem", "simulation", "conversion", "inspection", "stream", "store", "format"),
         *("plan", "examination", "memory", "errors"),
     },
-    "producer": {"facade", "conversion", "inspection", "stream", "store", "format", "plan", "lazy", "memory", "errors"},
+    "producer": {
+        *("facade", "cli", "conversion", "inspection", "stream", "store", "format", "plan", "lazy", "memory", "errors"),
+    },
     "swift": {"part", "facade", "data", "stream", "store", "format", "plan", "examination", "memory", "errors"},
 }
 

@@ -90,7 +90,8 @@ def test_rows_on_a_coloured_terminal_hold_only_our_colours(tmp_path: Path, monke
     monkeypatch.setattr(sys, "stdout", output)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    inspect._show_json(json.dumps({"a": "[link=x]y[/link]"})[:-1] + ', "b": "' + ESCAPES + '"}')
+    text = json.dumps({"a": "[link=x]y[/link]"})[:-1] + ', "b": "' + ESCAPES + '"}'
+    inspect._show(inspect._json_lines(text))
     output.flush()
     text = output.buffer.getvalue().decode()
     assert "\x1b[" in text, "no colours: this terminal is none"

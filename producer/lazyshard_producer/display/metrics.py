@@ -1,20 +1,5 @@
 """What a run says to Prometheus: counters and gauges over HTTP, where --metrics-port is given.
 
-    lazyshard_producer_samples_total           rows published by this process
-    lazyshard_producer_bytes_total             bytes of the chunks they are in
-    lazyshard_producer_chunks_total            chunks published by this process
-    lazyshard_producer_stream_chunks           chunks of the stream, those of earlier runs included
-    lazyshard_producer_seal_seconds            histogram: from a chunk's last row to its seal being durable
-    lazyshard_producer_last_publish_seconds    when that was last, in seconds since 1970
-    lazyshard_producer_source_rows_total       rows taken, by source
-    lazyshard_producer_refused_rows_total      rows refused, by kind (skipped, quarantined)
-    lazyshard_producer_ahead_chunks            chunks published beyond the slowest reader's mark
-    lazyshard_producer_consumer_lag_chunks     chunks published beyond what it has in durable checkpoints, by consumer
-    lazyshard_producer_disk_bytes              bytes that the stream takes
-    lazyshard_producer_waiting                 1 while it waits, by reason (source, rate, limit, deadlock), else 0
-    lazyshard_producer_wait_seconds_total      how long it has waited, by reason, the wait that goes on included
-    lazyshard_producer_state                   1 for the state of head.json (running, waiting, ...), 0 for the others
-
 There is no label whose values grow with the data: of sources and consumers the first `MAX_LABELS` have their own, the
 rest share one. Nothing is authenticated or encrypted; the address is the loopback one unless asked otherwise.
 """
@@ -25,7 +10,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
@@ -37,73 +21,33 @@ if TYPE_CHECKING:
 Reason = Literal["source", "rate", "limit", "deadlock"]
 """What a run can wait for: rows, the time of --rate, room below a limit, and room that will never come."""
 
-STATES: Final = ("running", "waiting", "idle", "finished", "failed")
-"""Those of head.json."""
-
+STATES: Final = ("running", "waiting", "idle", "finished", "failed")  # Those of head.json
 _SEAL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds in seconds: from a chunk of a few rows on a fast disk to a large one on a slow share."""
 
-MAX_LABELS: Final = 100
-"""Values of a label: as many as people look at, and far below what burdens a server."""
-
+MAX_LABELS: Final = 100  # Values of a label: as many as people look at, and far below what burdens a server
 OTHERS: Final = "(others)"
 
 
 class Metrics:
-    """Takes the figures of a run, and does nothing with them. Nothing it does raises or blocks."""
+    """Takes the figures of a run, and neither raises nor blocks; served at `address` from a thread of its own.
 
-    address: str | None = None
-    """Where they are served, None if they are not."""
-
-    def published(self, chunks: int, samples: int, size: int, seconds: float) -> None:
-        """A chunk of so many rows and bytes is published; `seconds` from its last row to its seal being durable."""
-
-    def taken(self, source: str, rows: int) -> None:
-        """So many more rows were taken from a source."""
-
-    def refused(self, kind: Literal["skipped", "quarantined"], rows: int = 1) -> None:
-        """So many more rows were refused."""
-
-    def waits(self, reason: Reason | None) -> None:
-        """Waits for this from now on, or has not to wait any longer. Call it as often as you like."""
-
-    def consumers(self, lags: Mapping[str, int], ahead: int | None) -> None:
-        """How far the consumers are.
-
-        Args:
-            lags: chunks published beyond what is in durable checkpoints, by consumer; one that is missing has gone.
-            ahead: chunks published beyond the slowest reader's mark; None where there is no reader.
-        """
-
-    def disk(self, size: int) -> None:
-        """The stream takes so many bytes."""
-
-    def state(self, state: str) -> None:
-        """The state of head.json is this one."""
-
-    def close(self) -> None:
-        """Stops serving. May be called twice."""
-
-
-class PrometheusMetrics(Metrics):
-    """Serves figures at ``http://HOST:PORT/metrics`` from a thread of its own.
-
-    Args:
-        port: TCP port, 0 for any that is free.
-
-    Raises:
-        ExtraMissing: prometheus-client is not installed.
-        SettingInvalid: the port cannot be had.
+    At port 0 that is any that is free; None serves nothing, and needs no package. Raises ExtraMissing without
+    prometheus-client, and SettingInvalid where the port cannot be had.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        host: str = "",
+        port: int | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
+        self.address: str | None = None
+        self._figures: _Figures | None = None
+        if port is None:
+            return
         try:
             from prometheus_client import CollectorRegistry, disable_created_metrics, start_http_server
         except ModuleNotFoundError:
@@ -134,32 +78,44 @@ class PrometheusMetrics(Metrics):
         self.address = f"http://{host}:{self._server.server_port}/metrics"
 
     def published(self, chunks: int, samples: int, size: int, seconds: float) -> None:
-        """See `Metrics`."""
-        self._figures.samples.inc(samples)
-        self._figures.bytes.inc(size)
-        self._figures.chunks.inc()
-        self._figures.stream_chunks.set(chunks)
-        self._figures.seal.observe(seconds)
-        self._figures.last_publish.set(self._now())
+        """A chunk of so many rows and bytes is published; `seconds` from its last row to its seal being durable."""
+        if (told := self._figures) is not None:
+            told.samples.inc(samples)
+            told.bytes.inc(size)
+            told.chunks.inc()
+            told.stream_chunks.set(chunks)
+            told.seal.observe(seconds)
+            told.last_publish.set(self._now())
 
     def taken(self, source: str, rows: int) -> None:
-        """See `Metrics`."""
-        self._figures.source_rows.labels(_label(source, self._sources)).inc(rows)
+        """So many more rows were taken from a source."""
+        if self._figures is not None:
+            if source not in self._sources and len(self._sources) >= MAX_LABELS:
+                source = OTHERS
+            else:
+                self._sources.add(source)
+            self._figures.source_rows.labels(source).inc(rows)
 
     def refused(self, kind: Literal["skipped", "quarantined"], rows: int = 1) -> None:
-        """See `Metrics`."""
-        self._figures.refused.labels(kind).inc(rows)
+        """So many more rows were refused."""
+        if self._figures is not None:
+            self._figures.refused.labels(kind).inc(rows)
 
     def waits(self, reason: Reason | None) -> None:
-        """See `Metrics`."""
-        if reason != self._reason:
+        """Waits for this from now on, or has not to wait any longer. Call it as often as you like."""
+        if self._figures is not None and reason != self._reason:
             self._reason = reason
             self._waits.wait(reason)
             for other in get_args(Reason):
                 self._figures.waiting.labels(other).set(other == reason)
 
     def consumers(self, lags: Mapping[str, int], ahead: int | None) -> None:
-        """See `Metrics`."""
+        """How many chunks are published beyond each consumer's checkpoints, and beyond the slowest reader's mark.
+
+        Consumers that are missing have gone; `ahead` is None where there is no reader.
+        """
+        if self._figures is None:
+            return
         gauge = self._figures.lag
         shown = dict(sorted(lags.items())[:MAX_LABELS])
         if len(lags) > MAX_LABELS:
@@ -172,38 +128,27 @@ class PrometheusMetrics(Metrics):
         self._figures.ahead.set(math.nan if ahead is None else ahead)
 
     def disk(self, size: int) -> None:
-        """See `Metrics`."""
-        self._figures.disk.set(size)
+        """The stream takes so many bytes."""
+        if self._figures is not None:
+            self._figures.disk.set(size)
 
     def state(self, state: str) -> None:
-        """See `Metrics`."""
-        for other in STATES:
-            self._figures.state.labels(other).set(other == state)
+        """The state of head.json is this one."""
+        if self._figures is not None:
+            for other in STATES:
+                self._figures.state.labels(other).set(other == state)
 
     def close(self) -> None:
-        """See `Metrics`."""
-        thread: Thread = self._thread
-        if thread.is_alive():
-            self._server.shutdown()
-            thread.join()
-        self._server.server_close()
-
-
-def open_metrics(host: str, port: int | None) -> Metrics:
-    """Returns what takes the figures of a run: served where there is a port.
-
-    Raises:
-        ExtraMissing, SettingInvalid: see `PrometheusMetrics`.
-    """
-    return Metrics() if port is None else PrometheusMetrics(host, port)
+        """Stops serving. May be called twice."""
+        if self._figures is not None:
+            if self._thread.is_alive():
+                self._server.shutdown()
+                self._thread.join()
+            self._server.server_close()
 
 
 class WaitClock:
-    """Adds up waits.
-
-    Args:
-        reasons: what can be waited for.
-    """
+    """Adds up waits, by what can be waited for."""
 
     def __init__(self, reasons: Iterable[str], clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -225,6 +170,16 @@ class WaitClock:
             self._add()
             return dict(self._waited)
 
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yields the sums as a counter, as the registry wants it, worked out when it is asked for."""
+        from prometheus_client.core import CounterMetricFamily
+
+        text = "How long it has waited for this"
+        family = CounterMetricFamily("lazyshard_producer_wait_seconds", text, labels=["reason"])
+        for reason, seconds in self.seconds().items():
+            family.add_metric([reason], seconds)
+        yield family
+
     def _add(self) -> None:
         now = self._clock()
         if self._reason is not None:
@@ -245,12 +200,8 @@ class _Figures:
         self.bytes = named(Counter, "bytes", "Bytes of the chunks published by this process")
         self.chunks = named(Counter, "chunks", "Chunks published by this process")
         self.stream_chunks = named(Gauge, "stream_chunks", "Chunks of the stream")
-        self.seal = named(
-            Histogram,
-            "seal_seconds",
-            "From a chunk's last row to its seal being durable",
-            buckets=_SEAL_BUCKETS,
-        )
+        durable = "From a chunk's last row to its seal being durable"
+        self.seal = named(Histogram, "seal_seconds", durable, buckets=_SEAL_BUCKETS)
         self.last_publish = named(Gauge, "last_publish_seconds", "Time of the last publish, since 1970")
         self.source_rows = named(Counter, "source_rows", "Rows taken", ("source",))
         self.refused = named(Counter, "refused_rows", "Rows refused", ("kind",))
@@ -259,40 +210,11 @@ class _Figures:
         self.disk = named(Gauge, "disk_bytes", "Bytes that the stream takes")
         self.waiting = named(Gauge, "waiting", "Whether it waits for this", ("reason",))
         self.state = named(Gauge, "state", "State of the producer", ("state",))
-        for reason in get_args(Reason):
-            self.waiting.labels(reason)
-        for kind in ("skipped", "quarantined"):
-            self.refused.labels(kind)
-        for state in STATES:
-            self.state.labels(state)
-        registry.register(_Waited(waits))
+        kinds = {self.waiting: get_args(Reason), self.refused: ("skipped", "quarantined"), self.state: STATES}
+        for figure, values in kinds.items():
+            for value in values:
+                figure.labels(value)
+        registry.register(waits)
         # Nobody knows yet; 0 would be a claim.
         self.ahead.set(math.nan)
         self.disk.set(math.nan)
-
-
-class _Waited:
-    """A counter that is worked out when it is asked for."""
-
-    def __init__(self, waits: WaitClock) -> None:
-        self._waits = waits
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yields it, as the registry wants it."""
-        from prometheus_client.core import CounterMetricFamily
-
-        family = CounterMetricFamily(
-            "lazyshard_producer_wait_seconds", "How long it has waited for this", labels=["reason"]
-        )
-        for reason, seconds in self._waits.seconds().items():
-            family.add_metric([reason], seconds)
-        yield family
-
-
-def _label(name: str, known: set[str]) -> str:
-    if name in known:
-        return name
-    if len(known) >= MAX_LABELS:
-        return OTHERS
-    known.add(name)
-    return name

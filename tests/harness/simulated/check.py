@@ -63,18 +63,17 @@ def compare(measured: Measured, tolerance: float) -> list[Comparison]:
     """Returns the prediction for a run beside what was measured. Besides the tolerance each figure may be off by what
     processes take to start, and by what one event more or less comes to: half a second, a twentieth of the time
     stalled, two chunks, ten looks and two of each rank."""
-    found = outcome(measured.setting)
-    timeline, ranks = found.timeline, measured.setting.ranks
+    found, ranks = outcome(measured.setting), measured.setting.ranks
     return [
         Comparison(name, predicted, real, tolerance * real + besides)
         for name, predicted, real, besides in (
-            ("first step, s", timeline.first_step_s, measured.first_step_s, 0.5),
-            ("last step, s", timeline.end_s, measured.end_s, 0.5),
-            ("stalled, s", timeline.stalled_s, measured.stalled_s, 0.05 * measured.end_s),
-            ("share stalled", timeline.stall_share, measured.stall_share, 0.05),
-            ("disk peak, chunks", found.disk.peak_chunks, measured.peak_chunks, 2.0),
-            ("opens of head.json", found.files.head_opens, measured.head_opens, 10.0 + 2.0 * ranks),
-            ("opens of chunks", found.files.chunk_opens, measured.chunk_opens, 0.0),
+            ("first step, s", found["first_step_s"], measured.first_step_s, 0.5),
+            ("last step, s", found["end_s"], measured.end_s, 0.5),
+            ("stalled, s", found["stalled_s"], measured.stalled_s, 0.05 * measured.end_s),
+            ("share stalled", found["stall_share"], measured.stall_share, 0.05),
+            ("disk peak, chunks", found["peak_chunks"], measured.peak_chunks, 2.0),
+            ("opens of head.json", found["head_opens"], measured.head_opens, 10.0 + 2.0 * ranks),
+            ("opens of chunks", found["chunk_opens"], measured.chunk_opens, 0.0),
         )
     ]
 

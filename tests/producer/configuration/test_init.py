@@ -10,7 +10,7 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.assembly import assemble
 from lazyshard_producer.configuration.given import TABLES, Given, example, read_config
 from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, SOURCE_OPTIONS, Settings
-from lazyshard_producer.display.metrics import PrometheusMetrics
+from lazyshard_producer.display.metrics import Metrics
 from lazyshard_producer.errors import SettingsInvalid
 from tests.harness.processes.environment import ROOT
 from tests.harness.processes.producing import assert_one_line, plain_sources, rows
@@ -90,7 +90,7 @@ def test_the_page_shows_a_configuration_file_with_known_keys_only() -> None:
 
 
 def test_the_page_names_the_metrics_that_are_served() -> None:
-    metrics = PrometheusMetrics("127.0.0.1", 0)
+    metrics = Metrics("127.0.0.1", 0)
     try:
         metrics.taken("a", 1)
         metrics.consumers({"train": 1}, 1)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.display.metrics import MAX_LABELS, OTHERS, Metrics, PrometheusMetrics, WaitClock, open_metrics
+from lazyshard_producer.display.metrics import MAX_LABELS, OTHERS, Metrics, WaitClock
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
 from tests.harness.processes.producing import assert_one_line, rows, run_arguments
 
@@ -34,13 +34,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def metrics(clock: Clock) -> Iterator[PrometheusMetrics]:
-    made = PrometheusMetrics("127.0.0.1", 0, clock=clock, now=lambda: 1_700_000_000.0)
+def metrics(clock: Clock) -> Iterator[Metrics]:
+    made = Metrics("127.0.0.1", 0, clock=clock, now=lambda: 1_700_000_000.0)
     yield made
     made.close()
 
 
-def scrape(metrics: PrometheusMetrics, begin: str = "") -> dict[str, float]:
+def scrape(metrics: Metrics, begin: str = "") -> dict[str, float]:
     """The figures whose names begin so."""
     assert metrics.address is not None
     with urllib.request.urlopen(metrics.address, timeout=30) as answer:
@@ -50,7 +50,7 @@ def scrape(metrics: PrometheusMetrics, begin: str = "") -> dict[str, float]:
     return {name: value for name, value in found.items() if name.startswith(begin)}
 
 
-def test_at_the_start_counters_are_zero_and_what_nobody_knows_is_not_a_number(metrics: PrometheusMetrics) -> None:
+def test_at_the_start_counters_are_zero_and_what_nobody_knows_is_not_a_number(metrics: Metrics) -> None:
     found = scrape(metrics)
     assert found["samples_total"] == found["chunks_total"] == found["bytes_total"] == 0
     assert found['refused_rows_total{kind="skipped"}'] == found['refused_rows_total{kind="quarantined"}'] == 0
@@ -58,7 +58,7 @@ def test_at_the_start_counters_are_zero_and_what_nobody_knows_is_not_a_number(me
     assert not [name for name in found if "_created" in name or name.startswith(("python_", "process_"))]
 
 
-def test_what_is_counted(metrics: PrometheusMetrics) -> None:
+def test_what_is_counted(metrics: Metrics) -> None:
     metrics.published(7, 10, 500, 0.004)
     metrics.published(8, 3, 100, 0.2)
     metrics.taken('a "b"\n\\.jsonl', 5)
@@ -92,7 +92,7 @@ def test_what_is_counted(metrics: PrometheusMetrics) -> None:
     assert [name for name, value in states.items() if value] == ['state{state="running"}']
 
 
-def test_labels_do_not_grow_with_the_sources(metrics: PrometheusMetrics) -> None:
+def test_labels_do_not_grow_with_the_sources(metrics: Metrics) -> None:
     for number in range(MAX_LABELS + 5):
         metrics.taken(f"s{number}", 2)
     metrics.taken("s0", 1)
@@ -102,7 +102,7 @@ def test_labels_do_not_grow_with_the_sources(metrics: PrometheusMetrics) -> None
     assert found[f'source_rows_total{{source="{OTHERS}"}}'] == 10
 
 
-def test_consumers_come_and_go_and_of_many_the_rest_share_the_largest_lag(metrics: PrometheusMetrics) -> None:
+def test_consumers_come_and_go_and_of_many_the_rest_share_the_largest_lag(metrics: Metrics) -> None:
     lag = 'consumer_lag_chunks{{consumer="{}"}}'.format
     metrics.consumers({"train": 5, "eval": 7}, 5)
     assert scrape(metrics, "consumer_lag") == {lag("train"): 5, lag("eval"): 7}
@@ -117,7 +117,7 @@ def test_consumers_come_and_go_and_of_many_the_rest_share_the_largest_lag(metric
     assert scrape(metrics, "consumer_lag") == {lag("c000"): 1}
 
 
-def test_waits_are_counted_by_their_reason(metrics: PrometheusMetrics, clock: Clock) -> None:
+def test_waits_are_counted_by_their_reason(metrics: Metrics, clock: Clock) -> None:
     metrics.waits("limit")
     clock.now += 2
     metrics.waits("limit")
@@ -139,14 +139,14 @@ def test_waits_are_counted_by_their_reason(metrics: PrometheusMetrics, clock: Cl
 
 
 def test_closed_it_answers_no_more_and_its_port_is_free() -> None:
-    first = PrometheusMetrics("127.0.0.1", 0)
+    first = Metrics("127.0.0.1", 0)
     assert first.address is not None
     port = int(first.address.rsplit(":", 1)[1].partition("/")[0])
     first.close()
     first.close()
     with pytest.raises(urllib.error.URLError):
         scrape(first)
-    PrometheusMetrics("127.0.0.1", port).close()
+    Metrics("127.0.0.1", port).close()
 
 
 def test_a_port_that_is_taken_is_an_error_before_anything_is_made(
@@ -163,18 +163,16 @@ def test_a_port_that_is_taken_is_an_error_before_anything_is_made(
 @pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid", "1.2.3.4.5"])
 def test_an_address_that_is_not_ours(host: str) -> None:
     with pytest.raises(SettingInvalid, match=f"{host}:0 ") as error:
-        PrometheusMetrics(host, 0)
+        Metrics(host, 0)
     assert error.value.option == "--metrics-port"
 
 
 def test_without_prometheus_the_extra_is_named_where_there_is_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ExtraMissing) as error:
-        open_metrics("127.0.0.1", 0)
+        Metrics("127.0.0.1", 0)
     assert (error.value.package, error.value.extra) == ("prometheus-client", "producer")
-    off = open_metrics("127.0.0.1", None)
-    assert type(off) is Metrics
-    assert off.address is None
+    assert Metrics("127.0.0.1", None).address is None
 
 
 REASONS = ("source", "limit")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.display.progress import BAR_EVERY_S, Bar, Display, Log, RecentRate
+from lazyshard_producer.display.progress import BAR_EVERY_S, Bar, Display, RecentRate
 from lazyshard_producer.wording import Outcome, Tally, error_line, log_line, summary
 from tests.harness.processes.environment import environment
 from tests.harness.processes.producing import rows, run_arguments, start
@@ -41,7 +41,7 @@ def fields(line: str) -> dict[str, str]:
 
 
 def test_the_log_tells_the_rate_of_late_and_of_the_whole_run_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
-    log = Log()
+    log = Display(True, 60.0)
     log.start("out", replace(TALLY, new=0, seconds=0.0, sources=3, bytes_total=None))
     log.show(replace(TALLY, new=600, seconds=60.0))
     log.show(replace(TALLY, new=606, seconds=120.0, refused=2))
@@ -56,7 +56,7 @@ def test_the_log_tells_the_rate_of_late_and_of_the_whole_run_at_its_end(capsys: 
 
 def test_the_log_tells_of_a_wait_that_lasts_and_of_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    log = Log(60.0, clock)
+    log = Display(True, 60.0, clock)
     log.wait("64 chunks ahead")
     clock.now += 4.9
     log.wait("64 chunks ahead")
@@ -78,7 +78,7 @@ def test_the_log_tells_of_a_wait_that_lasts_and_of_its_end(capsys: pytest.Captur
 
 def test_waits_one_after_another_get_a_line_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    log = Log(5.0, clock)
+    log = Display(True, 5.0, clock)
     log.log_every(60.0)
     assert log.every_s == 60.0
     for _ in range(20):

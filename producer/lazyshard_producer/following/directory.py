@@ -1,121 +1,57 @@
 """JSON lines in the files of a directory that other programs write into, now and later.
 
-See `listing` for which files are taken, `files` for when they are complete and in which order they are read, `ledger`
-for what a restart goes on from.
+See `listing` for which files are taken, `files` for when they are complete and in which order they are read.
 
 A name is taken once: what has been read of a file must stay as it is until that file was read to its end; after that it
 may be deleted, and a new file of the same name is not read.
 
-On local filesystems watchdog (inotify) tells of files that appear, are renamed or closed. It never tells of another
-machine's writes, and of those of a program that keeps its file open only the last; so the directory is looked at all
-the same, ever more seldom while nothing changes.
+The order in which rows of several files follow each other is decided while they are written, so a restart could not
+find it again. It is put into a journal, up to the last row that was read, before any position is told: so a seal names
+a place in the journal, and the rows behind that place come in the same order again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from watchdog.events import FileClosedEvent, FileCreatedEvent, FileMovedEvent, FileSystemEvent, FileSystemEventHandler
-from watchdog.observers import Observer
-from watchdog.observers.api import BaseObserver
-
+from lazyshard.store.durable import remove
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.following.files import FollowedFiles
-from lazyshard_producer.following.journal import DIRECTORY, decode_name, finished_size, list_journals
-from lazyshard_producer.following.ledger import FollowPosition, Ledger, resume
+from lazyshard_producer.following.journal import (
+    DIRECTORY,
+    KIND,
+    Journal,
+    JournalPosition,
+    Resumed,
+    Totals,
+    apply,
+    decode_line,
+    finished_line,
+    list_journals,
+    resume,
+    segment_line,
+)
+from lazyshard_producer.following.listing import DirectoryListing, DirectoryWatch, NameRules, is_packed
+from lazyshard_producer.following.reading import FollowedLines
 from lazyshard_producer.position import FilePosition, plain_name, refuse_position
-from lazyshard_producer.sources.source import Context, Rows, Source
+from lazyshard_producer.sources.decompression import BLOCK_BYTES
+from lazyshard_producer.sources.lines import LineSplitter
+from lazyshard_producer.sources.source import Context, Rows, Source, open_regular
 from lazyshard_producer.wording import count
 
-FIRST_PAUSE_S: Final = 0.2
-LAST_PAUSE_S: Final = 2.0
-"""Bounds of the pause between two looks while nothing happens: the upper one is the longest that a line of a file that
-is kept open can lie unseen."""
+_LONG_BYTES: Final = 4 << 20
+"""A journal is begun anew at twice the size of what is known at its start, but not below this."""
 
-_COST_SHARE: Final = 10.0
-"""A look is followed by a pause of ten times its duration: one at a directory of 100,000 files takes 0.1 s and more."""
-
-
-class DirectoryWatch:
-    """Says when to look at a directory."""
-
-    def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._directory = directory
-        self._clock = clock
-        self._woken = threading.Event()
-        self._pause = FIRST_PAUSE_S
-        self._began = self._earliest = self._latest = clock()
-        self._observer: BaseObserver | None = None
-        self._tried = False
-
-    def due(self) -> bool:
-        """Returns whether it is time to look."""
-        now = self._clock()
-        return now >= self._latest or (self._woken.is_set() and now >= self._earliest)
-
-    def look(self) -> None:
-        """Takes notice that a look begins: what happens from now on is reason for another one."""
-        self._woken.clear()
-        self._began = self._clock()
-
-    def looked(self, changed: bool) -> None:
-        """Takes notice that a look is over, and whether it found anything new."""
-        now = self._clock()
-        self._pause = FIRST_PAUSE_S if changed else min(LAST_PAUSE_S, 1.5 * self._pause)
-        rest = _COST_SHARE * (now - self._began)
-        self._earliest = now + rest
-        self._latest = now + max(rest, self._pause)
-
-    def active(self) -> None:
-        """Takes notice that lines came: more of them are likely."""
-        self._pause = FIRST_PAUSE_S
-        self._latest = min(self._latest, max(self._earliest, self._clock() + FIRST_PAUSE_S))
-
-    def wait(self, seconds: float) -> None:
-        """Waits until it is time to look, or so many seconds have passed."""
-        self._start()
-        until = min(self._clock() + seconds, self._latest)
-        if self._woken.wait(max(0.0, until - self._clock())):
-            # Something happened, but perhaps too soon after the last look.
-            time.sleep(max(0.0, min(until, self._earliest) - self._clock()))
-
-    def close(self) -> None:
-        """Ends the watching thread. May be called twice."""
-        observer, self._observer = self._observer, None
-        if observer is not None:
-            observer.stop()
-            if observer.is_alive():
-                observer.join()
-
-    def _start(self) -> None:
-        if self._tried:
-            return
-        self._tried = True
-        events: list[type[FileSystemEvent]] = [FileCreatedEvent, FileMovedEvent, FileClosedEvent]
-        # No inotify instance left, for example: looking now and then will do.
-        with contextlib.suppress(OSError, RuntimeError):
-            self._observer = Observer()
-            self._observer.daemon = True
-            self._observer.schedule(_Wake(self._woken), self._directory, event_filter=events)
-            self._observer.start()
-
-
-class _Wake(FileSystemEventHandler):
-    """Called by watchdog's thread."""
-
-    def __init__(self, woken: threading.Event) -> None:
-        self._woken = woken
-
-    def on_any_event(self, event: FileSystemEvent) -> None:
-        self._woken.set()
-
+_KEPT_ENTRIES: Final = 16
+"""A journal that was replaced is deleted after so many further entries: by then a seal names the new one."""
 
 _STEPS: Final = 64
 """So many files are looked into for a row at a time: signals are looked at in between."""
@@ -123,15 +59,210 @@ _STEPS: Final = 64
 _log = logging.getLogger("lazyshard")
 
 
+class FollowPosition(NamedTuple):
+    """A place between two rows.
+
+    Attributes:
+        serial: number of the piece that it is in; the pieces of lower numbers are wholly before it.
+        piece: that piece; None if it is wholly before it too.
+        row: index of the row before it in the piece.
+    """
+
+    serial: int
+    piece: FollowedLines | None = None
+    row: int = -1
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What was read in one go of a file, or that its end was met.
+
+    Attributes:
+        serial: its number.
+        name: of the file.
+        begin, end: of the part that was read.
+        totals: sums behind it.
+        rows: whether there are rows in it.
+        finished: size of the file of which the end was met.
+        position: of the last piece of a line of the journal: that behind the line.
+    """
+
+    serial: int
+    name: str
+    begin: int
+    end: FilePosition
+    totals: Totals
+    rows: bool = False
+    finished: int | None = None
+    position: JournalPosition | None = None
+
+    def before(self, position: FollowPosition) -> bool:
+        """Returns whether all its rows are before a position."""
+        return not self.rows or self.serial < position.serial + (position.piece is None)
+
+
+class Ledger:
+    """Turns what is read into positions. `serial` is the number of the last piece, `totals` the sums behind it.
+
+    Args:
+        directory: where journals are kept; made when the first one is written.
+        name: of the source.
+        known: what the entry of the start says.
+        entry: that; None if it is the very start.
+        check_owner: raises `ProducerFenced` where another producer has the stream by now.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        known: Resumed,
+        entry: dict[str, Any] | None,
+        check_owner: Callable[[], object],
+    ) -> None:
+        self.totals = known.totals
+        self._directory = directory
+        self._name = name
+        self._entry = entry
+        self._check_owner = check_owner
+        self._begun = False  # something was read in this run
+        self.serial = 0
+        self._new: list[_Piece] = []  # read since the last position
+        self._pieces: deque[_Piece] = deque()  # in the journal, and behind the last position
+        self._committed, self._committed_totals = known.state, known.totals  # before them
+        self._at = JournalPosition()
+        self._within: tuple[str, FilePosition] | None = None  # how far that file is read behind `_at`
+        self._journal: Journal | None = None
+        self._begun_bytes = 0
+        self._stale = [path for path in list_journals(directory, name) if path != known.journal]
+        self._replaced = deque([(known.journal, 0)] if known.journal else [])
+        self._entries = 0
+
+    def add_piece(self, name: str, piece: FollowedLines) -> Rows:
+        """Takes notice of a piece of a file; returns its rows."""
+        self.serial += 1
+        serial, (begin, end) = self.serial, piece[1:]
+        size, blank = self.totals
+        self.totals = Totals(size + end.offset - begin.offset, blank + end.blank - begin.blank)
+        last = len(piece.rows.lines) - 1
+        self._add(_Piece(serial, name, begin.offset, end, self.totals, rows=last >= 0))
+
+        def position(index: int) -> FollowPosition:
+            return FollowPosition(serial) if index == last else FollowPosition(serial, piece, index)
+
+        return piece.rows._replace(position=position)
+
+    def add_finished(self, name: str, size: int) -> None:
+        """Takes notice that a file was read to its end, being of this size in bytes."""
+        self._add(_Piece(self.serial, name, 0, FilePosition(), self.totals, finished=size))
+
+    def _add(self, piece: _Piece) -> None:
+        self._begun = True
+        self._new.append(piece)
+
+    def entry(self, position: FollowPosition) -> dict[str, Any]:
+        """Returns the entry of a position, with all that was read so far durable in the journal.
+
+        Raises:
+            ProducerFenced: another producer has taken the stream over, and journals were to be deleted.
+            OSError: the journal cannot be written.
+        """
+        self._entries += 1
+        new, self._new = self._new, []
+        if self._journal is not None:
+            self._append(new)
+        self._pieces.extend(new)
+        while self._pieces and self._pieces[0].before(position):
+            self._commit(self._pieces.popleft())
+        if self._journal is None and not self._begun:
+            return self._encode(None, self._committed_totals) if self._entry is None else self._entry
+        if self._journal is None or self._journal.size > max(_LONG_BYTES, 2 * self._begun_bytes):
+            self._begin()
+        self._clear()
+        at, totals = self._within, self._committed_totals
+        if position.piece is not None and self._pieces and self._pieces[0].serial == position.serial:
+            begin, end = position.piece.begin, position.piece.rows.position(position.row)
+            at = self._pieces[0].name, end
+            totals = Totals(totals.size + end.offset - begin.offset, totals.blank + end.blank - begin.blank)
+        return self._encode(at, totals)
+
+    def close(self) -> None:
+        """Closes the journal. May be called twice."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _append(self, pieces: Iterable[_Piece]) -> None:
+        """Writes pieces to the journal: those of one file that follow each other as one line."""
+        assert self._journal is not None
+        lines, last = [], []
+        for _, group in groupby(pieces, key=lambda piece: piece.name if piece.finished is None else id(piece)):
+            first, *rest = group
+            last.append(rest[-1] if rest else first)
+            if first.finished is None:
+                lines.append(segment_line(first.name, first.begin, last[-1].end))
+            else:
+                lines.append(finished_line(first.name, first.finished))
+        for piece, at in zip(last, self._journal.append(lines), strict=True):
+            piece.position = at
+
+    def _commit(self, piece: _Piece) -> None:
+        """Takes notice that all of a piece is before the position."""
+        self._committed_totals = piece.totals
+        if piece.finished is not None:
+            self._committed.finish(piece.name, piece.finished)
+        else:
+            self._committed.files[piece.name] = piece.end
+        self._within = (piece.name, piece.end)
+        if piece.position is not None:
+            self._at, self._within = piece.position, None
+
+    def _begin(self) -> None:
+        """Begins a new journal with all that is known before the first piece behind the position, and what is behind.
+
+        How far the position is within that piece is in every entry, so a journal does not have to say it.
+        """
+        journal = Journal(self._directory, self._name)
+        try:
+            at = journal.append(self._committed.lines())[-1]
+        except BaseException:
+            journal.close()
+            raise
+        if self._journal is not None:
+            self._journal.close()
+            self._replaced.append((self._journal.path, self._entries))
+        self._journal, self._at, self._within, self._begun_bytes = journal, at, None, at.size
+        for piece in self._pieces:
+            piece.position = None
+        self._append(self._pieces)
+
+    def _clear(self) -> None:
+        """Deletes the journals that no seal can name any more."""
+        if self._stale:
+            # They were listed before: whoever takes the stream over from here on has none among them.
+            self._check_owner()
+        for path in self._stale:
+            remove(path)
+        self._stale = []
+        while self._replaced and self._entries - self._replaced[0][1] > _KEPT_ENTRIES:
+            remove(self._replaced.popleft()[0])
+
+    def _encode(self, at: tuple[str, FilePosition] | None, totals: Totals) -> dict[str, Any]:
+        value = {
+            "kind": KIND,
+            "path": self._name,
+            "journal": "" if self._journal is None else self._journal.path.name,
+            "bytes": self._at.size,
+            "digest": self._at.digest,
+            "read": totals.size,
+            "blank": totals.blank,
+        }
+        return value if at is None else value | {"at": segment_line(at[0], at[1].offset, at[1])}
+
+
 class FollowedDirectory(Source):
     """A directory as a source of rows.
 
     Memory: some MiB, 64 bytes for each file that was read to its end, about 1 KiB for each that was not.
-
-    Args:
-        settings: its path, and how it is followed.
-        position: where to start; None for its start.
-        context: the run; journals are kept in the stream's directory.
 
     Raises:
         SourceRefused: the directory cannot be read, or a file that is not read to its end is not what it was.
@@ -147,35 +278,21 @@ class FollowedDirectory(Source):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = plain_name(settings.path)
-        self.start = FollowPosition(0)
+        self.start = self.reached = FollowPosition(0)
         self._path = settings.path
         self._end_marker = settings.end_marker
         journals = context.out / DIRECTORY
         known = resume(position, journals, self.name)
-        stale = [path for path in list_journals(journals, self.name) if path != known.journal]
         self._plan = deque(known.plan)
-        self._ledger = Ledger(
-            journals,
-            self.name,
-            known.state,
-            known.totals,
-            position,
-            replaced=known.journal,
-            stale=stale,
-            check_owner=context.check_owner,
-        )
-        self._files = FollowedFiles(settings, context.max_row_bytes, known.state, self._ledger, clock)
+        self._ledger = Ledger(journals, self.name, known, position, context.check_owner)
+        record, record_end = self._ledger.add_piece, self._ledger.add_finished
+        self._files = FollowedFiles(settings, context.max_row_bytes, known.state, record, record_end, clock)
         self._watch = DirectoryWatch(settings.path, clock)
         self._asked = False
         self._marker_seen = False
         self._last = False
         if not self._plan:
             self._files.begin()
-
-    @property
-    def reached(self) -> FollowPosition:
-        """Where it stands after all that was given."""
-        return self._ledger.reached
 
     @property
     def blank(self) -> int:
@@ -201,6 +318,7 @@ class FollowedDirectory(Source):
                 if not self._files.has_turns:
                     return None if self._last else Rows()
                 found = self._files.step()
+            self.reached = FollowPosition(self._ledger.serial)
             if found is not None:
                 self._watch.active()
                 if found.lines:
@@ -218,11 +336,7 @@ class FollowedDirectory(Source):
         return f"new lines in {self.name} ({unfinished} unfinished), or {self._end_marker} there"
 
     def entry(self, position: FollowPosition) -> dict[str, Any]:
-        """Returns the entry of a position; all that was read so far is in the journal then.
-
-        Raises:
-            OSError: the journal cannot be written.
-        """
+        """Returns the entry of a position; see `Ledger.entry`."""
         return self._ledger.entry(position)
 
     def end(self) -> None:
@@ -250,10 +364,8 @@ class FollowedDirectory(Source):
 
     def _replay(self) -> Rows | None:
         """Returns what an earlier run read next."""
-        line = self._plan[0]
         try:
-            name = decode_name(line.get("file"))
-            size, until = finished_size(line), FilePosition.of(line)
+            name, until, size = decode_line(self._plan[0])
         except ValueError as cause:
             raise refuse_position(self.name, "a line of a journal", str(cause)[:120]) from cause
         rows = None
@@ -266,10 +378,44 @@ class FollowedDirectory(Source):
                 path = plain_name(os.path.join(self._path, name))
                 _log.warning("%s was changed behind what is published of it; it is taken as it is now", path)
                 self._plan.clear()
-                self._files.begin()
-                return rows
-        if rows is None:
+        if rows is None and self._plan:
             self._plan.popleft()
-            if not self._plan:
-                self._files.begin()
+        if not self._plan:
+            self._files.begin()
         return rows
+
+
+def list_unread(
+    settings: SourceSettings, entry: dict[str, Any], directory: Path, max_row_bytes: int
+) -> list[tuple[str, int, int]]:
+    """Returns what a directory holds behind all that was read of it: (path, bytes read, bytes there) of each file.
+
+    A plain file is looked into: blank lines and, at its end, a piece of a line are nothing to be read.
+
+    Raises:
+        SourceRefused: as `resume`, or the directory or a file cannot be read.
+    """
+    known = resume(entry, directory, plain_name(settings.path))
+    apply(known.state, known.plan, plain_name(settings.path))
+    begun, finished = known.state.files, known.state.finished
+    rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
+    look = DirectoryListing(settings.path, rules, finished).look(begun)
+    read = {name: begun[name].offset for name in look.sizes if not is_packed(name)} | dict.fromkeys(look.new, 0)
+    read |= {name: ended.size for name in look.grown if (ended := finished.get(name)) is not None}
+    unread = []
+    for name, size in sorted(read.items()):
+        path, there = os.path.join(settings.path, name), (look.sizes | look.new | look.grown)[name]
+        if there > size and (is_packed(name) or _holds_row(path, size, max_row_bytes)):
+            unread.append((path, size, there))
+    return unread
+
+
+def _holds_row(path: str, offset: int, max_row_bytes: int) -> bool:
+    """Returns whether there is a row behind a place in a plain file."""
+    splitter = LineSplitter(path, max_row_bytes, FilePosition(offset))
+    with open_regular(path, links_out=False) as file:
+        file.seek(offset)
+        while block := file.read(BLOCK_BYTES):
+            if splitter.feed(block).lines:
+                return True
+    return bool(splitter.finish(only_row=True).lines)

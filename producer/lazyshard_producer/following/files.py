@@ -19,13 +19,12 @@ from itertools import islice
 from typing import Final
 
 from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.journal import FollowState
-from lazyshard_producer.following.ledger import Ledger
-from lazyshard_producer.following.listing import DirectoryListing, Finished, FinishedWatch, Look, NameRules, is_packed
+from lazyshard_producer.following.listing import DirectoryListing, Finished, Look, NameRules, is_packed
 from lazyshard_producer.following.reading import Completion, FollowedLines, PackedFile, PlainFile, refuse_growth
 from lazyshard_producer.position import FilePosition, plain_name
-from lazyshard_producer.sources.files import refuse_source
-from lazyshard_producer.sources.source import Rows
+from lazyshard_producer.sources.source import Rows, refuse_source
 
 SETTLE_S: Final = 1.0
 """A file that is complete by its name but whose last line has no newline is watched for so long: it may be one that is
@@ -59,9 +58,12 @@ class FollowedFiles:
     """Knows the files and reads them.
 
     Args:
+        settings: which, and how they are followed.
         max_row_bytes: longest row, in bytes without its line end.
         state: how far they are read.
-        ledger: is told what is read, in order.
+        record: is told each piece of a file that is read, in order; returns its rows.
+        record_end: is told each file that was read to its end, and its size in bytes.
+        clock: returns seconds of a monotonic clock.
 
     Raises:
         SourceRefused: an unfinished file is not what it was.
@@ -72,17 +74,19 @@ class FollowedFiles:
         settings: SourceSettings,
         max_row_bytes: int,
         state: FollowState,
-        ledger: Ledger,
+        record: Callable[[str, FollowedLines], Rows],
+        record_end: Callable[[str, int], None],
         clock: Callable[[], float],
     ) -> None:
-        self._settings = settings
         self._path = settings.path
+        self._by = settings.finished_by
+        self._idle_s = settings.idle_s
         self._max_row_bytes = max_row_bytes
-        self._ledger = ledger
+        self._record = record
+        self._record_end = record_end
         self._clock = clock
         self._rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
-        self._listing = DirectoryListing(settings.path, self._rules)
-        self._finished = FinishedWatch(settings.path, state.finished.copy(), self._listing)
+        self._listing = DirectoryListing(settings.path, self._rules, state.finished.copy())
         self._entries: dict[str, _Entry] = {}
         self._turns: deque[str] = deque()
         self._backlog: deque[str] = deque()
@@ -90,7 +94,13 @@ class FollowedFiles:
         self._ending: Completion | None = None
         self._unfinished_round: Iterator[str] = iter(())
         for name, file_state in state.files.items():
-            self._restore(name, file_state)
+            file = self._new_file(name, file_state)
+            self._entries[name] = _Entry(file, file_state.seen, clock())
+            if isinstance(file, PlainFile):
+                try:
+                    file.check()
+                except SourceRefused as error:
+                    self._gone(name, file, error)
 
     @property
     def unfinished(self) -> int:
@@ -119,10 +129,10 @@ class FollowedFiles:
         assert file is not None
         try:
             piece = file.read()
-        except FileNotFoundError as cause:
-            self._gone(name, file, cause)
+        except SourceRefused as error:
+            self._gone(name, file, error)
             return None
-        rows = self._record(name, piece)
+        rows = self._rows(name, piece)
         if file.finished:
             self._finish(name, file)
         elif not file.at_end:
@@ -143,11 +153,13 @@ class FollowedFiles:
         if file.state.offset >= until.offset:
             return None
         try:
-            return self._record(name, file.read(until)) or Rows()
-        except FileNotFoundError as cause:
+            return self._rows(name, file.read(until)) or Rows()
+        except SourceRefused as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
             expected = f"the file of which {until.offset} bytes were read, and not all is published"
             path = os.path.join(self._path, name)
-            raise refuse_source(path, expected, "none", "; put it back, or choose another --out") from cause
+            raise refuse_source(path, expected, "none", "; put it back, or choose another --out") from error
 
     def has_diverged(self, name: str) -> bool:
         """Returns whether a file is not what an earlier run has read: it was changed behind what is published of it."""
@@ -170,21 +182,20 @@ class FollowedFiles:
         """
         now = self._clock()
         look = self._listing.look(self._entries)
-        unknown, grown = self._finished.sort_out(look.new)
-        changed = bool(unknown or grown)
-        for name in unknown:
-            self._add(name, look.new[name], look, now)
-        for name in grown:
-            self._grown(name, look.new[name])
+        changed = bool(look.new or look.grown)
+        for name, size in look.new.items():
+            self._add(name, size, look, now)
+        for name, size in look.grown.items():
+            self._grown(name, size)
         for name, size in look.sizes.items():
             entry = self._entries[name]
             if size != entry.size:
                 changed = True
                 entry.size, entry.still_since = size, now
                 self._take_turn(name)
-        for name in [name for name, entry in self._entries.items() if entry.file is None and name not in look.sizes]:
-            if name not in look.new:
-                del self._entries[name]
+        there = look.sizes.keys() | look.new.keys()
+        for name in [name for name, entry in self._entries.items() if entry.file is None and name not in there]:
+            del self._entries[name]
         self._complete(look, now)
         self._look_closer()
         return changed, look.ended
@@ -207,25 +218,14 @@ class FollowedFiles:
             if entry.file is not None:
                 entry.file.close()
 
-    def _record(self, name: str, piece: FollowedLines | None) -> Rows | None:
-        """Returns the rows of a piece, noted in the ledger, unless it holds no line."""
-        if piece is None or piece.end == piece.begin:
-            return None
-        return self._ledger.add_piece(name, piece)
-
-    def _restore(self, name: str, state: FilePosition) -> None:
-        file = self._new_file(name, state)
-        self._entries[name] = _Entry(file, state.seen, self._clock())
-        if isinstance(file, PlainFile):
-            try:
-                file.check()
-            except FileNotFoundError as cause:
-                self._gone(name, file, cause)
+    def _rows(self, name: str, piece: FollowedLines | None) -> Rows | None:
+        """Returns the rows of a piece, which is recorded, unless it holds no line."""
+        return None if piece is None or piece.end == piece.begin else self._record(name, piece)
 
     def _add(self, name: str, size: int, look: Look, now: float) -> None:
         """Takes up a file that is not known."""
         entry = self._entries[name] = _Entry(None, size, now)
-        if self._settings.finished_by == "rename" or self._is_marked(name, look):
+        if self._by == "rename" or self._is_marked(name, look):
             self._start(name, entry)
         elif not is_packed(name):
             entry.file = self._new_file(name, FilePosition())
@@ -233,22 +233,16 @@ class FollowedFiles:
 
     def _complete(self, look: Look, now: float) -> None:
         """Finds out which files are complete now."""
-        by = self._settings.finished_by
-        still_s = {"rename": SETTLE_S, "idle": self._settings.idle_s}.get(by, 0.0)
-        completion = Completion.IDLE if by == "idle" else Completion.FINAL
-        done = [
-            (name, entry)
-            for name, entry in self._entries.items()
-            if not entry.in_turn
-            and (self._is_marked(name, look) if by == "marker" else now - entry.still_since >= still_s)
-        ]
-        for name, entry in done:
-            if isinstance(entry.file, PlainFile):
-                entry.file.completion = completion
-            self._start(name, entry)
+        still_s = {"rename": SETTLE_S, "idle": self._idle_s}.get(self._by, 0.0)
+        for name, entry in list(self._entries.items()):
+            done = self._is_marked(name, look) if self._by == "marker" else now - entry.still_since >= still_s
+            if done and not entry.in_turn:
+                if isinstance(entry.file, PlainFile):
+                    entry.file.completion = Completion.IDLE if self._by == "idle" else Completion.FINAL
+                self._start(name, entry)
 
     def _is_marked(self, name: str, look: Look) -> bool:
-        return self._settings.finished_by == "marker" and (name in look.marked or "" in look.marked)
+        return self._by == "marker" and (name in look.marked or "" in look.marked)
 
     def _start(self, name: str, entry: _Entry) -> None:
         """Has a complete file read to its end: now if it is begun, else after those before it."""
@@ -261,46 +255,45 @@ class FollowedFiles:
 
     def _look_closer(self) -> None:
         """Has some unfinished files read without regard to their size, and looks whether finished ones have grown."""
-        for name in self._next_unfinished():
-            if name in self._entries:
-                self._take_turn(name)
-        for name, size in self._finished.look(_LOOKS):
-            if name not in self._entries:
-                self._grown(name, size)
-
-    def _next_unfinished(self) -> list[str]:
         names = list(islice(self._unfinished_round, _LOOKS))
         if len(names) < _LOOKS:
             self._unfinished_round = iter(list(self._entries))
             names += islice(self._unfinished_round, _LOOKS - len(names))
-        return names
+        for name in names:
+            if name in self._entries:
+                self._take_turn(name)
+        for name, size in self._listing.look_again(_LOOKS):
+            if name not in self._entries:
+                self._grown(name, size)
 
     def _grown(self, name: str, size: int) -> None:
         """Takes up a file again that was finished and has grown since, or refuses it."""
-        if self._settings.finished_by != "idle" or is_packed(name):
-            known = self._finished.get(name)
+        if self._by != "idle" or is_packed(name):
+            known = self._listing.finished.get(name)
             raise refuse_growth(os.path.join(self._path, name), known.size if known else 0, size)
         self._listing.unsettle(name)
         self._begun(name)
         self._take_turn(name)
 
-    def _gone(self, name: str, file: PlainFile | PackedFile, cause: FileNotFoundError) -> None:
-        """Deals with a file that is not there although it is not read to its end."""
+    def _gone(self, name: str, file: PlainFile | PackedFile, error: SourceRefused) -> None:
+        """Deals with a file that is not there although it is not read to its end; raises any other error."""
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise error
         path = os.path.join(self._path, name)
         if file.state.offset == 0:
             _log.warning("%s was deleted before anything of it was read", path)
             self._forget(name)
             return
         all_taken = isinstance(file, PlainFile) and file.seen <= file.state.offset
-        marked = os.path.lexists(os.path.join(self._path, self._rules.marker_of(name)))
-        if not marked and not (all_taken and self._settings.finished_by != "rename"):
-            marker = self._rules.marker_of(name)
+        marker = self._rules.marker_of(name)
+        marked = os.path.lexists(os.path.join(self._path, marker))
+        if not marked and not (all_taken and self._by != "rename"):
             raise refuse_source(
                 path,
                 f"the file that was read up to byte {file.state.offset}",
                 f"none of this name: it was deleted or renamed before its end was met; put it back, or, to go on "
                 f"without the rest of it, make a file {marker}",
-            ) from cause
+            ) from error
         _log.warning("%s was deleted; what was there of it is taken, up to byte %d", path, file.state.offset)
         self._finish(name, file)
 
@@ -310,8 +303,8 @@ class FollowedFiles:
             _log.warning("%s: its last line is incomplete and left out", os.path.join(self._path, name))
         state, size = file.state, file.size if size is None else size
         self._forget(name)
-        self._finished.add(name, Finished.at(state, size))
-        self._ledger.add_finished(name, size)
+        self._listing.finish(name, Finished.at(state, size))
+        self._record_end(name, size)
 
     def _forget(self, name: str) -> None:
         entry = self._entries.pop(name)
@@ -332,7 +325,7 @@ class FollowedFiles:
         entry = self._entries.get(name)
         if entry is not None and entry.file is not None:
             return entry.file
-        known = self._finished.get(name)
+        known = self._listing.finished.get(name)
         file = self._new_file(name, FilePosition() if known is None else known.position)
         self._entries[name] = _Entry(file, file.state.seen, self._clock())
         return file
@@ -342,10 +335,10 @@ class FollowedFiles:
         shown = plain_name(path)
         if is_packed(name):
             return PackedFile(path, shown, self._max_row_bytes, state)
-        file = PlainFile(path, path if shown == path else shown, self._max_row_bytes, state)
+        file = PlainFile(path, shown, self._max_row_bytes, state)
         if self._ending is not None:
             file.completion = self._ending
-        elif self._settings.finished_by == "rename":
+        elif self._by == "rename":
             file.completion = Completion.SETTLING
         elif complete:
             file.completion = Completion.FINAL

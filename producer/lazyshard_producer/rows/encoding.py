@@ -1,4 +1,4 @@
-"""Rows as tokens: encoded by ms-swift's template or by a function of the user's, taken out, padded.
+"""Rows as tokens: encoded by ms-swift's template or by a function of the user's, taken out, padded, measured.
 
     encode(row)   -> a dict; numpy arrays in it, at any depth, go to the side file, everything else is JSON
 
@@ -14,26 +14,31 @@ as many.
 from __future__ import annotations
 
 import functools
+import operator
 import os
+import reprlib
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from lazyshard.errors import LazyShardError, RowInvalid, SkipSample
-from lazyshard.format.arrays import fill_row, pack_row
-from lazyshard.format.batch import EncodedRow
+from lazyshard.format.arrays import ARRAY_KEY, fill_row, pack_row
+from lazyshard.format.batch import ADDED_LEVELS, EncodedRow
 from lazyshard.format.records import Encoding, check_encoding
 from lazyshard.format.row import encode_row
 from lazyshard.memory import loads, raise_if_short
 from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, pad_tokens, tokens_of
-from lazyshard_producer.configuration.row_settings import SWIFT, EncodingSettings, PadSettings
+from lazyshard_producer.configuration.problems import FUNCTION
+from lazyshard_producer.configuration.row_settings import SWIFT, EncodingSettings, MeasureSettings, PadSettings
 from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.errors import SettingInvalid
+from lazyshard_producer.errors import ExtraMissing, SettingInvalid
 from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name
+from lazyshard_producer.sources.source import bad_row
 from lazyshard_producer.user_functions import load_function, name_error, name_value
 
 _SWIFT_OPENER: Final = "lazyshard_swift.rows:open_encoder"
@@ -42,8 +47,14 @@ _SWIFT_OPENER: Final = "lazyshard_swift.rows:open_encoder"
 _VALUE_CHARACTERS: Final = 120
 """So much of a value is told where it is no row at all."""
 
+_SHOWN: Final = 60
+"""Characters of a key or a length that are told."""
+
 MAX_TOKENS: Final = 2**32 - 1
 """The longest row that a seal can tell of."""
+
+_MAX_LEVELS: Final = 1024
+"""How deep readers nest."""
 
 _BESIDE: Final = ("loss_mask", "loss_scale", "token_type_ids")
 """Keys under which rows hold something else for each token."""
@@ -54,16 +65,11 @@ _REPLACED: Final = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)
 Tokens = Mapping[str, npt.NDArray[np.int64]]
 
 
-class ReadyEncoder:
-    """An encoder that is ready.
+class ReadyEncoder(NamedTuple):
+    """An encoder that is ready, and what it encodes with."""
 
-    Attributes:
-        encoding: what it encodes with.
-    """
-
-    def __init__(self, function: Callable[[dict[str, Any]], Any], encoding: Encoding) -> None:
-        self._function = function
-        self.encoding = encoding
+    function: Callable[[dict[str, Any]], Any]
+    encoding: Encoding
 
     def encode(self, row: dict[str, Any]) -> EncodedRow:
         """Returns an encoded row.
@@ -74,7 +80,7 @@ class ReadyEncoder:
         found = self._call(row)
         try:
             if not isinstance(found, Mapping):
-                raise refuse(f"--encode returned {name_value(found, _VALUE_CHARACTERS)}, expected a dict")
+                raise bad_row(f"--encode returned {name_value(found, _VALUE_CHARACTERS)}, expected a dict")
             row = found if isinstance(found, dict) else dict(found)
             length = row.get("length")
             if isinstance(length, np.integer):
@@ -85,16 +91,16 @@ class ReadyEncoder:
             packed = pack_row(row)
         except RowInvalid as cause:
             reason = cause.reason or str(cause)
-            raise (cause if reason.startswith("--") else refuse(f"--encode made what is no row: {reason}")) from cause
+            raise (cause if reason.startswith("--") else bad_row(f"--encode made what is no row: {reason}")) from cause
         return EncodedRow(packed.line, packed.arrays, tokens)
 
     def _call(self, row: dict[str, Any]) -> Any:
         try:
-            return self._function(row)
+            return self.function(row)
         except KeyboardInterrupt:
             raise
         except SkipSample as why:
-            raise refuse(f"--encode makes no sample of this row: {why}") from why
+            raise bad_row(f"--encode makes no sample of this row: {why}") from why
         except BaseException as error:
             # SystemExit too: it would end the run as if all were done.
             raise refuse_raised("--encode", error) from error
@@ -105,7 +111,11 @@ def refuse_raised(option: str, error: BaseException) -> RowInvalid:
     raise_if_short(error)
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
-    return refuse(f"{option} raised {name_error(error)}{where}")
+    return bad_row(f"{option} raised {name_error(error)}{where}")
+
+
+def _setting(option: str, reason: str) -> SettingInvalid:
+    return SettingInvalid(f"{option}: {reason}", option=option)
 
 
 class Form(NamedTuple):
@@ -137,8 +147,8 @@ def form_of(settings: Settings) -> Form:
     if settings.encoding is not None:
         if encoded is not None:
             name = plain_name(settings.sources[encoded].path)
-            reason = f"the rows of {name} are encoded already; leave it out, or take the rows before they were encoded"
-            raise SettingInvalid(f"--encode: {reason}", option="--encode")
+            hint = "leave it out, or take the rows before they were encoded"
+            raise _setting("--encode", f"the rows of {name} are encoded already; {hint}")
         return Form(True, load_encoder(settings.encoding).encoding, arrays)
     if encoded is None or settings.transform is not None or settings.columns:
         # What a function has made of encoded rows is no longer what the encoder made.
@@ -147,11 +157,8 @@ def form_of(settings: Settings) -> Form:
     for number, other in enumerate(encodings):
         if other != encoding:
             names = [plain_name(settings.sources[index].path) for index in (encoded, number)]
-            raise SettingInvalid(
-                f"--source: the rows of {names[0]} are encoded otherwise than those of {names[1]}, and all rows of a "
-                f"stream are encoded alike; make a stream of each",
-                option="--source",
-            )
+            reason = f"the rows of {names[0]} are encoded otherwise than those of {names[1]}, and all rows of a stream"
+            raise _setting("--source", f"{reason} are encoded alike; make a stream of each")
     assert encoding is not None
     cut = "split" if settings.split else "pad" if settings.pad else None
     return Form(arrays, encoding if cut is None else {**encoding, "form": cut}, arrays)
@@ -185,10 +192,10 @@ def open_swift(settings: EncodingSettings, option: str) -> tuple[Callable[[dict[
     except KeyboardInterrupt:
         raise
     except LazyShardError as cause:
-        raise SettingInvalid(f"{option}: {cause}", option=option) from cause
+        raise _setting(option, str(cause)) from cause
     except BaseException as error:
         # SystemExit too, with which parsers of options end.
-        raise SettingInvalid(f"{option}: ms-swift raised {name_error(error)}", option=option) from error
+        raise _setting(option, f"ms-swift raised {name_error(error)}") from error
     return function, encoding
 
 
@@ -196,24 +203,24 @@ def _facts(own: dict[str, Any], function: Callable[..., Any]) -> Encoding:
     told = getattr(function, "fingerprint", {})
     if isinstance(told, Mapping) and (taken := [name for name in own if name in told]):
         reason = f"its fingerprint has a fact {taken[0]!r}, which lazyshard tells itself: give yours another name"
-        raise SettingInvalid(f"--encode: {own['function']}: {reason}", option="--encode")
+        raise _setting("--encode", f"{own['function']}: {reason}")
     try:
         return check_encoding({**told, **own}, f"the attribute fingerprint of {own['function']}")
     except TypeError as cause:
         reason = f"its fingerprint is a dict of plain values, got {name_value(told, _VALUE_CHARACTERS)}"
-        raise SettingInvalid(f"--encode: {own['function']}: {reason}", option="--encode") from cause
+        raise _setting("--encode", f"{own['function']}: {reason}") from cause
     except ValueError as cause:
-        raise SettingInvalid(f"--encode: {cause}", option="--encode") from cause
+        raise _setting("--encode", str(cause)) from cause
 
 
 def _length(length: Any, ids: Any) -> int | None:
     if type(length) is not int:
         return None
     if not 0 <= length <= MAX_TOKENS:
-        raise refuse(f"--encode returned a length of {length}, expected one from 0 to {MAX_TOKENS}")
+        raise bad_row(f"--encode returned a length of {length}, expected one from 0 to {MAX_TOKENS}")
     flat = ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, list) and ids and type(ids[0]) is int
     if flat and len(ids) > length:
-        raise refuse(f"--encode returned a length of {length}, but {len(ids)} input_ids")
+        raise bad_row(f"--encode returned a length of {length}, but {len(ids)} input_ids")
     return length
 
 
@@ -232,8 +239,8 @@ def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[Encode
         # Of images, for instance: the tokens that stand for them would be trained without.
         others = [name for name, value in fields.items() if name not in _REPLACED and _holds_array(value)]
         if others:
-            raise refuse(f"--split: there is an array under {others[0]!r:.80}, which would be lost")
-    packed = pack_row({name: narrow(values) for name, values in tokens.items()})
+            raise bad_row(f"--split: there is an array under {others[0]!r:.80}, which would be lost")
+    packed = pack_row({name: _narrow(values) for name, values in tokens.items()})
     count = len(tokens[INPUT_IDS])
     return EncodedRow(packed.line, packed.arrays, count), count
 
@@ -257,10 +264,9 @@ def pad_row(settings: PadSettings, row: dict[str, Any], line: bytes | EncodedRow
     tokens = _tokens("--pad", fields, (*_BESIDE, POSITION_IDS))
     count = len(tokens[INPUT_IDS])
     if count > settings.size:
-        raise refuse(f"--pad: {count} tokens, more than the {settings.size} to which rows are padded")
-    return write_tokens(
-        pad_tokens(tokens, settings.size, settings.token), count, arrays=isinstance(line, EncodedRow), of=fields
-    ), count
+        raise bad_row(f"--pad: {count} tokens, more than the {settings.size} to which rows are padded")
+    padded = pad_tokens(tokens, settings.size, settings.token)
+    return write_tokens(padded, count, arrays=isinstance(line, EncodedRow), of=fields), count
 
 
 def write_tokens(
@@ -277,15 +283,16 @@ def write_tokens(
     Raises:
         RowInvalid: that cannot be written.
     """
+    row: dict[str, Any] = {**(of or {})}
+    row |= {name: _narrow(values) if arrays else values.tolist() for name, values in tokens.items()}
+    row["length"] = length
     if not arrays:
-        return encode_row(
-            {**(of or {}), **{name: values.tolist() for name, values in tokens.items()}, "length": length}
-        )
-    packed = pack_row({**(of or {}), **{name: narrow(values) for name, values in tokens.items()}, "length": length})
+        return encode_row(row)
+    packed = pack_row(row)
     return EncodedRow(packed.line, packed.arrays, length)
 
 
-def narrow(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def _narrow(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """Returns the same numbers as int32, which they fit, as `tokens_of` has seen to."""
     return values.astype(np.int32)
 
@@ -293,19 +300,17 @@ def narrow(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
 def _tokens(option: str, fields: dict[str, Any], beside: tuple[str, ...]) -> dict[str, npt.NDArray[np.int64]]:
     for name in beside:
         if fields.get(name) is not None:
-            raise refuse(f"{option}: {name!r} holds something for each token, which would no longer fit; leave it out")
+            raise bad_row(f"{option}: {name!r} holds something for each token, which would no longer fit; leave it out")
     mask = fields.get(ATTENTION_MASK)
     if mask is not None and not _is_full(mask):
-        raise refuse(
-            f"{option}: {ATTENTION_MASK!r} leaves out some tokens of the row, all of which would be attended to; leave "
-            f"out these tokens and the mask"
-        )
+        hint = "all of which would be attended to; leave out these tokens and the mask"
+        raise bad_row(f"{option}: {ATTENTION_MASK!r} leaves out some tokens of the row, {hint}")
     try:
         tokens = tokens_of(fields)
     except ValueError as cause:
-        raise refuse(f"{option}: {cause}") from cause
+        raise bad_row(f"{option}: {cause}") from cause
     if not len(tokens[INPUT_IDS]):
-        raise refuse(f"{option}: input_ids are empty, expected a token at least")
+        raise bad_row(f"{option}: input_ids are empty, expected a token at least")
     return tokens
 
 
@@ -329,6 +334,163 @@ def _holds_array(value: Any) -> bool:
     return False
 
 
-def refuse(reason: str) -> RowInvalid:
-    """Returns the refusal of a row for a reason."""
-    return RowInvalid(f"not a row: {reason}", reason=reason)
+class Measure:
+    """Tells how many tokens a row has that is to be packed or dealt by cost.
+
+    Args:
+        field: the key under which they stand, in rows that are not encoded.
+        pack: tokens of a pack; 0 where rows are not packed.
+    """
+
+    def __init__(self, field: str, pack: int) -> None:
+        self.field = field
+        self._pack = pack
+        self._option: Final = "--pack" if pack else "--balance"
+
+    def tokens(self, row: dict[str, Any], line: bytes) -> int:
+        """Returns the tokens of a row.
+
+        Raises:
+            RowInvalid: it does not tell them, has more than go into a pack, or is nested too deep to lie in one.
+        """
+        tokens, where = row.get(self.field), f"under {self.field!r}"
+        if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
+            found = reprlib.repr(tokens) if self.field in row else f"none among its keys ({key_names(row)})"
+            option = self._option if self._pack else f"--length-field {self.field}"
+            expected = f"a whole number of tokens from 1 to {MAX_TOKENS}"
+            raise bad_row(f"{option}: expected {expected} {where}, found {found}")
+        self._check_pack(tokens, where, line)
+        ids = row.get("input_ids")
+        # Fewer are right, where images stand for some.
+        if isinstance(ids, list) and len(ids) > tokens:
+            raise bad_row(f"{self._option}: {tokens} tokens {where}, but {len(ids)} input_ids")
+        return tokens
+
+    def encoded_tokens(self, row: EncodedRow) -> int:
+        """Returns the tokens of an encoded row, which its encoder tells. Raises as `tokens` does."""
+        if row.tokens is None:
+            raise bad_row(f"{self._option}: --encode returned {_found_length(row)}")
+        self.check(row.tokens, row.line, "--encode")
+        return row.tokens
+
+    def check(self, tokens: int, line: bytes, told_by: str) -> None:
+        """Looks whether a row of this length can be packed, or dealt. Raises as `tokens` does."""
+        if not tokens:
+            raise bad_row(f"{self._option}: {told_by} returned a length of 0, expected one from 1")
+        self._check_pack(tokens, f"as {told_by} returned it", line)
+
+    def _check_pack(self, tokens: int, where: str, line: bytes) -> None:
+        """Looks whether a row can lie in a pack."""
+        if not self._pack:
+            return
+        if tokens > self._pack:
+            raise bad_row(f"--pack: {tokens} tokens {where}, more than the {self._pack} of a pack")
+        # Every level takes an opening bracket, so few rows are parsed a second time.
+        if line.count(b"{") + line.count(b"[") > _MAX_LEVELS - ADDED_LEVELS:
+            try:
+                loads(b"[" * ADDED_LEVELS + line + b"]" * ADDED_LEVELS)
+            except orjson.JSONDecodeError:
+                raise bad_row(f"--pack: nested more than {_MAX_LEVELS - ADDED_LEVELS} levels deep") from None
+
+
+def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
+    """Returns what tells how many tokens a row has; it raises `RowInvalid` where it cannot be told.
+
+    Raises:
+        SettingInvalid: it cannot be had.
+        ExtraMissing: transformers is not installed.
+    """
+    function: Callable[[dict[str, Any]], Any]
+    if settings.encoding is not None:
+        function = _longest(open_swift(settings.encoding, "--measure")[0])
+    elif FUNCTION.fullmatch(settings.measure):
+        function = load_function(settings.measure, "--measure")
+    else:
+        function = _tokenizer(settings.measure, settings.field)
+
+    def count(row: dict[str, Any]) -> int:
+        try:
+            found = function(row)
+            tokens = _whole(found)
+            if not 0 <= tokens <= MAX_TOKENS:
+                expected = f"expected a whole number of tokens from 0 to {MAX_TOKENS}"
+                raise bad_row(f"--measure returned {name_value(found, _SHOWN)}, {expected}")
+            return tokens
+        except (RowInvalid, KeyboardInterrupt):
+            raise
+        except SkipSample as why:
+            raise bad_row(f"--measure makes no sample of this row: {why}") from why
+        except BaseException as error:
+            # SystemExit too: it would end the run as if all were done.
+            raise_if_short(error)
+            raise bad_row(f"--measure raised {name_error(error)}") from error
+
+    return count
+
+
+def _whole(value: Any) -> int:
+    """Returns a whole number, -1 for what is none."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return -1
+
+
+def _longest(encode: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], int]:
+    """Returns what measures rows as ms-swift groups them: of one with several sequences the longest counts."""
+
+    def measure(row: dict[str, Any]) -> int:
+        encoded = encode(row)
+        lengths = encoded.get("lengths")
+        return int(encoded["length"]) if lengths is None else int(max(lengths))
+
+    return measure
+
+
+def _tokenizer(folder: str, field: str | None) -> Callable[[dict[str, Any]], int]:
+    """Returns what measures rows by the tokenizer in a folder. Nothing is fetched, and none of its code is run."""
+    if not os.path.isdir(folder):
+        raise _setting("--measure", f"expected the folder of a tokenizer, swift or MODULE:FUNCTION, got {folder!r}")
+    # There are as many processes as are wanted.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError as cause:
+        if cause.name != "transformers":
+            raise
+        needs = "--measure DIRECTORY needs transformers, which is not installed: pip install transformers"
+        raise ExtraMissing(needs, package="transformers") from None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise _setting("--measure", f"{folder}: its tokenizer cannot be loaded: {name_error(error)}") from error
+
+    def measure(row: dict[str, Any]) -> int:
+        if field is None and isinstance(row.get("messages"), list):
+            made = tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=True)
+            return len(made["input_ids"])
+        key = "text" if field is None else field
+        if not isinstance(row.get(key), str):
+            hint = "; name another with --measure-field" if field is None else ""
+            raise bad_row(f"--measure: no text {key!r} among its keys ({key_names(row)}){hint}")
+        return len(tokenizer(row[key])["input_ids"])
+
+    return measure
+
+
+def _found_length(row: EncodedRow) -> str:
+    """Returns what stands where the length of an encoded row is looked for, which is no whole number."""
+    expected = "expected a whole number of tokens under 'length'"
+    made = loads(row.line)
+    if "length" not in made:
+        return f"no length among its keys ({key_names(made)}): {expected}"
+    found = made["length"]
+    if isinstance(found, dict) and ARRAY_KEY in found:
+        dtype, shape, _ = found[ARRAY_KEY]
+        return f"a length that is an array of {dtype} of shape {tuple(shape)}: {expected}, such as .item() makes of it"
+    return f"a length of {reprlib.repr(found)} ({type(found).__name__}): {expected}"
+
+
+def key_names(row: dict[str, Any]) -> str:
+    """Returns the first keys of a row, for messages."""
+    return ", ".join(key[:_SHOWN] for key in list(row)[:8]) or "none"

@@ -8,57 +8,55 @@ by the next run is compared with a digest of those: sources and functions may ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.mixing import MixPosition, SourceSpan
 from lazyshard_producer.rows.reader import Batch, BegunUnit, MadeRow, RowStats, Unit
-from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Work, Workers
+from lazyshard_producer.rows.recipe import Here, MadeOfRow, Workers
 from lazyshard_producer.rows.sequences import Blocks, Splitter, Stripes, made_rows
-from lazyshard_producer.sources.source import RowOrigin
 
 READY_S: Final = 0.1
 """How long to wait for workers at a time: signals are looked at in between."""
 
 
 class MakingReader:
-    """Gives rows made of rows, in this process or in workers, and shuffled or packed in blocks if asked for.
+    """Gives rows made of rows, and shuffled or packed in blocks if asked for.
 
     Args:
+        stats: gives the source rows, and positions.
+        makers: who makes the rows.
         begun: the unit with which to begin, if a part of it is published.
         blocks: of rows that are shuffled or packed together; None keeps the order.
         measured: whether the rows' lengths are known.
         stripes: deals the rows, or packs, by cost, or cuts them, and goes on in its units; None where neither is done.
-        watchdog: is told what is asked of the maker.
+        watchdog: is told what is asked of the makers.
     """
 
     def __init__(
         self,
         stats: RowStats,
-        maker: Maker | None,
-        workers: Workers | None,
+        makers: Here | Workers,
         *,
         begun: BegunUnit | None,
         blocks: Blocks | None,
         measured: bool,
-        stripes: Stripes | Splitter | None = None,
-        warn: Callable[[str], None],
+        stripes: Stripes | Splitter | None,
         watchdog: Watchdog,
     ) -> None:
         self._stats = stats
-        self._maker = maker
-        self._workers = workers
+        self._makers = makers
         self._unit_begun = begun if stripes is None else None
         self._blocks = blocks
         self._measured = measured
         self._stripes = stripes
-        self._warn = warn
         self._watchdog = watchdog
         self._begun = stats.rows  # rows in work, and before them
-        self._under_way: deque[tuple[SourceSpan, int, Work]] = deque()
+        self._under_way: deque[tuple[SourceSpan, int, Any]] = deque()
         self._piece: SourceSpan | None = None
         self._next = 0
         self._finished = False
@@ -73,60 +71,42 @@ class MakingReader:
         """Returns what was made of the next source row, or the next block."""
         for batch in self._made:
             return batch
-        found = self._make_here() if self._workers is None else self._make_there(self._workers)
-        if found is not None:
-            self._made = self._batches(*found)
-            for batch in self._made:
-                return batch
-            return self._nothing()
-        return self._flush() if self._finished and not self._under_way else self._nothing()
+        found = self._take()
+        if found is None and self._finished and not self._under_way:
+            return self._flush()
+        self._made = iter(()) if found is None else self._batches(*found)
+        return next(self._made, None) or self._batch(Unit(self._stats, (), self._before, {}), 0, self._before)
 
     def here(self) -> RunPosition:
         """Returns the position after all that was given."""
         return self._stats.position(self._stats.here())
 
-    def _advance(self) -> bool:
-        """Has a piece with rows in hand, if there are any; returns False when all is read."""
-        if self._piece is None or self._next == len(self._piece.lines):
-            if self._finished:
-                return False
+    def _advance(self) -> SourceSpan | None:
+        """Returns the piece in hand, of which there may be no row left at the moment; None when all is read."""
+        if not self._finished and (self._piece is None or self._next == len(self._piece.lines)):
             self._piece, self._next = self._stats.mixer.read(), 0
             self._finished = self._piece is None
-        return not self._finished
+        return self._piece
 
-    def _make_here(self) -> tuple[SourceSpan, int, list[MadeOfRow]] | None:
-        """Returns the next piece, the index of a row in it and what was made of it; None if there is no row now."""
-        if not self._advance():
-            return None
-        piece, index = self._piece, self._next
-        assert piece is not None
-        assert self._maker is not None
-        if index == len(piece.lines):
-            return None
-        self._watchdog.ask(lambda: _in_words(piece.place(index)))
-        try:
-            made = [self._maker.make(piece.lines[index], self._begun)]
-        finally:
-            self._watchdog.answered()
-        self._next += 1
-        self._begun += 1
-        return piece, index, made
-
-    def _make_there(self, workers: Workers) -> tuple[SourceSpan, int, list[MadeOfRow]] | None:
-        """Sends rows to the workers, and returns the same of the rows that were sent off first, if that is ready."""
-        while len(self._under_way) < workers.most and self._advance():
-            piece, first = self._piece, self._next
-            assert piece is not None
-            stop = min(len(piece.lines), first + workers.rows)
+    def _take(self) -> tuple[SourceSpan, int, list[MadeOfRow]] | None:
+        """Sends rows to be made; returns what was made of those sent first, if it is ready, their piece and index."""
+        while len(self._under_way) < self._makers.most and (piece := self._advance()) is not None:
+            first = self._next
+            stop = min(len(piece.lines), first + self._makers.rows)
             if first == stop:  # nothing at the moment
                 break
-            self._under_way.append((piece, first, workers.submit(piece.lines[first:stop], self._begun)))
+            self._watchdog.ask(partial(_in_words, piece, first))
+            try:
+                work = self._makers.submit(piece.lines[first:stop], self._begun)
+            finally:
+                self._watchdog.answered()
+            self._under_way.append((piece, first, work))
             self._begun += stop - first
             self._next = stop
         if not self._under_way:
             return None
         piece, first, work = self._under_way[0]
-        made = workers.result(work, READY_S)
+        made = self._makers.result(work, READY_S)
         if made is None:
             return None
         self._under_way.popleft()
@@ -136,15 +116,15 @@ class MakingReader:
         """Deals with source rows one by one, as the batches made of them are asked for."""
         for index, row in enumerate(made, first):
             place = piece.place(index)
+            # Sources may have come back since the row before.
+            before = self._last if index else replace(piece.before, counts=self._last.counts)
             if not self._held and not index:
-                # Sources may have come back since the row before.
-                self._before = replace(piece.before, counts=self._last.counts)
+                self._before = before
             self._stats.rows += 1
             if row.duplicate:
                 self._stats.count_duplicate(place)
             if row.refused is not None:
                 self._stats.refusals.take(row.refused, place, piece.lines[index])
-            before = self._last if index else replace(piece.before, counts=self._last.counts)
             self._last = piece.after(index, self._stats.counts())
             rows = made_rows(row, place)
             if self._stripes is not None and self._blocks is None:
@@ -188,12 +168,11 @@ class MakingReader:
         if self._stripes is not None:
             yield from self._stripes.add(rows, unit, before, after)
             return
-        batch = self._batch(Unit(self._stats, rows, before, unit), self._skip(rows), after)
+        begun, self._unit_begun = self._unit_begun, None
+        skipped = begun.skip if begun is not None and begun.find(row.data for row in rows) else 0
+        batch = self._batch(Unit(self._stats, rows, before, unit), skipped, after)
         if batch.lines:
             yield batch
-
-    def _nothing(self) -> Batch:
-        return self._batch(Unit(self._stats, (), self._before, {}), 0, self._before)
 
     def _batch(self, unit: Unit, skipped: int, after: MixPosition) -> Batch:
         """Returns the rows of a unit without the first so many, which are published."""
@@ -206,20 +185,7 @@ class MakingReader:
         tokens = [row.tokens for row in rows] if self._measured else None
         return Batch(self._stats, [row.line for row in rows], lambda index: rows[index].place, position, tokens=tokens)
 
-    def _skip(self, rows: Sequence[MadeRow]) -> int:
-        """Returns how many of these are published: some of the first unit, if it was begun by an earlier run.
 
-        Raises:
-            SourceRefused: they come out otherwise than they were published.
-        """
-        begun, self._unit_begun = self._unit_begun, None
-        if begun is None:
-            return 0
-        if begun.find(row.data for row in rows):
-            return begun.skip
-        begun.lose(self._warn)
-        return 0
-
-
-def _in_words(place: RowOrigin) -> str:
+def _in_words(piece: SourceSpan, index: int) -> str:
+    place = piece.place(index)
     return f"the functions that make rows, at {place.file}:{place.line}"

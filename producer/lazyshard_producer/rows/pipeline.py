@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,11 +15,11 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.opening import open_source, source_kind, source_size
 from lazyshard_producer.position import RunPosition, decode_position, plain_name, resume, source_names
-from lazyshard_producer.rows.encoding import form_of
+from lazyshard_producer.rows.encoding import Form, form_of
 from lazyshard_producer.rows.making import MakingReader
 from lazyshard_producer.rows.mixing import Mixer
 from lazyshard_producer.rows.reader import BegunUnit, PlainReader, Reader, RowStats
-from lazyshard_producer.rows.recipe import Maker, Recipe, Workers
+from lazyshard_producer.rows.recipe import Here, Maker, Recipe, Workers
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
 from lazyshard_producer.rows.sequences import Blocks, Splitter, Stripes, packing, shuffling
 from lazyshard_producer.sources.source import Context, Source
@@ -35,8 +35,10 @@ class Pipeline:
     """What gives the rows of a run.
 
     Args:
+        settings: of the run.
         committed: the source position of the last seal; None for a stream without chunks.
         samples: rows that are published.
+        warn: is told what people should know.
         check_owner: as `Quarantine` has it; None for who gives `refusals`.
         watchdog: is told what is asked of sources and functions.
         refusals: takes refused rows; None for what the settings say.
@@ -59,49 +61,34 @@ class Pipeline:
         refusals: Refusals | None = None,
     ) -> None:
         watchdog = watchdog or Watchdog()
-        self._settings = settings
-        self._context = Context(
+        context = Context(
             Path(settings.out), settings.max_row_bytes, settings.samples_per_chunk, check_owner or (lambda: None)
         )
         paths = [source.path for source in settings.sources]
-        nothing = RunPosition(sources=())
-        start, names = nothing, []
+        start, names = RunPosition(sources=()), []
         if committed is not None:
             start, names = decode_position(committed, settings.out), source_names(committed)
         start = resume(start, names, paths)
-        # How many source rows a unit of these has shows only as they are made.
-        by_length = settings.pack > 0 or settings.balance is not None
         form = form_of(settings)
-        recipe = Recipe(
-            columns=settings.columns,
-            where=settings.where,
-            transform=settings.transform,
-            encoding=settings.encoding,
-            max_row_bytes=settings.max_row_bytes,
-            pack=settings.pack,
-            measuring=settings.measuring,
-            length_field=settings.length_field if by_length else None,
-            split=settings.split > 0,
-            padding=settings.padding,
-            arrays=form.carried,
-        )
-        blocks = _blocks(settings)
-        weights = [source.weight for source in settings.sources if source.weight is not None] or None
-        described = describe(settings)
+        recipe, blocks, described = _recipe(settings, form), _blocks(settings), describe(settings)
         told = None
         if committed is not None:
             start, told = _same_recipe(start, described)
         maker = Maker(recipe) if recipe or blocks is not None else None
         refusals = refusals or _make_refusals(settings, start, check_owner)
         self._workers = Workers(recipe, settings.workers) if settings.workers and maker is not None else None
+
+        def open_at(index: int, entry: dict[str, Any] | None) -> Source:
+            return open_source(settings.sources[index], entry, context)
+
         try:
             mixer = Mixer(
-                self._open,
+                open_at,
                 paths,
-                weights,
+                [source.weight for source in settings.sources if source.weight is not None] or None,
                 start,
                 weights_before=start.recipe.get("weights"),
-                block=_NO_END if by_length else settings.shuffle,
+                block=_NO_END if _by_length(settings) else settings.shuffle,
                 sizes=[source_size(source) for source in settings.sources],
                 ahead=maker is not None,
                 watchdog=watchdog,
@@ -117,40 +104,17 @@ class Pipeline:
             warn(f"from here on rows are made or ordered in another way than before: {told}")
         self.names: Final = mixer.names
         self.stats: Final = RowStats(mixer, refusals, start, described, warn)
-        begun = _begun_unit(start, settings)
-        stripes: Stripes | Splitter | None = None
-        if settings.splitting is not None:
-            stripes = Splitter(
-                self.stats,
-                settings.splitting,
-                arrays=form.arrays,
-                follows=samples > 0,
-                begun=begun,
-                cut=start.cut,
-                warn=warn,
-            )
-        if settings.balance is not None:
-            stripes = Stripes(
-                self.stats,
-                Balance(settings.balance, settings.samples_per_chunk, settings.micro_batch_size, settings.seed),
-                Cost(settings.cost_per_token, settings.cost_per_token_squared),
-                samples=samples,
-                begun=begun,
-                lead=start.lead,
-                warn=warn,
-            )
+        begun = _begun_unit(start, settings, warn)
         self.reader: Final[Reader] = (
             PlainReader(self.stats)
             if maker is None
             else MakingReader(
                 self.stats,
-                maker,
-                self._workers,
+                self._workers or Here(maker),
                 begun=begun,
                 blocks=blocks,
-                measured=by_length or settings.pad > 0 or settings.measure is not None,
-                stripes=stripes,
-                warn=warn,
+                measured=_by_length(settings) or settings.pad > 0 or settings.measure is not None,
+                stripes=_stripes(settings, self.stats, form, start, samples, begun),
                 watchdog=watchdog,
             )
         )
@@ -161,27 +125,39 @@ class Pipeline:
         self.stats.refusals.close()
         self._close_workers()
 
-    def _open(self, index: int, entry: dict[str, Any] | None) -> Source:
-        return open_source(self._settings.sources[index], entry, self._context)
-
     def _close_workers(self) -> None:
         if self._workers is not None:
             self._workers.close()
             self._workers = None
 
 
+def _by_length(settings: Settings) -> bool:
+    """Whether rows go together by their lengths: how many source rows a unit has shows only as they are made then."""
+    return settings.pack > 0 or settings.balance is not None
+
+
+def _recipe(settings: Settings, form: Form) -> Recipe:
+    return Recipe(
+        columns=settings.columns,
+        where=settings.where,
+        transform=settings.transform,
+        encoding=settings.encoding,
+        max_row_bytes=settings.max_row_bytes,
+        pack=settings.pack,
+        measuring=settings.measuring,
+        length_field=settings.length_field if _by_length(settings) else None,
+        split=settings.split > 0,
+        padding=settings.padding,
+        arrays=form.carried,
+    )
+
+
 def _make_refusals(settings: Settings, start: RunPosition, check_owner: Callable[[], Path] | None) -> Refusals:
-    quarantine = None
+    quarantine, kept = None, start.quarantine_bytes
     if settings.on_bad_row == "quarantine":
         assert check_owner is not None
-        quarantine = Quarantine(Path(settings.out), start.quarantine_bytes, check_owner=check_owner)
-    return Refusals(
-        settings.on_bad_row,
-        settings.max_bad_rows,
-        quarantine,
-        start.refused,
-        quarantine_bytes=start.quarantine_bytes,
-    )
+        quarantine = Quarantine(Path(settings.out), kept, check_owner=check_owner)
+    return Refusals(settings.on_bad_row, settings.max_bad_rows, quarantine, start.refused, quarantine_bytes=kept)
 
 
 def _blocks(settings: Settings) -> Blocks | None:
@@ -191,7 +167,20 @@ def _blocks(settings: Settings) -> Blocks | None:
     return shuffling(settings.shuffle, settings.seed) if settings.shuffle else None
 
 
-def _begun_unit(start: RunPosition, settings: Settings) -> BegunUnit | None:
+def _stripes(
+    settings: Settings, stats: RowStats, form: Form, start: RunPosition, samples: int, begun: BegunUnit | None
+) -> Stripes | Splitter | None:
+    if settings.balance is not None:
+        balance = Balance(settings.balance, settings.samples_per_chunk, settings.micro_batch_size, settings.seed)
+        cost = Cost(settings.cost_per_token, settings.cost_per_token_squared)
+        return Stripes(stats, balance, cost, samples=samples, begun=begun, lead=start.lead)
+    if settings.splitting is not None:
+        follows = samples > 0
+        return Splitter(stats, settings.splitting, arrays=form.arrays, follows=follows, begun=begun, cut=start.cut)
+    return None
+
+
+def _begun_unit(start: RunPosition, settings: Settings, warn: Callable[[str], None]) -> BegunUnit | None:
     """Returns the unit in which a position is, if it is in one."""
     if not start.skip:
         return None
@@ -202,45 +191,36 @@ def _begun_unit(start: RunPosition, settings: Settings) -> BegunUnit | None:
         skip=start.skip,
         digest=start.skipped,
         new=all(source.resume == "append" and source_kind(source) == "stdin" for source in sources),
+        warn=warn,
     )
 
 
 def describe(settings: Settings) -> dict[str, Any]:
     """Returns the settings by which rows are chosen, made and ordered, as positions keep them: those that are set."""
-    weights = [source.weight for source in settings.sources if source.weight is not None]
+    packed = bool(settings.pack)
     found: dict[str, Any] = {
         "columns": [list(pair) for pair in settings.columns],
         "where": settings.where,
         "transform": settings.transform,
         "shuffle": settings.shuffle,
         "seed": settings.seed if settings.shuffle or settings.balance else None,
-        "weights": weights,
+        "weights": [source.weight for source in settings.sources if source.weight is not None],
         "pack": settings.pack,
-        "length_field": settings.length_field if settings.pack else None,
-        "measure": None if settings.measuring is None else _plain(asdict(settings.measuring)),
-        "pack_buffer": settings.pack_buffer if settings.pack else None,
-        "pack_buffer_bytes": settings.pack_buffer_bytes if settings.pack else None,
-    }
-    if settings.splitting is not None:
+        "length_field": packed and settings.length_field,
+        # As JSON gives it back: pairs are lists there.
+        "measure": settings.measuring and orjson.loads(orjson.dumps(asdict(settings.measuring))),
+        "pack_buffer": packed and settings.pack_buffer,
+        "pack_buffer_bytes": packed and settings.pack_buffer_bytes,
         # A token may have the number 0.
-        found["split"] = {name: value for name, value in asdict(settings.splitting).items() if value is not None}
-    if settings.padding is not None:
-        found["pad"] = asdict(settings.padding)
+        "split": settings.splitting
+        and {name: value for name, value in asdict(settings.splitting).items() if value is not None},
+        "pad": settings.padding and asdict(settings.padding),
+    }
     if settings.balance is not None:
         # As `lazyshard.format.seal` reads it.
         for name in ("balance", "micro_batch_size", "length_field", "cost_per_token", "cost_per_token_squared"):
             found[name] = getattr(settings, name)
     return {name: value for name, value in found.items() if value}
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns values as JSON gives them back: pairs are lists there."""
-    plain: dict[str, Any] = orjson.loads(orjson.dumps(values))
-    return plain
-
-
-def _kind(recipe: dict[str, Any]) -> str:
-    return next((kind for kind in _KINDS if kind in recipe), "")
 
 
 def changes(before: dict[str, Any], described: dict[str, Any]) -> dict[str, str]:
@@ -275,7 +255,7 @@ def _same_recipe(start: RunPosition, described: dict[str, Any]) -> tuple[RunPosi
             f"the settings of before, or choose another --out",
             option=f"--{changed[0].replace('_', '-')}",
         )
-    was, now = _kind(before), _kind(described)
+    was, now = (next((kind for kind in _KINDS if kind in recipe), "") for recipe in (before, described))
     if was != now:
         option = f"--{was or now}"
         raise SettingInvalid(
@@ -284,6 +264,5 @@ def _same_recipe(start: RunPosition, described: dict[str, Any]) -> tuple[RunPosi
             option=option,
         )
     if "weights" in changed and not start.skip:
-        values = {name: getattr(start, name) for name in RunPosition.__dataclass_fields__}
-        start = RunPosition(**values | {"drawn": (0,) * len(start.drawn)})
+        start = replace(start, drawn=(0,) * len(start.drawn))
     return start, names

@@ -26,9 +26,12 @@ class RowStats:
     """What was counted of the rows of a run, and the positions that seals keep.
 
     Args:
+        mixer: gives the rows.
+        refusals: takes those that are refused.
         start: where the run starts; its counts go on from there.
         recipe: the settings by which rows are made, as positions keep them; in a unit that was begun before, those of
             then are kept.
+        warn: is told of rows that name a key twice.
 
     Attributes:
         rows: rows read so far, refused ones included.
@@ -46,9 +49,7 @@ class RowStats:
     ) -> None:
         self.mixer = mixer
         self.refusals = refusals
-        self.rows = start.rows
-        self.duplicate = start.duplicate
-        self.blocks = start.blocks
+        self.rows, self.duplicate, self.blocks = start.rows, start.duplicate, start.blocks
         self._recipe = recipe
         self._recipe_before = start.recipe
         self._warn = warn
@@ -66,13 +67,8 @@ class RowStats:
 
     def counts(self) -> dict[str, int]:
         """Returns the counts of this moment, by their names in `RunPosition`."""
-        return {
-            "rows": self.rows,
-            "duplicate": self.duplicate,
-            "blocks": self.blocks,
-            "refused": self.refusals.count,
-            "quarantine_bytes": self.refusals.quarantine_bytes,
-        }
+        own = {"rows": self.rows, "duplicate": self.duplicate, "blocks": self.blocks}
+        return own | {"refused": self.refusals.count, "quarantine_bytes": self.refusals.quarantine_bytes}
 
     def here(self) -> MixPosition:
         """Returns the place after all that the mixer gave."""
@@ -185,13 +181,19 @@ class MadeRow(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of that."""
-        return len(self.line) if isinstance(self.line, bytes) else len(self.line.line) + len(self.line.arrays)
+        return line_size(self.line)
+
+
+def line_size(line: Line) -> int:
+    """Returns the bytes of a row, its newline and its arrays included."""
+    return len(line) if isinstance(line, bytes) else len(line.line) + len(line.arrays)
 
 
 class Unit:
     """A source row of which several are made, or a block of rows that are shuffled or packed: what is made of it.
 
     Args:
+        stats: tells positions.
         made: the rows.
         before: the place before the source rows.
         of: how many source rows these are, by number of the source.
@@ -213,9 +215,8 @@ class Unit:
             self._digest.update(row.data)
         self._digested = skip
         unit = tuple(self._of.get(source, 0) for source in range(len(self._stats.mixer.names)))
-        return self._stats.position(
-            self._before, skip=skip, lead=lead, cut=cut, unit=unit, skipped=self._digest.hexdigest()
-        )
+        begun: dict[str, Any] = {"unit": unit, "skipped": self._digest.hexdigest()}
+        return self._stats.position(self._before, skip=skip, lead=lead, cut=cut, **begun)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +229,7 @@ class BegunUnit:
         skip: rows made of them that are published.
         digest: XXH3 of those, in hexadecimal.
         new: whether all its sources are inputs that are taken as new ones, so that other rows than before are no fault.
+        warn: is told where they are.
     """
 
     names: Sequence[str]
@@ -235,28 +237,32 @@ class BegunUnit:
     skip: int
     digest: str
     new: bool
+    warn: Callable[[str], None]
 
     def find(self, rows: Iterable[bytes]) -> bool:
-        """Returns whether these rows begin with those that are published."""
+        """Returns whether these rows begin with those that are published.
+
+        If not, other rows come than those, as long as they are of an input that is taken as a new one.
+
+        Raises:
+            SourceRefused: they come from another source, which must give the same rows as before.
+        """
         digest = xxhash.xxh3_64()
         left = self.skip
         for line in islice(rows, self.skip):
             digest.update(line)
             left -= 1
-        return not left and digest.hexdigest() == self.digest
+        if not left and digest.hexdigest() == self.digest:
+            return True
+        self.lose()
+        return False
 
-    def lose(self, warn: Callable[[str], None]) -> None:
-        """Lets other rows come than those that are published, if they are of an input that is taken as a new one.
-
-        Raises:
-            SourceRefused: they come from another source, which must give the same rows as before.
-        """
+    def lose(self) -> None:
+        """Lets other rows come than those that are published. Raises SourceRefused as `find`."""
         names = ", ".join(self.names)
         if self.new:
-            warn(
-                f"{names}: goes on with new rows; what is not published of the last {self.rows} that were read before "
-                f"is lost"
-            )
+            lost = f"what is not published of the last {self.rows} that were read before is lost"
+            self.warn(f"{names}: goes on with new rows; {lost}")
             return
         raise SourceRefused(
             f"{names}: the last chunk ends within the rows that are made of {count(self.rows, 'row')} of it, and the "

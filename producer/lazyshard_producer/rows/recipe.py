@@ -40,19 +40,17 @@ from lazyshard_producer.configuration.quantities import MAX_ROW_BYTES
 from lazyshard_producer.configuration.row_settings import EncodingSettings, MeasureSettings, PadSettings
 from lazyshard_producer.errors import WorkerFailed
 from lazyshard_producer.rows.encoding import (
-    ReadyEncoder,
+    Measure,
+    key_names,
+    load_counter,
     load_encoder,
     pad_row,
     read_document,
-    refuse,
     refuse_raised,
 )
-from lazyshard_producer.rows.measure import Measure, key_names, load_counter
-from lazyshard_producer.rows.reader import Line
+from lazyshard_producer.rows.reader import Line, line_size
+from lazyshard_producer.sources.source import bad_row
 from lazyshard_producer.user_functions import load_function
-
-_INDEXED: Final = 2
-"""Parameters of a function that takes the index too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +59,7 @@ class Recipe:
 
     Attributes:
         columns: pairs (new name, old name): rows then hold just these.
-        where: the filter's `MODULE:FUNCTION`.
-        transform: the transform's `MODULE:FUNCTION`.
+        where, transform: the filter's and the transform's `MODULE:FUNCTION`.
         encoding: how rows are encoded; None where they are not.
         max_row_bytes: longest row that they may make, in bytes without its line end, its arrays included.
         pack: most tokens of a row, since it has to go into a pack; 0 where rows are not packed.
@@ -117,17 +114,13 @@ class Maker:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self._columns = recipe.columns
-        self._max_row_bytes = recipe.max_row_bytes
-        self._split = recipe.split
+        self._recipe = recipe
         self._arrays = recipe.arrays
-        self._padding = recipe.padding
-        field = recipe.length_field
-        self._measure = None if field is None else Measure(field, recipe.pack)
+        self._measure = None if recipe.length_field is None else Measure(recipe.length_field, recipe.pack)
         self._where = _load(recipe.where, "--where") if recipe.where else None
         self._transform = _load(recipe.transform, "--transform") if recipe.transform else None
         self._counter = load_counter(recipe.measuring) if recipe.measuring else None
-        self._encoder: ReadyEncoder | None = load_encoder(recipe.encoding) if recipe.encoding else None
+        self._encoder = load_encoder(recipe.encoding) if recipe.encoding else None
 
     def make(self, line: Line | RowInvalid, index: int) -> MadeOfRow:
         """Returns what becomes of a row; what the user's functions raise is a reason to refuse it."""
@@ -141,7 +134,7 @@ class Maker:
             if isinstance(line, EncodedRow) and self._arrays:
                 # Writable, as the arrays of rows that are read for training.
                 fill_row(row, np.frombuffer(bytearray(line.arrays), np.uint8))
-            if self._transform is None and not self._columns and self._encoder is None:
+            if self._transform is None and not self._recipe.columns and self._encoder is None:
                 kept = self._where is None or _call("--where", self._where, row, index)
                 return self._made([self._as_it_is(line, row)] if kept else [], [row], duplicate)
             rows = list(self._rows(row, index))
@@ -150,47 +143,48 @@ class Maker:
             return MadeOfRow([], refused, duplicate)
 
     def _made(self, lines: Sequence[Line], rows: Sequence[dict[str, Any]], duplicate: bool) -> MadeOfRow:
-        if self._split:
-            documents = [read_document(row, line) for row, line in zip(rows, lines, strict=False)]
-            return MadeOfRow([line for line, _ in documents], None, duplicate, [tokens for _, tokens in documents])
-        if self._padding is not None:
-            padded = [self._pad(self._padding, row, line) for row, line in zip(rows, lines, strict=False)]
-            return MadeOfRow([line for line, _ in padded], None, duplicate, [tokens for _, tokens in padded])
+        pairs = zip(rows, lines, strict=False)
+        if self._recipe.split or self._recipe.padding is not None:
+            made = [read_document(*pair) if self._recipe.split else self._pad(*pair) for pair in pairs]
+            return MadeOfRow([line for line, _ in made], None, duplicate, [tokens for _, tokens in made])
         if self._measure is None and self._counter is None:
             return MadeOfRow(lines, None, duplicate)
-        tokens = [self._tokens(row, line) for row, line in zip(rows, lines, strict=False)]
+        tokens = [self._tokens(*pair) for pair in pairs]
         if not self._arrays and self._encoder is None:
             lines = [line if isinstance(line, bytes) else line.line for line in lines]
         return MadeOfRow(lines, None, duplicate, tokens)
 
     def _tokens(self, row: dict[str, Any], line: Line) -> int:
         """Returns the tokens of a row: measured, told by its encoder, or as they stand in its field, or in its seal."""
-        measure = self._measure
+        measure, text = self._measure, line if isinstance(line, bytes) else line.line
         if self._counter is not None:
             tokens = self._counter(row)
             if measure is not None:
-                measure.check(tokens, line if isinstance(line, bytes) else line.line, "--measure")
+                measure.check(tokens, text, "--measure")
             return tokens
         assert measure is not None
-        if isinstance(line, bytes):
-            return measure.tokens(row, line)
-        if self._encoder is None and (line.tokens is None or measure.field in row):
-            return measure.tokens(row, line.line)
-        return measure.encoded_tokens(line)
+        if isinstance(line, EncodedRow) and (
+            self._encoder is not None or (line.tokens is not None and measure.field not in row)
+        ):
+            return measure.encoded_tokens(line)
+        return measure.tokens(row, text)
 
     def _as_it_is(self, line: Line, row: dict[str, Any]) -> Line:
         """Returns a row as it came, to the byte."""
         if isinstance(line, EncodedRow):
-            return line.line if not self._arrays and (self._split or self._padding) else line
+            return line.line if not self._arrays and (self._recipe.split or self._recipe.padding) else line
         line = line.rstrip(b"\r\n") + b"\n"
         if not self._arrays:
             return line
         refuse_array_key(row)
         return EncodedRow(line, b"")
 
-    def _rows(self, row: dict[str, Any], index: int) -> Iterable[Any]:
-        if self._columns:
-            row = self._choose(row)
+    def _rows(self, row: dict[str, Any], index: int) -> Sequence[Any]:
+        if self._recipe.columns:
+            try:
+                row = {new: row[old] for new, old in self._recipe.columns}
+            except KeyError as missing:
+                raise bad_row(f"--columns: no {missing.args[0]!r} among its keys ({key_names(row)})") from None
         if self._where is not None and not _call("--where", self._where, row, index):
             return ()
         if self._transform is None:
@@ -203,44 +197,30 @@ class Maker:
         if self._encoder is None:
             return self._line(made)
         # What a transform has made need not be JSON yet, but a dict.
-        row = self._encoder.encode(made if isinstance(made, dict) else self._as_dict(made))
-        size = len(row.line) - 1 + len(row.arrays)
-        if size > self._max_row_bytes:
-            raise _too_long("--encode", size, self._max_row_bytes)
-        return row
+        if not isinstance(made, dict):
+            line = self._line(made)
+            made = check_row(line if isinstance(line, bytes) else line.line)
+        return self._checked("--encode", self._encoder.encode(made))
 
-    def _as_dict(self, made: Any) -> dict[str, Any]:
-        line = self._line(made)
-        return check_row(line if isinstance(line, bytes) else line.line)
-
-    def _pad(self, settings: PadSettings, row: dict[str, Any], line: Line) -> tuple[Line, int]:
-        made, tokens = pad_row(settings, row, line)
-        size = len(made) - 1 if isinstance(made, bytes) else len(made.line) - 1 + len(made.arrays)
-        if size > self._max_row_bytes:
-            raise _too_long("--pad", size, self._max_row_bytes)
-        return made, tokens
+    def _pad(self, row: dict[str, Any], line: Line) -> tuple[Line, int]:
+        assert self._recipe.padding is not None
+        made, tokens = pad_row(self._recipe.padding, row, line)
+        return self._checked("--pad", made), tokens
 
     def _line(self, made: Any) -> Line:
         option = "--columns" if self._transform is None else "--transform"
         try:
-            line, arrays = pack_row(made) if self._arrays else (encode_row(made), b"")
+            line = EncodedRow(*pack_row(made)) if self._arrays else encode_row(made)
         except RowInvalid as cause:
             # What is wrong is not the line that it was made of.
-            raise refuse(f"{option} made what is no row: {cause.reason}") from cause
-        size = len(line) - 1 + len(arrays)
-        if size > self._max_row_bytes:
-            raise _too_long(option, size, self._max_row_bytes)
-        return EncodedRow(line, arrays) if self._arrays else line
+            raise bad_row(f"{option} made what is no row: {cause.reason}") from cause
+        return self._checked(option, line)
 
-    def _choose(self, row: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return {new: row[old] for new, old in self._columns}
-        except KeyError as missing:
-            raise refuse(f"--columns: no {missing.args[0]!r} among its keys ({key_names(row)})") from None
-
-
-def _too_long(option: str, size: int, most: int) -> RowInvalid:
-    return refuse(f"{option} made a row of {size} bytes, longer than the {most} bytes of --max-row-bytes")
+    def _checked(self, option: str, line: Line) -> Line:
+        size, most = line_size(line) - 1, self._recipe.max_row_bytes
+        if size > most:
+            raise bad_row(f"{option} made a row of {size} bytes, longer than the {most} bytes of --max-row-bytes")
+        return line
 
 
 def _as_rows(made: Any) -> list[Any]:
@@ -266,23 +246,17 @@ def _call(option: str, function: Callable[..., Any], row: dict[str, Any], index:
 def _load(name: str, option: str) -> Callable[[dict[str, Any], int], Any]:
     """Returns the function, taking (row, index) whatever it takes itself."""
     function = load_function(name, option)
-    if _takes_index(function):
-        return function
-    return lambda row, index: function(row)
-
-
-def _takes_index(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return False
+        parameters = {}.values()
     required = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and (parameter.default is parameter.empty or parameter.name == "index")
+        one
+        for one in parameters
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        and (one.default is one.empty or one.name == "index")
     ]
-    return len(required) >= _INDEXED
+    return function if len(required) > 1 else lambda row, index: function(row)
 
 
 TARGET_S: Final = 0.05
@@ -296,15 +270,32 @@ _PER_WORKER: Final = 2
 
 _PR_SET_PDEATHSIG: Final = 1
 
+_Lines = Sequence[Line | RowInvalid]
+
 Work: TypeAlias = "Future[tuple[list[MadeOfRow], float]]"
 """Rows that were sent off."""
 
-_maker: Maker | None = None
-"""Of a worker process."""
+
+class Here:
+    """Makes rows in this process, one at a time: as `Workers`."""
+
+    most: Final = 1
+    rows: Final = 1
+
+    def __init__(self, maker: Maker) -> None:
+        self._maker = maker
+
+    def submit(self, lines: _Lines, index: int) -> list[MadeOfRow]:
+        """Makes rows; the first has this index."""
+        return [self._maker.make(line, index + number) for number, line in enumerate(lines)]
+
+    def result(self, work: list[MadeOfRow], timeout: float) -> list[MadeOfRow] | None:
+        """Returns what was made of them."""
+        return work
 
 
 class Workers:
-    """A pool of processes."""
+    """A pool of processes. `most` pieces of work, of `rows` rows each, are to be under way."""
 
     def __init__(self, recipe: Recipe, count: int) -> None:
         _start_tracker()
@@ -318,7 +309,7 @@ class Workers:
         self.most: Final = count * _PER_WORKER
         self.rows = 1
 
-    def submit(self, lines: Sequence[bytes | EncodedRow | RowInvalid], index: int) -> Work:
+    def submit(self, lines: _Lines, index: int) -> Work:
         """Sends rows off; the first has this index."""
         try:
             return self._pool.submit(_make, list(lines), index)
@@ -373,8 +364,12 @@ def _start_tracker() -> None:
             os.environ[name] = before
 
 
+_here: Here | None = None
+"""Of a worker process."""
+
+
 def _begin(recipe: Recipe, parent: int) -> None:
-    global _maker
+    global _here
     # The signals of a terminal and of service managers go to all processes of a group; the parent deals with them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -384,13 +379,13 @@ def _begin(recipe: Recipe, parent: int) -> None:
     if os.getppid() != parent:
         # It was killed before that was said.
         os._exit(1)
-    _maker = Maker(recipe)
+    _here = Here(Maker(recipe))
 
 
-def _make(lines: list[bytes | EncodedRow | RowInvalid], index: int) -> tuple[list[MadeOfRow], float]:
-    assert _maker is not None
+def _make(lines: _Lines, index: int) -> tuple[list[MadeOfRow], float]:
+    assert _here is not None
     started = time.perf_counter()
-    made = [_maker.make(line, index + number) for number, line in enumerate(lines)]
+    made = _here.submit(lines, index)
     # What a function has printed must not be lost where this process is killed with its parent.
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()

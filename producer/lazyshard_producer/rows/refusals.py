@@ -17,9 +17,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 import pybase64
@@ -41,21 +40,21 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 class Quarantine:
-    """The file of refused rows, open for writing; made when the first row comes.
+    """The file of refused rows, open for writing; made when the first row comes. Raises ProducerFenced, OSError.
 
     Args:
+        out: the stream's directory.
         committed: its size as the last seal has it.
         check_owner: is called before anything is written to it: raises `ProducerFenced` where another producer has
             taken the stream over, and with it this file. Returns the directory from which to rename into the stream's.
+        clock: returns seconds since 1970.
+
+    Attributes:
+        size: its size in bytes with all rows so far.
     """
 
     def __init__(
-        self,
-        out: Path,
-        committed: int,
-        *,
-        check_owner: Callable[[], Path],
-        clock: Callable[[], float] = time.time,
+        self, out: Path, committed: int, *, check_owner: Callable[[], Path], clock: Callable[[], float] = time.time
     ) -> None:
         self.path: Final = out / QUARANTINE
         self._check_owner = check_owner
@@ -63,21 +62,11 @@ class Quarantine:
         self._fd: int | None = None
         self._buffer = bytearray()
         self._dirty = False
-        self._size = self._kept = 0
-        self._size = self._find_kept(committed)
-
-    @property
-    def size(self) -> int:
-        """Its size in bytes with all rows so far."""
-        return self._size
+        self.size = self._kept = 0
+        self.size = self._find_kept(committed)
 
     def add(self, place: RowOrigin, reason: str, line: bytes | None) -> None:
-        """Adds a row, its line None where nobody has it.
-
-        Raises:
-            ProducerFenced: another producer has taken the stream over.
-            OSError: the filesystem refused.
-        """
+        """Adds a row, its line None where nobody has it."""
         # Functions of the user's may give reasons of their own, and JSON has no lone surrogates.
         reason = reason.encode("utf-8", "backslashreplace").decode("utf-8")
         entry = {"source": place.file, "line": place.line, "byte": place.byte, "reason": reason}
@@ -90,17 +79,12 @@ class Quarantine:
         values = entry | row | {"at": int(self._clock())}
         written = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         self._buffer += written
-        self._size += len(written)
+        self.size += len(written)
         if len(self._buffer) >= _BUFFER_BYTES:
             self._flush()
 
     def sync(self) -> None:
-        """Returns when all rows so far are on the device.
-
-        Raises:
-            ProducerFenced: another producer has taken the stream over.
-            OSError: the filesystem refused.
-        """
+        """Returns when all rows so far are on the device."""
         self._flush()
         if self._dirty:
             assert self._fd is not None
@@ -160,7 +144,7 @@ class Quarantine:
             raise
         self._fd = fd
         # Less than there was before where somebody has moved it away meanwhile.
-        self._size -= left
+        self.size -= left
         self._kept -= left
 
     def _copy(self, fd: int) -> int:
@@ -183,7 +167,7 @@ class Refusals:
 
     Args:
         policy: fail: the first one ends the run; skip: they are counted; quarantine: they are kept.
-        most: how many may be refused in the whole stream; None for any number.
+        most: how many may be refused in the whole stream; None for any number. May be changed.
         quarantine: where they are kept, for that policy.
         count: refused so far, by earlier runs.
         quarantine_bytes: size of the file where rows are kept, if that is not this policy.
@@ -191,7 +175,6 @@ class Refusals:
 
     Attributes:
         count: refused rows.
-        most: see above; may be changed.
     """
 
     def __init__(
@@ -202,7 +185,7 @@ class Refusals:
         count: int,
         *,
         quarantine_bytes: int = 0,
-        tell: Callable[[RowInvalid, RowOrigin, bytes | None], None] | None = None,
+        tell: Callable[[RowInvalid, RowOrigin, bytes | None], None] = lambda error, place, text: None,
     ) -> None:
         self._policy = policy
         self._quarantine = quarantine
@@ -223,26 +206,23 @@ class Refusals:
 
         Raises:
             RowInvalid: with its place; the run ends.
-            ProducerFenced: another producer has taken the stream over.
-            OSError: the filesystem refused.
+            ProducerFenced, OSError: as `Quarantine`.
         """
         if self._policy == "fail":
             raise locate(error, place) from error
         if self.most is not None and self.count >= self.most:
             most = count(self.most, "bad row")
-            raise _at(
-                place,
-                error,
-                f"more than {most} (--max-bad-rows), the last one: {_found(error, place)} Look at what they "
-                "have in common, or allow more; nothing is lost",
-            ) from error
+            hint = "Look at what they have in common, or allow more; nothing is lost"
+            message = f"more than {most} (--max-bad-rows), the last one: {_found(error, place)} {hint}"
+            raise _at(place, error, message) from error
         self.count += 1
         self._first = self._first or (error, place)
-        text = _text_of(line)
+        text = line if isinstance(line, bytes) else None
+        if isinstance(line, EncodedRow) and not line.arrays:
+            text = line.line
         if self._quarantine is not None:
             self._quarantine.add(place, error.reason or str(error), text)
-        if self._tell is not None:
-            self._tell(error, place, text)
+        self._tell(error, place, text)
 
     def check_empty(self, rows: int) -> None:
         """Looks, before a stream without any row ends, whether it is empty because rows were refused.
@@ -256,13 +236,9 @@ class Refusals:
         why = f"all {rows:,} rows were refused" if rows > 1 else "the only row was refused"
         if self.count != rows:
             why = f"of {rows:,} rows {self.count:,} were refused, and the others left out"
-        raise _at(
-            place,
-            error,
-            f"{why}, so nothing is published, and the stream is not ended; the first one: {_found(error, place)} Look "
-            f"at what they have in common, mend the rows or what refuses them, and run the same command again; nothing "
-            f"is lost",
-        ) from error
+        hint = "Look at what they have in common, mend the rows or what refuses them, and run the same command again"
+        where = f"so nothing is published, and the stream is not ended; the first one: {_found(error, place)}"
+        raise _at(place, error, f"{why}, {where} {hint}; nothing is lost") from error
 
     def sync(self) -> None:
         """Returns when all that is kept is on the device. Raises as `Quarantine.sync` does."""
@@ -277,20 +253,12 @@ class Refusals:
 
 def locate(error: RowInvalid, place: RowOrigin) -> RowInvalid:
     """Returns the error for a refused row with its place: file, line, and byte in the file."""
-    byte = _byte(error, place)
-    mend = "Mend the row, or what refuses it," if byte is None or _is_made(error) else "Mend that line"
+    mend = "Mend the row, or what refuses it," if place.byte is None or _is_made(error) else "Mend that line"
     return _at(place, error, f"{_found(error, place)} {mend} and run the same command again; nothing is lost")
 
 
 def _at(place: RowOrigin, error: RowInvalid, message: str) -> RowInvalid:
-    byte = _byte(error, place)
-    return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=byte)
-
-
-def _text_of(line: bytes | EncodedRow | RowInvalid | None) -> bytes | None:
-    if isinstance(line, EncodedRow):
-        return None if line.arrays else line.line
-    return line if isinstance(line, bytes) else None
+    return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=_byte(error, place))
 
 
 def _found(error: RowInvalid, place: RowOrigin) -> str:
@@ -315,16 +283,10 @@ MAX_SHOWN: Final = 20
 """Reasons that people get to see, the most frequent first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A refused row.
+class Refused(NamedTuple):
+    """A refused row: `RowOrigin`'s fields, why it was refused, and its bytes without a line end.
 
-    Attributes:
-        source: the source as the user gave it.
-        line: number of its line or row there, from 1.
-        byte: where its line begins there, from 0; None where lines have no such place.
-        reason: why it was refused.
-        row: its bytes without a line end; empty where nobody has them, as of a row that was too long.
+    `row` is empty where nobody has them, as of a row that was too long.
     """
 
     source: str
@@ -386,14 +348,9 @@ def summary_lines(stream: str, summary: QuarantineSummary) -> Iterator[str]:
 def summary_json(summary: QuarantineSummary) -> str:
     """Returns a summary as one line of JSON."""
     reasons = [
-        {
-            "reason": one.reason,
-            "rows": one.rows,
-            "sources": one.sources,
-            "source": one.first.source,
-            "line": one.first.line,
-        }
+        {"reason": one.reason, "rows": one.rows, "sources": one.sources, "source": first.source, "line": first.line}
         for one in summary.reasons
+        for first in (one.first,)
     ]
     return orjson.dumps({"rows": summary.rows, "reasons": reasons, "unreadable_lines": summary.unreadable}).decode()
 

@@ -26,6 +26,7 @@ See `lazyshard.plan.balance` and `.splitting` for order and cuts. Memory: the ro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -34,7 +35,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
 
-from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import MAX_ROW_BYTES
 from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
 from lazyshard.plan.balance import Balance, Cost
@@ -48,7 +48,7 @@ from lazyshard_producer.rows.mixing import MixPosition
 from lazyshard_producer.rows.reader import Batch, BegunUnit, Line, MadeRow, RowStats, Unit
 from lazyshard_producer.rows.recipe import MadeOfRow
 from lazyshard_producer.rows.refusals import locate
-from lazyshard_producer.sources.source import RowOrigin
+from lazyshard_producer.sources.source import RowOrigin, bad_row
 
 _PACK_BYTES: Final = MAX_ROW_BYTES // 2
 """The rows of a pack hold no more in all, so that readers take it, whose text is longer than theirs."""
@@ -65,43 +65,39 @@ def made_rows(made: MadeOfRow, place: RowOrigin) -> list[MadeRow]:
     return [MadeRow(line, place, tokens, tokens * tokens) for line, tokens in pairs]
 
 
-Arrange = Callable[[Sequence[MadeRow], int], Sequence[MadeRow]]
-"""Takes the rows of a block and its number, and returns what is published of it."""
-
-
 class Blocks(NamedTuple):
     """Blocks, and what is done with one.
 
     Attributes:
         rows: source rows of a block; only the last one has fewer, and one that has ended before by its bytes.
         most_bytes: of the rows made of them, with which it ends in any case; None for any number.
-        arrange: what is done.
+        arrange: takes the rows of a block and its number, and returns what is published of it.
     """
 
     rows: int
     most_bytes: int | None
-    arrange: Arrange
+    arrange: Callable[[Sequence[MadeRow], int], Sequence[MadeRow]]
 
 
 def shuffling(rows: int, seed: int) -> Blocks:
     """Returns blocks that are shuffled; the seed and a block's number give its order."""
-    return Blocks(rows, None, partial(_shuffle, seed))
+
+    def shuffle(rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
+        # Element i of the permutation is where row i goes.
+        to = permutation(len(rows), seed, number).tolist()
+        return [row for _, row in sorted(zip(to, rows, strict=True), key=itemgetter(0))]
+
+    return Blocks(rows, None, shuffle)
 
 
 def packing(rows: int, most_bytes: int, capacity: int) -> Blocks:
     """Returns blocks of which packs are made, of at most so many tokens each; see `lazyshard.plan.splitting`."""
-    return Blocks(rows, most_bytes, partial(_pack, capacity))
 
+    def pack(rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
+        packs = pack_samples([row.tokens for row in rows], capacity)
+        return [_packed(part) for pack in packs for part in _parts([rows[index] for index in pack], _PACK_BYTES)]
 
-def _shuffle(seed: int, rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
-    to = permutation(len(rows), seed, number).tolist()
-    # Element i of the permutation is where row i goes.
-    return [row for _, row in sorted(zip(to, rows, strict=True), key=itemgetter(0))]
-
-
-def _pack(capacity: int, rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
-    packs = pack_samples([row.tokens for row in rows], capacity)
-    return [_packed(part) for pack in packs for part in _parts([rows[index] for index in pack], _PACK_BYTES)]
+    return Blocks(rows, most_bytes, pack)
 
 
 def _parts(rows: Sequence[MadeRow], most: int) -> Iterator[Sequence[MadeRow]]:
@@ -136,6 +132,7 @@ class Stripes:
     """Collects rows until they fill a stripe, and deals them by cost.
 
     Args:
+        stats: tells positions.
         balance: the order.
         cost: of rows, by their lengths.
         samples: rows that are published.
@@ -144,32 +141,23 @@ class Stripes:
     """
 
     def __init__(
-        self,
-        stats: RowStats,
-        balance: Balance,
-        cost: Cost,
-        *,
-        samples: int,
-        begun: BegunUnit | None,
-        lead: int,
-        warn: Callable[[str], None],
+        self, stats: RowStats, balance: Balance, cost: Cost, *, samples: int, begun: BegunUnit | None, lead: int
     ) -> None:
         self._stats = stats
         self._balance = balance
         self._cost = cost
         self._begun = begun
         self._lead = lead
-        self._warn = warn
         self._first = samples - (0 if begun is None else begun.skip - lead)
         self._start: _Start | None = None
         self._last: MixPosition | None = None
-        self._of: dict[int, int] = {}  # source rows of which `_rows` are made, by source
+        self._of: Counter[int] = Counter()  # source rows of which `_rows` are made, by source
         self._rows: list[MadeRow] = []
 
     @property
     def source_rows_left(self) -> int | None:
         """Source rows still to come of the unit with which the run has begun; None where it is not in one."""
-        return None if self._begun is None else self._begun.rows - sum(self._of.values())
+        return None if self._begun is None else self._begun.rows - self._of.total()
 
     def add(
         self, made: Sequence[MadeRow], of: Mapping[int, int], before: MixPosition, after: MixPosition
@@ -189,8 +177,7 @@ class Stripes:
         if self._start is None:
             self._start = _Start(before)
         self._rows += made
-        for source, rows in of.items():
-            self._of[source] = self._of.get(source, 0) + rows
+        self._of.update(of)
 
         def fill(count: int, skipped: int = 0) -> Batch:
             # What is left of the rows added last begins the next stripe.
@@ -199,7 +186,7 @@ class Stripes:
             return self._deal(count, following, skipped)
 
         if self._begun is not None:
-            if sum(self._of.values()) < self._begun.rows:
+            if self._of.total() < self._begun.rows:
                 return
             published = self._go_on(self._begun)
             # Where none is published but the lead, the stripe is not collected yet.
@@ -211,7 +198,8 @@ class Stripes:
     def rest(self) -> Batch | None:
         """Returns the rows that fill no stripe, dealt as well as they can be."""
         if self._begun is not None:
-            self._lose(self._begun)
+            self._begun.lose()
+            self._lost(self._begun)
         if not self._rows:
             return None
         assert self._last is not None
@@ -224,16 +212,15 @@ class Stripes:
         own = self._rows[lead : lead + self._balance.room(self._first)]
         dealt = (own[index] for index in self._order(own)) if published else ()
         if not begun.find(row.data for row in chain(of_before, dealt)):
-            self._lose(begun)
+            self._lost(begun)
             return 0
         assert self._start is not None
         self._begun = None
         self._rows, self._start = self._rows[lead:], self._start._replace(lead=of_before)
         return published
 
-    def _lose(self, begun: BegunUnit) -> None:
-        """Goes on with new rows in the place of those of the unit. Raises as `BegunUnit.lose`."""
-        begun.lose(self._warn)
+    def _lost(self, begun: BegunUnit) -> None:
+        """Goes on with new rows in the place of those of the unit."""
         self._begun = None
         self._first += begun.skip - self._lead
 
@@ -252,16 +239,11 @@ class Stripes:
             return unit.position(len(lead) + skipped + index + 1, lead=len(lead))
 
         self._first += count
-        self._rows, self._of = self._rows[count:], dict(following.of)
+        self._rows, self._of = self._rows[count:], Counter(following.of)
         # Sources may come back before the next row: where a stripe begins with it, that is told with it.
         self._start = following if self._rows else None
-        return Batch(
-            stats,
-            [row.line for row in rows],
-            lambda index: rows[index].place,
-            position,
-            tokens=[row.tokens for row in rows],
-        )
+        lines, tokens = [row.line for row in rows], [row.tokens for row in rows]
+        return Batch(stats, lines, lambda index: rows[index].place, position, tokens=tokens)
 
     def _order(self, rows: Sequence[MadeRow]) -> list[int]:
         costs = self._cost.of_packs([row.tokens for row in rows], [float(row.squares) for row in rows])
@@ -288,13 +270,9 @@ class _OpenDocument(NamedTuple):
 
 
 class _Sequence(NamedTuple):
-    """A sequence.
+    """A sequence as it is published, how many tokens it has, and the position after it.
 
-    Attributes:
-        line: as it is published.
-        tokens: how many it has.
-        place: where the first row in it comes from.
-        end: the position after it.
+    `place` is where the first row in it comes from.
     """
 
     line: Line
@@ -307,6 +285,7 @@ class Splitter:
     """Puts rows one behind the other and cuts them. They are as `read_document` gives them.
 
     Args:
+        stats: tells positions.
         settings: how.
         arrays: whether sequences hold arrays, as encoded rows do.
         follows: whether a sequence is published that these follow.
@@ -323,16 +302,15 @@ class Splitter:
         follows: bool,
         begun: BegunUnit | None,
         cut: int,
-        warn: Callable[[str], None],
     ) -> None:
         self._stats = stats
         self._settings = settings
         self._rule = settings.rule
+        self._frame = self._rule.bos + self._rule.eos
         self._arrays = arrays
         self._follows = follows
         self._begun = begun
         self._cut = cut
-        self._warn = warn
         self._documents: list[_OpenDocument] = []
         self._at = BEGINNING
         self._left = 0  # tokens from there on
@@ -372,7 +350,8 @@ class Splitter:
     def rest(self) -> Batch | None:
         """Returns the tokens that fill no sequence as a shorter one."""
         if self._begun is not None:
-            self._lose(self._begun)
+            self._begun.lose()
+            self._begun, self._follows = None, False
         sequence = split_rest(self._lengths(), self._rule, self._at, begun=self._follows)
         if sequence is None:
             return None
@@ -381,39 +360,28 @@ class Splitter:
         return batch
 
     def _batch(self, made: Sequence[_Sequence]) -> Batch:
-        return Batch(
-            self._stats,
-            [one.line for one in made],
-            lambda index: made[index].place,
-            lambda index: made[index].end(),
-            tokens=[one.tokens for one in made],
-        )
+        lines, tokens = [one.line for one in made], [one.tokens for one in made]
+        places, ends = [one.place for one in made], [one.end for one in made]
+        return Batch(self._stats, lines, places.__getitem__, lambda index: ends[index](), tokens=tokens)
 
     def _document(self, unit: Unit, row: int) -> _OpenDocument:
         made = unit.made[row]
         assert isinstance(made.line, EncodedRow)
-        framed = made.tokens + self._rule.bos + self._rule.eos
-        return _OpenDocument(unit, row, made.place, document_of(made.line), framed)
+        return _OpenDocument(unit, row, made.place, document_of(made.line), made.tokens + self._frame)
 
     def _lengths(self) -> list[int]:
-        frame = self._rule.bos + self._rule.eos
-        return [one.framed - frame for one in self._documents]
+        return [one.framed - self._frame for one in self._documents]
 
     def _go_on(self, begun: BegunUnit, added: Sequence[_OpenDocument]) -> Cut:
         """Returns where in these documents to go on, in the unit of which a part is published."""
+        self._begun = None
         if begun.find(row.data for row in (added[0].unit.made if added else ())):
             at = Cut(begun.skip - 1, self._cut) if self._cut else Cut(begun.skip, 0)
             if not self._cut or self._cut < added[at.document].framed:
-                self._begun = None
                 return at
-        self._lose(begun)
-        return BEGINNING
-
-    def _lose(self, begun: BegunUnit) -> None:
-        """Goes on with new rows in the place of those of the unit. Raises as `BegunUnit.lose`."""
-        begun.lose(self._warn)
-        self._begun = None
+            begun.lose()
         self._follows = False
+        return BEGINNING
 
     def _make(self, sequence: SplitSequence, end: Cut) -> _Sequence:
         settings, first = self._settings, self._documents[sequence.pieces[0].document]
@@ -430,11 +398,9 @@ class Splitter:
             )
         except ValueError as cause:
             # Whoever leaves a row out moves all tokens behind it, so that is no choice.
-            reason = (
-                f"--split: {cause}, and this is the first that differs from the one before; give all labels, or none"
-            )
             place = first.place if other is None else self._documents[other].place
-            raise locate(RowInvalid(f"not a row: {reason}", reason=reason), place) from cause
+            hint = "and this is the first that differs from the one before; give all labels, or none"
+            raise locate(bad_row(f"--split: {cause}, {hint}"), place) from cause
         count = len(tokens[INPUT_IDS])
         self._follows = True
         return _Sequence(write_tokens(tokens, count, arrays=self._arrays), count, first.place, self._end(end))

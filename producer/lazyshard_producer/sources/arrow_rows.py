@@ -12,7 +12,7 @@
     extension types                              as their storage; arrow.uuid as text
     decimals, durations, intervals, unions       refused: JSON has no such value, and readers would round the first
 
-What has no value in JSON becomes an `Unwritable` in its place, so that only its row is lost. Everything here goes by
+What has no value in JSON becomes an `_Unwritable` in its place, so that only its row is lost. Everything here goes by
 the column's type, never by what happens to be in it, so a column looks the same in every row and on every machine.
 """
 
@@ -29,14 +29,11 @@ import pybase64
 from lazyshard.errors import RowInvalid
 from lazyshard.format.row import encode_row
 from lazyshard_producer.errors import ExtraMissing
+from lazyshard_producer.sources.source import bad_row, too_long
 
 
 def load_pyarrow(path: str, module: str = "pyarrow") -> Any:
-    """Returns pyarrow, or one of its modules.
-
-    Args:
-        path: the source that needs it, for the message.
-        module: the module's whole name.
+    """Returns pyarrow, or the module of it of this whole name, for the source at a path.
 
     Raises:
         ExtraMissing: it is not installed, or cannot be imported.
@@ -57,30 +54,19 @@ Reader = Callable[[Any], "list[Any]"]
 """Takes an array of one type, returns its values; None for null."""
 
 _DATE_CHARACTERS: Final = len("2026-01-02")
-_SECONDS_CHARACTERS: Final = len("2026-01-02T03:04:05")
-_FRACTION_CHARACTERS: Final = {"s": 0, "ms": 4, "us": 7, "ns": 10}
+_TIME_CHARACTERS: Final = {"s": 19, "ms": 23, "us": 26, "ns": 29}
+"""Of 2026-01-02T03:04:05 and as many digits as each unit has."""
 
 
-class Unwritable:
-    """Stands for a value that JSON cannot hold.
-
-    Attributes:
-        reason: what it is and what to do about it.
-    """
-
-    __slots__ = ("reason",)
+class _Unwritable:
+    """Stands for a value that JSON cannot hold; the reason says what it is and what to do about it."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
 
-def choose_reader(pa: Any, kind: Any) -> Reader:
-    """Returns the function that reads arrays of a type.
-
-    Args:
-        pa: the module pyarrow.
-        kind: a `pyarrow.DataType`.
-    """
+def _choose_reader(pa: Any, kind: Any) -> Reader:
+    """Returns the function that reads arrays of a `pyarrow.DataType`."""
     slow = _by_structure(pa, kind)
     if not _is_plain(pa, kind):
         return slow
@@ -111,10 +97,10 @@ def _by_structure(pa: Any, kind: Any) -> Reader:
     if isinstance(kind, pa.BaseExtensionType):
         return _extension(pa, kind)
     if types.is_dictionary(kind):
-        values = choose_reader(pa, kind.value_type)
+        values = _choose_reader(pa, kind.value_type)
         return lambda array: values(array.dictionary_decode())
     if types.is_run_end_encoded(kind):
-        values = choose_reader(pa, kind.value_type)
+        values = _choose_reader(pa, kind.value_type)
         return lambda array: values(pa.compute.run_end_decode(array))
     if types.is_struct(kind):
         return _struct(pa, kind)
@@ -150,22 +136,21 @@ def _scalar(pa: Any, kind: Any) -> Reader:
 def _struct(pa: Any, kind: Any) -> Reader:
     fields = _fields(kind)
     names = [field.name for field in fields]
-    readers = [choose_reader(pa, field.type) for field in fields]
+    readers = [_choose_reader(pa, field.type) for field in fields]
 
     def read(array: Any) -> list[Any]:
-        if not names:
-            return [{} if valid else None for valid in array.is_valid().to_pylist()]
         columns = [reader(child) for reader, child in zip(readers, array.flatten(), strict=True)]
-        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-        if not array.null_count:
+        rows: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        if names and not array.null_count:
             return rows
+        rows = rows or [{} for _ in range(len(array))]
         return [row if valid else None for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
 
     return read
 
 
 def _list(pa: Any, kind: Any) -> Reader:
-    values = choose_reader(pa, kind.value_type)
+    values = _choose_reader(pa, kind.value_type)
     list_value_length = pa.compute.list_value_length
 
     def read(array: Any) -> list[Any]:
@@ -173,11 +158,8 @@ def _list(pa: Any, kind: Any) -> Reader:
         lists: list[Any] = []
         start = 0
         for length in list_value_length(array).to_pylist():
-            if length is None:
-                lists.append(None)
-            else:
-                lists.append(items[start : start + length])
-                start += length
+            lists.append(None if length is None else items[start : start + length])
+            start += length or 0
         return lists
 
     return read
@@ -196,10 +178,10 @@ def _as_object(entries: list[dict[str, Any]] | None) -> Any:
     if entries is None:
         return None
     for entry in entries:
-        if isinstance(entry["key"], Unwritable):
+        if isinstance(entry["key"], _Unwritable):
             return entry["key"]
     found = {entry["key"]: entry["value"] for entry in entries}
-    return found if len(found) == len(entries) else Unwritable("a map that names a key twice")
+    return found if len(found) == len(entries) else _Unwritable("a map that names a key twice")
 
 
 def _extension(pa: Any, kind: Any) -> Reader:
@@ -207,13 +189,13 @@ def _extension(pa: Any, kind: Any) -> Reader:
         return lambda array: [
             None if value is None else str(uuid.UUID(bytes=value)) for value in array.storage.to_pylist()
         ]
-    storage = choose_reader(pa, kind.storage_type)
+    storage = _choose_reader(pa, kind.storage_type)
     return lambda array: storage(array.storage)
 
 
 def _timestamp(pa: Any, kind: Any) -> Reader:
     zone = "Z" if kind.tz is not None else ""
-    length = _SECONDS_CHARACTERS + _FRACTION_CHARACTERS[kind.unit]
+    length = _TIME_CHARACTERS[kind.unit]
 
     def read(array: Any) -> list[Any]:
         # Without its zone it is in UTC, and needs no data base of zones, which not every machine has.
@@ -227,7 +209,7 @@ def _dated(text: str | None, length: int, zone: str = "") -> Any:
     if text is None:
         return None
     # ISO 8601 has four digits for the year.
-    return text + zone if len(text) == length else Unwritable(f"a date outside the years 0 to 9999 ({text})")
+    return text + zone if len(text) == length else _Unwritable(f"a date outside the years 0 to 9999 ({text})")
 
 
 def _text(value: bytes | None) -> Any:
@@ -236,7 +218,7 @@ def _text(value: bytes | None) -> Any:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as bad:
-        return Unwritable(f"text that is not UTF-8 (byte 0x{value[bad.start]:02x} at {bad.start})")
+        return _Unwritable(f"text that is not UTF-8 (byte 0x{value[bad.start]:02x} at {bad.start})")
 
 
 def _base64(array: Any) -> list[Any]:
@@ -244,7 +226,7 @@ def _base64(array: Any) -> list[Any]:
 
 
 def _refuse(kind: Any, what: str) -> Reader:
-    unwritable = Unwritable(f"a value of type {kind}, {what}; cast the column to text or float64, or leave it out")
+    unwritable = _Unwritable(f"a value of type {kind}, {what}; cast the column to text or float64, or leave it out")
     return lambda array: [unwritable if valid else None for valid in array.is_valid().to_pylist()]
 
 
@@ -263,12 +245,7 @@ def _fields(kind: Any) -> Sequence[Any]:
 
 
 class ArrowRowEncoder:
-    """Writes the rows of batches of one schema.
-
-    Args:
-        pa: the module pyarrow, with its module compute loaded.
-        schema: the columns.
-        max_row_bytes: longest row, in bytes without its newline.
+    """Writes the rows of batches of one schema; `pa` is the module pyarrow, with its module compute loaded.
 
     Raises:
         ValueError: two columns, or two fields of a struct, have one name.
@@ -277,7 +254,7 @@ class ArrowRowEncoder:
     def __init__(self, pa: Any, schema: Any, max_row_bytes: int) -> None:
         _check_names(pa, "columns", schema)
         self._names: list[str] = list(schema.names)
-        self._readers = [choose_reader(pa, field.type) for field in schema]
+        self._readers = [_choose_reader(pa, field.type) for field in schema]
         self._max_row_bytes = max_row_bytes
 
     def encode(self, batch: Any) -> list[bytes | RowInvalid]:
@@ -292,14 +269,8 @@ class ArrowRowEncoder:
         try:
             line = encode_row(row)
         except RowInvalid as error:
-            return _bad_row(next(_culprits(row), None) or error.reason or str(error))
-        if len(line) - 1 > self._max_row_bytes:
-            return _bad_row(f"longer than the {self._max_row_bytes} bytes of --max-row-bytes, as JSON")
-        return line
-
-
-def _bad_row(reason: str) -> RowInvalid:
-    return RowInvalid(f"not a row: {reason}", reason=reason)
+            return bad_row(next(_culprits(row), None) or error.reason or str(error))
+        return line if len(line) - 1 <= self._max_row_bytes else bad_row(too_long(self._max_row_bytes, ", as JSON"))
 
 
 def _culprits(row: dict[str, Any]) -> Iterator[str]:
@@ -318,7 +289,7 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
     pending = [(path, value)]
     while pending:
         path, value = pending.pop()
-        if isinstance(value, Unwritable):
+        if isinstance(value, _Unwritable):
             yield path, value.reason
         elif isinstance(value, float) and not math.isfinite(value):
             yield path, f"{'NaN' if math.isnan(value) else 'an infinity'}, which JSON does not have; write null instead"
@@ -346,5 +317,4 @@ def _check_within(pa: Any, column: str, kind: Any) -> None:
     elif types.is_nested(kind) and hasattr(kind, "value_type"):
         _check_within(pa, column, kind.value_type)
     elif types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        _check_names(pa, f"fields of column {column!r}", fields)
+        _check_names(pa, f"fields of column {column!r}", _fields(kind))

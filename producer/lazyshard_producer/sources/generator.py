@@ -22,7 +22,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -33,7 +32,7 @@ from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
-from lazyshard_producer.sources.source import PYTHON, Context, RowOrigin, Rows, Source
+from lazyshard_producer.sources.source import PYTHON, Context, RowOrigin, Rows, Source, bad_row, refuse_source, too_long
 from lazyshard_producer.user_functions import load_function, name_error, name_value
 
 _FRAMES: Final = 3
@@ -41,15 +40,6 @@ _FRAMES: Final = 3
 
 _SHOWN: Final = 120
 """Characters of a value that are shown."""
-
-
-class GeneratorFailed(SourceRefused):
-    """The user's function raised, or gave what the protocol has no place for.
-
-    `frames` are the innermost lines of its traceback, ``file:line (function)``, the last one where it happened.
-    """
-
-    frames: tuple[str, ...] = ()
 
 
 class FunctionPosition(NamedTuple):
@@ -65,44 +55,36 @@ class FunctionPosition(NamedTuple):
     length: int
     position: bytes
 
+    @property
+    def value(self) -> Any:
+        """The position, as JSON has it."""
+        return orjson.loads(self.position)["position"]
 
-def encode_position(position: Any) -> bytes:
-    """Returns a position as JSON text.
 
-    Raises:
-        RowInvalid: it is no value of JSON.
-    """
+def _encode(position: Any) -> bytes:
+    """Returns a position as JSON text. Raises RowInvalid."""
     return encode_row({"position": position})
 
 
-def decode_position(text: bytes) -> Any:
-    """Returns what `encode_position` was given, as JSON has it."""
-    return orjson.loads(text)["position"]
+_Given = tuple[bytes | RowInvalid, FunctionPosition]
 
 
-def function_rows(
+def _call(
     name: str, function: Callable[..., Any], start: FunctionPosition, max_row_bytes: int
-) -> Generator[tuple[bytes | RowInvalid, FunctionPosition], None, None]:
+) -> Generator[_Given, None, None]:
     """Calls the function and yields its rows, each a line of JSON or why it is none, with the position after it.
 
     Closing this iterator closes the function's.
 
-    Args:
-        name: the source, for messages.
-        function: the user's.
-        start: where to go on.
-        max_row_bytes: longest row, in bytes without its line end.
-
     Raises:
-        GeneratorFailed: it raised or broke the protocol; the rows before that are yielded.
+        SourceRefused: it raised or broke the protocol; the rows before that are yielded.
     """
     try:
-        rows = function(decode_position(start.position))
+        rows = function(start.value)
     except BaseException as error:
         raise _raised(name, error) from error
     if not isinstance(rows, Iterator):
-        expected = "it to return an iterator of pairs (row, position), as a generator does"
-        raise _broke(name, expected, rows)
+        raise _broke(name, "it to return an iterator of pairs (row, position), as a generator does", rows)
     at = start
     try:
         while True:
@@ -113,19 +95,10 @@ def function_rows(
             except BaseException as error:
                 raise _raised(name, error) from error
             line, written = _examine(name, at.rows + 1, pair, max_row_bytes)
-            length = len(line) if isinstance(line, bytes) else 0
-            at = FunctionPosition(at.rows + 1, at.length + length, written)
+            at = FunctionPosition(at.rows + 1, at.length + (len(line) if isinstance(line, bytes) else 0), written)
             yield line, at
     finally:
-        close = getattr(rows, "close", None)
-        if close is not None:
-            close()
-
-
-def name_frames(frames: TracebackType | None) -> tuple[str, ...]:
-    """Returns the innermost lines of a traceback, but for those of this module: ``file:line (function)``."""
-    found = [frame for frame in traceback.extract_tb(frames) if frame.filename != __file__]
-    return tuple(f"{os.path.basename(frame.filename)}:{frame.lineno} ({frame.name})" for frame in found[-_FRAMES:])
+        getattr(rows, "close", lambda: None)()
 
 
 def _examine(name: str, number: int, pair: Any, max_row_bytes: int) -> tuple[bytes | RowInvalid, bytes]:
@@ -136,7 +109,7 @@ def _examine(name: str, number: int, pair: Any, max_row_bytes: int) -> tuple[byt
     if not isinstance(row, (dict, bytes)):
         raise _broke(name, f"a dict or the bytes of one line as row {number}", row)
     try:
-        written = encode_position(position)
+        written = _encode(position)
     except RowInvalid as error:
         expected = f"a value of JSON as the position after row {number}"
         raise _broke(name, expected, position, f" ({error.reason})") from None
@@ -145,22 +118,22 @@ def _examine(name: str, number: int, pair: Any, max_row_bytes: int) -> tuple[byt
     except RowInvalid as error:
         return error, written
     if len(line) > max_row_bytes and len(line.rstrip(b"\r\n")) > max_row_bytes:
-        reason = f"longer than the {max_row_bytes} bytes of --max-row-bytes"
-        return RowInvalid(f"not a row: {reason}", reason=reason), written
+        return bad_row(too_long(max_row_bytes)), written
     return line, written
 
 
-def _raised(name: str, error: BaseException) -> GeneratorFailed:
+def _raised(name: str, error: BaseException) -> SourceRefused:
+    """Returns the error for what the function has raised, with its innermost lines: ``file:line (function)``."""
     raise_if_short(error)
-    frames = name_frames(error.__traceback__)
-    where = f" at {', called from '.join(reversed(frames))}" if frames else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    lines = [f"{os.path.basename(frame.filename)}:{frame.lineno} ({frame.name})" for frame in frames[-_FRAMES:]]
+    where = f" at {', called from '.join(reversed(lines))}" if lines else ""
     hint = "mend it and run the same command again, nothing is lost"
-    return GeneratorFailed(f"{name}: raised {name_error(error)}{where}; {hint}", file=name, frames=frames)
+    return SourceRefused(f"{name}: raised {name_error(error)}{where}; {hint}", file=name)
 
 
-def _broke(name: str, expected: str, value: Any, more: str = "") -> GeneratorFailed:
-    actual = name_value(value, _SHOWN) + more
-    return GeneratorFailed(f"{name}: expected {expected}, found {actual}", file=name, expected=expected, actual=actual)
+def _broke(name: str, expected: str, value: Any, more: str = "") -> SourceRefused:
+    return refuse_source(name, expected, name_value(value, _SHOWN) + more)
 
 
 AHEAD_BYTES: Final = 1 << 20
@@ -171,18 +144,9 @@ chunk: where rows are dear to make, and the producer is held back, they are not 
 CLOSE_S: Final = 2.0
 """How long `close` waits for the function: for a clean end, not for a call that hangs."""
 
-_Given = tuple[bytes | RowInvalid, FunctionPosition]
-
 
 class GeneratorSource(Source):
-    """Rows of a function. Live: nobody knows when the next row comes.
-
-    The function is called at the first `read` or `wait`.
-
-    Args:
-        settings: of which only the path counts.
-        position: where to go on, None at the start.
-        context: what sources are told about the run.
+    """Rows of a function, which is called at the first `read` or `wait`. Live: nobody knows when the next row comes.
 
     Raises:
         SettingInvalid: there is no such module or function, or importing it raised.
@@ -193,12 +157,11 @@ class GeneratorSource(Source):
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
-        self.start = FunctionPosition(0, 0, encode_position(None)) if position is None else self._decode(position)
+        self.start = FunctionPosition(0, 0, _encode(None)) if position is None else self._decode(position)
+        self.reached: FunctionPosition = self.start
         self._function = load_function(settings.path[len(PYTHON) :], f"--source {self.name}")
         self._max_row_bytes = context.max_row_bytes
         self._ahead_rows = min(AHEAD_ROWS, context.samples_per_chunk or AHEAD_ROWS)
-        self._reached: FunctionPosition = self.start
-        self._bytes = self.start.length
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         # All below is shared with the thread, under the condition's lock.
@@ -210,30 +173,23 @@ class GeneratorSource(Source):
         self._asked_at: float | None = None
 
     @property
-    def reached(self) -> FunctionPosition:
-        """Where it stands after all that was given."""
-        return self._reached
-
-    @property
     def progress(self) -> tuple[int, int | None]:
         """(bytes read, None)."""
-        return self._bytes, None
+        return self.reached.length, None
 
     def read(self) -> Rows | None:
         """Returns what rows there are; None when the function has no more.
 
         Raises:
-            GeneratorFailed: it raised or broke the protocol, after the rows that it had given.
+            SourceRefused: it raised or broke the protocol, after the rows that it had given.
         """
         self._begin()
         with self._changed:
-            given, self._given, self._given_bytes = self._given, deque(), 0
+            rows, self._given, self._given_bytes = list(self._given), deque(), 0
             failure, finished = self._failure, self._finished or self._stopping
             self._changed.notify_all()
-        if given:
-            self._reached = given[-1][1]
-            self._bytes = self._reached.length
-            rows = list(given)
+        if rows:
+            self.reached = rows[-1][1]
             return Rows(
                 [line for line, _ in rows],
                 lambda index: rows[index][1],
@@ -258,9 +214,8 @@ class GeneratorSource(Source):
 
     def entry(self, position: FunctionPosition) -> dict[str, Any]:
         """Returns the entry of a position."""
-        rows, length, given = position
-        entry = {"kind": "python", "path": self.name, "rows": rows, "bytes": length}
-        return entry | {"position": decode_position(given)}
+        entry = {"kind": "python", "path": self.name, "rows": position.rows, "bytes": position.length}
+        return entry | {"position": position.value}
 
     def end(self) -> None:
         """Asks no more of the function: what it has given can be read, and then comes the end."""
@@ -282,10 +237,14 @@ class GeneratorSource(Source):
 
     def _run(self) -> None:
         failure: BaseException | None = None
-        rows = function_rows(self.name, self._function, self.start, self._max_row_bytes)
+        rows = _call(self.name, self._function, self.start, self._max_row_bytes)
         try:
             while self._may_ask() and (given := next(rows, None)) is not None:
-                self._give(given)
+                line, position = given
+                with self._changed:
+                    self._given.append(given)
+                    self._given_bytes += len(position.position) + (len(line) if isinstance(line, bytes) else 0)
+                    self._changed.notify_all()
             rows.close()
         except BaseException as error:
             failure = error
@@ -303,16 +262,9 @@ class GeneratorSource(Source):
     def _is_full(self) -> bool:
         return self._given_bytes >= AHEAD_BYTES or len(self._given) >= self._ahead_rows
 
-    def _give(self, given: _Given) -> None:
-        line, position = given
-        with self._changed:
-            self._given.append(given)
-            self._given_bytes += len(position.position) + (len(line) if isinstance(line, bytes) else 0)
-            self._changed.notify_all()
-
     def _decode(self, entry: dict[str, Any]) -> FunctionPosition:
         check_entry(entry, self.name, "python")
         rows, length = (read_count(entry, field, self.name) for field in ("rows", "bytes"))
         if "position" not in entry:
             raise refuse_position(self.name, "a position", repr(entry)[:120])
-        return FunctionPosition(rows, length, encode_position(entry["position"]))
+        return FunctionPosition(rows, length, _encode(entry["position"]))

@@ -1,9 +1,8 @@
 """JSON lines in a text that can only be read from its start: in a compressed file, a named pipe or standard input.
 
 To go on from a position the text is read up to there once more, its digest compared, and the lines after it are given;
-nothing cheaper would know it again. Nothing is kept of the text but the block in hand, and what positions still refer
-to. Members or frames may be appended to a compressed file between two runs, and it may be compressed anew: what counts
-is the text.
+nothing cheaper would know it again. Members or frames may be appended to a compressed file between two runs, and it may
+be compressed anew: what counts is the text.
 
 What was read from a pipe is gone. So a restart either expects the same input from its start again, passes over the part
 that is published (`resume="skip"`: every row exactly once, if the program before the pipe gives the same rows again),
@@ -18,27 +17,23 @@ import fcntl
 import os
 import select
 import stat
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import xxhash
 
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import (
-    EMPTY,
-    PACKED_SIZE,
-    TEXT_FIELDS,
-    FilePosition,
-    LinePosition,
-    plain_name,
-    read_count,
-)
+from lazyshard_producer.position import EMPTY, PACKED_SIZE, TEXT_FIELDS, FilePosition, plain_name, read_count
 from lazyshard_producer.sources.decompression import PackedText
-from lazyshard_producer.sources.files import refuse_continued, refuse_os_error, refuse_source
-from lazyshard_producer.sources.lines import LineSplitter, is_row
-from lazyshard_producer.sources.source import STANDARD_INPUT, Context, Rows, Source
+from lazyshard_producer.sources.lines import LineSplitter
+from lazyshard_producer.sources.source import (
+    STANDARD_INPUT,
+    Context,
+    Rows,
+    Source,
+    find_line_end,
+    refuse_source,
+    refusing,
+)
 
 
 class _Block(NamedTuple):
@@ -50,14 +45,14 @@ class _Block(NamedTuple):
 
 
 class TextPosition(NamedTuple):
-    """Where the text stands between two lines, and what its digest there can be made of.
+    """A place between two lines of the text, and what its digest there can be made of.
 
     Attributes:
-        lines: where it stands.
-        source: a block that holds that place, or the digest itself.
+        at: the place.
+        source: a block that holds it, or the digest itself.
     """
 
-    lines: LinePosition
+    at: FilePosition
     source: _Block | str
 
     def digested(self) -> FilePosition:
@@ -65,9 +60,9 @@ class TextPosition(NamedTuple):
         digest = self.source
         if not isinstance(digest, str):
             state = digest.before.copy()
-            state.update(memoryview(digest.data)[: self.lines.offset - digest.begin])
+            state.update(memoryview(digest.data)[: self.at.offset - digest.begin])
             digest = state.hexdigest()
-        return FilePosition(**self.lines._asdict(), digest=digest)
+        return self.at._replace(digest=digest)
 
 
 class DigestedText:
@@ -85,18 +80,17 @@ class DigestedText:
     """
 
     def __init__(self, name: str, max_row_bytes: int, position: FilePosition, remedy: str) -> None:
-        known = position.digest or EMPTY
-        self.start = TextPosition(position.lines, known)
+        self._position = position._replace(digest=position.digest or EMPTY)
+        self.start = TextPosition(position.place, self._position.digest)
         self.read = 0
         self._name = name
         self._max_row_bytes = max_row_bytes
-        self._position = replace(position, digest=known)
         self._remedy = remedy
         self._digest = xxhash.xxh3_64()
-        self._block: _Block | str = known
+        self._block: _Block | str = self._position.digest
         self._unclosed = position.open_end
         self._unclosed_end = b""
-        self._splitter = LineSplitter(name, max_row_bytes, position.lines)
+        self._splitter = LineSplitter(name, max_row_bytes, position.place)
 
     @property
     def behind(self) -> int:
@@ -115,69 +109,52 @@ class DigestedText:
             SourceRefused: the text is not the one of the position.
         """
         if behind := self.behind:
-            self._digest.update(block[:behind])
-            self.read += len(block[:behind])
+            self._add(block[:behind])
             block = block[behind:]
-            if self.read == self._position.offset:
-                self._check_digest()
+            if not self.behind and (actual := self._digest.hexdigest()) != self._position.digest:
+                committed = f"the first {self._position.offset} bytes ({self._position.line} lines)"
+                expected = f"XXH3 {self._position.digest} of {committed}, whose rows are published"
+                raise refuse_source(self._name, expected, actual, self._remedy)
         if self._unclosed and block:
             block = self._close_line(block)
         if block:
             self._block = _Block(self.read, block, self._digest.copy())
-            self._digest.update(block)
-            self.read += len(block)
+            self._add(block)
         return self._rows(self._splitter.feed(block))
 
-    def finish(self) -> Rows:
-        """Returns the row of the last line, which has no newline, if there is such a line.
+    def finish(self, *, only_row: bool = False) -> Rows:
+        """Returns the row of the last line, which has no newline; see `LineSplitter.finish`.
 
         Raises:
             SourceRefused: the text is shorter than the position says.
         """
-        if self.behind:
+        if self.behind and not only_row:
             expected = f"at least the {self._position.offset} bytes that were read"
-            raise self._refuse(expected, f"{self.read}: it was truncated or replaced")
-        return self._rows(self._splitter.finish())
+            raise refuse_source(self._name, expected, f"{self.read}: it was truncated or replaced", self._remedy)
+        return self._rows(self._splitter.finish(only_row=only_row))
 
-    def finish_if(self, complete: Callable[[bytes], bool]) -> Rows:
-        """As `finish`, but for a text that was left before its end: the last line is given only if it is complete."""
-        return self._rows(self._splitter.finish_if(complete))
+    def _add(self, data: bytes) -> None:
+        self._digest.update(data)
+        self.read += len(data)
 
     def _rows(self, rows: Rows) -> Rows:
         block = self._block
         return rows._replace(position=lambda index: TextPosition(rows.position(index), block))
 
-    def _check_digest(self) -> None:
-        actual = self._digest.hexdigest()
-        if actual != self._position.digest:
-            committed = f"the first {self._position.offset} bytes ({self._position.line} lines)"
-            raise self._refuse(f"XXH3 {self._position.digest} of {committed}, whose rows are published", actual)
-
     def _close_line(self, block: bytes) -> bytes:
         """Takes the newline that the last line lacked; returns what follows it."""
         rest = self._unclosed_end + block
-        if rest == b"\r":
+        newline = find_line_end(self._name, self._position, rest)
+        if not newline:
             self._unclosed_end = rest
             return b""
-        for newline in (b"\n", b"\r\n"):
-            if rest.startswith(newline):
-                self._unclosed = False
-                self._digest.update(newline)
-                self.read += len(newline)
-                at = self._position
-                start = LinePosition(at.offset + len(newline), at.line, at.blank)
-                self._splitter = LineSplitter(self._name, self._max_row_bytes, start)
-                self._block = self._digest.hexdigest()
-                return rest[len(newline) :]
-        raise refuse_continued(self._name, self._position.lines, rest)
-
-    def _refuse(self, expected: str, actual: str) -> SourceRefused:
-        return SourceRefused(
-            f"{self._name}: not the text whose rows are published: expected {expected}, found {actual}; {self._remedy}",
-            file=self._name,
-            expected=expected,
-            actual=actual,
-        )
+        self._unclosed = False
+        self._add(newline)
+        at = self._position
+        start = FilePosition(at.offset + len(newline), at.line, at.blank)
+        self._splitter = LineSplitter(self._name, self._max_row_bytes, start)
+        self._block = self._digest.hexdigest()
+        return rest[len(newline) :]
 
 
 GZIP: Final = "jsonl.gz"
@@ -190,40 +167,25 @@ _BLOCKS: Final = 16
 class CompressedJsonLines(Source):
     """One compressed file. Memory: blocks of 1 MiB that are read ahead, and the row in hand.
 
-    Args:
-        settings: its path.
-        position: where to start; None for its start.
-        context: the run.
-
-    Raises:
-        SourceRefused: the file cannot be read.
-        ExtraMissing: the package for zstd is not installed.
-
     That the text up to the position is still what it was shows only when it has been read: `read` raises then, before
     it gives any row.
     """
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name = plain_name(settings.path)
-        self._path = settings.path
         at = FilePosition()
         if position is not None:
             at = FilePosition.decode(position, (GZIP, ZSTD), self.name, TEXT_FIELDS)
-        remedy = "put the old file back (appending is fine), or choose another --out"
+        remedy = "; put the old file back (appending is fine), or choose another --out"
         self._lines = DigestedText(self.name, context.max_row_bytes, at, remedy)
-        self.start = self._lines.start
-        self._packed = PackedText(self._path)
+        self.start = self.reached = self._lines.start
+        self._packed = PackedText(settings.path)
         self._finished = False
-
-    @property
-    def reached(self) -> TextPosition:
-        """Where it stands after all that was given."""
-        return self._lines.reached
 
     @property
     def blank(self) -> int:
         """Blank lines skipped so far."""
-        return self._lines.reached.lines.blank
+        return self._lines.reached.at.blank
 
     @property
     def progress(self) -> tuple[int, int | None]:
@@ -236,14 +198,16 @@ class CompressedJsonLines(Source):
         Raises:
             SourceRefused: the file is cut, damaged, or not the one of the position.
         """
+        rows = None
         for _ in range(_BLOCKS):
             if self._finished:
                 return None
             block = self._packed.read()
             self._finished = not block
             rows = self._lines.feed(block) if block else self._lines.finish()
+            self.reached = self._lines.reached
             if rows.lines:
-                return rows
+                break
         return rows
 
     def waits_for(self) -> str:
@@ -271,18 +235,8 @@ _BLOCK_BYTES: Final = 1 << 20
 class StandardInput(Source):
     """Standard input or a named pipe. Memory: a block of 1 MiB twice, and the row in hand.
 
-    It ends where the last writer has closed it, but not before the first one has opened it.
-
-    Args:
-        settings: its path, "-" for standard input, and `resume`.
-        position: where to start; None for its start.
-        context: the run.
-
-    Raises:
-        SourceRefused: it cannot be opened, or is neither.
-
-    That the input up to the position is what it was shows only when it has come again: `read` raises then, before it
-    gives any row.
+    It ends where the last writer has closed it, but not before the first one has opened it. That the input up to the
+    position is what it was shows only when it has come again: `read` raises then, before it gives any row.
     """
 
     live = True
@@ -300,34 +254,29 @@ class StandardInput(Source):
             self._blank_before += at.blank
             at = FilePosition()
         remedy = (
-            "give the same input from its start, as for the first run; to take the input as new rows, give "
+            "; give the same input from its start, as for the first run; to take the input as new rows, give "
             "--resume append; to start anew, choose another --out"
         )
         self._lines = DigestedText(self.name, context.max_row_bytes, at, remedy)
+        self.start = self.reached = self._lines.start
         self._fd = 0 if settings.path == STANDARD_INPUT else _open_pipe(settings.path)
         self._ended = False
         self._ending = False
         self._finished = False
-        self.start = self._reached = self._lines.start
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _BLOCK_BYTES)
 
     @property
-    def reached(self) -> TextPosition:
-        """Where it stands after all that was given."""
-        return self._reached
-
-    @property
     def blank(self) -> int:
         """Blank lines skipped so far."""
-        return self._blank_before + self._reached.lines.blank
+        return self._blank_before + self._lines.reached.at.blank
 
     @property
     def progress(self) -> tuple[int, int | None]:
         """(bytes read, None): nobody knows how much will come."""
-        return self._bytes_before + max(self._lines.read, self.start.lines.offset), None
+        return self._bytes_before + max(self._lines.read, self.start.at.offset), None
 
     def read(self) -> Rows | None:
         """Returns the rows that have come; None where the input is at its end.
@@ -338,12 +287,13 @@ class StandardInput(Source):
         if self._finished:
             return None
         block = self._read_block()
-        rows = self._lines.feed(block)
-        if not block and (self._ended or self._ending):
+        if block or not (self._ended or self._ending):
+            rows = self._lines.feed(block)
+        else:
             self._finished = True
             # Asked to end, nobody knows whether what has come is all of the last line.
-            rows = self._lines.finish() if self._ended else self._lines.finish_if(is_row)
-        self._reached = self._lines.reached
+            rows = self._lines.finish(only_row=not self._ended)
+        self.reached = self._lines.reached
         return rows if rows.lines or not self._finished else None
 
     def wait(self, seconds: float) -> None:
@@ -353,8 +303,8 @@ class StandardInput(Source):
 
     def waits_for(self) -> str:
         """Returns in words what it waits for."""
-        if behind := self._lines.behind:
-            done = self._lines.read
+        done, behind = self._lines.read, self._lines.behind
+        if behind:
             return f"the part of {self._what} that is published, once more: {done} of {done + behind} bytes have come"
         return f"rows on {self._what}"
 
@@ -375,28 +325,20 @@ class StandardInput(Source):
 
     def _read_block(self) -> bytes:
         """Returns what is there, 1 MiB at the most, and notes where the end is met."""
-        parts: list[bytes] = []
-        size = 0
-        while size < _BLOCK_BYTES and not self._ended and self._poll.poll(0):
-            try:
+        block = bytearray()
+        with refusing(self.name), contextlib.suppress(BlockingIOError):
+            while len(block) < _BLOCK_BYTES and not self._ended and self._poll.poll(0):
                 # It does not block although standard input may: something has come, or the end.
-                part = os.read(self._fd, _BLOCK_BYTES - size)
-            except BlockingIOError:
-                break
-            except OSError as cause:
-                raise refuse_os_error(self.name, cause) from cause
-            self._ended = not part
-            parts.append(part)
-            size += len(part)
-        return b"".join(parts)
+                part = os.read(self._fd, _BLOCK_BYTES - len(block))
+                self._ended = not part
+                block += part
+        return bytes(block)
 
 
 def _open_pipe(path: str) -> int:
-    try:
+    with refusing(path):
         # O_NONBLOCK: opening would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as cause:
-        raise refuse_os_error(path, cause) from cause
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
         os.close(fd)
         raise refuse_source(path, "a named pipe", "something else")

@@ -1,25 +1,39 @@
-"""What a source of rows is to the rest of the command.
+"""What a source of rows is to the rest of the command, and source files: opened without blocking, and known again.
 
 A source gives rows in pieces, and can say of any row where it stood after it. That position comes in two forms: in
 memory cheap, opaque and for every row; and as the *entry* of a seal, a JSON object made of it once a chunk, from which
 a later run goes on.
+
+Of a file that may grow, the fingerprint covers the first and the last 4 KiB of the committed part, so checking it costs
+the same however long the file is; bytes after that part may change. Of a complete file it is the XXH3 of its name, its
+size, its first 4 KiB and its last 64 KiB, where Parquet and Arrow files keep their index. Not noticed: a change in the
+middle that keeps the length.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
-from lazyshard.errors import RowInvalid
+import xxhash
+
+from lazyshard.errors import FileRefused, RowInvalid
 from lazyshard.format.batch import EncodedRow
+from lazyshard.memory import raise_if_short
+from lazyshard.store.files import open_inside
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.position import FilePosition
 
 PIECE_BYTES: Final = 1 << 20
-"""How much of a table is read at a time: enough for what a piece costs by itself, little beside all else in memory."""
+"""How much is read at a time: enough for what a piece costs by itself, little beside all else in memory."""
 
 PIECE_ROWS: Final = 512
-"""As many rows at the most: in Python small rows take many times their size, and more gains nothing."""
+"""As many rows of a table at the most: in Python small rows take many times their size, and more gains nothing."""
 
 STANDARD_INPUT: Final = "-"
 """Path of the source that is standard input."""
@@ -66,22 +80,18 @@ class Context(NamedTuple):
     check_owner: Callable[[], object] = lambda: None
 
 
-def _of_no_row(index: int) -> Any:
-    raise IndexError(index)
-
-
 class Rows(NamedTuple):
     """Rows that were read in one go, in order.
 
     Attributes:
         lines: the rows; empty: there are none at the moment.
-        position: returns where the source stands after the row of an index. May take O(index).
+        position: returns where the source stands after the row of an index, from 0. May take O(index).
         place: returns where the row of an index comes from. May take O(index).
     """
 
     lines: Sequence[Line] = ()
-    position: Callable[[int], Position] = _of_no_row
-    place: Callable[[int], RowOrigin] = _of_no_row
+    position: Callable[[int], Position] = lambda index: None
+    place: Callable[[int], RowOrigin] = lambda index: RowOrigin("", 0, None)
 
 
 class Source(ABC):
@@ -94,16 +104,13 @@ class Source(ABC):
         name: how entries, messages and metrics call it: the path as given, in plain text.
         live: whether it may have nothing at the moment and more later.
         start: where it stood when it was opened.
+        reached: where it stands after all that `read` gave, and after the blank lines behind that.
     """
 
     name: str
     live: bool = False
     start: Position
-
-    @property
-    @abstractmethod
-    def reached(self) -> Position:
-        """Where it stands after all that `read` gave, and after the blank lines behind that as far as they are read."""
+    reached: Position
 
     @property
     def blank(self) -> int:
@@ -148,3 +155,230 @@ class Source(ABC):
 
     def close(self) -> None:  # noqa: B027 - not all hold anything
         """Lets go of what is open. May be called twice."""
+
+
+FINGERPRINT_BYTES: Final = 4096
+"""A page: read in one go, and long enough that two data sets hardly share one."""
+
+_TAIL_BYTES: Final = 64 << 10
+"""More than the whole footer of most Parquet files."""
+
+_PLAIN: Final = "a plain file (a restart has to find its place again)"
+
+_PACKED: Final = (
+    (b"\xfd7zXZ\0", "xz-compressed", "xz -dk"),
+    (b"BZh", "bzip2-compressed", "bzip2 -dk"),
+    (b"PK\x03\x04", "a zip archive", "unzip"),
+)
+"""How each kind of packed file begins that is not read, its name, and what unpacks it."""
+
+_KINDS: Final = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def open_regular(
+    path: str, buffer_bytes: int = 1 << 20, *, links_out: bool = True, expected: str = "a plain file"
+) -> BinaryIO:
+    """Opens a plain file for reading.
+
+    Args:
+        path: the file.
+        buffer_bytes: size of its buffer, 0 for none.
+        links_out: whether a link may lead out of the file's directory: to wherever the user wants it to, but not where
+            somebody else makes the names.
+        expected: what to say is expected where it is none.
+
+    Raises:
+        SourceRefused: there is no such file, it is something else, or this process may not read it.
+    """
+    with refusing(path):
+        # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if links_out else open_inside(Path(path))
+    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(fd)
+        raise refuse_source(path, expected, _KINDS.get(kind, "something else"))
+    return os.fdopen(fd, "rb", buffering=buffer_bytes)
+
+
+def open_source_file(path: str) -> BinaryIO:
+    """Opens a plain file of text for reading. Raises SourceRefused as `open_regular`, or it is packed."""
+    file = open_regular(path, expected=_PLAIN)
+    try:
+        start = read_at(file.fileno(), path, 8, 0)
+        for magic, packed, unpack in _PACKED:
+            if start.startswith(magic):
+                raise refuse_source(path, "JSON lines in plain text", packed, f"; unpack it first with `{unpack}`")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_magic(path: str) -> bytes:
+    """Returns the first bytes of a plain file, eight at the most. Raises SourceRefused as `open_regular`."""
+    with open_regular(path, 0, expected=_PLAIN) as file:
+        return read_at(file.fileno(), path, 8, 0)
+
+
+def file_size(path: str) -> int:
+    """Returns a file's size in bytes, 0 where it cannot be found out: for what is shown, not for what is done."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def read_at(fd: int, path: str, count: int, offset: int) -> bytes:
+    """Returns `count` bytes from an offset, fewer at the end of the file. Raises SourceRefused."""
+    parts = []
+    with refusing(path):
+        while count > 0 and (part := os.pread(fd, count, offset)):
+            parts.append(part)
+            offset, count = offset + len(part), count - len(part)
+    return b"".join(parts)
+
+
+def digest(part: bytes) -> str:
+    """Returns the XXH3 (64 bits) in hexadecimal."""
+    return xxhash.xxh3_64_hexdigest(part)
+
+
+def committed_ends(fd: int, path: str, offset: int) -> tuple[bytes, bytes]:
+    """Returns the first and the last bytes of the part [0, offset), which may overlap.
+
+    Raises:
+        SourceRefused: the file is shorter.
+    """
+    count = min(offset, FINGERPRINT_BYTES)
+    head = read_at(fd, path, count, 0)
+    tail = head if offset == count else read_at(fd, path, count, offset - count)
+    if len(head) < count or len(tail) < count:
+        raise refuse_truncated(path, offset, os.fstat(fd).st_size)
+    return head, tail
+
+
+def check_ends(path: str, position: FilePosition, head: bytes, tail: bytes) -> None:
+    """Checks that the part of a file that was read is still what it was, by its first and its last bytes.
+
+    Raises:
+        SourceRefused: the file was replaced.
+    """
+    if position.offset == 0:
+        return
+    for where, expected, part in (("first", position.head, head), ("last", position.tail, tail)):
+        if digest(part) != expected:
+            of = f"of the {where} {len(part)} bytes of the part read ({position.offset} bytes, {position.line} lines)"
+            hint = "; put the old file back (appending is fine), or choose another --out"
+            raise refuse_source(path, f"XXH3 {expected} {of}", digest(part), hint)
+
+
+def find_line_end(name: str, at: FilePosition, rest: bytes) -> bytes:
+    """Returns the line end that a last line lacked when it was taken, and with which the rest now begins, if it does.
+
+    Raises:
+        SourceRefused: the line was continued.
+    """
+    for newline in (b"\n", b"\r\n"):
+        if rest.startswith(newline):
+            return newline
+    if rest not in (b"", b"\r"):
+        raise SourceRefused(
+            f"{name}:{at.line}: the row was taken as it stood at the end, byte {at.offset}; expected a line end there, "
+            f"found {rest[:1]!r}: the line was continued since",
+            file=name,
+            expected="a line end",
+            actual=repr(rest[:1]),
+        )
+    return b""
+
+
+class KnownFile:
+    """A complete file, known again by its fingerprint, an integer.
+
+    Raises:
+        SourceRefused: it cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path: Final = path
+        self.digest, self._version = _fingerprint(path)
+
+    def check(self) -> None:
+        """Checks that it is what it was: cheaply, unless its size or time of change differ.
+
+        Raises:
+            SourceRefused: it was changed or replaced, or is gone.
+        """
+        with refusing(self.path):
+            status = os.stat(self.path)
+        if (status.st_size, status.st_mtime_ns) == self._version:
+            return
+        digest, version = _fingerprint(self.path)
+        if digest != self.digest:
+            raise refuse_changed(self.path)
+        self._version = version
+
+
+def _fingerprint(path: str) -> tuple[int, tuple[int, int]]:
+    """Returns a file's fingerprint, and its size and time of change in nanoseconds."""
+    with open_regular(path, 0) as file:
+        status = os.fstat(file.fileno())
+        head = read_at(file.fileno(), path, FINGERPRINT_BYTES, 0)
+        tail = read_at(file.fileno(), path, _TAIL_BYTES, max(0, status.st_size - _TAIL_BYTES))
+    name = os.fsencode(os.path.basename(path))
+    whole = xxhash.xxh3_64_intdigest(name + b"\0%d\0" % status.st_size + head + tail)
+    return whole, (status.st_size, status.st_mtime_ns)
+
+
+@contextlib.contextmanager
+def refusing(path: str, expected: str = "a readable file") -> Iterator[None]:
+    """Has what the filesystem raises say that a source is refused."""
+    try:
+        yield
+    except OSError as cause:
+        raise refuse_os_error(path, cause, expected) from cause
+
+
+def refuse_os_error(path: str, cause: OSError, expected: str = "a readable file") -> SourceRefused:
+    """Returns the error for what the filesystem does not give. Raises MemoryError where memory is what there is not."""
+    raise_if_short(cause)
+    if isinstance(cause, PermissionError):
+        hint = "; check its permissions and those of the directories above it"
+        return refuse_source(path, expected, f"uid {os.geteuid()} may not read it", hint)
+    if isinstance(cause, FileRefused):
+        return refuse_source(path, "a plain file", str(cause.kind))
+    return refuse_source(path, expected, (cause.strerror or str(cause)).lower())
+
+
+def refuse_source(path: str, expected: str, actual: str, hint: str = "") -> SourceRefused:
+    """Returns the error for a source that is not what it should be; `hint` says what to do."""
+    message = f"{path}: expected {expected}, found {actual}{hint}"
+    return SourceRefused(message, file=path, expected=expected, actual=actual)
+
+
+def refuse_truncated(path: str, offset: int, size: int) -> SourceRefused:
+    """Returns the error for a file that is shorter, at `size` bytes, than what was read of it."""
+    actual = f"{size}: the file was truncated or replaced"
+    return refuse_source(path, f"at least the {offset} bytes that were read", actual)
+
+
+def refuse_changed(path: str) -> SourceRefused:
+    """Returns the error for a file that is no longer the one of which rows were read."""
+    hint = "; put the old file back, or choose another --out"
+    return refuse_source(path, "the file whose rows were read", "another one: it was changed or replaced", hint)
+
+
+def bad_row(reason: str) -> RowInvalid:
+    """Returns why a source cannot give a row."""
+    return RowInvalid(f"not a row: {reason}", reason=reason)
+
+
+def too_long(most: int, more: str = "") -> str:
+    """Returns the reason for a row that is longer than is accepted."""
+    return f"longer than the {most} bytes of --max-row-bytes{more}"

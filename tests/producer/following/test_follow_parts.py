@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.following.directory import DirectoryWatch
-from lazyshard_producer.following.listing import Finished, FinishedFiles, NameRules
+from lazyshard_producer.following.listing import DirectoryWatch, Finished, FinishedFiles, NameRules
 
 LINES = ("*.jsonl", "{name}.done", "_END")
 

@@ -12,7 +12,7 @@ from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import encode_row
 from lazyshard_producer.configuration.row_settings import EncodingSettings, PadSettings
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.rows.measure import Measure
+from lazyshard_producer.rows.encoding import Measure
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Recipe
 from tests.producer.rows.draining import make, take
 

@@ -48,11 +48,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 def source_kind(settings: SourceSettings) -> str:
-    """Returns the kind of a source, as positions name it. Opens nothing that could block.
-
-    Raises:
-        SourceRefused: there is nothing of this name, or nothing that can be read.
-    """
+    """Returns the kind of a source, as positions name it. Opens nothing that could block."""
     path = settings.path
     if path == STANDARD_INPUT:
         return "stdin"
@@ -112,12 +108,7 @@ def _directory_kind(path: str) -> str:
 
 
 def open_source(settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> Source:
-    """Opens a source at a position, None for its start.
-
-    Raises:
-        SourceRefused: it cannot be read, or is not what it was.
-        ExtraMissing: a package that it needs is not installed.
-    """
+    """Opens a source at a position, None for its start."""
     # Each kind is imported only where it is used: some take long, some need packages of their own.
     match source_kind(settings):
         case "jsonl":
@@ -151,11 +142,7 @@ def open_source(settings: SourceSettings, position: dict[str, Any] | None, conte
 
 
 def check_sources(settings: Settings) -> None:
-    """Checks that every source can be read as far as that can be told without making anything.
-
-    Raises:
-        SourceRefused: one cannot, is given twice, or also with its directory, or lies in the stream's own directory.
-    """
+    """Checks that every source can be read as far as that can be told without making anything."""
     context = Context(Path(settings.out), settings.max_row_bytes)
     for source in settings.sources:
         kind = source_kind(source)
@@ -169,11 +156,7 @@ def check_sources(settings: Settings) -> None:
 
 
 def check_not_own(settings: Settings) -> None:
-    """Checks that the stream is no source of its own, and does not lie in the directory of one.
-
-    Raises:
-        SourceRefused: it is or does.
-    """
+    """Checks that the stream is no source of its own, and does not lie in the directory of one."""
     out = stream_path(settings.out) if is_url(settings.out) else Path(os.path.realpath(settings.out))
     for source in settings.sources:
         if is_url(source.path):
@@ -187,7 +170,6 @@ def check_not_own(settings: Settings) -> None:
 
 
 def _check_distinct(paths: Sequence[str], out: str) -> None:
-    """Checks that no file or directory is given twice, and that none lies in the stream's own directory."""
     seen: dict[tuple[int, int], str] = {}
     stream = Path(out).resolve()
     for path in paths:
@@ -204,30 +186,20 @@ def _check_distinct(paths: Sequence[str], out: str) -> None:
 
 
 def _check_apart(sources: Sequence[SourceSettings]) -> None:
-    """Checks that no file is given both by itself and with the directory that holds it."""
     directories = [source for source in sources if os.path.isdir(source.path)]
     files = [Path(os.path.realpath(source.path)) for source in sources] if directories else []
     for directory in directories:
         place = Path(os.path.realpath(directory.path))
         rules = NameRules(directory.pattern, directory.marker, directory.end_marker)
         for file, source in zip(files, sources, strict=True):
-            taken = rules.is_data(file.name) if directory.follow else _is_part(file.name)
-            if file.parent == place and taken:
+            part = file.suffix in _TABLES or parse_chunk_name(file.name) is not None
+            if file.parent == place and (rules.is_data(file.name) if directory.follow else part):
                 actual = f"a file of {directory.path}"
                 raise refuse_source(source.path, "every source once", actual, ", which is given too")
 
 
-def _is_part(name: str) -> bool:
-    """Whether a file of this name is read with the directory that holds it, which is given with --source."""
-    return Path(name).suffix in _TABLES or parse_chunk_name(name) is not None
-
-
 def stream_form(settings: SourceSettings) -> tuple[bool, Encoding | None] | None:
-    """Returns of a source that is a stream whether its rows may hold arrays, and what they are encoded with; else None.
-
-    Raises:
-        SourceRefused: it cannot be opened.
-    """
+    """Returns whether the rows of a source that is a stream may hold arrays, and what they are encoded with."""
     if settings.follow or not (is_url(settings.path) or os.path.isdir(settings.path)):
         return None
     if source_kind(settings) != "stream":

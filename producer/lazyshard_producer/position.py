@@ -24,6 +24,8 @@ PACKED_SIZE: Final = "packed"
 _COUNTS: Final = ("skip", "lead", "cut", "rows", "refused", "duplicate", "blocks", "quarantine_bytes")
 _SELDOM: Final = ("lead", "cut")
 
+_TYPES: Final[dict[type, str]] = {int: "a count", bool: "true or false", str: "a text", list: "a list"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPosition:
@@ -31,30 +33,26 @@ class RunPosition:
 
     The sources are read on from `sources`, and of what is made of their rows from there the first `skip` are left out:
     they are published. So a source row of which several are made, and rows that are shuffled or packed together, need
-    no state but this. Such a row or block, a part of which is published, is a unit: `unit` says of which rows it is
-    made, so that it comes out the same even where a source has grown, and `skipped` tells whether it has.
+    no state but this. Such a row or block, a part of which is published, is a unit: it is made of so many rows of each
+    source as `unit` says, even where a source has grown, and comes out the same, as the digest `skipped` tells.
 
-    A unit that is dealt by cost ends after a certain number of rows, which may be in the middle of those that were made
-    of one source row, or of the packs of one block. The next one then begins with that source row or block, and those
-    of its rows that belong to the unit before are its `lead`: they are skipped as they were made, before the others
-    are dealt.
-
-    Where rows are cut into sequences, a position may be in the middle of a row. Of the last row that is skipped just
-    the first `cut` tokens are published then, its BOS included.
+    A unit that is dealt by cost may end in the middle of the rows that were made of one source row, or of the packs of
+    one block. The next one begins with that source row or block, and those of its rows that belong to the unit before
+    are its `lead`: they are skipped as they were made, before the others are dealt. Where rows are cut into sequences,
+    just the first `cut` tokens of the last row that is skipped are published, its BOS included.
 
     Attributes:
         sources: the position in each source, an object that its kind has made, None where it is not begun.
         skip: rows made from there on that are published.
         lead: those of them that belong to the unit before; at most `skip`.
         cut: tokens that are published of the last of them; 0 for all of it.
-        rows: rows read up to `sources`, over all sources, refused ones included.
-        refused, duplicate: those among them that were refused, and that name a key twice.
+        rows, refused, duplicate: rows read up to `sources`; those refused, and those that name a key twice.
         blocks: blocks of rows that were shuffled or packed up to there.
         quarantine_bytes: size of `quarantine.jsonl` up to there.
         drawn: where sources are mixed, rows drawn from each since one of them was finished the last time; else empty.
         finished: where sources are mixed, whether the end of each was met; else empty.
-        unit: where `skip` is not 0, how many rows of each source, from `sources` on, the unit is made of; else empty.
-        skipped: where `skip` is not 0, the XXH3 (64 bits, hexadecimal) of the rows that are skipped; else empty.
+        unit: rows of each source that the unit is made of; empty where `skip` is 0.
+        skipped: XXH3 (64 bits, hexadecimal) of the rows that are skipped; empty where `skip` is 0.
         recipe: the settings by which rows are made of rows, by name.
     """
 
@@ -74,12 +72,10 @@ class RunPosition:
     recipe: dict[str, Any] = field(default_factory=dict)
 
     def encode(self, names: Sequence[str], *, end: bool = False) -> dict[str, Any]:
-        """Returns the JSON value that a seal keeps.
+        """Returns the JSON value that a seal keeps; `names` are those of all sources, for those not begun.
 
-        Args:
-            names: of all sources, for those not begun.
-            end: whether it is the position where all sources end. Any other one leaves out how large a compressed file
-                is: when that is found depends on how far ahead is read, and the same rows make the same seals.
+        Only at the `end` of all sources it tells how large a compressed file is: when that is found depends on how far
+        ahead is read, and the same rows make the same seals.
         """
         entries = [
             {"kind": None, "path": name}
@@ -96,11 +92,7 @@ class RunPosition:
 
 
 def decode_position(value: Any, directory: str) -> RunPosition:
-    """Reads what `RunPosition.encode` returned.
-
-    Raises:
-        StreamMismatch: the stream was not made by this command, or by a later release of it.
-    """
+    """Reads what `RunPosition.encode` returned."""
 
     def check(good: bool, expected: str, actual: object) -> None:
         if not good:
@@ -140,11 +132,7 @@ def source_names(value: Any) -> list[str]:
 
 
 def resume(position: RunPosition, committed: Sequence[str], given: Sequence[str]) -> RunPosition:
-    """Returns the position to start from, with every source that was appended to the list at its start.
-
-    Raises:
-        SourceRefused: those given do not begin with those committed, in their order.
-    """
+    """Returns the position to start from, with every source that was appended to the list at its start."""
     difference = compare_sources(committed, given)
     if difference is not None:
         number, expected, actual = difference
@@ -216,55 +204,39 @@ class FilePosition(NamedTuple):
 
     @classmethod
     def decode(cls, entry: dict[str, Any], kinds: Sequence[str], name: str, names: Sequence[str]) -> FilePosition:
-        """Reads what `encode` returned.
-
-        Raises:
-            SourceRefused: the source was of another kind, or a field is missing or wrong.
-        """
-        check_entry(entry, name, *kinds)
-        try:
-            return cls.of({known: entry.get(known) for known in names})
-        except ValueError as cause:
-            raise refuse_position(name, f"fields of a source of kind {kinds[0]!r}", str(cause)[:120]) from cause
+        """Reads what `encode` returned. Raises SourceRefused."""
+        types = {known: type(cls._field_defaults[known]) for known in names}
+        return cls(**dict(zip(names, read_entry(entry, name, *kinds, **types), strict=True)))
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> FilePosition:
-        """Returns the position of such fields, those that are not there being 0, empty or false.
-
-        Raises:
-            ValueError: a field is of another type, or below 0.
-        """
-        known = {name: default for name, default in cls._field_defaults.items() if name in values}
-        for name, default in known.items():
-            value = values[name]
-            if type(value) is not type(default) or (type(value) is int and value < 0):
+        """Returns the position of such fields, 0, empty or false where they are not there. Raises ValueError."""
+        known = {name: values[name] for name in cls._fields if name in values}
+        for name, value in known.items():
+            if not _is_field(value, type(cls._field_defaults[name])):
                 raise ValueError(f"{name} = {value!r}")
-        return cls(**{name: values[name] for name in known})
+        return cls(**known)
 
 
-def check_entry(entry: dict[str, Any], name: str, *kinds: str) -> None:
-    """Checks that an entry is that of a source of one of these kinds, and of this name.
+def read_entry(entry: dict[str, Any], name: str, *kinds: str, **fields: type) -> tuple[Any, ...]:
+    """Returns fields, by their types, of the entry of the source of this name and of one of these kinds.
 
     Raises:
-        SourceRefused: it is another one's.
+        SourceRefused: it is another one's, or a field is missing or wrong.
     """
     if entry.get("kind") not in kinds:
         expected = f"a source of kind {' or '.join(map(repr, kinds))}"
         raise refuse_position(name, expected, repr(entry.get("kind"))[:120])
     if entry.get("path") != name:
         raise refuse_position(name, f"path {name!r}", repr(entry.get("path"))[:120])
+    for key, kind in fields.items():
+        if not _is_field(entry.get(key), kind):
+            raise refuse_position(name, f"{key}: {_TYPES[kind]}", repr(entry.get(key))[:120])
+    return tuple(entry[key] for key in fields)
 
 
-def read_count(entry: dict[str, Any], field: str, name: str) -> int:
-    """Returns a count of the entry of the source of this name.
-
-    Raises:
-        SourceRefused: there is none.
-    """
-    count = entry.get(field)
-    if type(count) is not int or count < 0:
-        raise refuse_position(name, f"{field}: a count", repr(count)[:120])
-    return count
+def _is_field(value: Any, kind: type) -> bool:
+    return type(value) is kind and (type(value) is not int or value >= 0)
 
 
 def plain_name(path: str) -> str:

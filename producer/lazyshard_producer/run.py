@@ -128,7 +128,7 @@ class Going:
         self._watchdog.start()
         if self._loop.run():
             self._watchdog.ask(lambda: f"writing to {out}")
-            last = self._pipeline.reader.here()
+            last = self._pipeline.stats.reached()
             if not self._loop.rows and not self._writer.published_samples:
                 self._check_empty()
             self._writer.close(end=True, source=last.encode(self._pipeline.names, end=True))

@@ -1,17 +1,14 @@
-"""JSON lines in the files of a directory that other programs write into, now and later.
-
-See `listing` for which files are taken, `files` for when they are complete and in which order they are read.
+"""JSON lines in the files of a directory that other programs write into, now and later, as a source.
 
 A name is taken once: what has been read of a file must stay as it is until that file was read to its end; after that it
-may be deleted, and a new file of the same name is not read.
-
-The order in which rows of several files follow each other is decided while they are written, so a restart could not
-find it again. It is put into a journal, up to the last row that was read, before any position is told: so a seal names
-a place in the journal, and the rows behind that place come in the same order again.
+may be deleted, and a new file of the same name is not read. The order in which rows of several files follow each other
+is decided while they are written. So it is put into a journal, up to the last row that was read, before any position is
+told: a seal names a place in the journal, and the rows behind that place come in the same order again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -53,20 +50,12 @@ _LONG_BYTES: Final = 4 << 20
 _KEPT_ENTRIES: Final = 16
 """A journal that was replaced is deleted after so many further entries: by then a seal names the new one."""
 
-_STEPS: Final = 64
-"""So many files are looked into for a row at a time: signals are looked at in between."""
-
+_STEPS: Final = 64  # so many files are looked into for a row at a time: signals are looked at in between
 _log = logging.getLogger("lazyshard")
 
 
 class FollowPosition(NamedTuple):
-    """A place between two rows.
-
-    Attributes:
-        serial: number of the piece that it is in; the pieces of lower numbers are wholly before it.
-        piece: that piece; None if it is wholly before it too.
-        row: index of the row before it in the piece.
-    """
+    """A place between two rows: in the piece of this number, behind this row of it, or after it (None)."""
 
     serial: int
     piece: FollowedLines | None = None
@@ -75,16 +64,9 @@ class FollowPosition(NamedTuple):
 
 @dataclass(slots=True)
 class _Piece:
-    """What was read in one go of a file, or that its end was met.
+    """What was read in one go of a file, and the sums behind it; or that its end was met, at the size `finished`.
 
-    Attributes:
-        serial: its number.
-        name: of the file.
-        begin, end: of the part that was read.
-        totals: sums behind it.
-        rows: whether there are rows in it.
-        finished: size of the file of which the end was met.
-        position: of the last piece of a line of the journal: that behind the line.
+    `position`: of the last piece of a line of the journal: that behind the line.
     """
 
     serial: int
@@ -97,36 +79,21 @@ class _Piece:
     position: JournalPosition | None = None
 
     def before(self, position: FollowPosition) -> bool:
-        """Returns whether all its rows are before a position."""
         return not self.rows or self.serial < position.serial + (position.piece is None)
 
 
 class Ledger:
-    """Turns what is read into positions. `serial` is the number of the last piece, `totals` the sums behind it.
-
-    Args:
-        directory: where journals are kept; made when the first one is written.
-        name: of the source.
-        known: what the entry of the start says.
-        entry: that; None if it is the very start.
-        check_owner: raises `ProducerFenced` where another producer has the stream by now.
-    """
+    """Turns what is read into positions. `serial` is the number of the last piece, `totals` the sums behind it."""
 
     def __init__(
-        self,
-        directory: Path,
-        name: str,
-        known: Resumed,
-        entry: dict[str, Any] | None,
-        check_owner: Callable[[], object],
+        self, name: str, directory: Path, known: Resumed, entry: dict[str, Any] | None, context: Context
     ) -> None:
-        self.totals = known.totals
-        self._directory = directory
+        self.serial, self.totals = 0, known.totals
         self._name = name
+        self._directory = directory
         self._entry = entry
-        self._check_owner = check_owner
+        self._check_owner = context.check_owner
         self._begun = False  # something was read in this run
-        self.serial = 0
         self._new: list[_Piece] = []  # read since the last position
         self._pieces: deque[_Piece] = deque()  # in the journal, and behind the last position
         self._committed, self._committed_totals = known.state, known.totals  # before them
@@ -134,9 +101,12 @@ class Ledger:
         self._within: tuple[str, FilePosition] | None = None  # how far that file is read behind `_at`
         self._journal: Journal | None = None
         self._begun_bytes = 0
-        self._stale = [path for path in list_journals(directory, name) if path != known.journal]
-        self._replaced = deque([(known.journal, 0)] if known.journal else [])
         self._entries = 0
+        # Journals, and the number of the entry at which each was replaced.
+        stale = [path for path in list_journals(directory, name) if path != known.journal]
+        self._replaced = deque([(path, -_KEPT_ENTRIES) for path in stale])
+        if known.journal is not None:
+            self._replaced.append((known.journal, 0))
 
     def add_piece(self, name: str, piece: FollowedLines) -> Rows:
         """Takes notice of a piece of a file; returns its rows."""
@@ -161,24 +131,31 @@ class Ledger:
         self._new.append(piece)
 
     def entry(self, position: FollowPosition) -> dict[str, Any]:
-        """Returns the entry of a position, with all that was read so far durable in the journal.
-
-        Raises:
-            ProducerFenced: another producer has taken the stream over, and journals were to be deleted.
-            OSError: the journal cannot be written.
-        """
+        """Returns the entry of a position, with all that was read so far durable in the journal."""
         self._entries += 1
         new, self._new = self._new, []
         if self._journal is not None:
             self._append(new)
         self._pieces.extend(new)
         while self._pieces and self._pieces[0].before(position):
-            self._commit(self._pieces.popleft())
+            piece = self._pieces.popleft()
+            self._committed_totals = piece.totals
+            if piece.finished is not None:
+                self._committed.finish(piece.name, piece.finished)
+            else:
+                self._committed.files[piece.name] = piece.end
+            self._within = (piece.name, piece.end)
+            if piece.position is not None:
+                self._at, self._within = piece.position, None
         if self._journal is None and not self._begun:
             return self._encode(None, self._committed_totals) if self._entry is None else self._entry
         if self._journal is None or self._journal.size > max(_LONG_BYTES, 2 * self._begun_bytes):
             self._begin()
-        self._clear()
+        while self._replaced and self._entries - self._replaced[0][1] > _KEPT_ENTRIES:
+            # Those that no seal can name any more. They were listed, or made, before: whoever takes the stream over
+            # from here on has none among them.
+            self._check_owner()
+            remove(self._replaced.popleft()[0])
         at, totals = self._within, self._committed_totals
         if position.piece is not None and self._pieces and self._pieces[0].serial == position.serial:
             begin, end = position.piece.begin, position.piece.rows.position(position.row)
@@ -205,28 +182,13 @@ class Ledger:
         for piece, at in zip(last, self._journal.append(lines), strict=True):
             piece.position = at
 
-    def _commit(self, piece: _Piece) -> None:
-        """Takes notice that all of a piece is before the position."""
-        self._committed_totals = piece.totals
-        if piece.finished is not None:
-            self._committed.finish(piece.name, piece.finished)
-        else:
-            self._committed.files[piece.name] = piece.end
-        self._within = (piece.name, piece.end)
-        if piece.position is not None:
-            self._at, self._within = piece.position, None
-
     def _begin(self) -> None:
-        """Begins a new journal with all that is known before the first piece behind the position, and what is behind.
-
-        How far the position is within that piece is in every entry, so a journal does not have to say it.
-        """
+        """Begins a new journal with all that is known before the pieces behind the position, and these."""
         journal = Journal(self._directory, self._name)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(journal.close)
             at = journal.append(self._committed.lines())[-1]
-        except BaseException:
-            journal.close()
-            raise
+            stack.pop_all()
         if self._journal is not None:
             self._journal.close()
             self._replaced.append((self._journal.path, self._entries))
@@ -234,17 +196,6 @@ class Ledger:
         for piece in self._pieces:
             piece.position = None
         self._append(self._pieces)
-
-    def _clear(self) -> None:
-        """Deletes the journals that no seal can name any more."""
-        if self._stale:
-            # They were listed before: whoever takes the stream over from here on has none among them.
-            self._check_owner()
-        for path in self._stale:
-            remove(path)
-        self._stale = []
-        while self._replaced and self._entries - self._replaced[0][1] > _KEPT_ENTRIES:
-            remove(self._replaced.popleft()[0])
 
     def _encode(self, at: tuple[str, FilePosition] | None, totals: Totals) -> dict[str, Any]:
         value = {
@@ -263,9 +214,6 @@ class FollowedDirectory(Source):
     """A directory as a source of rows.
 
     Memory: some MiB, 64 bytes for each file that was read to its end, about 1 KiB for each that was not.
-
-    Raises:
-        SourceRefused: the directory cannot be read, or a file that is not read to its end is not what it was.
     """
 
     live = True
@@ -284,13 +232,11 @@ class FollowedDirectory(Source):
         journals = context.out / DIRECTORY
         known = resume(position, journals, self.name)
         self._plan = deque(known.plan)
-        self._ledger = Ledger(journals, self.name, known, position, context.check_owner)
+        self._ledger = Ledger(self.name, journals, known, position, context)
         record, record_end = self._ledger.add_piece, self._ledger.add_finished
         self._files = FollowedFiles(settings, context.max_row_bytes, known.state, record, record_end, clock)
         self._watch = DirectoryWatch(settings.path, clock)
-        self._asked = False
-        self._marker_seen = False
-        self._last = False
+        self._asked = self._marker_seen = self._last = False
         if not self._plan:
             self._files.begin()
 
@@ -305,11 +251,7 @@ class FollowedDirectory(Source):
         return self._ledger.totals.size, None
 
     def read(self) -> Rows | None:
-        """Returns the next rows, none where there are none now; None where the directory has ended.
-
-        Raises:
-            SourceRefused: a file is not what it was, or cannot be read.
-        """
+        """Returns the next rows, none where there are none now; None where the directory has ended."""
         for _ in range(_STEPS):
             if self._plan:
                 found = self._replay()
@@ -372,8 +314,8 @@ class FollowedDirectory(Source):
         if size is not None:
             self._files.finish(name, size)
         else:
-            rows = self._files.read(name, until)
-            if self._files.has_diverged(name):
+            rows, diverged = self._files.read(name, until)
+            if diverged:
                 # Somebody has mended a line, say. Nothing behind these rows is published, so any order will do.
                 path = plain_name(os.path.join(self._path, name))
                 _log.warning("%s was changed behind what is published of it; it is taken as it is now", path)
@@ -391,9 +333,6 @@ def list_unread(
     """Returns what a directory holds behind all that was read of it: (path, bytes read, bytes there) of each file.
 
     A plain file is looked into: blank lines and, at its end, a piece of a line are nothing to be read.
-
-    Raises:
-        SourceRefused: as `resume`, or the directory or a file cannot be read.
     """
     known = resume(entry, directory, plain_name(settings.path))
     apply(known.state, known.plan, plain_name(settings.path))
@@ -401,7 +340,7 @@ def list_unread(
     rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
     look = DirectoryListing(settings.path, rules, finished).look(begun)
     read = {name: begun[name].offset for name in look.sizes if not is_packed(name)} | dict.fromkeys(look.new, 0)
-    read |= {name: ended.size for name in look.grown if (ended := finished.get(name)) is not None}
+    read |= {name: ended.offset for name in look.grown if (ended := finished.get(name)) is not None}
     unread = []
     for name, size in sorted(read.items()):
         path, there = os.path.join(settings.path, name), (look.sizes | look.new | look.grown)[name]
@@ -411,7 +350,6 @@ def list_unread(
 
 
 def _holds_row(path: str, offset: int, max_row_bytes: int) -> bool:
-    """Returns whether there is a row behind a place in a plain file."""
     splitter = LineSplitter(path, max_row_bytes, FilePosition(offset))
     with open_regular(path, links_out=False) as file:
         file.seek(offset)

@@ -1,11 +1,9 @@
 """The files of a followed directory: which there are, which are complete, and whose turn it is.
 
-Complete files are read one after another, in the order in which they were found (those found together: by name). Files
-that grow take turns, of 1 MiB at the most, with each other and with the complete one.
-
-A file is complete, by `finished_by`: when it has its name (rename), when its marker is there (marker), or when it has
-not grown for `idle_s` seconds of this process (idle). Until then whole lines of plain files are taken; compressed files
-are left alone.
+Complete files are read one after another as they were found, those found together by name. Files that grow take turns,
+of 1 MiB at the most, with each other and with the complete one. A file is complete, by `finished_by`: when it has its
+name (rename), its marker (marker), or has not grown for `idle_s` seconds of this process (idle). Until then whole lines
+of plain files are taken; compressed files are left alone.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import Final
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.journal import FollowState
-from lazyshard_producer.following.listing import DirectoryListing, Finished, Look, NameRules, is_packed
+from lazyshard_producer.following.listing import DirectoryListing, Look, NameRules, is_packed
 from lazyshard_producer.following.reading import Completion, FollowedLines, PackedFile, PlainFile, refuse_growth
 from lazyshard_producer.position import FilePosition, plain_name
 from lazyshard_producer.sources.source import Rows, refuse_source
@@ -39,13 +37,9 @@ _log = logging.getLogger("lazyshard")
 
 @dataclass(slots=True)
 class _Entry:
-    """A file that is not read to its end.
+    """A file that is not read to its end: its size at the last look, and when (monotonic) that was found first.
 
-    Attributes:
-        file: reads it; None for a compressed file that is not complete.
-        size: its size in bytes when it was looked at last.
-        still_since: seconds of a monotonic clock at which that was found first.
-        in_turn: whether it is one of those that take turns.
+    `file` reads it; None for a compressed file that is not complete.
     """
 
     file: PlainFile | PackedFile | None
@@ -55,19 +49,7 @@ class _Entry:
 
 
 class FollowedFiles:
-    """Knows the files and reads them.
-
-    Args:
-        settings: which, and how they are followed.
-        max_row_bytes: longest row, in bytes without its line end.
-        state: how far they are read.
-        record: is told each piece of a file that is read, in order; returns its rows.
-        record_end: is told each file that was read to its end, and its size in bytes.
-        clock: returns seconds of a monotonic clock.
-
-    Raises:
-        SourceRefused: an unfinished file is not what it was.
-    """
+    """Knows the files and reads them. Tells `record` each piece that is read, in order, and `record_end` each end."""
 
     def __init__(
         self,
@@ -94,8 +76,7 @@ class FollowedFiles:
         self._ending: Completion | None = None
         self._unfinished_round: Iterator[str] = iter(())
         for name, file_state in state.files.items():
-            file = self._new_file(name, file_state)
-            self._entries[name] = _Entry(file, file_state.seen, clock())
+            file = self._open(name, file_state)
             if isinstance(file, PlainFile):
                 try:
                     file.check()
@@ -113,11 +94,7 @@ class FollowedFiles:
         return bool(self._turns or self._backlog)
 
     def step(self) -> Rows | None:
-        """Returns the next rows of the file whose turn it is; None if it has no lines now.
-
-        Raises:
-            SourceRefused: it is not what it was, is gone, or cannot be read.
-        """
+        """Returns the next rows of the file whose turn it is; None if it has no lines now."""
         if self._current is None and self._backlog:
             name = self._current = self._backlog.popleft()
             self._entries[name] = _Entry(self._new_file(name, FilePosition(), complete=True), 0, self._clock())
@@ -143,27 +120,22 @@ class FollowedFiles:
             entry.size, entry.still_since = file.seen, self._clock()
         return rows
 
-    def read(self, name: str, until: FilePosition) -> Rows | None:
-        """Returns the next rows of a file on the way to where an earlier run came; None if it is there.
+    def read(self, name: str, until: FilePosition) -> tuple[Rows | None, bool]:
+        """Returns the next rows of a file on the way to where an earlier run came, None if it is there.
 
-        Raises:
-            SourceRefused: it is gone, cannot be read, or the part before these rows is not what it was.
+        And whether it is not what that run has read: it was changed behind what is published of it.
         """
         file = self._begun(name)
         if file.state.offset >= until.offset:
-            return None
+            return None, file.diverged
         try:
-            return self._rows(name, file.read(until)) or Rows()
+            return self._rows(name, file.read(until)) or Rows(), file.diverged
         except SourceRefused as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
             expected = f"the file of which {until.offset} bytes were read, and not all is published"
             path = os.path.join(self._path, name)
             raise refuse_source(path, expected, "none", "; put it back, or choose another --out") from error
-
-    def has_diverged(self, name: str) -> bool:
-        """Returns whether a file is not what an earlier run has read: it was changed behind what is published of it."""
-        return self._begun(name).diverged
 
     def finish(self, name: str, size: int) -> None:
         """Takes over from an earlier run that a file was read to its end, being of this size in bytes."""
@@ -175,11 +147,7 @@ class FollowedFiles:
             self._take_turn(name)
 
     def look(self) -> tuple[bool, bool]:
-        """Looks at the directory; returns whether anything has changed, and whether the end marker is there.
-
-        Raises:
-            SourceRefused: it is gone or cannot be read, or a complete file has grown.
-        """
+        """Looks at the directory; returns whether anything has changed, and whether the end marker is there."""
         now = self._clock()
         look = self._listing.look(self._entries)
         changed = bool(look.new or look.grown)
@@ -197,17 +165,25 @@ class FollowedFiles:
         for name in [name for name, entry in self._entries.items() if entry.file is None and name not in there]:
             del self._entries[name]
         self._complete(look, now)
-        self._look_closer()
+        # Some unfinished files are read without regard to their size, and some finished ones may have grown.
+        names = list(islice(self._unfinished_round, _LOOKS))
+        if len(names) < _LOOKS:
+            self._unfinished_round = iter(list(self._entries))
+            names += islice(self._unfinished_round, _LOOKS - len(names))
+        for name in names:
+            if name in self._entries:
+                self._take_turn(name)
+        for name, size in self._listing.look_again(_LOOKS):
+            if name not in self._entries:
+                self._grown(name, size)
         return changed, look.ended
 
     def complete_all(self, asked: bool) -> None:
         """Takes all files for complete: because the directory has its end marker, or because the run is to end."""
         self._ending = Completion.ASKED if asked else Completion.FINAL
         for name, entry in list(self._entries.items()):
-            if isinstance(entry.file, PlainFile):
-                entry.file.completion = self._ending
             if entry.file is not None or not asked:
-                self._start(name, entry)
+                self._start(name, entry, self._ending)
             else:
                 del self._entries[name]
                 _log.warning("%s is left out: it is not complete", os.path.join(self._path, name))
@@ -223,7 +199,6 @@ class FollowedFiles:
         return None if piece is None or piece.end == piece.begin else self._record(name, piece)
 
     def _add(self, name: str, size: int, look: Look, now: float) -> None:
-        """Takes up a file that is not known."""
         entry = self._entries[name] = _Entry(None, size, now)
         if self._by == "rename" or self._is_marked(name, look):
             self._start(name, entry)
@@ -232,20 +207,19 @@ class FollowedFiles:
             self._take_turn(name)
 
     def _complete(self, look: Look, now: float) -> None:
-        """Finds out which files are complete now."""
         still_s = {"rename": SETTLE_S, "idle": self._idle_s}.get(self._by, 0.0)
         for name, entry in list(self._entries.items()):
             done = self._is_marked(name, look) if self._by == "marker" else now - entry.still_since >= still_s
             if done and not entry.in_turn:
-                if isinstance(entry.file, PlainFile):
-                    entry.file.completion = Completion.IDLE if self._by == "idle" else Completion.FINAL
-                self._start(name, entry)
+                self._start(name, entry, Completion.IDLE if self._by == "idle" else Completion.FINAL)
 
     def _is_marked(self, name: str, look: Look) -> bool:
         return self._by == "marker" and (name in look.marked or "" in look.marked)
 
-    def _start(self, name: str, entry: _Entry) -> None:
+    def _start(self, name: str, entry: _Entry, completion: Completion | None = None) -> None:
         """Has a complete file read to its end: now if it is begun, else after those before it."""
+        if isinstance(entry.file, PlainFile):
+            entry.file.completion = completion
         if entry.file is not None:
             self._take_turn(name)
         else:
@@ -253,24 +227,11 @@ class FollowedFiles:
             self._listing.settle(name)
             self._backlog.append(name)
 
-    def _look_closer(self) -> None:
-        """Has some unfinished files read without regard to their size, and looks whether finished ones have grown."""
-        names = list(islice(self._unfinished_round, _LOOKS))
-        if len(names) < _LOOKS:
-            self._unfinished_round = iter(list(self._entries))
-            names += islice(self._unfinished_round, _LOOKS - len(names))
-        for name in names:
-            if name in self._entries:
-                self._take_turn(name)
-        for name, size in self._listing.look_again(_LOOKS):
-            if name not in self._entries:
-                self._grown(name, size)
-
     def _grown(self, name: str, size: int) -> None:
         """Takes up a file again that was finished and has grown since, or refuses it."""
         if self._by != "idle" or is_packed(name):
             known = self._listing.finished.get(name)
-            raise refuse_growth(os.path.join(self._path, name), known.size if known else 0, size)
+            raise refuse_growth(os.path.join(self._path, name), known.offset if known else 0, size)
         self._listing.unsettle(name)
         self._begun(name)
         self._take_turn(name)
@@ -279,31 +240,26 @@ class FollowedFiles:
         """Deals with a file that is not there although it is not read to its end; raises any other error."""
         if not isinstance(error.__cause__, FileNotFoundError):
             raise error
-        path = os.path.join(self._path, name)
-        if file.state.offset == 0:
+        path, offset = os.path.join(self._path, name), file.state.offset
+        if offset == 0:
             _log.warning("%s was deleted before anything of it was read", path)
             self._forget(name)
             return
-        all_taken = isinstance(file, PlainFile) and file.seen <= file.state.offset
+        all_taken = isinstance(file, PlainFile) and file.seen <= offset and self._by != "rename"
         marker = self._rules.marker_of(name)
-        marked = os.path.lexists(os.path.join(self._path, marker))
-        if not marked and not (all_taken and self._by != "rename"):
-            raise refuse_source(
-                path,
-                f"the file that was read up to byte {file.state.offset}",
-                f"none of this name: it was deleted or renamed before its end was met; put it back, or, to go on "
-                f"without the rest of it, make a file {marker}",
-            ) from error
-        _log.warning("%s was deleted; what was there of it is taken, up to byte %d", path, file.state.offset)
+        if not all_taken and not os.path.lexists(os.path.join(self._path, marker)):
+            actual = "none of this name: it was deleted or renamed before its end was met"
+            hint = f"; put it back, or, to go on without the rest of it, make a file {marker}"
+            raise refuse_source(path, f"the file that was read up to byte {offset}", actual, hint) from error
+        _log.warning("%s was deleted; what was there of it is taken, up to byte %d", path, offset)
         self._finish(name, file)
 
     def _finish(self, name: str, file: PlainFile | PackedFile, size: int | None = None) -> None:
-        """Takes notice that a file is read to its end."""
         if isinstance(file, PlainFile) and file.seen > file.state.offset:
             _log.warning("%s: its last line is incomplete and left out", os.path.join(self._path, name))
         state, size = file.state, file.size if size is None else size
         self._forget(name)
-        self._listing.finish(name, Finished.at(state, size))
+        self._listing.finish(name, state, size)
         self._record_end(name, size)
 
     def _forget(self, name: str) -> None:
@@ -326,8 +282,11 @@ class FollowedFiles:
         if entry is not None and entry.file is not None:
             return entry.file
         known = self._listing.finished.get(name)
-        file = self._new_file(name, FilePosition() if known is None else known.position)
-        self._entries[name] = _Entry(file, file.state.seen, self._clock())
+        return self._open(name, known or FilePosition())
+
+    def _open(self, name: str, state: FilePosition) -> PlainFile | PackedFile:
+        file = self._new_file(name, state)
+        self._entries[name] = _Entry(file, state.seen, self._clock())
         return file
 
     def _new_file(self, name: str, state: FilePosition, complete: bool = False) -> PlainFile | PackedFile:

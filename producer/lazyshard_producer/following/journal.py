@@ -1,11 +1,8 @@
 """The journal in which a run keeps how far every file of a followed directory was read, and in which order.
 
-Files: `STREAM/.producer.sources/SOURCE-NUMBER.jsonl`, SOURCE being the XXH3 of the source's name. A run begins one of
-its own, with all that is known up to then in its first lines, and another one where that has become long: so a producer
-that was fenced and wakes again writes into no file that anybody reads. Those that no seal can name any more are
-deleted. Readers of the stream pass over the directory.
-
-A line is a JSON object, of one of three kinds:
+`STREAM/.producer.sources/SOURCE-NUMBER.jsonl`, SOURCE being the XXH3 of the source's name. A run begins one of its own,
+with all that is known up to then, and another one where that has become long: so a producer that was fenced and wakes
+again writes into no file that anybody reads. A line is a JSON object, of one of three kinds:
 
     {"file": NAME, "from": 0, "offset": 1048500, "line": 512, "head": ..., "tail": ...}
         The lines of the bytes [from, offset) of a file were read, next after those of the line before.
@@ -33,8 +30,8 @@ from lazyshard.errors import LazyShardError
 from lazyshard.memory import loads
 from lazyshard.store.durable import NEW_FILE_MODE, remove, sync, sync_directory, write_all
 from lazyshard.store.files import check_folder, read_file
-from lazyshard_producer.following.listing import Finished, FinishedFiles
-from lazyshard_producer.position import FilePosition, check_entry, read_count, refuse_position
+from lazyshard_producer.following.listing import FinishedFiles
+from lazyshard_producer.position import FilePosition, read_entry, refuse_position
 
 KIND: Final = "follow"
 
@@ -57,11 +54,7 @@ class FollowState:
         self.finished = FinishedFiles()
 
     def apply(self, line: dict[str, Any]) -> None:
-        """Takes over what a line of the journal says.
-
-        Raises:
-            ValueError: it is none, or does not follow from the lines before.
-        """
+        """Takes over what a line of the journal says."""
         if "finished_files" in line:
             self.finished = FinishedFiles.decode(line["finished_files"])
             return
@@ -73,7 +66,7 @@ class FollowState:
 
     def finish(self, name: str, size: int) -> None:
         """Takes notice that a file was read to its end, being of this size in bytes."""
-        self.finished.add(name, Finished.at(self.files.pop(name, FilePosition()), size))
+        self.finished.add(name, self.files.pop(name, FilePosition()), size)
 
     def lines(self) -> Iterable[dict[str, Any]]:
         """Returns lines that say all this."""
@@ -89,11 +82,7 @@ def segment_line(name: str, begin: int, end: FilePosition) -> dict[str, Any]:
 
 
 def decode_line(line: dict[str, Any]) -> tuple[str, FilePosition, int | None]:
-    """Returns which file a line is about, how far it was read, and at which size it was read to its end, if it was.
-
-    Raises:
-        ValueError: it says neither.
-    """
+    """Returns which file a line is about, how far it was read, and at which size it was read to its end, if it was."""
     name, size = decode_name(line.get("file")), line.get("finished")
     if "finished" in line and (type(size) is not int or size < 0):
         raise ValueError(f"finished = {size!r}")
@@ -101,7 +90,7 @@ def decode_line(line: dict[str, Any]) -> tuple[str, FilePosition, int | None]:
 
 
 def finished_line(name: str, size: int) -> dict[str, Any]:
-    """Returns the line that says that a file was read to its end, being of this size in bytes."""
+    """Returns the line that says that a file was read to its end, at this size."""
     return {"file": encode_name(name), "finished": size}
 
 
@@ -146,11 +135,7 @@ class Journal:
         self._failure: OSError | None = None
 
     def append(self, lines: Iterable[dict[str, Any]]) -> list[JournalPosition]:
-        """Adds lines durably; returns the place after each.
-
-        Raises:
-            OSError: the filesystem refused, now or before.
-        """
+        """Adds lines durably; returns the place after each."""
         if self._failure is not None:
             raise self._failure
         begun, positions, encoded = self.size == 0, [], []
@@ -185,12 +170,7 @@ def list_journals(directory: Path, source: str) -> list[Path]:
 
 
 def remove_journals(directory: Path, kept: Container[str] = ()) -> None:
-    """Deletes the journals of all sources but those of some names, and their directory if nothing else is in it.
-
-    Raises:
-        FileRefused: as `list_journals`.
-        OSError: the filesystem refused.
-    """
+    """Deletes the journals of all sources but those of some names, and their directory if nothing else is in it."""
     for path in _list(directory):
         if path.name not in kept:
             # A power cut may bring it back, which harms nobody.
@@ -226,11 +206,7 @@ def _prefix(source: str) -> str:
 def read_journal(
     path: Path, position: JournalPosition, source: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the lines before a place, and those after it that are whole.
-
-    Raises:
-        SourceRefused: the part before the place is missing, or not what it was.
-    """
+    """Returns the lines before a place, and those after it that are whole."""
     try:
         data = read_file(path, _MAX_BYTES)
     except (OSError, LazyShardError) as cause:
@@ -269,13 +245,9 @@ class Totals(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """What an entry says.
+    """What an entry says: how far all files are read, the sums up to there, and its journal with the lines behind it.
 
-    Attributes:
-        state: how far all files are read.
-        totals: sums up to there.
-        plan: lines of the journal behind it: what was read next, in this order.
-        journal: the journal that it names, None if there was none yet.
+    These are the `plan`: what was read next, in this order.
     """
 
     state: FollowState
@@ -285,20 +257,14 @@ class Resumed(NamedTuple):
 
 
 def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> Resumed:
-    """Returns what an entry says, None for the very start.
-
-    Raises:
-        SourceRefused: it says nothing that can be gone on from, or its journal is missing or damaged.
-    """
+    """Returns what an entry says, None for the very start."""
     state = FollowState()
     if entry is None:
         return Resumed(state, Totals(), [], None)
-    check_entry(entry, name, KIND)
-    size, read, blank = (read_count(entry, field, name) for field in ("bytes", "read", "blank"))
-    digest, journal, at = entry.get("digest"), entry.get("journal"), entry.get("at", {})
-    if not isinstance(digest, str):
-        raise refuse_position(name, "digest: a text", repr(digest)[:120])
-    if not isinstance(journal, str) or (journal and not is_journal_name(journal)):
+    fields: dict[str, type] = {"bytes": int, "digest": str, "read": int, "blank": int, "journal": str}
+    size, digest, read, blank, journal = read_entry(entry, name, KIND, **fields)
+    at = entry.get("at", {})
+    if journal and not is_journal_name(journal):
         raise refuse_position(name, "journal: the name of one, or none", repr(journal)[:120])
     if not isinstance(at, dict):
         raise refuse_position(name, "at: an object", repr(at)[:120])

@@ -1,12 +1,8 @@
 """What is in a followed directory: what its names mean, a look at all of it, and when to look again.
 
-A look at 100,000 files takes some 0.1 s and makes one system call for 1,000 of them; only files that are being read are
-asked for their sizes.
-
-A file that was read to its end takes 32 bytes, however many there have been. Its name is remembered for ever by its
-XXH3 (64 bits): a file that was deleted may come back, for instance with its filesystem, and must not be read twice. Two
-names of a million share a digest with a probability of 3 in 10^8; the second would be taken for the first, and be
-refused unless it had the same size.
+A look at 100,000 files takes some 0.1 s. A file that was read to its end takes 32 bytes, and its name is remembered for
+ever by its XXH3 (64 bits): a file that was deleted may come back, and must not be read twice. Two names of a million
+share a digest with a probability of 3 in 10^8; the second would be refused unless it had the same size.
 """
 
 from __future__ import annotations
@@ -32,9 +28,7 @@ import xxhash
 from lazyshard_producer.position import FilePosition
 from lazyshard_producer.sources.source import file_size, refusing
 
-PACKED: Final = (".gz", ".zst")
-"""Endings of compressed files."""
-
+PACKED: Final = (".gz", ".zst")  # endings of compressed files
 _TEMPORARY: Final = (".tmp", ".temp", ".part", ".partial", ".crdownload", ".filepart", ".swp", "~")
 """Endings that programs give to files that they are still writing."""
 
@@ -43,12 +37,8 @@ class NameRules:
     """What a name in a followed directory means.
 
     Hidden names (those that begin with a dot) and names that programs give to unfinished files are nothing, whatever
-    the pattern says; `rsync` and others write `.NAME.x7Yq2` and rename it.
-
-    Args:
-        pattern: of data files, with `*`, `?` and `[...]`; names with .gz or .zst behind it belong too.
-        marker: name of the file that says that one is complete, with {name} for that one's.
-        end_marker: name of the file that says that no other comes.
+    the pattern says; `rsync` and others write `.NAME.x7Yq2` and rename it. Names with .gz or .zst behind what the
+    pattern says belong too; in `marker` {name} stands for the file that it says to be complete.
     """
 
     def __init__(self, pattern: str, marker: str, end_marker: str) -> None:
@@ -88,43 +78,16 @@ def is_packed(name: str) -> bool:
     return name.endswith(PACKED)
 
 
-_OPEN_END: Final = 1 << 63
-"""The bit of the number of lines that says that the last line had no newline."""
-
-_MERGE: Final = 4096
-"""So many are kept apart before they are sorted in."""
-
+_OPEN_END: Final = 1 << 63  # the bit of the number of lines that says that the last line had no newline
+_MERGE: Final = 4096  # so many are kept apart before they are sorted in
 _COLUMNS: Final = ("size", "line", "tail")
 
 
-class Finished(NamedTuple):
-    """A file that was read to its end.
-
-    Attributes:
-        size: its size in bytes then.
-        line: lines read.
-        tail: XXH3 (64 bits) of its last bytes, 4 KiB at the most; 0 for a compressed file.
-        open_end: the last line had no newline.
-    """
-
-    size: int
-    line: int
-    tail: int
-    open_end: bool
-
-    @classmethod
-    def at(cls, position: FilePosition, size: int) -> Finished:
-        """Returns the file that was read to its end at this position, being of this size in bytes."""
-        return cls(size, position.line, int(position.tail or "0", 16), position.open_end)
-
-    @property
-    def position(self) -> FilePosition:
-        """How far it was read."""
-        return FilePosition(self.size, self.line, open_end=self.open_end, seen=self.size, tail=f"{self.tail:016x}")
-
-
 class FinishedFiles:
-    """Files by name. Adding one again replaces what was known of it."""
+    """How far files were read that were read to their end, by name: their size then, lines, and the last bytes.
+
+    Adding one again replaces what was known of it.
+    """
 
     def __init__(self) -> None:
         self._keys: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
@@ -135,14 +98,15 @@ class FinishedFiles:
         self._merge()
         return len(self._keys)
 
-    def add(self, name: str, file: Finished) -> None:
-        """Adds a file."""
-        self._recent[_key(name)] = (file.size, file.line | (_OPEN_END if file.open_end else 0), file.tail)
+    def add(self, name: str, at: FilePosition, size: int) -> None:
+        """Adds a file that was read to its end at this position, being of this size in bytes."""
+        lines = at.line | (_OPEN_END if at.open_end else 0)
+        self._recent[_key(name)] = size, lines, int(at.tail or "0", 16)  # compressed ones have no tail
         if len(self._recent) >= _MERGE:
             self._merge()
 
-    def get(self, name: str) -> Finished | None:
-        """Returns what is known of a file, None if it is not among them."""
+    def get(self, name: str) -> FilePosition | None:
+        """Returns how far a file was read, its size as the offset; None if it is not among them."""
         key = _key(name)
         row = self._recent.get(key)
         if row is None:
@@ -151,7 +115,8 @@ class FinishedFiles:
                 return None
             row = tuple(self._values[at].tolist())
         size, line, tail = row
-        return Finished(size, line & ~_OPEN_END, tail, bool(line & _OPEN_END))
+        lines, open_end = line & ~_OPEN_END, bool(line & _OPEN_END)
+        return FilePosition(size, lines, open_end=open_end, seen=size, tail=f"{tail:016x}")
 
     def compare(self, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
         """Returns which of some files are not among them, and which are and were smaller then."""
@@ -220,8 +185,7 @@ class Look(NamedTuple):
     """What a look has found.
 
     Attributes:
-        new: names of data files that were not there at the last look and are not known, with their sizes in bytes;
-            sorted by name.
+        new: data files that were not there at the last look and are not known, with their sizes in bytes, by name.
         grown: the same of those that were read to their end, at a smaller size.
         sizes: of the files that are being watched, those that are there.
         marked: names of data files whose marker is there; "" stands for all.
@@ -254,21 +218,14 @@ class DirectoryListing:
         """Takes it back."""
         self._settled.discard(name)
 
-    def finish(self, name: str, file: Finished) -> None:
+    def finish(self, name: str, at: FilePosition, size: int) -> None:
         """Takes notice that a file was read to its end."""
-        self.finished.add(name, file)
+        self.finished.add(name, at, size)
         self._recent.append(name)
         self._settled.add(name)
 
     def look(self, watched: Container[str]) -> Look:
-        """Looks at the directory.
-
-        Args:
-            watched: names of data files whose size is wanted; they are known, and not new.
-
-        Raises:
-            SourceRefused: the directory is gone, or cannot be read.
-        """
+        """Looks at the directory. The size of `watched` files is wanted; they are known, and not new."""
         before, settled = self._settled, set[str]()
         found, sizes, marked, ended = dict[str, int](), dict[str, int](), set[str](), False
         with refusing(self._path), os.scandir(self._path) as entries:
@@ -300,11 +257,10 @@ class DirectoryListing:
         self._next = self._next + count if len(names) == count else 0
         for name in {*names, *self._recent}:
             known = self.finished.get(name)
-            if known is not None and (size := file_size(os.path.join(self._path, name))) > known.size:
+            if known is not None and (size := file_size(os.path.join(self._path, name))) > known.offset:
                 yield name, size
 
     def _is_plain(self, entry: os.DirEntry[str]) -> bool:
-        """Returns whether a data file can be taken; says why not if it cannot."""
         try:
             if entry.is_symlink():
                 reason = self._refuse_link(entry)

@@ -2,8 +2,7 @@
 
 A plain file is opened anew for every read: another machine's writes are seen so (network filesystems look again at an
 open), and any number of files can be unfinished at a time. Whenever it is gone on with, the 4 KiB before that place
-must be what they were. This fingerprint of a place is made of the bytes in hand: nothing is read again for it, so the
-file may be gone by then.
+must be what they were; this fingerprint is made of the bytes in hand, so the file may be gone by then.
 """
 
 from __future__ import annotations
@@ -33,13 +32,9 @@ from lazyshard_producer.sources.source import (
 
 
 class FollowedLines(NamedTuple):
-    """Lines that follow each other in a file.
+    """Lines that follow each other in a file, and how far it is read before and with these.
 
-    Attributes:
-        rows: the rows among them; there may be none. Their positions are how far the file is read with each, and with
-            the blank lines behind the last one.
-        begin: how far the file was read before.
-        end: how far it is read with these.
+    Positions of the rows are how far it is read with each, and with the blank lines behind the last one.
     """
 
     rows: Rows
@@ -52,14 +47,10 @@ def _lines(rows: Rows, begin: FilePosition, end: FilePosition, of: Callable[[Any
 
 
 class _Reading:
-    """Where the reading of a file is, in the middle of a line perhaps.
+    """Where the reading of a file is, in the middle of a line perhaps: `fed` bytes of it.
 
-    Attributes:
-        splitter: cuts the lines.
-        fed: bytes of the file that it has got.
-        before: the last of them, 4 KiB at the most.
-        head: the first of them, 4 KiB at the most; nothing if they are not at hand.
-        identity: device and inode of the file.
+    `before` are the last of them, 4 KiB at the most, and `head` the first; nothing if they are not at hand. `identity`
+    is the device and inode of the file.
     """
 
     def __init__(self, splitter: LineSplitter, before: bytes, identity: tuple[int, int]) -> None:
@@ -70,7 +61,6 @@ class _Reading:
         self.identity = identity
 
     def feed(self, data: bytes) -> Rows:
-        """Returns the rows of the lines that end in this data."""
         if self.fed < FINGERPRINT_BYTES:
             self.head = (self.head + data)[:FINGERPRINT_BYTES]
         self.fed += len(data)
@@ -98,8 +88,7 @@ class PlainFile:
         state: how far it is read.
         finished: it was read to its end.
         at_end: at the last read there was nothing more to be had for now.
-        diverged: at the last read it was found not to be what an earlier run has read here. What was read of it by this
-            run is what it holds now.
+        diverged: it was found not to be what an earlier run has read here; it is read as it is now.
     """
 
     def __init__(self, path: str, name: str, max_row_bytes: int, state: FilePosition) -> None:
@@ -131,10 +120,9 @@ class PlainFile:
             self._check_part(fd)
 
     def read(self, until: FilePosition | None = None) -> FollowedLines | None:
-        """Returns the next lines, of about 1 MiB, up to a place that an earlier run came to; None where nothing is new.
+        """Returns the next lines, of about 1 MiB, up to where an earlier run came; None where nothing is new.
 
-        Raises:
-            SourceRefused: it is not what it was, or cannot be read; its cause is FileNotFoundError where it is gone.
+        Where the file is gone, the cause of the error is FileNotFoundError.
         """
         with self._opened() as fd:
             status = os.fstat(fd)
@@ -165,10 +153,7 @@ class PlainFile:
             yield file.fileno()
 
     def _shrink(self, size: int) -> None:
-        """Takes notice that some of what was seen is not there any more, behind the lines that were taken.
-
-        What is missing of those lines themselves is found where the part that was read is checked.
-        """
+        """Takes notice that some of what was seen behind the lines that were taken is not there any more."""
         if self._end is not None:
             raise refuse_truncated(self._path, self._end, size)
         self._reading = None
@@ -241,7 +226,6 @@ class PlainFile:
         self.at_end = self.finished or settling
 
     def _grow(self, size: int) -> None:
-        """Takes notice that a file that was taken for complete goes on."""
         if self.completion in (Completion.SETTLING, Completion.FINAL):
             raise refuse_growth(self._path, self._end or 0, size)
         if self.completion is Completion.IDLE:

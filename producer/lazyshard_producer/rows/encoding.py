@@ -1,14 +1,9 @@
 """Rows as tokens: encoded by ms-swift's template or by a function of the user's, taken out, padded, measured.
 
-    encode(row)   -> a dict; numpy arrays in it, at any depth, go to the side file, everything else is JSON
-
-Its integer `length` is the row's length in tokens, if it has one; one of numpy's integers becomes a plain one. What
-decides about the encoding is told as plain facts, which the stream's manifest keeps. A function of the user's has its
-name for one, and may tell more in an attribute `fingerprint`, a dict. ms-swift is known in `lazyshard_swift` alone,
-which is named here and not imported.
-
-A row that is cut or padded has `input_ids`, whole numbers in a list or an array of its encoder's, and perhaps `labels`,
-as many.
+An encoder takes a row and returns a dict; numpy arrays in it, at any depth, go to the side file, all else is JSON. Its
+integer `length` is the row's length in tokens. What decides about the encoding is told as plain facts, which the
+stream's manifest keeps: a function's name, and what it tells in an attribute `fingerprint`. ms-swift is known in
+`lazyshard_swift` alone, which is named here and not imported.
 """
 
 from __future__ import annotations
@@ -44,24 +39,14 @@ from lazyshard_producer.user_functions import load_function, name_error, name_va
 _SWIFT_OPENER: Final = "lazyshard_swift.rows:open_encoder"
 """Takes model, template, max_length and options; returns a function of a row, and the encoding."""
 
-_VALUE_CHARACTERS: Final = 120
-"""So much of a value is told where it is no row at all."""
-
-_SHOWN: Final = 60
-"""Characters of a key or a length that are told."""
-
-MAX_TOKENS: Final = 2**32 - 1
-"""The longest row that a seal can tell of."""
-
-_MAX_LEVELS: Final = 1024
-"""How deep readers nest."""
-
+_VALUE_CHARACTERS: Final = 120  # so much of a value is told where it is no row at all
+_SHOWN: Final = 60  # characters of a key or a length that are told
+MAX_TOKENS: Final = 2**32 - 1  # the longest row that a seal can tell of
+_MAX_LEVELS: Final = 1024  # how deep readers nest
 _BESIDE: Final = ("loss_mask", "loss_scale", "token_type_ids")
 """Keys under which rows hold something else for each token."""
 
-_REPLACED: Final = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)
-"""Keys of which sequences have their own."""
-
+_REPLACED: Final = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)  # keys of which sequences have their own
 Tokens = Mapping[str, npt.NDArray[np.int64]]
 
 
@@ -72,46 +57,38 @@ class ReadyEncoder(NamedTuple):
     encoding: Encoding
 
     def encode(self, row: dict[str, Any]) -> EncodedRow:
-        """Returns an encoded row.
-
-        Raises:
-            RowInvalid: the encoder raised, or returned what cannot be published.
-        """
-        found = self._call(row)
+        """Returns an encoded row. Raises RowInvalid where the encoder did, or returned what cannot be published."""
+        found = call_user("--encode", self.function, row)
         try:
             if not isinstance(found, Mapping):
                 raise bad_row(f"--encode returned {name_value(found, _VALUE_CHARACTERS)}, expected a dict")
-            row = found if isinstance(found, dict) else dict(found)
+            row = dict(found)
             length = row.get("length")
             if isinstance(length, np.integer):
                 # The number of an array's length: a whole number to whoever wrote it.
-                length = int(length)
-                row = {**row, "length": length}
+                row["length"] = length = int(length)
             tokens = _length(length, row.get("input_ids"))
             packed = pack_row(row)
         except RowInvalid as cause:
             reason = cause.reason or str(cause)
             raise (cause if reason.startswith("--") else bad_row(f"--encode made what is no row: {reason}")) from cause
-        return EncodedRow(packed.line, packed.arrays, tokens)
-
-    def _call(self, row: dict[str, Any]) -> Any:
-        try:
-            return self.function(row)
-        except KeyboardInterrupt:
-            raise
-        except SkipSample as why:
-            raise bad_row(f"--encode makes no sample of this row: {why}") from why
-        except BaseException as error:
-            # SystemExit too: it would end the run as if all were done.
-            raise refuse_raised("--encode", error) from error
+        return EncodedRow(*packed, tokens)
 
 
-def refuse_raised(option: str, error: BaseException) -> RowInvalid:
-    """Returns the refusal of a row for which a function of the user's has raised; lack of memory is raised anew."""
-    raise_if_short(error)
-    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-    where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
-    return bad_row(f"{option} raised {name_error(error)}{where}")
+def call_user(option: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what a function of the user's returns; what it raises, but lack of memory, refuses the row."""
+    try:
+        return function(*arguments)
+    except (RowInvalid, KeyboardInterrupt):
+        raise
+    except SkipSample as why:
+        raise bad_row(f"{option} makes no sample of this row: {why}") from why
+    except BaseException as error:
+        # SystemExit too: it would end the run as if all were done.
+        raise_if_short(error)
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
+        raise bad_row(f"{option} raised {name_error(error)}{where}") from error
 
 
 def _setting(option: str, reason: str) -> SettingInvalid:
@@ -119,12 +96,9 @@ def _setting(option: str, reason: str) -> SettingInvalid:
 
 
 class Form(NamedTuple):
-    """What the rows of a stream are.
+    """What the rows of a stream are: whether they may hold arrays, and what they are encoded with.
 
-    Attributes:
-        arrays: whether they may hold arrays.
-        encoding: what they are encoded with; None where they are not.
-        carried: whether rows of the sources may hold arrays.
+    `carried`: whether rows of the sources may hold arrays.
     """
 
     arrays: bool
@@ -133,13 +107,7 @@ class Form(NamedTuple):
 
 
 def form_of(settings: Settings) -> Form:
-    """Returns what the rows of a run will be, by its options, and by the streams among its sources.
-
-    Raises:
-        SettingInvalid: the encoder cannot be had; or rows would come together that are encoded in different ways, or
-            encoded twice.
-        SourceRefused: a stream among the sources cannot be opened.
-    """
+    """Returns what the rows of a run will be, by its options, and by the streams among its sources."""
     streams = [stream_form(source) for source in settings.sources]
     arrays = any(found is not None and found[0] for found in streams)
     encodings = [None if found is None else found[1] for found in streams]
@@ -166,11 +134,7 @@ def form_of(settings: Settings) -> Form:
 
 @functools.cache
 def load_encoder(settings: EncodingSettings) -> ReadyEncoder:
-    """Returns the encoder; loading ms-swift takes seconds, so once in a process.
-
-    Raises:
-        SettingInvalid: it cannot be had.
-    """
+    """Returns the encoder; loading ms-swift takes seconds, so once in a process."""
     # What is cut or padded is no longer what an encoder has made, and its readers have to know that.
     form = {} if settings.form is None else {"form": settings.form}
     if settings.encode != SWIFT:
@@ -181,11 +145,7 @@ def load_encoder(settings: EncodingSettings) -> ReadyEncoder:
 
 
 def open_swift(settings: EncodingSettings, option: str) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
-    """Returns what encodes a row as ms-swift would before training it, and what it encodes with.
-
-    Raises:
-        SettingInvalid: it cannot be had, which is what this option has asked for.
-    """
+    """Returns what encodes a row as ms-swift would before training it, and what it encodes with."""
     opener = load_function(_SWIFT_OPENER, option)
     try:
         function, encoding = opener(settings.model, settings.template, settings.max_length, settings.options)
@@ -229,9 +189,6 @@ def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[Encode
 
     The same tokens have the same form, however they were written. `row` is as it was made, where it is not encoded;
     `line` is the row as it would be published by itself.
-
-    Raises:
-        RowInvalid: it holds no tokens, or something that goes with them and would be lost.
     """
     fields = document_of(line) if isinstance(line, EncodedRow) else row
     tokens = _tokens("--split", fields, _BESIDE)
@@ -240,9 +197,8 @@ def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[Encode
         others = [name for name, value in fields.items() if name not in _REPLACED and _holds_array(value)]
         if others:
             raise bad_row(f"--split: there is an array under {others[0]!r:.80}, which would be lost")
-    packed = pack_row({name: _narrow(values) for name, values in tokens.items()})
     count = len(tokens[INPUT_IDS])
-    return EncodedRow(packed.line, packed.arrays, count), count
+    return EncodedRow(*pack_row({name: _narrow(values) for name, values in tokens.items()}), count), count
 
 
 def document_of(row: EncodedRow) -> dict[str, Any]:
@@ -256,9 +212,6 @@ def pad_row(settings: PadSettings, row: dict[str, Any], line: bytes | EncodedRow
     """Returns a row with its tokens padded, an attention mask and its length, and how many tokens it has itself.
 
     What else it holds stays; `row` and `line` are as for `read_document`.
-
-    Raises:
-        RowInvalid: it holds no tokens, more than there is room for, or something that goes with each of them.
     """
     fields = document_of(line) if isinstance(line, EncodedRow) else row
     tokens = _tokens("--pad", fields, (*_BESIDE, POSITION_IDS))
@@ -272,24 +225,11 @@ def pad_row(settings: PadSettings, row: dict[str, Any], line: bytes | EncodedRow
 def write_tokens(
     tokens: Tokens, length: int, *, arrays: bool, of: Mapping[str, Any] | None = None
 ) -> bytes | EncodedRow:
-    """Returns a row that holds tokens, as it is published.
-
-    Args:
-        tokens: by name.
-        length: what it says that it has, under `length`, and in the seal.
-        arrays: whether as arrays beside the line, or as lists in it.
-        of: what else it holds.
-
-    Raises:
-        RowInvalid: that cannot be written.
-    """
+    """Returns a row that holds tokens, as it is published."""
     row: dict[str, Any] = {**(of or {})}
     row |= {name: _narrow(values) if arrays else values.tolist() for name, values in tokens.items()}
     row["length"] = length
-    if not arrays:
-        return encode_row(row)
-    packed = pack_row(row)
-    return EncodedRow(packed.line, packed.arrays, length)
+    return EncodedRow(*pack_row(row), length) if arrays else encode_row(row)
 
 
 def _narrow(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
@@ -335,12 +275,7 @@ def _holds_array(value: Any) -> bool:
 
 
 class Measure:
-    """Tells how many tokens a row has that is to be packed or dealt by cost.
-
-    Args:
-        field: the key under which they stand, in rows that are not encoded.
-        pack: tokens of a pack; 0 where rows are not packed.
-    """
+    """Tells how many tokens a row has that is to be packed (in packs of so many) or, if 0, dealt by cost."""
 
     def __init__(self, field: str, pack: int) -> None:
         self.field = field
@@ -348,11 +283,7 @@ class Measure:
         self._option: Final = "--pack" if pack else "--balance"
 
     def tokens(self, row: dict[str, Any], line: bytes) -> int:
-        """Returns the tokens of a row.
-
-        Raises:
-            RowInvalid: it does not tell them, has more than go into a pack, or is nested too deep to lie in one.
-        """
+        """Returns the tokens of a row."""
         tokens, where = row.get(self.field), f"under {self.field!r}"
         if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
             found = reprlib.repr(tokens) if self.field in row else f"none among its keys ({key_names(row)})"
@@ -380,7 +311,6 @@ class Measure:
         self._check_pack(tokens, f"as {told_by} returned it", line)
 
     def _check_pack(self, tokens: int, where: str, line: bytes) -> None:
-        """Looks whether a row can lie in a pack."""
         if not self._pack:
             return
         if tokens > self._pack:
@@ -394,12 +324,7 @@ class Measure:
 
 
 def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
-    """Returns what tells how many tokens a row has; it raises `RowInvalid` where it cannot be told.
-
-    Raises:
-        SettingInvalid: it cannot be had.
-        ExtraMissing: transformers is not installed.
-    """
+    """Returns what tells how many tokens a row has; it raises `RowInvalid` where it cannot be told."""
     function: Callable[[dict[str, Any]], Any]
     if settings.encoding is not None:
         function = _longest(open_swift(settings.encoding, "--measure")[0])
@@ -409,31 +334,17 @@ def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
         function = _tokenizer(settings.measure, settings.field)
 
     def count(row: dict[str, Any]) -> int:
+        found = call_user("--measure", function, row)
         try:
-            found = function(row)
-            tokens = _whole(found)
-            if not 0 <= tokens <= MAX_TOKENS:
-                expected = f"expected a whole number of tokens from 0 to {MAX_TOKENS}"
-                raise bad_row(f"--measure returned {name_value(found, _SHOWN)}, {expected}")
-            return tokens
-        except (RowInvalid, KeyboardInterrupt):
-            raise
-        except SkipSample as why:
-            raise bad_row(f"--measure makes no sample of this row: {why}") from why
-        except BaseException as error:
-            # SystemExit too: it would end the run as if all were done.
-            raise_if_short(error)
-            raise bad_row(f"--measure raised {name_error(error)}") from error
+            tokens = -1 if isinstance(found, bool) else operator.index(found)
+        except TypeError:
+            tokens = -1
+        if not 0 <= tokens <= MAX_TOKENS:
+            expected = f"expected a whole number of tokens from 0 to {MAX_TOKENS}"
+            raise bad_row(f"--measure returned {name_value(found, _SHOWN)}, {expected}")
+        return tokens
 
     return count
-
-
-def _whole(value: Any) -> int:
-    """Returns a whole number, -1 for what is none."""
-    try:
-        return -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return -1
 
 
 def _longest(encode: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], int]:
@@ -479,7 +390,6 @@ def _tokenizer(folder: str, field: str | None) -> Callable[[dict[str, Any]], int
 
 
 def _found_length(row: EncodedRow) -> str:
-    """Returns what stands where the length of an encoded row is looked for, which is no whole number."""
     expected = "expected a whole number of tokens under 'length'"
     made = loads(row.line)
     if "length" not in made:

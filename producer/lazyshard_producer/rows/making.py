@@ -1,8 +1,7 @@
 """Rows made of rows: by a recipe, in this process or in workers, then shuffled, packed, cut or dealt if asked for.
 
-A position is the place before a unit, a source row or where they are shuffled or packed a block of them, together with
-how many of the rows made of it are published. So nothing of what is held here has to be saved. What is made of the unit
-by the next run is compared with a digest of those: sources and functions may have changed.
+A position is the place before a unit, a source row or a block of them, with how many of the rows made of it are
+published. So nothing of what is held here has to be saved; what the next run makes of the unit is compared by digest.
 """
 
 from __future__ import annotations
@@ -20,22 +19,11 @@ from lazyshard_producer.rows.reader import Batch, BegunUnit, MadeRow, RowStats, 
 from lazyshard_producer.rows.recipe import Here, MadeOfRow, Workers
 from lazyshard_producer.rows.sequences import Blocks, Splitter, Stripes, made_rows
 
-READY_S: Final = 0.1
-"""How long to wait for workers at a time: signals are looked at in between."""
+READY_S: Final = 0.1  # how long to wait for workers at a time: signals are looked at in between
 
 
 class MakingReader:
-    """Gives rows made of rows, and shuffled or packed in blocks if asked for.
-
-    Args:
-        stats: gives the source rows, and positions.
-        makers: who makes the rows.
-        begun: the unit with which to begin, if a part of it is published.
-        blocks: of rows that are shuffled or packed together; None keeps the order.
-        measured: whether the rows' lengths are known.
-        stripes: deals the rows, or packs, by cost, or cuts them, and goes on in its units; None where neither is done.
-        watchdog: is told what is asked of the makers.
-    """
+    """Gives rows made of rows, and shuffled or packed in blocks if asked for."""
 
     def __init__(
         self,
@@ -60,7 +48,7 @@ class MakingReader:
         self._piece: SourceSpan | None = None
         self._next = 0
         self._finished = False
-        self._made: Iterator[Batch] = iter(())
+        self._all = self._batches()
         self._rows: list[MadeRow] = []
         self._unit: dict[int, int] = {}  # source rows of which `_rows` are made, by source
         self._held = 0  # of these
@@ -69,17 +57,22 @@ class MakingReader:
 
     def read(self) -> Batch | None:
         """Returns what was made of the next source row, or the next block."""
-        for batch in self._made:
-            return batch
-        found = self._take()
-        if found is None and self._finished and not self._under_way:
-            return self._flush()
-        self._made = iter(()) if found is None else self._batches(*found)
-        return next(self._made, None) or self._batch(Unit(self._stats, (), self._before, {}), 0, self._before)
+        return next(self._all, None)
 
-    def here(self) -> RunPosition:
-        """Returns the position after all that was given."""
-        return self._stats.position(self._stats.here())
+    def _batches(self) -> Iterator[Batch]:
+        while True:
+            found, nothing = self._take(), True
+            if found is None and self._finished and not self._under_way:
+                break
+            for batch in () if found is None else self._made(*found):
+                yield batch
+                nothing = False
+            if nothing:  # for now; signals are looked at in between
+                yield self._batch(Unit(self._stats, (), self._before, {}), 0, self._before)
+        if self._held or self._unit_begun is not None:
+            yield from self._end_block()
+        if self._stripes is not None and (rest := self._stripes.rest()) is not None:
+            yield rest
 
     def _advance(self) -> SourceSpan | None:
         """Returns the piece in hand, of which there may be no row left at the moment; None when all is read."""
@@ -112,7 +105,7 @@ class MakingReader:
         self._under_way.popleft()
         return piece, first, made
 
-    def _batches(self, piece: SourceSpan, first: int, made: list[MadeOfRow]) -> Iterator[Batch]:
+    def _made(self, piece: SourceSpan, first: int, made: list[MadeOfRow]) -> Iterator[Batch]:
         """Deals with source rows one by one, as the batches made of them are asked for."""
         for index, row in enumerate(made, first):
             place = piece.place(index)
@@ -138,7 +131,6 @@ class MakingReader:
                 yield from self._end_block()
 
     def _is_full(self) -> bool:
-        """Whether the source rows that are held are all of a block, or the one of which rows are made."""
         if self._unit_begun is not None:
             return self._held >= self._unit_begun.rows
         if self._blocks is None:
@@ -147,13 +139,6 @@ class MakingReader:
         if self._held >= (self._blocks.rows if left is None else min(left, self._blocks.rows)):
             return True
         return self._blocks.most_bytes is not None and self._bytes >= self._blocks.most_bytes
-
-    def _flush(self) -> Batch | None:
-        if self._held or self._unit_begun is not None:
-            self._made = self._end_block()
-            for batch in self._made:
-                return batch
-        return None if self._stripes is None else self._stripes.rest()
 
     def _end_block(self) -> Iterator[Batch]:
         """Yields what is held, shuffled or packed if it is to be; or what is dealt now that this is there."""
@@ -175,7 +160,6 @@ class MakingReader:
             yield batch
 
     def _batch(self, unit: Unit, skipped: int, after: MixPosition) -> Batch:
-        """Returns the rows of a unit without the first so many, which are published."""
         rows = unit.made[skipped:]
 
         def position(index: int) -> RunPosition:

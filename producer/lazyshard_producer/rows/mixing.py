@@ -1,12 +1,9 @@
 """The order of the rows of a run: sources one after another, or mixed by weights.
 
-Mixed, row after row comes from the source that lags most behind its share (`lazyshard.plan.blend`). Nothing is random
-and nothing depends on time: a source that has nothing at the moment is waited for. When one has met its end, the others
-go on with their shares, and the counts start anew.
-
-A start in the middle of a unit (see `RunPosition`) first gives the rows of which that was made, whatever has been added
-to a source since, and in the order of then. A source that was finished and has grown comes back once that shows; within
-a unit only when there is nothing else, so that the unit's order follows from its start and its numbers of rows.
+Mixed, row after row comes from the source that lags most behind its share (`lazyshard.plan.blend`). Nothing depends on
+time: a source that has nothing at the moment is waited for. When one has met its end, the shares are counted anew. A
+start in the middle of a unit (see `RunPosition`) first gives the rows of which that was made, in the order of then. A
+source that was finished and has grown comes back once that shows; within a unit only when there is nothing else.
 """
 
 from __future__ import annotations
@@ -20,19 +17,13 @@ from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.sources.source import Line, Position, RowOrigin, Rows, Source
 
-Opener = Callable[[int, "dict[str, Any] | None"], Source]
-"""Opens the source of a number at a position, None for its start."""
-
 
 @dataclass(frozen=True, slots=True)
 class MixPosition:
     """Where all sources stand between two rows, in memory; `RowStats.position` makes what seals keep of it.
 
-    Attributes:
-        each: where each source stands.
-        drawn, finished: as in `RunPosition`.
-        again: whether it is in a unit that an earlier run has begun, or at its end: then the weights are those of then.
-        counts: what was counted up to there, by its name in `RunPosition`.
+    `drawn` and `finished` are as in `RunPosition`. `again`: it is in a unit that an earlier run has begun, or at its
+    end: then the weights are those of then.
     """
 
     each: tuple[Position, ...]
@@ -44,14 +35,9 @@ class MixPosition:
 
 @dataclass(frozen=True, slots=True)
 class SourceSpan:
-    """Rows of one source that follow each other in the run.
+    """Rows of one source that follow each other in the run: of what it gave, those from index `first` on.
 
-    Attributes:
-        source: number of the source.
-        rows: what the source gave.
-        first: index there of the first of them.
-        lines: these rows; none where there are none at the moment.
-        before: where all sources stand before `first`.
+    `before` is where all sources stand before them.
     """
 
     source: int
@@ -77,10 +63,7 @@ class SourceSpan:
 class _Input:
     """A source, opened at `entry` (None: its start), and how many of its rows were given out.
 
-    Attributes:
-        source: the source, None where it is not open.
-        rows: what it gave last, of which [0, next) of `stop` were given out; None before the first.
-        position: where it stands after those given out, None before it was opened.
+    Of `rows`, which it gave last, these are [0, next) of `stop`; `position` is where it stands after them.
     """
 
     def __init__(self, entry: dict[str, Any] | None, size: int | None) -> None:
@@ -96,14 +79,12 @@ class _Input:
         self._read_before = self._read_after = 0  # bytes, without and with those of `rows`
 
     def open(self, source: Source) -> None:
-        """Takes the source, just opened."""
         self.source = source
         if self.position is None:
             self.position = source.start
         self._read_before = self._read_after = source.progress[0]
 
     def hold(self, rows: Rows) -> None:
-        """Takes the next rows to give out."""
         assert self.source is not None
         self.rows, self.next, self.stop = rows, 0, len(rows.lines)
         self.is_empty &= not rows.lines
@@ -131,12 +112,10 @@ class _Input:
         return (read, there), self.source.blank
 
     def finish(self) -> None:
-        """Makes the last entry and closes the source."""
         self.entry_at(self.position)
         self.close()
 
     def close(self) -> None:
-        """Closes the source if it is open."""
         if self.source is not None:
             self._progress = self.progress()
             self.source.close()
@@ -153,16 +132,12 @@ class _Turns:
         self._choose()
 
     def next(self) -> int | None:
-        """Returns whose turn it is; None where all are finished."""
         if not self._active:
             return None
         return self._active[0] if self._alone else next_stream(self._shares, self.drawn, self._active)
 
     def take(self, index: int, most: int) -> int:
-        """Counts the rows that the source whose turn it is gives one after another; returns how many, from 1 to `most`.
-
-        All that it has, where no other one is to have a turn.
-        """
+        """Counts the rows that the source in turn gives one after another; returns how many, 1 to `most`."""
         count = most if self._alone else 1
         self.drawn[index] += count
         while count < most and next_stream(self._shares, self.drawn, self._active) == index:
@@ -188,15 +163,14 @@ class Mixer:
     """Gives the rows of all sources in the run's order.
 
     Args:
-        open_source: opens one of them.
+        open_source: opens the source of a number at a position, None for its start.
         paths: of the sources, as the user gave them.
         weights: their shares; None reads one after another, with one open at a time.
         position: where the run starts.
         weights_before: the weights with which the unit was begun in which that is, if it is in one.
         block: rows in a unit, 0 for one: where sources that have grown come back.
         sizes: bytes of each source, None where nobody knows: for what is shown until it is opened.
-        ahead: whether positions are asked for rows that lie behind those read last, so that a source which has met its
-            end stays open until the run is over.
+        ahead: whether positions are asked for rows behind those read last: a source at its end stays open then.
         watchdog: is told what is asked of sources.
         most: rows in a piece at the most, None for as many as are at hand: how finely `totals` tells how far it is.
         empty: is told the name of each source that has met its end without a single row.
@@ -204,7 +178,7 @@ class Mixer:
 
     def __init__(
         self,
-        open_source: Opener,
+        open_source: Callable[[int, dict[str, Any] | None], Source],
         paths: Sequence[str],
         weights: Sequence[float] | None,
         position: RunPosition,
@@ -251,11 +225,7 @@ class Mixer:
                 raise
 
     def read(self) -> SourceSpan | None:
-        """Returns the next rows, none where there are none at the moment; None when all sources are finished.
-
-        Raises:
-            SourceRefused: a source cannot be opened or read on.
-        """
+        """Returns the next rows, none where there are none at the moment; None when all sources are finished."""
         self._waiting = None
         while True:
             if self._again is not None and not any(self._again):
@@ -290,11 +260,7 @@ class Mixer:
         return MixPosition(each, tuple(turns.drawn), tuple(self._finished()), again, counts)
 
     def entries(self, position: MixPosition) -> tuple[dict[str, Any] | None, ...]:
-        """Returns the entry of each source, as seals keep it. Does I/O.
-
-        Raises:
-            SourceRefused: what was read of a source is no longer there.
-        """
+        """Returns the entry of each source, as seals keep it. Does I/O."""
         return tuple(one.entry_at(at) for one, at in zip(self._inputs, position.each, strict=True))
 
     def wait(self, seconds: float) -> str:
@@ -326,7 +292,6 @@ class Mixer:
             one.close()
 
     def _nothing(self, index: int) -> SourceSpan:
-        """Returns a piece without rows, since a source has none at the moment."""
         self._waiting = index
         rows = self._inputs[index].rows
         assert rows is not None

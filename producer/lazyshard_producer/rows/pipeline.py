@@ -19,7 +19,7 @@ from lazyshard_producer.rows.encoding import Form, form_of
 from lazyshard_producer.rows.making import MakingReader
 from lazyshard_producer.rows.mixing import Mixer
 from lazyshard_producer.rows.reader import BegunUnit, PlainReader, Reader, RowStats
-from lazyshard_producer.rows.recipe import Here, Maker, Recipe, Workers
+from lazyshard_producer.rows.recipe import Here, Maker, Workers, by_length, makes_rows
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
 from lazyshard_producer.rows.sequences import Blocks, Splitter, Stripes, packing, shuffling
 from lazyshard_producer.sources.source import Context, Source
@@ -32,21 +32,9 @@ _NO_END: Final = 1 << 62
 
 
 class Pipeline:
-    """What gives the rows of a run.
+    """What gives the rows of a run, from the source position of the last seal on (None: there is no chunk).
 
-    Args:
-        settings: of the run.
-        committed: the source position of the last seal; None for a stream without chunks.
-        samples: rows that are published.
-        warn: is told what people should know.
-        check_owner: as `Quarantine` has it; None for who gives `refusals`.
-        watchdog: is told what is asked of sources and functions.
-        refusals: takes refused rows; None for what the settings say.
-
-    Raises:
-        SourceRefused: a source cannot be read, or is not what it was.
-        SettingInvalid: a function cannot be had, or rows are made in another way than before.
-        StreamMismatch: the position is not one of ours.
+    `samples` are published. Who gives no `refusals` gives `check_owner`; see `Quarantine`.
     """
 
     def __init__(
@@ -70,13 +58,14 @@ class Pipeline:
             start, names = decode_position(committed, settings.out), source_names(committed)
         start = resume(start, names, paths)
         form = form_of(settings)
-        recipe, blocks, described = _recipe(settings, form), _blocks(settings), describe(settings)
+        blocks, described = _blocks(settings), describe(settings)
         told = None
         if committed is not None:
             start, told = _same_recipe(start, described)
-        maker = Maker(recipe) if recipe or blocks is not None else None
+        maker = Maker(settings, form.carried) if makes_rows(settings) or blocks is not None else None
         refusals = refusals or _make_refusals(settings, start, check_owner)
-        self._workers = Workers(recipe, settings.workers) if settings.workers and maker is not None else None
+        many = settings.workers > 0 and maker is not None
+        self._workers = Workers(settings, settings.workers, form.carried) if many else None
 
         def open_at(index: int, entry: dict[str, Any] | None) -> Source:
             return open_source(settings.sources[index], entry, context)
@@ -88,7 +77,7 @@ class Pipeline:
                 [source.weight for source in settings.sources if source.weight is not None] or None,
                 start,
                 weights_before=start.recipe.get("weights"),
-                block=_NO_END if _by_length(settings) else settings.shuffle,
+                block=_NO_END if by_length(settings) else settings.shuffle,
                 sizes=[source_size(source) for source in settings.sources],
                 ahead=maker is not None,
                 watchdog=watchdog,
@@ -105,19 +94,17 @@ class Pipeline:
         self.names: Final = mixer.names
         self.stats: Final = RowStats(mixer, refusals, start, described, warn)
         begun = _begun_unit(start, settings, warn)
-        self.reader: Final[Reader] = (
-            PlainReader(self.stats)
-            if maker is None
-            else MakingReader(
+        self.reader: Reader = PlainReader(self.stats)
+        if maker is not None:
+            self.reader = MakingReader(
                 self.stats,
                 self._workers or Here(maker),
                 begun=begun,
                 blocks=blocks,
-                measured=_by_length(settings) or settings.pad > 0 or settings.measure is not None,
+                measured=by_length(settings) or settings.pad > 0 or settings.measure is not None,
                 stripes=_stripes(settings, self.stats, form, start, samples, begun),
                 watchdog=watchdog,
             )
-        )
 
     def close(self) -> None:
         """Closes sources, workers and the quarantine. May be called twice."""
@@ -131,27 +118,6 @@ class Pipeline:
             self._workers = None
 
 
-def _by_length(settings: Settings) -> bool:
-    """Whether rows go together by their lengths: how many source rows a unit has shows only as they are made then."""
-    return settings.pack > 0 or settings.balance is not None
-
-
-def _recipe(settings: Settings, form: Form) -> Recipe:
-    return Recipe(
-        columns=settings.columns,
-        where=settings.where,
-        transform=settings.transform,
-        encoding=settings.encoding,
-        max_row_bytes=settings.max_row_bytes,
-        pack=settings.pack,
-        measuring=settings.measuring,
-        length_field=settings.length_field if _by_length(settings) else None,
-        split=settings.split > 0,
-        padding=settings.padding,
-        arrays=form.carried,
-    )
-
-
 def _make_refusals(settings: Settings, start: RunPosition, check_owner: Callable[[], Path] | None) -> Refusals:
     quarantine, kept = None, start.quarantine_bytes
     if settings.on_bad_row == "quarantine":
@@ -161,7 +127,6 @@ def _make_refusals(settings: Settings, start: RunPosition, check_owner: Callable
 
 
 def _blocks(settings: Settings) -> Blocks | None:
-    """Returns the blocks of rows that are packed or shuffled together, None where there are none."""
     if settings.pack:
         return packing(settings.pack_buffer, settings.pack_buffer_bytes, settings.pack)
     return shuffling(settings.shuffle, settings.seed) if settings.shuffle else None
@@ -181,7 +146,6 @@ def _stripes(
 
 
 def _begun_unit(start: RunPosition, settings: Settings, warn: Callable[[str], None]) -> BegunUnit | None:
-    """Returns the unit in which a position is, if it is in one."""
     if not start.skip:
         return None
     sources = [source for source, rows in zip(settings.sources, start.unit, strict=True) if rows]
@@ -237,11 +201,7 @@ def changes(before: dict[str, Any], described: dict[str, Any]) -> dict[str, str]
 
 
 def _same_recipe(start: RunPosition, described: dict[str, Any]) -> tuple[RunPosition, str | None]:
-    """Returns the start, and in which settings rows are made otherwise than before; None where in none.
-
-    Raises:
-        SettingInvalid: they cannot be from here on.
-    """
+    """Returns the start, and in which settings rows are made otherwise than before; None where in none."""
     before = start.recipe
     told = changes(before, described)
     if not told:

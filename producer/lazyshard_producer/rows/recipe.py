@@ -1,15 +1,10 @@
 """What is made of each row: columns chosen, rows filtered, transformed, encoded, measured. In this order, row by row.
 
-The functions are the user's: `MODULE:FUNCTION`, found as `python -m` finds modules, the current directory first.
-
     where(row) or where(row, index)                -> whether to keep the row
     transform(row) or transform(row, index)        -> a row, None for none, or an iterable of rows
 
-`index` counts the rows read from all sources, from 0, over all runs: the same row has the same index after a restart.
-
-Rows are made in this process, or by workers, whose rows come back in the order in which they went in. How many travel
-at a time follows from how long they take: about `TARGET_S` of work, so that neither slow transforms wait behind each
-other nor fast ones spend their time on the way.
+`index` counts the rows read from all sources, from 0, over all runs. Rows are made in this process, or by workers: they
+come back in the order in which they went in, and about `TARGET_S` of work travels at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as NotReady
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -36,68 +31,37 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row, pack_row, refuse_array_key
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import check_row, encode_row, has_duplicate_keys
-from lazyshard_producer.configuration.quantities import MAX_ROW_BYTES
-from lazyshard_producer.configuration.row_settings import EncodingSettings, MeasureSettings, PadSettings
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import WorkerFailed
 from lazyshard_producer.rows.encoding import (
     Measure,
+    call_user,
     key_names,
     load_counter,
     load_encoder,
     pad_row,
     read_document,
-    refuse_raised,
 )
 from lazyshard_producer.rows.reader import Line, line_size
-from lazyshard_producer.sources.source import bad_row
+from lazyshard_producer.sources.source import bad_row, too_long
 from lazyshard_producer.user_functions import load_function
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """The settings by which rows are made of rows. Can be pickled.
+def by_length(settings: Settings) -> bool:
+    """Whether rows go together by their lengths: how many source rows a unit has shows only as they are made then."""
+    return settings.pack > 0 or settings.balance is not None
 
-    Attributes:
-        columns: pairs (new name, old name): rows then hold just these.
-        where, transform: the filter's and the transform's `MODULE:FUNCTION`.
-        encoding: how rows are encoded; None where they are not.
-        max_row_bytes: longest row that they may make, in bytes without its line end, its arrays included.
-        pack: most tokens of a row, since it has to go into a pack; 0 where rows are not packed.
-        measuring: how their lengths are measured; None where they are not.
-        length_field: the key under which the tokens of the rows made stand, unless an encoder tells them; None where
-            nobody asks for them.
-        split: whether of the rows made just the tokens are wanted, to be cut; see `lazyshard_producer.rows.sequences`.
-        padding: how the rows made are padded; None where they are not.
-        arrays: whether rows of the sources may hold arrays, and with them those that are made, though nothing encodes
-            them.
-    """
 
-    columns: tuple[tuple[str, str], ...] = ()
-    where: str | None = None
-    transform: str | None = None
-    encoding: EncodingSettings | None = None
-    max_row_bytes: int = MAX_ROW_BYTES
-    pack: int = 0
-    measuring: MeasureSettings | None = None
-    length_field: str | None = None
-    split: bool = False
-    padding: PadSettings | None = None
-    arrays: bool = False
-
-    def __bool__(self) -> bool:
-        """Whether rows are not just passed on as they are."""
-        chosen = self.columns or self.where or self.transform or self.split or self.padding
-        return bool(chosen or self.encoding or self.measuring or self.length_field is not None)
+def makes_rows(settings: Settings) -> bool:
+    """Whether rows are not just passed on as they are."""
+    chosen = settings.columns or settings.where or settings.transform or settings.split or settings.pad
+    return bool(chosen or settings.encode or settings.measure) or by_length(settings)
 
 
 class MadeOfRow(NamedTuple):
-    """What became of one row.
+    """What became of one row: the rows made of it as they are published, or why it was refused.
 
-    Attributes:
-        lines: the rows made of it, as they are published.
-        refused: why it was refused; there are no lines then.
-        duplicate: whether it named a key twice.
-        tokens: the length of each of the rows made of it; empty where nobody asks for them.
+    `duplicate`: it named a key twice. `tokens`: the length of each of the rows; empty where nobody asks for them.
     """
 
     lines: Sequence[Line]
@@ -107,20 +71,22 @@ class MadeOfRow(NamedTuple):
 
 
 class Maker:
-    """A recipe with its functions loaded.
+    """Makes rows of rows by the settings; raises SettingInvalid where a function cannot be had.
 
-    Raises:
-        SettingInvalid: a function cannot be had.
+    `arrays`: rows of the sources may hold arrays, and with them those that are made, encoded or not.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        self._arrays = recipe.arrays
-        self._measure = None if recipe.length_field is None else Measure(recipe.length_field, recipe.pack)
-        self._where = _load(recipe.where, "--where") if recipe.where else None
-        self._transform = _load(recipe.transform, "--transform") if recipe.transform else None
-        self._counter = load_counter(recipe.measuring) if recipe.measuring else None
-        self._encoder = load_encoder(recipe.encoding) if recipe.encoding else None
+    def __init__(self, settings: Settings, arrays: bool = False) -> None:
+        self._columns = settings.columns
+        self._most = settings.max_row_bytes
+        self._split = settings.split > 0
+        self._padding = settings.padding
+        self._arrays = arrays
+        self._measure = Measure(settings.length_field, settings.pack) if by_length(settings) else None
+        self._where = _load(settings.where, "--where") if settings.where else None
+        self._transform = _load(settings.transform, "--transform") if settings.transform else None
+        self._counter = load_counter(settings.measuring) if settings.measuring else None
+        self._encoder = load_encoder(settings.encoding) if settings.encoding else None
 
     def make(self, line: Line | RowInvalid, index: int) -> MadeOfRow:
         """Returns what becomes of a row; what the user's functions raise is a reason to refuse it."""
@@ -134,8 +100,8 @@ class Maker:
             if isinstance(line, EncodedRow) and self._arrays:
                 # Writable, as the arrays of rows that are read for training.
                 fill_row(row, np.frombuffer(bytearray(line.arrays), np.uint8))
-            if self._transform is None and not self._recipe.columns and self._encoder is None:
-                kept = self._where is None or _call("--where", self._where, row, index)
+            if self._transform is None and not self._columns and self._encoder is None:
+                kept = self._where is None or call_user("--where", self._where, row, index)
                 return self._made([self._as_it_is(line, row)] if kept else [], [row], duplicate)
             rows = list(self._rows(row, index))
             return self._made([self._encode(made) for made in rows], rows, duplicate)
@@ -144,8 +110,11 @@ class Maker:
 
     def _made(self, lines: Sequence[Line], rows: Sequence[dict[str, Any]], duplicate: bool) -> MadeOfRow:
         pairs = zip(rows, lines, strict=False)
-        if self._recipe.split or self._recipe.padding is not None:
-            made = [read_document(*pair) if self._recipe.split else self._pad(*pair) for pair in pairs]
+        if self._split or self._padding is not None:
+            make = partial(pad_row, self._padding) if self._padding is not None else read_document
+            made = [make(*pair) for pair in pairs]
+            if self._padding is not None:
+                made = [(self._checked("--pad", line), tokens) for line, tokens in made]
             return MadeOfRow([line for line, _ in made], None, duplicate, [tokens for _, tokens in made])
         if self._measure is None and self._counter is None:
             return MadeOfRow(lines, None, duplicate)
@@ -155,7 +124,6 @@ class Maker:
         return MadeOfRow(lines, None, duplicate, tokens)
 
     def _tokens(self, row: dict[str, Any], line: Line) -> int:
-        """Returns the tokens of a row: measured, told by its encoder, or as they stand in its field, or in its seal."""
         measure, text = self._measure, line if isinstance(line, bytes) else line.line
         if self._counter is not None:
             tokens = self._counter(row)
@@ -170,9 +138,8 @@ class Maker:
         return measure.tokens(row, text)
 
     def _as_it_is(self, line: Line, row: dict[str, Any]) -> Line:
-        """Returns a row as it came, to the byte."""
         if isinstance(line, EncodedRow):
-            return line.line if not self._arrays and (self._recipe.split or self._recipe.padding) else line
+            return line.line if not self._arrays and (self._split or self._padding) else line
         line = line.rstrip(b"\r\n") + b"\n"
         if not self._arrays:
             return line
@@ -180,17 +147,17 @@ class Maker:
         return EncodedRow(line, b"")
 
     def _rows(self, row: dict[str, Any], index: int) -> Sequence[Any]:
-        if self._recipe.columns:
+        if self._columns:
             try:
-                row = {new: row[old] for new, old in self._recipe.columns}
+                row = {new: row[old] for new, old in self._columns}
             except KeyError as missing:
                 raise bad_row(f"--columns: no {missing.args[0]!r} among its keys ({key_names(row)})") from None
-        if self._where is not None and not _call("--where", self._where, row, index):
+        if self._where is not None and not call_user("--where", self._where, row, index):
             return ()
         if self._transform is None:
             return (row,)
         transform = self._transform
-        made: list[Any] = _call("--transform", lambda row, index: _as_rows(transform(row, index)), row, index)
+        made: list[Any] = call_user("--transform", lambda row, index: _as_rows(transform(row, index)), row, index)
         return made
 
     def _encode(self, made: Any) -> Line:
@@ -202,11 +169,6 @@ class Maker:
             made = check_row(line if isinstance(line, bytes) else line.line)
         return self._checked("--encode", self._encoder.encode(made))
 
-    def _pad(self, row: dict[str, Any], line: Line) -> tuple[Line, int]:
-        assert self._recipe.padding is not None
-        made, tokens = pad_row(self._recipe.padding, row, line)
-        return self._checked("--pad", made), tokens
-
     def _line(self, made: Any) -> Line:
         option = "--columns" if self._transform is None else "--transform"
         try:
@@ -217,9 +179,8 @@ class Maker:
         return self._checked(option, line)
 
     def _checked(self, option: str, line: Line) -> Line:
-        size, most = line_size(line) - 1, self._recipe.max_row_bytes
-        if size > most:
-            raise bad_row(f"{option} made a row of {size} bytes, longer than the {most} bytes of --max-row-bytes")
+        if (size := line_size(line) - 1) > self._most:
+            raise bad_row(f"{option} made a row of {size} bytes, {too_long(self._most)}")
         return line
 
 
@@ -231,16 +192,6 @@ def _as_rows(made: Any) -> list[Any]:
     if isinstance(made, str | bytes) or not isinstance(made, Iterable):
         raise TypeError(f"expected a row, None or rows, got {type(made).__name__}")
     return list(made)
-
-
-def _call(option: str, function: Callable[..., Any], row: dict[str, Any], index: int) -> Any:
-    try:
-        return function(row, index)
-    except (RowInvalid, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        # SystemExit too: it would end the run as if all were done.
-        raise refuse_raised(option, error) from error
 
 
 def _load(name: str, option: str) -> Callable[[dict[str, Any], int], Any]:
@@ -259,21 +210,14 @@ def _load(name: str, option: str) -> Callable[[dict[str, Any], int], Any]:
     return function if len(required) > 1 else lambda row, index: function(row)
 
 
-TARGET_S: Final = 0.05
-"""Work that travels at a time: far more than the way takes, far less than anybody waits for."""
-
-MAX_ROWS: Final = 256
-"""Rows that travel at a time at the most: they bound the memory."""
-
-_PER_WORKER: Final = 2
-"""Pieces of work under way for each worker: one in hand, one at the door."""
-
+TARGET_S: Final = 0.05  # work that travels at a time: far more than the way takes, far less than anybody waits for
+MAX_ROWS: Final = 256  # rows that travel at a time at the most: they bound the memory
+_PER_WORKER: Final = 2  # pieces of work under way for each worker: one in hand, one at the door
 _PR_SET_PDEATHSIG: Final = 1
 
 _Lines = Sequence[Line | RowInvalid]
 
-Work: TypeAlias = "Future[tuple[list[MadeOfRow], float]]"
-"""Rows that were sent off."""
+Work: TypeAlias = "Future[tuple[list[MadeOfRow], float]]"  # rows that were sent off
 
 
 class Here:
@@ -297,14 +241,14 @@ class Here:
 class Workers:
     """A pool of processes. `most` pieces of work, of `rows` rows each, are to be under way."""
 
-    def __init__(self, recipe: Recipe, count: int) -> None:
+    def __init__(self, settings: Settings, count: int, arrays: bool = False) -> None:
         _start_tracker()
         self._pool = ProcessPoolExecutor(
             count,
             # Not fork: this process may have threads.
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_begin,
-            initargs=(recipe, os.getpid()),
+            initargs=(settings, arrays, os.getpid()),
         )
         self.most: Final = count * _PER_WORKER
         self.rows = 1
@@ -317,11 +261,7 @@ class Workers:
             raise _died() from cause
 
     def result(self, work: Work, timeout: float) -> list[MadeOfRow] | None:
-        """Returns what was made of rows that were sent off, None if that is not ready within so many seconds.
-
-        Raises:
-            WorkerFailed: a worker has died.
-        """
+        """Returns what was made of rows that were sent off, None if that is not ready within so many seconds."""
         try:
             made, seconds = work.result(timeout)
         except NotReady:
@@ -364,11 +304,10 @@ def _start_tracker() -> None:
             os.environ[name] = before
 
 
-_here: Here | None = None
-"""Of a worker process."""
+_here: Here | None = None  # of a worker process
 
 
-def _begin(recipe: Recipe, parent: int) -> None:
+def _begin(settings: Settings, arrays: bool, parent: int) -> None:
     global _here
     # The signals of a terminal and of service managers go to all processes of a group; the parent deals with them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
@@ -379,7 +318,7 @@ def _begin(recipe: Recipe, parent: int) -> None:
     if os.getppid() != parent:
         # It was killed before that was said.
         os._exit(1)
-    _here = Here(Maker(recipe))
+    _here = Here(Maker(settings, arrays))
 
 
 def _make(lines: _Lines, index: int) -> tuple[list[MadeOfRow], float]:

@@ -53,8 +53,7 @@ from lazyshard_producer.sources.source import RowOrigin, bad_row
 _PACK_BYTES: Final = MAX_ROW_BYTES // 2
 """The rows of a pack hold no more in all, so that readers take it, whose text is longer than theirs."""
 
-_MOST: Final = 64
-"""Sequences that are made at a time: of a book there are thousands."""
+_MOST: Final = 64  # sequences that are made at a time: of a book there are thousands
 
 
 def made_rows(made: MadeOfRow, place: RowOrigin) -> list[MadeRow]:
@@ -66,12 +65,9 @@ def made_rows(made: MadeOfRow, place: RowOrigin) -> list[MadeRow]:
 
 
 class Blocks(NamedTuple):
-    """Blocks, and what is done with one.
+    """Blocks of so many source rows (the last one has fewer), and what is published of the rows of one, by its number.
 
-    Attributes:
-        rows: source rows of a block; only the last one has fewer, and one that has ended before by its bytes.
-        most_bytes: of the rows made of them, with which it ends in any case; None for any number.
-        arrange: takes the rows of a block and its number, and returns what is published of it.
+    A block has ended before by `most_bytes` of the rows made of it; None for any number.
     """
 
     rows: int
@@ -129,15 +125,10 @@ class _Start(NamedTuple):
 
 
 class Stripes:
-    """Collects rows until they fill a stripe, and deals them by cost.
+    """Collects rows until they fill a stripe, and deals them by cost, after so many samples.
 
-    Args:
-        stats: tells positions.
-        balance: the order.
-        cost: of rows, by their lengths.
-        samples: rows that are published.
-        begun: the unit with which to begin, if a part of it is published.
-        lead: rows made of its first source row or block that belong to the unit before.
+    `begun` is the unit with which to begin, if a part of it is published; `lead` are the rows made of its first source
+    row or block that belong to the unit before.
     """
 
     def __init__(
@@ -162,17 +153,7 @@ class Stripes:
     def add(
         self, made: Sequence[MadeRow], of: Mapping[int, int], before: MixPosition, after: MixPosition
     ) -> Iterator[Batch]:
-        """Takes what was made of a source row or of a block of them, and yields the stripes that it fills.
-
-        Args:
-            made: the rows.
-            of: how many source rows these are, by number of the source.
-            before: the place before them.
-            after: the place after them.
-
-        Raises:
-            SourceRefused: the unit with which the run has begun comes out otherwise than it was published.
-        """
+        """Takes what was made of so many rows `of` each source; yields the stripes that it fills."""
         self._last = after
         if self._start is None:
             self._start = _Start(before)
@@ -220,12 +201,10 @@ class Stripes:
         return published
 
     def _lost(self, begun: BegunUnit) -> None:
-        """Goes on with new rows in the place of those of the unit."""
         self._begun = None
         self._first += begun.skip - self._lead
 
     def _deal(self, count: int, following: _Start, skipped: int) -> Batch:
-        """Returns the first so many rows in their order, without those that are published."""
         assert self._start is not None
         stats, lead, own = self._stats, self._start.lead, self._rows[:count]
         dealt = [own[index] for index in self._order(own)]
@@ -252,15 +231,7 @@ class Stripes:
 
 
 class _OpenDocument(NamedTuple):
-    """A row of which not all tokens are published.
-
-    Attributes:
-        unit: what was made of the same source row or block.
-        row: its number there.
-        place: where it comes from.
-        tokens: its own, by name.
-        framed: how many these are, its BOS and EOS included.
-    """
+    """A row of which not all tokens are published, by its number in a unit; `framed`: its BOS and EOS included."""
 
     unit: Unit
     row: int
@@ -270,10 +241,7 @@ class _OpenDocument(NamedTuple):
 
 
 class _Sequence(NamedTuple):
-    """A sequence as it is published, how many tokens it has, and the position after it.
-
-    `place` is where the first row in it comes from.
-    """
+    """A sequence as it is published, where its first row comes from, and the position after it."""
 
     line: Line
     tokens: int
@@ -284,13 +252,8 @@ class _Sequence(NamedTuple):
 class Splitter:
     """Puts rows one behind the other and cuts them. They are as `read_document` gives them.
 
-    Args:
-        stats: tells positions.
-        settings: how.
-        arrays: whether sequences hold arrays, as encoded rows do.
-        follows: whether a sequence is published that these follow.
-        begun: the unit with which to begin, if a part of it is published.
-        cut: tokens that are published of the last of its rows that is; 0 for all of that.
+    `arrays`: sequences hold arrays, as encoded rows do. `follows`: a sequence is published that these follow. `cut`:
+    tokens that are published of the last row of `begun` that is; 0 for all of that.
     """
 
     def __init__(
@@ -324,12 +287,7 @@ class Splitter:
     def add(
         self, made: Sequence[MadeRow], of: Mapping[int, int], before: MixPosition, after: MixPosition
     ) -> Iterator[Batch]:
-        """Yields the sequences that more rows fill; see `Stripes.add`.
-
-        Raises:
-            SourceRefused: as there.
-            RowInvalid: some rows of a sequence have labels, and others have none.
-        """
+        """Yields the sequences that more rows fill; see `Stripes.add`."""
         unit = Unit(self._stats, made, before, of)
         self._last = after
         added = [self._document(unit, row) for row in range(len(made))]
@@ -373,7 +331,6 @@ class Splitter:
         return [one.framed - self._frame for one in self._documents]
 
     def _go_on(self, begun: BegunUnit, added: Sequence[_OpenDocument]) -> Cut:
-        """Returns where in these documents to go on, in the unit of which a part is published."""
         self._begun = None
         if begun.find(row.data for row in (added[0].unit.made if added else ())):
             at = Cut(begun.skip - 1, self._cut) if self._cut else Cut(begun.skip, 0)

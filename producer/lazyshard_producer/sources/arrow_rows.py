@@ -33,11 +33,7 @@ from lazyshard_producer.sources.source import bad_row, too_long
 
 
 def load_pyarrow(path: str, module: str = "pyarrow") -> Any:
-    """Returns pyarrow, or the module of it of this whole name, for the source at a path.
-
-    Raises:
-        ExtraMissing: it is not installed, or cannot be imported.
-    """
+    """Returns pyarrow, or the module of it of this whole name, for the source at a path."""
     try:
         return importlib.import_module(module)
     except ImportError as cause:
@@ -50,9 +46,7 @@ def load_pyarrow(path: str, module: str = "pyarrow") -> Any:
         ) from cause
 
 
-Reader = Callable[[Any], "list[Any]"]
-"""Takes an array of one type, returns its values; None for null."""
-
+Reader = Callable[[Any], "list[Any]"]  # takes an array of one type, returns its values; None for null
 _DATE_CHARACTERS: Final = len("2026-01-02")
 _TIME_CHARACTERS: Final = {"s": 19, "ms": 23, "us": 26, "ns": 29}
 """Of 2026-01-02T03:04:05 and as many digits as each unit has."""
@@ -66,7 +60,6 @@ class _Unwritable:
 
 
 def _choose_reader(pa: Any, kind: Any) -> Reader:
-    """Returns the function that reads arrays of a `pyarrow.DataType`."""
     slow = _by_structure(pa, kind)
     if not _is_plain(pa, kind):
         return slow
@@ -82,7 +75,6 @@ def _choose_reader(pa: Any, kind: Any) -> Reader:
 
 
 def _is_plain(pa: Any, kind: Any) -> bool:
-    """Whether pyarrow's own Python values are those of JSON."""
     types = pa.types
     if types.is_struct(kind):
         return all(_is_plain(pa, field.type) for field in _fields(kind))
@@ -95,7 +87,12 @@ def _is_plain(pa: Any, kind: Any) -> bool:
 def _by_structure(pa: Any, kind: Any) -> Reader:
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        return _extension(pa, kind)
+        storage = _choose_reader(pa, kind.storage_type)
+        if kind.extension_name == "arrow.uuid":
+            return lambda array: [
+                None if value is None else str(uuid.UUID(bytes=value)) for value in array.storage.to_pylist()
+            ]
+        return lambda array: storage(array.storage)
     if types.is_dictionary(kind):
         values = _choose_reader(pa, kind.value_type)
         return lambda array: values(array.dictionary_decode())
@@ -184,15 +181,6 @@ def _as_object(entries: list[dict[str, Any]] | None) -> Any:
     return found if len(found) == len(entries) else _Unwritable("a map that names a key twice")
 
 
-def _extension(pa: Any, kind: Any) -> Reader:
-    if kind.extension_name == "arrow.uuid":
-        return lambda array: [
-            None if value is None else str(uuid.UUID(bytes=value)) for value in array.storage.to_pylist()
-        ]
-    storage = _choose_reader(pa, kind.storage_type)
-    return lambda array: storage(array.storage)
-
-
 def _timestamp(pa: Any, kind: Any) -> Reader:
     zone = "Z" if kind.tz is not None else ""
     length = _TIME_CHARACTERS[kind.unit]
@@ -245,11 +233,7 @@ def _fields(kind: Any) -> Sequence[Any]:
 
 
 class ArrowRowEncoder:
-    """Writes the rows of batches of one schema; `pa` is the module pyarrow, with its module compute loaded.
-
-    Raises:
-        ValueError: two columns, or two fields of a struct, have one name.
-    """
+    """Writes the rows of batches of one schema; `pa` is the module pyarrow, with its module compute loaded."""
 
     def __init__(self, pa: Any, schema: Any, max_row_bytes: int) -> None:
         _check_names(pa, "columns", schema)
@@ -274,7 +258,6 @@ class ArrowRowEncoder:
 
 
 def _culprits(row: dict[str, Any]) -> Iterator[str]:
-    """Yields why a row cannot be written, with the column."""
     for name, value in row.items():
         for path, reason in _walk(name, value):
             yield f"column {path!r}: {reason}"

@@ -1,12 +1,12 @@
 """Compressed text: what is in gzip and zstd files, in blocks, read from the start to a clean end.
 
-All members of a gzip file and all frames of a zstd file are read, one after another. Where the file ends within one it
-was cut or is still being written, and where a checksum is wrong it is damaged: both are refused with the byte, after
-the text before it was given. Memory: a few MiB, however much the file expands to.
+All members or frames are read, one after another. A file that ends within one was cut or is still being written, and a
+wrong checksum tells damage: both are refused with the byte, after the text before. Memory: a few MiB at any ratio.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections import deque
@@ -18,15 +18,9 @@ from lazyshard.memory import raise_if_short
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.sources.source import open_regular, refuse_source, refusing
 
-BLOCK_BYTES: Final = 1 << 20
-"""Text is given in blocks of about this size; the bytes read at a time are fewer."""
-
-_AHEAD_BYTES: Final = 4 * BLOCK_BYTES
-"""Compressed size from which on a thread is worth its start."""
-
-_AHEAD_BLOCKS: Final = 4
-"""Blocks that wait: enough to ride over a publish, some MiB."""
-
+BLOCK_BYTES: Final = 1 << 20  # text is given in blocks of about this size; the bytes read at a time are fewer
+_AHEAD_BYTES: Final = 4 * BLOCK_BYTES  # compressed size from which on a thread is worth its start
+_AHEAD_BLOCKS: Final = 4  # blocks that wait: enough to ride over a publish, some MiB
 _SLICE_BYTES: Final = 256 << 10
 _FIRST_SLICE_BYTES: Final = 4096
 """What is left of a slice at the end of a gzip member is read once more, so the first slices of a member are small."""
@@ -34,19 +28,13 @@ _FIRST_SLICE_BYTES: Final = 4096
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_SKIPPABLE: Final = 0x184D2A50
-_ZSTD_BLOCK_MAX: Final = 128 << 10
-"""Text in one block of a zstd frame at the most, by the format."""
-
+_ZSTD_BLOCK_MAX: Final = 128 << 10  # text in one block of a zstd frame at the most, by the format
 _CHECKS: Final = {"incorrect data check": "a wrong checksum (CRC)", "incorrect length check": "a wrong length"}
 """What gzip's library calls its checks, and what they are."""
 
 
 class CompressedText:
-    """The text of a compressed file that is open, with a buffer, at its start.
-
-    Attributes:
-        consumed: compressed bytes that were read.
-    """
+    """The text of a compressed file that is open, with a buffer, at its start; `consumed` bytes of it were read."""
 
     _what: str
 
@@ -59,11 +47,7 @@ class CompressedText:
         self._failure: SourceRefused | None = None
 
     def read(self) -> bytes:
-        """Returns the next block of text; nothing at the clean end of the file.
-
-        Raises:
-            SourceRefused: the file is cut or damaged; all text before has been given.
-        """
+        """Returns the next block of text; nothing at the clean end of the file."""
         parts: list[bytes] = []
         size = 0
         # The end is met once: what is appended after that is nothing that `consumed` may count.
@@ -94,11 +78,9 @@ class CompressedText:
             self._file.seek(-count, 1)
 
     def _refuse(self, expected: str, actual: str) -> SourceRefused:
-        where = f"{self._path}: byte {self._file.tell()} of the compressed file"
+        where = f"byte {self._file.tell()} of the compressed file: "
         hint = "; what was published of it stays, and a sound file is gone on with"
-        error = refuse_source(where, expected, actual, hint)
-        error.file = self._path
-        return error
+        return refuse_source(self._path, expected, actual, hint, where=where)
 
     def _cut(self) -> SourceRefused:
         expected = f"the rest of the {self._what} that begins at byte {self._begin}"
@@ -113,12 +95,7 @@ class CompressedText:
 
 
 def open_text(file: BinaryIO, path: str) -> CompressedText:
-    """Returns the text of a file that is open, with a buffer, at its start. Its first bytes tell the kind.
-
-    Raises:
-        SourceRefused: it is of neither kind, or cannot be read.
-        ExtraMissing: the package for zstd is not installed.
-    """
+    """Returns the text of a file that is open, with a buffer, at its start. Its first bytes tell the kind."""
     text = CompressedText(file, path)
     start = text._take(4)
     text._back(len(start))
@@ -159,7 +136,6 @@ class _GzipText(CompressedText):
         return text
 
     def _find_member(self) -> bool:
-        """Goes to the start of the next member; returns False if there is none."""
         begun, rest = self._begin >= 0, b""
         while not rest:
             start = self._take(_FIRST_SLICE_BYTES)
@@ -236,7 +212,6 @@ class _ZstdText(CompressedText):
         return text
 
     def _need(self, count: int) -> bytes:
-        """Returns so many bytes of the frame."""
         data = self._take(count)
         if len(data) < count:
             raise self._cut()
@@ -261,25 +236,15 @@ def _import_zstandard(path: str) -> ModuleType:
 
 
 class PackedText:
-    """A compressed file that is open: its text, read ahead by a thread where the file is large enough for one.
-
-    Attributes:
-        size: compressed bytes of the file.
-        is_zstd: whether it is compressed by zstd.
-
-    Raises:
-        SourceRefused: it cannot be read, or is not compressed by gzip or zstd.
-        ExtraMissing: the package for zstd is not installed.
-    """
+    """A compressed file that is open: its text, read ahead by a thread where the file is large enough for one."""
 
     def __init__(self, path: str, *, links_out: bool = True) -> None:
         self._file = open_regular(path, links_out=links_out)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._file.close)
             self.size: Final = os.fstat(self._file.fileno()).st_size
             self._text: Final = open_text(self._file, path)
-        except BaseException:
-            self._file.close()
-            raise
+            stack.pop_all()
         self.is_zstd: Final = isinstance(self._text, _ZstdText)
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: deque[Future[bytes]] = deque()

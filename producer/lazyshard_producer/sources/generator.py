@@ -1,17 +1,9 @@
 """A Python function of the user's as a source: `python:MODULE:FUNCTION`, found as `python -m` finds modules.
 
-    def rows(position):
-        for number in range(position or 0, 1000):
-            yield {"id": number}, number + 1
-
-The protocol: the function is called once a run, with the position of the last published row, None at the start. It
-returns an iterator of pairs (row, position after it). A row is a dict, or the bytes of one line of JSON. A position is
-any value of JSON, and comes back as JSON has it (a tuple as a list). Called with a position, the function must give the
-rows that followed it, and the same ones: what was given and not published yet is lost in a crash and given again.
-
-The function may block for as long as it likes: it runs on a thread of its own, a little ahead of what is read, so
-signals are answered all the while. When the run stops, its iterator is closed (a generator gets its `finally`); one
-that does not come back is left alone after a moment.
+It is called once a run, with the position of the last published row, None at the start, and returns an iterator of
+pairs (row, position after it): a dict or the bytes of one line, and any value of JSON. Called with a position it must
+give the rows that followed it, the same ones. It runs on a thread of its own, a little ahead of what is read, and may
+block; when the run stops its iterator is closed, and one that does not come back is left alone after a moment.
 """
 
 from __future__ import annotations
@@ -31,24 +23,20 @@ from lazyshard.format.row import encode_row
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
+from lazyshard_producer.position import plain_name, read_entry, refuse_position
 from lazyshard_producer.sources.source import PYTHON, Context, RowOrigin, Rows, Source, bad_row, refuse_source, too_long
 from lazyshard_producer.user_functions import load_function, name_error, name_value
 
 _FRAMES: Final = 3
 """So many of the user's lines are named when the function raises: where it went wrong, and from where it came there."""
 
-_SHOWN: Final = 120
-"""Characters of a value that are shown."""
+_SHOWN: Final = 120  # characters of a value that are shown
 
 
 class FunctionPosition(NamedTuple):
-    """Where the function stands between two rows.
+    """Where the function stands between two rows: rows given, of all runs, and their bytes as lines.
 
-    Attributes:
-        rows: rows given, those of earlier runs included.
-        length: their bytes as lines.
-        position: what it gave with the last of them, as JSON text: the function may change its object later.
+    `position` is what it gave with the last of them, as JSON text: the function may change its object later.
     """
 
     rows: int
@@ -62,7 +50,6 @@ class FunctionPosition(NamedTuple):
 
 
 def _encode(position: Any) -> bytes:
-    """Returns a position as JSON text. Raises RowInvalid."""
     return encode_row({"position": position})
 
 
@@ -75,9 +62,6 @@ def _call(
     """Calls the function and yields its rows, each a line of JSON or why it is none, with the position after it.
 
     Closing this iterator closes the function's.
-
-    Raises:
-        SourceRefused: it raised or broke the protocol; the rows before that are yielded.
     """
     try:
         rows = function(start.value)
@@ -102,7 +86,6 @@ def _call(
 
 
 def _examine(name: str, number: int, pair: Any, max_row_bytes: int) -> tuple[bytes | RowInvalid, bytes]:
-    """Returns the row's line and the position's text."""
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise _broke(name, f"a pair (row, position) as row {number}", pair)
     row, position = pair
@@ -141,17 +124,11 @@ AHEAD_ROWS: Final = 1024
 """How far the thread runs ahead: enough that the two do not wait for each other at every row. But never more than a
 chunk: where rows are dear to make, and the producer is held back, they are not made long before anybody needs them."""
 
-CLOSE_S: Final = 2.0
-"""How long `close` waits for the function: for a clean end, not for a call that hangs."""
+CLOSE_S: Final = 2.0  # how long `close` waits for the function: for a clean end, not for a call that hangs
 
 
 class GeneratorSource(Source):
-    """Rows of a function, which is called at the first `read` or `wait`. Live: nobody knows when the next row comes.
-
-    Raises:
-        SettingInvalid: there is no such module or function, or importing it raised.
-        SourceRefused: the position is none of such a source.
-    """
+    """Rows of a function, which is called at the first `read` or `wait`. Live: nobody knows when the next row comes."""
 
     live = True
 
@@ -178,11 +155,7 @@ class GeneratorSource(Source):
         return self.reached.length, None
 
     def read(self) -> Rows | None:
-        """Returns what rows there are; None when the function has no more.
-
-        Raises:
-            SourceRefused: it raised or broke the protocol, after the rows that it had given.
-        """
+        """Returns what rows there are; None when the function has no more."""
         self._begin()
         with self._changed:
             rows, self._given, self._given_bytes = list(self._given), deque(), 0
@@ -253,18 +226,15 @@ class GeneratorSource(Source):
             self._changed.notify_all()
 
     def _may_ask(self) -> bool:
-        """Waits until another row is wanted; returns False where none will be."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or not self._is_full())
+            self._changed.wait_for(
+                lambda: self._stopping or (self._given_bytes < AHEAD_BYTES and len(self._given) < self._ahead_rows)
+            )
             self._asked_at = time.monotonic()
             return not self._stopping
 
-    def _is_full(self) -> bool:
-        return self._given_bytes >= AHEAD_BYTES or len(self._given) >= self._ahead_rows
-
     def _decode(self, entry: dict[str, Any]) -> FunctionPosition:
-        check_entry(entry, self.name, "python")
-        rows, length = (read_count(entry, field, self.name) for field in ("rows", "bytes"))
+        rows, length = read_entry(entry, self.name, "python", rows=int, bytes=int)
         if "position" not in entry:
             raise refuse_position(self.name, "a position", repr(entry)[:120])
         return FunctionPosition(rows, length, _encode(entry["position"]))

@@ -3,8 +3,6 @@
 document    {"input_ids": [the tokens of all its sequences]}, and where these are not just one, or have modes,
             "lengths": [tokens of each sequence], "mode": [mode of each]
 sequence    {"input_ids": [...], "document": number of its document from 0}, and "mode" where it has one
-
-The position is the number of rows, and a fingerprint of both files, so a restart is a few reads however far it was.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from lazyshard.errors import IndexedInvalid, RowInvalid
 from lazyshard.memory import dumps
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
+from lazyshard_producer.position import plain_name, read_entry, refuse_position
 from lazyshard_producer.sources.source import (
     PIECE_BYTES,
     PIECE_ROWS,
@@ -42,8 +40,7 @@ from lazyshard_producer.wording import count
 _PIECE_SEQUENCES: Final = 64 << 10
 """As many sequences at the most, unless one document has more: empty ones take no byte of the data file."""
 
-_LEAST_TOKEN_BYTES: Final = 2
-"""What a number takes in JSON at the least: a digit, and what parts it from the next."""
+_LEAST_TOKEN_BYTES: Final = 2  # what a number takes in JSON at the least: a digit, and what parts it from the next
 
 
 class _RowMaker:
@@ -61,16 +58,15 @@ class _RowMaker:
         self._document = self._document_of(row) if self._of == "sequence" else 0
 
     def make(self, row: int) -> list[bytes | RowInvalid]:
-        """Returns the rows from this one on, at least one, about 1 MiB of tokens at the most, or one row.
-
-        Args:
-            row: below `total`; where it does not follow the last one, `go_to` has to be called before.
-
-        Raises:
-            IndexedInvalid: the files are damaged or were cut; the message names the document.
-            OSError: the filesystem failed.
-        """
-        first, bounds = self._documents(row) if self._of == "document" else self._sequences(row)
+        """Returns the rows from this one on, at least one, about 1 MiB of tokens at the most, or one row."""
+        # The number of the first sequence; row k is made of those from it + [bounds[k], bounds[k + 1]).
+        first, bounds = row, np.arange(min(PIECE_ROWS, self.total - row) + 1)
+        if self._of == "document":
+            bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self.total))
+            first = int(bounds[0])
+            # One document at least, whatever it holds.
+            documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
+            bounds = bounds[: documents + 1] - first
         sequences = int(bounds[-1])
         if len(bounds) == 2 and _LEAST_TOKEN_BYTES * sequences > self._most:
             # Not looked at: so much memory is only for those who have asked for it.
@@ -80,18 +76,8 @@ class _RowMaker:
             found = self._reader.sequences(first, first + sequences)
             return self._lines(row, bounds, found)
         except IndexedInvalid as error:
-            raise self._in_document(error, first, found) from error
-
-    def _documents(self, row: int) -> tuple[int, Ints]:
-        """Returns the number of the first sequence; row k is made of those from it + [bounds[k], bounds[k + 1])."""
-        bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self.total))
-        first = int(bounds[0])
-        # One document at least, whatever it holds.
-        documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
-        return first, bounds[: documents + 1] - first
-
-    def _sequences(self, row: int) -> tuple[int, Ints]:
-        return row, np.arange(min(PIECE_ROWS, self.total - row) + 1)
+            self._tell_document(error, first, found)
+            raise
 
     def _lines(self, row: int, all_bounds: Ints, found: IndexedSequences) -> list[bytes | RowInvalid]:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.lengths)])
@@ -144,7 +130,6 @@ class _RowMaker:
         return self._too_long(f"{count(len(tokens), 'token')} in {count(high - low, 'sequence')}")
 
     def _number_documents(self, row: int, rows: int) -> list[int | None]:
-        """Returns the document of each of the next sequences."""
         numbers: list[int | None] = []
         at = self._document
         while len(numbers) < rows:
@@ -163,22 +148,13 @@ class _RowMaker:
             low, high = (middle, high) if self._reader.boundaries(middle, middle)[0] <= sequence else (low, middle)
         return low
 
-    def _in_document(self, error: IndexedInvalid, first: int, found: IndexedSequences | None) -> IndexedInvalid:
-        """Returns the error with the document in which it is, if it is in one."""
-        sequence = error.sequence
-        if sequence is None and error.byte is not None and found is not None:
+    def _tell_document(self, error: IndexedInvalid, first: int, found: IndexedSequences | None) -> None:
+        if error.sequence is None and error.byte is not None and found is not None:
             ends = found.pointers + found.lengths * self._reader.header.token.itemsize
-            sequence = first + int(np.flatnonzero(ends > error.byte)[0])
-        if sequence is None:
-            return error
-        return IndexedInvalid(
-            f"{error}; that is sequence {sequence}, in document {self._document_of(sequence)}, both counted from 0",
-            file=error.file,
-            expected=error.expected,
-            actual=error.actual,
-            sequence=sequence,
-            byte=error.byte,
-        )
+            error.sequence = first + int(np.flatnonzero(ends > error.byte)[0])
+        if error.sequence is not None:
+            where = f"that is sequence {error.sequence}, in document {self._document_of(error.sequence)}"
+            error.args = (f"{error}; {where}, both counted from 0",)
 
     def _too_long(self, what: str) -> RowInvalid:
         return bad_row(f"{what}: {too_long(self._most, ', as JSON')}")
@@ -188,12 +164,7 @@ KIND: Final = "megatron"
 
 
 class IndexedSource(Source):
-    """An IndexedDataset, by the path of its `.idx` file. Never live: what it reads is complete.
-
-    Raises:
-        SourceRefused: one of the two files cannot be read, is damaged as far as a look at both ends of the index
-            tells, or is not what it was.
-    """
+    """An IndexedDataset, by the path of its `.idx` file. Never live: what it reads is complete."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
@@ -252,7 +223,6 @@ class IndexedSource(Source):
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Has what the files raise say that they are refused as a source."""
         try:
             yield
         except IndexedInvalid as cause:
@@ -265,16 +235,14 @@ class IndexedSource(Source):
             file.check()
 
     def _decode(self, entry: dict[str, Any]) -> int:
-        check_entry(entry, self.name, KIND)
-        row, digests = read_count(entry, "row", self.name), entry.get("xxh3")
-        texts = isinstance(digests, list) and all(isinstance(digest, str) for digest in digests)
-        if not texts or len(digests or ()) != (2 if row else 0):
+        row, digests = read_entry(entry, self.name, KIND, row=int, xxh3=list)
+        if not all(isinstance(digest, str) for digest in digests) or len(digests) != (2 if row else 0):
             raise refuse_position(self.name, "fingerprints of both files", repr(digests)[:120])
         if row and entry.get("rows") != self._of:
             expected = f"--indexed-rows {entry.get('rows')}, by which rows were published"
             hint = "; give that again, or choose another --out"
             raise refuse_source(self.name, expected, f"--indexed-rows {self._of}", hint)
-        return row
+        return int(row)
 
 
 def _hexadecimal(file: KnownFile) -> str:

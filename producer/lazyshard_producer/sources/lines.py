@@ -1,12 +1,12 @@
 """Lines: blocks of bytes in, rows out, each with its place in the text; and plain files of them as a source of rows.
 
-A newline ends a line and nothing else does, not even a lone carriage return. A byte order mark at the start of the text
-is dropped, blank lines (nothing but a line end) are left out and counted, the last line needs no newline. Whether a
-line is a row is for others to say. A plain file may grow, until the run ends or after that: what follows is read then.
+A newline ends a line and nothing else does. A byte order mark at the start is dropped, blank lines (nothing but a line
+end) are left out and counted, the last line needs no newline. A plain file may grow, during the run or after it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Sequence
@@ -38,12 +38,8 @@ from lazyshard_producer.sources.source import (
 
 _BOM: Final = b"\xef\xbb\xbf"
 
-_SLACK_BYTES: Final = len(_BOM) + len(b"\r\n")
-"""What a line may hold besides the longest row."""
-
-_HINT_BYTES: Final = 4096
-"""So much of a line that is too long is looked at to say what it may be."""
-
+_SLACK_BYTES: Final = len(_BOM) + len(b"\r\n")  # what a line may hold besides the longest row
+_HINT_BYTES: Final = 4096  # so much of a line that is too long is looked at to say what it may be
 _CARRIAGE_RETURN: Final = 13
 """A line that begins with a greater byte is not blank, and hardly any line begins with a smaller one."""
 
@@ -87,16 +83,8 @@ def _line_rows(
 class LineSplitter:
     """Cuts a text that comes in blocks into lines. Memory: the block in hand, and a line that goes on in the next one.
 
-    A line longer than `max_row_bytes` is never held whole: a `RowInvalid` stands in its place.
-
-    Args:
-        name: how to call the text in places.
-        max_row_bytes: longest row, in bytes without its line end.
-        start: where to begin, at the start of a line; None: at the start of the text.
-
-    Attributes:
-        position: where the text stands after the lines given so far.
-        pending: bytes of the line that has begun and is not given yet.
+    A line longer than `max_row_bytes` is never held whole: a `RowInvalid` stands in its place. `position` is where the
+    text stands after the lines given so far, `pending` are the bytes of the line that has begun.
     """
 
     def __init__(self, name: str, max_row_bytes: int, start: FilePosition | None = None) -> None:
@@ -129,9 +117,8 @@ class LineSplitter:
     def finish(self, *, only_row: bool = False) -> Rows:
         """Returns the row of the last line, which has no newline, if there is such a line.
 
-        Args:
-            only_row: of a text that may go on: the line is given only if it is a JSON object. No object's beginning is
-                one, so then nothing of it is missing.
+        `only_row`: of a text that may go on: only if it is a JSON object. No object's beginning is one, so then nothing
+        of it is missing.
         """
         if not self.pending or (only_row and not self._holds_row()):
             return _line_rows(self._name, self.position, self.position)
@@ -156,7 +143,7 @@ class LineSplitter:
         offset, number, blank = start.offset, start.line, start.blank
         rows: list[bytes | RowInvalid] = []
         table: list[tuple[int, int, FilePosition]] = []
-        length = first_bytes
+        length, most = first_bytes, self._max_row_bytes
         for line in lines:
             if offset == 0:
                 line = line.removeprefix(_BOM)
@@ -166,16 +153,12 @@ class LineSplitter:
             if line[0] <= _CARRIAGE_RETURN and not line.strip(b"\r\n"):
                 blank += 1
             else:
-                rows.append(self._too_long(line) if self._exceeds(line, length) else line)
+                exceeds = len(line) > most and len(line.rstrip(b"\r\n")) > most
+                rows.append(self._too_long(line) if exceeds or length > most + _SLACK_BYTES else line)
                 table.append((*begin, FilePosition(offset, number, blank, open_end)))
             length = 0
         self.position = FilePosition(offset, number, blank, open_end)
         return _line_rows(self._name, start, self.position, rows, table)
-
-    def _exceeds(self, line: bytes, length: int) -> bool:
-        if length > self._max_row_bytes + _SLACK_BYTES:
-            return True
-        return len(line) > self._max_row_bytes and len(line.rstrip(b"\r\n")) > self._max_row_bytes
 
     def _too_long(self, line: bytes) -> RowInvalid:
         hint = ""
@@ -196,7 +179,6 @@ class LineSplitter:
         self.pending += len(part)
 
     def _release(self) -> tuple[bytes, int]:
-        """Returns the line that was held, or the start of it, and its length in bytes."""
         line, length = b"".join(self._held), self.pending
         self._held, self.pending = [], 0
         return line, length
@@ -218,16 +200,15 @@ class JsonLinesFile(Source):
             at = FilePosition.decode(position, (KIND,), self.name, PLAIN_FIELDS)
         self._file = open_source_file(self._path)
         self._fd: Final = self._file.fileno()
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._file.close)
             check_ends(self._path, at, *committed_ends(self._fd, self._path, at.offset))
             start = at.place
             if at.open_end:
                 newline = find_line_end(self._path, at, read_at(self._fd, self._path, 2, at.offset))
                 start = start._replace(offset=at.offset + len(newline), open_end=not newline)
             self._file.seek(start.offset)
-        except BaseException:
-            self._file.close()
-            raise
+            stack.pop_all()
         self.start = self.reached = start
         self._splitter = LineSplitter(self.name, context.max_row_bytes, start)
         self._block = b""

@@ -1,13 +1,7 @@
 """JSON lines in a text that can only be read from its start: in a compressed file, a named pipe or standard input.
 
-To go on from a position the text is read up to there once more, its digest compared, and the lines after it are given;
-nothing cheaper would know it again. Members or frames may be appended to a compressed file between two runs, and it may
-be compressed anew: what counts is the text.
-
-What was read from a pipe is gone. So a restart either expects the same input from its start again, passes over the part
-that is published (`resume="skip"`: every row exactly once, if the program before the pipe gives the same rows again),
-or takes all that comes as new (`resume="append"`: rows that were read and not yet published when the last run stopped
-are lost, unless the program before the pipe repeats them).
+To go on from a position the text is read up to there once more and its digest compared; nothing cheaper would know it
+again. What was read from a pipe is gone: a restart expects the same input once more, or takes all as new (`resume`).
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import xxhash
 
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.position import EMPTY, PACKED_SIZE, TEXT_FIELDS, FilePosition, plain_name, read_count
+from lazyshard_producer.position import EMPTY, PACKED_SIZE, TEXT_FIELDS, FilePosition, plain_name, read_entry
 from lazyshard_producer.sources.decompression import PackedText
 from lazyshard_producer.sources.lines import LineSplitter
 from lazyshard_producer.sources.source import (
@@ -45,12 +39,7 @@ class _Block(NamedTuple):
 
 
 class TextPosition(NamedTuple):
-    """A place between two lines of the text, and what its digest there can be made of.
-
-    Attributes:
-        at: the place.
-        source: a block that holds it, or the digest itself.
-    """
+    """A place between two lines of the text, and a block that holds it, or the digest there itself."""
 
     at: FilePosition
     source: _Block | str
@@ -68,15 +57,7 @@ class TextPosition(NamedTuple):
 class DigestedText:
     """Cuts a text that comes in blocks into lines, after the part that was read before.
 
-    Args:
-        name: how to call the text.
-        max_row_bytes: longest row, in bytes without its line end.
-        position: where to go on.
-        remedy: what to do about another text than that of the position.
-
-    Attributes:
-        start: where it goes on.
-        read: bytes of the text that came so far.
+    `remedy` says what to do about another text than that of the position. `read` bytes of the text came so far.
     """
 
     def __init__(self, name: str, max_row_bytes: int, position: FilePosition, remedy: str) -> None:
@@ -103,18 +84,15 @@ class DigestedText:
         return TextPosition(self._splitter.position, self._block)
 
     def feed(self, block: bytes) -> Rows:
-        """Returns the rows of the lines that end in this block; there may be none.
-
-        Raises:
-            SourceRefused: the text is not the one of the position.
-        """
+        """Returns the rows of the lines that end in this block; there may be none."""
         if behind := self.behind:
             self._add(block[:behind])
             block = block[behind:]
             if not self.behind and (actual := self._digest.hexdigest()) != self._position.digest:
                 committed = f"the first {self._position.offset} bytes ({self._position.line} lines)"
-                expected = f"XXH3 {self._position.digest} of {committed}, whose rows are published"
-                raise refuse_source(self._name, expected, actual, self._remedy)
+                expected = f"XXH3 {self._position.digest} of {committed}"
+                where = "not the text whose rows are published: "
+                raise refuse_source(self._name, expected, actual, self._remedy, where=where)
         if self._unclosed and block:
             block = self._close_line(block)
         if block:
@@ -123,11 +101,7 @@ class DigestedText:
         return self._rows(self._splitter.feed(block))
 
     def finish(self, *, only_row: bool = False) -> Rows:
-        """Returns the row of the last line, which has no newline; see `LineSplitter.finish`.
-
-        Raises:
-            SourceRefused: the text is shorter than the position says.
-        """
+        """Returns the row of the last line, which has no newline; see `LineSplitter.finish`."""
         if self.behind and not only_row:
             expected = f"at least the {self._position.offset} bytes that were read"
             raise refuse_source(self._name, expected, f"{self.read}: it was truncated or replaced", self._remedy)
@@ -159,33 +133,48 @@ class DigestedText:
 
 GZIP: Final = "jsonl.gz"
 ZSTD: Final = "jsonl.zst"
+STDIN: Final = "stdin"
 
-_BLOCKS: Final = 16
-"""So many blocks are looked at for a row at a time: signals are looked at in between."""
+_BLOCKS: Final = 16  # so many blocks are looked at for a row at a time: signals are looked at in between
+_BLOCK_BYTES: Final = 1 << 20
+"""So much is read at a time where it is there. Pipes are given this size too: it is what Linux allows to everybody."""
 
 
-class CompressedJsonLines(Source):
-    """One compressed file. Memory: blocks of 1 MiB that are read ahead, and the row in hand.
+class _TextSource(Source):
+    """A text that is read from its start.
 
-    That the text up to the position is still what it was shows only when it has been read: `read` raises then, before
-    it gives any row.
+    That it is up to the position what it was shows only when it has been read: `read` raises then, before it gives any
+    row.
     """
+
+    _lines: DigestedText
+    _finished = False
+
+    def _begin(self, at: FilePosition, context: Context, remedy: str) -> None:
+        self._lines = DigestedText(self.name, context.max_row_bytes, at, remedy)
+        self.start = self.reached = self._lines.start
+
+    @property
+    def blank(self) -> int:
+        return self._lines.reached.at.blank
+
+    def _give(self, block: bytes, ended: bool, *, only_row: bool = False) -> Rows:
+        self._finished = ended
+        rows = self._lines.finish(only_row=only_row) if ended else self._lines.feed(block)
+        self.reached = self._lines.reached
+        return rows
+
+
+class CompressedJsonLines(_TextSource):
+    """One compressed file. Memory: blocks of 1 MiB that are read ahead, and the row in hand."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name = plain_name(settings.path)
         at = FilePosition()
         if position is not None:
             at = FilePosition.decode(position, (GZIP, ZSTD), self.name, TEXT_FIELDS)
-        remedy = "; put the old file back (appending is fine), or choose another --out"
-        self._lines = DigestedText(self.name, context.max_row_bytes, at, remedy)
-        self.start = self.reached = self._lines.start
+        self._begin(at, context, "; put the old file back (appending is fine), or choose another --out")
         self._packed = PackedText(settings.path)
-        self._finished = False
-
-    @property
-    def blank(self) -> int:
-        """Blank lines skipped so far."""
-        return self._lines.reached.at.blank
 
     @property
     def progress(self) -> tuple[int, int | None]:
@@ -193,19 +182,13 @@ class CompressedJsonLines(Source):
         return self._packed.consumed, self._packed.size
 
     def read(self) -> Rows | None:
-        """Returns the next rows; none while the published part is read again; None at the end.
-
-        Raises:
-            SourceRefused: the file is cut, damaged, or not the one of the position.
-        """
+        """Returns the next rows; none while the published part is read again; None at the end."""
         rows = None
         for _ in range(_BLOCKS):
             if self._finished:
                 return None
             block = self._packed.read()
-            self._finished = not block
-            rows = self._lines.feed(block) if block else self._lines.finish()
-            self.reached = self._lines.reached
+            rows = self._give(block, not block)
             if rows.lines:
                 break
         return rows
@@ -226,17 +209,10 @@ class CompressedJsonLines(Source):
         self._packed.close()
 
 
-STDIN: Final = "stdin"
-
-_BLOCK_BYTES: Final = 1 << 20
-"""So much is read at a time where it is there. Pipes are given this size too: it is what Linux allows to everybody."""
-
-
-class StandardInput(Source):
+class StandardInput(_TextSource):
     """Standard input or a named pipe. Memory: a block of 1 MiB twice, and the row in hand.
 
-    It ends where the last writer has closed it, but not before the first one has opened it. That the input up to the
-    position is what it was shows only when it has come again: `read` raises then, before it gives any row.
+    It ends where the last writer has closed it, but not before the first one has opened it.
     """
 
     live = True
@@ -247,8 +223,8 @@ class StandardInput(Source):
         at, self._bytes_before, self._blank_before = FilePosition(), 0, 0
         if position is not None:
             at = FilePosition.decode(position, (STDIN,), self.name, TEXT_FIELDS)
-            self._bytes_before = read_count(position, "bytes_before", self.name)
-            self._blank_before = read_count(position, "blank_before", self.name)
+            before = read_entry(position, self.name, STDIN, bytes_before=int, blank_before=int)
+            self._bytes_before, self._blank_before = before
         if settings.resume == "append":
             self._bytes_before += at.offset
             self._blank_before += at.blank
@@ -257,12 +233,10 @@ class StandardInput(Source):
             "; give the same input from its start, as for the first run; to take the input as new rows, give "
             "--resume append; to start anew, choose another --out"
         )
-        self._lines = DigestedText(self.name, context.max_row_bytes, at, remedy)
-        self.start = self.reached = self._lines.start
+        self._begin(at, context, remedy)
         self._fd = 0 if settings.path == STANDARD_INPUT else _open_pipe(settings.path)
         self._ended = False
         self._ending = False
-        self._finished = False
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         with contextlib.suppress(OSError):
@@ -271,7 +245,7 @@ class StandardInput(Source):
     @property
     def blank(self) -> int:
         """Blank lines skipped so far."""
-        return self._blank_before + self._lines.reached.at.blank
+        return self._blank_before + super().blank
 
     @property
     def progress(self) -> tuple[int, int | None]:
@@ -279,21 +253,12 @@ class StandardInput(Source):
         return self._bytes_before + max(self._lines.read, self.start.at.offset), None
 
     def read(self) -> Rows | None:
-        """Returns the rows that have come; None where the input is at its end.
-
-        Raises:
-            SourceRefused: it is not the one of the position.
-        """
+        """Returns the rows that have come; None where the input is at its end."""
         if self._finished:
             return None
         block = self._read_block()
-        if block or not (self._ended or self._ending):
-            rows = self._lines.feed(block)
-        else:
-            self._finished = True
-            # Asked to end, nobody knows whether what has come is all of the last line.
-            rows = self._lines.finish(only_row=not self._ended)
-        self.reached = self._lines.reached
+        # Asked to end, nobody knows whether what has come is all of the last line.
+        rows = self._give(block, not block and (self._ended or self._ending), only_row=not self._ended)
         return rows if rows.lines or not self._finished else None
 
     def wait(self, seconds: float) -> None:
@@ -324,7 +289,6 @@ class StandardInput(Source):
             self._fd = -1
 
     def _read_block(self) -> bytes:
-        """Returns what is there, 1 MiB at the most, and notes where the end is met."""
         block = bytearray()
         with refusing(self.name), contextlib.suppress(BlockingIOError):
             while len(block) < _BLOCK_BYTES and not self._ended and self._poll.poll(0):

@@ -1,13 +1,8 @@
 """What a source of rows is to the rest of the command, and source files: opened without blocking, and known again.
 
-A source gives rows in pieces, and can say of any row where it stood after it. That position comes in two forms: in
-memory cheap, opaque and for every row; and as the *entry* of a seal, a JSON object made of it once a chunk, from which
-a later run goes on.
-
 Of a file that may grow, the fingerprint covers the first and the last 4 KiB of the committed part, so checking it costs
-the same however long the file is; bytes after that part may change. Of a complete file it is the XXH3 of its name, its
-size, its first 4 KiB and its last 64 KiB, where Parquet and Arrow files keep their index. Not noticed: a change in the
-middle that keeps the length.
+the same however long the file is. Of a complete file it is the XXH3 of its name, its size, its first 4 KiB and its last
+64 KiB, where Parquet and Arrow files keep their index. Not noticed: a change in the middle that keeps the length.
 """
 
 from __future__ import annotations
@@ -35,15 +30,9 @@ PIECE_BYTES: Final = 1 << 20
 PIECE_ROWS: Final = 512
 """As many rows of a table at the most: in Python small rows take many times their size, and more gains nothing."""
 
-STANDARD_INPUT: Final = "-"
-"""Path of the source that is standard input."""
-
-PYTHON: Final = "python:"
-"""Begins the path of a source that is a function of the user's: ``python:MODULE:FUNCTION``."""
-
-Position: TypeAlias = Any
-"""Where a source stands between two rows. Only the source that gave it can read it."""
-
+STANDARD_INPUT: Final = "-"  # path of the source that is standard input
+PYTHON: Final = "python:"  # begins the path of a source that is a function of the user's: ``python:MODULE:FUNCTION``
+Position: TypeAlias = Any  # where a source stands between two rows. Only the source that gave it can read it
 Line: TypeAlias = bytes | EncodedRow | RowInvalid
 """A row: the bytes of a line, with or without its line end, nothing checked; or an encoded row, where it comes with
 arrays or its length in tokens is known; or why the source could not give it (it is longer than `max_row_bytes`), so
@@ -51,13 +40,7 @@ that the rows after it can still be had."""
 
 
 class RowOrigin(NamedTuple):
-    """Where a row comes from, for people.
-
-    Attributes:
-        file: path as the user gave it.
-        line: number of its line or row, from 1.
-        byte: offset of its line in the file (of compressed ones: in their text), from 0; None where rows have none.
-    """
+    """Where a row comes from: path as the user gave it, line or row from 1, byte of the text from 0 if it has one."""
 
     file: str
     line: int
@@ -65,13 +48,9 @@ class RowOrigin(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What sources are told about the run.
+    """What sources are told about the run; `check_owner` raises `ProducerFenced` where another producer has the stream.
 
-    Attributes:
-        out: the stream's directory; it may not be there yet.
-        max_row_bytes: longest row that is accepted, in bytes without its line end.
-        samples_per_chunk: rows that are published at a time; None where nothing is to be published.
-        check_owner: raises `ProducerFenced` where another producer has taken the stream over.
+    `out` is the stream's directory, which may not be there yet. None `samples_per_chunk`: nothing is to be published.
     """
 
     out: Path
@@ -81,12 +60,10 @@ class Context(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows that were read in one go, in order.
+    """Rows that were read in one go, in order; empty: there are none at the moment.
 
-    Attributes:
-        lines: the rows; empty: there are none at the moment.
-        position: returns where the source stands after the row of an index, from 0. May take O(index).
-        place: returns where the row of an index comes from. May take O(index).
+    `position` and `place` return where the source stands after the row of an index, from 0, and where it comes from.
+    They may take O(index).
     """
 
     lines: Sequence[Line] = ()
@@ -97,8 +74,8 @@ class Rows(NamedTuple):
 class Source(ABC):
     """Gives rows in order. One thread, one process.
 
-    Opened at a position or at its start, and by then it has checked that what was read before is still there:
-    `SourceRefused` is raised otherwise.
+    Opened by its settings, the entry of a position (None for its start) and a `Context`; raises `SourceRefused` where
+    it cannot be read, or what was read before is not there as it was. So do `read` and `entry`.
 
     Attributes:
         name: how entries, messages and metrics call it: the path as given, in plain text.
@@ -127,9 +104,6 @@ class Source(ABC):
         """Returns the next rows: up to about 1 MiB of them; at least one row, or none where there are none *now*.
 
         None: finished, for ever. Never blocks for longer than the device takes; see `wait`.
-
-        Raises:
-            SourceRefused: it cannot be read on.
         """
 
     def wait(self, seconds: float) -> None:  # noqa: B027 - nothing to wait for
@@ -145,9 +119,6 @@ class Source(ABC):
 
         Does I/O where that is needed to know the source again; what the entry relies on is durable when it returns.
         Called about once a chunk, with positions that never go back.
-
-        Raises:
-            SourceRefused: what was read is no longer there.
         """
 
     def end(self) -> None:  # noqa: B027 - those that are not live end by themselves
@@ -157,12 +128,8 @@ class Source(ABC):
         """Lets go of what is open. May be called twice."""
 
 
-FINGERPRINT_BYTES: Final = 4096
-"""A page: read in one go, and long enough that two data sets hardly share one."""
-
-_TAIL_BYTES: Final = 64 << 10
-"""More than the whole footer of most Parquet files."""
-
+FINGERPRINT_BYTES: Final = 4096  # A page: read in one go, and long enough that two data sets hardly share one
+_TAIL_BYTES: Final = 64 << 10  # more than the whole footer of most Parquet files
 _PLAIN: Final = "a plain file (a restart has to find its place again)"
 
 _PACKED: Final = (
@@ -184,17 +151,9 @@ _KINDS: Final = {
 def open_regular(
     path: str, buffer_bytes: int = 1 << 20, *, links_out: bool = True, expected: str = "a plain file"
 ) -> BinaryIO:
-    """Opens a plain file for reading.
+    """Opens a plain file for reading. Raises SourceRefused where there is none, with its OSError as the cause.
 
-    Args:
-        path: the file.
-        buffer_bytes: size of its buffer, 0 for none.
-        links_out: whether a link may lead out of the file's directory: to wherever the user wants it to, but not where
-            somebody else makes the names.
-        expected: what to say is expected where it is none.
-
-    Raises:
-        SourceRefused: there is no such file, it is something else, or this process may not read it.
+    `links_out`: whether a link may lead out of the file's directory; not where somebody else makes the names.
     """
     with refusing(path):
         # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
@@ -207,21 +166,20 @@ def open_regular(
 
 
 def open_source_file(path: str) -> BinaryIO:
-    """Opens a plain file of text for reading. Raises SourceRefused as `open_regular`, or it is packed."""
+    """Opens a plain file of text for reading."""
     file = open_regular(path, expected=_PLAIN)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(file.close)
         start = read_at(file.fileno(), path, 8, 0)
         for magic, packed, unpack in _PACKED:
             if start.startswith(magic):
                 raise refuse_source(path, "JSON lines in plain text", packed, f"; unpack it first with `{unpack}`")
-    except BaseException:
-        file.close()
-        raise
+        stack.pop_all()
     return file
 
 
 def read_magic(path: str) -> bytes:
-    """Returns the first bytes of a plain file, eight at the most. Raises SourceRefused as `open_regular`."""
+    """Returns the first bytes of a plain file, eight at the most."""
     with open_regular(path, 0, expected=_PLAIN) as file:
         return read_at(file.fileno(), path, 8, 0)
 
@@ -235,7 +193,7 @@ def file_size(path: str) -> int:
 
 
 def read_at(fd: int, path: str, count: int, offset: int) -> bytes:
-    """Returns `count` bytes from an offset, fewer at the end of the file. Raises SourceRefused."""
+    """Returns `count` bytes from an offset, fewer at the end of the file."""
     parts = []
     with refusing(path):
         while count > 0 and (part := os.pread(fd, count, offset)):
@@ -250,11 +208,7 @@ def digest(part: bytes) -> str:
 
 
 def committed_ends(fd: int, path: str, offset: int) -> tuple[bytes, bytes]:
-    """Returns the first and the last bytes of the part [0, offset), which may overlap.
-
-    Raises:
-        SourceRefused: the file is shorter.
-    """
+    """Returns the first and the last bytes of the part [0, offset), which may overlap."""
     count = min(offset, FINGERPRINT_BYTES)
     head = read_at(fd, path, count, 0)
     tail = head if offset == count else read_at(fd, path, count, offset - count)
@@ -264,26 +218,19 @@ def committed_ends(fd: int, path: str, offset: int) -> tuple[bytes, bytes]:
 
 
 def check_ends(path: str, position: FilePosition, head: bytes, tail: bytes) -> None:
-    """Checks that the part of a file that was read is still what it was, by its first and its last bytes.
-
-    Raises:
-        SourceRefused: the file was replaced.
-    """
+    """Checks that the part of a file that was read is still what it was, by its first and its last bytes."""
     if position.offset == 0:
         return
     for where, expected, part in (("first", position.head, head), ("last", position.tail, tail)):
         if digest(part) != expected:
             of = f"of the {where} {len(part)} bytes of the part read ({position.offset} bytes, {position.line} lines)"
             hint = "; put the old file back (appending is fine), or choose another --out"
-            raise refuse_source(path, f"XXH3 {expected} {of}", digest(part), hint)
+            where = "not the file whose rows are published: "
+            raise refuse_source(path, f"XXH3 {expected} {of}", digest(part), hint, where=where)
 
 
 def find_line_end(name: str, at: FilePosition, rest: bytes) -> bytes:
-    """Returns the line end that a last line lacked when it was taken, and with which the rest now begins, if it does.
-
-    Raises:
-        SourceRefused: the line was continued.
-    """
+    """Returns the line end with which the rest now begins of a text whose last line was taken without one, or none."""
     for newline in (b"\n", b"\r\n"):
         if rest.startswith(newline):
             return newline
@@ -299,41 +246,27 @@ def find_line_end(name: str, at: FilePosition, rest: bytes) -> bytes:
 
 
 class KnownFile:
-    """A complete file, known again by its fingerprint, an integer.
-
-    Raises:
-        SourceRefused: it cannot be read.
-    """
+    """A complete file, known again by its fingerprint, an integer. Raises SourceRefused where it cannot be read."""
 
     def __init__(self, path: str) -> None:
         self.path: Final = path
-        self.digest, self._version = _fingerprint(path)
+        with open_regular(path, 0) as file:
+            status = os.fstat(file.fileno())
+            head = read_at(file.fileno(), path, FINGERPRINT_BYTES, 0)
+            tail = read_at(file.fileno(), path, _TAIL_BYTES, max(0, status.st_size - _TAIL_BYTES))
+        name = os.fsencode(os.path.basename(path))
+        self.digest = xxhash.xxh3_64_intdigest(name + b"\0%d\0" % status.st_size + head + tail)
+        self._version = status.st_size, status.st_mtime_ns
 
     def check(self) -> None:
-        """Checks that it is what it was: cheaply, unless its size or time of change differ.
-
-        Raises:
-            SourceRefused: it was changed or replaced, or is gone.
-        """
+        """Checks that it is what it was: cheaply, unless its size or time of change differ."""
         with refusing(self.path):
             status = os.stat(self.path)
-        if (status.st_size, status.st_mtime_ns) == self._version:
-            return
-        digest, version = _fingerprint(self.path)
-        if digest != self.digest:
-            raise refuse_changed(self.path)
-        self._version = version
-
-
-def _fingerprint(path: str) -> tuple[int, tuple[int, int]]:
-    """Returns a file's fingerprint, and its size and time of change in nanoseconds."""
-    with open_regular(path, 0) as file:
-        status = os.fstat(file.fileno())
-        head = read_at(file.fileno(), path, FINGERPRINT_BYTES, 0)
-        tail = read_at(file.fileno(), path, _TAIL_BYTES, max(0, status.st_size - _TAIL_BYTES))
-    name = os.fsencode(os.path.basename(path))
-    whole = xxhash.xxh3_64_intdigest(name + b"\0%d\0" % status.st_size + head + tail)
-    return whole, (status.st_size, status.st_mtime_ns)
+        if (status.st_size, status.st_mtime_ns) != self._version:
+            now = KnownFile(self.path)
+            if now.digest != self.digest:
+                raise refuse_changed(self.path)
+            self._version = now._version
 
 
 @contextlib.contextmanager
@@ -356,9 +289,9 @@ def refuse_os_error(path: str, cause: OSError, expected: str = "a readable file"
     return refuse_source(path, expected, (cause.strerror or str(cause)).lower())
 
 
-def refuse_source(path: str, expected: str, actual: str, hint: str = "") -> SourceRefused:
-    """Returns the error for a source that is not what it should be; `hint` says what to do."""
-    message = f"{path}: expected {expected}, found {actual}{hint}"
+def refuse_source(path: str, expected: str, actual: str, hint: str = "", *, where: str = "") -> SourceRefused:
+    """Returns the error for a source that is not what it should be; `where` in it, and `hint` what to do."""
+    message = f"{path}: {where}expected {expected}, found {actual}{hint}"
     return SourceRefused(message, file=path, expected=expected, actual=actual)
 
 

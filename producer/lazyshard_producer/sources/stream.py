@@ -1,10 +1,8 @@
 """A stream as a source of rows: one of ours, or the chunk files of another program; in a directory or an object store.
 
-Rows come in order from chunk 0 to the stream's end. They keep their bytes, and where the stream has them their arrays
-and their lengths in tokens. A stream that is still produced is waited for.
-
-The position is the number of samples read. Of a stream of ours its identity is kept beside it, since what is sealed
-never changes; of a foreign directory, which has none, a digest of the last row that was read.
+Rows keep their bytes, and where the stream has them their arrays and their lengths in tokens. A stream that is still
+produced is waited for. The position is the number of samples read, with the stream's identity, or, of a foreign
+directory, which has none, a digest of the last row.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from lazyshard.stream.retire import read_retired
 from lazyshard.stream.stream import rows_of_first_chunk
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import check_entry, plain_name, read_count
+from lazyshard_producer.position import plain_name, read_entry
 from lazyshard_producer.sources.source import (
     Context,
     Line,
@@ -74,10 +72,6 @@ class StreamSource(Source):
 
     A row that is damaged is a bad row, and so is each row of a chunk of which nothing can be read. Rows whose chunk
     was deleted are not: a copy that lacks them is not what was asked for.
-
-    Raises:
-        SourceRefused: there is no stream, it is another one than before, or the rows to be read are deleted.
-        StoreRefused, StoreUnavailable: the object store cannot be read; `read` may raise these too.
     """
 
     def __init__(
@@ -101,7 +95,13 @@ class StreamSource(Source):
         self._seal: Seal | None = None
         self.start = StreamPosition(0, 0) if position is None else self._decode(position)
         self.reached: StreamPosition = self.start
-        self._check_retained()
+        if self._reader.stream_id is not None:
+            with _refusing(self.name):
+                retired = read_retired(self._directory, self._reader.stream_id)
+            if (chunk := self.start.sample // self._size) < retired:
+                actual = f"those below {retired} deleted by its producer"
+                hint = "; take a stream that is produced with --retain all"
+                raise refuse_source(self.name, f"all chunks from {chunk} on", actual, hint)
 
     @property
     def progress(self) -> tuple[int, int | None]:
@@ -111,11 +111,7 @@ class StreamSource(Source):
         return size, size * seen.samples // sample if seen.ended and sample else None
 
     def read(self) -> Rows | None:
-        """Returns the next rows, none where none is published now; None where the stream has ended.
-
-        Raises:
-            SourceRefused: it cannot be read on, or another stream is in its place.
-        """
+        """Returns the next rows, none where none is published now; None where the stream has ended."""
         with _refusing(self.name):
             published = self._look()
             first = self.reached.sample
@@ -167,7 +163,6 @@ class StreamSource(Source):
         self._looked_at = float("-inf")
 
     def _look(self) -> Published:
-        """Looks what is published, if rows are wanted beyond what is known, and it is time to."""
         seen = self._reader.seen
         if self.reached.sample < seen.samples or seen.ended or self._clock() < self._due():
             return seen
@@ -205,7 +200,6 @@ class StreamSource(Source):
             return [_refused(cause)]
 
     def _open(self, number: int) -> None:
-        """Opens a chunk and reads its seal, if that has not been done."""
         self._reader.chunk(number)
         if self._reader.stream_id is not None and (self._seal is None or self._seal.chunk != number):
             path = self._directory / seal_name(number)
@@ -245,15 +239,6 @@ class StreamSource(Source):
         size = _line_size(line) - 1
         return line if size <= self._most else bad_row(too_long(self._most, f": {size} bytes, its arrays included"))
 
-    def _check_retained(self) -> None:
-        if self._reader.stream_id is None:
-            return
-        with _refusing(self.name):
-            retired = read_retired(self._directory, self._reader.stream_id)
-        if (chunk := self.reached.sample // self._size) < retired:
-            actual, hint = f"those below {retired} deleted by its producer", "take a stream produced with --retain all"
-            raise refuse_source(self.name, f"all chunks from {chunk} on", actual, f"; {hint}")
-
     def _digest(self, samples: int) -> str:
         """Returns the XXH3 of the row before a place in a foreign stream, empty where there is none that can be read.
 
@@ -267,8 +252,7 @@ class StreamSource(Source):
             return ""
 
     def _decode(self, entry: dict[str, Any]) -> StreamPosition:
-        check_entry(entry, self.name, KIND)
-        sample, size = (read_count(entry, field, self.name) for field in ("sample", "bytes"))
+        sample, size = read_entry(entry, self.name, KIND, sample=int, bytes=int)
         if sample:
             self._check_same("stream_id", entry.get("stream_id"), self._reader.stream_id)
             if self._reader.stream_id is None and entry.get("xxh3"):
@@ -282,11 +266,7 @@ class StreamSource(Source):
 
 
 def is_stream(path: str) -> bool:
-    """Whether a path stands for a stream: a URL, or a directory with `stream.json`, or chunk files with markers.
-
-    Raises:
-        LazyShardError, OSError: the directory cannot be listed.
-    """
+    """Whether a path stands for a stream: a URL, or a directory with `stream.json`, or chunk files with markers."""
     if is_url(path):
         return True
     return os.path.lexists(os.path.join(path, MANIFEST)) or scan_chunks(Path(path)).seals > 0
@@ -302,12 +282,7 @@ def plain_line(line: bytes) -> bytes:
 
 
 def open_reader(path: str) -> StreamReader:
-    """Opens the stream at a path or URL.
-
-    Raises:
-        SourceRefused: there is none, or it cannot be read.
-        StoreRefused, StoreUnavailable: the object store cannot be read.
-    """
+    """Opens the stream at a path or URL."""
     directory = stream_path(path)
     with _refusing(plain_name(path)):
         rows = None if isinstance(directory, UrlPath) else rows_of_first_chunk(directory)

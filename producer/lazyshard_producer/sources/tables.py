@@ -1,13 +1,8 @@
 """Tables on disk as a source: Parquet and Arrow files, alone, by the directory, or as `datasets` saves them.
 
-The position is the number of files read whole, how many rows of the next one, and the fingerprints of all files that
-were begun. So a restart opens each of them for a moment, goes to the row group or batch that it needs, and reads on
-from there. Files that sort after those read may come later; everything else that changes is refused.
-
-Of Parquet files pages are read as they are needed, so a row group may be of any size. Arrow files are mapped, since
-pyarrow otherwise reads a record batch whole, and one batch may be all of the data. Not guaranteed: that a file which
-somebody truncates at the very moment of reading, or a network filesystem that fails, leads to an error; the system then
-ends the process (SIGBUS), and the next start goes on as after any kill. A file that was truncated before is refused.
+Files that sort after those read may come later; all else that changes is refused. Of Parquet files pages are read as
+they are needed. Arrow files are mapped, since pyarrow otherwise reads a record batch whole. Not guaranteed: that one
+which somebody truncates at the very moment of reading leads to an error; the system then ends the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ import pybase64
 
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
+from lazyshard_producer.position import plain_name, read_entry, refuse_position
 from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
 from lazyshard_producer.sources.source import (
     PIECE_BYTES,
@@ -48,14 +43,7 @@ _Pieces = Generator[tuple[Any, float], None, None]
 
 
 class _Table(NamedTuple):
-    """A file of rows that is open.
-
-    Attributes:
-        what: what it is, for messages.
-        schema: its columns, a `pyarrow.Schema`.
-        pieces: from the row on at which it was opened.
-        close: lets go of it.
-    """
+    """A file of rows that is open, from a row on: what it is, and its columns, a `pyarrow.Schema`."""
 
     what: str
     schema: Any
@@ -73,18 +61,9 @@ class TablePosition(NamedTuple):
 class TableSource(Source):
     """Files of rows of one kind.
 
-    Args:
-        kind: "parquet" or "arrow": a file, or a directory of them in the order of their names. "huggingface": a
-            directory of `Dataset.save_to_disk`, whose `state.json` names the Arrow files in their order; every column
-            is given, whatever format was set, as formats are views.
-        path: as the user gave it.
-        position: where to go on, None at the start.
-        context: what sources are told about the run.
-
-    Raises:
-        SourceRefused: it cannot be read, what was read of it is not as it was, or it is a dictionary of data sets or a
-            selection of rows.
-        ExtraMissing: pyarrow is not installed.
+    "parquet" or "arrow": a file, or a directory of them in the order of their names. "huggingface": a directory of
+    `Dataset.save_to_disk`, whose `state.json` names the Arrow files in their order; every column is given, whatever
+    format was set, as formats are views.
     """
 
     def __init__(self, kind: str, path: str, position: dict[str, Any] | None, context: Context) -> None:
@@ -120,11 +99,7 @@ class TableSource(Source):
         return self._ends[at] + int(part), self._ends[-1]
 
     def read(self) -> Rows | None:
-        """Returns the next rows; None when all files are read.
-
-        Raises:
-            SourceRefused: a file cannot be read, is none of this kind, or was changed.
-        """
+        """Returns the next rows; None when all files are read."""
         while (file := self.reached.file) < len(self._files):
             if self._table is None:
                 self._open()
@@ -183,13 +158,12 @@ class TableSource(Source):
             raise
 
     def _decode(self, entry: dict[str, Any]) -> tuple[TablePosition, list[int]]:
-        check_entry(entry, self.name, self._kind)
-        position = TablePosition(*(read_count(entry, field, self.name) for field in ("files", "row")))
+        files, row, digests = read_entry(entry, self.name, self._kind, files=int, row=int, xxh3=str)
+        position = TablePosition(files, row)
         try:
-            digests = pybase64.b64decode(entry.get("xxh3", ""), validate=True)
-            fingerprints: list[int] = np.frombuffer(digests, dtype="<u8").tolist()
-        except (TypeError, ValueError):
-            raise refuse_position(self.name, "fingerprints in base64", repr(entry.get("xxh3"))[:120]) from None
+            fingerprints = np.frombuffer(pybase64.b64decode(digests, validate=True), dtype="<u8").tolist()
+        except ValueError:
+            raise refuse_position(self.name, "fingerprints in base64", repr(digests)[:120]) from None
         if len(fingerprints) != position.file + (position.row > 0):
             raise refuse_position(self.name, "a fingerprint of each file that was begun", f"{len(fingerprints)}")
         return position, fingerprints
@@ -216,9 +190,6 @@ def list_table_files(directory: str, suffix: str) -> list[str]:
     """Returns the paths of a directory's files with this ending, sorted by name.
 
     Names that begin with a dot or an underscore are passed over, as other programs do: they are not data.
-
-    Raises:
-        SourceRefused: there are none, or the directory cannot be listed.
     """
     with refusing(directory), os.scandir(directory) as entries:
         found = [entry for entry in entries if not entry.name.startswith((".", "_"))]
@@ -232,7 +203,6 @@ def list_table_files(directory: str, suffix: str) -> list[str]:
 
 @contextlib.contextmanager
 def _readable(path: str, what: str) -> Iterator[None]:
-    """Has what pyarrow raises say that the file is refused: its own errors extend these."""
     try:
         yield
     except SourceRefused:
@@ -337,7 +307,6 @@ def _unmap(data: mmap.mmap) -> None:
 
 
 def _file_batches(file: Any) -> Iterator[tuple[Any, float, float]]:
-    """Yields batches, and how much of the file is before and after each."""
     count = file.num_record_batches
     for number in range(count):
         yield file.get_batch(number), number / count, (number + 1) / count
@@ -401,11 +370,7 @@ def is_hugging_face(path: str) -> bool:
 
 
 def find_data_files(directory: str) -> list[str]:
-    """Returns the paths of a data set's Arrow files, in its order.
-
-    Raises:
-        SourceRefused: the directory holds no single data set, or one that is a selection of other rows.
-    """
+    """Returns the paths of a data set's Arrow files, in its order."""
     if os.path.isfile(os.path.join(directory, SPLITS)):
         splits = [os.path.join(directory, str(name)) for name in _load(directory, SPLITS).get("splits", [])]
         raise refuse_source(directory, "one data set", f"a DatasetDict; give one of its splits: {', '.join(splits)}")

@@ -70,14 +70,12 @@ class _Reading:
 class Completion(Enum):
     """Why a file is taken for complete, and so what holds for its last line and for growth."""
 
+    # A last line without newline is left for now (SETTLING), taken, or taken if it is a row (ASKED). Growth is refused
+    # (SETTLING, FINAL), shows that the file was not complete (IDLE), or is read until an end is met (ASKED).
     SETTLING = "it has its name"
-    """A last line without newline is left for now. Growth is refused."""
     FINAL = "it has its name or its marker, or the directory has its end marker"
-    """A last line without newline is taken. Growth is refused."""
     IDLE = "it has not grown for a while"
-    """A last line without newline is taken. If it grows, it was not complete."""
     ASKED = "the run is to end"
-    """A last line without newline is taken if it is a row. What grows is read until an end is met."""
 
 
 class PlainFile:

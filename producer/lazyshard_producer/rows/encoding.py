@@ -67,7 +67,12 @@ class ReadyEncoder(NamedTuple):
             if isinstance(length, np.integer):
                 # The number of an array's length: a whole number to whoever wrote it.
                 row["length"] = length = int(length)
-            tokens = _length(length, row.get("input_ids"))
+            tokens, ids = length if type(length) is int else None, row.get("input_ids")
+            if tokens is not None and not 0 <= tokens <= MAX_TOKENS:
+                raise bad_row(f"--encode returned a length of {tokens}, expected one from 0 to {MAX_TOKENS}")
+            listed = isinstance(ids, list) and ids and type(ids[0]) is int
+            if tokens is not None and (listed or (isinstance(ids, np.ndarray) and ids.ndim == 1)) and len(ids) > tokens:
+                raise bad_row(f"--encode returned a length of {tokens}, but {len(ids)} input_ids")
             packed = pack_row(row)
         except RowInvalid as cause:
             reason = cause.reason or str(cause)
@@ -108,26 +113,24 @@ class Form(NamedTuple):
 
 def form_of(settings: Settings) -> Form:
     """Returns what the rows of a run will be, by its options, and by the streams among its sources."""
-    streams = [stream_form(source) for source in settings.sources]
-    arrays = any(found is not None and found[0] for found in streams)
-    encodings = [None if found is None else found[1] for found in streams]
-    encoded = next((number for number, encoding in enumerate(encodings) if encoding is not None), None)
+    names = [plain_name(source.path) for source in settings.sources]
+    streams = [stream_form(source) or (False, None) for source in settings.sources]
+    arrays = any(holds for holds, _ in streams)
+    pairs = [(name, encoding) for name, (_, encoding) in zip(names, streams, strict=True)]
+    encoded = next(((name, encoding) for name, encoding in pairs if encoding is not None), None)
     if settings.encoding is not None:
         if encoded is not None:
-            name = plain_name(settings.sources[encoded].path)
             hint = "leave it out, or take the rows before they were encoded"
-            raise _setting("--encode", f"the rows of {name} are encoded already; {hint}")
+            raise _setting("--encode", f"the rows of {encoded[0]} are encoded already; {hint}")
         return Form(True, load_encoder(settings.encoding).encoding, arrays)
     if encoded is None or settings.transform is not None or settings.columns:
         # What a function has made of encoded rows is no longer what the encoder made.
         return Form(arrays, None, arrays)
-    encoding = encodings[encoded]
-    for number, other in enumerate(encodings):
+    first, encoding = encoded
+    for name, other in pairs:
         if other != encoding:
-            names = [plain_name(settings.sources[index].path) for index in (encoded, number)]
-            reason = f"the rows of {names[0]} are encoded otherwise than those of {names[1]}, and all rows of a stream"
-            raise _setting("--source", f"{reason} are encoded alike; make a stream of each")
-    assert encoding is not None
+            alike = "and all rows of a stream are encoded alike; make a stream of each"
+            raise _setting("--source", f"the rows of {first} are encoded otherwise than those of {name}, {alike}")
     cut = "split" if settings.split else "pad" if settings.pad else None
     return Form(arrays, encoding if cut is None else {**encoding, "form": cut}, arrays)
 
@@ -171,17 +174,6 @@ def _facts(own: dict[str, Any], function: Callable[..., Any]) -> Encoding:
         raise _setting("--encode", f"{own['function']}: {reason}") from cause
     except ValueError as cause:
         raise _setting("--encode", str(cause)) from cause
-
-
-def _length(length: Any, ids: Any) -> int | None:
-    if type(length) is not int:
-        return None
-    if not 0 <= length <= MAX_TOKENS:
-        raise bad_row(f"--encode returned a length of {length}, expected one from 0 to {MAX_TOKENS}")
-    flat = ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, list) and ids and type(ids[0]) is int
-    if flat and len(ids) > length:
-        raise bad_row(f"--encode returned a length of {length}, but {len(ids)} input_ids")
-    return length
 
 
 def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[EncodedRow, int]:

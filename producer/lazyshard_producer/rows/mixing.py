@@ -160,20 +160,12 @@ class _Turns:
 
 
 class Mixer:
-    """Gives the rows of all sources in the run's order.
+    """Gives the rows of all sources in the run's order, by their shares; without weights one after another.
 
-    Args:
-        open_source: opens the source of a number at a position, None for its start.
-        paths: of the sources, as the user gave them.
-        weights: their shares; None reads one after another, with one open at a time.
-        position: where the run starts.
-        weights_before: the weights with which the unit was begun in which that is, if it is in one.
-        block: rows in a unit, 0 for one: where sources that have grown come back.
-        sizes: bytes of each source, None where nobody knows: for what is shown until it is opened.
-        ahead: whether positions are asked for rows behind those read last: a source at its end stays open then.
-        watchdog: is told what is asked of sources.
-        most: rows in a piece at the most, None for as many as are at hand: how finely `totals` tells how far it is.
-        empty: is told the name of each source that has met its end without a single row.
+    `weights_before` are those with which the unit was begun in which the position is, if it is in one; `block` is how
+    many rows a unit has, 0 for one: where sources that have grown come back. `ahead`: positions are asked for rows
+    behind those read last, so a source at its end stays open. `most` rows are in a piece, None for all at hand: so
+    finely `totals` tells how far it is. `empty` is told each source that has met its end without a single row.
     """
 
     def __init__(

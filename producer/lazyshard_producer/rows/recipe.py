@@ -273,11 +273,8 @@ class Workers:
         return made
 
     def close(self) -> None:
-        """Ends the processes, those that are at work too, and returns when nothing of the pool is left.
-
-        Its thread must not be left to the end of the interpreter: in Python 3.11 that wakes it up without its lock,
-        in the middle of its own closing.
-        """
+        """Ends the processes, those that are at work too, and returns when nothing of the pool is left."""
+        # Its thread must not be left to the end of the interpreter: in Python 3.11 that wakes it up without its lock.
         for process in list((self._pool._processes or {}).values()):
             with contextlib.suppress(OSError, ValueError):
                 process.kill()

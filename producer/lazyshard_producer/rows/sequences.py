@@ -240,13 +240,8 @@ class _OpenDocument(NamedTuple):
     framed: int
 
 
-class _Sequence(NamedTuple):
-    """A sequence as it is published, where its first row comes from, and the position after it."""
-
-    line: Line
-    tokens: int
-    place: RowOrigin
-    end: Callable[[], RunPosition]
+_Sequence = tuple[Line, int, RowOrigin, Callable[[], RunPosition]]
+"""A sequence as it is published, its tokens, where its first row comes from, and the position after it."""
 
 
 class Splitter:
@@ -318,9 +313,8 @@ class Splitter:
         return batch
 
     def _batch(self, made: Sequence[_Sequence]) -> Batch:
-        lines, tokens = [one.line for one in made], [one.tokens for one in made]
-        places, ends = [one.place for one in made], [one.end for one in made]
-        return Batch(self._stats, lines, places.__getitem__, lambda index: ends[index](), tokens=tokens)
+        lines, tokens, places, ends = zip(*made, strict=True)
+        return Batch(self._stats, lines, places.__getitem__, lambda index: ends[index](), tokens)
 
     def _document(self, unit: Unit, row: int) -> _OpenDocument:
         made = unit.made[row]
@@ -360,7 +354,7 @@ class Splitter:
             raise locate(bad_row(f"--split: {cause}, {hint}"), place) from cause
         count = len(tokens[INPUT_IDS])
         self._follows = True
-        return _Sequence(write_tokens(tokens, count, arrays=self._arrays), count, first.place, self._end(end))
+        return write_tokens(tokens, count, arrays=self._arrays), count, first.place, self._end(end)
 
     def _end(self, cut: Cut) -> Callable[[], RunPosition]:
         document, offset = cut

@@ -46,7 +46,16 @@ def load_pyarrow(path: str, module: str = "pyarrow") -> Any:
         ) from cause
 
 
-Reader = Callable[[Any], "list[Any]"]  # takes an array of one type, returns its values; None for null
+Reader = Callable[[Any], "list[Any]"]
+"""Takes an array of one type, returns its values; None for null."""
+
+_TEXT: Final = ("string", "large_string", "string_view")
+_BINARY: Final = ("binary", "large_binary", "fixed_size_binary", "binary_view")
+_LIST: Final = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+_PLAIN: Final = ("null", "boolean", "integer", "float32", "float64", *_TEXT)
+"""Types by their names in `pyarrow.types`, some of which older releases do not have; of the last ones pyarrow's own
+Python values are those of JSON."""
+
 _DATE_CHARACTERS: Final = len("2026-01-02")
 _TIME_CHARACTERS: Final = {"s": 19, "ms": 23, "us": 26, "ns": 29}
 """Of 2026-01-02T03:04:05 and as many digits as each unit has."""
@@ -57,6 +66,16 @@ class _Unwritable:
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+
+
+def _is(pa: Any, kind: Any, *names: str) -> bool:
+    return any(getattr(pa.types, f"is_{name}", lambda kind: False)(kind) for name in names)
+
+
+def _is_plain(pa: Any, kind: Any) -> bool:
+    if _is(pa, kind, "struct"):
+        return all(_is_plain(pa, field.type) for field in _fields(kind))
+    return _is_plain(pa, kind.value_type) if _is(pa, kind, *_LIST) else _is(pa, kind, *_PLAIN)
 
 
 def _choose_reader(pa: Any, kind: Any) -> Reader:
@@ -74,60 +93,50 @@ def _choose_reader(pa: Any, kind: Any) -> Reader:
     return read
 
 
-def _is_plain(pa: Any, kind: Any) -> bool:
-    types = pa.types
-    if types.is_struct(kind):
-        return all(_is_plain(pa, field.type) for field in _fields(kind))
-    if _is_list(types, kind):
-        return _is_plain(pa, kind.value_type)
-    scalars = (types.is_null, types.is_boolean, types.is_integer, types.is_float32, types.is_float64)
-    return any(is_kind(kind) for is_kind in scalars) or _is_text(types, kind)
-
-
 def _by_structure(pa: Any, kind: Any) -> Reader:
-    types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        storage = _choose_reader(pa, kind.storage_type)
         if kind.extension_name == "arrow.uuid":
-            return lambda array: [
-                None if value is None else str(uuid.UUID(bytes=value)) for value in array.storage.to_pylist()
-            ]
+            return _each(lambda value: str(uuid.UUID(bytes=value)), lambda array: array.storage)
+        storage = _choose_reader(pa, kind.storage_type)
         return lambda array: storage(array.storage)
-    if types.is_dictionary(kind):
+    if _is(pa, kind, "dictionary", "run_end_encoded"):
         values = _choose_reader(pa, kind.value_type)
-        return lambda array: values(array.dictionary_decode())
-    if types.is_run_end_encoded(kind):
-        values = _choose_reader(pa, kind.value_type)
+        if _is(pa, kind, "dictionary"):
+            return lambda array: values(array.dictionary_decode())
         return lambda array: values(pa.compute.run_end_decode(array))
-    if types.is_struct(kind):
+    if _is(pa, kind, "struct"):
         return _struct(pa, kind)
-    if types.is_map(kind):
+    if _is(pa, kind, "map"):
         return _map(pa, kind)
-    if _is_list(types, kind):
+    if _is(pa, kind, *_LIST):
         return _list(pa, kind)
-    return _scalar(pa, kind)
-
-
-def _scalar(pa: Any, kind: Any) -> Reader:
-    types = pa.types
-    if _is_text(types, kind):
-        return lambda array: list(map(_text, array.cast(pa.large_binary()).to_pylist()))
-    if types.is_float16(kind):
-        # Numbers of numpy in older releases of pyarrow.
-        return lambda array: [None if value is None else float(value) for value in array.to_pylist()]
-    if types.is_timestamp(kind):
-        return _timestamp(pa, kind)
-    if types.is_date(kind):
-        return lambda array: [_dated(text, _DATE_CHARACTERS) for text in array.cast(pa.string()).to_pylist()]
-    if types.is_time(kind):
+    if _is(pa, kind, *_TEXT):
+        return _each(_text, lambda array: array.cast(pa.large_binary()))
+    if _is(pa, kind, "float16"):
+        return _each(float)  # numbers of numpy in older releases of pyarrow
+    if _is(pa, kind, "timestamp"):
+        zone, length = "Z" if kind.tz is not None else "", _TIME_CHARACTERS[kind.unit]
+        # Without its zone it is in UTC, and needs no data base of zones, which not every machine has.
+        return _each(
+            lambda text: _dated(text.replace(" ", "T", 1), length, zone),
+            lambda array: array.cast(pa.timestamp(kind.unit)).cast(pa.string()),
+        )
+    if _is(pa, kind, "date"):
+        return _each(lambda text: _dated(text, _DATE_CHARACTERS), lambda array: array.cast(pa.string()))
+    if _is(pa, kind, "time"):
         return lambda array: array.cast(pa.string()).to_pylist()
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return _base64
-    if hasattr(types, "is_binary_view") and types.is_binary_view(kind):
-        return _base64
-    if _is_plain(pa, kind):
+    if _is(pa, kind, *_BINARY):
+        return _each(lambda value: pybase64.b64encode(value).decode("ascii"))
+    if _is(pa, kind, *_PLAIN):
         return lambda array: array.to_pylist()
-    return _refuse(kind, "a decimal, which JSON readers round" if types.is_decimal(kind) else "not a value of JSON")
+    what = "a decimal, which JSON readers round" if _is(pa, kind, "decimal") else "not a value of JSON"
+    unwritable = _Unwritable(f"a value of type {kind}, {what}; cast the column to text or float64, or leave it out")
+    return lambda array: [unwritable if valid else None for valid in array.is_valid().to_pylist()]
+
+
+def _each(convert: Callable[[Any], Any], cast: Callable[[Any], Any] = lambda array: array) -> Reader:
+    """Returns what reads arrays value by value, after a cast."""
+    return lambda array: [None if value is None else convert(value) for value in cast(array).to_pylist()]
 
 
 def _struct(pa: Any, kind: Any) -> Reader:
@@ -148,13 +157,12 @@ def _struct(pa: Any, kind: Any) -> Reader:
 
 def _list(pa: Any, kind: Any) -> Reader:
     values = _choose_reader(pa, kind.value_type)
-    list_value_length = pa.compute.list_value_length
 
     def read(array: Any) -> list[Any]:
         items = values(array.flatten())  # without what null lists may hide
         lists: list[Any] = []
         start = 0
-        for length in list_value_length(array).to_pylist():
+        for length in pa.compute.list_value_length(array).to_pylist():
             lists.append(None if length is None else items[start : start + length])
             start += length or 0
         return lists
@@ -164,68 +172,30 @@ def _list(pa: Any, kind: Any) -> Reader:
 
 def _map(pa: Any, kind: Any) -> Reader:
     entry = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
-    as_lists = pa.list_(entry)
-    lists = _list(pa, as_lists)
-    if not _is_text(pa.types, kind.key_type):
-        return lambda array: lists(array.cast(as_lists))
-    return lambda array: [_as_object(entries) for entries in lists(array.cast(as_lists))]
+    lists = _list(pa, pa.list_(entry))
+    if not _is(pa, kind.key_type, *_TEXT):
+        return lambda array: lists(array.cast(pa.list_(entry)))
+    return lambda array: [
+        None if entries is None else _as_object(entries) for entries in lists(array.cast(pa.list_(entry)))
+    ]
 
 
-def _as_object(entries: list[dict[str, Any]] | None) -> Any:
-    if entries is None:
-        return None
-    for entry in entries:
-        if isinstance(entry["key"], _Unwritable):
-            return entry["key"]
+def _as_object(entries: list[dict[str, Any]]) -> Any:
+    bad = next((entry["key"] for entry in entries if isinstance(entry["key"], _Unwritable)), None)
     found = {entry["key"]: entry["value"] for entry in entries}
-    return found if len(found) == len(entries) else _Unwritable("a map that names a key twice")
+    return bad or (found if len(found) == len(entries) else _Unwritable("a map that names a key twice"))
 
 
-def _timestamp(pa: Any, kind: Any) -> Reader:
-    zone = "Z" if kind.tz is not None else ""
-    length = _TIME_CHARACTERS[kind.unit]
-
-    def read(array: Any) -> list[Any]:
-        # Without its zone it is in UTC, and needs no data base of zones, which not every machine has.
-        texts = array.cast(pa.timestamp(kind.unit)).cast(pa.string()).to_pylist()
-        return [_dated(None if text is None else text.replace(" ", "T", 1), length, zone) for text in texts]
-
-    return read
-
-
-def _dated(text: str | None, length: int, zone: str = "") -> Any:
-    if text is None:
-        return None
+def _dated(text: str, length: int, zone: str = "") -> Any:
     # ISO 8601 has four digits for the year.
     return text + zone if len(text) == length else _Unwritable(f"a date outside the years 0 to 9999 ({text})")
 
 
-def _text(value: bytes | None) -> Any:
-    if value is None:
-        return None
+def _text(value: bytes) -> Any:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as bad:
         return _Unwritable(f"text that is not UTF-8 (byte 0x{value[bad.start]:02x} at {bad.start})")
-
-
-def _base64(array: Any) -> list[Any]:
-    return [None if value is None else pybase64.b64encode(value).decode("ascii") for value in array.to_pylist()]
-
-
-def _refuse(kind: Any, what: str) -> Reader:
-    unwritable = _Unwritable(f"a value of type {kind}, {what}; cast the column to text or float64, or leave it out")
-    return lambda array: [unwritable if valid else None for valid in array.is_valid().to_pylist()]
-
-
-def _is_text(types: Any, kind: Any) -> bool:
-    view = hasattr(types, "is_string_view") and types.is_string_view(kind)
-    return types.is_string(kind) or types.is_large_string(kind) or view
-
-
-def _is_list(types: Any, kind: Any) -> bool:
-    names = ("is_list", "is_large_list", "is_fixed_size_list", "is_list_view", "is_large_list_view")
-    return any(hasattr(types, name) and getattr(types, name)(kind) for name in names)
 
 
 def _fields(kind: Any) -> Sequence[Any]:
@@ -292,12 +262,9 @@ def _check_names(pa: Any, what: str, fields: Any) -> None:
 
 
 def _check_within(pa: Any, column: str, kind: Any) -> None:
-    types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         _check_within(pa, column, kind.storage_type)
-    elif types.is_map(kind):
-        _check_within(pa, column, kind.item_type)
-    elif types.is_nested(kind) and hasattr(kind, "value_type"):
-        _check_within(pa, column, kind.value_type)
-    elif types.is_struct(kind):
+    elif _is(pa, kind, "struct"):
         _check_names(pa, f"fields of column {column!r}", _fields(kind))
+    elif _is(pa, kind, "nested"):
+        _check_within(pa, column, kind.item_type if _is(pa, kind, "map") else getattr(kind, "value_type", pa.null()))

@@ -171,17 +171,14 @@ TEXT_FIELDS: Final = ("offset", "line", "blank", "digest", "open_end")
 
 
 class FilePosition(NamedTuple):
-    """A place between two lines of a file: its committed part is the bytes (of a compressed one: of its text) before.
+    """A place between two lines of a file, of a compressed one in its text.
 
     Attributes:
-        offset: bytes before it, a byte order mark included.
-        line: lines before it, blank ones included.
-        blank: blank lines among them, which are no rows.
+        offset, line, blank: bytes and lines before it, and blank ones among these, which are no rows.
         open_end: the last of them had no newline (yet).
         seen: bytes that were there of a plain file that is followed; else 0.
-        head: of a plain file: XXH3 (64 bits, hexadecimal) of the committed part's first bytes, 4 KiB at the most.
-        tail: the same of its last bytes.
-        digest: of a compressed file: XXH3 of the whole committed part; empty where nothing was read.
+        head, tail: of a plain file: XXH3 (64 bits, hexadecimal) of the first and the last bytes before it, 4 KiB each.
+        digest: of a compressed file: XXH3 of all the text before it; empty where nothing was read.
     """
 
     offset: int = 0

@@ -82,7 +82,7 @@ class _Piece:
         return not self.rows or self.serial < position.serial + (position.piece is None)
 
 
-class Ledger:
+class _Ledger:
     """Turns what is read into positions. `serial` is the number of the last piece, `totals` the sums behind it."""
 
     def __init__(
@@ -109,7 +109,6 @@ class Ledger:
             self._replaced.append((known.journal, 0))
 
     def add_piece(self, name: str, piece: FollowedLines) -> Rows:
-        """Takes notice of a piece of a file; returns its rows."""
         self.serial += 1
         serial, (begin, end) = self.serial, piece[1:]
         size, blank = self.totals
@@ -123,7 +122,6 @@ class Ledger:
         return piece.rows._replace(position=position)
 
     def add_finished(self, name: str, size: int) -> None:
-        """Takes notice that a file was read to its end, being of this size in bytes."""
         self._add(_Piece(self.serial, name, 0, FilePosition(), self.totals, finished=size))
 
     def _add(self, piece: _Piece) -> None:
@@ -164,7 +162,6 @@ class Ledger:
         return self._encode(at, totals)
 
     def close(self) -> None:
-        """Closes the journal. May be called twice."""
         if self._journal is not None:
             self._journal.close()
 
@@ -232,23 +229,14 @@ class FollowedDirectory(Source):
         journals = context.out / DIRECTORY
         known = resume(position, journals, self.name)
         self._plan = deque(known.plan)
-        self._ledger = Ledger(self.name, journals, known, position, context)
+        self._ledger = _Ledger(self.name, journals, known, position, context)
+        self.progress, self.blank = (known.totals.size, None), known.totals.blank
         record, record_end = self._ledger.add_piece, self._ledger.add_finished
         self._files = FollowedFiles(settings, context.max_row_bytes, known.state, record, record_end, clock)
         self._watch = DirectoryWatch(settings.path, clock)
         self._asked = self._marker_seen = self._last = False
         if not self._plan:
             self._files.begin()
-
-    @property
-    def blank(self) -> int:
-        """Blank lines skipped so far."""
-        return self._ledger.totals.blank
-
-    @property
-    def progress(self) -> tuple[int, int | None]:
-        """(bytes of text read, None): nobody knows how much will come."""
-        return self._ledger.totals.size, None
 
     def read(self) -> Rows | None:
         """Returns the next rows, none where there are none now; None where the directory has ended."""
@@ -261,6 +249,7 @@ class FollowedDirectory(Source):
                     return None if self._last else Rows()
                 found = self._files.step()
             self.reached = FollowPosition(self._ledger.serial)
+            self.progress, self.blank = (self._ledger.totals.size, None), self._ledger.totals.blank
             if found is not None:
                 self._watch.active()
                 if found.lines:
@@ -278,7 +267,7 @@ class FollowedDirectory(Source):
         return f"new lines in {self.name} ({unfinished} unfinished), or {self._end_marker} there"
 
     def entry(self, position: FollowPosition) -> dict[str, Any]:
-        """Returns the entry of a position; see `Ledger.entry`."""
+        """Returns the entry of a position; see `_Ledger.entry`."""
         return self._ledger.entry(position)
 
     def end(self) -> None:

@@ -224,7 +224,7 @@ class FollowedFiles:
             self._take_turn(name)
         else:
             del self._entries[name]
-            self._listing.settle(name)
+            self._listing.settled.add(name)
             self._backlog.append(name)
 
     def _grown(self, name: str, size: int) -> None:
@@ -232,7 +232,7 @@ class FollowedFiles:
         if self._by != "idle" or is_packed(name):
             known = self._listing.finished.get(name)
             raise refuse_growth(os.path.join(self._path, name), known.offset if known else 0, size)
-        self._listing.unsettle(name)
+        self._listing.settled.discard(name)
         self._begun(name)
         self._take_turn(name)
 
@@ -257,14 +257,16 @@ class FollowedFiles:
     def _finish(self, name: str, file: PlainFile | PackedFile, size: int | None = None) -> None:
         if isinstance(file, PlainFile) and file.seen > file.state.offset:
             _log.warning("%s: its last line is incomplete and left out", os.path.join(self._path, name))
-        state, size = file.state, file.size if size is None else size
+        state = file.state
+        if size is None:
+            size = file.size if isinstance(file, PackedFile) else state.offset
         self._forget(name)
         self._listing.finish(name, state, size)
         self._record_end(name, size)
 
     def _forget(self, name: str) -> None:
         entry = self._entries.pop(name)
-        self._listing.unsettle(name)
+        self._listing.settled.discard(name)
         if entry.file is not None:
             entry.file.close()
         if name == self._current:

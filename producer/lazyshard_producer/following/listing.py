@@ -206,27 +206,19 @@ class DirectoryListing:
         self.finished: Final = finished
         self._path = path
         self._rules = rules
-        self._settled: set[str] = set()
+        self.settled: set[str] = set()  # names that need no attention, as long as they are there
         self._recent: deque[str] = deque(maxlen=_RECENT)
         self._next = 0
-
-    def settle(self, name: str) -> None:
-        """Takes a name for one that needs no attention, as long as it is there."""
-        self._settled.add(name)
-
-    def unsettle(self, name: str) -> None:
-        """Takes it back."""
-        self._settled.discard(name)
 
     def finish(self, name: str, at: FilePosition, size: int) -> None:
         """Takes notice that a file was read to its end."""
         self.finished.add(name, at, size)
         self._recent.append(name)
-        self._settled.add(name)
+        self.settled.add(name)
 
     def look(self, watched: Container[str]) -> Look:
         """Looks at the directory. The size of `watched` files is wanted; they are known, and not new."""
-        before, settled = self._settled, set[str]()
+        before, settled = self.settled, set[str]()
         found, sizes, marked, ended = dict[str, int](), dict[str, int](), set[str](), False
         with refusing(self._path), os.scandir(self._path) as entries:
             for entry in entries:
@@ -234,12 +226,14 @@ class DirectoryListing:
                 if name in before:
                     settled.add(name)
                 elif name in watched:
-                    _add_size(sizes, entry)
+                    with contextlib.suppress(FileNotFoundError):
+                        sizes[name] = entry.stat().st_size
                 elif self._rules.is_data(name):
-                    if self._is_plain(entry):
-                        _add_size(found, entry)
-                    else:
+                    if not self._is_plain(entry):
                         settled.add(name)
+                        continue
+                    with contextlib.suppress(FileNotFoundError):
+                        found[name] = entry.stat().st_size
                 elif name == self._rules.end_marker:
                     ended = True
                 elif (data := self._rules.data_of(name)) is None or data in before:
@@ -248,12 +242,12 @@ class DirectoryListing:
                     marked.add(data)
         found = dict(sorted(found.items()))
         new, grown = ({name: found[name] for name in names} for names in self.finished.compare(found))
-        self._settled = settled | (found.keys() - new.keys())
+        self.settled = settled | (found.keys() - new.keys())
         return Look(new, grown, sizes, marked, ended)
 
     def look_again(self, count: int) -> Iterator[tuple[str, int]]:
         """Looks at so many finished files, and those finished last; yields those that have grown, with their sizes."""
-        names = list(islice(self._settled, self._next, self._next + count))
+        names = list(islice(self.settled, self._next, self._next + count))
         self._next = self._next + count if len(names) == count else 0
         for name in {*names, *self._recent}:
             known = self.finished.get(name)
@@ -280,13 +274,6 @@ class DirectoryListing:
         if os.path.dirname(target) == directory and self._rules.is_data(os.path.basename(target)):
             return f"a link to {target}, which is taken itself"
         return "" if os.path.isfile(target) else f"a link to {target}, which is none"
-
-
-def _add_size(sizes: dict[str, int], entry: os.DirEntry[str]) -> None:
-    try:
-        sizes[entry.name] = entry.stat().st_size
-    except FileNotFoundError:
-        return
 
 
 FIRST_PAUSE_S: Final = 0.2

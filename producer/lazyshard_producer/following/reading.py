@@ -26,6 +26,7 @@ from lazyshard_producer.sources.source import (
     digest,
     find_line_end,
     open_regular,
+    refuse_source,
     refuse_truncated,
     refusing,
 )
@@ -101,11 +102,6 @@ class PlainFile:
         self._reading: _Reading | None = None
         self._looked = state.offset  # no newline from `state` up to here
         self._end: int | None = None  # of the file that was taken for complete
-
-    @property
-    def size(self) -> int:
-        """Bytes that are read."""
-        return self.state.offset
 
     @property
     def seen(self) -> int:
@@ -252,14 +248,12 @@ class PlainFile:
 
 def refuse_growth(path: str, expected: int, actual: int) -> SourceRefused:
     """Returns the error for a file that was complete, of `expected` bytes, and has now `actual` bytes."""
-    return SourceRefused(
-        f"{path}: taken for complete at {expected} bytes, and now it has {actual}: it was still being written. Have "
-        f"files written under another name, a hidden one for instance, and renamed when they are complete (or, with "
-        f"markers, the marker made last); to take the rest of this one, start again with --finished-by idle",
-        file=path,
-        expected=f"{expected} bytes",
-        actual=f"{actual} bytes",
+    hint = (
+        ": it was still being written. Have files written under another name, a hidden one for instance, and renamed "
+        "when they are complete (or, with markers, the marker made last); to take the rest of this one, start again "
+        "with --finished-by idle"
     )
+    return refuse_source(path, f"{expected} bytes", f"{actual} bytes", hint, where="taken for complete: ")
 
 
 class PackedFile:

@@ -50,7 +50,7 @@ _REPLACED: Final = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)  # keys of 
 Tokens = Mapping[str, npt.NDArray[np.int64]]
 
 
-class ReadyEncoder(NamedTuple):
+class _Encoder(NamedTuple):
     """An encoder that is ready, and what it encodes with."""
 
     function: Callable[[dict[str, Any]], Any]
@@ -136,15 +136,15 @@ def form_of(settings: Settings) -> Form:
 
 
 @functools.cache
-def load_encoder(settings: EncodingSettings) -> ReadyEncoder:
+def load_encoder(settings: EncodingSettings) -> _Encoder:
     """Returns the encoder; loading ms-swift takes seconds, so once in a process."""
     # What is cut or padded is no longer what an encoder has made, and its readers have to know that.
     form = {} if settings.form is None else {"form": settings.form}
     if settings.encode != SWIFT:
         function = load_function(settings.encode, "--encode")
-        return ReadyEncoder(function, _facts({"kind": "function", "function": settings.encode, **form}, function))
+        return _Encoder(function, _facts({"kind": "function", "function": settings.encode, **form}, function))
     function, encoding = open_swift(settings, "--encode")
-    return ReadyEncoder(function, check_encoding({**encoding, **form}))
+    return _Encoder(function, check_encoding({**encoding, **form}))
 
 
 def open_swift(settings: EncodingSettings, option: str) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
@@ -190,7 +190,7 @@ def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[Encode
         if others:
             raise bad_row(f"--split: there is an array under {others[0]!r:.80}, which would be lost")
     count = len(tokens[INPUT_IDS])
-    return EncodedRow(*pack_row({name: _narrow(values) for name, values in tokens.items()}), count), count
+    return EncodedRow(*pack_row({name: values.astype(np.int32) for name, values in tokens.items()}), count), count
 
 
 def document_of(row: EncodedRow) -> dict[str, Any]:
@@ -218,15 +218,10 @@ def write_tokens(
     tokens: Tokens, length: int, *, arrays: bool, of: Mapping[str, Any] | None = None
 ) -> bytes | EncodedRow:
     """Returns a row that holds tokens, as it is published."""
-    row: dict[str, Any] = {**(of or {})}
-    row |= {name: _narrow(values) if arrays else values.tolist() for name, values in tokens.items()}
+    row: dict[str, Any] = {**(of or {})}  # as int32, which they fit: `tokens_of` has seen to it
+    row |= {name: values.astype(np.int32) if arrays else values.tolist() for name, values in tokens.items()}
     row["length"] = length
     return EncodedRow(*pack_row(row), length) if arrays else encode_row(row)
-
-
-def _narrow(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Returns the same numbers as int32, which they fit, as `tokens_of` has seen to."""
-    return values.astype(np.int32)
 
 
 def _tokens(option: str, fields: dict[str, Any], beside: tuple[str, ...]) -> dict[str, npt.NDArray[np.int64]]:

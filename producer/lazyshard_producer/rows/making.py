@@ -15,7 +15,7 @@ from typing import Any, Final
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.mixing import MixPosition, SourceSpan
-from lazyshard_producer.rows.reader import Batch, BegunUnit, MadeRow, RowStats, Unit
+from lazyshard_producer.rows.reader import Batch, BegunUnit, MadeRow, RowStats, Unit, line_size
 from lazyshard_producer.rows.recipe import Here, MadeOfRow, Workers
 from lazyshard_producer.rows.sequences import Blocks, Splitter, Stripes, made_rows
 
@@ -124,7 +124,7 @@ class MakingReader:
                 yield from self._stripes.add(rows, {piece.source: 1}, before, self._last)
                 continue
             self._rows += rows
-            self._bytes += sum(one.size for one in rows)
+            self._bytes += sum(line_size(one.line) for one in rows)
             self._held += 1
             self._unit[piece.source] = self._unit.get(piece.source, 0) + 1
             if self._is_full():

@@ -111,10 +111,6 @@ class _Input:
             read = self._read_before + (read - self._read_before) * self.next // self.stop
         return (read, there), self.source.blank
 
-    def finish(self) -> None:
-        self.entry_at(self.position)
-        self.close()
-
     def close(self) -> None:
         if self.source is not None:
             self._progress = self.progress()
@@ -372,7 +368,8 @@ class Mixer:
             return True
         one.position = source.reached
         if not self._ahead:
-            one.finish()
+            one.entry_at(one.position)
+            one.close()
         return False
 
     def _opened(self, index: int) -> Source:

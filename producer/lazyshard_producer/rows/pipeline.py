@@ -63,7 +63,13 @@ class Pipeline:
         if committed is not None:
             start, told = _same_recipe(start, described)
         maker = Maker(settings, form.carried) if makes_rows(settings) or blocks is not None else None
-        refusals = refusals or _make_refusals(settings, start, check_owner)
+        if refusals is None:
+            quarantine = None
+            if settings.on_bad_row == "quarantine":
+                assert check_owner is not None
+                quarantine = Quarantine(Path(settings.out), start.quarantine_bytes, check_owner=check_owner)
+            policy, most = settings.on_bad_row, settings.max_bad_rows
+            refusals = Refusals(policy, most, quarantine, start.refused, start.quarantine_bytes)
         many = settings.workers > 0 and maker is not None
         self._workers = Workers(settings, settings.workers, form.carried) if many else None
 
@@ -116,14 +122,6 @@ class Pipeline:
         if self._workers is not None:
             self._workers.close()
             self._workers = None
-
-
-def _make_refusals(settings: Settings, start: RunPosition, check_owner: Callable[[], Path] | None) -> Refusals:
-    quarantine, kept = None, start.quarantine_bytes
-    if settings.on_bad_row == "quarantine":
-        assert check_owner is not None
-        quarantine = Quarantine(Path(settings.out), kept, check_owner=check_owner)
-    return Refusals(settings.on_bad_row, settings.max_bad_rows, quarantine, start.refused, quarantine_bytes=kept)
 
 
 def _blocks(settings: Settings) -> Blocks | None:

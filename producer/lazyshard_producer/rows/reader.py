@@ -144,11 +144,6 @@ class MadeRow(NamedTuple):
         """What tells it from others."""
         return self.line if isinstance(self.line, bytes) else self.line.data
 
-    @property
-    def size(self) -> int:
-        """Bytes of that."""
-        return line_size(self.line)
-
 
 def line_size(line: Line) -> int:
     """Returns the bytes of a row, its newline and its arrays included."""

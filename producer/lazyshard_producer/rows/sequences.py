@@ -45,7 +45,7 @@ from lazyshard_producer.configuration.row_settings import SplitSettings
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.encoding import document_of, write_tokens
 from lazyshard_producer.rows.mixing import MixPosition
-from lazyshard_producer.rows.reader import Batch, BegunUnit, Line, MadeRow, RowStats, Unit
+from lazyshard_producer.rows.reader import Batch, BegunUnit, Line, MadeRow, RowStats, Unit, line_size
 from lazyshard_producer.rows.recipe import MadeOfRow
 from lazyshard_producer.rows.refusals import locate
 from lazyshard_producer.sources.source import RowOrigin, bad_row
@@ -100,10 +100,10 @@ def _parts(rows: Sequence[MadeRow], most: int) -> Iterator[Sequence[MadeRow]]:
     """Yields the rows in as few parts as hold at most so many bytes, in order; each part holds a row at least."""
     first = held = 0
     for index, row in enumerate(rows):
-        if held + row.size > most and index > first:
+        if held + line_size(row.line) > most and index > first:
             yield rows[first:index]
             first, held = index, 0
-        held += row.size
+        held += line_size(row.line)
     yield rows[first:]
 
 
@@ -285,7 +285,11 @@ class Splitter:
         """Yields the sequences that more rows fill; see `Stripes.add`."""
         unit = Unit(self._stats, made, before, of)
         self._last = after
-        added = [self._document(unit, row) for row in range(len(made))]
+        added = [
+            _OpenDocument(unit, number, row.place, document_of(row.line), row.tokens + self._frame)
+            for number, row in enumerate(made)
+            if isinstance(row.line, EncodedRow)  # all of them are
+        ]
         if self._begun is not None:
             self._at = self._go_on(self._begun, added)
             self._left -= sum(one.framed for one in added[: self._at.document]) + self._at.offset
@@ -315,11 +319,6 @@ class Splitter:
     def _batch(self, made: Sequence[_Sequence]) -> Batch:
         lines, tokens, places, ends = zip(*made, strict=True)
         return Batch(self._stats, lines, places.__getitem__, lambda index: ends[index](), tokens)
-
-    def _document(self, unit: Unit, row: int) -> _OpenDocument:
-        made = unit.made[row]
-        assert isinstance(made.line, EncodedRow)
-        return _OpenDocument(unit, row, made.place, document_of(made.line), made.tokens + self._frame)
 
     def _lengths(self) -> list[int]:
         return [one.framed - self._frame for one in self._documents]

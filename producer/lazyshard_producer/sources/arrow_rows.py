@@ -18,7 +18,6 @@ the column's type, never by what happens to be in it, so a column looks the same
 
 from __future__ import annotations
 
-import importlib
 import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -28,22 +27,12 @@ import pybase64
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.row import encode_row
-from lazyshard_producer.errors import ExtraMissing
-from lazyshard_producer.sources.source import bad_row, too_long
+from lazyshard_producer.sources.source import bad_row, load_extra, too_long
 
 
 def load_pyarrow(path: str, module: str = "pyarrow") -> Any:
     """Returns pyarrow, or the module of it of this whole name, for the source at a path."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as cause:
-        missing = isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] == "pyarrow"
-        found = "it is not installed" if missing else f"importing it failed: {cause}"
-        raise ExtraMissing(
-            f"{path}: reading it needs pyarrow, and {found}: pip install 'lazyshard[arrow]'",
-            package="pyarrow",
-            extra="arrow",
-        ) from cause
+    return load_extra(path, module, "arrow")
 
 
 Reader = Callable[[Any], "list[Any]"]

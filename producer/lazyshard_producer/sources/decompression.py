@@ -11,12 +11,11 @@ import os
 import zlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import ModuleType
 from typing import Any, BinaryIO, Final
 
 from lazyshard.memory import raise_if_short
-from lazyshard_producer.errors import ExtraMissing, SourceRefused
-from lazyshard_producer.sources.source import open_regular, refuse_source, refusing
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.sources.source import load_extra, open_regular, refuse_source, refusing
 
 BLOCK_BYTES: Final = 1 << 20  # text is given in blocks of about this size; the bytes read at a time are fewer
 _AHEAD_BYTES: Final = 4 * BLOCK_BYTES  # compressed size from which on a thread is worth its start
@@ -33,7 +32,7 @@ _CHECKS: Final = {"incorrect data check": "a wrong checksum (CRC)", "incorrect l
 """What gzip's library calls its checks, and what they are."""
 
 
-class CompressedText:
+class _CompressedText:
     """The text of a compressed file that is open, with a buffer, at its start; `consumed` bytes of it were read."""
 
     _what: str
@@ -94,9 +93,9 @@ class CompressedText:
         return self._refuse(f"the end of the file or another {self._what}", f"a part beginning {start[:8]!r}")
 
 
-def open_text(file: BinaryIO, path: str) -> CompressedText:
+def open_text(file: BinaryIO, path: str) -> _CompressedText:
     """Returns the text of a file that is open, with a buffer, at its start. Its first bytes tell the kind."""
-    text = CompressedText(file, path)
+    text = _CompressedText(file, path)
     start = text._take(4)
     text._back(len(start))
     if start.startswith(_GZIP_MAGIC):
@@ -107,7 +106,7 @@ def open_text(file: BinaryIO, path: str) -> CompressedText:
     raise text._refuse("a file compressed by gzip or zstd", found)
 
 
-class _GzipText(CompressedText):
+class _GzipText(_CompressedText):
     _what = "gzip member"
     _slice = _FIRST_SLICE_BYTES
     _engine: zlib._Decompress | None = None
@@ -150,7 +149,7 @@ class _GzipText(CompressedText):
         return True
 
 
-class _ZstdText(CompressedText):
+class _ZstdText(_CompressedText):
     """The frames are taken apart here (RFC 8878, 3.1.1) and handed to the library block by block.
 
     So no call can expand without bound, and the end of a file within a frame is seen, which the library's own readers
@@ -161,7 +160,7 @@ class _ZstdText(CompressedText):
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         super().__init__(file, path)
-        self._library = _import_zstandard(path)
+        self._library = load_extra(path, "zstandard", "producer")
         self._engine: Any = None
         self._checksum = False
 
@@ -222,19 +221,6 @@ def _is_zstd(magic: int) -> bool:
     return magic == _ZSTD_MAGIC or magic & ~15 == _ZSTD_SKIPPABLE
 
 
-def _import_zstandard(path: str) -> ModuleType:
-    try:
-        import zstandard
-    except ImportError as cause:
-        install = "install it with `pip install 'lazyshard[producer]'`"
-        raise ExtraMissing(
-            f"{path}: reading zstd files needs the package zstandard; {install}",
-            package="zstandard",
-            extra="producer",
-        ) from cause
-    return zstandard
-
-
 class PackedText:
     """A compressed file that is open: its text, read ahead by a thread where the file is large enough for one."""
 
@@ -255,7 +241,7 @@ class PackedText:
         return self._text.consumed
 
     def read(self) -> bytes:
-        """Returns the next block of text; see `CompressedText`."""
+        """Returns the next block of text; see `_CompressedText`."""
         if self.size <= _AHEAD_BYTES:
             return self._text.read()
         if self._thread is None:

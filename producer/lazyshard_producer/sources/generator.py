@@ -136,6 +136,7 @@ class GeneratorSource(Source):
         self.name: Final = plain_name(settings.path)
         self.start = FunctionPosition(0, 0, _encode(None)) if position is None else self._decode(position)
         self.reached: FunctionPosition = self.start
+        self.progress = self.start.length, None
         self._function = load_function(settings.path[len(PYTHON) :], f"--source {self.name}")
         self._max_row_bytes = context.max_row_bytes
         self._ahead_rows = min(AHEAD_ROWS, context.samples_per_chunk or AHEAD_ROWS)
@@ -149,11 +150,6 @@ class GeneratorSource(Source):
         self._stopping = False
         self._asked_at: float | None = None
 
-    @property
-    def progress(self) -> tuple[int, int | None]:
-        """(bytes read, None)."""
-        return self.reached.length, None
-
     def read(self) -> Rows | None:
         """Returns what rows there are; None when the function has no more."""
         self._begin()
@@ -163,6 +159,7 @@ class GeneratorSource(Source):
             self._changed.notify_all()
         if rows:
             self.reached = rows[-1][1]
+            self.progress = self.reached.length, None
             return Rows(
                 [line for line, _ in rows],
                 lambda index: rows[index][1],

@@ -173,24 +173,22 @@ class IndexedSource(Source):
         self.start = 0 if position is None else self._decode(position)
         with self._refusing():
             self._known = [KnownFile(path) for path in (self._path, data_path(self._path))]
-            for file, expected in zip(self._known, position["xxh3"] if position and self.start else (), strict=False):
-                if expected != _hexadecimal(file):
-                    raise refuse_changed(file.path)
+            self._digests = [f"{file.digest:016x}" for file in self._known]
+            if position is not None and self.start and position["xxh3"] != self._digests:
+                raise refuse_changed(self._known[position["xxh3"][0] == self._digests[0]].path)
             self._reader = IndexedReader(self._path)
         # What was opened is what the fingerprint is of.
         self._check_same()
         self._maker = _RowMaker(self._reader, self._of, context.max_row_bytes)
         if self.start > self._maker.total:
             raise refuse_position(self.name, f"at most {self._maker.total} rows", str(self.start))
-        self.reached: int = self.start
+        self._reach(self.start)
         with self._refusing():
             self._maker.go_to(self.start)
 
-    @property
-    def progress(self) -> tuple[int, int]:
-        """(bytes read, bytes there are) of the data file; it goes by rows."""
+    def _reach(self, row: int) -> None:
         size = self._reader.data_size
-        return size * self.reached // max(1, self._maker.total), size
+        self.reached, self.progress = row, (size * row // max(1, self._maker.total), size)
 
     def read(self) -> Rows | None:
         """Returns the next rows; None when all are read. Raises SourceRefused where a file is damaged or changed."""
@@ -205,7 +203,7 @@ class IndexedSource(Source):
                 # A file that was replaced is not damaged: that it was is the better message.
                 self._check_same()
                 raise
-        self.reached += len(lines)
+        self._reach(before + len(lines))
         return Rows(
             lines, lambda index: before + index + 1, lambda index: RowOrigin(self.name, before + index + 1, None)
         )
@@ -214,7 +212,7 @@ class IndexedSource(Source):
         """Returns the entry of a position, which is how many rows are before."""
         if position:
             self._check_same()
-        digests = [_hexadecimal(file) for file in self._known] if position else []
+        digests = self._digests if position else []
         return {"kind": KIND, "path": self.name, "rows": self._of, "row": position, "xxh3": digests}
 
     def close(self) -> None:
@@ -243,7 +241,3 @@ class IndexedSource(Source):
             hint = "; give that again, or choose another --out"
             raise refuse_source(self.name, expected, f"--indexed-rows {self._of}", hint)
         return int(row)
-
-
-def _hexadecimal(file: KnownFile) -> str:
-    return f"{file.digest:016x}"

@@ -209,21 +209,16 @@ class JsonLinesFile(Source):
                 start = start._replace(offset=at.offset + len(newline), open_end=not newline)
             self._file.seek(start.offset)
             stack.pop_all()
-        self.start = self.reached = start
+        self.start = start
+        self._reach(start)
         self._splitter = LineSplitter(self.name, context.max_row_bytes, start)
         self._block = b""
         self._block_end = start.offset
         self._finished = False
 
-    @property
-    def blank(self) -> int:
-        """Blank lines skipped."""
-        return self._splitter.position.blank
-
-    @property
-    def progress(self) -> tuple[int, int | None]:
-        """(bytes read, bytes of the file)."""
-        return self._splitter.position.offset, os.fstat(self._fd).st_size
+    def _reach(self, at: FilePosition) -> None:
+        self.reached, self.blank = at, at.blank
+        self.progress = at.offset, os.fstat(self._fd).st_size
 
     def read(self) -> Rows | None:
         """Returns the next rows; None at the end of the file. Raises SourceRefused where it was truncated."""
@@ -238,7 +233,7 @@ class JsonLinesFile(Source):
                     raise refuse_truncated(self._path, self._block_end, size)
                 self._finished = True
                 rows = self._splitter.finish()
-            self.reached = self._splitter.position
+            self._reach(self._splitter.position)
             if rows.lines:
                 return rows
         return None

@@ -143,25 +143,23 @@ _BLOCK_BYTES: Final = 1 << 20
 class _TextSource(Source):
     """A text that is read from its start.
 
-    That it is up to the position what it was shows only when it has been read: `read` raises then, before it gives any
-    row.
+    That it is up to the position what it was shows only when it has been read: `read` raises then, before any row.
     """
 
     _lines: DigestedText
     _finished = False
+    _blank_before = 0
 
     def _begin(self, at: FilePosition, context: Context, remedy: str) -> None:
         self._lines = DigestedText(self.name, context.max_row_bytes, at, remedy)
         self.start = self.reached = self._lines.start
-
-    @property
-    def blank(self) -> int:
-        return self._lines.reached.at.blank
+        self.blank = self._blank_before + at.blank
 
     def _give(self, block: bytes, ended: bool, *, only_row: bool = False) -> Rows:
         self._finished = ended
         rows = self._lines.finish(only_row=only_row) if ended else self._lines.feed(block)
         self.reached = self._lines.reached
+        self.blank = self._blank_before + self.reached.at.blank
         return rows
 
 
@@ -175,11 +173,7 @@ class CompressedJsonLines(_TextSource):
             at = FilePosition.decode(position, (GZIP, ZSTD), self.name, TEXT_FIELDS)
         self._begin(at, context, "; put the old file back (appending is fine), or choose another --out")
         self._packed = PackedText(settings.path)
-
-    @property
-    def progress(self) -> tuple[int, int | None]:
-        """(compressed bytes read, compressed bytes there are)."""
-        return self._packed.consumed, self._packed.size
+        self.progress = 0, self._packed.size
 
     def read(self) -> Rows | None:
         """Returns the next rows; none while the published part is read again; None at the end."""
@@ -189,6 +183,7 @@ class CompressedJsonLines(_TextSource):
                 return None
             block = self._packed.read()
             rows = self._give(block, not block)
+            self.progress = self._packed.consumed, self._packed.size
             if rows.lines:
                 break
         return rows
@@ -234,6 +229,7 @@ class StandardInput(_TextSource):
             "--resume append; to start anew, choose another --out"
         )
         self._begin(at, context, remedy)
+        self.progress = self._bytes_before + at.offset, None
         self._fd = 0 if settings.path == STANDARD_INPUT else _open_pipe(settings.path)
         self._ended = False
         self._ending = False
@@ -242,16 +238,6 @@ class StandardInput(_TextSource):
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _BLOCK_BYTES)
 
-    @property
-    def blank(self) -> int:
-        """Blank lines skipped so far."""
-        return self._blank_before + super().blank
-
-    @property
-    def progress(self) -> tuple[int, int | None]:
-        """(bytes read, None): nobody knows how much will come."""
-        return self._bytes_before + max(self._lines.read, self.start.at.offset), None
-
     def read(self) -> Rows | None:
         """Returns the rows that have come; None where the input is at its end."""
         if self._finished:
@@ -259,6 +245,7 @@ class StandardInput(_TextSource):
         block = self._read_block()
         # Asked to end, nobody knows whether what has come is all of the last line.
         rows = self._give(block, not block and (self._ended or self._ending), only_row=not self._ended)
+        self.progress = self._bytes_before + max(self._lines.read, self.start.at.offset), None
         return rows if rows.lines or not self._finished else None
 
     def wait(self, seconds: float) -> None:

@@ -8,6 +8,7 @@ the same however long the file is. Of a complete file it is the XXH3 of its name
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -21,7 +22,7 @@ from lazyshard.errors import FileRefused, RowInvalid
 from lazyshard.format.batch import EncodedRow
 from lazyshard.memory import raise_if_short
 from lazyshard.store.files import open_inside
-from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.position import FilePosition
 
 PIECE_BYTES: Final = 1 << 20
@@ -82,22 +83,16 @@ class Source(ABC):
         live: whether it may have nothing at the moment and more later.
         start: where it stood when it was opened.
         reached: where it stands after all that `read` gave, and after the blank lines behind that.
+        blank: blank lines skipped so far, those of earlier runs included.
+        progress: (bytes read, bytes there are) for what is shown, earlier runs included; None where nobody can know.
     """
 
     name: str
     live: bool = False
     start: Position
     reached: Position
-
-    @property
-    def blank(self) -> int:
-        """Blank lines skipped so far, those of earlier runs included."""
-        return 0
-
-    @property
-    @abstractmethod
-    def progress(self) -> tuple[int, int | None]:
-        """(bytes read, bytes there are) for what is shown, earlier runs included; None where nobody can know."""
+    blank: int = 0
+    progress: tuple[int, int | None] = (0, None)
 
     @abstractmethod
     def read(self) -> Rows | None:
@@ -235,13 +230,8 @@ def find_line_end(name: str, at: FilePosition, rest: bytes) -> bytes:
         if rest.startswith(newline):
             return newline
     if rest not in (b"", b"\r"):
-        raise SourceRefused(
-            f"{name}:{at.line}: the row was taken as it stood at the end, byte {at.offset}; expected a line end there, "
-            f"found {rest[:1]!r}: the line was continued since",
-            file=name,
-            expected="a line end",
-            actual=repr(rest[:1]),
-        )
+        where = f"the row of line {at.line} was taken as it stood at the end, byte {at.offset}: "
+        raise refuse_source(name, "a line end", repr(rest[:1]), ": the line was continued since", where=where)
     return b""
 
 
@@ -267,6 +257,18 @@ class KnownFile:
             if now.digest != self.digest:
                 raise refuse_changed(self.path)
             self._version = now._version
+
+
+def load_extra(path: str, module: str, extra: str) -> Any:
+    """Returns a module that need not be installed, by its whole name, for a source. Raises ExtraMissing."""
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as cause:
+        missing = isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] == package
+        found = "it is not installed" if missing else f"importing it failed: {cause}"
+        message = f"{path}: reading it needs {package}, and {found}: pip install 'lazyshard[{extra}]'"
+        raise ExtraMissing(message, package=package, extra=extra) from cause
 
 
 @contextlib.contextmanager

@@ -94,7 +94,7 @@ class StreamSource(Source):
         self._missing_since: float | None = None
         self._seal: Seal | None = None
         self.start = StreamPosition(0, 0) if position is None else self._decode(position)
-        self.reached: StreamPosition = self.start
+        self._reach(self.start)
         if self._reader.stream_id is not None:
             with _refusing(self.name):
                 retired = read_retired(self._directory, self._reader.stream_id)
@@ -103,12 +103,11 @@ class StreamSource(Source):
                 hint = "; take a stream that is produced with --retain all"
                 raise refuse_source(self.name, f"all chunks from {chunk} on", actual, hint)
 
-    @property
-    def progress(self) -> tuple[int, int | None]:
-        """(bytes read, bytes there are): of a stream that has ended as many as its rows are by what was read."""
-        sample, size = self.reached
+    def _reach(self, at: StreamPosition) -> None:
         seen = self._reader.seen
-        return size, size * seen.samples // sample if seen.ended and sample else None
+        # Of a stream that has ended there are as many bytes as its rows are by what was read.
+        self.reached = at
+        self.progress = at.size, at.size * seen.samples // at.sample if seen.ended and at.sample else None
 
     def read(self) -> Rows | None:
         """Returns the next rows, none where none is published now; None where the stream has ended."""
@@ -125,7 +124,7 @@ class StreamSource(Source):
         if not lines:
             return Rows()
         rows = self._rows(lines)
-        self.reached = rows.position(len(lines) - 1)
+        self._reach(rows.position(len(lines) - 1))
         self._row_at = self._clock()
         return rows
 
@@ -195,9 +194,15 @@ class StreamSource(Source):
             return [_refused(cause) for _ in range(first, stop)]
         self._missing_since = None
         try:
-            return [self._checked(line) for line in self._lines(first, stop)]
+            lines = self._lines(first, stop)
         except (ChunkCorrupt, RowInvalid) as cause:
             return [_refused(cause)]
+        most, hint = self._most, ": {} bytes, its arrays included"
+        sizes = [_line_size(line) - 1 for line in lines]
+        return [
+            line if size <= most else bad_row(too_long(most, hint.format(size)))
+            for line, size in zip(lines, sizes, strict=True)
+        ]
 
     def _open(self, number: int) -> None:
         self._reader.chunk(number)
@@ -234,10 +239,6 @@ class StreamSource(Source):
             found = self._reader.arrays_published(first, first + good)
         ends = found.ends.tolist()
         return [found.data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-    def _checked(self, line: bytes | EncodedRow) -> Line:
-        size = _line_size(line) - 1
-        return line if size <= self._most else bad_row(too_long(self._most, f": {size} bytes, its arrays included"))
 
     def _digest(self, samples: int) -> str:
         """Returns the XXH3 of the row before a place in a foreign stream, empty where there is none that can be read.

@@ -43,9 +43,8 @@ _Pieces = Generator[tuple[Any, float], None, None]
 
 
 class _Table(NamedTuple):
-    """A file of rows that is open, from a row on: what it is, and its columns, a `pyarrow.Schema`."""
+    """A file of rows that is open, from a row on, with its columns, a `pyarrow.Schema`."""
 
-    what: str
     schema: Any
     pieces: _Pieces
     close: Callable[[], None]
@@ -86,17 +85,10 @@ class TableSource(Source):
         self._table: _Table | None = None
         self._encoder: ArrowRowEncoder | None = None
         self._ends = [0, *accumulate(map(file_size, self._files))]
-        self._fraction = 0.0
+        self.progress = self._ends[min(self.start.file, len(self._files))], self._ends[-1]
         # At once, so that what cannot be read is refused before anything is published.
         if self.start.file < len(self._files):
             self._open()
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """(bytes read, bytes there are); within a file it goes by rows."""
-        at = self.reached.file
-        part = self._fraction * (self._ends[at + 1] - self._ends[at]) if at < len(self._files) else 0
-        return self._ends[at] + int(part), self._ends[-1]
 
     def read(self) -> Rows | None:
         """Returns the next rows; None when all files are read."""
@@ -104,14 +96,15 @@ class TableSource(Source):
             if self._table is None:
                 self._open()
             assert self._table is not None and self._encoder is not None
-            with _readable(self._files[file], self._table.what):
+            with _readable(self._files[file], _PARQUET if self._kind == "parquet" else _ARROW):
                 found = next(self._table.pieces, None)
             if found is not None:
-                batch, self._fraction = found
+                batch, fraction = found
+                self.progress = int(self._ends[file] * (1 - fraction) + self._ends[file + 1] * fraction), self._ends[-1]
                 return self._rows(self._encoder.encode(batch))
             self._known[file].check()
             self.close()
-            self.reached = TablePosition(file + 1, 0)
+            self.reached, self.progress = TablePosition(file + 1, 0), (self._ends[file + 1], self._ends[-1])
         return None
 
     def _rows(self, lines: Sequence[Any]) -> Rows:
@@ -135,7 +128,7 @@ class TableSource(Source):
 
     def close(self) -> None:
         """Closes the file that is open."""
-        table, self._table, self._encoder, self._fraction = self._table, None, None, 0.0
+        table, self._table, self._encoder = self._table, None, None
         if table is not None:
             table.close()
 
@@ -233,7 +226,7 @@ def _open_parquet(path: str, row: int) -> _Table:
             # No pre-buffering and no threads: both hold more of a row group than is asked for.
             file = parquet.ParquetFile(handle, pre_buffer=False, buffer_size=_BUFFER_BYTES)
             schema = file.schema_arrow
-        return _Table(_PARQUET, schema, _parquet_pieces(file, row), stack.pop_all().close)
+        return _Table(schema, _parquet_pieces(file, row), stack.pop_all().close)
 
 
 def _parquet_pieces(file: Any, row: int) -> _Pieces:
@@ -255,14 +248,13 @@ def _parquet_pieces(file: Any, row: int) -> _Pieces:
 def _check_magic(fd: int, path: str) -> None:
     size = os.fstat(fd).st_size
     head, tail = (read_at(fd, path, len(_MAGIC), max(0, offset)) for offset in (0, size - len(_MAGIC)))
-    if head == _MAGIC and tail == _MAGIC and size > 2 * len(_MAGIC):
-        return
     if _MAGIC_ENCRYPTED in (head, tail):
         raise refuse_source(path, _PARQUET, "an encrypted one, which is not read")
-    if head == _MAGIC:
+    if head != _MAGIC:
+        raise refuse_source(path, _PARQUET, f"something else, which begins with {head!r}")
+    if tail != _MAGIC or size <= 2 * len(_MAGIC):
         actual = f"one of {size} bytes without its end; is it still being written, or was it cut?"
         raise refuse_source(path, "a complete Parquet file", actual)
-    raise refuse_source(path, _PARQUET, f"something else, which begins with {head!r}")
 
 
 _ARROW: Final = "an Arrow IPC file or stream"
@@ -297,7 +289,7 @@ def _open_arrow(path: str, row: int) -> _Table:
 
         pieces = _arrow_pieces(pa, batches, data, row, check)
         stack.callback(pieces.close)
-        return _Table(_ARROW, reader.schema, pieces, stack.pop_all().close)
+        return _Table(reader.schema, pieces, stack.pop_all().close)
 
 
 def _unmap(data: mmap.mmap) -> None:
@@ -375,33 +367,26 @@ def find_data_files(directory: str) -> list[str]:
         splits = [os.path.join(directory, str(name)) for name in _load(directory, SPLITS).get("splits", [])]
         raise refuse_source(directory, "one data set", f"a DatasetDict; give one of its splits: {', '.join(splits)}")
     if not os.path.isfile(os.path.join(directory, STATE)):
-        actual = f"no {STATE}: a folder of the cache of `datasets`?"
-        raise refuse_source(directory, "a saved data set", actual, _HINT)
+        raise refuse_source(directory, "a saved data set", f"no {STATE}: a folder of the cache of `datasets`?", _HINT)
     state = _load(directory, STATE)
     if state.get("_indices_files"):
         hint = "; load it, call `flatten_indices()`, and save it again"
         raise refuse_source(directory, "a data set with its rows in order", "a selection of rows by indices", hint)
-    entries: Any = state.get("_data_files")
-    found = [entry if isinstance(entry, dict) else {} for entry in entries] if isinstance(entries, list) else []
-    names: list[Any] = [entry.get("filename") for entry in found]
-    if not names or not all(map(_is_file_name, names)):
+    entries = state.get("_data_files")
+    listed = entries if isinstance(entries, list) else []
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed]
+    if not names or not all(isinstance(name, str) and name and name == os.path.basename(name) for name in names):
         raise refuse_source(os.path.join(directory, STATE), "the names of its data files", repr(entries)[:120], _HINT)
-    return [os.path.join(directory, name) for name in names]
-
-
-def _is_file_name(name: Any) -> bool:
-    return isinstance(name, str) and name != "" and name == os.path.basename(name)
+    return [os.path.join(directory, name) for name in names if name]
 
 
 def _load(directory: str, name: str) -> dict[str, Any]:
     path = os.path.join(directory, name)
     try:
         with refusing(path), open(path, "rb") as file:
-            found = json.load(file)
+            found: dict[str, Any] = dict(json.load(file))
     except SourceRefused:
         raise
-    except ValueError as cause:
-        raise refuse_source(path, "JSON", str(cause), _HINT) from cause
-    if not isinstance(found, dict):
-        raise refuse_source(path, "a JSON object", repr(found)[:120], _HINT)
+    except (ValueError, TypeError) as cause:
+        raise refuse_source(path, "a JSON object", str(cause), _HINT) from cause
     return found

@@ -32,14 +32,10 @@ class RunPosition:
     """A place between two published rows.
 
     The sources are read on from `sources`, and of what is made of their rows from there the first `skip` are left out:
-    they are published. So a source row of which several are made, and rows that are shuffled or packed together, need
-    no state but this. Such a row or block, a part of which is published, is a unit: it is made of so many rows of each
-    source as `unit` says, even where a source has grown, and comes out the same, as the digest `skipped` tells.
-
-    A unit that is dealt by cost may end in the middle of the rows that were made of one source row, or of the packs of
-    one block. The next one begins with that source row or block, and those of its rows that belong to the unit before
-    are its `lead`: they are skipped as they were made, before the others are dealt. Where rows are cut into sequences,
-    just the first `cut` tokens of the last row that is skipped are published, its BOS included.
+    they are published. A source row or block, a part of which is published, is a unit: it is made of as many rows of
+    each source as `unit` says, even where one has grown, and comes out the same, as the digest `skipped` tells. Of a
+    unit that is dealt by cost the first `lead` rows, as they were made, belong to the unit before. Where rows are cut
+    into sequences, just the first `cut` tokens of the last row that is skipped are published, its BOS included.
 
     Attributes:
         sources: the position in each source, an object that its kind has made, None where it is not begun.

@@ -1,8 +1,5 @@
 """What is made of many rows together: shuffled or packed in blocks, dealt by cost, or cut into sequences.
 
-The same rows give the same result, so a restart needs no more than the place before a unit and how many of its rows are
-published.
-
 A block ends after so many source rows. A stripe, a chunk for each rank, ends after so many rows that were made of them:
 where several are made of one source row, it may end in the middle of those. Then the next one begins with that source
 row, behind its `lead`. Where rows are packed, a block of source rows stands in the place of a source row::
@@ -20,8 +17,6 @@ EOS of a row counts among its tokens::
     rows made of them  aaaa   bbbbb  cccc
     sequences of 6     `--------'`--------'
     positions          before b, 1 row with 2 tokens | before c, 1 row with 3 tokens
-
-See `lazyshard.plan.balance` and `.splitting` for order and cuts. Memory: the rows of a stripe or a sequence.
 """
 
 from __future__ import annotations

@@ -228,17 +228,14 @@ def _culprits(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    pending = [(path, value)]
-    while pending:
-        path, value = pending.pop()
-        if isinstance(value, _Unwritable):
-            yield path, value.reason
-        elif isinstance(value, float) and not math.isfinite(value):
-            yield path, f"{'NaN' if math.isnan(value) else 'an infinity'}, which JSON does not have; write null instead"
-        elif isinstance(value, dict):
-            pending += [(f"{path}.{key}", item) for key, item in reversed(value.items())]
-        elif isinstance(value, list):
-            pending += [(f"{path}[{index}]", item) for index, item in reversed(list(enumerate(value)))]
+    if isinstance(value, _Unwritable):
+        yield path, value.reason
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, f"{'NaN' if math.isnan(value) else 'an infinity'}, which JSON does not have; write null instead"
+    elif isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _walk(f"{path}.{key}" if isinstance(value, dict) else f"{path}[{key}]", item)
 
 
 def _check_names(pa: Any, what: str, fields: Any) -> None:

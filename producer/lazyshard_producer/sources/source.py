@@ -81,8 +81,7 @@ class Source(ABC):
     Attributes:
         name: how entries, messages and metrics call it: the path as given, in plain text.
         live: whether it may have nothing at the moment and more later.
-        start: where it stood when it was opened.
-        reached: where it stands after all that `read` gave, and after the blank lines behind that.
+        start, reached: where it stood when it was opened, and where after all that `read` gave and blank lines behind.
         blank: blank lines skipped so far, those of earlier runs included.
         progress: (bytes read, bytes there are) for what is shown, earlier runs included; None where nobody can know.
     """
@@ -96,9 +95,9 @@ class Source(ABC):
 
     @abstractmethod
     def read(self) -> Rows | None:
-        """Returns the next rows: up to about 1 MiB of them; at least one row, or none where there are none *now*.
+        """Returns the next rows, about 1 MiB of them, or none where there are none *now*; None: finished, for ever.
 
-        None: finished, for ever. Never blocks for longer than the device takes; see `wait`.
+        Never blocks for longer than the device takes; see `wait`.
         """
 
     def wait(self, seconds: float) -> None:  # noqa: B027 - nothing to wait for
@@ -110,10 +109,9 @@ class Source(ABC):
 
     @abstractmethod
     def entry(self, position: Position) -> dict[str, Any]:
-        """Returns what seals keep of a position that this object gave: a JSON object with at least `kind` and `path`.
+        """Returns what seals keep of a position: a JSON object with `kind`, `path`, and what it takes to go on from it.
 
-        Does I/O where that is needed to know the source again; what the entry relies on is durable when it returns.
-        Called about once a chunk, with positions that never go back.
+        What the entry relies on is durable then. Called about once a chunk, with positions that never go back.
         """
 
     def end(self) -> None:  # noqa: B027 - those that are not live end by themselves

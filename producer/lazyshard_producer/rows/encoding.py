@@ -67,7 +67,7 @@ class _Encoder(NamedTuple):
             if isinstance(length, np.integer):
                 # The number of an array's length: a whole number to whoever wrote it.
                 row["length"] = length = int(length)
-            tokens, ids = length if type(length) is int else None, row.get("input_ids")
+            tokens, ids = length if type(length) is int else None, row.get("input_ids", ())
             if tokens is not None and not 0 <= tokens <= MAX_TOKENS:
                 raise bad_row(f"--encode returned a length of {tokens}, expected one from 0 to {MAX_TOKENS}")
             listed = isinstance(ids, list) and ids and type(ids[0]) is int

@@ -11,6 +11,8 @@ import fcntl
 import os
 import select
 import stat
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import xxhash
@@ -30,28 +32,21 @@ from lazyshard_producer.sources.source import (
 )
 
 
-class _Block(NamedTuple):
-    """A part of the text, with the digest's state before it."""
-
-    begin: int
-    data: bytes
-    before: xxhash.xxh3_64
-
-
 class TextPosition(NamedTuple):
-    """A place between two lines of the text, and a block that holds it, or the digest there itself."""
+    """A place between two lines of the text, and what tells the digest of the text up to a byte near it."""
 
     at: FilePosition
-    source: _Block | str
+    digest: Callable[[int], str]
 
     def digested(self) -> FilePosition:
         """Returns the position with the digest: costs one of 1 MiB at the most."""
-        digest = self.source
-        if not isinstance(digest, str):
-            state = digest.before.copy()
-            state.update(memoryview(digest.data)[: self.at.offset - digest.begin])
-            digest = state.hexdigest()
-        return self.at._replace(digest=digest)
+        return self.at._replace(digest=self.digest(self.at.offset))
+
+
+def _digest(before: xxhash.xxh3_64, begin: int, block: bytes, offset: int) -> str:
+    state = before.copy()
+    state.update(memoryview(block)[: offset - begin])
+    return state.hexdigest()
 
 
 class DigestedText:
@@ -62,13 +57,13 @@ class DigestedText:
 
     def __init__(self, name: str, max_row_bytes: int, position: FilePosition, remedy: str) -> None:
         self._position = position._replace(digest=position.digest or EMPTY)
-        self.start = TextPosition(position.place, self._position.digest)
+        self._digest_at: Callable[[int], str] = lambda offset: self._position.digest
+        self.start = TextPosition(position.place, self._digest_at)
         self.read = 0
         self._name = name
         self._max_row_bytes = max_row_bytes
         self._remedy = remedy
         self._digest = xxhash.xxh3_64()
-        self._block: _Block | str = self._position.digest
         self._unclosed = position.open_end
         self._unclosed_end = b""
         self._splitter = LineSplitter(name, max_row_bytes, position.place)
@@ -81,7 +76,7 @@ class DigestedText:
     @property
     def reached(self) -> TextPosition:
         """Where the text stands after all lines that were given, and after blank lines behind them."""
-        return TextPosition(self._splitter.position, self._block)
+        return TextPosition(self._splitter.position, self._digest_at)
 
     def feed(self, block: bytes) -> Rows:
         """Returns the rows of the lines that end in this block; there may be none."""
@@ -96,7 +91,7 @@ class DigestedText:
         if self._unclosed and block:
             block = self._close_line(block)
         if block:
-            self._block = _Block(self.read, block, self._digest.copy())
+            self._digest_at = partial(_digest, self._digest.copy(), self.read, block)
             self._add(block)
         return self._rows(self._splitter.feed(block))
 
@@ -112,8 +107,8 @@ class DigestedText:
         self.read += len(data)
 
     def _rows(self, rows: Rows) -> Rows:
-        block = self._block
-        return rows._replace(position=lambda index: TextPosition(rows.position(index), block))
+        digest = self._digest_at
+        return rows._replace(position=lambda index: TextPosition(rows.position(index), digest))
 
     def _close_line(self, block: bytes) -> bytes:
         """Takes the newline that the last line lacked; returns what follows it."""
@@ -127,7 +122,7 @@ class DigestedText:
         at = self._position
         start = FilePosition(at.offset + len(newline), at.line, at.blank)
         self._splitter = LineSplitter(self._name, self._max_row_bytes, start)
-        self._block = self._digest.hexdigest()
+        self._digest_at = partial(_digest, self._digest.copy(), self.read, b"")
         return rest[len(newline) :]
 
 

@@ -194,7 +194,7 @@ class StreamSource(Source):
             return [_refused(cause) for _ in range(first, stop)]
         self._missing_since = None
         try:
-            lines = self._lines(first, stop)
+            lines: Sequence[bytes | EncodedRow] = self._lines(first, stop)
         except (ChunkCorrupt, RowInvalid) as cause:
             return [_refused(cause)]
         most, hint = self._most, ": {} bytes, its arrays included"

@@ -25,12 +25,10 @@ from lazyshard_producer.position import FilePosition, plain_name
 from lazyshard_producer.sources.source import Rows, refuse_source
 
 SETTLE_S: Final = 1.0
-"""A file that is complete by its name but whose last line has no newline is watched for so long: it may be one that is
-still being written, which is told as such then, and not as a row that is cut."""
+"""A file that is complete by its name, without a last newline, is watched for so long: it may still be written."""
 
 _LOOKS: Final = 100
-"""So many files are looked at more closely at a time: unfinished ones, whose size may be known late by a network
-filesystem, and finished ones, which must not grow."""
+"""So many unfinished files, whose size a network share may know late, and finished ones are looked at each time."""
 
 _log = logging.getLogger("lazyshard")
 

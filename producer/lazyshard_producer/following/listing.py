@@ -278,8 +278,7 @@ class DirectoryListing:
 
 FIRST_PAUSE_S: Final = 0.2
 LAST_PAUSE_S: Final = 2.0
-"""Bounds of the pause between two looks while nothing happens: the upper one is the longest that a line of a file that
-is kept open can lie unseen."""
+"""Pauses between two looks while nothing happens: the longest that a line of a file that is kept open lies unseen."""
 
 _COST_SHARE: Final = 10.0
 """A look is followed by a pause of ten times its duration: one at a directory of 100,000 files takes 0.1 s and more."""

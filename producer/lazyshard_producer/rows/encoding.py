@@ -21,7 +21,7 @@ import numpy.typing as npt
 import orjson
 
 from lazyshard.errors import LazyShardError, RowInvalid, SkipSample
-from lazyshard.format.arrays import ARRAY_KEY, fill_row, pack_row
+from lazyshard.format.arrays import fill_row, pack_row
 from lazyshard.format.batch import ADDED_LEVELS, EncodedRow
 from lazyshard.format.records import Encoding, check_encoding
 from lazyshard.format.row import encode_row
@@ -287,7 +287,10 @@ class Measure:
     def encoded_tokens(self, row: EncodedRow) -> int:
         """Returns the tokens of an encoded row, which its encoder tells. Raises as `tokens` does."""
         if row.tokens is None:
-            raise bad_row(f"{self._option}: --encode returned {_found_length(row)}")
+            made = loads(row.line)
+            found = reprlib.repr(made["length"]) if "length" in made else f"none among its keys ({key_names(made)})"
+            expected = "a whole number of tokens under 'length', such as .item() makes of an array"
+            raise bad_row(f"{self._option}: --encode returned no length: expected {expected}, found {found}")
         self.check(row.tokens, row.line, "--encode")
         return row.tokens
 
@@ -374,18 +377,6 @@ def _tokenizer(folder: str, field: str | None) -> Callable[[dict[str, Any]], int
         return len(tokenizer(row[key])["input_ids"])
 
     return measure
-
-
-def _found_length(row: EncodedRow) -> str:
-    expected = "expected a whole number of tokens under 'length'"
-    made = loads(row.line)
-    if "length" not in made:
-        return f"no length among its keys ({key_names(made)}): {expected}"
-    found = made["length"]
-    if isinstance(found, dict) and ARRAY_KEY in found:
-        dtype, shape, _ = found[ARRAY_KEY]
-        return f"a length that is an array of {dtype} of shape {tuple(shape)}: {expected}, such as .item() makes of it"
-    return f"a length of {reprlib.repr(found)} ({type(found).__name__}): {expected}"
 
 
 def key_names(row: dict[str, Any]) -> str:

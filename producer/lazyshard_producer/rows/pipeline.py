@@ -25,7 +25,7 @@ from lazyshard_producer.position import RunPosition, decode_position, plain_name
 from lazyshard_producer.rows.encoding import Form, form_of
 from lazyshard_producer.rows.mixing import Mixer, MixPosition, SourceSpan
 from lazyshard_producer.rows.reader import Batch, BegunUnit, MadeRow, PlainReader, Reader, RowStats, Unit, line_size
-from lazyshard_producer.rows.recipe import Here, MadeOfRow, Maker, Workers, by_length, makes_rows
+from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Workers, by_length, makes_rows
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
 from lazyshard_producer.rows.sequences import Blocks, Splitter, Stripes, made_rows, packing, shuffling
 from lazyshard_producer.sources.source import Context, Source
@@ -39,7 +39,7 @@ class MakingReader:
     def __init__(
         self,
         stats: RowStats,
-        makers: Here | Workers,
+        makers: Maker | Workers,
         *,
         begun: BegunUnit | None,
         blocks: Blocks | None,
@@ -238,7 +238,7 @@ class Pipeline:
 
         with contextlib.ExitStack() as stack:
             stack.callback(refusals.close)
-            makers: Here | Workers | None = None if maker is None else Here(maker)
+            makers: Maker | Workers | None = maker
             if settings.workers and maker is not None:
                 makers = Workers(settings, settings.workers, form.carried)
                 stack.callback(makers.close)

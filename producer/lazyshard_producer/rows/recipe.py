@@ -58,6 +58,9 @@ def makes_rows(settings: Settings) -> bool:
     return bool(chosen or settings.encode or settings.measure) or by_length(settings)
 
 
+_Lines = Sequence[Line | RowInvalid]
+
+
 class MadeOfRow(NamedTuple):
     """What became of one row: the rows made of it as they are published, or why it was refused.
 
@@ -73,8 +76,12 @@ class MadeOfRow(NamedTuple):
 class Maker:
     """Makes rows of rows by the settings; raises SettingInvalid where a function cannot be had.
 
-    `arrays`: rows of the sources may hold arrays, and with them those that are made, encoded or not.
+    `arrays`: rows of the sources may hold arrays, and with them those that are made, encoded or not. In this process it
+    has the place of `Workers`, with one row at a time.
     """
+
+    most: Final = 1
+    rows: Final = 1
 
     def __init__(self, settings: Settings, arrays: bool = False) -> None:
         self._columns = settings.columns
@@ -107,6 +114,14 @@ class Maker:
             return self._made([self._encode(made) for made in rows], rows, duplicate)
         except RowInvalid as refused:
             return MadeOfRow([], refused, duplicate)
+
+    def submit(self, lines: _Lines, index: int) -> list[MadeOfRow]:
+        """Makes rows; the first has this index."""
+        return [self.make(line, index + number) for number, line in enumerate(lines)]
+
+    def result(self, work: list[MadeOfRow], timeout: float) -> list[MadeOfRow] | None:
+        """Returns what was made of them."""
+        return work
 
     def _made(self, lines: Sequence[Line], rows: Sequence[dict[str, Any]], duplicate: bool) -> MadeOfRow:
         pairs = zip(rows, lines, strict=False)
@@ -215,27 +230,7 @@ MAX_ROWS: Final = 256  # rows that travel at a time at the most: they bound the 
 _PER_WORKER: Final = 2  # pieces of work under way for each worker: one in hand, one at the door
 _PR_SET_PDEATHSIG: Final = 1
 
-_Lines = Sequence[Line | RowInvalid]
-
 Work: TypeAlias = "Future[tuple[list[MadeOfRow], float]]"  # rows that were sent off
-
-
-class Here:
-    """Makes rows in this process, one at a time: as `Workers`."""
-
-    most: Final = 1
-    rows: Final = 1
-
-    def __init__(self, maker: Maker) -> None:
-        self._maker = maker
-
-    def submit(self, lines: _Lines, index: int) -> list[MadeOfRow]:
-        """Makes rows; the first has this index."""
-        return [self._maker.make(line, index + number) for number, line in enumerate(lines)]
-
-    def result(self, work: list[MadeOfRow], timeout: float) -> list[MadeOfRow] | None:
-        """Returns what was made of them."""
-        return work
 
 
 class Workers:
@@ -301,11 +296,11 @@ def _start_tracker() -> None:
             os.environ[name] = before
 
 
-_here: Here | None = None  # of a worker process
+_maker: Maker | None = None  # of a worker process
 
 
 def _begin(settings: Settings, arrays: bool, parent: int) -> None:
-    global _here
+    global _maker
     # The signals of a terminal and of service managers go to all processes of a group; the parent deals with them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -315,13 +310,13 @@ def _begin(settings: Settings, arrays: bool, parent: int) -> None:
     if os.getppid() != parent:
         # It was killed before that was said.
         os._exit(1)
-    _here = Here(Maker(settings, arrays))
+    _maker = Maker(settings, arrays)
 
 
 def _make(lines: _Lines, index: int) -> tuple[list[MadeOfRow], float]:
-    assert _here is not None
+    assert _maker is not None
     started = time.perf_counter()
-    made = _here.submit(lines, index)
+    made = _maker.submit(lines, index)
     # What a function has printed must not be lost where this process is killed with its parent.
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()

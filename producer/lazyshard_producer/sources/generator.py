@@ -121,8 +121,7 @@ def _broke(name: str, expected: str, value: Any, more: str = "") -> SourceRefuse
 
 AHEAD_BYTES: Final = 1 << 20
 AHEAD_ROWS: Final = 1024
-"""How far the thread runs ahead: enough that the two do not wait for each other at every row. But never more than a
-chunk: where rows are dear to make, and the producer is held back, they are not made long before anybody needs them."""
+"""How far the thread runs ahead; never more than a chunk: rows that are dear are not made long before their time."""
 
 CLOSE_S: Final = 2.0  # how long `close` waits for the function: for a clean end, not for a call that hangs
 

@@ -262,8 +262,7 @@ _MAGIC_FILE: Final = b"ARROW1"
 _MAGIC_STREAM: Final = b"\xff\xff\xff\xff"
 
 _LET_GO_BYTES: Final = 16 << 20
-"""After so much was read the mapped pages are let go of, so that they do not count as this process's memory; each time
-costs microseconds."""
+"""After so much was read the mapped pages are let go of, so that they do not count as this process's memory."""
 
 
 def _open_arrow(path: str, row: int) -> _Table:

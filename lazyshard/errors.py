@@ -1,8 +1,8 @@
 """Every error that lazyshard raises on purpose.
 
 All of them extend `LazyShardError` and the builtin that they refine, so ``except TimeoutError`` and
-``except LazyShardError`` both work. Each class declares its fields as annotated attributes; a field that does not apply
-is None. Errors survive pickling whole, and they survive `torch.utils.data.DataLoader` too, which rebuilds a worker's
+``except LazyShardError`` both work. They have the same fields, those of `LazyShardError`; one that does not apply is
+None. Errors survive pickling whole, and they survive `torch.utils.data.DataLoader` too, which rebuilds a worker's
 error from the text of its traceback alone: see `LazyShardError.carry_fields`. Neither message nor fields hold the
 credentials of a URL: see `redact`.
 """
@@ -15,18 +15,15 @@ import re
 from typing import Any, Final
 from urllib.parse import unquote
 
+# Begins the line that carries an error's fields through a rebuild from text
 _FIELDS_MARK: Final = "lazyshard-error-fields: "
-"""Begins the line that carries an error's fields through a rebuild from text."""
 
 _FIELDS_LINE: Final = re.compile(rf"\n?^{_FIELDS_MARK}(\{{.*\}})$", re.MULTILINE)
 
+# What stands before the host of a URL: up to its first slash, or else a password that holds one itself
 _USER: Final = re.compile(r"(https?)?://(?:([^\s/?#]{1,4096})|[^\s/?#@:]{0,512}:(?!\d*(?:[\s/?#]|$))[^\s@]{0,512})@")
-"""What stands before the host of a URL: up to its first slash, or else a password that holds one itself."""
-
 _QUERY: Final = re.compile(r"(://[^\s?\"'<>]{1,4096}\?)[^\s\"'<>]+")
-
-_LEAST: Final = 4
-"""What is shorter is not looked for in other texts: it would be found in any."""
+_LEAST: Final = 4  # What is shorter is not looked for in other texts: it would be found in any
 
 
 def redact(text: str, url: str = "") -> str:
@@ -66,15 +63,57 @@ def _secrets(url: str) -> set[str]:
 
 
 class LazyShardError(Exception):
-    """Root of all errors of lazyshard.
-
-    Args:
-        message: what happened, where, what was expected and what to do next.
-        fields: values for the attributes that the class declares.
+    """Root of all errors of lazyshard: a message, what happened, where, what was expected and what to do next; fields.
 
     Raises:
-        TypeError: a field that the class does not declare.
+        TypeError: a field that neither this class nor that of the error declares.
     """
+
+    directory: str | None = None
+    """Of the stream."""
+    file: str | None = None
+    url: str | None = None
+    """Of an object store."""
+    chunk: int | None = None
+    """The chunk's number; of those of [0, `chunks_before`) that are deleted."""
+    chunks_before: int | None = None
+    sample: int | None = None
+    row: int | None = None
+    """Of a chunk, from 0."""
+    line: int | None = None
+    """Of a file, from 1."""
+    byte: int | None = None
+    """Of the file, from 0, or of the row where no file is known."""
+    index: int | None = None
+    """Of a row among those that were given together, from 0."""
+    sequence: int | None = None
+    """Of an indexed data set, from 0."""
+    field: str | None = None
+    """Of a file or a state: which one is meant."""
+    expected: str | None = None
+    actual: str | None = None
+    reason: str | None = None
+    kind: str | None = None
+    """Of what lies where a file should be."""
+    step: str | None = None
+    """Of a pipeline."""
+    count: int | None = None
+    """Of bad samples, of rows dropped one after the other, of mistakes."""
+    samples: int | None = None
+    """Of a stream that has ended."""
+    published_samples: int | None = None
+    holder: str | None = None
+    """Who has the stream, or writes the cursor."""
+    consumer: str | None = None
+    uid: int | None = None
+    """Of this process."""
+    waited: float | None = None
+    """Seconds."""
+    state: str | None = None
+    """Of the producer, by its last sign, which is `heartbeat_age` seconds old."""
+    heartbeat_age: float | None = None
+    dp_rank: int | None = None
+    dp_size: int | None = None
 
     def __init__(self, message: str = "", **fields: Any) -> None:
         message, carried = _split_fields(message)
@@ -83,7 +122,7 @@ class LazyShardError(Exception):
         for name in fields:
             if name not in declared:
                 raise TypeError(f"{type(self).__name__} has no field {name!r}")
-        # What the text carries may be the cause's, which has other fields than the error that it led to.
+        # Of what another release has carried this class may know less.
         values = {name: value for name, value in carried.items() if name in declared} | fields
         vars(self).update((name, redact(one) if isinstance(one, str) else one) for name, one in values.items())
 
@@ -111,11 +150,10 @@ _KNOWN: Final[dict[type[LazyShardError], frozenset[str]]] = {}
 
 
 def _declared(cls: type[LazyShardError]) -> frozenset[str]:
-    found = _KNOWN.get(cls)
-    if found is None:
+    if cls not in _KNOWN:
         bases = [base for base in cls.__mro__ if issubclass(base, LazyShardError)]
-        found = _KNOWN[cls] = frozenset(name for base in bases for name in inspect.get_annotations(base))
-    return found
+        _KNOWN[cls] = frozenset(name for base in bases for name in inspect.get_annotations(base))
+    return _KNOWN[cls]
 
 
 def _rebuild(cls: type[LazyShardError], message: str, fields: dict[str, Any]) -> LazyShardError:
@@ -132,7 +170,8 @@ def _split_fields(message: str) -> tuple[str, dict[str, Any]]:
         except ValueError:
             return line[0]
         fields.clear()
-        fields.update(found)
+        # Behind those of a cause there is more of the traceback.
+        fields.update({} if "\n\n" in message[line.end() :] else found)
         return ""
 
     return (_FIELDS_LINE.sub(take, message) if _FIELDS_MARK in message else message), fields
@@ -146,11 +185,6 @@ def _plain(value: Any) -> Any:
 class FormatInvalid(LazyShardError, ValueError):
     """Bytes of a stream's own files that do not say what the format asks for."""
 
-    file: str | None = None
-    field: str | None = None
-    expected: str | None = None
-    actual: str | None = None
-
 
 class FileInvalid(FormatInvalid):
     """A small file of a stream cannot be used: manifest, head, end, owner, retired mark, cursor or hint."""
@@ -158,8 +192,6 @@ class FileInvalid(FormatInvalid):
 
 class SealInvalid(FormatInvalid):
     """A `.completed` file cannot be used; the rows of its chunk cannot be had."""
-
-    chunk: int | None = None
 
 
 class StateInvalid(FormatInvalid):
@@ -177,65 +209,33 @@ class RowInvalid(LazyShardError, ValueError):
     its number (from 0) among the lines that were given together, where there were several.
     """
 
-    reason: str | None = None
-    file: str | None = None
-    line: int | None = None
-    byte: int | None = None
-    index: int | None = None
-
 
 class ChunkCorrupt(LazyShardError, ValueError):
     """A sealed chunk whose bytes are not those that were sealed."""
-
-    file: str | None = None
-    chunk: int | None = None
-    row: int | None = None
-    byte: int | None = None
-    expected: str | None = None
-    actual: str | None = None
 
 
 class ChunkMissing(LazyShardError, FileNotFoundError):
     """A published chunk of which a file is not there."""
 
-    file: str | None = None
-    chunk: int | None = None
-    waited: float | None = None
-
 
 class ChunkRetired(LazyShardError, FileNotFoundError):
     """A chunk that its producer has deleted, by its rules of retention: those of [0, chunks_before) are gone."""
-
-    file: str | None = None
-    chunk: int | None = None
-    chunks_before: int | None = None
 
 
 class FileRefused(LazyShardError, OSError):
     """Not a plain file of the stream where one should be: a directory, FIFO, device or link out of it."""
 
-    file: str | None = None
-    kind: str | None = None
-
 
 class FileUnreadable(LazyShardError, PermissionError):
     """A file of the stream that this process may not read."""
-
-    file: str | None = None
-    uid: int | None = None
 
 
 class StoreRefused(LazyShardError, OSError):
     """An object store does not let this be done: no credentials or rights, no such bucket, no driver for the URL."""
 
-    url: str | None = None
-
 
 class StoreUnavailable(LazyShardError, ConnectionError):
     """An object store gave no answer, or failing ones, for as long as patience lasted."""
-
-    url: str | None = None
-    waited: float | None = None
 
 
 class IndexedInvalid(LazyShardError, ValueError):
@@ -244,65 +244,37 @@ class IndexedInvalid(LazyShardError, ValueError):
     `sequence` is the number (from 0) of the one that cannot be had, `byte` where the data file ends too early.
     """
 
-    file: str | None = None
-    expected: str | None = None
-    actual: str | None = None
-    sequence: int | None = None
-    byte: int | None = None
-
 
 class ExportExists(LazyShardError, FileExistsError):
     """There is something already under the name that an export, or a report, is to have."""
-
-    file: str | None = None
 
 
 class StreamMissing(LazyShardError, FileNotFoundError):
     """There is no stream in the directory, or it has gone."""
 
-    directory: str | None = None
-
 
 class StreamUnsealed(LazyShardError, ValueError):
     """A directory of chunk files with no `.completed` marker at all: nothing tells which of them are complete."""
-
-    directory: str | None = None
 
 
 class StreamInvalid(LazyShardError, ValueError):
     """The files of a stream contradict each other: a gap, two files for one chunk, a short chunk in the middle."""
 
-    directory: str | None = None
-    chunk: int | None = None
-
 
 class StreamMismatch(LazyShardError, ValueError):
     """The stream is another one than the caller asked for, for instance with another number of samples per chunk."""
-
-    directory: str | None = None
-    expected: str | None = None
-    actual: str | None = None
 
 
 class StreamEnded(LazyShardError, ValueError):
     """The stream has ended: nothing can be added to it."""
 
-    directory: str | None = None
-    samples: int | None = None
-
 
 class ProducerLocked(LazyShardError, BlockingIOError):
     """Another producer on this machine holds the stream."""
 
-    directory: str | None = None
-    holder: str | None = None
-
 
 class ProducerFenced(LazyShardError, RuntimeError):
     """Another producer has taken the stream over; this one must stop."""
-
-    directory: str | None = None
-    holder: str | None = None
 
 
 class StateMismatch(LazyShardError, ValueError):
@@ -311,18 +283,9 @@ class StateMismatch(LazyShardError, ValueError):
     `field` is the setting that differs, where it is one.
     """
 
-    directory: str | None = None
-    field: str | None = None
-    expected: str | None = None
-    actual: str | None = None
-
 
 class CursorTaken(LazyShardError, RuntimeError):
     """Another run of the same name writes the cursor; this one must not."""
-
-    directory: str | None = None
-    consumer: str | None = None
-    holder: str | None = None
 
 
 class CursorUnwritable(LazyShardError, OSError):
@@ -331,32 +294,17 @@ class CursorUnwritable(LazyShardError, OSError):
     `errno` is that of the filesystem's error, which is its cause.
     """
 
-    directory: str | None = None
-    consumer: str | None = None
-    uid: int | None = None
-
 
 class WriterFailed(LazyShardError, OSError):
     """A write failed; what was published stands, the open chunk is dropped, and opening the stream again resumes."""
-
-    directory: str | None = None
-    published_samples: int | None = None
 
 
 class WaitTimeout(LazyShardError, TimeoutError):
     """What a reader needs was not published in time."""
 
-    directory: str | None = None
-    chunk: int | None = None
-    waited: float | None = None
-    state: str | None = None
-    heartbeat_age: float | None = None
-
 
 class LengthUnknown(LazyShardError, TypeError):
     """A live stream has no length yet, and neither `max_total_samples` nor `num_samples` was given."""
-
-    directory: str | None = None
 
 
 class LengthsMissing(LazyShardError, ValueError):
@@ -365,19 +313,9 @@ class LengthsMissing(LazyShardError, ValueError):
     They are not measured, measured in more than one way, of a stream that has not ended, or gone with their chunks.
     """
 
-    directory: str | None = None
-    chunk: int | None = None
-
 
 class BadSample(LazyShardError, ValueError):
     """A sample that cannot be read, or of which a step or the encoder can make nothing."""
-
-    file: str | None = None
-    step: str | None = None
-    sample: int | None = None
-    chunk: int | None = None
-    row: int | None = None
-    byte: int | None = None
 
 
 class SkipSample(LazyShardError, ValueError):
@@ -390,30 +328,18 @@ class SkipSample(LazyShardError, ValueError):
 class NothingKept(BadSample):
     """So many rows in a row were dropped that no other is looked for: the filter keeps nothing, or next to nothing."""
 
-    count: int | None = None
-
 
 class StepInvalid(LazyShardError, ValueError):
     """A step of a pipeline that cannot be used: no such function, or one that a worker process cannot be given."""
-
-    step: str | None = None
 
 
 class ConfigInvalid(LazyShardError, ValueError):
     """A configuration with mistakes in it; the text has a line for each."""
 
-    file: str | None = None
-    count: int | None = None
-
 
 class TooManyBadSamples(BadSample):
     """More bad samples than the limit of `BadRows` allows."""
 
-    count: int | None = None
-
 
 class RankInvalid(LazyShardError, ValueError):
     """A data-parallel rank or size that cannot be."""
-
-    dp_rank: int | None = None
-    dp_size: int | None = None

@@ -115,9 +115,9 @@ def test_fields_of_the_cause_are_not_taken_for_those_of_the_error() -> None:
         found = RowInvalid(f"ChunkCorrupt: {cause}\n\nThe above exception …\n\nRowInvalid: {error}\n")
         assert (found.file, found.line) == (file, None)
         assert str(found) == "ChunkCorrupt: cause\n\nThe above exception …\n\nRowInvalid: text\n"
-    # Those that the error lacks are dropped.
+    # Nor where the error has carried none.
     unknown = errors.LengthUnknown(f"ChunkCorrupt: {cause}\n\nLengthUnknown: text\n")
-    assert (unknown.directory, hasattr(unknown, "chunk")) == (None, False)
+    assert (unknown.directory, unknown.chunk, unknown.file) == (None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,8 +16,8 @@ from lazyshard.cli.output import JsonOption, StreamArgument, check_stream, chunk
 from lazyshard.cli.trace_view import ranges_text
 from lazyshard.errors import FormatInvalid, LazyShardError, StateMismatch
 from lazyshard.inspection.auditing import Audit, AuditedState, AuditFinding, Note, audit, consumed_at, newest
-from lazyshard.inspection.auditing_counts import EpochAudit, Ranges
-from lazyshard.inspection.tracing import facts_of
+from lazyshard.inspection.auditing_counts import EpochAudit
+from lazyshard.inspection.tracing import Tracing, facts_of
 from lazyshard.inspection.tracing_states import (
     NAME,
     SavedState,
@@ -29,6 +30,7 @@ from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.stream import open_now
 
+# What becomes of a sample that is not trained once, in words
 _FATES: Final = {
     "to_come": "to come",
     "left_over": "left over",
@@ -37,7 +39,6 @@ _FATES: Final = {
     "again": "TRAINED AND COMING AGAIN",
     "missing": "PASSED OVER",
 }
-"""What becomes of a sample that is not trained once, in words."""
 
 HELP: Final = """Proves that a run trained no sample twice and passed none over, or names those.
 
@@ -76,12 +77,16 @@ EPILOG: Final = epilog(
 def command(
     stream: StreamArgument,
     checkpoints: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[CHECKPOINTS]...", help="Folders with checkpoints of the run. Default: its cursor."),
+        list[Path] | None,
+        typer.Argument(
+            metavar="[CHECKPOINTS]...", exists=True, help="Folders with checkpoints of the run. Default: its cursor."
+        ),
     ] = None,
     state: Annotated[
-        str | None,
-        typer.Option("--state", metavar="FILE", help="Audit this state instead of the one that was saved last."),
+        Path | None,
+        typer.Option(
+            "--state", metavar="FILE", exists=True, help="Audit this state instead of the one that was saved last."
+        ),
     ] = None,
     consumer: Annotated[
         str | None,
@@ -95,26 +100,22 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     check_stream(stream)
-    for folder in checkpoints or ():
-        if not os.path.exists(folder):
-            raise typer.BadParameter(f"{folder!r}: no such folder", param_hint="CHECKPOINTS")
-    if state is not None and not os.path.exists(state):
-        raise typer.BadParameter(f"{state!r}: no such file or folder", param_hint="--state")
-    folders = [Path(folder) for folder in checkpoints or ()]
-    return lambda: _run(stream_path(stream), folders, None if state is None else Path(state), consumer, as_json)
+    return lambda: _run(stream_path(stream), checkpoints or (), state, consumer, as_json)
 
 
 def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer: str | None, as_json: bool) -> int:
+    files: list[Path] = []
     for folder in folders:
         # To go on with the cursor alone would prove another thing than was asked for.
-        if next(iter(checkpoint_files(folder)), None) is None:
+        if not (found_files := checkpoint_files(folder)):
             complain(
                 f"{folder}: there is no checkpoint in it: expected checkpoint-N/{NAME} there or one folder deeper; "
                 f"give the folder in which the checkpoints lie, or none to audit the run's cursor alone"
             )
             return exits.REFUSED
+        files += found_files
     notes: list[Note] = []
-    states, unusable = _states(folders, directory, notes)
+    states, unusable = _states(files, directory, notes)
     head = None if state is None else read_state(state, directory)
     if head is not None:
         file = os.path.realpath(head.file)
@@ -147,14 +148,14 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
     return exits.DONE if found.proven else exits.NOT_PROVEN
 
 
-def _states(folders: Sequence[Path], directory: Path, notes: list[Note]) -> tuple[list[SavedState], list[AuditFinding]]:
+def _states(files: Sequence[Path], directory: Path, notes: list[Note]) -> tuple[list[SavedState], list[AuditFinding]]:
     """Returns the states of all checkpoints, and the files that hold none that can be used, each with the reason.
 
     A note says which are of a blend that this stream was no part of yet.
     """
     states: list[SavedState] = []
     unusable: list[AuditFinding] = []
-    for file in dict.fromkeys(file for folder in folders for file in checkpoint_files(folder)):
+    for file in dict.fromkeys(files):
         try:
             states.append(read_state(file, directory))
         except StateMismatch as error:
@@ -176,45 +177,36 @@ def _consumers(
     Where there are some and none of them is taken, a note says so.
     """
     known = list_consumers(directory)
-    if consumer is not None:
-        found = [one for one in known if one.name == consumer]
-        if not found:
-            others = f"there are: {', '.join(one.name for one in known)}" if known else "there is none"
-            raise typer.BadParameter(f"no consumer {consumer!r}; {others}", param_hint="--consumer")
-        return found
-    named = {saved.consumer for saved in states if saved.consumer is not None}
     there = ", ".join(one.name for one in known)
-    if named:
-        found = [one for one in known if one.name in named]
-        if known and not found:
-            what = f"the checkpoints are of {', '.join(sorted(named))}, and there are the cursors of {there}"
-            notes.append(Note(str(directory), f"no cursor is looked at: {what}; name the run's with --consumer"))
-        return found
-    if len(known) > 1 and not states:
+    named = {saved.consumer for saved in states if saved.consumer is not None} if consumer is None else {consumer}
+    found = [one for one in known if one.name in named] if named else list(known)
+    if consumer is not None and not found:
+        others = f"there are: {there}" if known else "there is none"
+        raise typer.BadParameter(f"no consumer {consumer!r}; {others}", param_hint="--consumer")
+    if not named and len(known) > 1 and not states:
         raise typer.BadParameter(f"{directory} has the cursors of {there}: choose one", param_hint="--consumer")
-    if len(known) > 1:
-        what = f"no cursor is looked at: there are those of {there}, and the checkpoints name none; name one with"
-        notes.append(Note(str(directory), f"{what} --consumer"))
-    return list(known) if len(known) == 1 else []
+    what = None
+    if named and known and not found:
+        what = f"the checkpoints are of {', '.join(sorted(named))}, and there are the cursors of {there}"
+    elif not named and len(known) > 1:
+        what, found = f"there are those of {there}, and the checkpoints name none", []
+    if what is not None:
+        notes.append(Note(str(directory), f"no cursor is looked at: {what}; name the run's with --consumer"))
+    return found
 
 
 def _values(found: Audit, where: str) -> dict[str, Any]:
     """Returns the report as JSON values."""
-    facts, newest_epoch = found.facts, found.epochs[-1]
+    newest_epoch = found.epochs[-1]
     return {
         "stream": where,
         "ok": found.ok,
         "proven": found.proven,
         "consistent": found.consistent,
-        "stream_id": facts.stream_id,
-        "samples_per_chunk": facts.samples_per_chunk,
-        "chunks": facts.chunks,
-        "samples": facts.samples,
-        "ended": facts.ended,
-        "retired": facts.retired,
+        **asdict(found.facts),
         "audited": str(found.head.file),
         "consumed": found.head.state.consumed,
-        "steps": found.tracing.steps.trained if found.tracing.steps.unknown is None else None,
+        "steps": _steps(found.tracing),
         "states": [_state_values(one) for one in found.states],
         "epochs": [_epoch_values(one, found.fewer_than_step if one is newest_epoch else None) for one in found.epochs],
         "findings": [finding._asdict() for finding in found.findings],
@@ -222,16 +214,19 @@ def _values(found: Audit, where: str) -> dict[str, Any]:
     }
 
 
+def _steps(tracing: Tracing | None) -> int | None:
+    return None if tracing is None or tracing.steps.unknown is not None else tracing.steps.trained
+
+
 def _state_values(one: AuditedState) -> dict[str, Any]:
     relation, fork, branch = one.related.relation, one.related.fork, one.branch
-    steps = None if one.tracing is None or one.tracing.steps.unknown is not None else one.tracing.steps.trained
-    again = None if branch is None else {str(epoch): _ranges_values(found) for epoch, found in branch.again.items()}
+    again = None if branch is None else {str(epoch): asdict(found) for epoch, found in branch.again.items()}
     return {
         "file": str(one.saved.file),
         "relation": "audited" if relation == "head" else relation,
         "cursor": None if one.saved.cursor is None else one.saved.cursor.consumer,
         "consumed": one.saved.state.consumed,
-        "steps": steps,
+        "steps": _steps(one.tracing),
         "left_after": consumed_at(one.saved, *fork) if relation == "abandoned" and fork is not None else None,
         "trained_beyond": None if branch is None else branch.trained,
         "trained_again": again,
@@ -239,14 +234,9 @@ def _state_values(one: AuditedState) -> dict[str, Any]:
 
 
 def _epoch_values(one: EpochAudit, step: int | None) -> dict[str, Any]:
-    values: dict[str, Any] = {"epoch": one.epoch, "proven": one.proven, "samples": one.samples, "trained": one.trained}
-    for name in _FATES:
-        values[name] = _ranges_values(getattr(one, name))
-    return values | {"fewer_than_step": step}
-
-
-def _ranges_values(found: Ranges) -> dict[str, Any]:
-    return {"samples": found.samples, "ranges": [list(one) for one in found.ranges]}
+    values = {"epoch": one.epoch, "proven": one.proven} | asdict(one) | {"fewer_than_step": step}
+    del values["whole"]
+    return values
 
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:
@@ -263,15 +253,11 @@ def _lines(values: dict[str, Any]) -> Iterator[str]:
     for name, one in states:
         if one["trained_again"] is None:
             continue
-        yield (
-            f"{name} left the course after {count(one['left_after'], 'sample')}: it trained {one['trained_beyond']:,} "
-            f"more, which are not in the audited model"
-        )
+        after, beyond = count(one["left_after"], "sample"), f"{one['trained_beyond']:,} more"
+        yield f"{name} left the course after {after}: it trained {beyond}, which are not in the audited model"
         for epoch, again in one["trained_again"].items():
-            yield (
-                f"  {again['samples']:,} of them were trained again on the course in epoch {epoch}: "
-                f"{ranges_text(again['ranges'])}"
-            )
+            where = f"on the course in epoch {epoch}: {ranges_text(again['ranges'])}"
+            yield f"  {again['samples']:,} of them were trained again {where}"
     for epoch in values["epochs"]:
         yield _epoch_line(epoch, values["ended"])
     for note in values["notes"]:
@@ -299,20 +285,15 @@ def _verdict(values: dict[str, Any]) -> str:
     if not all(one["proven"] for one in values["epochs"]):
         return "NOT proven: see what is trained twice or passed over"
     if not values["consistent"]:
-        return (
-            "NOT proven: the counts hold only for what the states say, and these contradict their steps, their samples "
-            "or the stream, see above"
-        )
+        contradicted = "these contradict their steps, their samples or the stream, see above"
+        return f"NOT proven: the counts hold only for what the states say, and {contradicted}"
     text = "proven: no sample was trained twice, and none was passed over"
     if not values["proven"]:
-        why = (
-            "the state does not say what a step takes"
-            if values["steps"] is None
-            else "the checkpoint does not say after how many steps of the run it was saved"
-        )
+        why = "the checkpoint does not say after how many steps of the run it was saved"
+        if values["steps"] is None:
+            why = "the state does not say what a step takes"
         text = (
             f"consistent, if `consumed` was counted right: by the states no sample was trained twice, and none was "
             f"passed over; {why}, so their count cannot be checked"
         )
-    findings = len(values["findings"])
-    return text if values["ok"] else f"{text}; but {count(findings, 'thing')} not in order, see above"
+    return text if values["ok"] else f"{text}; but {count(len(values['findings']), 'thing')} not in order, see above"

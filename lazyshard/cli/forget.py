@@ -32,8 +32,7 @@ from lazyshard.inspection.survey import take_survey
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers
 
-ALIVE_S: Final = 600.0
-"""One that was heard of so lately may well be running: it marks its place once a window."""
+ALIVE_S: Final = 600.0  # One that was heard of so lately may well be running: it marks its place once a window
 
 HELP: Final = """Forgets a consumer that will not come back: removes its cursor and its reading mark.
 
@@ -42,10 +41,7 @@ one with --max-ahead waits for it. So a run that was given up is to be forgotten
 again with its next checkpoint, but may find its chunks deleted."""
 
 EPILOG: Final = epilog(
-    [
-        "lazyshard forget /shared/stream sft",
-        "lazyshard forget /shared/stream sft --yes",
-    ],
+    ["lazyshard forget /shared/stream sft", "lazyshard forget /shared/stream sft --yes"],
     {
         0: "forgotten, or the answer was no",
         2: "usage; there is no such directory; or nobody can be asked, and --yes is not given",

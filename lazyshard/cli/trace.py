@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.output import (
-    StreamArgument,
-    check_stream,
-    chunk_bar,
-    complain,
-    count,
-    epilog,
-    pretty,
-    say,
-)
+from lazyshard.cli.output import StreamArgument, check_stream, chunk_bar, complain, count, epilog, pretty, say
 from lazyshard.cli.trace_view import (
     StepTable,
     course_lines,
@@ -38,7 +29,7 @@ from lazyshard.cli.trace_view import (
 from lazyshard.format.cursor import check_consumer
 from lazyshard.inspection.inspection import ShownRow, read_rows
 from lazyshard.inspection.tracing import Tracing, facts_of
-from lazyshard.inspection.tracing_sources import Origin, Origins, PlaceRows, SourcePlace, find_source, find_text
+from lazyshard.inspection.tracing_sources import Origin, Origins, SourcePlace, find_source, find_text
 from lazyshard.inspection.tracing_states import SavedState, read_state, state_of_cursor
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import list_consumers
@@ -80,10 +71,11 @@ EPILOG: Final = epilog(
 def command(
     stream: StreamArgument,
     state: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
             "--state",
             metavar="FILE",
+            exists=True,
             help="The state: a checkpoint's folder, its lazyshard.json, or a file with the state alone.",
         ),
     ] = None,
@@ -129,27 +121,27 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     check_stream(stream)
-    if state is not None and not os.path.exists(state):
-        raise typer.BadParameter(f"{state!r}: no such file or folder", param_hint="--state")
     if state is not None and consumer is not None:
-        raise typer.BadParameter("give either --state or --consumer", param_hint="--consumer")
+        _misused("--consumer", "give either --state or --consumer")
     if consumer is not None:
         try:
             check_consumer(consumer)
         except ValueError as cause:
-            raise typer.BadParameter(str(cause), param_hint="--consumer") from cause
+            _misused("--consumer", str(cause))
     asked = {"--step": step, "--sample": sample, "--chunk": chunk, "--source": source, "--text": text}
     given = [name for name, value in asked.items() if value is not None]
     if len(given) > 1:
-        raise typer.BadParameter(f"one question at a time: give either {' or '.join(given)}", param_hint=given[1])
-    for name, value, needed in (("--rank", rank, step), ("--row", row, chunk), ("--chunk", chunk, row)):
+        _misused(given[1], f"one question at a time: give either {' or '.join(given)}")
+    together = {
+        ("--rank", "--step"): (rank, step),
+        ("--row", "--chunk"): (row, chunk),
+        ("--chunk", "--row"): (chunk, row),
+    }
+    for (name, other), (value, needed) in (together | {("--all", "--text"): (every or None, text)}).items():
         if value is not None and needed is None:
-            other = {"--rank": "--step", "--row": "--chunk", "--chunk": "--row"}[name]
-            raise typer.BadParameter(f"goes with {other}", param_hint=name)
-    if every and text is None:
-        raise typer.BadParameter("goes with --text", param_hint="--all")
-    if text is not None and not text:
-        raise typer.BadParameter("an empty text is in every row", param_hint="--text")
+            _misused(name, f"goes with {other}")
+    if text == "":
+        _misused("--text", "an empty text is in every row")
     answer: _Answer = _show_course
     if step is not None:
         answer = partial(_show_steps, steps=_steps(step), rank=rank)
@@ -161,8 +153,12 @@ def command(
         answer = partial(_show_source, place=_source(source))
     elif text is not None:
         answer = partial(_show_text, text=text, matches=None if every else _FIRST_MATCHES)
-    shown = _RowDisplay(rows, full, as_json, origins)
-    return lambda: _run(stream_path(stream), None if state is None else Path(state), consumer, answer, shown)
+    shown = {"shown": rows, "full": full, "as_json": as_json, "with_origins": origins}
+    return lambda: _run(stream_path(stream), state, consumer, answer, shown)
+
+
+def _misused(option: str, what: str) -> NoReturn:
+    raise typer.BadParameter(what, param_hint=option)
 
 
 def _steps(text: str) -> tuple[int, int]:
@@ -170,61 +166,88 @@ def _steps(text: str) -> tuple[int, int]:
     first = int(match[1]) if match else 0
     stop = int(match[2]) if match and match[2] else first + 1
     if match is None or not 1 <= first < stop <= _MAX_STEP:
-        raise typer.BadParameter(
-            f"{text!r}: expected N, or N:M for steps N to M - 1; the first step is 1", param_hint="--step"
-        )
+        _misused("--step", f"{text!r}: expected N, or N:M for steps N to M - 1; the first step is 1")
     return first - 1, stop - 1
 
 
 def _samples(text: str) -> list[int]:
     if re.fullmatch(r"[0-9]{1,18}(,[0-9]{1,18})*", text) is None:
-        raise typer.BadParameter(f"{text!r}: expected numbers of samples, as 17 or 17,23", param_hint="--sample")
+        _misused("--sample", f"{text!r}: expected numbers of samples, as 17 or 17,23")
     return [int(one) for one in text.split(",")]
 
 
 def _source(text: str) -> SourcePlace:
     match = re.fullmatch(r"(.+):(L?)([0-9]{1,18})", text, re.DOTALL)
     if match is None or (match[2] and not int(match[3])):
-        raise typer.BadParameter(
-            f"{text!r}: expected FILE:BYTE, the byte from 0, or FILE:L and the line from 1", param_hint="--source"
-        )
+        _misused("--source", f"{text!r}: expected FILE:BYTE, the byte from 0, or FILE:L and the line from 1")
     number = int(match[3])
     return SourcePlace(match[1], line=number) if match[2] else SourcePlace(match[1], byte=number)
 
 
-class _RowDisplay(NamedTuple):
-    """How answers are shown: with rows, rows unshortened, as JSON, with where rows came from."""
+@dataclass(slots=True)
+class _TracedRun:
+    """A run, and how answers are shown: with rows, rows unshortened, as JSON, with where rows came from."""
 
-    shown: bool
-    full: bool
-    as_json: bool
-    origins: bool
-
-
-class _TracedRun(NamedTuple):
     saved: SavedState
     stream: Stream
     tracing: Tracing
-    rows: _RowDisplay
     origins: Origins
+    shown: bool
+    full: bool
+    as_json: bool
+    with_origins: bool
+
+    def row(self, sample: int) -> ShownRow | None:
+        """Reads a row; None if its chunk is deleted."""
+        facts = self.tracing.facts
+        chunk, row = divmod(sample, facts.samples_per_chunk)
+        return None if chunk < facts.retired else next(read_rows(self.stream, chunk, row, 1))
+
+    def origins_of(self, sample: int) -> tuple[Origin, ...]:
+        return self.origins.of(*divmod(sample, self.tracing.facts.samples_per_chunk))
+
+    def remark(self, text: str) -> None:
+        """Says what is for people alone."""
+        if not self.as_json:
+            say(text)
+
+    def answer(self, sample: int, line: str, values: dict[str, Any]) -> None:
+        """Shows what is known of a sample as a line or as JSON, with its row and its origins if these are shown."""
+        published = sample < self.tracing.facts.samples
+        row = self.row(sample) if self.shown and published else None
+        if self.with_origins and published:
+            origins = self.origins_of(sample)
+            line, values = f"{line}  {origins_text(origins)}", values | {"origins": origins_values(origins)}
+        if self.as_json:
+            say(with_row(values, row) if self.shown else json.dumps(values))
+            return
+        say(line)
+        if self.shown:
+            self.show_row(row)
+
+    def show_row(self, row: ShownRow | None) -> None:
+        if row is None:
+            say("  its row cannot be shown: the chunk is deleted")
+            return
+        for line in pretty(row.value, row.line, full=self.full).split("\n"):
+            say(f"  {line}")
 
 
 _Answer = Callable[[_TracedRun], int]
 
 
-def _run(directory: Path, state: Path | None, consumer: str | None, answer: _Answer, rows: _RowDisplay) -> int:
+def _run(directory: Path, state: Path | None, consumer: str | None, answer: _Answer, shown: dict[str, bool]) -> int:
     """Answers a question and returns the exit code. Raises the errors of what is read."""
     saved = _saved(directory, state, consumer)
     if saved is None:
         return exits.REFUSED
     stream = open_now(directory, saved.state.samples_per_chunk if saved.state.stream_id is None else None)
-    tracing = Tracing(saved, facts_of(stream), str(directory))
-    facts = tracing.facts
-    if rows.origins and facts.stream_id is None:
-        raise typer.BadParameter(
-            "another program fills this directory, and keeps no positions in sources", param_hint="--origins"
-        )
-    return answer(_TracedRun(saved, stream, tracing, rows, Origins(directory, range(facts.retired, facts.chunks))))
+    facts = facts_of(stream)
+    tracing = Tracing(saved, facts, str(directory))
+    if shown["with_origins"] and facts.stream_id is None:
+        _misused("--origins", "another program fills this directory, and keeps no positions in sources")
+    origins = Origins(directory, range(facts.retired, facts.chunks))
+    return answer(_TracedRun(saved, stream, tracing, origins, **shown))
 
 
 def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedState | None:
@@ -233,14 +256,12 @@ def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedSt
         return read_state(state, directory)
     if consumer is None:
         names = [one.name for one in list_consumers(directory) if one.cursor is not None or one.problem is not None]
-        if len(names) != 1:
-            what = "holds no cursor; "
-            if names:
-                what = f"has the cursors of {', '.join(names)}: choose one by --consumer, or "
-            raise typer.BadParameter(
-                f"{directory} {what}give a checkpoint by --state", param_hint="--consumer" if names else "--state"
-            )
-        consumer = names[0]
+        if not names:
+            _misused("--state", f"{directory} holds no cursor; give a checkpoint by --state")
+        if len(names) > 1:
+            what = f"has the cursors of {', '.join(names)}: choose one by --consumer, or give a checkpoint by --state"
+            _misused("--consumer", f"{directory} {what}")
+        [consumer] = names
     cursor = read_cursor(directory, consumer)
     if cursor is None:
         complain(f"{directory}: consumer {consumer!r} has no cursor; give a checkpoint by --state")
@@ -255,7 +276,7 @@ def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedSt
 
 
 def _show_course(this: _TracedRun) -> int:
-    if this.rows.as_json:
+    if this.as_json:
         say(json.dumps(course_values(this.saved, this.tracing)))
     else:
         for line in course_lines(this.saved, this.tracing):
@@ -268,25 +289,21 @@ def _show_place(this: _TracedRun, chunk: int, row: int) -> int:
     sample = chunk * facts.samples_per_chunk + row
     if row >= facts.samples_per_chunk or (chunk < facts.chunks and sample >= facts.samples):
         rows = min(facts.samples_per_chunk, facts.samples - chunk * facts.samples_per_chunk)
-        raise typer.BadParameter(f"no row {row}: chunk {chunk} has {count(rows, 'row')}", param_hint="--row")
+        _misused("--row", f"no row {row}: chunk {chunk} has {count(rows, 'row')}")
     return _show_samples(this, [sample])
 
 
 def _show_steps(this: _TracedRun, steps: tuple[int, int], rank: int | None) -> int:
     first, stop = steps
-    tracing, rows = this.tracing, this.rows
+    tracing = this.tracing
     # Before anything is printed: whether all of it is known.
-    places = [tracing.place(first), tracing.place(stop - 1)]
-    for step, place in zip((first, stop - 1), places, strict=True):
-        dp = tracing.state.parts[place.part].dp
+    for step in (first, stop - 1):
+        dp = tracing.state.parts[tracing.place(step).part].dp
         if rank is not None and rank >= dp:
-            raise typer.BadParameter(
-                f"no rank {rank}: step {step + 1} had {count(dp, 'data-parallel rank')}, from 0 to {dp - 1}",
-                param_hint="--rank",
-            )
+            ranks = f"step {step + 1} had {count(dp, 'data-parallel rank')}, from 0 to {dp - 1}"
+            _misused("--rank", f"no rank {rank}: {ranks}")
     table = StepTable(tracing, stop)
-    if not rows.as_json:
-        say(table.heading())
+    this.remark(table.heading())
     coming, nothing, last = False, True, tracing.epochs[-1]
     farthest = last
     for step in range(first, stop):
@@ -295,77 +312,64 @@ def _show_steps(this: _TracedRun, steps: tuple[int, int], rank: int | None) -> i
         for drawn in tracing.at_step(step, rank):
             coming, farthest = coming or drawn.became == "to come", max(farthest, drawn.epoch)
             nothing = False
-            _answer(this, drawn.sample, table.line(drawn), drawn_values(drawn, tracing))
-    if nothing and not rows.as_json:
+            this.answer(drawn.sample, table.line(drawn), drawn_values(drawn, tracing))
+    if nothing:
         which = f"step {first + 1}" if stop == first + 1 else f"steps {first + 1} to {stop}"
-        say(f"Nothing of this stream was drawn at {which}{'' if rank is None else f' by rank {rank}'}.")
-    if coming and not rows.as_json:
-        trained = count(tracing.steps.trained, "step")
-        beyond = ""
+        this.remark(f"Nothing of this stream was drawn at {which}{'' if rank is None else f' by rank {rank}'}.")
+    if coming:
+        trained, beyond = count(tracing.steps.trained, "step"), ""
         if farthest > last:
             beyond = f" It reaches epoch {farthest}, beyond the end of epoch {last}, in which the state stands."
-        say(f"The state has trained {trained}; what is to come holds if the run goes on with the same ranks.{beyond}")
+        this.remark(
+            f"The state has trained {trained}; what is to come holds if the run goes on with the same ranks.{beyond}"
+        )
     return exits.DONE
 
 
 def _show_samples(this: _TracedRun, samples: Sequence[int]) -> int:
     """Shows what became of samples, each with its row if rows are shown."""
-    tracing, rows = this.tracing, this.rows
-    facts = tracing.facts
+    tracing, facts = this.tracing, this.tracing.facts
     # Before the first is shown: after an error there is nothing on stdout.
     if facts.ended and (beyond := [sample for sample in samples if sample >= facts.samples]):
-        raise typer.BadParameter(
-            f"no sample {', '.join(map(str, beyond))}: the stream has ended with {count(facts.samples, 'sample')}",
-            param_hint="--sample",
-        )
+        has = f"the stream has ended with {count(facts.samples, 'sample')}"
+        _misused("--sample", f"no sample {', '.join(map(str, beyond))}: {has}")
     for sample in samples:
         fates = list(tracing.fates(sample))
-        if rows.as_json:
+        if this.as_json:
             for fate in fates:
-                _answer(this, sample, "", fate_values(fate, tracing))
+                this.answer(sample, "", fate_values(fate, tracing))
             continue
         chunk, row = divmod(sample, facts.samples_per_chunk)
         gone = f"; the producer has deleted the chunks below {facts.retired}" if chunk < facts.retired else ""
         say(f"sample {sample}: chunk {chunk}, row {row}{gone}")
         for fate in fates:
             say(f"  {fate_line(fate, tracing)}")
-        if rows.origins and sample < facts.samples:
-            say(f"  from {origins_text(_origins(this, sample))}")
-        if rows.shown and sample < facts.samples:
-            _show_row(this, _row(this, sample))
+        if this.with_origins and sample < facts.samples:
+            say(f"  from {origins_text(this.origins_of(sample))}")
+        if this.shown and sample < facts.samples:
+            this.show_row(this.row(sample))
     return exits.DONE
 
 
 def _show_source(this: _TracedRun, place: SourcePlace) -> int:
-    facts = this.tracing.facts
+    facts, each = this.tracing.facts, this.tracing.facts.samples_per_chunk
     if facts.stream_id is None:
-        raise typer.BadParameter(
-            "another program fills this directory, and keeps no positions in sources; look for the row with --text",
-            param_hint="--source",
-        )
-    chunks = range(facts.retired, facts.chunks)
-    found = find_source(this.stream.directory, chunks, facts.samples_per_chunk, place)
+        keeps = "another program fills this directory, and keeps no positions in sources"
+        _misused("--source", f"{keeps}; look for the row with --text")
+    found = find_source(this.stream.directory, range(facts.retired, facts.chunks), each, place)
     if found.samples:
-        if not this.rows.as_json and len(found.samples) > 1:
-            say(f"{place}: {count(len(found.samples), 'row')} are alike, so it is one of these")
+        if len(found.samples) > 1:
+            this.remark(f"{place}: {count(len(found.samples), 'row')} are alike, so it is one of these")
         return _show_samples(this, found.samples)
-    if this.rows.as_json:
-        say(json.dumps(_source_values(place, found, this.tracing)))
+    first, stop = found.chunks
+    samples = [first * each, min(stop * each, facts.samples)]
+    if this.as_json:
+        say(json.dumps({"source": str(place), "chunks": list(found.chunks), "samples": samples, "why": found.why}))
     else:
-        (first, stop), each = found.chunks, facts.samples_per_chunk
         which = f"chunk {first}" if stop == first + 1 else f"chunks {first} to {stop - 1}"
-        last = min(stop * each, facts.samples) - 1
-        say(
-            f"{place}: its row is in {which}, among the samples {first * each} to {last}; which one is not known: "
-            f"{found.why}"
-        )
+        among = f"its row is in {which}, among the samples {samples[0]} to {samples[1] - 1}"
+        say(f"{place}: {among}; which one is not known: {found.why}")
     return exits.DONE
-
-
-def _source_values(place: SourcePlace, found: PlaceRows, tracing: Tracing) -> dict[str, Any]:
-    each = tracing.facts.samples_per_chunk
-    samples = [found.chunks[0] * each, min(found.chunks[1] * each, tracing.facts.samples)]
-    return {"source": str(place), "chunks": list(found.chunks), "samples": samples, "why": found.why}
 
 
 def _show_text(this: _TracedRun, text: str, matches: int | None) -> int:
@@ -380,42 +384,8 @@ def _show_text(this: _TracedRun, text: str, matches: int | None) -> int:
         why = f"; {deleted}" if deleted else ""
         complain(f"{this.stream.directory}: no row in the chunks that are there holds this text{why}")
         return exits.REFUSED
-    if deleted and not this.rows.as_json:
-        say(f"{deleted}.")
-    if matches is not None and len(samples) > matches and not this.rows.as_json:
-        say(f"These are the first {matches}; --all shows all.")
+    if deleted:
+        this.remark(f"{deleted}.")
+    if matches is not None and len(samples) > matches:
+        this.remark(f"These are the first {matches}; --all shows all.")
     return exits.DONE
-
-
-def _answer(this: _TracedRun, sample: int, line: str, values: dict[str, Any]) -> None:
-    published = sample < this.tracing.facts.samples
-    row = _row(this, sample) if this.rows.shown and published else None
-    if this.rows.origins and published:
-        origins = _origins(this, sample)
-        line, values = f"{line}  {origins_text(origins)}", values | {"origins": origins_values(origins)}
-    if this.rows.as_json:
-        say(with_row(values, row) if this.rows.shown else json.dumps(values))
-        return
-    say(line)
-    if this.rows.shown:
-        _show_row(this, row)
-
-
-def _origins(this: _TracedRun, sample: int) -> tuple[Origin, ...]:
-    return this.origins.of(*divmod(sample, this.tracing.facts.samples_per_chunk))
-
-
-def _row(this: _TracedRun, sample: int) -> ShownRow | None:
-    """Reads a row; None if its chunk is deleted."""
-    chunk, row = divmod(sample, this.tracing.facts.samples_per_chunk)
-    if chunk < this.tracing.facts.retired:
-        return None
-    return next(read_rows(this.stream, chunk, row, 1))
-
-
-def _show_row(this: _TracedRun, row: ShownRow | None) -> None:
-    if row is None:
-        say("  its row cannot be shown: the chunk is deleted")
-        return
-    for line in pretty(row.value, row.line, full=this.rows.full).split("\n"):
-        say(f"  {line}")

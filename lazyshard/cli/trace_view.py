@@ -6,7 +6,8 @@ Steps are numbered here as trainers do: the first one is step 1, and `checkpoint
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from lazyshard.cli.inspect_view import row_text
@@ -20,41 +21,35 @@ _COLUMNS: Final = ("step", "part", "rank", "position", "epoch", "sample", "chunk
 _NO_ORIGIN: Final = (
     "a source that is not known: its chunk or the one before it is deleted, or its block is published in part so far"
 )
-_FIRST: Final = '"byte": '
-"""Where what is told of a row begins that is not told of its draw."""
+_FIRST: Final = '"byte": '  # Where what is told of a row begins that is not told of its draw
 
 
 class StepTable:
     """The draws of steps below `stop`, a line each, in columns of a width that is known before the first one."""
 
     def __init__(self, tracing: Tracing, stop: int) -> None:
-        self._per_chunk = tracing.facts.samples_per_chunk
-        samples = max(1, tracing.facts.samples)
+        self._tracing = tracing
+        each = tracing.facts.samples_per_chunk
+        last = max(0, tracing.facts.samples - 1)
         parts = tracing.state.parts
         positions = max(max(part.draws for part in parts), stop * max(part.draws_per_step for part in parts))
-        most = (
-            stop,
-            len(parts) - 1,
-            max(part.dp for part in parts) - 1,
-            positions,
-            tracing.epochs[-1] + 1,
-            samples - 1,
-            (samples - 1) // self._per_chunk,
-            self._per_chunk - 1,
-        )
+        ranks = max(part.dp for part in parts) - 1
+        most = (stop, len(parts) - 1, ranks, positions, tracing.epochs[-1] + 1, last, last // each, each - 1)
         self._widths = [max(len(name), len(str(high))) for name, high in zip(_COLUMNS, most, strict=True)]
 
     def heading(self) -> str:
         """Returns the line with the names of the columns."""
-        return "  ".join(f"{name:>{width}}" for name, width in zip(_COLUMNS, self._widths, strict=True))
+        return _aligned(_COLUMNS, self._widths)
 
     def line(self, drawn: TracedDraw) -> str:
         """Returns the line of a draw."""
-        chunk, row = divmod(drawn.sample, self._per_chunk)
-        step = "-" if drawn.step is None else drawn.step + 1
-        values = (step, drawn.part, drawn.rank, drawn.position, drawn.epoch, drawn.sample, chunk, row)
-        text = "  ".join(f"{value:>{width}}" for value, width in zip(values, self._widths, strict=True))
+        values = drawn_values(drawn, self._tracing)
+        text = _aligned(["-" if values[name] is None else str(values[name]) for name in _COLUMNS], self._widths)
         return text if drawn.became == "trained" else f"{text}  {drawn.became}"
+
+
+def _aligned(texts: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
 
 
 def course_lines(saved: SavedState, tracing: Tracing) -> Iterator[str]:
@@ -65,19 +60,18 @@ def course_lines(saved: SavedState, tracing: Tracing) -> Iterator[str]:
     yield f"{saved.file}: {count(state.consumed, 'sample')} trained{told}{epoch}"
     if saved.member is not None:
         yield _blend_line(saved.member)
-    names = ("part", "ranks", "micro batch", "steps", "positions", "samples")
-    rows = [names]
+    rows: list[tuple[str, ...]] = [("part", "ranks", "micro batch", "steps", "positions", "samples")]
     for number, part in enumerate(state.parts):
-        first, stop = steps.parts[number].first_step, steps.parts[number].stop_step
-        which = "skipped" if not part.trained else f"{first + 1} to {stop}" if stop > first else "none yet"
-        if part.trained and not steps.parts[number].known:
-            which = "not known"
+        own = steps.parts[number]
+        which = f"{own.first_step + 1} to {own.stop_step}" if own.stop_step > own.first_step else "none yet"
+        if not part.trained or not own.known:
+            which = "not known" if part.trained else "skipped"
         rows.append(
             (str(number), str(part.dp), str(part.batch_size), which, str(part.draws), f"{part.dp * part.draws:,}")
         )
-    widths = [max(len(row[at]) for row in rows) for at in range(len(names))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
+        yield _aligned(row, widths)
     for number, part in enumerate(state.parts):
         if part.skip:
             out = sum(stop - start for start, stop in part.skip)
@@ -90,9 +84,8 @@ def _blend_line(member: Member) -> str:
     """Returns what part a stream has in the blend that the run is over."""
     blend = member.blend
     others = f"a blend of {count(len(blend.parts[-1].members), 'stream')}, {count(blend.consumed, 'sample')} of all"
-    if not member.blended:
-        return f"of {others}, in which this one is no more; positions and samples below are this stream's"
-    return f"of {others}; this one gives {member.share:.2%} now; positions and samples below are this stream's"
+    own = f"; this one gives {member.share:.2%} now" if member.blended else ", in which this one is no more"
+    return f"of {others}{own}; positions and samples below are this stream's"
 
 
 def course_values(saved: SavedState, tracing: Tracing) -> dict[str, Any]:
@@ -112,48 +105,50 @@ def course_values(saved: SavedState, tracing: Tracing) -> dict[str, Any]:
 
 def fate_line(fate: Fate, tracing: Tracing) -> str:
     """Returns what became of a sample in an epoch."""
-    drawn, limit = fate.drawn, tracing.state.max_total_samples
-    where = "" if drawn is None else f"(part {drawn.part}, position {drawn.position})"
-    if fate.became == "trained" and drawn is not None:
-        step = "; the state does not say at which step" if drawn.step is None else ""
+    return "not published yet" if fate.became == "not published" else f"epoch {fate.epoch}: {_fate_text(fate, tracing)}"
+
+
+def _fate_text(fate: Fate, tracing: Tracing) -> str:
+    drawn = fate.drawn
+    if drawn is not None:
+        where = f"(part {drawn.part}, position {drawn.position})"
         at = "" if drawn.step is None else f" at step {drawn.step + 1}"
-        text = f"trained{at} by rank {drawn.rank} {where}{step}"
-    elif fate.became == "to come" and drawn is not None:
-        at = "" if drawn.step is None else f" at step {drawn.step + 1}"
+        if fate.became == "trained":
+            unknown = "; the state does not say at which step" if drawn.step is None else ""
+            return f"trained{at} by rank {drawn.rank} {where}{unknown}"
+        if fate.became == "skipped":
+            return f"skipped on purpose: it was rank {drawn.rank}'s {where} among steps that were left out"
         text = f"to come{at}, on rank {drawn.rank}, if the run goes on as it is {where}"
         if (whole := tracing.fewer_than_step(fate)) is not None:
             text += f"; its epoch has too few left for the {whole:,} of that step: left over, if training stops there"
-    elif fate.became == "to come":
-        text = "to come; when is certain once more is published"
-    elif fate.became == "skipped" and drawn is not None:
-        text = f"skipped on purpose: it was rank {drawn.rank}'s {where} among steps that were left out"
-    elif fate.became == "skipped":
-        text = f"skipped on purpose: left out from part {fate.part} on"
-    elif fate.became == "left out":
-        text = "not trained: its stream is blended no more"
-    elif fate.became == "left over":
-        text = "left over at the epoch's end, where less than a batch for every rank is left"
-    elif fate.became == "cut short":
-        text = "not trained: another epoch was begun before this one was over"
-    elif fate.became == "beyond the end":
-        text = f"not trained: it lies beyond max_total_samples = {limit}"
-    else:
-        return "not published yet"
-    return f"epoch {fate.epoch}: {text}"
+        return text
+    return {
+        "to come": "to come; when is certain once more is published",
+        "skipped": f"skipped on purpose: left out from part {fate.part} on",
+        "left out": "not trained: its stream is blended no more",
+        "left over": "left over at the epoch's end, where less than a batch for every rank is left",
+        "cut short": "not trained: another epoch was begun before this one was over",
+        "beyond the end": f"not trained: it lies beyond max_total_samples = {tracing.state.max_total_samples}",
+    }[fate.became]
 
 
 def drawn_values(drawn: TracedDraw, tracing: Tracing) -> dict[str, Any]:
     """Returns a draw as JSON values; `step` is None where it is not known."""
-    return _numbered(drawn._asdict(), tracing)
+    each = tracing.facts.samples_per_chunk
+    values = drawn._asdict() | {"step": None if drawn.step is None else drawn.step + 1}
+    became, chunk = values.pop("became"), drawn.sample // each
+    deleted = chunk < tracing.facts.retired
+    return values | {"chunk": chunk, "row": drawn.sample % each, "became": became, "deleted": deleted}
 
 
 def fate_values(fate: Fate, tracing: Tracing) -> dict[str, Any]:
     """Returns what became of a sample in an epoch as JSON values: as of a draw, with None for what there is not."""
-    names = ("step", "part", "rank", "position")
-    drawn = {name: None if fate.drawn is None else getattr(fate.drawn, name) for name in names}
+    drawn = fate.drawn or TracedDraw(None, 0, 0, 0, fate.epoch, fate.sample, fate.became)
+    values = drawn_values(drawn._replace(became=fate.became), tracing)
+    if fate.drawn is None:
+        values |= dict.fromkeys(("part", "rank", "position"))
     if fate.part is not None:
-        drawn["part"] = fate.part
-    values = _numbered(drawn | {"epoch": fate.epoch, "sample": fate.sample, "became": fate.became}, tracing)
+        values["part"] = fate.part
     return values | {"fewer_than_step": tracing.fewer_than_step(fate)}
 
 
@@ -164,11 +159,7 @@ def origins_text(origins: tuple[Origin, ...]) -> str:
 
 def origins_values(origins: tuple[Origin, ...]) -> list[dict[str, Any]]:
     """Returns the same as JSON values: `lines` are those that the row equals, `among` leaves out its end."""
-    return [
-        {"path": one.path, "lines": list(one.lines), "among": None if one.among is None else list(one.among)}
-        | {"why": one.why}
-        for one in origins
-    ]
+    return [asdict(one) for one in origins]
 
 
 def with_row(values: dict[str, Any], row: ShownRow | None) -> str:
@@ -179,7 +170,7 @@ def with_row(values: dict[str, Any], row: ShownRow | None) -> str:
     return f"{json.dumps(values)[:-1]}, {text[text.index(_FIRST) :]}"
 
 
-def ranges_text(ranges: tuple[tuple[int, int], ...] | list[tuple[int, int]], shown: int = 8) -> str:
+def ranges_text(ranges: Sequence[Sequence[int]], shown: int = 8) -> str:
     """Returns half-open ranges in words, the first and the last number of each.
 
     >>> ranges_text([(3, 4), (7, 10)]), ranges_text([(i, i + 1) for i in range(0, 20, 2)], 2)
@@ -187,13 +178,3 @@ def ranges_text(ranges: tuple[tuple[int, int], ...] | list[tuple[int, int]], sho
     """
     text = ", ".join(f"{a}" if b == a + 1 else f"{a} to {b - 1}" for a, b in ranges[:shown])
     return text if len(ranges) <= shown else f"{text} and {len(ranges) - shown} more ranges"
-
-
-def _numbered(values: dict[str, Any], tracing: Tracing) -> dict[str, Any]:
-    chunk, row = divmod(values["sample"], tracing.facts.samples_per_chunk)
-    step = values["step"]
-    ordered = {"step": None if step is None else step + 1}
-    for name in ("part", "rank", "position", "epoch", "sample"):
-        ordered[name] = values[name]
-    gone = chunk < tracing.facts.retired
-    return ordered | {"chunk": chunk, "row": row, "became": values["became"], "deleted": gone}

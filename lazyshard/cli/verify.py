@@ -84,7 +84,10 @@ def _run(stream: Path, samples_per_chunk: int | None, quick: bool, jobs: int, as
     else:
         for finding in verified.findings:
             say(f"{finding.severity}: {finding}")
-        say(f"{stream}: {_facts(verified)}: {_result(verified)}{_effort(verified, seconds)}")
+        counts = ((verified.count(severity), word) for severity, word in _WORDS.items())
+        result = ", ".join(f"{number:,} {word}" for number, word in counts if number) or "all is well"
+        effort = "rows not read" if quick else f"{size(verified.size / max(seconds, 1e-3))}/s"
+        say(f"{stream}: {_facts(verified)}: {result} ({seconds:.1f} s, {effort})")
     if verified.count("damage"):
         return exits.STREAM_DAMAGED
     return exits.FILESYSTEM if verified.count("unchecked") else exits.DONE
@@ -104,25 +107,13 @@ def _facts(verified: Verified) -> str:
     return ", ".join(facts)
 
 
-def _result(verified: Verified) -> str:
-    counts = {word: verified.count(severity) for severity, word in _WORDS.items()}
-    return ", ".join(f"{number:,} {word}" for word, number in counts.items() if number) or "all is well"
-
-
-def _effort(verified: Verified, seconds: float) -> str:
-    """Returns how long it took, and how fast rows were read."""
-    if verified.quick:
-        return f" ({seconds:.1f} s, rows not read)"
-    return f" ({seconds:.1f} s, {size(verified.size / max(seconds, 1e-3))}/s)"
-
-
 def _values(stream: Path, verified: Verified, seconds: float) -> dict[str, Any]:
     values = asdict(verified)
+    counts = {"damage": verified.count("damage"), "unchecked": verified.count("unchecked")}
     return {
         "stream": str(stream),
-        "ok": not verified.count("damage") and not verified.count("unchecked"),
-        "damage": verified.count("damage"),
-        "unchecked": verified.count("unchecked"),
+        "ok": not any(counts.values()),
+        **counts,
         "leftovers": verified.count("leftover"),
         "bytes": values.pop("size"),
         "seconds": round(seconds, 3),

@@ -24,67 +24,44 @@ from lazyshard.stream.reader import StreamReader
 from lazyshard.stream.retire import read_retired
 from lazyshard.stream.stream import open_now, rows_of_first_chunk
 
-_ROWS_AT_ONCE: Final = 1024
-"""What a chunk has of them is read together; large rows come in smaller pieces."""
-
+_ROWS_AT_ONCE: Final = 1024  # What a chunk has of them is read together; large rows come in smaller pieces
 AUTO: Final = "auto"
-
-ROW: Final = "row"
-STREAM: Final = "stream"
-KEY: Final = "key:"
-_BOUNDARIES: Final = re.compile(rf"{ROW}|{STREAM}|{KEY}.+", re.DOTALL)
+_KEY: Final = "key:"
+_BOUNDARIES: Final = re.compile(rf"row|stream|{_KEY}.+", re.DOTALL)
 
 _MODES: Final = range(-128, 128)
 
-Report = Callable[[str, int, int], None]
-"""Called with what is done, how many chunks of the stream are exported, and how many it has."""
+_SMALLEST: Final = smallest_dtype(0, 0)
+
+# Called with what is done, how many chunks of the stream are exported, and how many it has
+_Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSettings:
-    """What of the rows is exported, and how.
+    """What of the rows is exported, and how. Raises ValueError for a type or boundaries that there are not."""
 
-    Attributes:
-        field: key of the list of tokens.
-        dtype: type of the tokens on disk, one of `DTYPES` in `indexed`; "auto" for what megatron-core would
-            choose for a vocabulary that ends with the largest token: uint16 below 65,500 tokens, else int32.
-        boundaries: what is a document: "row", each row; "stream", all of it; "key:NAME", rows that follow each other
-            with the same value under NAME.
-        lengths: key of the tokens of each sequence, for rows of several; a row without it is one sequence.
-        mode: key of the mode, an integer, or a list of one for each sequence; None to write no modes.
-
-    Raises:
-        ValueError: there is no such type, or the boundaries are none of these.
-    """
-
-    field: str = "input_ids"
+    field: str = "input_ids"  # key of the list of tokens
+    # type of the tokens on disk, one of `DTYPES` in `indexed`; "auto" for what megatron-core would choose for a
+    # vocabulary that ends with the largest token: uint16 below 65,500 tokens, else int32
     dtype: str = AUTO
-    boundaries: str = ROW
+    # what is a document: "row", each row; "stream", all of it; "key:NAME", rows that follow each other with the same
+    # value under NAME
+    boundaries: str = "row"
+    # key of the tokens of each sequence, for rows of several; a row without it is one sequence
     lengths: str | None = None
-    mode: str | None = None
+    mode: str | None = None  # key of the mode, an integer, or a list of one for each sequence; None to write no modes
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         if self.dtype != AUTO and self.dtype not in DTYPES:
             raise ValueError(f"one of {', '.join((AUTO, *DTYPES))} is needed, got {self.dtype!r}")
         if not _BOUNDARIES.fullmatch(self.boundaries):
-            raise ValueError(f"{ROW}, {STREAM} or {KEY}NAME is needed, got {self.boundaries!r}")
+            raise ValueError(f"row, stream or {_KEY}NAME is needed, got {self.boundaries!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written.
-
-    Attributes:
-        data: path of the `.bin` file.
-        index: path of the `.idx` file.
-        dtype: type of the tokens.
-        samples: rows of the stream.
-        documents: documents.
-        sequences: sequences.
-        tokens: tokens.
-        size: bytes of both files.
-    """
+    """What was written: the paths of both files, their type of tokens, what they hold, and their bytes."""
 
     data: str
     index: str
@@ -103,17 +80,12 @@ def export(
     *,
     source_samples_per_chunk: int | None = None,
     force: bool = False,
-    report: Report = lambda phase, done, total: None,
+    report: _Report = lambda phase, done, total: None,
 ) -> Exported:
-    """Writes `PREFIX.bin` and `PREFIX.idx` with all rows of a stream, in order.
+    """Writes `PREFIX.bin` and `PREFIX.idx` with all rows of a stream, in order; the directory of the prefix is there.
 
-    Args:
-        source: the stream's directory or URL, one of ours or a foreign one.
-        prefix: path of the two files without `.bin` and `.idx`; its directory is there.
-        settings: what of the rows, and how; None for the defaults.
-        source_samples_per_chunk: of a foreign directory, rows in every chunk but the last; None for those of its first.
-        force: whether files of these names are replaced.
-        report: is told how far it is.
+    Of a foreign directory `source_samples_per_chunk` are the rows in every chunk but the last; None for those of its
+    first. With `force` files of these names are replaced.
 
     Raises:
         ExportExists: there is such a file already, and `force` is False.
@@ -130,15 +102,13 @@ def export(
     open_now(source, source_samples_per_chunk)
     reader = StreamReader(source, source_samples_per_chunk, max_wait=0.0)
     _check_source(reader)
-    dtype = smallest_dtype(0, 0) if settings.dtype == AUTO else settings.dtype
+    dtype = _SMALLEST if settings.dtype == AUTO else settings.dtype
     with IndexedWriter(prefix, dtype, has_modes=settings.mode is not None, replace=force) as writer:
         _copy(reader, writer, settings, report)
         if not writer.tokens:
-            raise StreamInvalid(
-                f"{reader.directory}: its {reader.seen.samples} rows hold no token, and megatron-core opens no empty "
-                f"{DATA_SUFFIX} file",
-                directory=str(reader.directory),
-            )
+            rows = reader.seen.samples
+            empty = f"its {rows} rows hold no token, and megatron-core opens no empty {DATA_SUFFIX} file"
+            raise _unfit_stream(reader, empty)
         header = writer.finish()
     return Exported(
         data=f"{prefix}{DATA_SUFFIX}",
@@ -152,26 +122,26 @@ def export(
     )
 
 
+def _unfit_stream(reader: StreamReader, why: str, chunk: int | None = None) -> StreamInvalid:
+    return StreamInvalid(f"{reader.directory}: {why}", directory=str(reader.directory), chunk=chunk)
+
+
 def _check_source(reader: StreamReader) -> None:
-    seen, directory = reader.seen, reader.directory
+    seen = reader.seen
     if not seen.ended:
         gap = "" if seen.gap is None else f": chunk {seen.gap} lacks its data or its marker"
-        raise StreamInvalid(
-            f"{directory}: has not ended{gap}; an export holds all of a stream, so wait for its end",
-            directory=str(directory),
-            chunk=seen.gap,
+        raise _unfit_stream(
+            reader, f"has not ended{gap}; an export holds all of a stream, so wait for its end", seen.gap
         )
-    retired = 0 if reader.stream_id is None else read_retired(directory, reader.stream_id)
+    retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
     if retired:
-        raise StreamInvalid(
-            f"{directory}: its chunks below {retired} are deleted, and an export would lack them; take a stream that "
-            f"was produced with --retain all",
-            directory=str(directory),
-            chunk=0,
+        advice = "take a stream that was produced with --retain all"
+        raise _unfit_stream(
+            reader, f"its chunks below {retired} are deleted, and an export would lack them; {advice}", 0
         )
 
 
-def _copy(reader: StreamReader, writer: IndexedWriter, settings: ExportSettings, report: Report) -> None:
+def _copy(reader: StreamReader, writer: IndexedWriter, settings: ExportSettings, report: _Report) -> None:
     published = reader.seen
     sample, key = 0, None
     integral = DTYPES[writer.dtype].kind in "iu"
@@ -180,31 +150,33 @@ def _copy(reader: StreamReader, writer: IndexedWriter, settings: ExportSettings,
         for row in reader.read_published(sample, published.samples, _ROWS_AT_ONCE):
             try:
                 found = read_row(row, settings, integral)
-                _make_room(writer, found, settings)
+                _make_room(writer, found.tokens, settings)
             except Unfit as cause:
-                raise _bad_row(reader, sample, str(cause)) from None
-            if settings.boundaries.startswith(KEY) and sample and found.key != key:
+                chunk, at = divmod(sample, reader.samples_per_chunk)
+                path = str(reader.directory / chunk_name(chunk))
+                message = f"{path}:{at + 1}: sample {sample}: {cause}"
+                raise RowInvalid(message, reason=str(cause), file=path, line=at + 1) from None
+            if settings.boundaries.startswith(_KEY) and sample and found.key != key:
                 writer.end_document()
-            key = found.key
-            _add(writer, found)
-            if settings.boundaries == ROW:
+            key, begin = found.key, 0
+            for number, length in enumerate(found.lengths):
+                mode = None if found.modes is None else found.modes[number]
+                writer.add_sequence(found.tokens[begin : begin + length], mode)
+                begin += length
+            if settings.boundaries == "row":
                 writer.end_document()
             sample += 1
-    if settings.boundaries != ROW and sample:
+    if settings.boundaries != "row" and sample:
         writer.end_document()
     report("exporting", published.chunks, published.chunks)
 
 
-def _make_room(writer: IndexedWriter, row: ExportedRow, settings: ExportSettings) -> None:
-    """Sees to it that the tokens fit into the type on disk.
-
-    Raises:
-        Unfit: they do not.
-    """
-    if not len(row.tokens):
+def _make_room(writer: IndexedWriter, tokens: npt.NDArray[Any], settings: ExportSettings) -> None:
+    """Sees to it that the tokens fit into the type on disk; raises Unfit if they do not."""
+    if not len(tokens):
         return
-    low, high = row.tokens.min().item(), row.tokens.max().item()
-    if settings.dtype == AUTO and writer.dtype == smallest_dtype(0, 0) != (wider := smallest_dtype(low, high)):
+    low, high = tokens.min().item(), tokens.max().item()
+    if settings.dtype == AUTO and writer.dtype == _SMALLEST != (wider := smallest_dtype(low, high)):
         writer.widen(wider)
     least, most = bounds_of(writer.dtype)
     if low < least or high > most:
@@ -213,34 +185,13 @@ def _make_room(writer: IndexedWriter, row: ExportedRow, settings: ExportSettings
         raise Unfit(f"token {token} does not fit into {writer.dtype}, which holds {least} to {most}; give {hint}")
 
 
-def _add(writer: IndexedWriter, row: ExportedRow) -> None:
-    begin = 0
-    for number, length in enumerate(row.lengths):
-        mode = None if row.modes is None else row.modes[number]
-        writer.add_sequence(row.tokens[begin : begin + length], mode)
-        begin += length
-
-
-def _bad_row(reader: StreamReader, sample: int, reason: str) -> RowInvalid:
-    chunk, row = divmod(sample, reader.samples_per_chunk)
-    path = str(reader.directory / chunk_name(chunk))
-    return RowInvalid(f"{path}:{row + 1}: sample {sample}: {reason}", reason=reason, file=path, line=row + 1)
-
-
 class ExportedRow(NamedTuple):
-    """What of a row is exported.
+    """What of a row is exported."""
 
-    Attributes:
-        tokens: of all its sequences, shape (n,): int64, or float64 where floats are exported.
-        lengths: tokens of each sequence; their sum is n.
-        modes: mode of each sequence; None where none are exported.
-        key: what rows of one document have in common; None where that is not asked for.
-    """
-
-    tokens: npt.NDArray[Any]
-    lengths: list[int]
-    modes: list[int] | None
-    key: Any
+    tokens: npt.NDArray[Any]  # of all its sequences, shape (n,): int64, or float64 where floats are exported
+    lengths: list[int]  # tokens of each sequence; their sum is n
+    modes: list[int] | None  # mode of each sequence; None where none are exported
+    key: Any  # what rows of one document have in common; None where that is not asked for
 
 
 class Unfit(Exception):
@@ -248,29 +199,21 @@ class Unfit(Exception):
 
 
 def read_row(row: dict[str, Any], settings: ExportSettings, integral: bool) -> ExportedRow:
-    """Returns what of a row is exported.
+    """Returns what of a parsed row is exported; raises Unfit where something is missing, or not what it has to be.
 
-    Args:
-        row: as it was parsed.
-        settings: what of it.
-        integral: whether tokens are integers; else they are numbers of any kind, rounded to what a float holds.
-
-    Raises:
-        Unfit: something is missing, or not what it has to be.
+    If `integral`, tokens are integers; else they are numbers of any kind, rounded to what a float holds.
     """
     tokens = _numbers(_take(row, settings.field), settings.field, integral)
     lengths = [len(tokens)]
     if settings.lengths is not None and settings.lengths in row:
-        lengths = _integers(row[settings.lengths], settings.lengths)
+        lengths = _numbers(row[settings.lengths], settings.lengths).tolist()
         if min(lengths, default=0) < 0 or sum(lengths) != len(tokens):
             raise Unfit(f"{settings.lengths!r} adds up to {sum(lengths)}, and there are {len(tokens)} tokens")
     if max(lengths, default=0) > MAX_LENGTH:
         raise Unfit(f"a sequence of {max(lengths)} tokens; the index holds lengths up to {MAX_LENGTH}")
     modes = None if settings.mode is None else _modes(_take(row, settings.mode), settings.mode, len(lengths))
-    key = None
-    if settings.boundaries.startswith(KEY):
-        key = _take(row, settings.boundaries[len(KEY) :])
-    return ExportedRow(tokens, lengths, modes, key)
+    by_key = settings.boundaries.startswith(_KEY)
+    return ExportedRow(tokens, lengths, modes, _take(row, settings.boundaries[len(_KEY) :]) if by_key else None)
 
 
 def _take(row: dict[str, Any], name: str) -> Any:
@@ -281,7 +224,7 @@ def _take(row: dict[str, Any], name: str) -> Any:
         raise Unfit(f"{name!r} is missing; it holds {reprlib.repr(there) if len(there) > 200 else there}") from None
 
 
-def _numbers(values: Any, name: str, integral: bool) -> npt.NDArray[Any]:
+def _numbers(values: Any, name: str, integral: bool = True) -> npt.NDArray[Any]:
     kinds = {int} if integral else {int, float}
     if type(values) is not list:
         raise Unfit(f"{name!r} is {_kind(values)}, expected a list of {'integers' if integral else 'numbers'}")
@@ -295,13 +238,8 @@ def _numbers(values: Any, name: str, integral: bool) -> npt.NDArray[Any]:
         raise Unfit(f"{name!r} holds {max(values, key=abs)}, which no type of tokens can hold") from None
 
 
-def _integers(values: Any, name: str) -> list[int]:
-    found: list[int] = _numbers(values, name, integral=True).tolist()
-    return found
-
-
 def _modes(values: Any, name: str, sequences: int) -> list[int]:
-    modes = [values] * sequences if type(values) is int else _integers(values, name)
+    modes: list[int] = [values] * sequences if type(values) is int else _numbers(values, name).tolist()
     if len(modes) != sequences:
         raise Unfit(f"{name!r} holds {len(modes)} modes for {sequences} sequences")
     for mode in modes:

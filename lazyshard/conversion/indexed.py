@@ -41,21 +41,13 @@ VERSION: Final = 1
 
 HEADER_BYTES: Final = 34
 _HEADER: Final = struct.Struct("<9sQBQQ")
+_OLD_MAGIC: Final = b"TNTIDX"  # Of fairseq's format that came before, which megatron-core does not read any more either
 
-_OLD_MAGIC: Final = b"TNTIDX"
-"""Of fairseq's format that came before, which megatron-core does not read any more either."""
-
+# Types of tokens by name; the code of each is its place in this list, from 1
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
-    "uint8": np.dtype("<u1"),
-    "int8": np.dtype("<i1"),
-    "int16": np.dtype("<i2"),
-    "int32": np.dtype("<i4"),
-    "int64": np.dtype("<i8"),
-    "float64": np.dtype("<f8"),
-    "float32": np.dtype("<f4"),
-    "uint16": np.dtype("<u2"),
+    name: np.dtype(name).newbyteorder("<")
+    for name in ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
 }
-"""Types of tokens by name; the code of each is its place in this list, from 1."""
 
 _NAMES: Final = tuple(DTYPES)
 
@@ -63,28 +55,22 @@ LENGTH: Final = np.dtype("<i4")
 POINTER: Final = np.dtype("<i8")
 BOUNDARY: Final = np.dtype("<i8")
 MODE: Final = np.dtype("<i1")
+MAX_LENGTH: Final = 2**31 - 1  # Most tokens of a sequence: what its length is written in holds no more
 
-MAX_LENGTH: Final = 2**31 - 1
-"""Most tokens of a sequence: what its length is written in holds no more."""
-
+# Below so many tokens megatron-core writes uint16, from there on int32 (`DType.optimal_dtype`)
 SMALL_VOCABULARY: Final = 65500
-"""Below so many tokens megatron-core writes uint16, from there on int32 (`DType.optimal_dtype`)."""
 
+# As much is asked for at a time: Linux gives at most 2 GiB, and memory is taken for what is asked
 _READ_BYTES: Final = 64 << 20
-"""As much is asked for at a time: Linux gives at most 2 GiB, and memory is taken for what is asked."""
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """What an `.idx` file says of itself.
+    """What an `.idx` file says of itself; `dtype` is the type of a token, one of `DTYPES`.
 
-    Attributes:
-        dtype: name of the type of a token, one of `DTYPES`.
-        sequences: number of sequences.
-        documents: number of documents; there is one boundary more.
-        has_modes: whether each sequence has a mode.
+    Its parts begin at these bytes: lengths at `HEADER_BYTES`, then pointers, boundaries of documents, modes if any.
     """
 
     dtype: str
@@ -103,29 +89,16 @@ class IndexHeader:
         return self.token.kind in "iu"
 
     @property
-    def lengths_at(self) -> int:
-        """Byte at which the lengths begin."""
-        return HEADER_BYTES
-
-    @property
-    def pointers_at(self) -> int:
-        """Byte at which the pointers begin."""
-        return self.lengths_at + LENGTH.itemsize * self.sequences
-
-    @property
-    def boundaries_at(self) -> int:
-        """Byte at which the boundaries of documents begin."""
-        return self.pointers_at + POINTER.itemsize * self.sequences
-
-    @property
-    def modes_at(self) -> int:
-        """Byte at which the modes begin, if there are any."""
-        return self.boundaries_at + BOUNDARY.itemsize * (self.documents + 1)
+    def starts(self) -> tuple[int, int, int, int]:
+        """Bytes at which lengths, pointers, boundaries of documents, and modes if there are any begin."""
+        pointers = HEADER_BYTES + LENGTH.itemsize * self.sequences
+        boundaries = pointers + POINTER.itemsize * self.sequences
+        return HEADER_BYTES, pointers, boundaries, boundaries + BOUNDARY.itemsize * (self.documents + 1)
 
     @property
     def size(self) -> int:
         """Bytes of the whole file."""
-        return self.modes_at + (self.sequences if self.has_modes else 0)
+        return self.starts[-1] + (self.sequences if self.has_modes else 0)
 
     def encode(self) -> bytes:
         """Returns the first `HEADER_BYTES` of the file."""
@@ -134,17 +107,10 @@ class IndexHeader:
 
     @classmethod
     def decode(cls, head: bytes, size: int, file: str) -> IndexHeader:
-        """Reads the first bytes of a file, and compares what they say with its size.
+        """Reads the first `HEADER_BYTES` of a file, or fewer where it has fewer, and compares them with its size.
 
-        So whoever allocates memory by the numbers in it allocates no more than the file has bytes.
-
-        Args:
-            head: the first `HEADER_BYTES`, or fewer where the file has fewer.
-            size: bytes of the whole file.
-            file: how to call it in messages.
-
-        Raises:
-            IndexedInvalid: it is no index, of another version or type, cut, or longer than it says.
+        So whoever allocates memory by the numbers in it allocates no more than the file has bytes. Raises
+        IndexedInvalid: it is no index, of another version or type, cut, or longer than it says.
         """
         if not head.startswith(MAGIC):
             if head.startswith(_OLD_MAGIC):
@@ -174,13 +140,7 @@ class IndexHeader:
 
 
 class IndexedSequences(NamedTuple):
-    """Sequences that follow each other in an index, m of them.
-
-    Attributes:
-        lengths: tokens of each, shape (m,).
-        pointers: byte of the data file at which each begins, shape (m,).
-        modes: mode of each, shape (m,); None where the file has none.
-    """
+    """Sequences that follow each other in an index: of each its tokens, its first byte in the data file, its mode."""
 
     lengths: Ints
     pointers: Ints
@@ -188,21 +148,11 @@ class IndexedSequences(NamedTuple):
 
 
 class IndexedReader:
-    """An open pair of files.
+    """An open pair of files: an `.idx` file, and the `.bin` file beside it. Every method may raise OSError.
 
-    Args:
-        index: path of the `.idx` file; the `.bin` file lies beside it.
-
-    Raises:
-        IndexedInvalid: one of them is not what it has to be, as far as the header, the first and last boundary of
-            documents and the last sequence tell.
-        FileNotFoundError, FileRefused, FileUnreadable, OSError: one of them cannot be opened or read.
-
-    Attributes:
-        header: what the index says of itself.
-        index: path of the index.
-        data: path of the data file.
-        data_size: bytes of the data file when it was opened.
+    Raises IndexedInvalid: one of them is not what it has to be, as far as the header, the first and last boundary of
+    documents and the last sequence tell; FileNotFoundError, FileRefused, FileUnreadable, OSError: one of them cannot be
+    opened or read.
     """
 
     def __init__(self, index: str | os.PathLike[str]) -> None:
@@ -216,43 +166,30 @@ class IndexedReader:
         self._check_ends()
 
     def boundaries(self, first: int, stop: int) -> Ints:
-        """Returns the boundaries of the documents [first, stop): which sequences each one holds.
+        """Returns the boundaries of the documents [first, stop), shape (stop - first + 1,).
 
-        Returns:
-            Shape (stop - first + 1,): document first + k is the sequences [result[k], result[k + 1]).
-
-        Raises:
-            IndexedInvalid: a boundary is outside of the index, or below the one before.
-            OSError: the filesystem failed.
+        Document first + k is the sequences [result[k], result[k + 1]). Raises IndexedInvalid: a boundary is outside of
+        the index, or below the one before.
         """
-        found = self._numbers(BOUNDARY, self.header.boundaries_at, first, stop + 1)
+        found = self._numbers(BOUNDARY, self.header.starts[2], first, stop + 1)
         check_boundaries(found, first, self.header, self.index)
         return found
 
     def sequences(self, first: int, stop: int) -> IndexedSequences:
-        """Returns what the index says of the sequences [first, stop). It takes 20 bytes of memory for each.
-
-        Raises:
-            IndexedInvalid: one of them does not lie in the data file.
-            OSError: the filesystem failed.
-        """
+        """Returns what the index says of the sequences [first, stop). It takes 20 bytes of memory for each."""
         header = self.header
-        lengths = self._numbers(LENGTH, header.lengths_at, first, stop)
-        pointers = self._numbers(POINTER, header.pointers_at, first, stop)
+        lengths_at, pointers_at, _, modes_at = header.starts
+        lengths = self._numbers(LENGTH, lengths_at, first, stop)
+        pointers = self._numbers(POINTER, pointers_at, first, stop)
         check_sequences(lengths, pointers, first, header, self.data_size, self.index)
-        modes = self._numbers(MODE, header.modes_at, first, stop) if header.has_modes else None
+        modes = self._numbers(MODE, modes_at, first, stop) if header.has_modes else None
         return IndexedSequences(lengths, pointers, modes)
 
     def tokens(self, begin: int, count: int) -> npt.NDArray[Any]:
-        """Returns tokens of the data file, of its own type; read-only.
+        """Returns tokens of the data file, of its own type, from a byte on at which a sequence begins; read-only.
 
-        Args:
-            begin: byte at which the first begins, of a sequence that `sequences` has given.
-            count: how many; memory is taken for them, so callers see to it that it is not too much.
-
-        Raises:
-            IndexedInvalid: the file has become shorter since it was opened.
-            OSError: the filesystem failed.
+        Memory is taken for them, so callers see to it that it is not too much. Raises IndexedInvalid: the file has
+        become shorter since it was opened.
         """
         assert self._data is not None
         size = count * self.header.token.itemsize
@@ -285,18 +222,7 @@ class IndexedReader:
 
 
 def check_boundaries(boundaries: Ints, first: int, header: IndexHeader, file: str) -> None:
-    """Checks boundaries of documents that follow each other.
-
-    Args:
-        boundaries: shape (m,).
-        first: the number of the first of them.
-        header: what the index says of itself.
-        file: how to call the index in messages.
-
-    Raises:
-        IndexedInvalid: the first of all is not 0, the last of all not the number of sequences, or one is below the one
-            before it or outside.
-    """
+    """Checks boundaries of documents from the number `first` on."""
     outside = (boundaries < 0) | (boundaries > header.sequences)
     back = np.zeros(len(boundaries), bool)
     back[1:] = boundaries[1:] < boundaries[:-1]
@@ -314,19 +240,7 @@ def check_boundaries(boundaries: Ints, first: int, header: IndexHeader, file: st
 
 
 def check_sequences(lengths: Ints, pointers: Ints, first: int, header: IndexHeader, data_size: int, file: str) -> None:
-    """Checks sequences that follow each other: that each lies in the `.bin` file.
-
-    Args:
-        lengths: tokens of each, shape (m,).
-        pointers: byte at which each begins, shape (m,).
-        first: the number of the first of them.
-        header: what the index says of itself.
-        data_size: bytes of the `.bin` file.
-        file: how to call the index in messages.
-
-    Raises:
-        IndexedInvalid: one does not; the message names its bytes.
-    """
+    """Checks that sequences from the number `first` on lie in the `.bin` file; raises IndexedInvalid if not."""
     width = header.token.itemsize
     # A length is below 2**31, so that nothing overflows: the pointer, which may be anything, is only compared.
     wrong = np.flatnonzero((lengths < 0) | (pointers < 0) | (pointers > data_size - lengths * width))
@@ -368,10 +282,6 @@ def bounds_of(dtype: str) -> tuple[int, int]:
 def smallest_dtype(low: int, high: int) -> str:
     """Returns the type of tokens that megatron-core would choose for a vocabulary that ends with the largest of them.
 
-    Args:
-        low: smallest token.
-        high: largest token.
-
     >>> smallest_dtype(0, 65498), smallest_dtype(0, 65499), smallest_dtype(-100, 7)
     ('uint16', 'int32', 'int32')
     """
@@ -385,19 +295,10 @@ def refuse(file: str, expected: str, actual: str, **fields: Any) -> IndexedInval
 
 
 def data_path(index: str) -> str:
-    """Returns the path of the data file that belongs to an index.
-
-    Raises:
-        IndexedInvalid: the name of the index does not end in `.idx`, so nothing tells.
-    """
+    """Returns the path of the data file that belongs to an index; raises IndexedInvalid if its name does not tell."""
     if not index.endswith(INDEX_SUFFIX):
-        raise IndexedInvalid(
-            f"{index}: expected a name that ends in {INDEX_SUFFIX}, as the data are in the file of that name with "
-            f"{DATA_SUFFIX} instead",
-            file=index,
-            expected=f"a name that ends in {INDEX_SUFFIX}",
-            actual=index,
-        )
+        expected = f"a name that ends in {INDEX_SUFFIX}, as the data are in the file of that name with {DATA_SUFFIX}"
+        raise refuse(index, expected, index)
     return index[: -len(INDEX_SUFFIX)] + DATA_SUFFIX
 
 

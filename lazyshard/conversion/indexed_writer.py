@@ -44,10 +44,7 @@ from lazyshard.store import durable
 from lazyshard.store.files import check_folder
 
 _BUFFER_BYTES: Final = 1 << 20
-
-_COPY_ITEMS: Final = 1 << 16
-"""Numbers that are read at a time."""
-
+_COPY_ITEMS: Final = 1 << 16  # Numbers that are read at a time
 _LOCK: Final = "lock"
 _DATA: Final = "data"
 _INDEX: Final = "index"
@@ -57,23 +54,10 @@ _PARTS: Final = (_DATA, "lengths", "boundaries", "modes")
 class IndexedWriter:
     """A pair of files that is being written; a context manager. Leaving it without `finish` leaves nothing behind.
 
-    Args:
-        prefix: path of the files without `.bin` and `.idx`; its directory is there.
-        dtype: name of the type of a token.
-        has_modes: whether each sequence has a mode.
-        replace: whether a pair of this name may be there, and is replaced.
-
-    Raises:
-        ExportExists: one of the two files is there.
-        ProducerLocked: another process of this machine writes to this prefix.
-        FileRefused: somebody has made a link where the temporary files are to be.
-        OSError: the filesystem refused; any method may raise this.
-
-    Attributes:
-        dtype: name of the type of a token; see `widen`.
-        sequences: sequences so far.
-        documents: documents so far, without one that is not ended.
-        tokens: tokens so far.
+    `prefix` is the path of the files without `.bin` and `.idx`; its directory is there. With `replace` a pair of this
+    name may be there, and is replaced. Raises ExportExists: one of the two files is there; ProducerLocked: another
+    process of this machine writes to this prefix; FileRefused: somebody has made a link where the temporary files are
+    to be; OSError: the filesystem refused; any method may raise this.
     """
 
     def __init__(self, prefix: Path, dtype: str, *, has_modes: bool, replace: bool = False) -> None:
@@ -99,12 +83,7 @@ class IndexedWriter:
             raise
 
     def add_sequence(self, tokens: npt.NDArray[np.generic], mode: int | None = None) -> None:
-        """Adds a sequence to the document that is open.
-
-        Args:
-            tokens: shape (n,), n below 2**31, each of which `dtype` can hold.
-            mode: from -128 to 127; needed where the file has modes.
-        """
+        """Adds a sequence of fewer than 2**31 tokens, each of which `dtype` can hold, to the document that is open."""
         self._parts[_DATA].add(tokens.astype(DTYPES[self.dtype]).tobytes())
         self._parts["lengths"].add(np.array([len(tokens)], LENGTH).tobytes())
         if self._has_modes:
@@ -137,11 +116,7 @@ class IndexedWriter:
         self.dtype = dtype
 
     def finish(self) -> IndexHeader:
-        """Makes both files appear, durably.
-
-        Raises:
-            ExportExists: somebody else has made one of them meanwhile.
-        """
+        """Makes both files appear, durably; raises ExportExists if somebody else has made one of them meanwhile."""
         for part in self._parts.values():
             part.flush()
         self._parts[_DATA].sync()
@@ -189,9 +164,8 @@ class IndexedWriter:
         if self._replace or not there or (there == [DATA_SUFFIX] and self._was_killed_at_the_end()):
             return
         path = str(self._targets[there[0]])
-        raise ExportExists(
-            f"{path}: is there already; choose another name, or have it replaced with --force", file=path
-        )
+        message = f"{path}: is there already; choose another name, or have it replaced with --force"
+        raise ExportExists(message, file=path)
 
     def _was_killed_at_the_end(self) -> bool:
         """Whether an export has given its data their name and got no further."""
@@ -249,11 +223,7 @@ class IndexedWriter:
 
 
 class _GrowingFile:
-    """A new file that grows at its end; what had the name loses it.
-
-    Attributes:
-        path: its name.
-    """
+    """A new file that grows at its end; what had the name loses it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -261,13 +231,11 @@ class _GrowingFile:
         self._buffer = bytearray()
 
     def add(self, data: bytes) -> None:
-        """Adds bytes at the end."""
         self._buffer += data
         if len(self._buffer) >= _BUFFER_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Gives all bytes to the system."""
         durable.write_all(self._fd, self._buffer)
         self._buffer.clear()
 

@@ -22,47 +22,37 @@ import numpy.typing as npt
 from lazyshard.errors import RowInvalid
 from lazyshard.format.row import encode_row
 
+# The only key of the object that stands in a row for an array; no other object of such a row has it
 ARRAY_KEY: Final = "$array"
-"""The only key of the object that stands in a row for an array; no other object of such a row has it."""
 
 BFLOAT16: Final = np.dtype([("bfloat16", "<u2")])
 """Of arrays of bfloat16 numbers, of which numpy has none: their bits. ``bits.view(BFLOAT16)`` of an array of uint16."""
 
+# By the name that stands in a row
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "bool": np.dtype(np.bool_),
     **{f"{kind}int{8 * size}": np.dtype(f"<{kind or 'i'}{size}") for kind in ("u", "") for size in (1, 2, 4, 8)},
     **{f"float{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
     "bfloat16": BFLOAT16,
 }
-"""By the name that stands in a row."""
 
-ALIGNMENT: Final = 8
-"""Bytes: as large as the largest number, so that no number of a row's arrays lies across two words."""
-
-MAX_DIMENSIONS: Final = 32
-"""More than the oldest numpy that is supported can make are refused."""
-
-MAX_ROW_BYTES: Final = 1 << 31
-"""Of the arrays of a row, which is read into memory whole."""
-
+# Bytes: as large as the largest number, so that no number of a row's arrays lies across two words
+_ALIGNMENT: Final = 8
+_MAX_DIMENSIONS: Final = 32  # More than the oldest numpy that is supported can make are refused
+MAX_ROW_BYTES: Final = 1 << 31  # Of the arrays of a row, which is read into memory whole
 _MAX_COUNT: Final = 2**62
 
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 _KEY_IN_LINE: Final = b'"$array":'
 
+# What stands for an array in a line that `pack_row` has made. In a text such a brace has a backslash behind it, and no
+# other object of the row has this key.
 _DESCRIBED: Final = re.compile(rb'(\{"\$array":\["[a-z0-9]+",\[[0-9,]*\],)([0-9]+)(?=\]\})')
-"""What stands for an array in a line that `pack_row` has made. In a text such a brace has a backslash behind it, and no
-other object of the row has this key."""
 
 
 class PackedRow(NamedTuple):
-    """A row as it is published.
-
-    Attributes:
-        line: its line, the newline included.
-        arrays: its bytes in the side file; empty where it holds no arrays.
-    """
+    """A row as it is published: its line with the newline, and its bytes in the side file."""
 
     line: bytes
     arrays: bytes
@@ -71,9 +61,8 @@ class PackedRow(NamedTuple):
 def pack_row(row: object) -> PackedRow:
     """Returns the line of a row that may hold numpy arrays, and their bytes.
 
-    Raises:
-        RowInvalid: as `encode_row`; or an array of another dtype than `DTYPES`, arrays of more than 2 GiB in all, or a
-            key that is reserved for what stands in an array's place.
+    Raises RowInvalid: as `encode_row`; or an array of another dtype than `DTYPES`, arrays of more than 2 GiB in all, or
+    a key that is reserved for what stands in an array's place.
     """
     packing = _Packing()
     line = encode_row(row, packing)
@@ -84,12 +73,7 @@ def pack_row(row: object) -> PackedRow:
 
 
 def move_arrays(line: bytes, by: int) -> bytes:
-    """Returns a line whose arrays lie so many bytes further on, since those of other rows come before them.
-
-    Args:
-        line: a line that `pack_row` has made.
-        by: bytes, a multiple of `ALIGNMENT`.
-    """
+    """Returns a line of `pack_row` whose arrays lie so many bytes further on, behind those of other rows."""
     return _DESCRIBED.sub(lambda found: b"%b%d" % (found[1], int(found[2]) + by), line) if by else line
 
 
@@ -109,10 +93,10 @@ class _Packing:
         if name is None or isinstance(value, np.ma.MaskedArray):
             found = "a masked one" if name else f"one of {value.dtype}"
             raise _invalid(f"expected an array of {', '.join(DTYPES)}, found {found}; convert it with astype")
-        if value.ndim > MAX_DIMENSIONS:
-            raise _invalid(f"expected an array of at most {MAX_DIMENSIONS} dimensions, found {value.ndim}")
+        if value.ndim > _MAX_DIMENSIONS:
+            raise _invalid(f"expected an array of at most {_MAX_DIMENSIONS} dimensions, found {value.ndim}")
         offset, size = self._size, value.nbytes
-        padding = -size % ALIGNMENT
+        padding = -size % _ALIGNMENT
         self._size += size + padding
         if self._size > MAX_ROW_BYTES:
             raise _invalid(f"expected arrays of at most {MAX_ROW_BYTES} bytes in a row, found {self._size}")
@@ -131,35 +115,24 @@ def may_hold_arrays(line: bytes) -> bool:
 
 
 def refuse_array_key(row: object) -> None:
-    """Looks whether a row has a key that is reserved.
-
-    Raises:
-        RowInvalid: it has.
-    """
+    """Raises RowInvalid if a row has the key that is reserved."""
     pending = [row]
     while pending:
         value = pending.pop()
         if isinstance(value, dict):
             if ARRAY_KEY in value:
-                raise _invalid(
-                    f"the key {ARRAY_KEY!r} stands for arrays in a stream that holds some; give it another name"
-                )
+                raise _invalid(f"the key {ARRAY_KEY!r} stands for arrays in a stream that holds some; rename it")
             pending.extend(value.values())
         elif isinstance(value, list | tuple):
             pending.extend(value)
 
 
 def fill_row(row: dict[str, Any], data: npt.NDArray[np.uint8]) -> None:
-    """Puts arrays in the places where they are described; they are views of the data.
+    """Puts arrays in the places of a parsed row where they are described; they are views of the data.
 
-    Every dtype, shape and offset is checked against the data before anything is made of it.
-
-    Args:
-        row: as parsed; changed in place.
-        data: u8 of shape (bytes,): the row's bytes in the side file.
-
-    Raises:
-        RowInvalid: something in an array's place does not describe one of these bytes; the row is changed in part.
+    `data` is u8 of shape (bytes,): the row's bytes in the side file. Every dtype, shape and offset is checked against
+    them before anything is made of it. Raises RowInvalid: something in an array's place does not describe one of these
+    bytes; the row is changed in part.
     """
     if ARRAY_KEY in row:
         raise _invalid(f"expected a row, found an array in its place (key {ARRAY_KEY!r})")
@@ -182,10 +155,10 @@ def _array(value: dict[str, Any], key: str | int, data: npt.NDArray[np.uint8]) -
     dtype = DTYPES.get(name) if type(name) is str else None
     if dtype is None:
         raise _refused(key, f"a dtype of {', '.join(DTYPES)}", name)
-    if type(shape) is not list or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, shape)):
-        raise _refused(key, f"a shape of at most {MAX_DIMENSIONS} integers from 0 on", shape)
-    if not _is_count(offset) or offset % ALIGNMENT:
-        raise _refused(key, f"an offset that is a multiple of {ALIGNMENT}", offset)
+    if type(shape) is not list or len(shape) > _MAX_DIMENSIONS or not all(map(_is_count, shape)):
+        raise _refused(key, f"a shape of at most {_MAX_DIMENSIONS} integers from 0 on", shape)
+    if not _is_count(offset) or offset % _ALIGNMENT:
+        raise _refused(key, f"an offset that is a multiple of {_ALIGNMENT}", offset)
     # numpy multiplies the dimensions that are not 0, also where the array holds nothing.
     if math.prod(filter(None, shape)) > _MAX_COUNT // dtype.itemsize:
         raise _refused(key, "a shape whose elements can be counted", shape)

@@ -3,16 +3,9 @@
 Only the parsing is done line by line. What else is looked for is looked for in the text of all the lines at once, by
 tests that may suspect a row wrongly but never miss one; what they suspect is looked at by itself.
 
-Rows that were encoded before they are published, and packs of rows.
-
-An encoded row is its line, the bytes of its arrays, and its length in tokens. A pack is whole samples that are trained
-together, one behind the other::
-
-    {"pack": [ROW, ROW, ...], "lengths": [TOKENS, TOKENS, ...]}
-
-and no other key: as many lengths as rows, at least one, each 1 or more. A stream is known to be packed by its rows, all
-of which have this form. The length of the pack itself, in tokens, is in the seal like that of any row. The bytes of the
-arrays of its rows lie one after the other in the side file, and the offsets in the pack count from the first of them.
+A pack is a row of whole samples that are trained together, one behind the other, and no other key:
+`{"pack": [ROW, ROW, ...], "lengths": [TOKENS, TOKENS, ...]}`. The bytes of the arrays of its rows lie one after the
+other in the side file, and the offsets in the pack count from the first of them.
 """
 
 from __future__ import annotations
@@ -32,20 +25,20 @@ from lazyshard.format.arrays import may_hold_arrays, move_arrays, refuse_array_k
 from lazyshard.format.row import check_line, check_row, count_keys, has_duplicate_keys
 from lazyshard.memory import loads, quick_loads
 
+# Lines that are parsed together: few enough that their objects stay in the processor's cache and that Python's garbage
+# collector does not count them as survivors
 _GROUP: Final = 32
-"""Lines that are parsed together: few enough that their objects stay in the processor's cache and that Python's garbage
-collector does not count them as survivors."""
 
+# Text that is scanned at once: less than what malloc asks the system for (128 KiB), since fresh pages are slow
 _WINDOW_BYTES: Final = 96 << 10
-"""Text that is scanned at once: less than what malloc asks the system for (128 KiB), since fresh pages are slow."""
 
 _BLANK, _COLON, _NEWLINE, _QUOTE = b' :\n"'
 
 _NIBBLES: Final = np.uint64(0xF0F0F0F0F0F0F0F0)
 _DIGITS: Final = np.uint64(0x3030303030303030)
+# A number that does not fit into 64 bits has 19 digits or more. These fill two aligned words of 8 bytes, or one and at
+# least 4 bytes on both sides of it.
 _BESIDE: Final = np.array([-4, -3, -2, -1, 8, 9, 10, 11])
-"""A number that does not fit into 64 bits has 19 digits or more. These fill two aligned words of 8 bytes, or one and at
-least 4 bytes on both sides of it."""
 
 _Integers = npt.NDArray[np.int64]
 
@@ -56,13 +49,7 @@ def _none() -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedArrays:
-    """The arrays of rows, ready to be published with their lines. Can be pickled.
-
-    Attributes:
-        data: the bytes of the rows one after the other, each as `pack_row` makes them.
-        ends: u64 of shape (rows,): those of row i end before byte ends[i] of the data.
-        digests: u64 of shape (rows,): as in `SealedArrays`.
-    """
+    """The arrays of rows: their bytes in the side file, and of each row where they end, and their digest."""
 
     data: bytes
     ends: npt.NDArray[np.uint64]
@@ -71,25 +58,18 @@ class CheckedArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedLines:
-    """Lines that were found to be rows, ready to be published. Can be pickled.
+    """Lines that were found to be rows, ready to be published. Can be pickled."""
 
-    Attributes:
-        data: the rows one after the other, each with its newline.
-        ends: u64 of shape (rows,): row i ends before byte ends[i] of the data.
-        digests: u64 of shape (rows,): as in a `Seal`.
-        duplicates: indices of the rows that name a key twice in one object.
-        refused: why the line behind these is no row, with its `index`; None if all the lines are rows.
-        tokens: u32 of shape (rows,): length of each sample in tokens, None where not measured; nothing here measures.
-        arrays: the arrays that the rows describe; None where they describe none.
-    """
-
-    data: bytes = b""
+    data: bytes = b""  # the rows one after the other, each with its newline
+    # u64 of shape (rows,): row i ends before byte ends[i] of the data
     ends: npt.NDArray[np.uint64] = field(default_factory=_none)
-    digests: npt.NDArray[np.uint64] = field(default_factory=_none)
-    duplicates: tuple[int, ...] = ()
+    digests: npt.NDArray[np.uint64] = field(default_factory=_none)  # u64 of shape (rows,): as in a `Seal`
+    duplicates: tuple[int, ...] = ()  # indices of the rows that name a key twice in one object
+    # why the line behind these is no row, with its `index`; None if all the lines are rows
     refused: RowInvalid | None = None
+    # u32 of shape (rows,): length of each sample in tokens, None where not measured
     tokens: npt.NDArray[np.uint32] | None = None
-    arrays: CheckedArrays | None = None
+    arrays: CheckedArrays | None = None  # what the rows describe; None where they describe no arrays
 
     def __len__(self) -> int:
         """Rows."""
@@ -97,10 +77,9 @@ class CheckedLines:
 
 
 def check_lines(lines: Sequence[bytes]) -> CheckedLines:
-    """Checks lines up to the first that is no row, which raises nothing: see `CheckedLines.refused`.
+    """Checks lines, with or without their line ends, up to the first that is no row: see `CheckedLines.refused`.
 
-    Args:
-        lines: each the bytes of one line, with or without its line end. About 1 MiB of them at a time is best.
+    About 1 MiB of them at a time is best.
     """
     if lines and not lines[0].endswith(b"}\n"):
         # Where the first has another line end, most have, and one newline is what each will get.
@@ -127,24 +106,19 @@ def without_array_keys(rows: CheckedLines) -> CheckedLines:
                 refuse_array_key(loads(line))
             except RowInvalid as refused:
                 refused.index = index
+                duplicates = tuple(at for at in rows.duplicates if at < index)
+                tokens = None if rows.tokens is None else rows.tokens[:index]
                 return CheckedLines(
-                    rows.data[:start],
-                    rows.ends[:index],
-                    rows.digests[:index],
-                    tuple(at for at in rows.duplicates if at < index),
-                    refused,
-                    None if rows.tokens is None else rows.tokens[:index],
+                    rows.data[:start], rows.ends[:index], rows.digests[:index], duplicates, refused, tokens
                 )
         start = end
     return rows
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[int], int]:
-    """Parses group after group, up to the first with a line that is no object.
+    """Parses group after group, up to the first with a line that is no object; tells how many lines these groups have.
 
-    Returns:
-        For each group before it how many keys its objects have, or less where they are nested unlike the group's first;
-        and the number of lines in these groups.
+    Of each group it returns how many keys its objects have, or less where they are nested unlike the group's first.
     """
     keys: list[int] = []
     for start in range(0, len(lines), _GROUP):
@@ -279,13 +253,7 @@ def _join(one: CheckedLines, other: CheckedLines) -> CheckedLines:
 
 
 class EncodedRow(NamedTuple):
-    """A row as it is published. All of it is bytes and a number, so that it travels between processes as it is.
-
-    Attributes:
-        line: its line, the newline included; see `lazyshard.format.arrays.pack_row`.
-        arrays: its bytes in the side file.
-        tokens: its length in tokens, None where nobody knows.
-    """
+    """A row as `pack_row` makes it, and its length in tokens, None where nobody knows. Travels between processes."""
 
     line: bytes
     arrays: bytes
@@ -313,43 +281,27 @@ def check_encoded(rows: Sequence[EncodedRow]) -> CheckedLines:
     )
 
 
-PACK: Final = "pack"
-LENGTHS: Final = "lengths"
-
-ADDED_LEVELS: Final = 2
-"""How much deeper a row lies in a pack: readers nest no deeper than 1,024."""
+ADDED_LEVELS: Final = 2  # How much deeper a row lies in a pack: readers nest no deeper than 1,024
 
 
 class EncodedPack(NamedTuple):
-    """A pack.
-
-    Attributes:
-        rows: its samples, in order.
-        lengths: tokens of each, as the producer was told.
-    """
+    """The samples of a pack, in order, and the tokens of each."""
 
     rows: list[dict[str, Any]]
     lengths: list[int]
 
 
 def encode_pack(lines: Sequence[bytes], lengths: Sequence[int]) -> bytes:
-    """Returns the line of a pack, with its newline. The rows stay as they are, to the byte.
+    """Returns the line of a pack of at least one checked row, each a line with its newline, with the tokens of each.
 
-    Args:
-        lines: the rows, each a line that was checked, with its newline; at least one.
-        lengths: tokens of each.
+    The rows stay as they are, to the byte.
     """
     rows = b",".join(line.rstrip(b"\r\n") for line in lines)
     return b'{"pack":[' + rows + b'],"lengths":' + orjson.dumps(list(lengths)) + b"}\n"
 
 
 def encode_encoded_pack(rows: Sequence[EncodedRow], lengths: Sequence[int]) -> EncodedRow:
-    """Returns the pack of rows that hold arrays. The rows stay as they are, but for where their arrays lie.
-
-    Args:
-        rows: each as it would be published by itself; at least one.
-        lengths: tokens of each.
-    """
+    """Returns the pack of rows that hold arrays. The rows stay as they are, but for where their arrays lie."""
     before = [0, *accumulate(len(row.arrays) for row in rows)]
     lines = [move_arrays(row.line, by) for row, by in zip(rows, before, strict=False)]
     return EncodedRow(encode_pack(lines, lengths), b"".join(row.arrays for row in rows), sum(lengths))
@@ -357,10 +309,8 @@ def encode_encoded_pack(rows: Sequence[EncodedRow], lengths: Sequence[int]) -> E
 
 def decode_pack(row: dict[str, Any]) -> EncodedPack | None:
     """Returns the pack that a row is, None if it is a row like any other."""
-    if len(row) != 2 or PACK not in row or LENGTHS not in row:
-        return None
-    rows, lengths = row[PACK], row[LENGTHS]
-    if type(rows) is not list or type(lengths) is not list or not rows or len(rows) != len(lengths):
+    rows, lengths = row.get("pack"), row.get("lengths")
+    if len(row) != 2 or type(rows) is not list or type(lengths) is not list or not rows or len(rows) != len(lengths):
         return None
     if any(type(one) is not dict for one in rows) or any(type(length) is not int or length < 1 for length in lengths):
         return None

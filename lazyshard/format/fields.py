@@ -1,19 +1,20 @@
 """Reads typed fields out of values that someone else wrote, and says exactly what is wrong with them.
 
 Of files they come as JSON; of the state of a run from JSON or a pickle, and are refused by their path in it:
-`parts[1].skip[0]`. Unknown fields are ignored, so that a later release may add some. A format number above ours is
-refused.
+`parts[1].skip[0]`. Fields that are not known are ignored, since a later release may add some; a format number above
+ours is refused.
 """
 
 from __future__ import annotations
 
 import binascii
+import dataclasses
 import math
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,46 +25,30 @@ from lazyshard.errors import FileInvalid, FormatInvalid, StateInvalid, VersionUn
 from lazyshard.memory import loads
 from lazyshard.part import check_integer, refused
 
-_STREAM_ID: Final = re.compile(r"[0-9a-f]{32}")
+FORMAT: Final = 1  # The format of every file of a stream, but for those of which the next constant tells
 
-
-def is_stream_id(value: Any) -> bool:
-    """Returns whether a value is the identity of a stream: 32 hexadecimal digits."""
-    return isinstance(value, str) and _STREAM_ID.fullmatch(value) is not None
-
-
-FORMAT: Final = 1
-"""The stream format that every file of a stream carries, but for those of which the next constant tells."""
-
+# That of the manifest and the seals of a stream whose rows hold arrays: who does not know of the side files must not
+# take what stands in an array's place for a value
 FORMAT_WITH_ARRAYS: Final = 2
-"""That of the manifest and the seals of a stream whose rows hold arrays: who does not know of the side files must not
-take what stands in an array's place for a value."""
+MAX_CHUNKS: Final = 10**15  # No real stream has as many, so that all index arithmetic stays within 64 bits
+_STREAM_ID: Final = re.compile(r"[0-9a-f]{32}")
+_SHOWN_MAX: Final = 80  # Characters of a wrong value that a message shows
 
-MAX_CHUNKS: Final = 10**15
-"""No real stream has as many, so that all index arithmetic stays within 64 bits."""
-
-_SHOWN_MAX: Final = 80
-"""Characters of a wrong value that a message shows."""
-
+# Neither a value of many megabytes nor one nested as deep as orjson reads (past Python's own limit) is shown whole
 _SHORTENED: Final = reprlib.Repr()
-"""Neither a value of many megabytes nor one nested as deep as orjson reads (past Python's own limit) is shown whole."""
 _SHORTENED.maxstring = _SHOWN_MAX
 
 
+def is_stream_id(value: Any) -> bool:
+    """Whether a value is the identity of a stream: 32 hexadecimal digits."""
+    return isinstance(value, str) and _STREAM_ID.fullmatch(value) is not None
+
+
 class Fields:
-    """The fields of one JSON object, read one by one with checks.
+    """The fields of one JSON object, read one by one with checks; `file` is how messages call it.
 
-    Args:
-        data: the file's bytes.
-        file: how to call the file in messages.
-        newest: the latest format in which there are files of this kind.
-        error: the class of error to raise.
-
-    Attributes:
-        format: the format that the file says.
-
-    Raises:
-        FormatInvalid: (of the class given) not UTF-8, not JSON, not an object, or another format.
+    Raises FormatInvalid: (of the class given) not UTF-8, not JSON, not an object; VersionUnsupported: a format behind
+    `newest`.
     """
 
     def __init__(self, data: bytes, file: str, newest: int = FORMAT, error: type[FormatInvalid] = FileInvalid) -> None:
@@ -79,72 +64,58 @@ class Fields:
         self.format = self.integer("format", 1, 2**31)
         if self.format > newest:
             known = f"format {newest}" if newest == FORMAT else f"formats {FORMAT} to {newest}"
-            raise VersionUnsupported(
-                f"{file}: written in stream format {self.format}, this release of lazyshard reads {known}; "
-                f"install a newer lazyshard",
-                file=file,
-                field="format",
-                expected=str(newest),
-                actual=str(self.format),
-            )
+            raise _too_new(f"{file}: written in stream format", self.format, known, newest, file)
 
     def refuse(self, field: str | None, expected: str, actual: str) -> FormatInvalid:
         """Returns the error for a field that is not as expected."""
         where = f"{self.file}: field {field!r}" if field else self.file
-        return self.error(
-            f"{where}: expected {expected}, found {actual}",
-            file=self.file,
-            field=field,
-            expected=expected,
-            actual=actual,
-        )
+        message = f"{where}: expected {expected}, found {actual}"
+        return self.error(message, file=self.file, field=field, expected=expected, actual=actual)
+
+    def refuse_found(self, field: str, expected: str) -> FormatInvalid:
+        """Returns the same where what is found is the field's value, or that it is missing."""
+        return self.refuse(field, expected, _shown(self.values[field]) if field in self.values else "no such field")
 
     def integer(self, field: str, low: int, high: int) -> int:
         """Returns an integer of the closed range [low, high]."""
         value = self.values.get(field)
         if type(value) is not int or not low <= value <= high:
-            raise self.refuse(field, f"an integer from {low} to {high}", self._found(field))
+            raise self.refuse_found(field, f"an integer from {low} to {high}")
         return value
 
     def number(self, field: str) -> float:
         """Returns a finite number."""
         value = self.values.get(field)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.refuse(field, "a number", self._found(field))
+            raise self.refuse_found(field, "a number")
         return float(value)
 
     def text(self, field: str, choices: tuple[str, ...] = ()) -> str:
         """Returns a non-empty string, one of `choices` if there are any."""
         value = self.values.get(field)
         if not isinstance(value, str) or not value or (choices and value not in choices):
-            raise self.refuse(field, f"one of {', '.join(choices)}" if choices else "a string", self._found(field))
+            raise self.refuse_found(field, f"one of {', '.join(choices)}" if choices else "a string")
         return value
 
     def stream_id(self, field: str) -> str:
         """Returns the identity of a stream."""
         value = self.text(field)
         if not is_stream_id(value):
-            raise self.refuse(field, "32 hexadecimal digits", self._found(field))
+            raise self.refuse_found(field, "32 hexadecimal digits")
         return value
 
     def boolean(self, field: str) -> bool:
         """Returns true or false."""
         value = self.values.get(field)
         if not isinstance(value, bool):
-            raise self.refuse(field, "true or false", self._found(field))
+            raise self.refuse_found(field, "true or false")
         return value
 
     def packed(self, field: str, dtype: str, count: int) -> npt.NDArray[Any]:
-        """Returns an array of `count` numbers, kept as base64 of its little-endian bytes.
-
-        Args:
-            field: the field's name.
-            dtype: "<u8" or "<u4".
-            count: how many numbers there must be.
-        """
+        """Returns an array of `count` numbers, "<u8" or "<u4", kept as base64 of its bytes."""
         value = self.values.get(field)
         if not isinstance(value, str):
-            raise self.refuse(field, "a base64 string", self._found(field))
+            raise self.refuse_found(field, "a base64 string")
         try:
             data = pybase64.b64decode(value, validate=True)
         except (binascii.Error, ValueError) as cause:
@@ -160,10 +131,51 @@ class Fields:
         try:
             yield
         except StateInvalid as cause:
-            raise self.refuse(cause.field, str(cause.expected), str(cause.actual)) from cause
+            field, expected = cause.field, str(cause.expected)
+            if field is not None and field.isidentifier():
+                # What a value checks by itself it does not know to be missing.
+                raise self.refuse_found(field, expected) from cause
+            raise self.refuse(field, expected, str(cause.actual)) from cause
 
-    def _found(self, field: str) -> str:
-        return _shown(self.values[field]) if field in self.values else "no such field"
+
+_FileT = TypeVar("_FileT", bound="SmallFile")
+
+
+class SmallFile:
+    """A file of a few fields as a value: a dataclass whose fields are those of the file, in the order of the file.
+
+    `NAME` is the file's; `READ` reads each field. One with a default may be missing, and is left out where it has that.
+    """
+
+    __slots__ = ()
+    NAME: ClassVar[str]
+    READ: ClassVar[Mapping[str, Callable[[Fields, str], Any]]]
+
+    def encode(self) -> bytes:
+        """Returns the file's bytes."""
+        values: dict[str, Any] = {"format": FORMAT}
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if one.default is dataclasses.MISSING or value != one.default:
+                values[one.name] = value
+        return encode(values)
+
+    @classmethod
+    def decode(cls: type[_FileT], data: bytes, file: str = "") -> _FileT:
+        """Reads the file's bytes; `file` is how messages call it. Raises FileInvalid, VersionUnsupported."""
+        fields = Fields(data, file or cls.NAME)
+        return cls(
+            **{
+                one.name: cls.READ[one.name](fields, one.name)
+                for one in dataclasses.fields(cls)  # type: ignore[arg-type]
+                if one.default is dataclasses.MISSING or one.name in fields.values
+            }
+        )
+
+
+def integer_from(low: int, high: int) -> Callable[[Fields, str], int]:
+    """Returns what reads an integer of a closed range, for `SmallFile.READ`."""
+    return lambda fields, name: fields.integer(name, low, high)
 
 
 def printable(text: str) -> str:
@@ -197,6 +209,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
 
 
+def _too_new(what: str, found: int, known: str, newest: int, file: str | None = None) -> VersionUnsupported:
+    return VersionUnsupported(
+        f"{what} {found}, this release of lazyshard reads {known}; install a newer lazyshard",
+        file=file, field="format", expected=str(newest), actual=str(found),
+    )  # fmt: skip
+
+
 def check_stream_id(value: Any) -> None:
     """Refuses what is neither the identity of a stream nor None, which stands for a foreign directory."""
     if value is not None and not is_stream_id(value):
@@ -216,22 +235,11 @@ def read_from(where: str) -> Iterator[None]:
 
 
 def check_version(value: Any, known: int, what: str) -> None:
-    """Refuses what is of a later format; to be called first, as nothing else of that may be as it is known here.
-
-    Args:
-        value: an object with a field `format`.
-        known: the format that is read here, and all before it.
-        what: it is.
-    """
+    """Refuses what is of a later format; to be called first, as nothing else of that may be as it is known here."""
     version = members(value, ("format",))["format"]
     check_integer("format", version, 1, 2**31)
     if version > known:
-        raise VersionUnsupported(
-            f"{what} in format {version}, this release of lazyshard reads format {known}; install a newer lazyshard",
-            field="format",
-            expected=str(known),
-            actual=str(version),
-        )
+        raise _too_new(f"{what} in format", version, f"format {known}", known)
 
 
 def members(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -270,11 +278,10 @@ _SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgt])(i?))?b
 def parse_size(text: str | int) -> int:
     """Returns a number of bytes, with units of the SI (kB = 1,000) or of the IEC (KiB = 1,024).
 
+    Raises ValueError where it is none, or 0.
+
     >>> parse_size("20GB"), parse_size("1.5 MiB"), parse_size("512")
     (20000000000, 1572864, 512)
-
-    Raises:
-        ValueError: it is none, or 0.
     """
     found = _SIZE.fullmatch(str(text).strip())
     size = 0

@@ -1,12 +1,4 @@
-"""Names of the files of a stream directory.
-
-```
-stream.json              manifest               chunk_00000.jsonl             rows of chunk 0
-head.json                newest published facts chunk_00000.jsonl.completed   seal of chunk 0
-stream.end               end of stream          chunk_00000.arrays            arrays of its rows, if they may have any
-retired.json             what is deleted        stream.owner                  who may write
-quarantine.jsonl         rows that were refused .producer.lock, .tmp/         the writer's own
-```
+"""Names of the files of a stream directory; docs/format.md tells what each is.
 
 A chunk's number has at least five digits and grows past 99999. Only the canonical name is ever written; directories
 that other programs fill may pad otherwise, so parsing takes any number of digits.
@@ -19,34 +11,24 @@ from typing import Final
 
 MANIFEST: Final = "stream.json"
 HEAD: Final = "head.json"
-HEAD_RESERVE: Final = "head.json.reserve"
-"""Under `.tmp/` only: what keeps room for one head."""
+HEAD_RESERVE: Final = "head.json.reserve"  # Under `.tmp/` only: what keeps room for one head
 END: Final = "stream.end"
 OWNER: Final = "stream.owner"
 RETIRED: Final = "retired.json"
 QUARANTINE: Final = "quarantine.jsonl"
-CURSORS: Final = "cursors"
-"""Folder of the cursors in a stream's directory."""
+CURSORS: Final = "cursors"  # Folder of the cursors in a stream's directory
 LOCK: Final = ".producer.lock"
 TEMPORARY: Final = ".tmp"
 DATA_SUFFIX: Final = ".jsonl"
 SEAL_SUFFIX: Final = ".completed"
 ARRAYS_SUFFIX: Final = ".arrays"
-TOKENS_SUFFIX: Final = ".tokens"
-
-_CHUNK: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl(\.completed)?")
-"""255: no file name is longer."""
-
+_CHUNK: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl(\.completed)?")  # 255: no file name is longer
 _ARRAYS: Final = re.compile(r"chunk_([0-9]{5,255})\.arrays")
 _TOKENS: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl\.tokens")
 
 
 def chunk_name(chunk: int) -> str:
-    """Returns the canonical name of a chunk's data file.
-
-    Raises:
-        ValueError: the number is negative.
-    """
+    """Returns the canonical name of a chunk's data file. Raises ValueError for a negative number."""
     if chunk < 0:
         raise ValueError(f"a chunk number is 0 or more, got {chunk}")
     return f"chunk_{chunk:05d}.jsonl"
@@ -59,15 +41,11 @@ def seal_name(chunk: int) -> str:
 
 def tokens_name(chunk: int) -> str:
     """Returns the name of a file of lengths that an earlier release has left beside a chunk: it goes with its chunk."""
-    return chunk_name(chunk) + TOKENS_SUFFIX
+    return f"{chunk_name(chunk)}.tokens"
 
 
 def parse_tokens_name(name: str) -> int | None:
-    """Returns the chunk's number, or None where the name is not that of a file of lengths.
-
-    >>> parse_tokens_name("chunk_00012.jsonl.tokens"), parse_tokens_name("chunk_00012.jsonl")
-    (12, None)
-    """
+    """Returns the chunk's number, or None where the name is not that of a file of lengths."""
     found = _TOKENS.fullmatch(name)
     return int(found[1]) if found else None
 
@@ -83,20 +61,12 @@ def parse_chunk_name(name: str) -> tuple[int, bool] | None:
 
 
 def arrays_name(chunk: int) -> str:
-    """Returns the name of a chunk's side file, which holds the arrays of its rows.
-
-    Raises:
-        ValueError: the number is negative.
-    """
+    """Returns the name of a chunk's side file, which holds the arrays of its rows."""
     return chunk_name(chunk).removesuffix(DATA_SUFFIX) + ARRAYS_SUFFIX
 
 
 def parse_arrays_name(name: str) -> int | None:
-    """Returns the number of the chunk whose side file has this name, None where it is the name of none.
-
-    >>> parse_arrays_name("chunk_00012.arrays"), parse_arrays_name("chunk_7.arrays")
-    (12, None)
-    """
+    """Returns the number of the chunk whose side file has this name, None where it is the name of none."""
     found = _ARRAYS.fullmatch(name)
     chunk = int(found[1]) if found else None
     return chunk if chunk is not None and name == arrays_name(chunk) else None

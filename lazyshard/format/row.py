@@ -20,47 +20,37 @@ import orjson
 from lazyshard.errors import RowInvalid
 from lazyshard.memory import dumps, loads, quick_loads
 
-_TYPE: Final = "Type is not JSON serializable: "
-"""How orjson begins, before the name of the type."""
-
-_MAX_LOOKED_AT: Final = 100_000
-"""Values: a row may hold itself, and bad rows are to cost little."""
-
-_SHOWN: Final = 80
-"""Characters of a place."""
-
+_TYPE: Final = "Type is not JSON serializable: "  # How orjson begins, before the name of the type
+_MAX_LOOKED_AT: Final = 100_000  # Values: a row may hold itself, and bad rows are to cost little
+_SHOWN: Final = 80  # Characters of a place
 _BYTES: Final = "write the path of a file that holds it, or base64 text: base64.b64encode(it).decode()"
 
-_LIST: Final = "convert it, with list()"
-
+# What to do with a value of a type of this name
 _ADVICE: Final = {
-    **dict.fromkeys(("bytes", "bytearray", "memoryview", "bytes_"), _BYTES),
-    **dict.fromkeys(("Image", "PngImageFile", "JpegImageFile", "WebPImageFile"), _BYTES.partition(":")[0]),
-    **dict.fromkeys(("set", "frozenset"), "convert it, with sorted(), as it has no order of its own"),
-    **dict.fromkeys(("range", "generator", "deque", "map", "filter", "zip", "dict_keys", "dict_values"), _LIST),
-    **dict.fromkeys(("Decimal", "Fraction"), "convert it, with float(), or str() to keep every digit"),
-    **dict.fromkeys(("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"), "convert it, with str()"),
-    **dict.fromkeys(("datetime64", "timedelta64"), "convert it, with str()"),
-    "timedelta": "convert it, with .total_seconds()",
-    "complex": "write it as two numbers, [it.real, it.imag]",
-    "Tensor": "convert it, with .tolist()",
+    name: advice
+    for names, advice in (
+        ("bytes bytearray memoryview bytes_", _BYTES),
+        ("Image PngImageFile JpegImageFile WebPImageFile", _BYTES.partition(":")[0]),
+        ("set frozenset", "convert it, with sorted(), as it has no order of its own"),
+        ("range generator deque map filter zip dict_keys dict_values", "convert it, with list()"),
+        ("Decimal Fraction", "convert it, with float(), or str() to keep every digit"),
+        ("PosixPath WindowsPath PurePosixPath PureWindowsPath datetime64 timedelta64", "convert it, with str()"),
+        ("timedelta", "convert it, with .total_seconds()"),
+        ("complex", "write it as two numbers, [it.real, it.imag]"),
+        ("Tensor", "convert it, with .tolist()"),
+    )
+    for name in names.split()
 }
-"""What to do with a value of a type of this name."""
 
+# What to do besides where a row may hold arrays
 _WITH_ARRAYS: Final = {
     **dict.fromkeys(("bytes", "bytearray", "memoryview"), "; or an array: np.frombuffer(it, np.uint8)"),
     "Tensor": "; or an array: .numpy()",
 }
-"""What to do besides where a row may hold arrays."""
 
 
 def advise(row: Any, reason: str, arrays: bool) -> str:
-    """Returns what to put behind the reason that orjson gives; nothing where it is about no type.
-
-    Args:
-        row: that could not be written.
-        reason: orjson's.
-        arrays: whether it may hold numpy arrays.
+    """Returns what to put behind the reason for which orjson wrote no row; nothing where it is about no type.
 
     >>> advise({"a": {"b": [1, range(2)]}}, "Type is not JSON serializable: range", True)
     " under 'a.b[1]'; a row holds what JSON has, and numpy arrays: convert it, with list()"
@@ -104,8 +94,8 @@ def _inner(place: str, key: Any, named: bool) -> str:
     return f"{place}.{key}" if place else str(key)
 
 
+# Tokens of a valid row: an escape, a quote and whether a colon follows, a brace
 _QUOTES_AND_BRACES: Final = re.compile(rb'(?s:\\.)|"([ \t\r\n]*:)?|[{}]')
-"""Tokens of a valid row: an escape, a quote and whether a colon follows, a brace."""
 
 
 def has_duplicate_keys(line: bytes, row: dict[str, Any]) -> bool:
@@ -162,29 +152,27 @@ def _names_one_twice(line: bytes) -> bool:
     return False
 
 
+# Tokens of a valid row: an escape, a quote, a long integer (also within strings, which the quotes tell apart)
 _QUOTES_AND_INTEGERS: Final = re.compile(rb'(?s:\\.)|"|(?<![0-9.eE+-])(-?[0-9]{19,})(?![0-9.eE])')
-"""Tokens of a valid row: an escape, a quote, a long integer (also within strings, which the quotes tell apart)."""
 
 _UTF16: Final = re.compile(rb"(?s:([^\0]\0){2}|(\0[^\0]){2})")
 _NON_FINITE: Final = re.compile(rb"-?(?:NaN|nan|Inf|inf)")
 
 _BOM: Final = b"\xef\xbb\xbf"
 
+# What orjson says, and what it means to someone who has to mend a file. Other releases may say it otherwise.
 _WORDS: Final = {
     "no low surrogate in string": r"half of a surrogate pair (\ud800 to \udfff alone), which is no character",
     "number is infinity when parsed as double": "a number that does not fit into 64 bits; write it as a string",
     "depth limit exceeded": "nested more than 1,024 levels deep",
     "unexpected content after document": "something behind the object; expected one object on one line",
 }
-"""What orjson says, and what it means to someone who has to mend a file. Other releases may say it otherwise."""
 
 
 def parse_row(line: bytes | memoryview) -> dict[str, Any]:
     """Returns the object in a line, with or without its line end.
 
-    Raises:
-        RowInvalid: with `reason` and `byte` (offset in the line).
-        MemoryError: there is not enough memory.
+    Raises RowInvalid: with `reason` and `byte` (offset in the line); MemoryError: there is not enough memory.
     """
     try:
         row = loads(line)
@@ -199,9 +187,6 @@ def check_row(line: bytes) -> dict[str, Any]:
     """Returns the object in a line that is to be published, with or without its line end.
 
     Stricter than `parse_row`: also refuses line ends between the tokens and integers that do not fit into 64 bits.
-
-    Raises:
-        RowInvalid: with `reason` and `byte` (offset in the line).
     """
     row = parse_row(line)
     end = len(line) - line.endswith(b"\n")
@@ -216,11 +201,7 @@ def check_row(line: bytes) -> dict[str, Any]:
 
 
 def check_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
-    """Returns a line as it is published, ended by one newline whatever its line end was, and its object.
-
-    Raises:
-        RowInvalid: with `reason` and `byte` (offset in the line).
-    """
+    """Returns a line as it is published, ended by one newline whatever its line end was, and its object."""
     bare = line.rstrip(b"\r\n")
     at = bare.find(b"\n")
     if at >= 0:
@@ -231,15 +212,9 @@ def check_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
 def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
     """Returns the line of an object, with its newline.
 
-    Args:
-        row: the object.
-        other: returns what is written in the place of a value that JSON does not have; raises TypeError if nothing is,
-            or RowInvalid. None writes no such values.
-
-    Raises:
-        RowInvalid: a value that JSON, UTF-8 or 64-bit integers cannot hold, or more than 254 levels of nesting. NaN and
-            infinities are refused, not made null.
-        MemoryError: there is not enough memory.
+    `other` returns what is written in the place of a value that JSON does not have; raises TypeError if nothing is, or
+    RowInvalid. Raises RowInvalid: a value that JSON, UTF-8 or 64-bit integers cannot hold, or more than 254 levels of
+    nesting. NaN and infinities are refused, not made null; MemoryError: there is not enough memory.
     """
     if not isinstance(row, dict):
         raise _invalid(f"expected a dict, found {type(row).__name__}", None)
@@ -343,7 +318,4 @@ def parse_lines(lines: list[bytes]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = list(map(quick_loads, lines))
     except orjson.JSONDecodeError:
         return []
-    for row in rows:
-        if type(row) is not dict:
-            return []
-    return rows
+    return rows if set(map(type, rows)) <= {dict} else []

@@ -5,14 +5,7 @@ positions in one atomic step, so no second file can disagree with it. Lifetime: 
 
 Seals of `lazyshard-producer` also say how rows were read, mixed and dealt. It lies in the field `source`, beside the
 positions: how many rows were read and drawn from each source, and, in `recipe`, the settings by which rows were made,
-weighted and ordered::
-
-    {"sources": [{"path": "web.jsonl", ...}, {"path": "code.jsonl", ...}], "drawn": [701, 299],
-     "finished": [false, false], "recipe": {"weights": [0.7, 0.3], "balance": 64, "micro_batch_size": 1,
-      "length_field": "length", "cost_per_token": 1.0, "cost_per_token_squared": 4e-05, "seed": 7}, ...}
-
-Counting of the mixture begins anew whenever a source is finished, since the others then share what it had, and whenever
-the weights change. Nobody needs any of it to read the stream: it is for people, and for warnings.
+weighted and ordered. Nobody needs any of it to read the stream: it is for people, and for warnings.
 """
 
 from __future__ import annotations
@@ -33,13 +26,7 @@ from lazyshard.part import MAX_SAMPLES
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SealedArrays:
-    """What is known of the side file of a complete chunk.
-
-    Attributes:
-        offsets: u64 of shape (samples + 1,): the arrays of row i are the bytes of the half-open range [offsets[i],
-            offsets[i + 1]) of the side file, none where the two are equal; the last entry is the file's size.
-        digests: u64 of shape (samples,): XXH3 (64 bits, seed 0) of each row's bytes there.
-    """
+    """As a `Seal` of the side file of its chunk; the two offsets of a row without arrays are equal."""
 
     offsets: npt.NDArray[np.uint64]
     digests: npt.NDArray[np.uint64]
@@ -49,46 +36,22 @@ class SealedArrays:
         """Bytes in the side file."""
         return int(self.offsets[-1])
 
-    def values(self) -> dict[str, Any]:
-        """Returns the fields of the seal."""
-        return {
-            "arrays_bytes": self.size,
-            "arrays_offsets": pack(self.offsets, "<u8"),
-            "arrays_xxh3": pack(self.digests, "<u8"),
-        }
-
-    @classmethod
-    def decode(cls, fields: Fields, samples: int) -> SealedArrays:
-        """Reads the fields of the seal of so many rows.
-
-        Raises:
-            SealInvalid: one is missing or wrong.
-        """
-        offsets = _read_offsets(fields, "arrays_offsets", "arrays_bytes", samples, empty_rows=True)
-        return cls(offsets, fields.packed("arrays_xxh3", "<u8", samples))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seal:
-    """What is known of a complete chunk.
+    """What is known of a complete chunk."""
 
-    Attributes:
-        chunk: the chunk's number.
-        offsets: u64 of shape (samples + 1,): row i is the bytes of the half-open range [offsets[i], offsets[i + 1]) of
-            the data file, its newline included; the last entry is the file's size.
-        digests: u64 of shape (samples,): XXH3 (64 bits, seed 0) of each row's bytes, its newline included.
-        tokens: u32 of shape (samples,): length of each sample in tokens, or None where not measured.
-        source: JSON value: the producer's position in every source after this chunk; None where it keeps none.
-        sealed_at: seconds since 1970, UTC.
-        arrays: what is known of the chunk's side file; None in a stream whose rows hold no arrays.
-    """
-
-    chunk: int
+    chunk: int  # the chunk's number
+    # u64 of shape (samples + 1,): row i is the bytes of the half-open range [offsets[i], offsets[i + 1]) of the data
+    # file, its newline included; the last entry is the file's size
     offsets: npt.NDArray[np.uint64]
+    # u64 of shape (samples,): XXH3 (64 bits, seed 0) of each row's bytes, its newline included
     digests: npt.NDArray[np.uint64]
+    # u32 of shape (samples,): length of each sample in tokens, or None where not measured
     tokens: npt.NDArray[np.uint32] | None = None
-    source: Any = None
-    sealed_at: float = 0.0
+    source: Any = None  # JSON value: the producer's position in every source after this chunk; None where it keeps none
+    sealed_at: float = 0.0  # seconds since 1970, UTC
+    # what is known of the chunk's side file; None in a stream whose rows hold no arrays
     arrays: SealedArrays | None = None
 
     @property
@@ -103,49 +66,37 @@ class Seal:
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
-        arrays = {} if self.arrays is None else self.arrays.values()
-        return encode(
-            {
-                "format": FORMAT if self.arrays is None else FORMAT_WITH_ARRAYS,
-                "chunk": self.chunk,
-                "samples": self.samples,
-                "bytes": self.size,
-                "offsets": pack(self.offsets, "<u8"),
-                "xxh3": pack(self.digests, "<u8"),
-                "tokens": None if self.tokens is None else pack(self.tokens, "<u4"),
-                **arrays,
-                "source": self.source,
-                "sealed_at": self.sealed_at,
-            }
-        )
+        side = self.arrays
+        values = {
+            "format": FORMAT if side is None else FORMAT_WITH_ARRAYS,
+            "chunk": self.chunk,
+            "samples": self.samples,
+            "bytes": self.size,
+            "offsets": pack(self.offsets, "<u8"),
+            "xxh3": pack(self.digests, "<u8"),
+            "tokens": None if self.tokens is None else pack(self.tokens, "<u4"),
+        }
+        if side is not None:
+            values["arrays_bytes"] = side.size
+            values["arrays_offsets"] = pack(side.offsets, "<u8")
+            values["arrays_xxh3"] = pack(side.digests, "<u8")
+        return encode(values | {"source": self.source, "sealed_at": self.sealed_at})
 
     @classmethod
     def decode(cls, data: bytes, chunk: int, file: str = "") -> Seal:
-        """Reads the file's bytes.
-
-        Args:
-            data: the bytes.
-            chunk: the number in the file's name.
-            file: how to call the file in messages; its canonical name by default.
-
-        Raises:
-            SealInvalid: a field is missing, wrong, or of another chunk.
-            VersionUnsupported: a later format.
-        """
+        """Reads the file's bytes; `chunk` is the number in its name, `file` how messages call it."""
         fields = Fields(data, file or seal_name(chunk), FORMAT_WITH_ARRAYS, SealInvalid)
         if fields.integer("chunk", 0, MAX_CHUNKS) != chunk:
             raise fields.refuse("chunk", f"{chunk}, as in the file's name", str(fields.values["chunk"]))
         samples = fields.integer("samples", 1, MAX_SAMPLES_PER_CHUNK)
         offsets = _read_offsets(fields, "offsets", "bytes", samples, empty_rows=False)
-        return cls(
-            chunk=chunk,
-            offsets=offsets,
-            digests=fields.packed("xxh3", "<u8", samples),
-            tokens=None if fields.values.get("tokens") is None else fields.packed("tokens", "<u4", samples),
-            source=fields.values.get("source"),
-            sealed_at=fields.number("sealed_at"),
-            arrays=SealedArrays.decode(fields, samples) if fields.format == FORMAT_WITH_ARRAYS else None,
-        )
+        digests = fields.packed("xxh3", "<u8", samples)
+        arrays = None
+        if fields.format == FORMAT_WITH_ARRAYS:
+            of_arrays = _read_offsets(fields, "arrays_offsets", "arrays_bytes", samples, empty_rows=True)
+            arrays = SealedArrays(of_arrays, fields.packed("arrays_xxh3", "<u8", samples))
+        tokens = None if fields.values.get("tokens") is None else fields.packed("tokens", "<u4", samples)
+        return cls(chunk, offsets, digests, tokens, fields.values.get("source"), fields.number("sealed_at"), arrays)
 
 
 def _read_offsets(
@@ -169,20 +120,14 @@ def _read_offsets(
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """The source rows up to a chunk's end.
+    """The source rows up to a chunk's end."""
 
-    Attributes:
-        read: rows read, refused ones included.
-        refused: those among them that were left out as bad rows.
-        exact: whether the chunk ends where a source row does, or a buffer of them; otherwise a few more were read, of
-            which a part is published.
-        pack: most tokens of a pack; None where rows are not packed.
-    """
-
-    read: int
-    refused: int
+    read: int  # rows read, refused ones included
+    refused: int  # those among them that were left out as bad rows
+    # whether the chunk ends where a source row does, or a buffer of them; otherwise a few more were read, of which a
+    # part is published
     exact: bool
-    pack: int | None = None
+    pack: int | None = None  # most tokens of a pack; None where rows are not packed
 
     @classmethod
     def read_source(cls, source: Any) -> SourceRows | None:
@@ -198,13 +143,7 @@ class SourceRows:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How rows were made.
-
-    Attributes:
-        form: "pack", "split" or "pad"; None for rows as they are.
-        size: most tokens of a pack or sequence; None where rows are as they are, or nothing tells it.
-        shuffled: whether the producer has shuffled the rows.
-    """
+    """How rows were made: a `form_made`, of at most `size` tokens, None where nothing tells it."""
 
     form: str | None = None
     size: int | None = None
@@ -224,74 +163,58 @@ class Made:
 
 
 def form_made(source: Any) -> str | None:
-    """Returns into what rows were made, as the field `source` of their chunk's seal says; None for rows as they are.
-
-    Returns:
-        "pack", "split" or "pad", as the option of `lazyshard-producer run`.
-    """
+    """Returns how rows were made, "pack", "split" or "pad", by their seal's `source`; None for rows as they are."""
     recipe = _recipe(source)
     return next((form for form in ("pack", "split", "pad") if recipe.get(form)), None)
 
 
 def _recipe(source: Any) -> dict[str, Any]:
-    """Returns the settings that the field `source` of a seal names; none where it names none."""
     recipe = source.get("recipe") if isinstance(source, dict) else None
     return recipe if isinstance(recipe, dict) else {}
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_SAMPLES
+def _is_count(value: Any, low: int = 0) -> bool:
+    return type(value) is int and low <= value <= MAX_SAMPLES
 
 
-MAX_SOURCES: Final = 100
-"""As many as people look at; the mixture of more is not told."""
+def _is_number(value: Any, high: float) -> bool:
+    return type(value) in (int, float) and 0 <= value < high
 
-_MAX_WEIGHT: Final = 1e100
-"""No sum of so many overflows."""
+
+MAX_SOURCES: Final = 100  # As many as people look at; the mixture of more is not told
+_MAX_WEIGHT: Final = 1e100  # No sum of so many overflows
 
 
 @dataclass(frozen=True, slots=True)
 class MixedSource:
-    """One of the sources that are mixed.
+    """One of the sources that are mixed."""
 
-    Attributes:
-        name: as it was given, a path mostly.
-        weight: its share of the rows that come next, from 0 to 1; 0 where it is finished.
-        share: its share of the rows drawn since the mixture began or changed; None where none was drawn.
-        rows: how many rows these are.
-        finished: whether its end was met.
-    """
-
-    name: str
-    weight: float
-    share: float | None
-    rows: int
-    finished: bool
+    name: str  # as it was given, a path mostly
+    weight: float  # its share of the rows that come next, from 0 to 1; 0 where it is finished
+    share: float | None  # its share of the rows drawn since the mixture began or changed; None where none was drawn
+    rows: int  # how many rows these are
+    finished: bool  # whether its end was met
 
 
 def mixed_sources(source: Any) -> tuple[MixedSource, ...]:
-    """Returns what the field `source` of a seal says of the mixture.
+    """Returns what the field `source` of a seal says of the mixture: a source each, in order.
 
-    Returns:
-        A source each, in order; none where sources are not mixed by weights, where there are more than `MAX_SOURCES`,
-        or where what it says cannot be.
+    None where sources are not mixed by weights, where there are more than `MAX_SOURCES`, or where it cannot be.
     """
     weights = _recipe(source).get("weights")
     if weights is None:
         return ()
-    entries, drawn, finished = (source.get(name) for name in ("sources", "drawn", "finished"))
-    if not all(isinstance(found, list) for found in (entries, drawn, finished, weights)):
+    told: list[Any] = [weights, *(source.get(name) for name in ("sources", "drawn", "finished"))]
+    if not all(isinstance(one, list) and len(one) == len(weights) for one in told):
         return ()
-    assert isinstance(entries, list) and isinstance(drawn, list)
-    assert isinstance(finished, list) and isinstance(weights, list)
-    if not 2 <= len(entries) <= MAX_SOURCES or not len(entries) == len(drawn) == len(finished) == len(weights):
-        return ()
+    entries, drawn, finished = told[1:]
     names = [entry.get("path") if isinstance(entry, dict) else None for entry in entries]
     if (
-        any(not isinstance(name, str) for name in names)
-        or any(type(count) is not int or not 0 <= count <= MAX_SAMPLES for count in drawn)
-        or any(type(flag) is not bool for flag in finished)
-        or any(type(weight) not in (int, float) or not 0 < weight < _MAX_WEIGHT for weight in weights)
+        not 2 <= len(weights) <= MAX_SOURCES
+        or not all(isinstance(name, str) for name in names)
+        or not all(map(_is_count, drawn))
+        or not all(type(flag) is bool for flag in finished)
+        or not all(_is_number(weight, _MAX_WEIGHT) and weight for weight in weights)
     ):
         return ()
     shared = math.fsum(weight for weight, flag in zip(weights, finished, strict=True) if not flag)
@@ -304,14 +227,9 @@ def mixed_sources(source: Any) -> tuple[MixedSource, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DealtByCost:
-    """How rows were dealt.
+    """How rows were dealt to the data-parallel ranks: by the length in tokens that a field of theirs has.
 
-    Attributes:
-        ranks: the data-parallel ranks for which it was done.
-        micro_batch_size: rows of one rank in a micro batch.
-        length_field: the field with a row's length in tokens.
-        cost_per_token: what a token costs by itself.
-        cost_per_token_squared: what a pair of tokens costs.
+    A micro batch has `micro_batch_size` rows of one rank; a token costs so much by itself, and so much a pair of them.
     """
 
     ranks: int
@@ -324,15 +242,11 @@ class DealtByCost:
     def read(cls, source: Any) -> DealtByCost | None:
         """Returns what the field `source` of a seal says; None where it says nothing of it, or nothing that can be."""
         recipe = _recipe(source)
-        if "balance" not in recipe:
-            return None
-        counts = [recipe["balance"], recipe.get("micro_batch_size")]
+        told: list[Any] = [recipe.get(key) for key in ("balance", "micro_batch_size", "length_field")]
+        ranks, size, name = told
         costs = [recipe.get("cost_per_token", 0.0), recipe.get("cost_per_token_squared", 0.0)]
-        name = recipe.get("length_field")
-        if any(type(count) is not int or not 1 <= count <= MAX_SAMPLES for count in counts):
+        if not _is_count(ranks, 1) or not _is_count(size, 1) or not isinstance(name, str):
             return None
-        if any(type(cost) not in (int, float) or not 0 <= cost < math.inf for cost in costs) or not any(costs):
+        if not all(_is_number(cost, math.inf) for cost in costs) or not any(costs):
             return None
-        if not isinstance(name, str):
-            return None
-        return cls(counts[0], counts[1], name, float(costs[0]), float(costs[1]))
+        return cls(ranks, size, name, float(costs[0]), float(costs[1]))

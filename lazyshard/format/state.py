@@ -1,24 +1,13 @@
 """The state of a run: the few integers that a checkpoint must keep so that its resume trains every sample once.
 
-A JSON object with a format number of its own, since it lives outside of streams too: among a trainer's checkpoints, as
-plain values in a `torch.save`, and in cursors. It says what the trainer has consumed, never what was read ahead.
+A JSON object with a format number of its own, since it lives outside of streams too. It says what the trainer has
+consumed, never what was read ahead. The course of a run is a row of parts, each under one number of ranks and one micro
+batch; the last one is current.
 
-The course of a run is a row of parts, each under one number of ranks and one micro batch; the last one is current. Here
-a run of 4 ranks was resumed with 2 after 100 samples a rank, and has trained 30 a rank since::
-
-    part  dp  draws  consumed
-    0      4    100       400
-    1      2     30       460   so far
-
-Where a run over sequences stands, which are made while training reads: plain values for a checkpoint.
-
-    {"format": 1, "kind": "sequences", "stream": ID, "rule": {...}, "epoch": 0, "consumed": 96,
-     "place": {"window": 3, "before": 90, "position": 30000, "offset": 0, "lengths": "0123456789abcdef"}}
-
-A number of sequences alone would not do: how many there are before a window only the lengths of all rows before it
-tell. So the place has the window from which sequences are made again, how many were made before it, and the row (by its
-place in the order of rows, and a token in it) with which they begin. `lengths` is a digest of the lengths of which the
-sequences at hand were made: others would make others, and samples would be lost or come twice.
+Of a run over sequences, which are made while training reads, a number of them alone would not do: how many there are
+before a window only the lengths of all rows before it tell. So the place has the window from which sequences are made
+again, how many were made before it, and the row and token with which they begin. `lengths` is a digest of the lengths
+of which the sequences at hand were made: others would make others, and samples would be lost or come twice.
 """
 
 from __future__ import annotations
@@ -35,42 +24,29 @@ from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.memory import loads
 from lazyshard.part import MAX_SAMPLES, Part, check_integer, refused
 
-STATE_FORMAT: Final = 1
-"""The only format of a run's state that there is. It counts apart from that of streams."""
+# The only format of a run's state, of either kind, that there is. It counts apart from that of streams.
+_FORMAT: Final = 1
 
 _MAX_SEED: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What must be known of a run to go on with it, or to tell later what it trained when.
+    """What must be known of a run to go on with it, or to tell later what it trained when."""
 
-    Attributes:
-        stream_id: the stream's identity, None for a foreign directory.
-        samples_per_chunk: of the stream.
-        unit: samples that are dealt to a rank in turn.
-        window: positions of a rank that are shuffled together, a multiple of `unit`; 0 draws in order.
-        seed: of the shuffle.
-        max_total_samples: the stream was taken to end there at the latest; None for no bound.
-        parts: the course of the run so far, at least one part; the last one is current.
-        consumed: samples trained since the run began, over all ranks, parts and epochs: the sum of `dp * draws` of the
-            parts that were trained.
-
-    Raises:
-        StateInvalid: a field is out of its range, or contradicts another one.
-    """
-
-    stream_id: str | None
-    samples_per_chunk: int
-    unit: int
-    window: int
-    seed: int
-    max_total_samples: int | None
-    parts: tuple[Part, ...]
+    stream_id: str | None  # the stream's identity, None for a foreign directory
+    samples_per_chunk: int  # of the stream
+    unit: int  # samples that are dealt to a rank in turn
+    window: int  # positions of a rank that are shuffled together, a multiple of `unit`; 0 draws in order
+    seed: int  # of the shuffle
+    max_total_samples: int | None  # the stream was taken to end there at the latest; None for no bound
+    parts: tuple[Part, ...]  # the course of the run so far, at least one part; the last one is current
+    # samples trained since the run began, over all ranks, parts and epochs: the sum of `dp * draws` of the parts that
+    # were trained
     consumed: int
 
     def __post_init__(self) -> None:
-        """Checks the fields: what is written wrong here would be found by a resume, when the run is gone."""
+        # What is written wrong here would be found by a resume, when the run is gone.
         check_stream_id(self.stream_id)
         check_integer("samples_per_chunk", self.samples_per_chunk, 1, MAX_SAMPLES_PER_CHUNK)
         check_integer("unit", self.unit, 1, MAX_SAMPLES)
@@ -89,40 +65,29 @@ class RunState:
     def to_dict(self) -> dict[str, Any]:
         """Returns the state as plain JSON values: dicts, lists, strings, integers, true, false and None."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        return {"format": STATE_FORMAT} | values | {"parts": [_part_values(part) for part in self.parts]}
+        parts = [
+            {name: getattr(part, name) for name in part.__slots__} | {"skip": [list(one) for one in part.skip]}
+            for part in self.parts
+        ]
+        return {"format": _FORMAT} | values | {"parts": parts}
 
     @classmethod
     def from_dict(cls, value: Any, where: str, *, within: str = "") -> RunState:
-        """Reads what `to_dict` returned; fields that are not known are ignored, since a later release may add some.
+        """Reads what `to_dict` returned, as JSON or pickle gave it back; fields that are not known are ignored.
 
-        Args:
-            value: the values, as JSON or pickle gave them back.
-            where: how to call the file, or whatever they are from, in messages.
-            within: the name of the field that held them there; "" where they are all that there is.
-
-        Raises:
-            StateInvalid: a field is missing, out of its range, or contradicts another one.
-            VersionUnsupported: a later format.
+        `where` is how messages call the file, `within` the field that held the values there. Raises StateInvalid: a
+        field is missing, out of its range, or contradicts another one; VersionUnsupported: a later format.
         """
         with read_from(where), inside(within):
             return cls._read(value)
 
     def encode(self) -> bytes:
-        """Returns the state as JSON, one line."""
+        """Returns the state as one line of JSON."""
         return encode(self.to_dict())
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> RunState:
-        """Reads what `encode` returned.
-
-        Args:
-            data: the bytes.
-            file: how to call the file in messages.
-
-        Raises:
-            StateInvalid: the bytes are torn; else as `from_dict`.
-            VersionUnsupported: a later format.
-        """
+        """Reads what `encode` returned. Raises as `from_dict`."""
         try:
             value = loads(data)
         except orjson.JSONDecodeError as cause:
@@ -137,14 +102,15 @@ class RunState:
 
     @classmethod
     def _read(cls, value: Any) -> RunState:
-        check_version(value, STATE_FORMAT, "the state of a run")
+        check_version(value, _FORMAT, "the state of a run")
         found = members(value, cls.__slots__)
         if not isinstance(found["parts"], (list, tuple)):
             raise refused("parts", "a list", found["parts"])
         parts = []
         for number, part in enumerate(found["parts"]):
             with inside(f"parts[{number}]"):
-                parts.append(_read_part(part))
+                values = members(part, Part.__slots__)
+                parts.append(Part(**(values | {"skip": tuples(values["skip"])})))
         return cls(**(found | {"parts": tuple(parts)}))
 
     def _check_parts(self) -> None:
@@ -157,19 +123,6 @@ class RunState:
                 raise refused(f"parts[{number}].first_step", f"at least {least}, that of the part before", steps)
 
 
-def _part_values(part: Part) -> dict[str, Any]:
-    """Returns a part as plain JSON values."""
-    values = {name: getattr(part, name) for name in Part.__slots__}
-    return values | {"skip": [list(one) for one in part.skip]}
-
-
-def _read_part(value: Any) -> Part:
-    found = members(value, Part.__slots__)
-    return Part(**(found | {"skip": tuples(found["skip"])}))
-
-
-FORMAT: Final = 1
-
 KIND: Final = "sequences"
 _DIGEST: Final = re.compile("[0-9a-f]{16}")
 _MOST_FACTS: Final = 32
@@ -177,52 +130,31 @@ _MOST_FACTS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class WindowPlace:
-    """A window, and where the sequences made of it begin.
+    """A window, and where the sequences made of it begin."""
 
-    Attributes:
-        window: its number.
-        before: sequences of the epoch that were made before.
-        position: place of the row with which they begin, in the order of rows.
-        offset: tokens of that row before them, its BOS included.
-    """
-
-    window: int = 0
-    before: int = 0
-    position: int = 0
-    offset: int = 0
+    window: int = 0  # its number
+    before: int = 0  # sequences of the epoch that were made before
+    position: int = 0  # place of the row with which they begin, in the order of rows
+    offset: int = 0  # tokens of that row before them, its BOS included
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
-        for name in ("window", "before", "position", "offset"):
+        for name in self.__slots__:
             check_integer(name, getattr(self, name), 0, MAX_SAMPLES)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """Where a run stands.
+    """Where a run stands. Raises StateInvalid where a value is impossible."""
 
-    Attributes:
-        stream: identity of the stream.
-        rule: what makes the sequences, by name.
-        epoch: in which it stands.
-        consumed: sequences of that epoch that were trained, over all ranks; what completed a micro batch not counted.
-        place: at or before that.
-        lengths: digest of the lengths of the rows, window by window, of which sequences were made from that place on
-            up to there.
-
-    Raises:
-        StateInvalid: a value is impossible.
-    """
-
-    stream: str
-    rule: dict[str, int | str | bool | None]
-    epoch: int
-    consumed: int
-    place: WindowPlace
+    stream: str  # identity of the stream
+    rule: dict[str, int | str | bool | None]  # what makes the sequences, by name
+    epoch: int  # in which it stands
+    consumed: int  # sequences of that epoch that were trained, over all ranks; what completed a micro batch not counted
+    place: WindowPlace  # at or before that
+    # digest of the lengths of the rows, window by window, of which sequences were made from that place on up to there
     lengths: str
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         if type(self.stream) is not str:
             raise refused("stream", "the identity of a stream", self.stream)
         if (
@@ -232,47 +164,27 @@ class SequenceState:
             or any(type(fact) not in (int, str, bool, type(None)) for fact in self.rule.values())
         ):
             raise refused("rule", "settings by name", self.rule)
-        check_integer("epoch", self.epoch, 0, 2**62)
+        check_integer("epoch", self.epoch, 0, MAX_SAMPLES)
         check_integer("consumed", self.consumed, self.place.before, MAX_SAMPLES)
         if type(self.lengths) is not str or not _DIGEST.fullmatch(self.lengths):
             raise refused("lengths", "16 hexadecimal digits", self.lengths)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
-        return {
-            "format": FORMAT,
-            "kind": KIND,
-            "stream": self.stream,
-            "rule": dict(self.rule),
-            "epoch": self.epoch,
-            "consumed": self.consumed,
-            "place": asdict(self.place) | {"lengths": self.lengths},
-        }
+        values = asdict(self)
+        values["place"]["lengths"] = values.pop("lengths")
+        return {"format": _FORMAT, "kind": KIND} | values
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> SequenceState:
-        """Reads what `to_dict` has returned; fields that are not known are ignored.
-
-        Args:
-            value: the values, as JSON or pickle gave them back.
-            where: how to call whatever they are from, in messages.
-
-        Raises:
-            StateInvalid: a field is missing or out of its range, or it is the state of something else.
-            VersionUnsupported: a later format.
-        """
+        """Reads what `to_dict` has returned, as `RunState.from_dict`; also refuses the state of something else."""
         with read_from(where):
-            return cls._read(value)
-
-    @classmethod
-    def _read(cls, value: Any) -> SequenceState:
-        check_version(value, FORMAT, "the state of a run over sequences")
-        names = ("kind", "stream", "rule", "epoch", "consumed", "place")
-        found = members(value, names)
-        if found.pop("kind") != KIND:
-            raise refused("kind", repr(KIND), value["kind"])
-        with inside("place"):
-            numbers = members(found.pop("place"), ("window", "before", "position", "offset", "lengths"))
-            lengths = numbers.pop("lengths")
-            place = WindowPlace(**numbers)
-        return cls(**found, place=place, lengths=lengths)
+            check_version(value, _FORMAT, "the state of a run over sequences")
+            found = members(value, ("kind", "stream", "rule", "epoch", "consumed", "place"))
+            if found.pop("kind") != KIND:
+                raise refused("kind", repr(KIND), value["kind"])
+            with inside("place"):
+                numbers = members(found.pop("place"), (*WindowPlace.__slots__, "lengths"))
+                lengths = numbers.pop("lengths")
+                place = WindowPlace(**numbers)
+            return cls(**found, place=place, lengths=lengths)

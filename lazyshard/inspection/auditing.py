@@ -23,28 +23,38 @@ from lazyshard.stream.stream import Stream
 
 _SAME_TIME_SECONDS: Final = 2.0
 
-
 _Kind = Literal[
     "twice", "missing", "count", "steps", "samples", "ahead", "other-settings", "other-stream", "unusable", "cursor",
     "deleted", "stream",
 ]  # fmt: skip
 
+# Findings by which what the states say, or the stream does, is not so: a count that leans on it proves nothing
 _CONTRADICTIONS: Final = frozenset({"steps", "samples", "ahead", "stream"})
-"""Findings by which what the states say, or the stream does, is not so: a count that leans on it proves nothing."""
+_NAMED: Final = 3  # Checkpoints that are named of those that have the same to be said of them; a long run has hundreds
 
-_NAMED: Final = 3
-"""Checkpoints that are named of those that have the same to be said of them; a long run has hundreds."""
+
+class AuditFinding(NamedTuple):
+    """Something that is not in order, about a file or the stream's directory."""
+
+    kind: _Kind
+    where: str
+    what: str
+
+
+class Note(NamedTuple):
+    """Something that is in order, and good to know; `files` are those that it is about where these are several."""
+
+    where: str
+    what: str
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedState:
-    """A state of the run's history.
+    """A state of the run's history, and what it is to the one that is audited.
 
-    Attributes:
-        saved: the state.
-        tracing: the run as it tells it; None where it does not fit the stream.
-        related: what it is to the one that is audited.
-        branch: of an abandoned one, what it trained behind the fork; None where a longer one on its branch tells it.
+    `tracing` is the run as it tells it, None where it does not fit the stream; `branch`, of an abandoned one, what it
+    trained behind the fork, None where a longer one on its branch tells it.
     """
 
     saved: SavedState
@@ -55,17 +65,7 @@ class AuditedState:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit has found.
-
-    Attributes:
-        facts: the stream's.
-        head: the state that was audited.
-        tracing: the run as it tells it.
-        states: all of them, the audited one among them, in the order of what they had trained.
-        epochs: what was counted.
-        findings: what is not in order.
-        notes: what is in order, and good to know.
-    """
+    """What an audit of the state `head` has found; `states` are all of them, in the order of what they had trained."""
 
     facts: StreamFacts
     head: SavedState
@@ -73,17 +73,13 @@ class Audit:
     states: tuple[AuditedState, ...]
     epochs: tuple[EpochAudit, ...]
     findings: tuple[AuditFinding, ...]
-    notes: tuple[Note, ...] = ()
-
-    @property
-    def counted(self) -> bool:
-        """Whether each sample was trained once, or is known not to be, by what the audited state says."""
-        return all(one.proven for one in self.epochs)
+    notes: tuple[Note, ...]
 
     @property
     def consistent(self) -> bool:
-        """Whether that is so, and nothing contradicts what the states say."""
-        return self.counted and not any(finding.kind in _CONTRADICTIONS for finding in self.findings)
+        """Whether each sample was trained once, or is known not to be, and nothing contradicts what the states say."""
+        counted = all(one.proven for one in self.epochs)
+        return counted and not any(finding.kind in _CONTRADICTIONS for finding in self.findings)
 
     @property
     def proven(self) -> bool:
@@ -120,16 +116,16 @@ def newest(states: Sequence[SavedState]) -> tuple[SavedState, str | None]:
     if dated:
         last = max(saved.saved_at for saved in files)
         files = [saved for saved in files if last - saved.saved_at <= _SAME_TIME_SECONDS]
-    steps = [saved.step if saved.step is not None else saved.folder_step for saved in files]
-    known = None not in steps
+    steps = {id(saved): saved.folder_step if saved.step is None else saved.step for saved in files}
+    known = None not in steps.values()
 
-    def trained(at: int) -> tuple[int, int, int, float, str]:
-        saved, step = files[at], steps[at]
+    def trained(saved: SavedState) -> tuple[int, int, int, float, str]:
         # A run that begins its epochs by itself counts the samples of each anew.
         epoch = saved.state.parts[0].epoch or 0
-        return step if known and step is not None else 0, epoch, saved.state.consumed, saved.saved_at, str(saved.file)
+        step = (steps[id(saved)] or 0) if known else 0
+        return step, epoch, saved.state.consumed, saved.saved_at, str(saved.file)
 
-    chosen = files[max(range(len(files)), key=trained)]
+    chosen = max(files, key=trained)
     if dated or len(files) == 1:
         return chosen, None
     return chosen, (
@@ -149,20 +145,11 @@ def audit(
     notes: Sequence[Note] = (),
     report: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> Audit:
-    """Audits a run, by one of its states.
+    """Audits a run by one of the states of its history, `head`.
 
-    Args:
-        stream: that the run was over.
-        facts: what is published of it.
-        states: of the run's history, the one that is audited among them.
-        head: the one that is audited.
-        cursors: the run's.
-        unusable: files of states that cannot be used, each with the reason.
-        notes: what is to be told besides.
-        report: is told a phase, how many chunks of it are done, and how many there are.
-
-    Raises:
-        StateMismatch: the audited state is of another stream, or ahead of what is published.
+    `unusable` are files of states that cannot be used, `notes` what is to be told besides. `report` is told a phase,
+    how many chunks of it are done, and how many there are. Raises StateMismatch: the audited state is of another
+    stream, or ahead of what is published.
     """
     where = str(stream.directory)
     tracing = Tracing(head, facts, where)
@@ -174,10 +161,10 @@ def audit(
     # By identity: the same state may lie in two files.
     told = {id(one): result for one, result in zip(chosen, branched, strict=True)}
     found = [AuditedState(one.saved, one.tracing, one.related, told.get(id(one))) for one in related]
-    findings += _of_epochs(head, epochs)
+    findings += _of_epochs(str(head.file), epochs)
     kept = [(one.saved, one.tracing) for one in found if one.tracing is not None]
     for saved, run in kept:
-        findings += _of_steps(saved, run)
+        findings += [AuditFinding("steps", str(saved.file), what) for what in _of_steps(saved, run)]
     told_of_chunks = list(_of_chunks(kept, (head, newest(states)[0]), facts, cursors, where))
     findings += [one for one in told_of_chunks if isinstance(one, AuditFinding)]
     said = (*notes, *(one for one in told_of_chunks if isinstance(one, Note)))
@@ -188,9 +175,10 @@ def audit(
 def _related(
     saved: SavedState, head: SavedState, tracing: Tracing, where: str, findings: list[AuditFinding]
 ) -> AuditedState:
-    file = str(saved.file)
-    own = tracing if saved is head else None
-    if own is None and saved.state.stream_id == head.state.stream_id:
+    if saved is head:
+        return AuditedState(saved, tracing, Related("head"))
+    file, own = str(saved.file), None
+    if saved.state.stream_id == head.state.stream_id:
         try:
             own = Tracing(saved, tracing.facts, where)
         except StateMismatch as error:
@@ -199,24 +187,18 @@ def _related(
                 findings.append(AuditFinding("ahead", file, str(error)))
                 return AuditedState(saved, None, related)
     related = relate(saved.state, head.state, range(0) if own is None else own.epochs, tracing.epochs)
-    if saved is head:
-        related = Related("head")
-    elif related.relation == "head":
+    if related.relation == "head":
         # The same as the audited one, in another place: a cursor, or a copy.
         related = Related("on the course")
-    if related.relation == "other stream":
-        findings.append(
-            AuditFinding("other-stream", file, f"of stream {saved.state.stream_id}, not of {head.state.stream_id}")
-        )
-    if related.relation == "other settings":
+    elif related.relation == "other stream":
+        what = f"of stream {saved.state.stream_id}, not of {head.state.stream_id}"
+        findings.append(AuditFinding("other-stream", file, what))
+    elif related.relation == "other settings":
         differ = ", ".join(
             f"{name} {getattr(saved.state, name)}, not {getattr(head.state, name)}" for name in related.differs
         )
-        findings.append(
-            AuditFinding(
-                "other-settings", file, f"{differ}: it drew in another order, so it is of another run on the stream"
-            )
-        )
+        what = f"{differ}: it drew in another order, so it is of another run on the stream"
+        findings.append(AuditFinding("other-settings", file, what))
         own = None
     return AuditedState(saved, own, related)
 
@@ -226,8 +208,7 @@ def _longest(states: Sequence[AuditedState]) -> list[AuditedState]:
     abandoned = [one for one in states if one.related.relation == "abandoned" and one.tracing is not None]
     chosen: list[AuditedState] = []
     for one in sorted(abandoned, key=lambda one: -one.saved.state.consumed):
-        empty = range(0)
-        covered = (relate(one.saved.state, other.saved.state, empty, empty).relation for other in chosen)
+        covered = (relate(one.saved.state, other.saved.state, range(0), range(0)).relation for other in chosen)
         if not any(relation in ("head", "on the course") for relation in covered):
             chosen.append(one)
     return chosen
@@ -238,34 +219,6 @@ def consumed_at(saved: SavedState, part: int, draws: int) -> int:
     parts = saved.state.parts
     whole = sum(one.dp * one.draws for one in parts[:part] if one.trained)
     return whole + (parts[part].dp * draws if parts[part].trained else 0)
-
-
-class AuditFinding(NamedTuple):
-    """Something that is not in order.
-
-    Attributes:
-        kind: what it is.
-        where: the file, or the stream's directory.
-        what: in words.
-    """
-
-    kind: _Kind
-    where: str
-    what: str
-
-
-class Note(NamedTuple):
-    """Something that is in order, and good to know.
-
-    Attributes:
-        where: the file, or the stream's directory.
-        what: in words.
-        files: those that it is about, where it is about several; empty for one about `where`.
-    """
-
-    where: str
-    what: str
-    files: tuple[str, ...] = ()
 
 
 def _needed_chunk(tracing: Tracing, newest_epoch: int) -> int:
@@ -288,41 +241,33 @@ def _needed_chunk(tracing: Tracing, newest_epoch: int) -> int:
 
 def _of_stream(stream: Stream, facts: StreamFacts) -> Iterator[AuditFinding]:
     """Yields what the stream tells of itself and its last chunk does not bear out."""
-    where, each = str(stream.directory), facts.samples_per_chunk
-    if not facts.chunks or facts.chunks <= facts.retired:
+    where, last = str(stream.directory), facts.chunks - 1
+    if last < facts.retired:
         return
-    last = facts.chunks - 1
     try:
-        rows = len(stream.open_chunk(last))
+        held = last * facts.samples_per_chunk + len(stream.open_chunk(last))
     except (LazyShardError, OSError) as error:
-        yield AuditFinding(
-            "stream", where, f"how many samples it has cannot be checked: its last chunk, {last}: {error}"
-        )
+        what = f"how many samples it has cannot be checked: its last chunk, {last}: {error}"
+        yield AuditFinding("stream", where, what)
         return
-    if facts.samples != last * each + rows:
-        yield AuditFinding(
-            "stream", where, f"{facts.samples:,} samples are told, but its chunks hold {last * each + rows:,}"
-        )
+    if facts.samples != held:
+        yield AuditFinding("stream", where, f"{facts.samples:,} samples are told, but its chunks hold {held:,}")
 
 
-def _of_epochs(head: SavedState, epochs: Sequence[EpochAudit]) -> Iterator[AuditFinding]:
+def _of_epochs(file: str, epochs: Sequence[EpochAudit]) -> Iterator[AuditFinding]:
     """Yields what was counted and must not be."""
-    file = str(head.file)
     for one in epochs:
-        if one.twice.samples:
-            yield AuditFinding(
-                "twice", file, f"epoch {one.epoch}: {one.twice.samples:,} samples were trained more than once"
-            )
-        if one.again.samples:
-            yield AuditFinding(
-                "twice", file, f"epoch {one.epoch}: {one.again.samples:,} samples were trained and come again"
-            )
-        if one.missing.samples:
-            yield AuditFinding("missing", file, f"epoch {one.epoch}: {one.missing.samples:,} samples were passed over")
+        counted: tuple[tuple[_Kind, int, str], ...] = (
+            ("twice", one.twice.samples, "were trained more than once"),
+            ("twice", one.again.samples, "were trained and come again"),
+            ("missing", one.missing.samples, "were passed over"),
+        )
+        for kind, samples, what in counted:
+            if samples:
+                yield AuditFinding(kind, file, f"epoch {one.epoch}: {samples:,} samples {what}")
         if not one.whole:
-            yield AuditFinding(
-                "count", file, f"epoch {one.epoch}: the count is not sound: draws overlap or lie outside"
-            )
+            what = f"epoch {one.epoch}: the count is not sound: draws overlap or lie outside"
+            yield AuditFinding("count", file, what)
 
 
 def _told_steps(saved: SavedState) -> int | None:
@@ -335,26 +280,21 @@ def _told_steps(saved: SavedState) -> int | None:
     return saved.step if saved.step is not None else saved.folder_step
 
 
-def _of_steps(saved: SavedState, tracing: Tracing) -> Iterator[AuditFinding]:
+def _of_steps(saved: SavedState, tracing: Tracing) -> Iterator[str]:
     """Yields where the steps of a checkpoint do not agree with each other."""
-    file, steps = str(saved.file), tracing.steps
+    steps, folder = tracing.steps, saved.file.parent.name
     for part, ended, begins in steps.breaks():
-        yield AuditFinding("steps", file, f"part {part} begins after {begins} steps, the parts before it have {ended}")
+        yield f"part {part} begins after {begins} steps, the parts before it have {ended}"
     for part in steps.ragged():
-        yield AuditFinding(
-            "steps", file, f"part {part} ends within a step: {tracing.state.parts[part].draws} draws a rank"
-        )
+        yield f"part {part} ends within a step: {tracing.state.parts[part].draws} draws a rank"
     told = _told_steps(saved)
     if told is not None and steps.unknown is None and steps.trained != told:
-        which = "is of" if saved.step is not None else f"lies in {saved.file.parent.name}, so it is of"
-        name = "" if saved.step is not None else ": call folders by their step"
-        yield AuditFinding(
-            "steps", file, f"it {which} step {told}, but the state has trained {steps.trained} steps{name}"
-        )
+        which, name = "is of", ""
+        if saved.step is None:
+            which, name = f"lies in {folder}, so it is of", ": call folders by their step"
+        yield f"it {which} step {told}, but the state has trained {steps.trained} steps{name}"
     elif saved.step is not None and saved.folder_step is not None and saved.step != saved.folder_step:
-        yield AuditFinding(
-            "steps", file, f"it is of step {saved.step}, but its folder is called {saved.file.parent.name}"
-        )
+        yield f"it is of step {saved.step}, but its folder is called {folder}"
 
 
 def _of_chunks(
@@ -375,28 +315,24 @@ def _of_chunks(
     soon: dict[str, int] = {}
     free = max((cursor.chunks_before for cursor in cursors), default=0)
     for saved, need in files:
-        must = any(saved is one for one in wanted)
-        needs = f"needs chunk {need}, and those below"
-        if need < facts.retired:
-            if must:
-                what = f"it cannot be gone on from: that {needs} {facts.retired} are deleted"
-                yield AuditFinding("deleted", str(saved.file), what)
-            else:
-                lost[str(saved.file)] = need
-        for cursor in cursors:
-            before = cursor.chunks_before
-            if before <= need:
-                continue
-            if must:
-                what = f"it lets the chunks below {before} be deleted, but {saved.file} needs chunk {need}"
+        must, file = any(saved is one for one in wanted), str(saved.file)
+        if need < facts.retired and must:
+            what = f"it cannot be gone on from: that needs chunk {need}, and those below {facts.retired} are deleted"
+            yield AuditFinding("deleted", file, what)
+        elif need < facts.retired:
+            lost[file] = need
+        elif need < free and not must:
+            soon[file] = need
+        for cursor in cursors if must else ():
+            if cursor.chunks_before > need:
+                what = f"it lets the chunks below {cursor.chunks_before} be deleted, but {file} needs chunk {need}"
                 yield AuditFinding("cursor", _file(where, cursor), what)
-            elif need >= facts.retired:
-                soon[str(saved.file)] = need
     yield from _in_one_note(where, lost, "can no longer be gone on from", f"below {facts.retired} are deleted")
     by = "by the run's cursor"
     yield from _in_one_note(where, soon, "may soon no longer be gone on from", f"below {free} may be deleted, {by}")
     for cursor in cursors:
-        yield from _of_cursor(cursor, [saved for saved, _ in files], _file(where, cursor))
+        name = _file(where, cursor)
+        yield from (AuditFinding("cursor", name, what) for what in _of_cursor(cursor, [saved for saved, _ in files]))
 
 
 def _in_one_note(where: str, files: Mapping[str, int], fate: str, why: str) -> Iterator[Note]:
@@ -415,19 +351,15 @@ def _file(where: str, cursor: Cursor) -> str:
     return str(stream_path(where) / CURSORS / cursor_name(cursor.consumer))
 
 
-def _of_cursor(cursor: Cursor, files: Sequence[SavedState], name: str) -> Iterator[AuditFinding]:
+def _of_cursor(cursor: Cursor, files: Sequence[SavedState]) -> Iterator[str]:
     if not files:
         return
     state = files[-1].state
     if cursor.stream_id != state.stream_id:
-        yield AuditFinding("cursor", name, f"of stream {cursor.stream_id}, not of {state.stream_id}")
+        yield f"of stream {cursor.stream_id}, not of {state.stream_id}"
     for field, value in (("unit", state.unit), ("window", state.window), ("seed", state.seed)):
         if (found := cursor.plan.get(field, value)) != value:
-            yield AuditFinding("cursor", name, f"its plan has {field} {found}, the checkpoints have {value}")
+            yield f"its plan has {field} {found}, the checkpoints have {value}"
     most = max(saved.state.consumed for saved in files)
     if cursor.state is None and cursor.consumed > most:
-        yield AuditFinding(
-            "cursor",
-            name,
-            f"it has consumed {cursor.consumed:,} samples, the checkpoints at most {most:,}; are all given?",
-        )
+        yield f"it has consumed {cursor.consumed:,} samples, the checkpoints at most {most:,}; are all given?"

@@ -25,59 +25,50 @@ from lazyshard.inspection.tracing import Tracing, UnbrokenParts
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 
-_BLOCK: Final = 1 << 19
-"""Draws that are computed at a time: about 60 MB with all that is made on the way."""
+_BLOCK: Final = 1 << 19  # Draws that are computed at a time: about 60 MB with all that is made on the way
+_LOOKED_AT: Final = 1 << 22  # Samples that are looked at at a time
 
-_LOOKED_AT: Final = 1 << 22
-"""Samples that are looked at at a time."""
-
+# Ranges of samples that are kept of each kind; how many samples there are is counted in any case
 _MAX_RANGES: Final = 1000
-"""Ranges of samples that are kept of each kind; how many samples there are is counted in any case."""
 
 SKIPPED: Final = 1
 TO_COME: Final = 2
 _LEFT_OVER: Final = 3
 LEFT_OUT: Final = 4
-
-_ONE: Final = np.uint8(1)
-"""Of the array's own type: `np.add.at` is fifty times slower with any other."""
+_ONE: Final = np.uint8(1)  # Of the array's own type: `np.add.at` is fifty times slower with any other
 
 _Array = npt.NDArray[np.uint8]
+_Mask = npt.NDArray[np.bool_]
 
+# What a state is to the one that is audited: itself; earlier on its course; later on the same course; on a branch that
+# was given up; of epochs that this one does not tell of; or of no run that this one can be of
 _Relation = Literal["head", "on the course", "beyond", "abandoned", "another epoch", "other settings", "other stream"]
-"""What a state is to the one that is audited: itself; earlier on its course; later on the same course; on a branch that
-was given up; of epochs that this one does not tell of; or of no run that this one can be of."""
 
 _SETTINGS = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples")
 
 
 @dataclass(frozen=True, slots=True)
+class Ranges:
+    """How many samples are of one kind, and the first half-open ranges of them, at most `_MAX_RANGES`."""
+
+    samples: int = 0
+    ranges: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EpochAudit:
-    """What became of the samples of an epoch. Each is in one of these, unless something is wrong.
+    """What became of the samples of an epoch. Each is in one of these, unless something is wrong."""
 
-    Attributes:
-        epoch: from 0.
-        samples: how many there are: of a stream that has not ended, those published so far.
-        trained: trained at least once.
-        to_come: drawn by nobody yet.
-        left_over: left over at the epoch's end.
-        skipped: skipped on purpose.
-        twice: trained more than once.
-        again: trained, and drawn once more: to come again, skipped or left over.
-        missing: in none of these: passed over although they should not be, or cut short by another epoch's begin.
-        whole: whether the count is sound: it holds every draw, none is past the end or in another epoch.
-    """
-
-    epoch: int
-    samples: int
-    trained: int
-    to_come: Ranges
-    left_over: Ranges
-    skipped: Ranges
-    twice: Ranges
-    again: Ranges
-    missing: Ranges
-    whole: bool
+    epoch: int  # from 0
+    samples: int  # how many there are: of a stream that has not ended, those published so far
+    trained: int  # trained at least once
+    to_come: Ranges  # drawn by nobody yet
+    left_over: Ranges  # left over at the epoch's end
+    skipped: Ranges  # skipped on purpose
+    twice: Ranges  # trained more than once
+    again: Ranges  # trained, and drawn once more: to come again, skipped or left over
+    missing: Ranges  # in none of these: passed over although they should not be, or cut short by another epoch's begin
+    whole: bool  # whether the count is sound: it holds every draw, none is past the end or in another epoch
 
     @property
     def proven(self) -> bool:
@@ -94,12 +85,7 @@ class Branch(NamedTuple):
 
 @dataclass(slots=True)
 class BranchAudit:
-    """What a branch trained behind the fork, which is not in the model that goes on.
-
-    Attributes:
-        trained: how many samples, over all epochs.
-        again: by epoch, those among them that the course that is audited has trained too, in the same epoch.
-    """
+    """How many samples a branch trained behind the fork; by epoch, those that the audited course trained there too."""
 
     trained: int = 0
     again: dict[int, Ranges] = field(default_factory=dict)
@@ -116,12 +102,10 @@ def count_epochs(
     """
     found: list[EpochAudit] = []
     left = [BranchAudit() for _ in branches]
-    epochs = sorted(
-        {*tracing.epochs} | {epoch for branch in branches for epoch in branch.tracing.epochs if branch.beyond}
-    )
+    others = {epoch for branch in branches if branch.beyond for epoch in branch.tracing.epochs}
     each = tracing.facts.samples_per_chunk
     chunks = -(-tracing.end // each)
-    for epoch in epochs:
+    for epoch in sorted({*tracing.epochs} | others):
 
         def show(drawn: int, phase: str = f"counting epoch {epoch}") -> None:
             report(phase, drawn // each, chunks)
@@ -134,20 +118,17 @@ def count_epochs(
     return found, left
 
 
-def _count_epoch(tracing: Tracing, epoch: int, report: Callable[[int], None] = lambda drawn: None) -> Counts:
-    """Counts the draws of one epoch; `report` is told how many are counted."""
+def _count_epoch(tracing: Tracing, epoch: int, report: Callable[[int], None]) -> Counts:
     total = tracing.end
     counts = Counts(total, epoch, report)
     gaps: list[tuple[int, int]] = []
-    if not total:
-        return counts
-    for number, section in enumerate(tracing.sections):
-        last = number == len(tracing.sections) - 1
-        _count_section(tracing, section, counts, current=last and epoch == section.last_epoch)
-        for part in range(len(section.course.parts)):
-            course = section.course.until(part)
-            if course.epoch(total) <= epoch <= section.last_epoch:
-                gaps += course.parts[part].skip
+    for section in tracing.sections if total else ():
+        if epoch > section.last_epoch:
+            continue
+        _count_section(tracing, section, counts)
+        for number, part in enumerate(section.course.parts):
+            if section.course.until(number).epoch(total) <= epoch:
+                gaps += part.skip
     for start, stop in gaps:
         counts.leave_out(start, stop)
     return counts
@@ -165,10 +146,8 @@ def _span_of(course: Course, epoch: int, total: int) -> tuple[int, int] | None:
     return start, start + full
 
 
-def _count_section(tracing: Tracing, section: UnbrokenParts, counts: Counts, current: bool) -> None:
-    total = counts.total
-    if counts.epoch > section.last_epoch:
-        return
+def _count_section(tracing: Tracing, section: UnbrokenParts, counts: Counts) -> None:
+    total, current = counts.total, tracing.is_current(section, counts.epoch)
     ends: tuple[Course, int] | None = None
     for number in range(len(section.course.parts)):
         course = section.course.until(number)
@@ -188,11 +167,10 @@ def _count_section(tracing: Tracing, section: UnbrokenParts, counts: Counts, cur
         return
     course, stop = ends
     drawn = min(stop, course.current.draws)
-    is_last = len(course.parts) == len(section.course.parts)
     if drawn < stop and not current:
         # Another epoch was begun before this one was over: what is left of it is nobody's.
         return
-    if current and is_last:
+    if current and len(course.parts) == len(section.course.parts):
         counts.mark(course, drawn, stop, TO_COME)
     rest = _rest(course, counts.epoch, total)
     if rest is not None:
@@ -204,43 +182,40 @@ def _count_section(tracing: Tracing, section: UnbrokenParts, counts: Counts, cur
 def _rest(course: Course, epoch: int, total: int) -> Course | None:
     """Returns a course of one lane that draws what a part leaves over at the end of an epoch; None if it is nothing."""
     own = course if epoch == course.epoch(total) else course.in_epoch(epoch)
-    length = own.epoch_length(total)
     if not own.leftover(total):
         return None
-    ended = [*own.parts[:-1], Part(own.dp, own.batch_size, length, own.current.epoch, skip=own.current.skip)]
-    rest = Course(own.rules, [*ended, Part(1)])
+    now = own.current
+    ended = Part(own.dp, own.batch_size, own.epoch_length(total), now.epoch, skip=now.skip)
+    rest = Course(own.rules, [*own.parts[:-1], ended, Part(1)])
     return rest if rest.epoch(total) == epoch else None
 
 
 def _audit(counts: Counts) -> EpochAudit:
-    def of(kind: int) -> Ranges:
+    def untrained(kind: int) -> Ranges:
         return counts.ranges(lambda trained, kinds: (kinds == kind) & (trained == 0))
 
-    again = counts.ranges(lambda trained, kinds: (trained > 0) & (kinds != 0) & (kinds != LEFT_OUT))
-    skipped = counts.ranges(lambda trained, kinds: ((kinds == SKIPPED) | (kinds == LEFT_OUT)) & (trained == 0))
     return EpochAudit(
-        counts.epoch,
-        counts.total,
-        counts.ranges(lambda trained, kinds: trained > 0).samples,
-        of(TO_COME),
-        of(_LEFT_OVER),
-        skipped,
-        counts.ranges(lambda trained, kinds: trained > 1),
-        again,
-        counts.ranges(lambda trained, kinds: (trained == 0) & (kinds == 0)),
-        counts.is_whole(),
+        epoch=counts.epoch,
+        samples=counts.total,
+        trained=counts.ranges(lambda trained, kinds: trained > 0).samples,
+        to_come=untrained(TO_COME),
+        left_over=untrained(_LEFT_OVER),
+        skipped=counts.ranges(lambda trained, kinds: ((kinds == SKIPPED) | (kinds == LEFT_OUT)) & (trained == 0)),
+        twice=counts.ranges(lambda trained, kinds: trained > 1),
+        again=counts.ranges(lambda trained, kinds: (trained > 0) & (kinds != 0) & (kinds != LEFT_OUT)),
+        missing=untrained(0),
+        whole=counts.is_whole(),
     )
 
 
 def _count_branch(branch: Branch, epoch: int, counts: Counts, audit: BranchAudit) -> None:
-    tracing, total = branch.tracing, counts.total
-    marks = None
+    total = counts.total
+    marks: _Mask | None = None
     for part, start, stop in branch.beyond:
-        course = tracing.course.until(part)
+        course = branch.tracing.course.until(part)
         if not course.current.trained or (span := _span_of(course, epoch, total)) is None:
             continue
-        first, last = max(start, span[0]), min(stop, span[1])
-        for samples, _ in _draws_of(course, first, last, total):
+        for samples, _ in _draws_of(course, max(start, span[0]), min(stop, span[1]), total):
             marks = np.zeros(total, dtype=np.bool_) if marks is None else marks
             marks[samples] = True
             audit.trained += len(samples)
@@ -252,43 +227,23 @@ def _count_branch(branch: Branch, epoch: int, counts: Counts, audit: BranchAudit
         audit.again[epoch] = again
 
 
-class Ranges(NamedTuple):
-    """Samples of one kind.
-
-    Attributes:
-        samples: how many.
-        ranges: the first half-open ranges of them, `MAX_RANGES` at the most.
-    """
-
-    samples: int = 0
-    ranges: tuple[tuple[int, int], ...] = ()
-
-
 class Counts:
-    """Draws of one epoch over the samples [0, total); `report` is told how many are counted.
-
-    Attributes:
-        trained: uint8 of shape (total,): how often each sample was trained.
-        kinds: uint8 of shape (total,): why it was not; 0 where nothing is known.
-        drawn: draws that were counted in `trained`.
-        impossible: draws that the arithmetic puts into another epoch than it should, or past the end.
-    """
+    """Draws of one epoch over the samples [0, total); `report` is told how many are counted."""
 
     def __init__(self, total: int, epoch: int, report: Callable[[int], None] = lambda drawn: None) -> None:
         self.total = total
         self.epoch = epoch
-        self.trained: _Array = np.zeros(total, dtype=np.uint8)
-        self.kinds: _Array = np.zeros(total, dtype=np.uint8)
-        self.drawn = 0
-        self.impossible = 0
-        self._marked = 0
+        self.trained: _Array = np.zeros(total, dtype=np.uint8)  # how often each sample was trained
+        self.kinds: _Array = np.zeros(total, dtype=np.uint8)  # why it was not; 0 where nothing is known
+        self.impossible = 0  # draws that the arithmetic puts into another epoch than it should, or past the end
+        self._drawn = self._marked = 0
         self._report = report
 
     def train(self, course: Course, start: int, stop: int) -> None:
         """Counts positions [start, stop) of each lane of a course as trained."""
         for samples in self._draws(course, start, stop):
             np.add.at(self.trained, samples, _ONE)
-            self.drawn += len(samples)
+            self._drawn += len(samples)
 
     def mark(self, course: Course, start: int, stop: int, kind: int) -> None:
         """Marks what a course draws at positions [start, stop) of each lane as not trained, and why."""
@@ -298,22 +253,20 @@ class Counts:
 
     def leave_out(self, start: int, stop: int) -> None:
         """Marks those of a range as left out on purpose for which nothing else is known."""
-        for first in range(min(start, self.total), min(stop, self.total), _LOOKED_AT):
-            last = min(first + _LOOKED_AT, stop, self.total)
+        for first, last in _blocks(min(start, self.total), min(stop, self.total)):
             kinds = self.kinds[first:last]
-            free = (kinds == 0) & (self.trained[first:last] == 0)
-            kinds[free] = LEFT_OUT
+            kinds[(kinds == 0) & (self.trained[first:last] == 0)] = LEFT_OUT
 
     def is_whole(self) -> bool:
-        """Returns whether the array holds every draw, and no draw was marked twice: then what it says is all."""
+        """Whether the array holds every draw, and no draw was marked twice: then what it says is all."""
         counted = marked = 0
-        for at in range(0, self.total, _LOOKED_AT):
-            kinds = self.kinds[at : at + _LOOKED_AT]
+        for first, last in _blocks(0, self.total):
+            kinds = self.kinds[first:last]
             marked += int(np.count_nonzero(kinds)) - int(np.count_nonzero(kinds == LEFT_OUT))
-            counted += int(self.trained[at : at + _LOOKED_AT].sum(dtype=np.int64))
-        return counted == self.drawn and marked == self._marked and not self.impossible
+            counted += int(self.trained[first:last].sum(dtype=np.int64))
+        return counted == self._drawn and marked == self._marked and not self.impossible
 
-    def ranges(self, which: Callable[[_Array, _Array], npt.NDArray[np.bool_]]) -> Ranges:
+    def ranges(self, which: Callable[[_Array, _Array], _Mask]) -> Ranges:
         """Returns the samples that a function of `trained` and `kinds` picks."""
         return ranges_where(self.total, lambda a, b: which(self.trained[a:b], self.kinds[a:b]))
 
@@ -323,7 +276,12 @@ class Counts:
             bad = int(np.count_nonzero(wrong))
             self.impossible += bad
             yield samples[~wrong] if bad else samples
-            self._report(self.drawn + self._marked)
+            self._report(self._drawn + self._marked)
+
+
+def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yields half-open ranges of samples that are looked at together."""
+    return ((first, min(first + _LOOKED_AT, stop)) for first in range(start, stop, _LOOKED_AT))
 
 
 def _draws_of(
@@ -333,27 +291,24 @@ def _draws_of(
     if start >= stop:
         return
     # Whole windows where that is possible: the permutation of one that is cut would be made twice.
-    long = max(min(stop - start, _BLOCK), 1)
+    long = min(stop - start, _BLOCK)
     lanes = max(1, _BLOCK // long)
     for lane in range(0, course.dp, lanes):
         numbers = np.arange(lane, min(lane + lanes, course.dp))[:, None]
         for first in range(start, stop, long):
-            positions = np.arange(first, min(first + long, stop))
-            epochs, samples = course.draws(numbers, positions, total)
+            epochs, samples = course.draws(numbers, np.arange(first, min(first + long, stop)), total)
             yield samples.ravel(), epochs.ravel()
 
 
-def ranges_where(total: int, picked: Callable[[int, int], npt.NDArray[np.bool_]]) -> Ranges:
+def ranges_where(total: int, picked: Callable[[int, int], _Mask]) -> Ranges:
     """Returns the samples of [0, total) that are picked; `picked` tells which of a half-open range of samples are."""
     samples = 0
     found: list[tuple[int, int]] = []
-    for first in range(0, total, _LOOKED_AT):
-        mask = picked(first, min(first + _LOOKED_AT, total))
+    for first, last in _blocks(0, total):
+        mask = picked(first, last)
         number = int(np.count_nonzero(mask))
-        if not number:
-            continue
         samples += number
-        if len(found) > _MAX_RANGES:
+        if not number or len(found) > _MAX_RANGES:
             continue
         edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).view(np.int8)))
         pairs = (edges.reshape(-1, 2)[: _MAX_RANGES + 1] + first).tolist()
@@ -380,19 +335,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Related:
-    """What a state is to the one that is audited.
+    """What a state is to the one that is audited."""
 
-    Attributes:
-        relation: see `Relation`.
-        fork: where it has left the course; None where it has not, or has nothing to do with it.
-        beyond: what it drew behind the fork.
-        differs: the settings in which it differs.
-    """
-
-    relation: _Relation
-    fork: Fork | None = None
-    beyond: tuple[Span, ...] = ()
-    differs: tuple[str, ...] = ()
+    relation: _Relation  # see `_Relation`
+    fork: Fork | None = None  # where it has left the course; None where it has nothing to do with it
+    beyond: tuple[Span, ...] = ()  # what it drew behind the fork
+    differs: tuple[str, ...] = ()  # the settings in which it differs
 
 
 def relate(state: RunState, head: RunState, epochs: range, head_epochs: range) -> Related:

@@ -22,10 +22,10 @@ from lazyshard.format.row import parse_row
 from lazyshard.format.seal import DealtByCost, Made, Seal, SourceRows
 from lazyshard.inspection.disk_use import sampled_chunks
 from lazyshard.inspection.row_facts import Keys, Lengths
+from lazyshard.store.files import read_seal
 from lazyshard.stream.listing import Published
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.stream import Stream, open_now
-from lazyshard.stream.token_lengths import chunk_seal
 
 SAMPLED_CHUNKS: Final = 200
 """Seals that are looked at: enough that the median is known to about a percent, and read within a second or two from a
@@ -259,7 +259,7 @@ def describe_chunk(stream: Stream, number: int) -> ShownChunk:
         offsets = np.array([chunk.offset(row) for row in range(len(chunk) + 1)], np.int64)
         seal, file = None, chunk.path
     else:
-        seal = chunk_seal(stream.directory, number)
+        seal = read_seal(stream.directory, number)
         offsets = seal.offsets.astype(np.int64)
         file = stream.directory / chunk_name(number)
         if seal.tokens is not None:
@@ -278,7 +278,7 @@ def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[Sh
         FileNotFoundError, OSError: it cannot be read.
     """
     opened = stream.open_chunk(chunk)
-    tokens = None if stream.stream_id is None else chunk_seal(stream.directory, chunk).tokens
+    tokens = None if stream.stream_id is None else read_seal(stream.directory, chunk).tokens
     for row in range(first, min(first + count, len(opened))):
         line = opened.line(row)
         yield ShownRow(

@@ -23,9 +23,10 @@ import numpy.typing as npt
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format.arrays import DTYPES
+from lazyshard.store.files import read_seal
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.stream import open_now
-from lazyshard.stream.token_lengths import chunk_seal, lengths_missing
+from lazyshard.stream.token_lengths import lengths_missing
 
 _STEPS: Final = 1024
 """Buckets between a power of two and the next."""
@@ -251,7 +252,7 @@ def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUN
     samples = tokens = 0
     for number in range(count):
         chunk = chunks[(2 * number + 1) * len(chunks) // (2 * count)]
-        lengths = chunk_seal(path, chunk).tokens
+        lengths = read_seal(path, chunk).tokens
         if lengths is None:
             raise lengths_missing(path, chunk)
         samples += len(lengths)

@@ -21,7 +21,6 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import LazyShardError, StateMismatch
-from lazyshard.format.cursor import is_count
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.part import MAX_SAMPLES
@@ -30,36 +29,25 @@ from lazyshard.store.urls import stream_path
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.stream import Stream
 
+# Kinds of sources whose positions are bytes and lines of a text
 _OF_LINES: Final = frozenset({"jsonl", "stdin", "jsonl.gz", "jsonl.zst"})
-"""Kinds of sources whose positions are bytes and lines of a text."""
-
-_MAX_LINE_BYTES: Final = 256 << 20
-"""More than a producer takes for a row."""
-
+_MAX_LINE_BYTES: Final = 256 << 20  # More than a producer takes for a row
 _SCAN_BYTES: Final = 1 << 20
 
 _PACKED: Final = (b"\x1f\x8b", b"\x28\xb5")
-
-_BUDGET_BYTES: Final = 4 << 20
-"""Bytes that are read at a time."""
+_BUDGET_BYTES: Final = 4 << 20  # Bytes that are read at a time
+_NO_LINE: Final = "no line there equals the row"
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlace:
-    """A place in a source.
-
-    Attributes:
-        path: the file, as it was given.
-        byte: in the file, or in what it holds uncompressed; None where the line is given.
-        line: from 1; None where the byte is given.
-    """
+    """A place in a source: a byte of the file, or of what it holds uncompressed; or a line, from 1."""
 
     path: str
     byte: int | None = None
     line: int | None = None
 
     def __str__(self) -> str:
-        """Returns it in words."""
         return f"{self.path}: {f'byte {self.byte}' if self.line is None else f'line {self.line}'}"
 
 
@@ -67,10 +55,8 @@ class SourcePlace:
 class PlaceRows:
     """The rows that a place in a source has become.
 
-    Attributes:
-        chunks: the half-open range of chunks that come into question.
-        samples: those of its rows that are equal to the row at the place; empty where it could not be found.
-        why: why it could not be found; None where it was.
+    `chunks` is the half-open range of those that come into question, `samples` those of their rows that are equal to
+    the row at the place; where it could not be found, `why`.
     """
 
     chunks: tuple[int, int]
@@ -81,121 +67,101 @@ class PlaceRows:
 class _SourcePosition(NamedTuple):
     """What a seal says of a source: bytes and lines read of it, and whether a row or block is published in part."""
 
-    offset: int
-    line: int
-    open_unit: bool
+    offset: int = 0
+    line: int = 0
+    open_unit: bool = False
 
 
 def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
-    """Finds the rows of a place in a source. Reads about log2(chunks) seals.
+    """Finds the rows of a place in a source of a stream of ours, of which `chunks` are there. Reads about log2 seals.
 
-    Args:
-        directory: of a stream of ours.
-        chunks: those that are there: from what is deleted to what is published.
-        samples_per_chunk: of the stream.
-        place: what is looked for.
-
-    Raises:
-        StateMismatch: the seals do not tell of this source, or have not come so far.
-        SealInvalid, OSError: a seal cannot be used.
+    Raises StateMismatch: the seals do not tell of this source, or have not come so far; SealInvalid, OSError: a seal
+    cannot be used.
     """
     if not chunks:
         raise _unknown(f"{directory}: no chunk is there")
     newest = _read_seal(directory, chunks[-1])
     name = _name(directory, newest, place)
-    wanted = place.byte if place.line is None else place.line - 1
-    assert wanted is not None
+    by_line = place.line is not None
+    wanted = (place.byte or 0) if place.line is None else place.line - 1
 
     def mark(chunk: int) -> _SourcePosition:
         return _position_in(newest if chunk == chunks[-1] else _read_seal(directory, chunk), name)
 
     def reached(chunk: int) -> int:
-        return mark(chunk).offset if place.line is None else mark(chunk).line
+        return mark(chunk).line if by_line else mark(chunk).offset
 
     # The first chunk whose seal is past the place.
     at = chunks.start + bisect_right(chunks, wanted, key=reached)
     if at == chunks.stop and not mark(chunks[-1]).open_unit:
-        unit = "bytes" if place.line is None else "lines"
+        unit = "lines" if by_line else "bytes"
         raise _unknown(f"{place}: of this source {reached(chunks[-1])} {unit} are published so far")
-    last = min(at, chunks[-1])
-    if at == chunks.start:
-        first, begin = 0, _SourcePosition(0, 0, False)
-    else:
+    first, last, begin = 0, min(at, chunks[-1]), _SourcePosition()
+    if at > chunks.start:
         first, begin = at, mark(at - 1)
         if begin.open_unit:
             # What is made of a row or a block of which a part is published may have begun in any chunk since.
             first = chunks.start + bisect_left(chunks, reached(at - 1), key=reached)
+    within = first, last + 1
     try:
-        line = _line(name, place, begin)
+        digests = [xxhash.xxh3_64_intdigest(text) for text in _line(name, place, begin)]
     except StateMismatch:
         raise
     except OSError as error:
-        return PlaceRows((first, last + 1), why=f"the file cannot be read ({error.strerror or error})")
+        return PlaceRows(within, why=f"the file cannot be read ({error.strerror or error})")
     except ValueError as error:
-        return PlaceRows((first, last + 1), why=f"{error}; `--text` searches the published rows")
+        return PlaceRows(within, why=f"{error}; `--text` searches the published rows")
     found: list[int] = []
     for chunk in range(max(first, chunks.start), last + 1):
-        digests = _read_seal(directory, chunk).digests
-        for row in np.flatnonzero(np.isin(digests, [xxhash.xxh3_64_intdigest(text) for text in line])).tolist():
-            found.append(chunk * samples_per_chunk + row)
+        rows = np.flatnonzero(np.isin(_read_seal(directory, chunk).digests, digests))
+        found += (chunk * samples_per_chunk + rows).tolist()
     if found:
-        return PlaceRows((first, last + 1), tuple(found))
-    why = "rows are not published as the lines are, or the file has changed since"
+        return PlaceRows(within, tuple(found))
+    why = "no row there equals that line, so"
     if first < chunks.start:
-        gone = f"the chunks below {chunks.start} are deleted, and the row was most likely in one of them"
-        why = f"{gone}; if not, {why}"
-    else:
-        why = f"no row there equals that line, so {why}"
-    return PlaceRows((first, last + 1), why=why)
+        why = f"the chunks below {chunks.start} are deleted, and the row was most likely in one of them; if not,"
+    return PlaceRows(within, why=f"{why} rows are not published as the lines are, or the file has changed since")
 
 
 def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
     """Returns how the seals call a source."""
-    entries = _entries(seal)
-    if not entries:
+    kinds = {path: entry.get("kind") for path, entry in _entries(seal).items()}
+    if not kinds:
         raise _unknown(f"{directory}: its seals hold no positions in sources: another program has written the stream")
-    kinds = {path: entry.get("kind") for path, entry in entries.items()}
-    if place.path in kinds:
-        name = place.path
-    else:
-        same = [path for path in kinds if os.path.realpath(path) == os.path.realpath(place.path)]
-        same = same or [path for path in kinds if os.path.basename(path) == os.path.basename(place.path)]
-        if len(same) != 1:
-            some = ", ".join(list(kinds)[:5]) + (", ..." if len(kinds) > 5 else "")
-            raise _unknown(f"{place.path}: none of the stream's sources, which are: {some}")
-        name = same[0]
+    same = [place.path] if place.path in kinds else []
+    for alike in (os.path.realpath, os.path.basename):
+        same = same or [path for path in kinds if alike(path) == alike(place.path)]
+    if len(same) != 1:
+        some = ", ".join(list(kinds)[:5]) + (", ..." if len(kinds) > 5 else "")
+        raise _unknown(f"{place.path}: none of the stream's sources, which are: {some}")
+    [name] = same
     if kinds[name] not in _OF_LINES | {None}:
         raise _unknown(f"{name}: a source of kind {kinds[name]}, which has no bytes and lines to be found by")
     return name
 
 
 def _position_in(seal: Seal, name: str) -> _SourcePosition:
-    """Returns how far a seal says that a source of lines was read; 0 where it was not begun."""
+    """Returns how far a seal says that a source of lines was read; 0 where it was not begun, or not given yet."""
     open_unit = isinstance(seal.source, dict) and bool(seal.source.get("skip"))
     entry = _entries(seal).get(name)
     if entry is None or entry.get("kind") is None:
-        # Not begun, or not given yet.
-        return _SourcePosition(0, 0, open_unit)
-    offset: Any = entry.get("offset")
-    line: Any = entry.get("line")
-    if not (is_count(offset, MAX_SAMPLES) and is_count(line, MAX_SAMPLES)):
+        return _SourcePosition(open_unit=open_unit)
+    numbers: list[Any] = [entry.get("offset"), entry.get("line")]
+    if any(type(one) is not int or not 0 <= one <= MAX_SAMPLES for one in numbers):
         raise _unknown(f"{name}: the seal of chunk {seal.chunk} does not say how far it was read")
-    return _SourcePosition(offset, line, open_unit)
+    return _SourcePosition(numbers[0], numbers[1], open_unit)
 
 
 def _line(name: str, place: SourcePlace, begin: _SourcePosition) -> list[bytes]:
-    """Returns what the row may be that is made of the line at a place: as it is, or without white space around it.
+    """Returns the `_line_forms` of the line at a place.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: its lines are not to be had; the message says why.
-        StateMismatch: the line is blank.
+    Raises OSError: the file cannot be read; ValueError: its lines are not to be had; the message says why;
+    StateMismatch: the line is blank.
     """
     with _open_text(Path(place.path if os.path.exists(place.path) else name)) as file:
-        if place.byte is not None:
-            file.seek(_line_start(file, place.byte))
+        if place.line is None:
+            file.seek(_line_start(file, place.byte or 0))
         else:
-            assert place.line is not None
             file.seek(begin.offset)
             for _ in range(place.line - 1 - begin.line):
                 if not file.readline(_MAX_LINE_BYTES):
@@ -237,7 +203,6 @@ def _line_start(file: BinaryIO, byte: int) -> int:
 
 
 def _read_seal(directory: Path, chunk: int) -> Seal:
-    """Raises SealInvalid or OSError where it cannot be used."""
     path = directory / seal_name(chunk)
     return Seal.decode(read_file(path), chunk, str(path))
 
@@ -248,22 +213,15 @@ def _unknown(what: str) -> StateMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a row may have come from.
-
-    Attributes:
-        path: the source, as its stream calls it.
-        lines: from 1: those that the row equals; more than one where lines are alike. Empty where none was found.
-        among: the half-open range of lines that its chunk was made of; None for sources that have no lines.
-        why: why its line is not told; None where it is.
-    """
+    """Where a row may have come from: a source, as its stream calls it."""
 
     path: str
-    lines: tuple[int, ...] = ()
-    among: tuple[int, int] | None = None
-    why: str | None = None
+    lines: tuple[int, ...] = ()  # from 1: those that the row equals, several where lines are alike; empty if none does
+    among: tuple[int, int] | None = None  # the half-open range of lines that its chunk was made of, if it has lines
+    why: str | None = None  # why its line is not told; None where it is
 
     def __str__(self) -> str:
-        """Returns it in words.
+        """Tells it in words.
 
         >>> str(Origin("b.jsonl", (41,), (41, 49))), str(Origin("b.jsonl", (), (41, 49), "the file has changed"))
         ('b.jsonl:41', 'b.jsonl, lines 41 to 48 (the file has changed)')
@@ -276,6 +234,10 @@ class Origin:
         return f"{self.path}, {f'line {first}' if first == last else f'lines {first} to {last}'} ({self.why})"
 
 
+# What is to be said of a row of a source that equals no line, and the numbers of the lines by digest
+_Lines = tuple[Origin, dict[int, list[int]]]
+
+
 class Origins:
     """Tells where rows of a stream of ours came from; `chunks` are those that are there."""
 
@@ -285,22 +247,20 @@ class Origins:
         # Of the chunk that was asked for last: rows that are asked for one after another are mostly of one.
         self._chunk = -1
         self._seal: Seal | None = None
-        self._read: list[tuple[Origin, dict[int, list[int]]]] = []
+        self._read: list[_Lines] = []
 
     def of(self, chunk: int, row: int) -> tuple[Origin, ...]:
         """Returns where a row may have come from: one source where its line was found, or else all that may be.
 
         Empty where that is not known: the chunk is deleted, or the one before it, whose seal tells from where on its
-        sources were read; or the chunk ends within a block of which the rest is not published yet.
-
-        Raises:
-            StateMismatch: the seal does not tell of any source.
-            SealInvalid, OSError: a seal cannot be used.
+        sources were read; or the chunk ends within a block of which the rest is not published yet. Raises
+        StateMismatch: the seal does not tell of any source; SealInvalid, OSError: a seal cannot be used.
         """
         if chunk not in self._chunks or max(0, chunk - 1) not in self._chunks:
             return ()
         if self._seal is None or chunk != self._chunk:
-            self._seal = self._look(chunk)
+            self._seal = _read_seal(self._directory, chunk)
+            self._read = list(self._look(self._seal))
             self._chunk = chunk
         digest = int(self._seal.digests[row])
         found = [
@@ -308,28 +268,23 @@ class Origins:
         ]
         return tuple(found) or tuple(origin for origin, _ in self._read)
 
-    def _look(self, chunk: int) -> Seal:
-        seal = _read_seal(self._directory, chunk)
-        begin = _read_seal(self._directory, chunk - 1) if chunk else None
+    def _look(self, seal: Seal) -> Iterator[_Lines]:
+        if not _entries(seal):
+            what = f"the seal of chunk {seal.chunk} does not say which sources it was read from"
+            raise StateMismatch(f"{self._directory}: {what}; leave out --origins")
+        begin = _read_seal(self._directory, seal.chunk - 1) if seal.chunk else None
         end = self._end(seal)
         known = _entries(begin)
-        self._read = []
         for name, entry in _entries(end).items():
-            if end is None or entry == known.get(name) or entry.get("kind") is None:
+            kind = entry.get("kind")
+            if end is None or entry == known.get(name) or kind is None:
                 continue
-            if entry["kind"] in _OF_LINES:
-                first = _SourcePosition(0, 0, False) if begin is None else _position_in(begin, name)
-                self._read.append(_look_into(name, first, _position_in(end, name)))
-            elif entry["kind"] == "stream":
-                self._read += _look_into_stream(name, _counted(known.get(name), "sample"), _counted(entry, "sample"))
+            if kind in _OF_LINES:
+                yield _look_into(name, _SourcePosition() if begin is None else _position_in(begin, name), end)
+            elif kind == "stream":
+                yield from _look_into_stream(name, _counted(known.get(name), "sample"), _counted(entry, "sample"))
             else:
-                self._read.append((Origin(name, why=f"a source of kind {entry['kind']} has no lines"), {}))
-        if not _entries(seal):
-            raise StateMismatch(
-                f"{self._directory}: the seal of chunk {chunk} does not say which sources it was read from; leave out "
-                f"--origins"
-            )
-        return seal
+                yield Origin(name, why=f"a source of kind {kind} has no lines"), {}
 
     def _end(self, seal: Seal) -> Seal | None:
         """Returns the seal that tells how far sources were read for a chunk, None if it is not there yet.
@@ -361,23 +316,28 @@ def _entries(seal: Seal | None) -> dict[str, dict[str, Any]]:
     return {str(entry["path"]): entry for entry in entries if isinstance(entry, dict) and "path" in entry}
 
 
-def _look_into(name: str, begin: _SourcePosition, end: _SourcePosition) -> tuple[Origin, dict[int, list[int]]]:
-    """Reads a part of a source; returns the numbers of its lines by digest, and what is to be said of other rows."""
+def _look_into(name: str, begin: _SourcePosition, seal: Seal) -> _Lines:
+    """Reads the part of a source from a position on up to that of a seal."""
+    end = _position_in(seal, name)
     among = (begin.line + 1, max(begin.line + 1, end.line) + 1)
     lines: dict[int, list[int]] = {}
     try:
-        for number, line in _read_lines(Path(name), begin, end):
-            for form in set(_line_forms(line)):
-                lines.setdefault(xxhash.xxh3_64_intdigest(form), []).append(number)
+        with _open_text(Path(name)) as file:
+            file.seek(begin.offset)
+            number = begin.line
+            while file.tell() < end.offset and (line := file.readline(_MAX_LINE_BYTES)):
+                number += 1
+                for form in set(_line_forms(line)):
+                    lines.setdefault(xxhash.xxh3_64_intdigest(form), []).append(number)
     except OSError as error:
         return Origin(name, (), among, f"the file cannot be read: {error.strerror or error}"), {}
     except ValueError as error:
         return Origin(name, (), among, str(error)), {}
-    return Origin(name, (), among, "no line there equals the row"), lines
+    return Origin(name, (), among, _NO_LINE), lines
 
 
-def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[tuple[Origin, dict[int, list[int]]]]:
-    """Yields of each chunk with samples of [begin, stop) the same as `_look_into`: its seal tells the rows' digests."""
+def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[_Lines]:
+    """Yields the same of each chunk with samples of [begin, stop): its seal tells the rows' digests."""
     directory = stream_path(name)
     try:
         manifest = read_manifest(directory, None)
@@ -390,37 +350,19 @@ def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[tuple[Origin
             lines: dict[int, list[int]] = {}
             for row, digest in enumerate(_read_seal(directory, chunk).digests[first:last].tolist(), first + 1):
                 lines.setdefault(digest, []).append(row)
-            among = (first + 1, last + 1)
-            yield Origin(str(directory / chunk_name(chunk)), (), among, "no line there equals the row"), lines
+            yield Origin(str(directory / chunk_name(chunk)), (), (first + 1, last + 1), _NO_LINE), lines
     except (LazyShardError, OSError) as error:
         yield Origin(name, why=f"the stream cannot be read: {error}"), {}
-
-
-def _read_lines(path: Path, begin: _SourcePosition, end: _SourcePosition) -> Iterator[tuple[int, bytes]]:
-    with _open_text(path) as file:
-        file.seek(begin.offset)
-        number = begin.line
-        while file.tell() < end.offset and (line := file.readline(_MAX_LINE_BYTES)):
-            number += 1
-            yield number, line
 
 
 def find_text(
     stream: Stream, chunks: range, text: str, report: Callable[[str, int, int], None] = lambda phase, done, total: None
 ) -> Iterator[int]:
-    r"""Yields the samples whose rows hold a text, in order.
+    r"""Yields the samples whose rows hold a text, in order; `chunks` are those that are there.
 
     It is looked for as it is and as JSON writes it within a string: in UTF-8, and in ASCII with escapes. Not found is a
-    text that is escaped in another way, "\/" for "/" for instance, or that goes over the end of a string.
-
-    Args:
-        stream: the stream.
-        chunks: those that are there.
-        text: the text.
-        report: is told a phase, how many chunks of it are done, and how many there are.
-
-    Raises:
-        ChunkCorrupt, RowInvalid, FileNotFoundError, OSError: a chunk cannot be read; those before it are searched.
+    text that is escaped in another way, "\/" for "/" for instance, or that goes over the end of a string. Raises
+    ChunkCorrupt, RowInvalid, FileNotFoundError, OSError: a chunk cannot be read; those before it are searched.
     """
     wanted = _spellings(text)
     for number, chunk in enumerate(chunks):

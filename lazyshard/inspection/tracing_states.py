@@ -1,8 +1,7 @@
 """Saved states of runs: read from checkpoints' files and from cursors, with what those say besides.
 
-A file holds the state alone, as `RunState.encode` writes it, or an object with the state in its field ``state``, as the
-``lazyshard.json`` in ms-swift's checkpoints, or in ``data``; those of format 1 hold no state, but the numbers that it
-is made of.
+A file holds the state alone, as `RunState.encode` writes it, or an object with the state in its field `state`, as the
+`lazyshard.json` in ms-swift's checkpoints, or in `data`; those of format 1 hold the numbers that a state is made of.
 """
 
 from __future__ import annotations
@@ -30,59 +29,40 @@ from lazyshard.store.files import read_given_file
 from lazyshard.store.urls import stream_name
 from lazyshard.stream.manifest import read_manifest
 
-NAME: Final = "lazyshard.json"
-"""The file in a checkpoint's folder."""
+NAME: Final = "lazyshard.json"  # The file in a checkpoint's folder
+_WRITE: Final = 'json.dump({"state": dataset.state_dict(consumed)}, file)'
 
+# How files of torch.save begin: a zip archive; those of old releases, a pickle
 _PICKLED: Final = frozenset({b"PK", b"\x80\x02"})
-"""How files of torch.save begin: a zip archive; those of old releases, a pickle."""
 
+# Layouts of runs under ms-swift's own samplers, and what those did
 _OWN_ORDERS: Final = {"block": "shuffled", "grouped": "grouped by length"}
-"""Layouts of runs under ms-swift's own samplers, and what those did."""
 
 _CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A state, and where it was found.
-
-    Attributes:
-        state: the state.
-        file: the file that holds it.
-        step: steps trained, as the file says; None where it does not.
-        consumer: the run's name in the stream's cursors; None where the file does not say.
-        saved_at: seconds since 1970 by the writer's clock, or the file's own time where it does not say.
-        folder_step: the number in the name of the checkpoint's folder, None where it has none.
-        cursor: the cursor that it was found in, None for a file.
-        dated: whether `saved_at` is what the file says, not its own time.
-        member: the stream in the blend that the run is over; None where it is over this stream alone.
-    """
+    """A state, and the file in which it was found."""
 
     state: RunState
     file: Path
-    step: int | None = None
-    consumer: str | None = None
-    saved_at: float = 0.0
-    folder_step: int | None = None
-    cursor: Cursor | None = None
-    dated: bool = True
+    step: int | None = None  # steps trained, as the file says; None where it does not
+    consumer: str | None = None  # the run's name in the stream's cursors; None where the file does not say
+    saved_at: float = 0.0  # seconds since 1970 by the writer's clock, or the file's own time where it does not say
+    folder_step: int | None = None  # the number in the name of the checkpoint's folder, None where it has none
+    cursor: Cursor | None = None  # the cursor that it was found in, None for a file
+    dated: bool = True  # whether `saved_at` is what the file says, not its own time
+    # the stream in the blend that the run is over; None where it is over this stream alone
     member: Member | None = None
 
 
 def read_state(path: Path, directory: Path | None = None) -> SavedState:
-    """Reads a state.
+    """Reads a state from a file, or from a checkpoint's folder, which holds a `lazyshard.json`.
 
-    Args:
-        path: a file, or a checkpoint's folder, which holds a `lazyshard.json`.
-        directory: the stream whose state it is; of a run over a blend, that of this stream is taken. None for a state
-            that is of no blend.
-
-    Raises:
-        StateInvalid: there is none in it, or it cannot be used.
-        StateMismatch: it is of a blend of other streams; its field is "names".
-        VersionUnsupported: it is of a later format.
-        FileRefused: it is no plain file, or far too large.
-        OSError: the file cannot be read.
+    Of a run over a blend the state of the stream in `directory` is taken. Raises StateInvalid: there is none in it, or
+    it cannot be used; StateMismatch: it is of a blend of other streams; its field is "names"; VersionUnsupported: it is
+    of a later format; FileRefused: it is no plain file, or far too large; OSError: the file cannot be read.
     """
     file = path / NAME if path.is_dir() else path
     try:
@@ -94,28 +74,16 @@ def read_state(path: Path, directory: Path | None = None) -> SavedState:
             file=str(file),
         ) from cause
     if data[:2] in _PICKLED:
-        raise StateInvalid(
-            f"{file}: this is a file of torch.save, which is not read here, as that would run what is in it; write the "
-            f'state beside it, with json.dump({{"state": dataset.state_dict(consumed)}}, file), as checkpoint-N/{NAME}',
-            file=str(file),
-            expected="a JSON object",
-            actual="a file of torch.save",
-        )
+        advice = "as reading it would run what is in it; write the state beside it, with"
+        raise _refused(file, "a JSON object", "a file of torch.save", f"{advice} {_WRITE}, as checkpoint-N/{NAME}")
     try:
         value = loads(data)
     except orjson.JSONDecodeError as cause:
-        raise StateInvalid(
-            f"{file}: expected a JSON object, found {len(data)} bytes that are torn or no JSON ({cause}); take "
-            f"another checkpoint",
-            file=str(file),
-            expected="a JSON object",
-            actual=f"{len(data)} bytes",
-        ) from cause
-    found = _state(value, str(file))
-    member = None
-    if isinstance(found, BlendState):
-        member = of_stream(found, directory or file.parent, str(file))
-    state = found if isinstance(found, RunState) else found.members[member.number if member else 0]
+        raise _refused(file, "a JSON object", f"{len(data)} bytes that are torn or no JSON ({cause})") from cause
+    state, member = _state(value, str(file)), None
+    if isinstance(state, BlendState):
+        member = _member_of(state, directory or file.parent, str(file))
+        state = state.members[member.number]
     match = _CHECKPOINT.fullmatch(file.resolve().parent.name)
     saved_at = value.get("saved_at")
     dated = isinstance(saved_at, int | float)
@@ -145,11 +113,7 @@ def folder_of(path: Path) -> str:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """Returns the state files of the checkpoints in a folder: its own, its checkpoints', those of its versions'.
-
-    Raises:
-        OSError: the folder cannot be listed.
-    """
+    """Returns the state files of the checkpoints in a folder: its own, its checkpoints', those of its versions'."""
     if folder.is_file():
         return [folder]
     own = folder / NAME
@@ -177,7 +141,7 @@ def _count(value: Any) -> int | None:
 
 def _state(value: Any, file: str) -> RunState | BlendState:
     if not isinstance(value, dict):
-        raise _refused(file, "a JSON object with the state of a run", f"{type(value).__name__}")
+        raise _refused(file, "a JSON object with the state of a run", type(value).__name__)
     layout = value.get("layout")
     if isinstance(layout, str) and layout in _OWN_ORDERS:
         raise StateInvalid(
@@ -187,8 +151,8 @@ def _state(value: Any, file: str) -> RunState | BlendState:
             field="layout",
         )
     state: RunState | BlendState
-    blend = next((one for one in (value, value.get("state"), value.get("data")) if _is_blend(one)), None)
-    if blend is not None:
+    blends = (one for one in (value, value.get("state"), value.get("data")) if isinstance(one, dict))
+    if (blend := next((one for one in blends if one.get("kind") == BLEND), None)) is not None:
         state = BlendState.from_dict(blend, file)
     elif "state" in value:
         state = RunState.from_dict(value["state"], file, within="state")
@@ -200,20 +164,12 @@ def _state(value: Any, file: str) -> RunState | BlendState:
         state = _of_format_1(value, file)
     else:
         keys = ", ".join(sorted(map(str, value))[:8]) + (", ..." if len(value) > 8 else "")
-        raise StateInvalid(
-            f"{file}: expected the state of a run in its field 'state' (or 'data'), found the fields {keys or 'none'}; "
-            f'write it with json.dump({{"state": dataset.state_dict(consumed)}}, file)',
-            file=str(file),
-            field="state",
-        )
+        expected = "the state of a run in its field 'state' (or 'data')"
+        raise _refused(file, expected, f"the fields {keys or 'none'}", f"write it with {_WRITE}", "state")
     consumed = _count(value.get("consumed"))
     if consumed is not None and consumed != state.consumed:
-        raise _refused(file, f"consumed = {state.consumed} as in the state", str(consumed), "consumed")
+        raise _refused(file, f"consumed = {state.consumed} as in the state", str(consumed), field="consumed")
     return state
-
-
-def _is_blend(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("kind") == BLEND
 
 
 def _of_format_1(value: dict[str, Any], file: str) -> RunState:
@@ -233,7 +189,7 @@ def _of_format_1(value: dict[str, Any], file: str) -> RunState:
     each = each if step and draws == step * each else 0
     stream = value.get("stream")
     return RunState(
-        stream_id=stream if isinstance(stream, str) and is_stream_id(stream) else None,
+        stream_id=stream if is_stream_id(stream) else None,
         samples_per_chunk=unit,
         unit=unit,
         window=counts["window"] * unit,
@@ -244,24 +200,16 @@ def _of_format_1(value: dict[str, Any], file: str) -> RunState:
     )
 
 
-def _refused(file: str, expected: str, actual: str, field: str | None = None) -> StateInvalid:
-    return StateInvalid(
-        f"{file}: expected {expected}, found {actual}; take another checkpoint",
-        file=file,
-        field=field,
-        expected=expected,
-        actual=actual,
-    )
+def _refused(
+    file: str | Path, expected: str, actual: str, advice: str = "take another checkpoint", field: str | None = None
+) -> StateInvalid:
+    message = f"{file}: expected {expected}, found {actual}; {advice}"
+    return StateInvalid(message, file=str(file), field=field, expected=expected, actual=actual)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of the streams of a blend.
-
-    Attributes:
-        blend: the state of the blend.
-        number: of the stream among its members.
-    """
+    """One of the streams of a blend, by its number among the members of the blend's state."""
 
     blend: BlendState
     number: int
@@ -281,24 +229,13 @@ class Member:
         return parts[part.members.index(self.number)] / sum(parts)
 
 
-def _names_of(directory: Path) -> tuple[str, ...]:
-    """Returns how a blend's state may call a stream: by its identity, and by its directory."""
-    path = stream_name(directory)
-    try:
-        manifest = read_manifest(directory, None)
-    except (OSError, FormatInvalid):
-        # Who opens the stream tells.
-        return (path,)
-    return (path,) if manifest is None else (manifest.stream_id, path)
-
-
-def of_stream(blend: BlendState, directory: Path, file: str) -> Member:
-    """Returns the member of a blend that is the stream of a directory.
-
-    Raises:
-        StateMismatch: none is; its field is "names".
-    """
-    names = _names_of(directory)
+def _member_of(blend: BlendState, directory: Path, file: str) -> Member:
+    """Returns the member that is the stream of a directory: by its identity, or by its directory."""
+    names = [stream_name(directory)]
+    # Who opens the stream tells of an error.
+    with contextlib.suppress(OSError, FormatInvalid):
+        if (manifest := read_manifest(directory, None)) is not None:
+            names.insert(0, manifest.stream_id)
     for number, name in enumerate(blend.names):
         if name in names:
             return Member(blend, number)
@@ -313,13 +250,7 @@ def of_stream(blend: BlendState, directory: Path, file: str) -> Member:
 
 
 class _MemberPartSteps(NamedTuple):
-    """The steps in which a part of the stream's own state was drawn from.
-
-    Attributes:
-        first_step: the first of them.
-        stop_step: the step behind the last one.
-        known: whether it is known which step takes what.
-    """
+    """The half-open range of steps in which a part of the stream's own state was drawn from."""
 
     first_step: int
     stop_step: int
@@ -327,15 +258,9 @@ class _MemberPartSteps(NamedTuple):
 
 
 class _MemberPart(NamedTuple):
-    """A part of the blend, as it concerns one stream.
+    """A part of the blend, as it concerns one stream: its place among those that are blended, None if it is not.
 
-    Attributes:
-        steps: the part's.
-        course: which stream each of its positions draws from.
-        place: of the stream among those that are blended; None if it is not.
-        part: the part of the stream's own state that is drawn from.
-        begin: draws of a lane of that part before.
-        stop: and behind it; None where it goes on.
+    It draws from `part` of the stream's own state, the positions [begin, stop) of a lane; None where it goes on.
     """
 
     steps: PartSteps
@@ -346,7 +271,6 @@ class _MemberPart(NamedTuple):
     stop: int | None
 
     def drawn(self, position: int) -> int:
-        """Returns the draws of the stream before a position of the blend's part."""
         return self.begin + (0 if self.place is None else self.course.counts(position)[self.place])
 
 
@@ -376,16 +300,16 @@ class MemberSteps:
 
     @property
     def trained(self) -> int:
-        """Steps trained so far, over all streams; as far as it is known."""
+        """As of `Steps`, over all streams."""
         return self._blend.trained
 
     @property
     def unknown(self) -> int | None:
-        """The first part of the stream's state of which it is not known which step took what; None if of none."""
+        """As of `Steps`, of the parts of the stream's own state."""
         return next((number for number, part in enumerate(self.parts) if not part.known), None)
 
     def place(self, step: int) -> StepPlace | None:
-        """Return what a step took of the stream, perhaps nothing; None if that is not known."""
+        """As of `Steps`; of the stream a step may take nothing."""
         found = self._blend.place(step)
         if found is None:
             return None
@@ -393,7 +317,7 @@ class MemberSteps:
         return StepPlace(own.part, own.drawn(found.start), own.drawn(found.stop))
 
     def step_of(self, part: int, position: int) -> int | None:
-        """Return the step that takes a position of a part; None if it is not known, or none will."""
+        """As of `Steps`."""
         for own in self._own:
             if own.place is None or own.part != part or position < own.begin:
                 continue
@@ -403,11 +327,11 @@ class MemberSteps:
         return None
 
     def ragged(self) -> list[int]:
-        """Return the parts of the stream's state during which the blend ended within a step."""
+        """As of `Steps`."""
         return [self._own[number].part for number in self._blend.ragged()]
 
     def breaks(self) -> list[tuple[int, int, int]]:
-        """Return where steps do not follow on each other: part of the stream, steps by then, steps it begins at."""
+        """As of `Steps`."""
         return [(self._own[number].part, before, first) for number, before, first in self._blend.breaks()]
 
     def _of_part(self, number: int) -> _MemberPartSteps:

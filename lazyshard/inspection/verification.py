@@ -1,9 +1,7 @@
 """Verification: looks at everything that a stream has published, and at what lies beside it. Changes nothing.
 
 A producer at work is no fault: what it had published at the first look is what is looked at, and what it deletes
-meanwhile by its rules of retention is passed over.
-
-Memory: the names of the directory, and for each process what `lazyshard.inspection.verification_chunks` takes.
+meanwhile by its rules of retention is passed over. Memory: the names of the directory.
 """
 
 from __future__ import annotations
@@ -17,14 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import LazyShardError, StreamMismatch
-from lazyshard.format.names import (
-    END,
-    HEAD,
-    MANIFEST,
-    OWNER,
-    RETIRED,
-    TEMPORARY,
-)
+from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED, TEMPORARY
 from lazyshard.format.records import Manifest, check_samples_per_chunk
 from lazyshard.inspection.survey import stream_unsealed
 from lazyshard.inspection.verification_chunks import (
@@ -53,48 +44,29 @@ from lazyshard.stream.manifest import read_manifest, stream_missing
 from lazyshard.stream.reader import GRACE_S
 from lazyshard.stream.retire import read_retired
 
-_LOOK_S: Final = 1.0
-"""How often a file is looked for again that is to appear."""
-
+_LOOK_S: Final = 1.0  # How often a file is looked for again that is to appear
 _START: Final = "start the producer again, it puts that right"
 
 _EITHER: Final = f"restore {HEAD} or {END}, whichever does not fit the chunks, from a copy"
 
 _LOST_MANIFEST: Final = "restore the file from a copy"
 
-Report = Callable[[str, int, int], None]
-"""Called with what is done, how many chunks of it are done, and how many there are."""
-
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        native: whether the stream has a manifest; if not, only rows, names and numbers can be looked at.
-        stream_id: its identity, None where it has none that can be read.
-        samples_per_chunk: rows in every chunk but the last, None where there is no chunk to tell.
-        retired: chunks of [0, retired) are deleted.
-        chunks: chunks of [retired, chunks) are published, and were looked at.
-        samples: rows in them, as far as that is known.
-        size: bytes in their data files, as far as that is known.
-        ended: whether the stream has ended.
-        running: whether its producer was at work.
-        quick: whether the rows were left unread.
-        findings: what is wrong, in the order of the chunks.
-    """
-
-    native: bool
-    stream_id: str | None
-    samples_per_chunk: int | None
-    retired: int
-    chunks: int
-    samples: int
-    size: int
-    ended: bool
-    running: bool
-    quick: bool
-    findings: tuple[Fault, ...]
+    native: bool  # whether the stream has a manifest; if not, only rows, names and numbers can be looked at
+    stream_id: str | None  # its identity, None where it has none that can be read
+    samples_per_chunk: int | None  # rows in every chunk but the last, None where there is no chunk to tell
+    retired: int  # chunks of [0, retired) are deleted
+    chunks: int  # chunks of [retired, chunks) are published, and were looked at
+    samples: int  # rows in them, as far as that is known
+    size: int  # bytes in their files, as far as that is known
+    ended: bool  # whether the stream has ended
+    running: bool  # whether its producer was at work
+    quick: bool  # whether the rows were left unread
+    findings: tuple[Fault, ...]  # what is wrong, in the order of the chunks
 
     def count(self, severity: Severity) -> int:
         """Returns how many findings there are of a severity."""
@@ -109,21 +81,14 @@ def verify(
     jobs: int = 1,
     clock: Callable[[], float] = time.time,
     grace_s: float = GRACE_S,
-    report: Report = lambda phase, done, total: None,
+    report: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> Verified:
-    """Looks at a stream.
+    """Looks at a stream, by so many processes at a time. What is wrong with its files is returned, not raised.
 
-    What is wrong with its files is returned, not raised.
-
-    Args:
-        directory: the stream's directory.
-        samples_per_chunk: rows in every chunk but the last of a foreign directory; None for those of its first chunk.
-            Of a stream of ours None, or what its manifest says.
-        quick: whether to leave the rows unread: names, numbers and sizes alone are compared.
-        jobs: how many processes may work at a time.
-        clock: returns seconds since 1970.
-        grace_s: how many seconds a file may stay invisible that a running producer has published.
-        report: is told how far it is.
+    Of a foreign directory `samples_per_chunk` are the rows in every chunk but the last; None for those of its first; of
+    a stream of ours None, or what its manifest says. If `quick`, rows are left unread: names, numbers and sizes alone
+    are compared. A file that a running producer has published may stay invisible for `grace_s` seconds. `report` is
+    told what is done, how many chunks of it are done, and how many there are.
 
     Raises:
         StreamMissing: there is no stream in it.
@@ -159,10 +124,15 @@ def verify(
     _check_identity(directory, facts)
     # What the producer has deleted meanwhile, by its own rules, is not missing.
     now = replace(extent, first=max(extent.first, _retired(facts)))
-    findings = [*facts.findings, *names.findings, *tally.findings]
-    findings += missing_chunks(names, now, tally.missing | unmarked_chunks(names, extent), tally.there)
-    findings += leftovers(names, extent)
-    findings += _judge_files(facts, extent, tally.last)
+    missing = tally.missing | unmarked_chunks(names, extent)
+    findings = [
+        *facts.findings,
+        *names.findings,
+        *tally.findings,
+        *missing_chunks(names, now, missing, tally.there),
+        *leftovers(names, extent),
+        *_judge_files(facts, extent, tally.last),
+    ]
     return Verified(
         native=facts.native,
         stream_id=None if facts.manifest is None else facts.manifest.stream_id,
@@ -179,7 +149,7 @@ def verify(
 
 
 class _ChunkTally:
-    """What is known of the chunks so far."""
+    """What is known of the chunks so far; they come in order, but for those that were missing at first."""
 
     def __init__(self, extent: Extent, per_chunk: int | None) -> None:
         self.per_chunk = per_chunk
@@ -192,7 +162,7 @@ class _ChunkTally:
         self._extent = extent
 
     def add(self, verdict: ChunkVerdict) -> None:
-        """Takes what was found in a chunk; the chunks come in order, but for those that were missing at first."""
+        """Takes what was found in a chunk."""
         if verdict.missing is not None:
             self.missing[verdict.chunk] = verdict.missing
             return
@@ -299,13 +269,8 @@ def _judge_retired(facts: StreamFiles, extent: Extent) -> Iterator[Fault]:
     if mark is None:
         return
     if facts.manifest is not None and mark.stream_id != facts.manifest.stream_id:
-        yield leftover(
-            "other-stream",
-            RETIRED,
-            f"stream {facts.manifest.stream_id}",
-            f"stream {mark.stream_id}",
-            "remove the file: nobody heeds it",
-        )
+        expected, remedy = f"stream {facts.manifest.stream_id}", "remove the file: nobody heeds it"
+        yield leftover("other-stream", RETIRED, expected, f"stream {mark.stream_id}", remedy)
     elif extent.stop <= mark.chunks_before and not facts.running:
         # A running producer may have published and deleted more since the look at its head.
         expected = "at least the newest chunk kept, as its producer does"
@@ -337,7 +302,9 @@ def _judge_head(facts: StreamFiles, extent: Extent, last: ChunkVerdict | None) -
         if not facts.has_end:
             yield damage("end-missing", END, f"the end, after {says}, as {HEAD} says", "no such file")
     elif not facts.running:
-        sealed = extent.stop - (1 if last is not None and _is_short(last, facts) else 0)
+        per_chunk = 0 if facts.manifest is None else facts.manifest.samples_per_chunk
+        is_short = last is not None and last.samples is not None and last.samples < per_chunk
+        sealed = extent.stop - (1 if is_short else 0)
         if head.chunks < sealed:
             yield leftover("head-behind", HEAD, f"{sealed} chunks, as the seals say", f"{head.chunks}", _START)
 
@@ -371,14 +338,6 @@ def _judge_consumers(facts: StreamFiles, extent: Extent) -> Iterator[Fault]:
             yield leftover("other-stream", file, f"stream {stream_id}", _called(mark.stream_id), remedy)
 
 
-def _is_short(verdict: ChunkVerdict, facts: StreamFiles) -> bool:
-    return (
-        facts.manifest is not None
-        and verdict.samples is not None
-        and verdict.samples < facts.manifest.samples_per_chunk
-    )
-
-
 def _chunks_of(chunks: int, samples: int) -> str:
     return f"{chunks:,} chunk{'' if chunks == 1 else 's'} with {_rows(samples)}"
 
@@ -393,5 +352,5 @@ def _called(stream_id: str | None) -> str:
 
 def _key(finding: Fault) -> tuple[int, str, int, str]:
     """Returns the order of a report: the stream itself, then chunk by chunk."""
-    chunk = -1 if finding.chunk is None else finding.chunk
-    return chunk, finding.file, -1 if finding.row is None else finding.row, finding.kind
+    chunk, row = (-1 if one is None else one for one in (finding.chunk, finding.row))
+    return chunk, finding.file, row, finding.kind

@@ -2,9 +2,7 @@
 
 What is wrong with a chunk is returned, not raised, so that the chunks after it are looked at too. Processes and not
 threads, since parsing holds the interpreter's lock. They end with this one, however it ends, and hold Ctrl-C
-back: this process alone answers it.
-
-Memory of a process: 16 bytes for each row of a chunk, a block of rows, and a few batches of verdicts.
+back: this process alone answers it. Memory of each: 16 bytes for each row of a chunk, and a block of rows.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final, Literal
 
 from lazyshard.errors import (
@@ -42,44 +41,27 @@ from lazyshard.store.files import open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, open_copy, open_foreign
 from lazyshard.stream.chunk_files import ChunkArrays
 
+# damage: what is published is not as it was published; unchecked: this process could not look; leftover: what a crash
+# leaves behind, and a producer's next start puts right
 Severity = Literal["damage", "unchecked", "leftover"]
-"""damage: what is published is not as it was published; unchecked: this process could not look; leftover: what a crash
-leaves behind, and a producer's next start puts right."""
 
 RESTORE: Final = "restore the file from a copy"
 REMOVED: Final = "nothing to do: the producer's next start removes it"
 
 
-_BLOCK_BYTES: Final = 1 << 20
-"""Rows are read in pieces of about this size; more gains nothing."""
-
+_BLOCK_BYTES: Final = 1 << 20  # Rows are read in pieces of about this size; more gains nothing
 _SMALL_BLOCK_BYTES: Final = 4096
 
 _MEND: Final = "restore the file from a copy, or have its producer make it anew: readers refuse this row"
-
-_ALONE_S: Final = 0.5
-"""So long this process works alone: to start another one takes about as long."""
-
-_AHEAD: Final = 4
-"""Batches a process that may be done before their turn."""
+_ALONE_S: Final = 0.5  # So long this process works alone: to start another one takes about as long
+_AHEAD: Final = 4  # Batches a process that may be done before their turn
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault.
+    """A fault of a file: as a whole, or of a field, or of `rows` rows of which the first begins at a byte of the file.
 
-    Attributes:
-        severity: what it means for the stream.
-        kind: a word for programs; `docs/checking.md` lists them.
-        file: its name in the stream's directory.
-        expected: what should be there.
-        found: what is there.
-        remedy: what to do.
-        chunk: the chunk's number, None for a file that belongs to none.
-        field: the field of the file that is meant, None where it is the file or a row.
-        row: the first bad row, None where the whole file is meant.
-        byte: where that row starts in the file.
-        rows: how many rows are bad in this way; 0 where the whole file is meant.
+    `kind` is a word for programs; `docs/checking.md` lists them.
     """
 
     severity: Severity
@@ -95,7 +77,6 @@ class Fault:
     rows: int = 0
 
     def __str__(self) -> str:
-        """Returns it in one sentence."""
         where = self.file
         if self.row is not None:
             more = f" and {self.rows - 1:,} more" if self.rows > 1 else ""
@@ -117,14 +98,7 @@ def leftover(kind: str, file: str, expected: str, found: str, remedy: str, chunk
 
 @dataclass(frozen=True, slots=True)
 class ChunkFiles:
-    """The files of a chunk that is to be looked at.
-
-    Attributes:
-        chunk: its number.
-        data: name of its data file.
-        seal: name of its seal, None for a chunk of a foreign directory, whose marker says nothing.
-        arrays: name of its side file, None in a stream whose rows hold no arrays.
-    """
+    """Names of the files of a chunk that is to be looked at; of a foreign one no seal, as its marker says nothing."""
 
     chunk: int
     data: str
@@ -134,13 +108,7 @@ class ChunkFiles:
 
 @dataclass(frozen=True, slots=True)
 class ChunkBatch:
-    """Chunks that one process looks at, one after the other.
-
-    Attributes:
-        directory: the stream's directory.
-        files: their files.
-        quick: whether to leave their rows unread.
-    """
+    """Chunks that one process looks at, one after the other; if `quick`, it leaves their rows unread."""
 
     directory: Path
     files: tuple[ChunkFiles, ...]
@@ -149,15 +117,9 @@ class ChunkBatch:
 
 @dataclass(frozen=True, slots=True)
 class ChunkVerdict:
-    """What was found in a chunk.
+    """What was found in a chunk; `missing` is the name of a file that was not there.
 
-    Attributes:
-        chunk: its number.
-        data: name of its data file.
-        samples: rows, as its seal says (of a foreign chunk: as they were counted); None where nothing can tell.
-        size: bytes of its data file, and of its side file if it has one, as its seal says; None where nothing can tell.
-        findings: what is wrong with it.
-        missing: name of a file that was not there, None if all were.
+    Rows and bytes are those that its seal says (of a foreign chunk: that were counted); None where nothing can tell.
     """
 
     chunk: int
@@ -175,6 +137,7 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
     try:
         if files.seal is None:
             chunk = open_foreign(directory / name, files.chunk)
+            samples, size = len(chunk), chunk.offset(len(chunk))
         else:
             name = files.seal
             seal = Seal.decode(read_file(directory / name), files.chunk, name)
@@ -190,8 +153,6 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
                 ChunkArrays(side, files.chunk, seal.arrays)
                 name = files.data
             chunk = open_copy(rows, seal, side)
-        if files.seal is None:
-            samples, size = len(chunk), chunk.offset(len(chunk))
         faults = () if quick else _bad_rows(files, chunk)
     except FileNotFoundError:
         return ChunkVerdict(files.chunk, files.data, samples, size, (), name)
@@ -201,9 +162,8 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
 
 
 def _of_another_format(files: ChunkFiles, seal: Seal) -> ChunkVerdict:
-    assert files.seal is not None
     expected, found = (FORMAT_WITH_ARRAYS, FORMAT) if seal.arrays is None else (FORMAT, FORMAT_WITH_ARRAYS)
-    fault = damage("invalid", files.seal, f"{expected}, as {MANIFEST} says", str(found), chunk=files.chunk)
+    fault = damage("invalid", str(files.seal), f"{expected}, as {MANIFEST} says", str(found), chunk=files.chunk)
     return ChunkVerdict(files.chunk, files.data, seal.samples, seal.size, (replace(fault, field="format"),))
 
 
@@ -280,43 +240,32 @@ def _row_finding(files: ChunkFiles, error: LazyShardError, row: int, start: int)
 
 def file_finding(file: str, error: LazyShardError | OSError, chunk: int | None = None) -> Fault:
     """Returns the finding for a file that cannot be opened, read or used as a whole."""
-    severity: Severity = "damage"
-    remedy, field = RESTORE, None
-    expected, found = getattr(error, "expected", None), getattr(error, "actual", None)
+    expected, found = str(getattr(error, "expected", None)), str(getattr(error, "actual", None))
     if isinstance(error, VersionUnsupported):
-        kind, remedy = "version", "install a newer lazyshard"
-        expected, found = f"stream format {expected}", f"format {found}"
-    elif isinstance(error, FormatInvalid):
-        kind, field = "invalid", error.field
-    elif isinstance(error, ChunkCorrupt):
-        kind = "size"
-    elif isinstance(error, FileRefused):
-        kind, expected, found = "not-a-file", "a plain file", error.kind
-    elif isinstance(error, FileUnreadable):
-        severity, kind, remedy = "unchecked", "unreadable", "check the permissions, and run the same command again"
-        expected, found = "a readable file", f"that uid {error.uid} may not read it"
-    else:
-        severity, kind, remedy = "unchecked", "unreadable", "mend the filesystem, and run the same command again"
-        expected, found = "a readable file", getattr(error, "strerror", None) or str(error)
-    return Fault(severity, kind, file, str(expected), str(found), remedy, chunk, field)
+        to_do = "install a newer lazyshard"
+        return damage("version", file, f"stream format {expected}", f"format {found}", to_do, chunk)
+    if isinstance(error, FormatInvalid):
+        return replace(damage("invalid", file, expected, found, chunk=chunk), field=error.field)
+    if isinstance(error, ChunkCorrupt):
+        return damage("size", file, expected, found, chunk=chunk)
+    if isinstance(error, FileRefused):
+        return damage("not-a-file", file, "a plain file", str(error.kind), chunk=chunk)
+    found, mend = getattr(error, "strerror", None) or str(error), "mend the filesystem"
+    if isinstance(error, FileUnreadable):
+        found, mend = f"that uid {error.uid} may not read it", "check the permissions"
+    remedy = f"{mend}, and run the same command again"
+    return Fault("unchecked", "unreadable", file, "a readable file", found, remedy, chunk)
 
 
 def _check_batch(batch: ChunkBatch) -> list[ChunkVerdict]:
-    """Looks at the chunks of a batch."""
     return [check_chunk(batch.directory, files, quick=batch.quick) for files in batch.files]
 
 
 def check_in_order(batches: Sequence[ChunkBatch], jobs: int, alone_s: float = _ALONE_S) -> Iterator[list[ChunkVerdict]]:
-    """Yields what is found in each batch, in their order.
+    """Yields what is found in each batch, in their order, by at most so many processes at a time.
 
-    Args:
-        batches: in the order of the chunks.
-        jobs: how many processes may work at a time.
-        alone_s: seconds that this process may take before it starts others.
-
-    Raises:
-        ChildProcessError: a process has ended before its work was done.
-        MemoryError: there is not enough memory for a row.
+    This one works alone for `alone_s` seconds before it starts others. Raises ChildProcessError: a process has ended
+    before its work was done; MemoryError: there is not enough memory for a row.
     """
     started = time.monotonic()
     done = 0
@@ -332,15 +281,27 @@ def _check_by_others(batches: Sequence[ChunkBatch], jobs: int) -> Iterator[list[
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_work)
     waiting: deque[Future[list[ChunkVerdict]]] = deque()
+    ready: SimpleQueue[Future[list[ChunkVerdict]]] = SimpleQueue()
+    known: set[Future[list[ChunkVerdict]]] = set()
+
+    def first() -> list[ChunkVerdict]:
+        # An interrupt within a wait for a future may leave its lock held, and the pool's own thread would wait for that
+        # for ever. This queue has no such lock, and of a future that is done nobody else wants it any more.
+        while waiting[0] not in known:
+            known.add(ready.get())
+        known.remove(waiting[0])
+        return waiting.popleft().result()
+
     done = False
     try:
         for batch in batches:
             with _interrupt_held():
                 waiting.append(pool.submit(_check_batch, batch))
+                waiting[-1].add_done_callback(ready.put)
             if len(waiting) == _AHEAD * jobs:
-                yield waiting.popleft().result()
+                yield first()
         while waiting:
-            yield waiting.popleft().result()
+            yield first()
         done = True
     except BrokenProcessPool as cause:
         raise ChildProcessError(

@@ -45,17 +45,17 @@ from lazyshard.store.urls import UrlPath
 from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.pacing import STALE_HEARTBEAT_S
 
+# A producer that gives no sign for so long counts as stopped. It decides no more than whether what it leaves is told
+# of: clocks of machines differ, and a writer that waits for one slow row is silent too.
 SILENT_S: Final = 60.0
-"""A producer that gives no sign for so long counts as stopped. It decides no more than whether what it leaves is told
-of: clocks of machines differ, and a writer that waits for one slow row is silent too."""
 
+# Rows that are looked at before a word is said: at 2 KB a row some 8 MB, a few hundredths of a second
 _BATCH_ROWS: Final = 4096
-"""Rows that are looked at before a word is said: at 2 KB a row some 8 MB, a few hundredths of a second."""
 
 _BATCH_CHUNKS: Final = 64
 
+# So many of the newest chunks are looked for by name even if they are not listed: on network filesystems it lags
 LAGGING: Final = 64
-"""So many of the newest chunks are looked for by name even if they are not listed: on network filesystems it lags."""
 
 _REWRITTEN: Final = "nothing to do: the producer's next start writes it anew"
 _REMARKED: Final = "nothing to do: its run writes it anew as it reads on"
@@ -65,18 +65,10 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class StreamFiles:
-    """What the files of a stream say, apart from its chunks.
+    """What the files of a stream say, apart from its chunks; None where one is missing or cannot be used.
 
-    Attributes:
-        directory: the stream's directory.
-        native: whether a producer of ours fills it.
-        manifest, head, end, retired: what these files say; None where they are missing or cannot be used.
-        has_end: whether there is a `stream.end`, whatever it says.
-        running: whether the producer is at work.
-        cursors, readings: those that can be used, with their names in the directory.
-        temporary: names of what is in `.tmp`.
-        names: all names in the directory.
-        findings: what is wrong with these files.
+    `native`: a producer of ours fills the directory; `running`: it is at work; `has_end`: there is a `stream.end`,
+    whatever it says. Cursors and hints have their names in the directory; `temporary` is what is in `.tmp`.
     """
 
     directory: Path
@@ -101,20 +93,15 @@ class StreamFiles:
 def gather_facts(directory: Path, now: float) -> StreamFiles:
     """Reads them; `now` in seconds since 1970, by this machine's clock.
 
-    Raises:
-        VersionUnsupported: the stream is of a later format.
-        FileNotFoundError, OSError: the directory cannot be listed.
+    Raises VersionUnsupported if the stream is of a later format, OSError if the directory cannot be listed.
     """
     facts = StreamFiles(directory, native=any(is_there(directory / name) for name in (MANIFEST, HEAD)))
     _read_consumers(facts)
     if facts.native:
         facts.manifest = _read(facts, MANIFEST, Manifest.decode)
         facts.head = _read(facts, HEAD, Head.decode)
-        facts.running = (
-            facts.head is not None
-            and not process_ended(facts.head)
-            and is_running(facts.head, process_gone(facts.head), now)
-        )
+        if facts.head is not None and not process_ended(facts.head):
+            facts.running = is_running(facts.head, process_gone(facts.head), now)
         facts.end = _read(facts, END, End.decode)
         facts.retired = _read(facts, RETIRED, Retired.decode)
         _read(facts, OWNER, Owner.decode)
@@ -131,9 +118,9 @@ def gather_facts(directory: Path, now: float) -> StreamFiles:
 
 
 def is_running(head: Head, gone: bool | None, now: float) -> bool:
-    """Returns whether the producer is at work, as far as its head tells.
+    """Whether the producer is at work, as far as its head tells; `gone`: its process is not to be seen on this machine.
 
-    `gone` says whether its process is not to be seen on this machine, None where it runs on another one.
+    That is None where it runs on another one.
     """
     silent_s = now - head.updated_at
     # Containers may share the name of a machine, but not its processes: a fresh sign counts for more than that.
@@ -142,21 +129,19 @@ def is_running(head: Head, gone: bool | None, now: float) -> bool:
 
 def _read_consumers(facts: StreamFiles) -> None:
     for name in _listed(facts, CURSORS):
-        file = f"{CURSORS}/{name}"
-        # Of a reading mark the name would be that of a cursor as well.
-        if (consumer := _consumer_of(name, READING_SUFFIX)) is not None:
+        # The name of a reading mark would be that of a cursor as well.
+        is_mark, file = name.endswith(READING_SUFFIX), f"{CURSORS}/{name}"
+        consumer = name.removesuffix(READING_SUFFIX if is_mark else CURSOR_SUFFIX)
+        try:
+            check_consumer(consumer)
+        except ValueError:
+            continue
+        if is_mark:
             mark = _read(facts, file, ReadingMark.decode, consumer)
             facts.readings += [] if mark is None else [(file, mark)]
-        elif (consumer := _consumer_of(name, CURSOR_SUFFIX)) is not None:
+        elif consumer != name:
             cursor = _read(facts, file, Cursor.decode, consumer)
             facts.cursors += [] if cursor is None else [(file, cursor)]
-
-
-def _consumer_of(name: str, suffix: str) -> str | None:
-    try:
-        return check_consumer(name.removesuffix(suffix)) if name.endswith(suffix) else None
-    except ValueError:
-        return None
 
 
 def _read(facts: StreamFiles, name: str, decode: Callable[..., _T], *consumer: str) -> _T | None:
@@ -186,24 +171,17 @@ def _listed(facts: StreamFiles, folder: str) -> list[str]:
         return sorted(list_names(check_folder(facts.directory / folder)))
     except FileNotFoundError:
         return []
-    except NotADirectoryError as error:
-        found = file_finding(folder, error)
-        facts.findings.append(replace(found, severity="damage", expected="a directory", found="something else"))
     except OSError as error:
-        facts.findings.append(file_finding(folder, error))
+        found = file_finding(folder, error)
+        if isinstance(error, NotADirectoryError):
+            found = replace(found, severity="damage", expected="a directory", found="something else")
+        facts.findings.append(found)
     return []
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkNames:
-    """The chunk files of a directory.
-
-    Attributes:
-        data: file name of each chunk's rows, by chunk number.
-        seals: file name of each chunk's seal or marker, by chunk number.
-        findings: names that a chunk cannot have.
-        arrays: name of each chunk's side file, by chunk number.
-    """
+    """The names of the chunk files of a directory by chunk number, and findings of those that a chunk cannot have."""
 
     data: dict[int, str]
     seals: dict[int, str]
@@ -218,15 +196,9 @@ class ChunkNames:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which chunks are to be there.
+    """Which chunks are to be there: those of the half-open range [first, stop); those before it are retired.
 
-    Attributes:
-        first: the chunks below it are retired.
-        stop: the chunks of the half-open range [first, stop) are published.
-        native: whether a producer of ours fills the directory.
-        ended: whether the stream has ended.
-        running: whether its producer is at work: what lies outside of the range may be in its hands.
-        arrays: whether each chunk has a side file.
+    Where a producer is at work, what lies outside of the range may be in its hands. `arrays`: each has a side file.
     """
 
     first: int
@@ -267,57 +239,43 @@ def sort_names(found: Iterable[str], *, native: bool) -> ChunkNames:
         for chunk, name in kept[is_seal].items():
             right = seal_name(chunk) if is_seal else chunk_name(chunk)
             if name != right and (chunk, is_seal) not in others:
-                found_name, remedy = (
-                    "another padding, under which readers do not look",
-                    f"rename it: `mv {name} {right}`",
-                )
-                findings.append(damage("misnamed", name, f"the name {right}", found_name, remedy, chunk))
+                padding, remedy = "another padding, under which readers do not look", f"rename it: `mv {name} {right}`"
+                findings.append(damage("misnamed", name, f"the name {right}", padding, remedy, chunk))
     return ChunkNames(kept[False], kept[True], tuple(findings), arrays)
 
 
 def missing_chunks(names: ChunkNames, extent: Extent, missing: dict[int, str], there: Set[int]) -> Iterator[Fault]:
     """Yields a finding for each chunk that lacks a file, and one for a whole run of chunks that are not there at all.
 
-    Args:
-        names: what was listed.
-        extent: which chunks are to be there.
-        missing: by chunk, the name of a file that was expected, but not there when it was opened.
-        there: chunks that were found when they were opened, whether they were listed or not.
+    When they were opened, a file of this name was `missing` of a chunk, and the chunks `there` were found, whether they
+    were listed or not.
     """
     listed = names.data.keys() | names.seals.keys()
     for chunk, name in missing.items():
         if chunk >= extent.first and chunk in listed:
             yield _incomplete(chunk, name, names, extent.native)
     position = extent.first
-    for chunk in sorted(chunk for chunk in listed | there if extent.first <= chunk < extent.stop):
+    for chunk in [*sorted(chunk for chunk in listed | there if extent.first <= chunk < extent.stop), extent.stop]:
         if chunk > position:
             yield _gap(position, chunk, extent.native)
         position = chunk + 1
-    if position < extent.stop:
-        yield _gap(position, extent.stop, extent.native)
 
 
 def leftovers(names: ChunkNames, extent: Extent) -> Iterator[Fault]:
     """Yields a finding for each chunk file outside of what is published."""
     if extent.running:
         return
-    for chunk, name in _outside(names.seals, extent):
+    kinds = (names.seals, names.data, names.arrays) if extent.arrays else (names.seals, names.data)
+    for chunk, name in (one for kind in kinds for one in kind.items()):
         if chunk < extent.first:
-            yield _retired(chunk, name, extent.first)
-        else:
+            expected = f"no chunk below {extent.first}, which {RETIRED} says are deleted"
+            yield leftover("retired", name, expected, "the file", REMOVED, chunk)
+        elif chunk >= extent.stop and name.endswith(SEAL_SUFFIX):
             expected = f"no chunk from {extent.stop} on, as {END} says"
             remedy = f"restore {END} from a copy, or remove the file with its data if it is not of this stream"
             yield damage("beyond-end", name, expected, "a seal", remedy, chunk)
-    for found in (names.data, names.arrays) if extent.arrays else (names.data,):
-        for chunk, name in _outside(found, extent):
-            if chunk < extent.first:
-                yield _retired(chunk, name, extent.first)
-            elif chunk not in names.seals:
-                yield _unpublished(chunk, name, extent)
-
-
-def _outside(names: dict[int, str], extent: Extent) -> Iterator[tuple[int, str]]:
-    return ((chunk, name) for chunk, name in names.items() if not extent.first <= chunk < extent.stop)
+        elif chunk >= extent.stop and chunk not in names.seals:
+            yield _unpublished(chunk, name, extent)
 
 
 def _gap(start: int, stop: int, native: bool) -> Fault:
@@ -353,12 +311,6 @@ def _unpublished(chunk: int, name: str, extent: Extent) -> Fault:
     return damage("unpublished", name, "a marker beside it", found, remedy, chunk)
 
 
-def _retired(chunk: int, name: str, first: int) -> Fault:
-    return leftover(
-        "retired", name, f"no chunk below {first}, which {RETIRED} says are deleted", "the file", REMOVED, chunk
-    )
-
-
 def find_extent(facts: StreamFiles, names: ChunkNames) -> Extent:
     """Returns which chunks are to be there.
 
@@ -367,7 +319,12 @@ def find_extent(facts: StreamFiles, names: ChunkNames) -> Extent:
     """
     if not facts.native:
         return Extent(0, names.sealed_before, native=False, ended=facts.has_end, running=False)
-    first = _first_kept(facts, names)
+    mark, first = facts.retired, 0
+    if facts.told(RETIRED):
+        # What is retired is not known; that the mark cannot be used is told.
+        first = min(names.seals, default=0)
+    elif mark is not None and (facts.manifest is None or mark.stream_id == facts.manifest.stream_id):
+        first = mark.chunks_before
     if facts.end is not None:
         stop = facts.end.chunks
     elif facts.running and facts.head is not None:
@@ -378,24 +335,11 @@ def find_extent(facts: StreamFiles, names: ChunkNames) -> Extent:
     return Extent(first, max(first, stop), native=True, ended=facts.has_end, running=facts.running, arrays=arrays)
 
 
-def _first_kept(facts: StreamFiles, names: ChunkNames) -> int:
-    if facts.told(RETIRED):
-        # What is retired is not known; that the mark cannot be used is told.
-        return min(names.seals, default=0)
-    mark = facts.retired
-    if mark is None or (facts.manifest is not None and mark.stream_id != facts.manifest.stream_id):
-        return 0
-    return mark.chunks_before
-
-
 def plan_batches(
     directory: Path, names: ChunkNames, extent: Extent, per_chunk: int | None, *, quick: bool
 ) -> list[ChunkBatch]:
-    """Returns what is to be looked at: every chunk of which there is a file, in order.
-
-    `per_chunk` is None where the rows of a chunk are not known.
-    """
-    files = list(_native(names, extent) if extent.native else _foreign(names))
+    """Returns what is to be looked at: every chunk of which there is a file, in order."""
+    files = list(_files_of(names, extent))
     size = _BATCH_CHUNKS if quick else max(1, min(_BATCH_CHUNKS, _BATCH_ROWS // (per_chunk or _BATCH_ROWS)))
     return [ChunkBatch(directory, tuple(files[at : at + size]), quick) for at in range(0, len(files), size)]
 
@@ -411,16 +355,14 @@ def unmarked_chunks(names: ChunkNames, extent: Extent) -> dict[int, str]:
     return {chunk: names.data[chunk] + SEAL_SUFFIX for chunk in unmarked}
 
 
-def _native(names: ChunkNames, extent: Extent) -> Iterator[ChunkFiles]:
+def _files_of(names: ChunkNames, extent: Extent) -> Iterator[ChunkFiles]:
+    if not extent.native:
+        for chunk, marker in sorted(names.seals.items()):
+            yield ChunkFiles(chunk, names.data.get(chunk) or marker.removesuffix(SEAL_SUFFIX), None)
+        return
     newest = range(max(extent.first, extent.stop - LAGGING), extent.stop)
     for chunk in sorted(names.data.keys() | names.seals.keys() | set(newest)):
         if extent.first <= chunk < extent.stop:
             data = names.data.get(chunk) or chunk_name(chunk)
             seal = names.seals.get(chunk) or seal_name(chunk)
-            side = arrays_name(chunk) if extent.arrays else None
-            yield ChunkFiles(chunk, data, seal, side)
-
-
-def _foreign(names: ChunkNames) -> Iterator[ChunkFiles]:
-    for chunk, marker in sorted(names.seals.items()):
-        yield ChunkFiles(chunk, names.data.get(chunk) or marker.removesuffix(SEAL_SUFFIX), None)
+            yield ChunkFiles(chunk, data, seal, arrays_name(chunk) if extent.arrays else None)

@@ -17,25 +17,18 @@ from typing import Any, Final
 
 from lazyshard.errors import FileRefused
 
-_SYNC_FILE_RANGE_WRITE: Final = 2
-"""Of the system's own constants; see sync_file_range(2)."""
+_SYNC_FILE_RANGE_WRITE: Final = 2  # see sync_file_range(2)
 
-NEW_FILE_MODE: Final = 0o666
-"""Of all files that are made here: the user's umask takes away from it what it does everywhere else."""
+NEW_FILE_MODE: Final = 0o666  # before the user's umask
 
 _NO_LINKS: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL)
 """What filesystems say that have no hard links. Some say the first to a name that is taken, too."""
 
-_CREATE_TRIES: Final = 5
-"""A name is free after the first try unless somebody plays with it."""
+_CREATE_TRIES: Final = 5  # a name is free after the first one unless somebody plays with it
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Writes all the bytes, however many calls it takes.
-
-    Raises:
-        OSError: the device refused; some of the bytes may have been written.
-    """
+    """Writes all the bytes, however many calls it takes. After an OSError some of them may have been written."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -67,11 +60,7 @@ _sync_file_range: Final = _find_sync_file_range()
 
 
 def start_writing_back(fd: int, offset: int, size: int) -> None:
-    """Asks the system to begin bringing bytes of a file onto the device, so that a later `sync` has less to wait for.
-
-    A hint: nothing is certain afterwards. What fails meanwhile is reported by `sync`, which knows every failure since
-    the file was opened.
-    """
+    """Begins bringing bytes of a file onto the device, so that a later `sync` has less to wait for; a hint."""
     if _sync_file_range is not None:
         _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
 
@@ -86,13 +75,10 @@ def sync_directory(directory: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Gives a file its final name, in place of any file that has it.
+    """Gives a file its final name, in place of any file that has it. Raises OSError: that was not done.
 
     NFS may repeat a request whose answer was lost and report the repeat's error although the rename was done, so an
     error is checked against what is at the target.
-
-    Raises:
-        OSError: the rename was not done.
     """
     before = os.stat(source, follow_symlinks=False)
     try:
@@ -100,7 +86,7 @@ def rename(source: Path, target: Path) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             after = os.stat(target, follow_symlinks=False)
-            if (after.st_dev, after.st_ino) == (before.st_dev, before.st_ino) and not os.path.lexists(source):
+            if os.path.samestat(after, before) and not os.path.lexists(source):
                 return
         raise
 
@@ -109,10 +95,7 @@ def create(path: Path) -> int:
     """Makes a new empty file for writing and returns its descriptor; what had the name loses it.
 
     Nothing that was there is ever opened: a link would lead elsewhere, a second name of another file would have that
-    overwritten, and a named pipe would block. The file's permissions are those that the user's umask leaves.
-
-    Raises:
-        OSError: the filesystem refused, or somebody else makes files of this name all the time.
+    overwritten, and a named pipe would block.
     """
     for _ in range(_CREATE_TRIES - 1):
         try:
@@ -122,92 +105,64 @@ def create(path: Path) -> int:
     return _create(path)
 
 
+def write_new(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Makes a file with this content under its own name; see `create`."""
+    _fill(create(path), data, durable=durable)
+
+
 def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, NEW_FILE_MODE)
 
 
 def publish_bytes(data: bytes, target: Path, temporary: Path, *, durable: bool = True) -> None:
-    """Makes a file appear with its whole content, or not at all.
+    """Makes a file appear with its whole content, or not at all; what had its name is replaced.
 
-    Args:
-        data: the content.
-        target: its final name; what had it is replaced.
-        temporary: a name on the same filesystem to write it under.
-        durable: whether to return only when content and name are on the device. A hint that is rebuilt anyway may skip
-            that.
-
-    Raises:
-        OSError: nothing was published; the temporary file may be left.
+    It is written under a `temporary` name on the same filesystem, which may be left after an OSError. Not `durable`, it
+    may return before content and name are on the device: for a hint that is rebuilt anyway.
     """
-    fd = create(temporary)
-    try:
-        write_all(fd, data)
-        if durable:
-            sync(fd)
-    finally:
-        os.close(fd)
-    rename(temporary, target)
-    if durable:
-        sync_directory(target.parent)
+    write_new(temporary, data, durable=durable)
+    _name(temporary, target, durable=durable)
 
 
 def reserve(path: Path, size: int) -> None:
-    """Makes a file of so many bytes, for `publish_reserved`.
-
-    Raises:
-        OSError: there is no room for it; the file is not there.
-    """
-    fd = create(path)
+    """Makes a file of so many bytes, for `publish_reserved`; after an OSError it is not there."""
     try:
-        try:
-            write_all(fd, bytes(size))
-        finally:
-            os.close(fd)
+        write_new(path, bytes(size))
     except OSError:
         remove(path)
         raise
 
 
 def publish_reserved(data: bytes, target: Path, reserved: Path, *, durable: bool) -> None:
-    """As `publish_bytes`, written into a file that has its room already, for a disk that has none left.
+    """As `publish_bytes`, written into a file that has its room already, for a disk that has none left."""
+    _fill(open_own(reserved), data, durable=durable, cut=True)
+    _name(reserved, target, durable=durable)
 
-    Raises:
-        OSError: nothing was published.
-    """
-    fd = open_own(reserved)
+
+def _fill(fd: int, data: bytes, *, durable: bool, cut: bool = False) -> None:
     try:
         write_all(fd, data)
-        os.ftruncate(fd, len(data))
+        if cut:
+            os.ftruncate(fd, len(data))
         if durable:
             sync(fd)
     finally:
         os.close(fd)
-    rename(reserved, target)
+
+
+def _name(temporary: Path, target: Path, *, durable: bool) -> None:
+    rename(temporary, target)
     if durable:
         sync_directory(target.parent)
 
 
 def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
-    """Makes a file durably appear with its whole content, unless there is one of its name.
+    """As `publish_bytes`, durably, unless there is a file of that name: then it raises FileExistsError.
 
     Whether there is one is told by the server of a network filesystem, not by what this machine remembers: a link, in
     contrast to a rename, is refused there. Without hard links it is a rename.
-
-    Args:
-        data: the content.
-        target: its final name.
-        temporary: a name on the same filesystem to write it under.
-
-    Raises:
-        FileExistsError: there is a file of that name.
-        OSError: nothing was published; the temporary file may be left.
     """
-    fd = create(temporary)
-    try:
-        write_all(fd, data)
-        sync(fd)
-    finally:
-        os.close(fd)
+    write_new(temporary, data, durable=True)
     try:
         linked = _link(temporary, target)
     except OSError:
@@ -219,8 +174,7 @@ def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
         sync_directory(target.parent)
         remove(temporary)
     else:
-        rename(temporary, target)
-        sync_directory(target.parent)
+        _name(temporary, target, durable=True)
 
 
 def _link(source: Path, target: Path) -> bool:
@@ -248,12 +202,8 @@ def _link(source: Path, target: Path) -> bool:
 def open_own(path: Path) -> int:
     """Opens a file for reading and for writing in place, made if it is not there; returns its descriptor. Never blocks.
 
-    Such a name stands for years where others may write. So what is opened must be a plain file of no other name: bytes
-    that go to a second name of somebody's file, through a link, or to a pipe or device, are refused.
-
-    Raises:
-        FileRefused: it is something else.
-        OSError: the filesystem refused.
+    Such a name stands for years where others may write. So what is opened must be a plain file of no other name, or it
+    raises FileRefused: bytes must not go to somebody's file, through a link, or to a pipe or device.
     """
     try:
         return open_plain(path, os.O_CREAT)
@@ -264,13 +214,7 @@ def open_own(path: Path) -> int:
 
 
 def open_plain(path: Path, flags: int = 0) -> int:
-    """Opens a file for reading and writing in place, and returns its descriptor. Never blocks.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        FileRefused: it is no plain file, or has a second name, under which somebody else would lose what is written.
-        OSError: it is a link, or the filesystem refused.
-    """
+    """As `open_own`, of a file that must be there unless `flags` has `os.O_CREAT`. Raises OSError: it is a link."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, NEW_FILE_MODE)
     found = os.fstat(fd)
     if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
@@ -295,10 +239,7 @@ def clear_folder(folder: Path) -> bool:
     """Removes all files in a folder, if it is there; returns whether something is left in it.
 
     That may be a folder, or a file that this machine has open and a network filesystem keeps for it by another name.
-
-    Raises:
-        NotADirectoryError: it is a link or a file.
-        OSError: the filesystem refused.
+    Raises NotADirectoryError: it is a link or a file.
     """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

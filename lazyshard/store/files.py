@@ -1,8 +1,7 @@
 """Opens and reads the files of a stream that someone else writes, on filesystems that cache, or in an object store.
 
 Nothing here blocks on a FIFO, follows a link out of the stream, or reads more into memory than a file of its kind can
-hold. ESTALE, which network filesystems give for a file that was replaced since it was looked up, is answered by opening
-again.
+hold. ESTALE, for a file that was replaced since it was looked up, is answered by opening again.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from typing import Final, TypeVar
 
 from lazyshard.errors import FileRefused, FileUnreadable, FormatInvalid
 from lazyshard.format.fields import printable
-from lazyshard.format.names import SEAL_SUFFIX
+from lazyshard.format.names import SEAL_SUFFIX, seal_name
+from lazyshard.format.seal import Seal
 from lazyshard.store.durable import write_all
-from lazyshard.store.mirror_room import cache_folder
+from lazyshard.store.room import cache_folder
 from lazyshard.store.urls import UrlPath
 
 STALE_TRIES: Final = 5
@@ -35,12 +35,10 @@ _TORN_TRIES: Final = 3
 _READ_BYTES: Final = 1 << 20
 
 PART_BYTES: Final = 16 << 20
-"""An object is got in pieces of this size, so that memory does not grow with it. A larger one gains nothing: at 1 GB/s
-it takes 16 ms, about as long as a request takes in any case."""
+"""An object is got in pieces of this size, so that memory does not grow with it: 16 ms at 1 GB/s."""
 
 MAX_BYTES: Final = 4 << 30
-"""Larger than the seal of the largest chunk (28 bytes a row) with any position in it. A file with a hole may claim more
-bytes than any machine has memory, at no cost to whoever made it."""
+"""Larger than the seal of the largest chunk (28 bytes a row). A file with a hole may claim any size at no cost."""
 
 MAX_PLAIN_BYTES: Final = 64 << 20
 """What is no seal is below 1 MiB; a cursor grows by some bytes with each change of ranks."""
@@ -59,11 +57,7 @@ _KINDS: Final = {
 
 
 class OpenFile:
-    """A descriptor that is closed when nothing refers to this object any more.
-
-    A reader holds a reference while it reads, so taking a file out of a cache in one thread cannot make another thread
-    read from a descriptor number that meanwhile belongs to another file.
-    """
+    """A descriptor that is closed when nothing refers to this object any more, so not while a thread reads from it."""
 
     __slots__ = ("fd", "path", "size")
 
@@ -73,7 +67,6 @@ class OpenFile:
         self.size = size
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Closes the descriptor."""
         # A network filesystem whose client was ended reports that here too; nothing that was read is in doubt.
         # At the end of the interpreter the names of this module are None already: none of them is used here.
         try:  # noqa: SIM105
@@ -88,8 +81,7 @@ def open_file(path: Path) -> OpenFile:
     Raises:
         FileNotFoundError: there is no such file (yet).
         FileRefused: it is not a plain file, or a link that leads out of the stream's directory.
-        FileUnreadable: this process may not read it.
-        OSError: the filesystem failed.
+        FileUnreadable, OSError: this process may not read it, or the filesystem failed.
     """
     if isinstance(path, UrlPath):
         return _copy(path)
@@ -106,13 +98,7 @@ def open_unread(path: Path) -> OpenFile:
 def read_file(path: Path, most: int | None = None) -> bytes:
     """Reads a small file of a stream whole.
 
-    Args:
-        path: the file.
-        most: how many bytes it may have; None for what a file of its name can have.
-
-    Raises:
-        FileNotFoundError, FileUnreadable, OSError: as `open_file`.
-        FileRefused: as `open_file`, or the file is larger than any of its kind.
+    Raises as `open_file`, and FileRefused: it is larger than `most`, by default what a file of its name can have.
     """
     limit = (MAX_BYTES if path.name.endswith(SEAL_SUFFIX) else MAX_PLAIN_BYTES) if most is None else most
     if isinstance(path, UrlPath):
@@ -121,6 +107,12 @@ def read_file(path: Path, most: int | None = None) -> bytes:
             raise _too_large(path, "more", limit)
         return data
     return again_if_stale(lambda: _read(_open(path), limit))
+
+
+def read_seal(directory: Path, chunk: int, name: str = "") -> Seal:
+    """Reads the seal of a published chunk, by another than its usual name if given. Raises SealInvalid, OSError."""
+    path = directory / (name or seal_name(chunk))
+    return Seal.decode(read_file(path), chunk, str(path))
 
 
 def list_names(folder: Path) -> list[str]:
@@ -158,11 +150,7 @@ def read_replaced_file(path: Path, decode: Callable[[bytes], _T]) -> _T:
     """Reads a small file of a stream that somebody may be replacing right now, and returns what `decode` makes of it.
 
     A client that asks for the size by the name, as sshfs does, may give the old content cut at the size of the new
-    file. So what cannot be decoded is read again before it is believed.
-
-    Raises:
-        FormatInvalid: as `decode` raises it, at each of some tries.
-        FileNotFoundError, FileRefused, FileUnreadable, OSError: as `read_file`.
+    file. So what cannot be decoded is read again before it is believed. Raises as `decode` and `read_file`.
     """
     for _ in range(_TORN_TRIES - 1):
         with contextlib.suppress(FormatInvalid):
@@ -171,10 +159,7 @@ def read_replaced_file(path: Path, decode: Callable[[bytes], _T]) -> _T:
 
 
 def read_given_file(path: Path, most: int = MAX_PLAIN_BYTES) -> bytes:
-    """Reads a small file that the user names, or that lies in a folder of the user's: wherever a link there leads.
-
-    Raises as `read_file` does, and does not block either.
-    """
+    """Reads a small file that the user names, wherever a link leads; else as `read_file`."""
     return again_if_stale(lambda: _read(_open(path, links=True), most))
 
 
@@ -184,11 +169,7 @@ def open_given_file(path: Path) -> OpenFile:
 
 
 def check_folder(folder: Path) -> Path:
-    """Returns a folder in a stream's directory if it is none of somebody else's: not a link.
-
-    Raises:
-        FileRefused: it is a link, wherever that leads.
-    """
+    """Returns a folder in a stream's directory. Raises FileRefused: it is a link, which may lead to somebody else's."""
     if not isinstance(folder, UrlPath) and folder.is_symlink():
         raise FileRefused(f"{folder}: expected a directory, found a link", file=str(folder), kind="a link")
     return folder
@@ -262,15 +243,8 @@ def _open(path: Path, *, links: bool = False) -> OpenFile:
 def open_inside(path: Path) -> int:
     """Opens whatever has a name, without blocking, and follows a link only to what lies in the directory of the name.
 
-    Not guaranteed: that nobody replaces a directory on the way to the target by a link between the look at it and the
-    opening; the last name of the target is not followed again.
-
-    Returns:
-        A descriptor, which is the caller's.
-
-    Raises:
-        FileRefused: it is a link that leads out of its directory.
-        OSError: it cannot be opened.
+    Returns a descriptor, which is the caller's. Not guaranteed: that nobody replaces a directory on the way to the
+    target by a link between the look and the opening; the last name of the target is not followed again.
     """
     try:
         return os.open(path, _FLAGS | os.O_NOFOLLOW)

@@ -1,14 +1,12 @@
 """Encoded samples kept on this node, for all of its processes, for later epochs and for restarts.
 
 Files, in a folder of the user's choice, `lazyshard-kept-1/`: for each chunk one, `KEY.kept` (its bytes are in
-`lazyshard.format.kept_sample`); `.room`, which bounds the bytes of all (`kept_room`); and `.claims`, which stays empty:
-who encodes a row holds a record lock on a byte of it that stands for this row, so that no other process of the node
-encodes it meanwhile. Locks end with their processes, so nothing has to be cleared up after one that was killed.
+`lazyshard.format.kept_sample`); `.room`, which bounds the bytes of all; and `.claims`, which stays empty: who encodes a
+row holds a record lock on a byte of it that stands for this row. Locks end with their processes.
 
-A chunk's file is read without a lock, with one system call a sample, and added to by who holds the lock of the folder:
-first the record, at the end, then the slot that says where it is. Nothing is synced. What is read is checked against
-its digest, and against the line that it was made of: where anything in the folder was changed, cut or lost, nothing is
-found, and the row is encoded anew.
+A chunk's file is read without a lock, and added to by who holds the lock of the folder: first the record, at the end,
+then the slot that says where it is. Nothing is synced. What is read is checked against its digest, and against the line
+that it was made of: where anything was changed, cut or lost, nothing is found, and the row is encoded anew.
 """
 
 from __future__ import annotations
@@ -16,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
+import struct
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -40,35 +40,47 @@ from lazyshard.format.kept_sample import (
     slot_of,
     table_size,
 )
-from lazyshard.store.durable import open_plain, write_at
+from lazyshard.store import room
+from lazyshard.store.durable import open_plain, remove, write_at
 from lazyshard.store.files import OpenFile
-from lazyshard.store.kept_room import Room, drop
 
 FOLDER: Final = f"lazyshard-kept-{KEPT_VERSION}"
 
+KEPT_SUFFIX: Final = ".kept"  # of the file of a chunk, behind its key
+
+_NAME: Final = re.compile(rf"[0-9a-f]{{32}}{re.escape(KEPT_SUFFIX)}")
+"""What has another name is not ours, and neither counted nor removed."""
+
 _CLAIMS: Final = ".claims"
 
-_FOLDER_MODE: Final = 0o775
-"""Before the umask."""
+_SPARE: Final = 16
+"""When room is made, a part of it as large as this is left free: the files are then not looked at for each sample."""
+
+_COUNT: Final = struct.Struct("<Q8sQ")  # bytes taken, which start of the machine it was, digest of both
+
+_FOLDER_MODE: Final = 0o775  # before the umask
 
 _OPEN_FILES: Final = 64
 _OPEN_ROWS: Final = 1 << 20
 """Of all files held open, unless a single one has more: their slots take 24 bytes a row."""
 
-_NOTE_S: Final = 60.0
-"""How often a file that is read from is noted to be in use."""
+_NOTE_S: Final = 60.0  # how often a file that is read from is noted to be in use
+_AGAIN_S: Final = 60.0  # how long nothing is kept after the lock of the folder could not be had: its holder was stopped
 
-_AGAIN_S: Final = 60.0
-"""How long nothing is kept after the lock of the folder could not be had: its holder was stopped."""
+
+def drop(path: Path) -> None:
+    """Removes the file of a chunk. It is cut before, so its room is free at once, whoever has it open."""
+    with contextlib.suppress(FileNotFoundError):
+        fd = open_plain(path)
+        try:
+            os.ftruncate(fd, 0)
+        finally:
+            os.close(fd)
+    remove(path)
 
 
 class _ChunkFile:
-    """The open file of one chunk. Memory: 24 bytes a row.
-
-    Args:
-        file: open for reading and writing.
-        key: of the chunk.
-        slots: of all rows, as they were when it was opened.
+    """The open file of one chunk, with the slots of all rows as they were then. Memory: 24 bytes a row.
 
     Attributes:
         gone: whether it was found to be cut: another one has its name now, or none.
@@ -78,21 +90,17 @@ class _ChunkFile:
     def __init__(self, file: OpenFile, key: bytes, slots: bytearray) -> None:
         self.gone = False
         self.damaged = 0
-        self._file = file
+        self.file = file
         self._key = key
         self._slots = slots
 
     def read(self, row: int, line: int) -> Kept | None:
-        """Returns what is kept of a row, made of a line with this digest; None where nothing is.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Returns what is kept of a row, made of a line with this digest; None where nothing is."""
         slot = decode_slot(self._slots, row)
         if slot[0] and (found := self._record(slot, row, line)) is not None:
             return found
         # Somebody else may have kept it, or kept it anew, since.
-        data = os.pread(self._file.fd, SLOT_BYTES, slot_at(row))
+        data = os.pread(self.file.fd, SLOT_BYTES, slot_at(row))
         if len(data) < SLOT_BYTES:
             self.gone = True
             return None
@@ -105,17 +113,9 @@ class _ChunkFile:
         self.damaged += bool(slot[0])
         return None
 
-    def is_current(self) -> bool:
-        """Returns whether it still has its name, as far as the locked folder is concerned. Raises OSError."""
-        return not self.gone and os.fstat(self._file.fd).st_nlink > 0
-
     def append(self, row: int, record: bytes) -> None:
-        """Adds the record of a row, for which there is room; the folder is locked.
-
-        Raises:
-            OSError: the device refused; nothing was added.
-        """
-        fd = self._file.fd
+        """Adds the record of a row, for which there is room; the folder is locked. On an OSError nothing is added."""
+        fd = self.file.fd
         end = os.fstat(fd).st_size
         slot = encode_slot(slot_of(record, end))
         try:
@@ -130,25 +130,19 @@ class _ChunkFile:
     def note_use(self) -> None:
         """Notes that it is used now: its time of modification decides what goes first."""
         with contextlib.suppress(OSError):
-            os.utime(self._file.fd)
+            os.utime(self.file.fd)
 
     def _record(self, slot: Slot, row: int, line: int) -> Kept | None:
         offset, size, digest = slot
         if not 0 < size <= MAX_RECORD_BYTES or offset >= 1 << 62:
             return None
         data = np.empty(size, np.uint8)
-        if os.preadv(self._file.fd, [data.data], offset) != size:
+        if os.preadv(self.file.fd, [data.data], offset) != size:
             return None
         return decode_record(data, digest, self._key, row, line)
 
 
 def _open_file(path: Path, key: bytes, rows: int) -> _ChunkFile | None:
-    """Opens the file of a chunk; None where there is none, or one that begins otherwise than it should.
-
-    Raises:
-        FileRefused: something else is in its place.
-        OSError: it cannot be opened or read.
-    """
     try:
         file = OpenFile(open_plain(path), path, 0)
     except FileNotFoundError:
@@ -161,11 +155,7 @@ def _open_file(path: Path, key: bytes, rows: int) -> _ChunkFile | None:
 
 
 def _create_file(path: Path, key: bytes, rows: int) -> _ChunkFile:
-    """Makes the file of a chunk, for which there is room; the folder is locked, and nothing has that name.
-
-    Raises:
-        OSError: the device refused; a file that is not whole may be left, which is none to `_open_file`.
-    """
+    """Makes the file of a chunk, for which there is room. What an OSError leaves of it is none to `_open_file`."""
     fd = open_plain(path, os.O_CREAT | os.O_EXCL)
     file = OpenFile(fd, path, 0)
     os.ftruncate(fd, table_size(rows))
@@ -174,14 +164,18 @@ def _create_file(path: Path, key: bytes, rows: int) -> _ChunkFile:
 
 
 class KeptSamples:
-    """The samples kept in a folder. The folder is made when it is first needed.
+    """The samples kept in a folder, made when it is first needed: FileRefused is raised if it is somebody else's.
 
     Safe under fork, and can be pickled (open files stay behind). Several threads may share one; what they encode at a
     time may be encoded twice.
 
+    `.room` holds how many bytes the files of chunks take at the most. Who adds to one of them, or removes some, has it
+    locked for that moment. Bytes are counted before they are written, so who is killed in between has counted too many,
+    never too few. Where the count cannot be believed, after a restart of the machine too, the files are looked at.
+
     Args:
         directory: where the folder is to be. Who may rename or remove what lies there decides what is read, so it is
-            held to what `_check_place` says.
+            held to what `_check` says.
         most: bytes that all files of chunks may take together.
 
     Attributes:
@@ -192,32 +186,20 @@ class KeptSamples:
         self.folder = directory / FOLDER
         self.damaged = 0
         self._most = most
-        self._room: Room | None = None
+        self._boot: bytes | None = None  # once the folder is there
         self._claims: OpenFile | None = None
         self._files: dict[bytes, tuple[_ChunkFile, float]] = {}
         self._not_before = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves open files behind."""
-        return self.__dict__ | {"damaged": 0, "_room": None, "_claims": None, "_files": {}, "_not_before": 0.0}
+        return self.__dict__ | {"damaged": 0, "_boot": None, "_claims": None, "_files": {}, "_not_before": 0.0}
 
     def can_fit(self, rows: int, size: int) -> bool:
         """Returns whether a record of so many bytes fits into an empty cache, in a chunk of so many rows."""
         return size <= MAX_RECORD_BYTES and table_size(rows) + size <= self._most
 
     def find(self, key: bytes, rows: int, row: int, line: int) -> Kept | None:
-        """Returns what is kept of a row; None where nothing is.
-
-        Args:
-            key: of its chunk; see `lazyshard.format.kept_sample.chunk_key`.
-            rows: of its chunk.
-            row: which.
-            line: digest of its line.
-
-        Raises:
-            FileRefused: the folder is somebody else's, or could be made so.
-            OSError: the filesystem failed.
-        """
+        """Returns what is kept of one of so many rows of a chunk, made of a line with this digest."""
         while (file := self._file(key, rows)) is not None:
             damaged = file.damaged
             found = file.read(row, line)
@@ -228,28 +210,23 @@ class KeptSamples:
         return None
 
     def keep(self, key: bytes, rows: int, row: int, line: int, record: bytes) -> bool:
-        """Keeps the record of a row, unless one is kept already; returns whether one is now. Arguments as of `find`.
-
-        Raises:
-            FileRefused: the folder is somebody else's.
-            OSError: the filesystem failed, or the disk is full.
-        """
+        """Keeps the record of a row, unless one is kept already; returns whether one is now. Arguments as of `find`."""
         if len(record) > MAX_RECORD_BYTES or time.monotonic() < self._not_before:
             return False
-        room = self._open()
-        path = room.path(key)
-        with room.locked() as locked:
+        self._open()
+        path = self._path(key)
+        with room.locked(self.folder / ".room") as locked:
             if locked is None:
                 self._not_before = time.monotonic() + _AGAIN_S
                 return False
             file = self._file(key, rows)
-            if file is not None and not file.is_current():
+            if file is not None and (file.gone or not os.fstat(file.file.fd).st_nlink):
                 self._files.pop(key, None)
                 file = self._file(key, rows)
             if file is not None and file.read(row, line) is not None:
                 return True
             table = 0 if file is not None else table_size(rows)
-            if not room.reserve(locked, table + len(record), path):
+            if not self._reserve(locked, table + len(record), path):
                 return False
             if file is None:
                 # One that begins otherwise than it should.
@@ -259,12 +236,7 @@ class KeptSamples:
         return True
 
     def claim(self, key: bytes, row: int) -> bool:
-        """Takes the right to encode a row; returns whether it was free. It ends with `release`, or with this process.
-
-        Raises:
-            FileRefused: the folder is somebody else's.
-            OSError: the filesystem failed.
-        """
+        """Takes the right to encode a row; returns whether it was free. It ends by `release`, or with this process."""
         if self._claims is None:
             self._open()
             path = self.folder / _CLAIMS
@@ -281,26 +253,56 @@ class KeptSamples:
             with contextlib.suppress(OSError):
                 fcntl.lockf(self._claims.fd, fcntl.LOCK_UN, 1, _place(key, row))
 
-    def _open(self) -> Room:
-        if self._room is None:
-            # Not writable to everybody, whatever the umask says.
+    def _open(self) -> None:
+        if self._boot is None:
             self.folder.parent.parent.mkdir(parents=True, exist_ok=True)
-            for folder, check in ((self.folder.parent, _check_place), (self.folder, _check)):
+            for folder in (self.folder.parent, self.folder):
+                # Not writable to everybody, whatever the umask says.
                 with contextlib.suppress(FileExistsError):
                     folder.mkdir(mode=_FOLDER_MODE)
-                check(folder)
-            self._room = Room(self.folder, self._most)
-        return self._room
+                _check(folder, own=folder == self.folder)
+            boot = room.this_boot()
+            self._boot = xxhash.xxh3_64_digest(boot.encode()) if boot else bytes(8)
+
+    def _path(self, key: bytes) -> Path:
+        return self.folder / f"{key.hex()}{KEPT_SUFFIX}"
+
+    def _reserve(self, locked: int, size: int, keep: Path) -> bool:
+        """Counts so many bytes of the file `keep` as taken, once there is room for them; returns whether there was."""
+        data = os.pread(locked, _COUNT.size + 1, 0)
+        taken: int = _COUNT.unpack(data)[0] if len(data) == _COUNT.size else -1
+        if taken < 0 or data != self._count(taken) or taken + size > self._most:
+            taken = self._make_room(size, keep)
+        fits = taken + size <= self._most
+        os.pwrite(locked, self._count(taken + size * fits), 0)
+        return fits
+
+    def _make_room(self, size: int, keep: Path) -> int:
+        files = [file for file in room.files_in(self.folder) if _NAME.fullmatch(file.path.name)]
+        taken = sum(file.size for file in files)
+        if taken + size <= self._most or size > self._most:
+            return taken
+
+        def free(file: room.FoundFile) -> int:
+            drop(file.path)
+            return file.size
+
+        others = sorted((file for file in files if file.path != keep), key=lambda one: one.used_at)
+        return room.evict(others, taken, self._most - self._most // _SPARE - size, free)
+
+    def _count(self, taken: int) -> bytes:
+        assert self._boot is not None
+        return _COUNT.pack(taken, self._boot, xxhash.xxh3_64_intdigest(taken.to_bytes(8, "little") + self._boot))
 
     def _file(self, key: bytes, rows: int) -> _ChunkFile | None:
-        """Returns the open file of a chunk; None where there is none that is whole."""
         now = time.monotonic()
         held = self._files.pop(key, None)
         if held is not None and now - held[1] < _NOTE_S:
             # Taken out and put back, so that the dictionary is in the order of use.
             self._files[key] = held
             return held[0]
-        file = held[0] if held is not None else _open_file(self._open().path(key), key, rows)
+        self._open()
+        file = held[0] if held is not None else _open_file(self._path(key), key, rows)
         return None if file is None else self._hold(key, rows, file)
 
     def _hold(self, key: bytes, rows: int, file: _ChunkFile) -> _ChunkFile:
@@ -317,47 +319,26 @@ def _place(key: bytes, row: int) -> int:
     return xxhash.xxh3_64_intdigest(key + row.to_bytes(8, "little")) >> 2
 
 
-def _check_place(directory: Path) -> None:
-    """Refuses a directory in which other users could put another folder in the place of ours.
+def _check(folder: Path, *, own: bool) -> None:
+    """Refuses our `own` folder, or the directory that it lies in, where other users could put other samples there.
 
-    Its owner could, and whoever may write to it, unless it is sticky, as /tmp and /dev/shm are: there only owners
-    rename and remove. Those of its group are trusted. The directories above it are not looked at.
-
-    Raises:
-        FileRefused: it is no directory; or it, or the link that stands for it, is another user's; or everybody may
-            write to it.
-        OSError: it cannot be looked at.
+    The directory's owner could, and whoever may write to it, unless it is sticky, as /tmp and /dev/shm are: there only
+    owners rename and remove. Those of its group are trusted. The directories above it are not looked at.
     """
-    link, found = directory.lstat(), directory.stat()
+    uid, link = os.geteuid(), folder.lstat()
+    found = link if own else folder.stat()
+    trusted = (uid,) if own else (0, uid)
     kind = f"one of uid {found.st_uid} with mode {stat.filemode(found.st_mode)}"
-    trusted = (0, os.geteuid())
-    if link.st_uid not in trusted and stat.S_ISLNK(link.st_mode):
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in trusted:
         kind = f"a link of uid {link.st_uid}"
     elif not stat.S_ISDIR(found.st_mode):
-        kind = "no directory"
-    elif found.st_uid in trusted and (not found.st_mode & stat.S_IWOTH or found.st_mode & stat.S_ISVTX):
+        kind = kind if own else "no directory"
+    elif found.st_uid in trusted and (not found.st_mode & stat.S_IWOTH or (not own and found.st_mode & stat.S_ISVTX)):
         return
+    root = "" if own else " or of root"
+    sticky = "" if own else ", unless it is sticky"
     raise FileRefused(
-        f"{directory}: expected a directory of uid {os.geteuid()} or of root to which not everybody may write, unless "
-        f"it is sticky, found {kind}; name another place for encoded samples",
-        file=str(directory),
-        kind=kind,
-    )
-
-
-def _check(folder: Path) -> None:
-    """Refuses a folder in which other users could put other samples in the place of ours.
-
-    Raises:
-        FileRefused: it is a link or a file, another user's, or anybody may write to it.
-        OSError: it cannot be looked at.
-    """
-    found = folder.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH:
-        return
-    kind = f"one of uid {found.st_uid} with mode {stat.filemode(found.st_mode)}"
-    raise FileRefused(
-        f"{folder}: expected a folder of uid {os.geteuid()} to which not everybody may write, found {kind}; name "
+        f"{folder}: expected a folder of uid {uid}{root} to which not everybody may write{sticky}, found {kind}; name "
         f"another place for encoded samples",
         file=str(folder),
         kind=kind,

@@ -1,11 +1,8 @@
 """Copies of the chunks of a stream in an object store, on this node: fetched when they are asked for, and ahead.
 
-One cache serves all processes of a node. Of those that want the same chunk at a time one fetches it, under a temporary
-name that is locked while it does; the others wait for it, as long as it gets on. It gets its name once it is whole and
-its rows are those that its seal tells; by then its seal is there, and the side file of its arrays if it has one. See
-`mirror_room` for the files, and for what goes when there is no room.
-
-Killed at any moment, a process leaves at the most a part that nobody has locked, which the next one removes.
+Of the processes of a node that want the same chunk at a time one fetches it, under a temporary name that is locked
+while it does; the others wait for it, as long as it gets on. It gets its name once it is whole and its rows are those
+that its seal tells; by then its seal and side file are there.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -28,15 +26,16 @@ import xxhash
 from lazyshard.errors import LazyShardError, SealInvalid
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
-from lazyshard.store.durable import create, remove, write_all, write_at
-from lazyshard.store.files import PART_BYTES, OpenFile, read_file
-from lazyshard.store.mirror_room import (
+from lazyshard.store.durable import remove, write_at, write_new
+from lazyshard.store.files import PART_BYTES, OpenFile, read_file, size_of
+from lazyshard.store.room import (
     BYTES_VARIABLE,
     FOLDER_VARIABLE,
     PART_SUFFIX,
     cache_bytes,
     drop,
     folder_of,
+    held,
     is_at,
     lock,
     note_use,
@@ -50,38 +49,19 @@ _CHECK_BYTES: Final = 8 << 20
 _REMEMBERED: Final = 16
 """Chunks opened last, of which the distance is guessed; a window of more is opened in parts that tell the same."""
 
-_LOOK_S: Final = 0.02
-"""How often to look whether another process has fetched what this one waits for."""
+_LOOK_S: Final = 0.02  # how often to look whether another process has fetched what this one waits for
 
 _STALLED_S: Final = 60.0
 """One that fetches and gets no byte for so long has failed many times, or was stopped, and is not waited for."""
 
 _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
-_Copy = tuple[Seal, int, int | None]
-"""Of a chunk: its seal, and descriptors of its data file and of its side file, if it has one."""
-
-_fetching: set[int] = set()
-"""Descriptors of the parts that threads of this process are fetching."""
-
-
-def _close_parts() -> None:
-    """Lets go of what a parent's threads are fetching, so that a fork does not keep it locked."""
-    while _fetching:
-        with contextlib.suppress(OSError):
-            os.close(_fetching.pop())
-
-
-os.register_at_fork(after_in_child=_close_parts)
+_Copy = tuple[Seal, OpenFile, OpenFile | None]
+"""Of a chunk: its seal, its data file and its side file, if it has one. Files are closed with their last reference."""
 
 
 class Mirror:
-    """The copies of one stream.
-
-    Args:
-        directory: the stream's URL.
-        stream_id: its identity.
-        check_identity: raises if another stream is at the URL now.
+    """The copies of one stream; `check_identity` raises if another stream is at the URL now.
 
     Attributes:
         folder: where they lie; made if it was not there.
@@ -96,42 +76,32 @@ class Mirror:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         self.fetched = 0
 
-    def open(self, chunk: int) -> tuple[Seal, OpenFile, OpenFile | None]:
+    def open(self, chunk: int) -> _Copy:
         """Opens a chunk's copy, fetched if it is not there yet: its data file, and its side file if it has one.
 
         A data object that is not what its seal tells is fetched twice, and then opened as it is, for this process
-        alone: what is wrong with it is found where its rows are read.
-
-        Raises:
-            FileNotFoundError: an object of it is not there (yet); its `filename` is the URL.
-            SealInvalid: the seal is.
-            StreamMismatch: another stream is at the URL now.
-            StoreRefused, StoreUnavailable: the store does not give it.
-            OSError: the copy cannot be written here.
+        alone: what is wrong with it is found where its rows are read. Raises FileNotFoundError: an object of it is not
+        there (yet). SealInvalid, StreamMismatch, StoreRefused, StoreUnavailable, OSError.
         """
         found = self._get(chunk, ahead=False)
         assert found is not None
-        seal, fd, side = found
-        rows = OpenFile(fd, self._directory / chunk_name(chunk), os.fstat(fd).st_size)
-        if side is None:
-            return seal, rows, None
-        return seal, rows, OpenFile(side, self._directory / arrays_name(chunk), os.fstat(side).st_size)
+        for file in found[1:]:
+            if file is not None:
+                file.size = os.fstat(file.fd).st_size
+        return found
 
     def fetch(self, chunk: int) -> None:
         """Sees to it that a copy is there when it is asked for, unless there is no room. Raises as `open` does."""
-        if (self.folder / chunk_name(chunk)).exists():
-            return
-        copy = self._get(chunk, ahead=True)
-        if copy is not None:
-            os.close(copy[1])
-            _close_side(copy[2])
+        if not (self.folder / chunk_name(chunk)).exists():
+            self._get(chunk, ahead=True)
 
     def drop(self, chunk: int) -> None:
         """Removes a copy that is not what its seal tells; who has it open keeps it."""
         remove(self.folder / chunk_name(chunk))
 
     def _get(self, chunk: int, *, ahead: bool) -> _Copy | None:
-        part = part_of(self.folder / chunk_name(chunk))
+        data = self.folder / chunk_name(chunk)
+        part = part_of(data)
         moved_at, progress = time.monotonic(), -1
         while True:
             try:
@@ -142,127 +112,113 @@ class Mirror:
                 continue
             if found is not None:
                 return found
-            fd = self._part(part)
-            _fetching.add(fd)
-            keep = False
-            try:
-                if lock(fd, shared=False):
-                    if not is_at(fd, part):
-                        # Fetched and renamed, or removed, since it was opened.
-                        continue
-                    # Between the look and the lock another one may have come to its end.
-                    if (self.folder / chunk_name(chunk)).exists():
-                        remove(part)
-                        continue
-                    copy = self._fill(fd, part, chunk, ahead=ahead)
-                    keep = copy is not None
-                    return copy
-                now, at = time.monotonic(), os.fstat(fd).st_mtime_ns
-                if at != progress:
-                    moved_at, progress = now, at
-                if ahead:
-                    return None
-                if now - moved_at > _STALLED_S:
-                    return self._alone(chunk)
-            finally:
-                _fetching.discard(fd)
-                if not keep:
-                    os.close(fd)
+            file = self._part(part, data.name)
+            with held(file.fd):
+                mine = lock(file.fd, shared=False)
+                # Since it was opened it may have been fetched and renamed, or removed.
+                if mine and is_at(file.fd, part):
+                    if not data.exists():
+                        return self._fill(file, part, chunk, ahead=ahead)
+                    # Between the look and the lock another one has come to its end.
+                    remove(part)
+            if mine:
+                del file  # and its lock, which would keep this process out too
+                continue
+            now, at = time.monotonic(), os.fstat(file.fd).st_mtime_ns
+            if at != progress:
+                moved_at, progress = now, at
+            if ahead:
+                return None
+            if now - moved_at > _STALLED_S:
+                return self._alone(chunk)
             time.sleep(_LOOK_S)
 
-    def _part(self, part: Path) -> int:
+    def _file(self, local: Path, name: str, flags: int = 0) -> OpenFile:
+        return OpenFile(os.open(local, _FLAGS | flags, 0o600), self._directory / name, 0)
+
+    def _part(self, part: Path, name: str) -> OpenFile:
         try:
-            return os.open(part, _FLAGS | os.O_CREAT, 0o600)
+            return self._file(part, name, os.O_CREAT)
         except FileNotFoundError:
             # Whoever removed the last copy has removed the folder.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return os.open(part, _FLAGS | os.O_CREAT, 0o600)
+            return self._file(part, name, os.O_CREAT)
 
     def _opened(self, chunk: int, *, read: bool) -> _Copy | None:
         """Opens a copy that is there, None if there is none that is whole. Raises BlockingIOError: it is locked."""
-        data, sealed = self.folder / chunk_name(chunk), self.folder / seal_name(chunk)
+        data, side = self.folder / chunk_name(chunk), None
         try:
-            fd = os.open(data, _FLAGS)
+            file = self._file(data, data.name)
         except FileNotFoundError:
             return None
-        try:
-            if not lock(fd, shared=True):
-                raise BlockingIOError(errno.EAGAIN, "is locked", str(data))
-            if not is_at(fd, data):
-                return None
-            with contextlib.suppress(FileNotFoundError, SealInvalid):
-                seal = Seal.decode(read_file(sealed), chunk, str(self._directory / sealed.name))
-                side = self._opened_side(seal)
-                if side is not None and not is_at(fd, data):
+        if not lock(file.fd, shared=True):
+            raise BlockingIOError(errno.EAGAIN, "is locked", str(data))
+        if not is_at(file.fd, data):
+            return None
+        with contextlib.suppress(FileNotFoundError, SealInvalid):
+            sealed = self.folder / seal_name(chunk)
+            seal = Seal.decode(read_file(sealed), chunk, str(self._directory / sealed.name))
+            whole = os.fstat(file.fd).st_size == seal.size
+            if seal.arrays is not None:
+                side = self._file(self.folder / arrays_name(chunk), arrays_name(chunk))
+                whole &= os.fstat(side.fd).st_size == seal.arrays.size
+                if not is_at(file.fd, data):
                     # Found to be damaged by another process, and fetched again since: the side file may be the new one.
-                    _close_side(side)
                     return None
-                if os.fstat(fd).st_size == seal.size:
-                    if read:
-                        note_use(fd, read=True)
-                    copy, fd = fd, -1
-                    return seal, copy, side
-                _close_side(side)
-        finally:
-            if fd >= 0:
-                os.close(fd)
+            if whole:
+                if read:
+                    note_use(file.fd, read=True)
+                return seal, file, side
         # Nobody of ours has left it so; another program has been here.
+        del file
         drop(data)
         return None
 
-    def _opened_side(self, seal: Seal) -> int | None:
-        """Opens the copy of a side file. Raises FileNotFoundError: it is not there, or of another size than sealed."""
-        if seal.arrays is None:
-            return None
-        path = self.folder / arrays_name(seal.chunk)
-        side = os.open(path, _FLAGS)
-        if os.fstat(side).st_size == seal.arrays.size:
-            return side
-        os.close(side)
-        raise FileNotFoundError(errno.ENOENT, "is of another size", str(path))
-
-    def _fill(self, fd: int, part: Path, chunk: int, *, ahead: bool) -> _Copy | None:
+    def _fill(self, file: OpenFile, part: Path, chunk: int, *, ahead: bool) -> _Copy | None:
         """Fetches a chunk into its part, which is locked, and gives it its name; None if there is no room for it."""
-        side: int | None = None
+        side: OpenFile | None = None
         try:
             seal, sealed = self._seal(chunk)
-            wanted: list[tuple[int, str, Seal | SealedArrays]] = [(fd, chunk_name(chunk), seal)]
+            wanted: list[tuple[OpenFile, Seal | SealedArrays]] = [(file, seal)]
             if seal.arrays is not None:
                 # In place, as the seal: nobody looks at them before the data has its name.
-                side = _make(self.folder / arrays_name(chunk))
-                wanted.append((side, arrays_name(chunk), seal.arrays))
+                remove(self.folder / arrays_name(chunk))
+                side = self._file(self.folder / arrays_name(chunk), arrays_name(chunk), os.O_CREAT | os.O_EXCL)
+                wanted.append((side, seal.arrays))
             others = [self._is_other_size(*one) for one in wanted]
             if any(others):
                 self._drop_part(part, chunk, side)
                 for one, other in zip(wanted, others, strict=True):
                     if not other:
                         self._download(*one)
-                return seal, fd, side
-            size = sum(one.size for _, _, one in wanted)
-            if not reserve(self.folder.parent, fd, size + len(sealed), self._most, ahead=ahead):
+                return seal, file, side
+            size = sum(one.size for _, one in wanted)
+            if not reserve(self.folder.parent, file.fd, size + len(sealed), self._most, ahead=ahead):
                 self._drop_part(part, chunk, side)
-                _close_side(side)
                 return None
             if side is not None and seal.arrays is not None:
                 # Each file has what it takes from here on, so that nothing is counted twice.
-                os.ftruncate(side, seal.arrays.size)
-                os.ftruncate(fd, seal.size + len(sealed))
+                os.ftruncate(side.fd, seal.arrays.size)
+                os.ftruncate(file.fd, seal.size + len(sealed))
             whole = [self._download(*one) for one in wanted]
             # After all was fetched: a stream that was made anew in the same place has its manifest before its chunks.
             self._check_identity()
             if whole[0]:
-                os.ftruncate(fd, seal.size)
+                os.ftruncate(file.fd, seal.size)
             if not all(whole):
                 self._drop_part(part, chunk, side)
-                return seal, fd, side
-            self._write_seal(chunk, sealed)
-            note_use(fd, read=not ahead)
+                return seal, file, side
+            write_new(self.folder / seal_name(chunk), sealed)
+            note_use(file.fd, read=not ahead)
             os.rename(part, self.folder / chunk_name(chunk))
-            lock(fd, shared=True)
-            return seal, fd, side
+            lock(file.fd, shared=True)
+            return seal, file, side
         except BaseException as error:
             self._drop_part(part, chunk, side)
-            _close_side(side)
+            for opened in (file, side):
+                # The error keeps them open as long as somebody keeps it.
+                if opened is not None:
+                    os.ftruncate(opened.fd, 0)
             if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
                 raise
             raise OSError(
@@ -272,82 +228,65 @@ class Mirror:
                 str(self.folder),
             ) from error
 
-    def _drop_part(self, part: Path, chunk: int, side: int | None) -> None:
+    def _drop_part(self, part: Path, chunk: int, side: OpenFile | None) -> None:
         """Takes a part's name away, and before that the name of the side file beside it, if one was made."""
         if side is not None:
             remove(self.folder / arrays_name(chunk))
         remove(part)
 
-    def _write_seal(self, chunk: int, sealed: bytes) -> None:
-        fd = create(self.folder / seal_name(chunk))
-        try:
-            write_all(fd, sealed)
-        finally:
-            os.close(fd)
-
     def _alone(self, chunk: int) -> _Copy:
         """Fetches a chunk for this process alone, into files without a name."""
         seal, _ = self._seal(chunk)
-        fds: list[int] = []
-        try:
-            parts: tuple[tuple[str, Seal | SealedArrays | None], ...]
-            parts = ((chunk_name(chunk), seal), (arrays_name(chunk), seal.arrays))
-            for name, sealed in parts:
-                if sealed is not None:
-                    path = self.folder / f".{name}.{os.getpid()}{PART_SUFFIX}"
-                    fds.append(os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600))
-                    remove(path)
-                    if not self._is_other_size(fds[-1], name, sealed):
-                        self._download(fds[-1], name, sealed)
-            self._check_identity()
-        except BaseException:
-            for fd in fds:
-                os.close(fd)
-            raise
-        return seal, fds[0], fds[1] if len(fds) > 1 else None
+        files: list[OpenFile] = []
+        parts: tuple[tuple[str, Seal | SealedArrays | None], ...]
+        parts = ((chunk_name(chunk), seal), (arrays_name(chunk), seal.arrays))
+        for name, sealed in parts:
+            if sealed is not None:
+                path = self.folder / f".{name}.{os.getpid()}{PART_SUFFIX}"
+                files.append(self._file(path, name, os.O_CREAT | os.O_EXCL))
+                remove(path)
+                if not self._is_other_size(files[-1], sealed):
+                    self._download(files[-1], sealed)
+        self._check_identity()
+        return seal, files[0], files[1] if len(files) > 1 else None
 
     def _seal(self, chunk: int) -> tuple[Seal, bytes]:
-        """Returns a chunk's seal, and its bytes. Raises FileNotFoundError, SealInvalid, and what stores raise."""
         path = self._directory / seal_name(chunk)
         data = read_file(path)
         return Seal.decode(data, chunk, str(path)), data
 
-    def _is_other_size(self, fd: int, name: str, seal: Seal | SealedArrays) -> bool:
-        """Looks, of a large chunk, whether its object has the size that the seal tells, before room is made for that.
-
-        If not, the file gets the size that was found, so that who opens it says so.
-        """
+    def _is_other_size(self, file: OpenFile, seal: Seal | SealedArrays) -> bool:
+        """Looks whether a large object has another size than the seal tells, which the file gets then."""
         if seal.size <= PART_BYTES:
             return False
-        path = self._directory / name
-        found = path.store.size(path.key)
+        found = size_of(file.path)
         if found != seal.size:
-            os.ftruncate(fd, found)
+            os.ftruncate(file.fd, found)
         return found != seal.size
 
-    def _download(self, fd: int, name: str, seal: Seal | SealedArrays) -> bool:
+    def _download(self, file: OpenFile, seal: Seal | SealedArrays) -> bool:
         """Fetches an object of a chunk; returns whether it is what the seal tells."""
-        path = self._directory / name
+        path = file.path
+        assert isinstance(path, UrlPath)
         for _ in range(2):
             start = 0
             while start < seal.size:
                 # One byte more than there should be, to see that there are no more.
                 wanted = min(PART_BYTES, seal.size + 1 - start)
                 data = path.store.get_range(path.key, start, start + wanted)
-                write_at(fd, data, start)
+                write_at(file.fd, data, start)
                 start += len(data)
                 if len(data) < wanted:
                     break
             self.fetched += isinstance(seal, Seal)
-            if start == seal.size and _rows_are(fd, seal):
+            if start == seal.size and _rows_are(file.fd, seal):
                 return True
         # So that who opens it says what it has found.
-        os.ftruncate(fd, path.store.size(path.key) if start != seal.size else start)
+        os.ftruncate(file.fd, size_of(path) if start != seal.size else start)
         return False
 
 
 def _rows_are(fd: int, seal: Seal | SealedArrays) -> bool:
-    """Returns whether a file's rows are those of which a seal has the digests."""
     offsets, digests = seal.offsets.tolist(), seal.digests.tolist()
     row, rows = 0, len(digests)
     while row < rows:
@@ -363,23 +302,10 @@ def _rows_are(fd: int, seal: Seal | SealedArrays) -> bool:
     return True
 
 
-def _make(path: Path) -> int:
-    """Makes an empty file, in place of any of its name, to be written and read."""
-    remove(path)
-    return os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-
-
-def _close_side(side: int | None) -> None:
-    if side is not None:
-        os.close(side)
-
-
 class ReadAhead:
-    """A thread that fetches. One for each process; a fork begins with none.
+    """A thread that fetches so many chunks ahead. One for each process; a fork begins with none.
 
-    Args:
-        fetch: fetches a chunk. What it raises is met again by who asks for that chunk.
-        count: how many chunks to be ahead; 0 fetches none.
+    What `fetch` raises is met again by who asks for that chunk.
     """
 
     def __init__(self, fetch: Callable[[int], None], count: int) -> None:
@@ -390,7 +316,6 @@ class ReadAhead:
         self._pid = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the thread behind."""
         return self.__dict__ | {"_wanted": None, "_pid": 0}
 
     def opened(self, chunk: int) -> None:
@@ -404,9 +329,8 @@ class ReadAhead:
             # It ends with its reader.
             weakref.finalize(self, self._wanted.put, None)
             # A daemon: what it is fetching when the process ends is fetched anew by whoever wants it.
-            threading.Thread(
-                target=_run, args=(self._wanted, weakref.ref(self)), name="lazyshard-read-ahead", daemon=True
-            ).start()
+            run = partial(_run, self._wanted, weakref.ref(self))
+            threading.Thread(target=run, name="lazyshard-read-ahead", daemon=True).start()
         self._wanted.put(wanted)
 
     def fetch(self, chunk: int) -> bool:
@@ -434,12 +358,7 @@ def guess_next(opened: Sequence[int], count: int) -> list[int]:
     """Returns the chunks that will be opened next, by those opened last; none as long as there was only one.
 
     A rank's chunks are a fixed distance apart, and a window of them is opened in any order: so what comes is behind the
-    last of them, at the smallest distance that two of them have. (Where it is a multiple of the true one, what is
-    guessed is the rank's as well.)
-
-    Args:
-        opened: numbers of chunks, in the order in which they were opened.
-        count: how many to guess.
+    last of them, at the smallest distance that two of them have, or a multiple of the true one.
     """
     chunks = sorted(set(opened))
     if len(chunks) < 2:

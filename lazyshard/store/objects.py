@@ -1,54 +1,86 @@
 """Objects of a store (S3, or whatever fsspec has a driver for) under one URL: got, listed, put and deleted by name.
 
-A thin shell over fsspec, which is imported when a store is first used. What this adds: a try that fails by the network
-or the server is repeated with growing pauses, for a stated patience; an error says what to do, as one of ours; an
-object is put under a condition where the store can do that, so that of two writers one knows that it came second.
-
-A request that moves data has an end of its own here. The time-outs of drivers are not enough: aiohttp has none while it
-sends or waits for the `100 Continue` that S3 drivers ask for before they send, and each `100 Continue` that comes stops
-the one that waits for the answer (`ResponseHandler.data_received`, 3.14).
+What this adds to fsspec: a try that fails by the network or the server is repeated with growing pauses, for a stated
+patience; an error says what to do, as one of ours; an object is put under a condition where the store can do that, so
+that of two writers one knows that it came second; and a request that moves data has an end of its own. aiohttp has none
+while it sends or waits for the `100 Continue` that S3 drivers ask for, each of which stops the time-out of the answer
+(`ResponseHandler.data_received`, 3.14).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import logging
 import os
+import random
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from lazyshard.errors import StoreRefused, StoreUnavailable, redact
-from lazyshard.store.objects_failures import FIRST_PAUSE_S, Failure, next_pause, why_failed
 
 PATIENCE_S: Final = 120.0
 """How long failing calls are repeated: longer than a store throttles, or an endpoint is moved to another machine."""
 
-PATIENCE_VARIABLE: Final = "LAZYSHARD_OBJECTS_PATIENCE_S"
-"""Variable of the environment with another number of seconds."""
+PATIENCE_VARIABLE: Final = "LAZYSHARD_OBJECTS_PATIENCE_S"  # variable of the environment with another number of seconds
 
 _SLOWEST_BYTES_S: Final = 64 << 10
 """How many bytes a second a request must move at the least, beside the driver's own time-outs, or it is given up."""
 
-_TELL_S: Final = 10.0
-"""A call that is repeated for longer is worth a word."""
-
-_S3: Final = ("s3", "s3a")
-
-_T = TypeVar("_T")
-_log = logging.getLogger("lazyshard")
+_TELL_S: Final = 10.0  # A call that is repeated for longer is worth a word
 
 _MOST_BYTES: Final = 4 << 30
 """More than any object has that is read at once. Without an end, S3's driver would ask for the size first."""
 
+FIRST_PAUSE_S: Final = 0.1
+_LAST_PAUSE_S: Final = 5.0
+
+_PASSING_STATUS: Final = (408, 409, 425, 429)
+"""Of the client's faults, by their numbers: too slow, somebody else was writing it just then, too often."""
+
+_DRIVERS: Final = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "adlfs", "requests", "urllib3")
+"""Libraries whose errors come from a connection, unless they say otherwise."""
+
+_NO_CREDENTIALS: Final = (
+    *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"),
+    *("ProfileNotFound", "ConfigNotFound", "DefaultCredentialsError", "ClientAuthenticationError"),
+)
+_OWN_MISTAKES: Final = ("ParamValidationError", "InvalidEndpointURLError", "NoRegionError", "UnknownServiceError")
+
+_CREDENTIALS_ADVICE: Final = (
+    "Give this process credentials of the store: for S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or "
+    "a role of the machine"
+)
+_RIGHTS_ADVICE: Final = (
+    "See to the credentials and their rights: reading takes s3:GetObject and s3:ListBucket (without the latter S3 says "
+    "403 of what is only not there yet), cursors and a producer take s3:PutObject"
+)
+_DRIVER_ADVICE: Final = (
+    "Install what reads such URLs: pip install 'lazyshard[objects]' for s3://, fsspec's driver for others"
+)
+_BUCKET_ADVICE: Final = "Make the bucket, or correct the URL or the endpoint (AWS_ENDPOINT_URL for S3)"
+_ENDPOINT_ADVICE: Final = "An endpoint is a URL, like http://host:9000: correct AWS_ENDPOINT_URL"
+_REQUEST_ADVICE: Final = "Correct the URL, or the settings of the store"
+
+_T = TypeVar("_T")
+_log = logging.getLogger("lazyshard")
+
+
+class Failure(NamedTuple):
+    """Why a call has failed; "unknown": by none of the store's errors."""
+
+    kind: Literal["missing", "passing", "refused", "unknown"]
+    words: str  # what the store or its driver said, on one line
+    advice: str = ""  # what to do, where it was refused
+    status: int | None = None  # of the HTTP answer
+    code: str = ""  # the store's own word for it
+
 
 class ObjectStore:
-    """The objects whose names begin with one URL.
-
-    Safe under fork: each process has its own connections, which stay behind when this is pickled, too. Threads may
-    share a store.
+    """The objects whose names begin with one URL. Safe under fork, in threads, and when pickled.
 
     Args:
         url: like ``s3://bucket/prefix``.
@@ -60,10 +92,8 @@ class ObjectStore:
         patience_s: as given, or what the environment says.
         is_s3: whether the store speaks S3.
 
-    Raises:
-        StoreRefused: the patience is no number of seconds.
-
     All methods raise, beside what they say:
+        FileNotFoundError: there is no such object; its `filename` is the URL.
         StoreRefused: the store, or fsspec's driver, does not let this be done; nothing is repeated.
         StoreUnavailable: it gave no answer, or failing ones, for as long as the patience lasts.
     """
@@ -71,7 +101,7 @@ class ObjectStore:
     def __init__(self, url: str, *, patience_s: float | None = None, options: Mapping[str, Any] | None = None) -> None:
         self.url = redact(url.rstrip("/"))
         self.patience_s = _patience() if patience_s is None else patience_s
-        self.is_s3 = url.partition("://")[0] in _S3
+        self.is_s3 = url.partition("://")[0] in ("s3", "s3a")
         self._url = url.rstrip("/")
         self._options = dict(options or {})
         # By process. Those of a parent are kept: to close what a fork has inherited would wait for a thread that only
@@ -79,7 +109,6 @@ class ObjectStore:
         self._systems: dict[int, tuple[Any, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves connections behind."""
         return self.__dict__ | {"_systems": {}}
 
     @property
@@ -88,24 +117,15 @@ class ObjectStore:
         return self.is_s3
 
     def name_of(self, name: str) -> str:
-        """Returns the URL of an object, without credentials."""
+        """Returns the URL of an object, or of the folder, without credentials."""
         return redact(self._url_of(name))
 
-    def get(self, name: str, most: int = _MOST_BYTES, *, patience_s: float | None = None) -> bytes:
-        """Returns an object's bytes, in one request.
+    def get(self, name: str, most: int = _MOST_BYTES) -> bytes:
+        """Returns an object's bytes, `most` of them, in one request."""
+        return self.get_range(name, 0, most)
 
-        Args:
-            name: of the object.
-            most: how many bytes to return at the most.
-            patience_s: other than the store's.
-
-        Raises:
-            FileNotFoundError: there is none; its `filename` is the URL.
-        """
-        return self.get_range(name, 0, most, patience_s=patience_s)
-
-    def get_range(self, name: str, start: int, stop: int, *, patience_s: float | None = None) -> bytes:
-        """Returns the bytes of [start, stop) of an object, fewer where it ends. Raises as `get` does."""
+    def get_range(self, name: str, start: int, stop: int) -> bytes:
+        """Returns the bytes of [start, stop) of an object, fewer where it ends."""
 
         def call(fs: Any, path: str) -> bytes:
             try:
@@ -115,10 +135,10 @@ class ObjectStore:
                     return b""
                 raise
 
-        return self._do(name, "reading", call, patience_s)
+        return self._do(name, "reading", call)
 
     def get_tagged(self, name: str) -> tuple[bytes, str]:
-        """Returns an object's bytes, and a tag that tells them from others, for `put_matching`. Raises as `get`."""
+        """Returns an object's bytes, and a tag that tells them from others, for `put_matching`."""
 
         async def read(fs: Any, path: str) -> tuple[bytes, str]:
             bucket, key, _ = fs.split_path(path)
@@ -146,11 +166,11 @@ class ObjectStore:
         return True
 
     def size(self, name: str) -> int:
-        """Returns how many bytes an object has. Raises as `get` does."""
+        """Returns how many bytes an object has."""
         return self._do(name, "looking at", lambda fs, path: int(fs.info(path)["size"]))
 
     def modified(self, name: str) -> float | None:
-        """Returns when an object was put, in seconds since 1970; None where that is not told. Raises as `get` does."""
+        """Returns when an object was put, in seconds since 1970; None where that is not told."""
 
         def call(fs: Any, path: str) -> float | None:
             found = fs.info(path)
@@ -160,11 +180,7 @@ class ObjectStore:
         return self._do(name, "looking at", call)
 
     def list(self, folder: str = "") -> dict[str, int]:
-        """Returns the names right under a folder, those of folders included, each with its size.
-
-        Raises:
-            FileNotFoundError: there is nothing under it.
-        """
+        """Returns the names right under a folder, those of folders included, each with its size."""
 
         def call(fs: Any, path: str) -> dict[str, int]:
             found = fs.ls(path, detail=True, refresh=True) if self.is_s3 else fs.ls(path, detail=True)
@@ -185,25 +201,16 @@ class ObjectStore:
         True too where an earlier try of this call had done it although its answer was lost: then there are these bytes.
         Not guaranteed without `conditional`: that of two at a time one is refused.
         """
-        tries = 0
-
-        def call(fs: Any, path: str) -> bool:
-            nonlocal tries
-            tries += 1
-            if self.is_s3:
-                put = self._put_if(fs, path, data, IfNoneMatch="*")
-            elif put := not fs.exists(path):
-                self._pipe(fs, path, data)
-            return put or (tries > 1 and bytes(fs.cat_file(path)) == data)
-
-        return self._do(name, "writing", call)
+        return self._put_once(name, data, lambda fs, path: not fs.exists(path), IfNoneMatch="*")
 
     def put_matching(self, name: str, data: bytes, tag: str) -> bool:
         """Puts an object in place of the one with a tag of `get_tagged`, and returns whether this was done.
 
-        True too where an earlier try of this call had done it although its answer was lost. Not guaranteed without
-        `conditional`: that of two at a time one is refused.
+        Else as `put_new`.
         """
+        return self._put_once(name, data, lambda fs, path: _tag(bytes(fs.cat_file(path))) == tag, IfMatch=tag)
+
+    def _put_once(self, name: str, data: bytes, may: Callable[[Any, str], bool], **condition: str) -> bool:
         tries = 0
 
         def call(fs: Any, path: str) -> bool:
@@ -211,12 +218,12 @@ class ObjectStore:
             tries += 1
             try:
                 if self.is_s3:
-                    put = self._put_if(fs, path, data, IfMatch=tag)
-                elif put := _tag(bytes(fs.cat_file(path))) == tag:
+                    put = self._put_if(fs, path, data, **condition)
+                elif put := may(fs, path):
                     self._pipe(fs, path, data)
                 return put or (tries > 1 and bytes(fs.cat_file(path)) == data)
             except FileNotFoundError as error:
-                if why_failed(error).code == "NoSuchBucket":
+                if "IfMatch" not in condition or why_failed(error).code == "NoSuchBucket":
                     raise
                 return False
 
@@ -232,10 +239,8 @@ class ObjectStore:
             else:
                 fs.rm_file(path)
 
-        try:
+        with contextlib.suppress(FileNotFoundError):
             self._do(name, "deleting", call)
-        except FileNotFoundError:
-            return
 
     def _put_if(self, fs: Any, path: str, data: bytes, **condition: str) -> bool:
         bucket, key, _ = fs.split_path(path)
@@ -258,20 +263,13 @@ class ObjectStore:
     def _do(self, name: str, doing: str, call: Callable[[Any, str], _T], patience_s: float | None = None) -> _T:
         """Returns what a call gives, repeated while it fails by the network or the server.
 
-        Args:
-            name: of the object, or empty for the folder.
-            doing: what the call does, for messages, like "reading".
-            call: takes fsspec's driver and the path of the object there.
-            patience_s: other than the store's.
-
-        Raises:
-            FileNotFoundError: there is no such object; its `filename` is the URL.
-            StoreRefused: the store, or fsspec's driver, does not let this be done.
-            StoreUnavailable: it gave no answer, or failing ones, for as long as the patience lasts.
+        `name` of an object, or empty for the folder; `doing` in words, like "reading"; `call` takes fsspec's driver and
+        the path of the object there.
         """
         most = self.patience_s if patience_s is None else patience_s
         started = time.monotonic()
         pause, told = FIRST_PAUSE_S, False
+        url = self.name_of(name)
         while True:
             try:
                 fs, root = self._system()
@@ -281,42 +279,34 @@ class ObjectStore:
                 cause = _without_credentials(error, failure, self._url_of(name))
             waited = time.monotonic() - started
             if failure.kind == "missing":
-                raise FileNotFoundError(errno.ENOENT, "No such object", self.name_of(name)) from cause
+                raise FileNotFoundError(errno.ENOENT, "No such object", url) from cause
             if failure.kind == "unknown":
                 raise cause
             if failure.kind == "refused":
-                raise self._refused(name, doing, failure) from cause
+                raise StoreRefused(
+                    f"{url}: {doing} it was refused: {failure.words}. {failure.advice}", url=url
+                ) from cause
             if waited + pause > most:
-                raise self._unavailable(name, doing, failure, waited) from cause
+                raise StoreUnavailable(
+                    f"{url}: {doing} it has failed for {waited:.0f} s: {failure.words}. Is the store reachable from "
+                    f"this machine, and its endpoint right (AWS_ENDPOINT_URL for S3)? When it is there again, go on "
+                    f"from the last checkpoint; {PATIENCE_VARIABLE} says how long to try",
+                    url=url,
+                    waited=waited,
+                ) from cause
             if waited >= _TELL_S and not told:
                 told = True
                 _log.warning(
                     "%s %s fails for %.0f s now (%s); trying for %.0f s more",
-                    *(doing, self.name_of(name), waited, failure.words, most - waited),
+                    *(doing, url, waited, failure.words, most - waited),
                 )
             time.sleep(pause)
             pause = next_pause(pause)
 
-    def _refused(self, name: str, doing: str, failure: Failure) -> StoreRefused:
-        url = self.name_of(name)
-        return StoreRefused(f"{url}: {doing} it was refused: {failure.words}. {failure.advice}", url=url)
-
-    def _unavailable(self, name: str, doing: str, failure: Failure, waited: float) -> StoreUnavailable:
-        url = self.name_of(name)
-        return StoreUnavailable(
-            f"{url}: {doing} it has failed for {waited:.0f} s: {failure.words}. Is the store reachable from this "
-            f"machine, and its endpoint right (AWS_ENDPOINT_URL for S3)? When it is there again, go on from the last "
-            f"checkpoint; {PATIENCE_VARIABLE} says how long to try",
-            url=url,
-            waited=waited,
-        )
-
     def _system(self) -> tuple[Any, str]:
-        """Returns fsspec's driver and its path of the URL, those of this process."""
-        found = self._systems.get(os.getpid())
-        if found is None:
-            found = self._systems[os.getpid()] = self._open()
-        return found
+        if os.getpid() not in self._systems:
+            self._systems[os.getpid()] = self._open()
+        return self._systems[os.getpid()]
 
     def _open(self) -> tuple[Any, str]:
         import fsspec
@@ -326,9 +316,8 @@ class ObjectStore:
         if self.is_s3:
             # Repeated here, where the patience is known, and nowhere below.
             own: dict[str, Any] = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
-            given = (conf.get("s3", {}), self._options)
-            for settings in given:
-                own = own | dict(settings.get("config_kwargs", {}))
+            for settings in (conf.get("s3", {}), self._options):
+                own |= dict(settings.get("config_kwargs", {}))
             options["config_kwargs"] = own
         fs, path = fsspec.core.url_to_fs(self._url, **options)
         if self.is_s3:
@@ -345,11 +334,7 @@ def _without_credentials(error: Exception, failure: Failure, url: str) -> Except
 
 
 def _ending(fs: Any, size: int, request: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Makes a request that moves so many bytes at the most, and gives it up where it takes too long for that.
-
-    Raises:
-        TimeoutError: it was given up. Drivers whose requests cannot be broken off see to that themselves.
-    """
+    """Makes a request that moves so many bytes at the most, and gives it up (TimeoutError) where it takes too long."""
     if not fs.async_impl:
         return request(*arguments, **named)
     settings = getattr(fs, "config_kwargs", {})
@@ -365,7 +350,6 @@ def _ending(fs: Any, size: int, request: Callable[..., Any], *arguments: Any, **
 
 
 def _patience() -> float:
-    """Returns how many seconds to repeat what fails, by the environment. Raises StoreRefused: that is no number."""
     text = os.environ.get(PATIENCE_VARIABLE, "")
     try:
         found = float(text or PATIENCE_S)
@@ -378,3 +362,68 @@ def _patience() -> float:
 
 def _tag(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def next_pause(pause: float) -> float:
+    """Returns the pause in seconds after one of so many: twice as long, and not the same for all who were refused."""
+    return min(_LAST_PAUSE_S, 2 * pause) * random.uniform(0.75, 1.0)  # noqa: S311
+
+
+def why_failed(error: BaseException, url: str = "") -> Failure:
+    """Returns what an error of a driver means; credentials of this URL or any other are left out of its words."""
+    chain = list(_chain(error))
+    names = {type(one).__name__ for one in chain}
+    status, code = _answer(chain)
+    text = " ".join(str(error).split()) or type(error).__name__
+    words = redact(text if not code or code in text else f"{code}: {text}", url)
+
+    def refused(advice: str) -> Failure:
+        return Failure("refused", words, advice, status, code)
+
+    if code == "NoSuchBucket":
+        return refused(_BUCKET_ADVICE)
+    if isinstance(error, ImportError):
+        return refused(_DRIVER_ADVICE)
+    if not names.isdisjoint(_NO_CREDENTIALS):
+        return refused(_CREDENTIALS_ADVICE)
+    if isinstance(error, ValueError) and "Invalid endpoint" in words:
+        return refused(_ENDPOINT_ADVICE)
+    if not names.isdisjoint(_OWN_MISTAKES) or (isinstance(error, ValueError) and "Protocol not known" in words):
+        return refused(_DRIVER_ADVICE if isinstance(error, ValueError) else _REQUEST_ADVICE)
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)) or status == 404:
+        return Failure("missing", words, "", status, code)
+    if isinstance(error, PermissionError) or status in (401, 403):
+        return refused(_RIGHTS_ADVICE)
+    if status is not None and status < 500 and status not in _PASSING_STATUS:
+        # One that was read only in part has the status of success.
+        return Failure("passing", words, "", status, code) if status < 300 else refused(_REQUEST_ADVICE)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSYS):
+        return refused(_REQUEST_ADVICE)
+    known = isinstance(error, (OSError, EOFError)) or any(
+        type(one).__module__.partition(".")[0] in _DRIVERS or "Timeout" in type(one).__name__ for one in chain
+    )
+    return Failure("passing" if known else "unknown", words, "", status, code)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    one: BaseException | None = error
+    while one is not None:
+        yield one
+        one = one.__cause__
+
+
+def _answer(chain: list[BaseException]) -> tuple[int | None, str]:
+    """Returns the status and the code of the store's answer, as far as the errors have kept them."""
+    for one in chain:
+        answer: Any = getattr(one, "response", None)
+        if isinstance(answer, dict):
+            code = str(answer.get("Error", {}).get("Code", ""))
+            status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return (int(code) if status is None and code.isdigit() else status), code
+        status = getattr(one, "status", None)
+        # What aiohttp calls a code is its own verdict on an answer that was cut, and no server's.
+        if status is None and not type(one).__module__.startswith("aiohttp."):
+            status = getattr(one, "code", None)
+        if isinstance(status, int):
+            return status, ""
+    return None, ""

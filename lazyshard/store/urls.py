@@ -1,8 +1,7 @@
-"""Streams by URL: where a data set, a reader or a command decides whether it was given a directory or an object store.
+"""Streams by URL: `stream_path` decides whether a directory was given or an object store.
 
-`stream_path` is the one place of that decision. What it returns for a URL is a path too, so that names are joined to it
-and messages show it as anywhere else; but it is none of this machine's filesystem, and whatever takes it for one fails
-at once.
+What it returns for a URL is a path too, so that names are joined to it and messages show it as anywhere else; but
+whatever takes it for one of this machine's filesystem fails at once.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ _stores: dict[tuple[str, str | None], ObjectStore] = {}
 
 
 class UrlPath(PosixPath):
-    """The URL of a stream, or of an object of it. Joined and taken apart as a path, never given to the filesystem.
-
-    Its text is for people and for files, and leaves the credentials of the URL out; `url` is for whoever opens it.
-    """
+    """The URL of a stream, or of an object of it. Joined and taken apart as a path; its text leaves out credentials."""
 
     __slots__ = ()
 
@@ -47,7 +43,6 @@ class UrlPath(PosixPath):
         return f"{scheme}//{'/'.join(names)}"
 
     def __fspath__(self) -> NoReturn:
-        """Raises TypeError: the filesystem knows no such path."""
         raise TypeError(f"{self}: an object store's URL is no path of this machine's filesystem")
 
     @property
@@ -77,11 +72,7 @@ def is_url(directory: str | os.PathLike[str]) -> bool:
 
 
 def stream_path(directory: str | os.PathLike[str]) -> Path:
-    """Returns the path of a stream's directory, a `UrlPath` where it is the URL of an object store.
-
-    Args:
-        directory: a path, or a URL as fsspec takes it: ``s3://bucket/prefix``, ``gs://...``; ``file://`` gives a path.
-    """
+    """Returns the path of a stream's directory: a `UrlPath` of a URL as fsspec takes it, but of ``file://``."""
     if isinstance(directory, UrlPath):
         return directory
     text = os.fspath(directory)
@@ -101,13 +92,10 @@ def stream_name(directory: str | os.PathLike[str]) -> str:
 
 
 def check_place(directory: str | os.PathLike[str]) -> None:
-    """Refuses a path at which no stream will appear: a producer makes the stream's directory in one that is there.
+    """Raises StreamMissing for a path at which no stream will appear: there is not even the directory above.
 
-    Costs a look at the directory above; only where that is missing, those further up are listed too: a network
-    filesystem may remember for up to a minute that something was not there, and lists it all the same.
-
-    Raises:
-        StreamMissing: there is not even the directory above, as where the name of a data set on a hub was given.
+    Only where that is missing, those further up are listed too: a network filesystem may remember for up to a minute
+    that something was not there, and lists it all the same.
     """
     path = stream_path(directory)
     if isinstance(path, UrlPath):

@@ -1,14 +1,12 @@
 """The files of a published chunk, open for reading at any place: `CompleteFile`, and the side file of its rows' arrays.
 
-What is complete never changes, so it is the same file whenever it is opened, and one that the server forgets is opened
-again. Arrays are read with `preadv` into memory of the row's own: what is made of it are views, nothing is copied
-again, and who changes an array changes nobody else's. Once nobody looks at it any more, another row may be read into
-it (`RowMemory`). `read_place` reads a row that another process of the machine has checked, out of its page cache: that
-costs less than to carry a large row through a pipe.
+Arrays are read with `preadv` into memory of the row's own: what is made of it are views, nothing is copied again.
+`read_place` reads a row that another process has checked, out of the machine's page cache: cheaper than a pipe.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from array import array
@@ -29,16 +27,14 @@ from lazyshard.format.seal import SealedArrays
 from lazyshard.store.files import FORGOTTEN, STALE_TRIES, OpenFile, open_file
 
 SEALED: Final = "sealed"
-MARKED: Final = "marked complete"
-"""How a chunk was published: by a seal, or by an empty marker."""
+MARKED: Final = "marked complete"  # by an empty marker
 
 _T = TypeVar("_T")
 _Given = TypeVar("_Given")
 
 Bytes = npt.NDArray[np.uint8]
 
-KEPT_BYTES: Final = 64 << 20
-"""What a process keeps at the most: a batch of 8 rows of 8 MiB, of which it held as much before."""
+KEPT_BYTES: Final = 64 << 20  # what a process keeps at the most: a batch of 8 rows of 8 MiB
 
 LEAST_BYTES: Final = 128 << 10
 """Smaller memory is kept by the C library already: from this size on, that asks the kernel each time (glibc's
@@ -52,23 +48,12 @@ _PROBE: Final = [np.empty(0, np.uint8)]
 _ALONE: Final = sys.getrefcount(_PROBE[0])
 """References to an array that a container alone holds, counted as `RowMemory` counts them."""
 
-_OPEN_FILES: Final = 8
-"""Held open at the most: as many chunks as workers usually read at a time."""
-
-_open_files: dict[str, CompleteFile] = {}
-"""By path, in the order of use."""
+_OPEN_FILES: Final = 8  # held open at the most: as many chunks as workers usually read at a time
+_open_files: dict[str, CompleteFile] = {}  # by path, in the order of use
 
 
 class CompleteFile:
-    """A file that is complete. Threads may share it.
-
-    Args:
-        file: the file, as it was opened.
-
-    Attributes:
-        path: its name.
-        size: its bytes when it was opened first.
-    """
+    """A file that is complete, opened again where its server forgets it: it never changes. Threads may share it."""
 
     __slots__ = ("_file", "path", "size")
 
@@ -77,41 +62,24 @@ class CompleteFile:
         self.path: Path = file.path
         self.size: int = file.size
 
+    @property
+    def fd(self) -> int:
+        """The descriptor that is open now."""
+        return self._file.fd
+
     def read(self, start: int, size: int) -> bytes:
-        """Reads bytes from a place on, in one system call as a rule.
-
-        Returns:
-            So many bytes; fewer where the file ends before.
-
-        Raises:
-            OSError: the filesystem failed, or has forgotten the file time and again.
-            FileNotFoundError, FileRefused, FileUnreadable: it was forgotten, and cannot be opened again.
-        """
+        """Reads bytes from a place on, in one system call as a rule; fewer where the file ends before."""
         data = self._ask(os.pread, size, start)
-        while len(data) < size:
-            part = self._ask(os.pread, size - len(data), start + len(data))
-            if not part:
-                return data
+        while len(data) < size and (part := self._ask(os.pread, size - len(data), start + len(data))):
             data += part
         return data
 
     def read_into(self, memory: memoryview, start: int) -> int:
-        """Reads bytes from a place on into all of the memory. Raises as `read` does.
-
-        Returns:
-            How many bytes were read: fewer than the memory has where the file ends before.
-        """
+        """Reads bytes from a place on into memory; returns how many. Raises as `read`."""
         done = 0
-        while done < len(memory):
-            read = self._ask(os.preadv, [memory[done:]], start + done)
-            if not read:
-                return done
+        while done < len(memory) and (read := self._ask(os.preadv, [memory[done:]], start + done)):
             done += read
         return done
-
-    def is_deleted(self) -> bool:
-        """Returns whether no name leads to what is open here."""
-        return not os.fstat(self._file.fd).st_nlink
 
     def _ask(self, call: Callable[[int, _Given, int], _T], given: _Given, start: int) -> _T:
         """Calls `os.pread` or `os.preadv`, and again where the server has forgotten the file."""
@@ -125,21 +93,11 @@ class CompleteFile:
                 tries += 1
                 if error.errno not in FORGOTTEN or tries > STALE_TRIES:
                     raise
-                # This descriptor is of no use any more; a complete file is the same whenever it is opened.
                 self._file = open_file(file.path)
 
 
 class ChunkArrays:
-    """The side file of an open chunk.
-
-    Args:
-        file: the side file.
-        number: the chunk's number.
-        sealed: what the chunk's seal says of it.
-
-    Raises:
-        ChunkCorrupt: the file is shorter or longer than that.
-    """
+    """The side file of an open chunk. Raises ChunkCorrupt: it is shorter or longer than the seal says."""
 
     __slots__ = ("_digests", "_file", "_number", "_offsets")
 
@@ -161,15 +119,7 @@ class ChunkArrays:
         return min(stop, max(first + at_least, fit))
 
     def read(self, row: int) -> Bytes:
-        """Reads and checks the bytes of a row, in one system call.
-
-        Returns:
-            u8 of shape (bytes,), which is the caller's own.
-
-        Raises:
-            ChunkCorrupt: they are not what was sealed, or the file was cut.
-            OSError: the filesystem failed.
-        """
+        """Reads and checks the bytes of a row, in one system call: u8 of shape (bytes,), the caller's own."""
         return self.read_rows(row, row + 1)
 
     def read_rows(self, first: int, stop: int) -> Bytes:
@@ -198,10 +148,6 @@ class ChunkArrays:
         """Returns the digests of the rows [first, stop)."""
         return self._digests[first:stop]
 
-    def all_digests(self) -> bytes:
-        """Returns the digests of all rows, 8 bytes each."""
-        return self._digests.astype("<u8").tobytes()
-
     def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
         byte = None if row is None else self._offsets[row]
         return damaged(self._file.path, self._number, row, byte, expected, actual)
@@ -210,17 +156,7 @@ class ChunkArrays:
 def damaged(
     path: Path, chunk: int, row: int | None, byte: int | None, expected: str, actual: str, *, published: str = SEALED
 ) -> ChunkCorrupt:
-    """Returns the error for a file that was changed or damaged after it was published.
-
-    Args:
-        path: the file.
-        chunk: the chunk's number.
-        row: the row that is bad; None if it is the file.
-        byte: at which it starts; None without a row.
-        expected: what should be there.
-        actual: what is there.
-        published: `SEALED` or `MARKED`.
-    """
+    """Returns the error for a file that was changed since it was `SEALED` or `MARKED`; without a row, for all of it."""
     where = "" if row is None else f" row {row} (byte {byte}):"
     return ChunkCorrupt(
         f"{path}:{where} expected {expected}, found {actual}; the file was changed or damaged after it was "
@@ -238,17 +174,11 @@ class RowMemory:
     """Memory for the arrays of rows: what nobody looks at any more is used again.
 
     To touch memory for the first time costs several times as much as to read a file's bytes into it: the kernel clears
-    it, page by page, and what large rows lie in goes back to the kernel when they are dropped. So a row's memory is
-    kept when the row is dropped, and another one is read into it. That nobody looks at it is known from its count of
-    references: every array that shares the memory of another one holds one, and so does whatever is made of such an
-    array, as a tensor, a memoryview or a DLPack capsule. What is kept for ever is simply never used again.
+    it, page by page. So a row's memory is kept when the row is dropped, and another one is read into it. That nobody
+    looks at it is known from its count of references: every array that shares the memory of another one holds one, and
+    so does whatever is made of such an array, as a tensor, a memoryview or a DLPack capsule.
 
-    Threads may share one, and a process that was forked goes on with a copy of its own. Who finds another thread in it
-    gets new memory instead of waiting.
-
-    Args:
-        limit: bytes to keep at the most. What is in use counts; beyond it the oldest is forgotten, and goes back to
-            the kernel when it is dropped.
+    Threads may share one. Beyond `limit` bytes, those in use included, the oldest memory is forgotten.
     """
 
     def __init__(self, limit: int = KEPT_BYTES) -> None:
@@ -263,20 +193,21 @@ class RowMemory:
         return self._size
 
     def take(self, size: int) -> Bytes:
-        """Returns memory that nobody else looks at, with anything in it.
-
-        Args:
-            size: in bytes.
-
-        Returns:
-            u8 of shape (size,). Up to a quarter more is held with it.
-        """
+        """Returns u8 of shape (size,) that nobody else looks at, with anything in it."""
         # Never waits: a lock that a thread holds while its process forks stays locked in the child for ever.
         if not LEAST_BYTES <= size <= self._limit or not self._lock.acquire(blocking=False):
             return np.empty(size, np.uint8)
         try:
-            found = self._free(size)
-            return (self._new(size) if found is None else found)[:size]
+            if (found := self._free(size)) is not None:
+                return found[:size]
+            # Rounded up by an eighth at the most, so that rows of nearly the same size fit into each other's.
+            step = 1 << (size.bit_length() - 4)
+            made = np.empty(-(-size // step) * step, np.uint8)
+            self._buffers.append(made)
+            self._size += made.size
+            while self._size > self._limit:
+                self._size -= self._buffers.popleft().size
+            return made[:size]
         finally:
             self._lock.release()
 
@@ -300,56 +231,28 @@ class RowMemory:
         buffers = self._buffers
         return size <= buffers[at].size <= size + size // 4 and sys.getrefcount(buffers[at]) == _ALONE
 
-    def _new(self, size: int) -> Bytes:
-        # Rounded up by an eighth at the most, so that rows of nearly the same size fit into each other's.
-        step = 1 << (size.bit_length() - 4)
-        made = np.empty(-(-size // step) * step, np.uint8)
-        self._buffers.append(made)
-        self._size += made.size
-        while self._size > self._limit:
-            self._size -= self._buffers.popleft().size
-        return made
 
-
-ROW_MEMORY: Final = RowMemory()
-"""This process's."""
+ROW_MEMORY: Final = RowMemory()  # this process's
 
 
 class RowPlace(NamedTuple):
-    """A row of a sealed chunk.
-
-    Attributes:
-        path: the data file, absolute.
-        chunk: number of the chunk.
-        row: number of the row in it.
-        start: byte at which it starts.
-        size: its bytes, the newline included.
-        digest: XXH3 of them, 8 big-endian bytes.
-    """
+    """A row of a sealed chunk: its absolute data file, number, first byte, bytes with the newline, and their XXH3."""
 
     path: str
     chunk: int
     row: int
     start: int
     size: int
-    digest: bytes
+    digest: bytes  # 8 big-endian bytes
 
 
 def read_place(place: RowPlace) -> bytes:
-    """Reads and checks a row that another process has read and checked before.
-
-    Raises:
-        ChunkMissing: its file was deleted since.
-        ChunkCorrupt: its file was changed since.
-        OSError: the filesystem failed.
-    """
+    """Reads and checks a row that another process has checked. ChunkMissing, ChunkCorrupt: it is gone or changed."""
     # Twice, as a file that is open may be one that another has replaced since, or that its server has forgotten.
-    try:
+    with contextlib.suppress(OSError):
         line = _file_of(place).read(place.start, place.size)
-    except OSError:
-        line = b""
-    if xxhash.xxh3_64_digest(line) == place.digest:
-        return line
+        if xxhash.xxh3_64_digest(line) == place.digest:
+            return line
     _open_files.pop(place.path, None)
     line = _file_of(place).read(place.start, place.size)
     if (found := xxhash.xxh3_64_digest(line)) == place.digest:
@@ -382,13 +285,9 @@ def _file_of(place: RowPlace) -> CompleteFile:
                 file=place.path,
                 chunk=place.chunk,
             ) from cause
-        _close_unused()
+        # What was used longest ago is closed, and what was deleted: it takes room on the disk while it is open.
+        for path, other in list(_open_files.items()):
+            if len(_open_files) >= _OPEN_FILES or not os.fstat(other.fd).st_nlink:
+                _open_files.pop(path, None)
     _open_files[place.path] = file
     return file
-
-
-def _close_unused() -> None:
-    """Closes what was used longest ago, and what was deleted, which takes room on the disk while it is open."""
-    for path, file in list(_open_files.items()):
-        if len(_open_files) >= _OPEN_FILES or file.is_deleted():
-            _open_files.pop(path, None)

@@ -2,8 +2,7 @@
 
 Files, in `cursors/`: `NAME.json`, the cursor (`lazyshard.stream.cursor`), and `NAME.reading.json`, the reading mark, a
 hint that is replaced whole by a reader and never synced. Either may be missing. While a mark is being written there is
-`.NAME.reading.TOKEN`, which a kill may leave behind. Any other name is passed over; so is the lock file `.NAME.lock`,
-which says nothing by being there.
+`.NAME.reading.TOKEN`, which a kill may leave behind. Any other name is passed over, the lock file `.NAME.lock` too.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from lazyshard.errors import FormatInvalid
 from lazyshard.format.cursor import (
@@ -37,28 +35,17 @@ from lazyshard.stream.manifest import read_manifest
 
 _log = logging.getLogger("lazyshard")
 
-_told: set[str] = set()
-"""Files of which this process has said that they cannot be written."""
-
-_TOKEN: Final = re.compile(r"[0-9a-f]{16}")
+_told: set[str] = set()  # files of which this process has said that they cannot be written
 
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """What a consumer has told of itself.
-
-    Attributes:
-        name: its name.
-        cursor: how far its durable checkpoints are; None where it has none, or none that counts.
-        reading: what it needs to read on; None where it has not told, or not of this stream: it is a hint.
-        problem: why its cursor does not count, in words; None where it does, and where there is none. Such a consumer
-            is done with nothing.
-    """
+    """What a consumer has told of itself. With a problem it is done with nothing."""
 
     name: str
-    cursor: Cursor | None
-    reading: ReadingMark | None
-    problem: str | None
+    cursor: Cursor | None  # how far its durable checkpoints are; None where it has none that counts
+    reading: ReadingMark | None  # a hint of what it needs to read on, None where it has not told, or of another stream
+    problem: str | None  # why its cursor does not count, in words
 
     @property
     def chunks_before(self) -> int:
@@ -69,12 +56,8 @@ class Consumer:
 def list_consumers(directory: str | os.PathLike[str], published_chunks: int | None = None) -> tuple[Consumer, ...]:
     """Returns the consumers that have a cursor or a reading mark, by name.
 
-    A cursor that is torn, unreadable, of another stream, or ahead of what is published never raises: it is a `problem`
-    of its consumer, whose chunks must be kept.
-
-    Args:
-        directory: the stream's directory.
-        published_chunks: how many chunks are published, to find cursors that are ahead of them; None does not look.
+    A cursor that is torn, unreadable, of another stream, or ahead of the `published_chunks`, if they are given, never
+    raises: it is a `problem` of its consumer, whose chunks must be kept.
 
     Raises:
         FileUnreadable, OSError: the folder of cursors cannot be listed: who the consumers are is not known.
@@ -83,24 +66,22 @@ def list_consumers(directory: str | os.PathLike[str], published_chunks: int | No
     stream = stream_path(directory)
     manifest = read_manifest(stream, None)
     stream_id = None if manifest is None else manifest.stream_id
-    return tuple(_consumer(stream, name, stream_id, published_chunks) for name in _names(stream / CURSORS))
+    folder = stream / CURSORS
+    try:
+        entries = list_names(check_folder(folder))
+    except FileNotFoundError:
+        return ()
+    except PermissionError as cause:
+        raise unreadable(folder) from cause
+    names = sorted({name for name in map(_consumer_of, entries) if name is not None})
+    return tuple(_consumer(stream, name, stream_id, published_chunks) for name in names)
 
 
 def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
-    """Removes a consumer's cursor, reading mark and lock file; returns when that is on the device.
+    """Removes a consumer's cursor, reading mark and lock file; returns, once durable, whether there was any.
 
-    From then on nothing is kept for it. One that is still alive registers again with its next checkpoint.
-
-    Args:
-        directory: the stream's directory.
-        name: the consumer's name.
-
-    Returns:
-        Whether there was anything of it.
-
-    Raises:
-        ValueError: there can be no consumer of this name.
-        OSError: the filesystem refused.
+    From then on nothing is kept for it. One that is still alive registers again with its next checkpoint. Raises
+    ValueError: there can be no consumer of this name. OSError: the filesystem refused.
     """
     folder = check_folder(stream_path(directory) / CURSORS)
     own = (reading_name(name), cursor_name(name))
@@ -109,10 +90,14 @@ def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
     except FileNotFoundError:
         return False
     # What a kill has left half written is the consumer's too.
-    left = [entry for entry in found if _is_temporary(entry, name)]
+    temporary = re.compile(rf"\.{re.escape(name)}\.(reading\.)?[0-9a-f]{{16}}")
+    left = list(filter(temporary.fullmatch, found))
     # The cursor last: as long as it is there the consumer is known, and this can be repeated.
-    for entry in (*left, *own):
-        _remove(folder / entry)
+    for path in (folder / entry for entry in (*left, *own)):
+        if isinstance(path, UrlPath):
+            path.store.delete(path.key)
+        else:
+            remove(path)
     remove_lock(directory, name)
     if not isinstance(folder, UrlPath):
         sync_directory(folder)
@@ -120,18 +105,10 @@ def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
 
 
 def write_reading(directory: str | os.PathLike[str], mark: ReadingMark) -> bool:
-    """Replaces a consumer's reading mark; a reader sees the old one or the new one, whole.
+    """Replaces a consumer's reading mark, whole; returns whether it was written.
 
-    Reading goes on without it, so an error of the filesystem is logged, once in each process for each file, and not
-    raised. Not guaranteed: that it survives a power cut, and that of two processes which write the same consumer's
-    mark at a time the higher one stays.
-
-    Args:
-        directory: the stream's directory.
-        mark: the new mark.
-
-    Returns:
-        Whether it was written.
+    Reading goes on without it, so an error of the filesystem is logged, once in each process for each file. Not
+    guaranteed: that it survives a power cut, and that of two processes which write at a time the higher one stays.
     """
     folder = stream_path(directory) / CURSORS
     target = folder / reading_name(mark.consumer)
@@ -157,9 +134,7 @@ def write_reading(directory: str | os.PathLike[str], mark: ReadingMark) -> bool:
             _log.warning(
                 "%s: cannot be written (%s), so the producer is not told how far this run reads: one that goes no "
                 "further ahead than its consumers need may hold back what this run waits for%s",
-                target,
-                error.strerror or error,
-                remedy,
+                *(target, error.strerror or error, remedy),
             )
         return False
     return True
@@ -169,13 +144,6 @@ def read_reading(directory: str | os.PathLike[str], consumer: str) -> ReadingMar
     """Returns a consumer's reading mark, None if there is none that can be used: it is a hint.
 
     Whether it belongs to the stream that is in the directory now is told by its `stream_id`.
-
-    Args:
-        directory: the stream's directory.
-        consumer: the consumer's name.
-
-    Raises:
-        ValueError: there can be no consumer of this name.
     """
     path = stream_path(directory) / CURSORS / reading_name(consumer)
     try:
@@ -185,39 +153,12 @@ def read_reading(directory: str | os.PathLike[str], consumer: str) -> ReadingMar
         return None
 
 
-def _remove(path: Path) -> None:
-    if isinstance(path, UrlPath):
-        path.store.delete(path.key)
-    else:
-        remove(path)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        entries = list_names(check_folder(folder))
-    except FileNotFoundError:
-        return []
-    except PermissionError as cause:
-        raise unreadable(folder) from cause
-    return sorted({name for name in map(_consumer_of, entries) if name is not None})
-
-
 def _consumer_of(entry: str) -> str | None:
-    """Returns whose file it is, None for a name that is nobody's."""
-    for suffix in (READING_SUFFIX, CURSOR_SUFFIX):
-        if entry.endswith(suffix):
-            try:
-                return check_consumer(entry.removesuffix(suffix))
-            except ValueError:
-                return None
-    return None
-
-
-def _is_temporary(entry: str, name: str) -> bool:
-    return any(
-        entry.startswith(start) and _TOKEN.fullmatch(entry, len(start)) is not None
-        for start in (f".{name}.", f".{name}.reading.")
-    )
+    suffix = next((suffix for suffix in (READING_SUFFIX, CURSOR_SUFFIX) if entry.endswith(suffix)), None)
+    try:
+        return None if suffix is None else check_consumer(entry.removesuffix(suffix))
+    except ValueError:
+        return None
 
 
 def _consumer(stream: Path, name: str, stream_id: str | None, published_chunks: int | None) -> Consumer:
@@ -228,18 +169,16 @@ def _consumer(stream: Path, name: str, stream_id: str | None, published_chunks: 
         cursor = read_cursor(stream, name)
     except (FormatInvalid, OSError) as error:
         return Consumer(name, None, reading, str(error))
-    problem = None if cursor is None else _problem(stream, cursor, stream_id, published_chunks)
-    return Consumer(name, None if problem else cursor, reading, problem)
-
-
-def _problem(stream: Path, cursor: Cursor, stream_id: str | None, published_chunks: int | None) -> str | None:
-    """Returns why a cursor that can be read does not count, None where it does."""
-    path = stream / CURSORS / cursor_name(cursor.consumer)
+    if cursor is None:
+        return Consumer(name, None, reading, None)
+    path, chunks = stream / CURSORS / cursor_name(name), cursor.chunks_before
     if cursor.stream_id != stream_id:
-        return f"{path}: of {_called(cursor.stream_id)}, in the directory is {_called(stream_id)}"
-    if published_chunks is not None and cursor.chunks_before > published_chunks:
-        return f"{path}: is done with {cursor.chunks_before:,} chunks, of which only {published_chunks:,} are published"
-    return None
+        problem = f"{path}: of {_called(cursor.stream_id)}, in the directory is {_called(stream_id)}"
+    elif published_chunks is not None and chunks > published_chunks:
+        problem = f"{path}: is done with {chunks:,} chunks, of which only {published_chunks:,} are published"
+    else:
+        return Consumer(name, cursor, reading, None)
+    return Consumer(name, None, reading, problem)
 
 
 def _called(stream_id: str | None) -> str:

@@ -1,14 +1,9 @@
 """Cursors on disk: written durably and whole by the one run that owns them, read by its next start and by producers.
 
-Files, in the stream's directory: `cursors/NAME.json`, one for each consumer; while it is being written
-`cursors/.NAME.TOKEN`, which a kill may leave behind; and `cursors/.NAME.lock`, which is locked while a run owns the
-cursor and holds the token of the run that had it last. It stays until the consumer is forgotten, and means nothing by
-being there. Of a stream in an object store the lock is a file of this machine, beside the copies of chunks. Names with
-a leading dot are nobody's cursor.
-
-The lock keeps out a second run on the same machine, the token in the cursor (`lazyshard.format.cursor`) any
-other. Nothing here depends on a clock. Where an object store puts under conditions, nothing comes between the look at
-the cursor and its replacement.
+Files: `cursors/NAME.json`, one for each consumer; while it is being written `cursors/.NAME.TOKEN`, which a kill may
+leave behind; and `cursors/.NAME.lock`, which is locked while a run owns the cursor and holds the token of the run that
+had it last. Of a stream in an object store the lock is a file of this machine. The lock keeps out a second run on the
+same machine, the token in the cursor (`lazyshard.format.cursor`) any other.
 """
 
 from __future__ import annotations
@@ -21,8 +16,8 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import filelock
@@ -33,11 +28,10 @@ from lazyshard.format.cursor import Cursor, CursorToken, check_consumer, cursor_
 from lazyshard.format.names import CURSORS
 from lazyshard.store.durable import create, open_own, remove, rename, sync, sync_directory, write_all
 from lazyshard.store.files import check_folder, read_file, read_replaced_file
-from lazyshard.store.mirror_room import cache_folder
+from lazyshard.store.room import cache_folder
 from lazyshard.store.urls import UrlPath, stream_path
 
-_TRIES: Final = 5
-"""Who has put a cursor beside ours is seen at the next try, and either ends this or was late itself."""
+_TRIES: Final = 5  # who has put a cursor beside ours is seen at the next one
 
 _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 """What a filesystem says that has no locks: a run does not fail for that, the token is what guards its cursor there."""
@@ -55,7 +49,7 @@ def write_cursor(
 
     Args:
         directory: the stream's directory.
-        cursor: the new cursor. That it stands for a checkpoint which is on the device already is the caller's affair.
+        cursor: the new cursor; the checkpoint for which it stands must be on the device already.
         check: is called when only the rename is left to do; what it raises leaves the old cursor.
 
     Raises:
@@ -89,17 +83,10 @@ def write_cursor(
 
 
 def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | None:
-    """Returns a consumer's cursor, None if it has not written one.
-
-    Whether it belongs to the stream that is in the directory now is told by its `stream_id`.
-
-    Args:
-        directory: the stream's directory.
-        consumer: the consumer's name.
+    """Returns a consumer's cursor, None if it has not written one; its `stream_id` tells of which stream it is.
 
     Raises:
-        FileInvalid, VersionUnsupported: the file cannot be used.
-        FileRefused, FileUnreadable, OSError: it cannot be read.
+        FileInvalid, VersionUnsupported, OSError: the file cannot be used or read.
         ValueError: there can be no consumer of this name.
     """
     path = check_folder(stream_path(directory) / CURSORS) / cursor_name(consumer)
@@ -110,44 +97,30 @@ def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | No
 
 
 def lock_name(consumer: str) -> str:
-    """Returns the name of the file, in the folder of cursors, that is locked while a run owns a consumer's cursor.
-
-    Raises:
-        ValueError: there can be no consumer of this name.
-    """
+    """Returns the name of the file that is locked while a run owns a consumer's cursor."""
     return f".{check_consumer(consumer)}.lock"
 
 
 def remove_lock(directory: str | os.PathLike[str], consumer: str) -> None:
-    """Removes the lock file of a consumer that is forgotten, unless a run holds it; it would lock out nobody then.
-
-    Raises:
-        ValueError: there can be no consumer of this name.
-        OSError: the filesystem refused.
-    """
+    """Removes the lock file of a consumer that is forgotten, unless a run holds it; it would lock out nobody then."""
     path = _lock_path(stream_path(directory), consumer)
     if not os.path.lexists(path):
         return
-    lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
-        lock.acquire()
+        held = _lock(path).acquire()
     except (filelock.Timeout, OSError):
         return
-    try:
+    with held:
         remove(path)
-    finally:
-        lock.release()
 
 
 class CursorOwner:
-    """The right of one run to write the cursor of a consumer.
+    """The right of one run to write the cursor of a consumer. For one thread of the process that made it.
 
     A run that is killed leaves nothing that keeps its successor out. Where two run under one name all the same, since
     they are on machines whose locks do not meet or one was told to take over, the one that began later goes on, and the
     other one is refused at its next write. Not guaranteed: that it notices between its look at the cursor and the
-    rename that follows; then the later one finds what it has just written, and writes over it.
-
-    One owner is for one thread, and for the process that made it.
+    rename that follows; then the later one writes over that.
 
     Args:
         directory: the stream's directory.
@@ -157,8 +130,7 @@ class CursorOwner:
     Raises:
         CursorTaken: another run on this machine has the cursor.
         StreamMissing: there is no such directory.
-        VersionUnsupported: the cursor is of a later format.
-        FileRefused, FileUnreadable, OSError: the filesystem refused.
+        VersionUnsupported, FileRefused, FileUnreadable, OSError: the cursor cannot be used, or the filesystem refused.
         ValueError: there can be no consumer of this name.
     """
 
@@ -168,7 +140,7 @@ class CursorOwner:
         self._pid = os.getpid()
         self._token = CursorToken(1, secrets.token_hex(8), self._pid, socket.gethostname() or "unknown")
         self._path = _lock_path(self.directory, consumer, make=True)
-        self._lock = filelock.FileLock(self._path, timeout=0, thread_local=False, fallback_to_soft=False)
+        self._lock = _lock(self._path)
         self._begun = False
         self._holder: str | None = None
         self._told = False
@@ -196,14 +168,11 @@ class CursorOwner:
     def begin(self, cursor: Cursor) -> None:
         """Writes the cursor with which the run starts, and with it the token: from here on earlier runs are refused.
 
-        Args:
-            cursor: where the run goes on, which may be before the cursor that is there; its `owner` is filled in.
+        It may be before the cursor that is there; its `owner` is filled in.
 
         Raises:
             VersionUnsupported: the cursor that is there is of a later format.
-            FileRefused, FileUnreadable, OSError: the filesystem refused; may be called again.
-            ValueError: it is another consumer's cursor.
-            RuntimeError: it has begun already, was closed, or this is a fork of the process that owns the cursor.
+            ValueError, RuntimeError, OSError: as `write`, or it has begun already.
         """
         self._check_use(cursor)
         if self._begun:
@@ -213,16 +182,11 @@ class CursorOwner:
         self._begun = True
 
     def write(self, cursor: Cursor) -> None:
-        """Replaces the cursor durably, if no other run has taken it over.
-
-        A cursor that is not there any more or is torn is written anew.
-
-        Args:
-            cursor: the new cursor; its `owner` is filled in.
+        """Replaces the cursor durably, if no other run has taken it over; its `owner` is filled in.
 
         Raises:
             CursorTaken: another run has taken the cursor over. Nothing was written, and never will be.
-            FileRefused, FileUnreadable, OSError: the filesystem refused; may be called again.
+            OSError: the filesystem refused; may be called again.
             ValueError: it is another consumer's cursor.
             RuntimeError: it has not begun, was closed, or this is a fork of the process that owns the cursor.
         """
@@ -235,7 +199,7 @@ class CursorOwner:
         self._try_lock()
         owned = replace(cursor, owner=self._token.text)
         if isinstance(self.directory, UrlPath):
-            _replace_object(self.directory, owned, lambda data: self._judge(self._decode(data)))
+            _replace_object(self.directory, owned, lambda found: self._judge(self._read(found)))
         else:
             write_cursor(self.directory, owned, check=lambda: self._judge(self._read()))
 
@@ -246,21 +210,13 @@ class CursorOwner:
             self._lock.release()
 
     def __enter__(self) -> CursorOwner:
-        """Returns itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes it."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _judge(self, found: Cursor | VersionUnsupported | None) -> None:
-        """Looks whether the cursor that is there is still ours.
-
-        Raises:
-            CursorTaken: it is not.
-        """
+        """Looks whether the cursor that is there is still ours. Raises CursorTaken: it is not."""
         if isinstance(found, VersionUnsupported):
             raise self._fenced("a run with a later release of lazyshard") from found
         if found is None or found.owner == self._token.text:
@@ -270,18 +226,10 @@ class CursorOwner:
         if other is None or other.turn >= self._token.turn:
             raise self._fenced(_called(other))
 
-    def _read(self) -> Cursor | VersionUnsupported | None:
-        """Returns the cursor that is there, None where there is none that can be read."""
-        return self._tolerated(lambda: read_cursor(self.directory, self.consumer))
-
-    def _decode(self, data: bytes | None) -> Cursor | VersionUnsupported | None:
-        """Returns what the bytes of a cursor say, as `_read`."""
-        name = str(self.directory / CURSORS / cursor_name(self.consumer))
-        return self._tolerated(lambda: None if data is None else Cursor.decode(data, self.consumer, name))
-
-    def _tolerated(self, read: Callable[[], Cursor | None]) -> Cursor | VersionUnsupported | None:
+    def _read(self, found: Callable[[], Cursor | None] | None = None) -> Cursor | VersionUnsupported | None:
+        """Returns the cursor that is there, or that was `found`; None where there is none that can be read."""
         try:
-            return read()
+            return read_cursor(self.directory, self.consumer) if found is None else found()
         except VersionUnsupported as error:
             return error
         except FileInvalid as error:
@@ -299,9 +247,17 @@ class CursorOwner:
         known = (_read_signature(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
         last = max((other.turn for other in known if other is not None), default=0)
         self._token = replace(self._token, turn=last + 1)
+        line = f"{self._token.text}\n".encode()
         # Without it others have no name to tell, and no more.
         with contextlib.suppress(OSError):
-            _sign(self._path, self._token)
+            # In place, since the lock is on the file and not on its name.
+            fd = open_own(self._path)
+            try:
+                write_all(fd, line)
+                # Afterwards, so that no moment shows nothing; what is behind the line is not read.
+                os.ftruncate(fd, len(line))
+            finally:
+                os.close(fd)
 
     def _try_lock(self) -> bool:
         """Returns whether no other run has the lock, as far as this machine can tell."""
@@ -318,10 +274,7 @@ class CursorOwner:
 
     def _check_use(self, cursor: Cursor) -> None:
         if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"{self._path}: the cursor belongs to process {self._pid}, of which this one is a fork; only that one "
-                f"writes it"
-            )
+            raise RuntimeError(f"{self._path}: the cursor belongs to process {self._pid}, of which this one is a fork")
         if self._closed:
             raise RuntimeError(f"{self._path}: the owner of this cursor was closed")
         if cursor.consumer != self.consumer:
@@ -329,40 +282,29 @@ class CursorOwner:
 
     def _refused(self) -> CursorTaken:
         holder = _called(_read_signature(self._path), "a process that has not written its name yet")
-        return CursorTaken(
-            f"{self.directory}: {holder} is running as {self.consumer!r} and writes that cursor; stop it first, give "
-            f"this run another name, or let it take the cursor over",
-            directory=str(self.directory),
-            consumer=self.consumer,
-            holder=holder,
+        return self._taken(
+            holder,
+            f"{holder} is running as {self.consumer!r} and writes that cursor; stop it first, give this run another "
+            f"name, or let it take the cursor over",
         )
 
     def _fenced(self, holder: str) -> CursorTaken:
         self._holder = holder
         # Whoever has taken over may have it now.
         self._lock.release()
-        return CursorTaken(
-            f"{self.directory}: {holder} has taken over the cursor of {self.consumer!r}; this run does not write it "
-            f"any more, so the producer may delete what only this run still needs. Stop one of the two, or give it "
-            f"another name",
-            directory=str(self.directory),
-            consumer=self.consumer,
-            holder=holder,
+        return self._taken(
+            holder,
+            f"{holder} has taken over the cursor of {self.consumer!r}; this run does not write it any more, so the "
+            f"producer may delete what only this run still needs. Stop one of the two, or give it another name",
         )
 
+    def _taken(self, holder: str, what: str) -> CursorTaken:
+        where = str(self.directory)
+        return CursorTaken(f"{where}: {what}", directory=where, consumer=self.consumer, holder=holder)
 
-def _replace_object(directory: UrlPath, cursor: Cursor, check: Callable[[bytes | None], None]) -> None:
-    """Replaces a consumer's cursor in an object store, if it may; returns when the store has the new one.
 
-    Args:
-        directory: the stream's URL.
-        cursor: the new cursor.
-        check: is called with the bytes of the one that is there, None if there is none; what it raises leaves that. It
-            is called again if another one has come between.
-
-    Raises:
-        StoreRefused, StoreUnavailable: the store did not take it; the old cursor may still be the one that counts.
-    """
+def _replace_object(directory: UrlPath, cursor: Cursor, check: Callable[[Callable[[], Cursor | None]], None]) -> None:
+    """Replaces a cursor in an object store; `check` is given what decodes the one that is there."""
     target = directory / CURSORS / cursor_name(cursor.consumer)
     assert isinstance(target, UrlPath)
     store, key, data = target.store, target.key, cursor.encode()
@@ -370,10 +312,10 @@ def _replace_object(directory: UrlPath, cursor: Cursor, check: Callable[[bytes |
         try:
             found, tag = store.get_tagged(key)
         except FileNotFoundError:
-            check(None)
+            check(lambda: None)
             done = store.put_new(key, data)
         else:
-            check(found)
+            check(partial(Cursor.decode, found, cursor.consumer, str(target)))
             done = store.put_matching(key, data, tag)
         if done:
             return
@@ -384,13 +326,7 @@ def _replace_object(directory: UrlPath, cursor: Cursor, check: Callable[[bytes |
 
 
 def _make_folder(directory: str | os.PathLike[str]) -> Path:
-    """Returns the folder of a stream's cursors, made if it was not there; its name is not durable yet.
-
-    Raises:
-        StreamMissing: the stream has no directory.
-        FileRefused: the folder is a link.
-        OSError: the filesystem refused.
-    """
+    """Returns the folder of a stream's cursors, made if it was not there; its name is not durable yet."""
     folder = stream_path(directory) / CURSORS
     try:
         folder.mkdir(exist_ok=True)
@@ -403,10 +339,7 @@ def _make_folder(directory: str | os.PathLike[str]) -> Path:
 
 
 def _lock_path(directory: Path, consumer: str, *, make: bool = False) -> Path:
-    """Returns the file that is locked: of a stream in an object store, one of this machine.
-
-    Raises as `_make_folder` does, if it is to `make` the folder.
-    """
+    """Returns the file that is locked: of a stream in an object store, one of this machine."""
     name = lock_name(consumer)
     if isinstance(directory, UrlPath):
         return cache_folder() / f".cursor-{xxhash.xxh3_128_hexdigest(f'{directory}/{name}'.encode())}.lock"
@@ -414,22 +347,13 @@ def _lock_path(directory: Path, consumer: str, *, make: bool = False) -> Path:
 
 
 def _read_signature(path: Path) -> CursorToken | None:
-    """Returns the token of the run that had the lock last, None where it cannot be told."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return CursorToken.parse(read_file(path).decode().partition("\n")[0])
     return None
 
 
-def _sign(path: Path, token: CursorToken) -> None:
-    """Writes a token into the lock file: in place, since the lock is on the file and not on its name."""
-    fd = open_own(path)
-    try:
-        line = f"{token.text}\n".encode()
-        write_all(fd, line)
-        # Afterwards, so that no moment shows nothing; what is behind the line is not read.
-        os.ftruncate(fd, len(line))
-    finally:
-        os.close(fd)
+def _lock(path: Path) -> filelock.BaseFileLock:
+    return filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
 
 
 def _called(token: CursorToken | None, unknown: str = "a program that gives no name") -> str:

@@ -1,8 +1,7 @@
 """What a writer tells its readers in `head.json`: how far it is, what it is doing, how fast, and which process it is.
 
-A process number alone tells little: it is given again, and containers may share the name of a machine but not its
-processes. So a producer also tells which start of which kernel it runs on, in which process namespace, and when it was
-started. Where the first two are ours, its entry in `/proc` is the answer; `man 5 proc_pid_stat` has the fields.
+A process number alone is given again, and containers may share the name of a machine. So a producer also tells which
+start of which kernel it runs on, in which process namespace, and when it was started (`man 5 proc_pid_stat`).
 """
 
 from __future__ import annotations
@@ -17,76 +16,44 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lazyshard.format.names import HEAD
+from lazyshard.format.names import HEAD, HEAD_RESERVE
 from lazyshard.format.records import STATES, Head, ProducerState
 from lazyshard.store.durable import publish_bytes, publish_reserved, remove, reserve
+from lazyshard.store.room import this_boot
+from lazyshard.stream.lock import Workplace
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
-_RESERVED_BYTES: Final = 4096
-"""A head with a note has some hundred. Filesystems give room by pages of this size."""
-
-_MEMORY_S: Final = 30.0
-"""Time constant of the average: rides over one slow chunk, and follows a change within a minute."""
-
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-
-_STATE: Final = 0
-_STARTED: Final = 19
-"""Fields of `/proc/PID/stat` behind the name of the program: its state, and its start in clock ticks since the boot."""
+_RESERVED_BYTES: Final = 4096  # A head with a note has some hundred. Filesystems give room by pages of this size
+_MEMORY_S: Final = 30.0  # time constant of the average: rides over one slow chunk, and follows a change within a minute
+_STARTED: Final = 19  # field of `/proc/PID/stat` behind the program's name: its start, in clock ticks since the boot
 
 
 class Announcer:
     """Writes `head.json`, on a full disk too: room for one head is reserved as long as there is some.
 
-    Of a disk that copies what is overwritten, or whose server gives no room in advance, that is no promise.
-
-    Args:
-        directory: the stream's directory.
-        temporary: a name on the same filesystem to write under.
-        reserve: another one, of the file that keeps room for one head.
-        samples_per_chunk: rows in a chunk.
-        samples: rows that were published before.
-        clock: returns seconds since 1970.
-
-    Attributes:
-        told_at: when the head was last written, by the monotonic clock.
+    Of a disk that copies what is overwritten, or whose server gives no room in advance, that is no promise. `samples`
+    were published before; `told_at`, when the head was last written, is by the monotonic clock.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        temporary: Path,
-        reserve: Path,
-        samples_per_chunk: int,
-        samples: int,
-        clock: Callable[[], float],
+        self, directory: Path, workplace: Workplace, samples_per_chunk: int, samples: int, clock: Callable[[], float]
     ) -> None:
         self._path = directory / HEAD
-        self._temporary = temporary
-        self._reserve = reserve
+        self._temporary, self._reserve = workplace.path(HEAD), workplace.path(HEAD_RESERVE)
         self._reserved = False
         self._samples_per_chunk = samples_per_chunk
         self._clock = clock
-        self._host = socket.gethostname() or "unknown"
-        self._process = own_process()
+        self._host, self._process = socket.gethostname() or "unknown", own_process()
         self.told_at = time.monotonic()
         self._meter = RateMeter(self.told_at, samples)
         self._taken = samples
         self._row_at = 0.0
 
     def tell(self, chunks: int, samples: int, taken: int, state: ProducerState, note: str = "") -> None:
-        """Replaces the head. That of a stream which has ended is durable: nobody starts again to tell it anew.
+        """Replaces the head; `taken`: rows so far, those that are not published included, from which the rate is told.
 
-        Args:
-            chunks: published chunks.
-            samples: rows in them.
-            taken: rows so far, those that are not published included: what the rate is told from.
-            state: what the producer is doing; "finished" says that the stream has ended.
-            note: what it waits for, in words.
-
-        Raises:
-            OSError: the filesystem refused. The head is a hint, so that says nothing about what is published.
+        That of a stream which has ended ("finished") is durable: nobody starts again to tell it anew.
         """
         self.told_at, now = time.monotonic(), self._clock()
         if taken != self._taken:
@@ -134,29 +101,18 @@ class Announcer:
 
 
 def check_state(state: ProducerState) -> ProducerState:
-    """Returns a state that a producer may claim.
-
-    Raises:
-        ValueError: there is no such state, or only the end of the stream can make it true.
-    """
+    """Returns a state that a producer may claim, or raises ValueError: "finished" is for the end of the stream."""
     if state not in STATES or state == "finished":
         raise ValueError(f"state is one of {', '.join(s for s in STATES if s != 'finished')}, got {state!r}")
     return state
 
 
 class RateMeter:
-    """Exponentially weighted samples per second.
-
-    Args:
-        now: seconds of a monotonic clock.
-        count: samples already counted.
-    """
+    """Exponentially weighted samples per second; `now` by a monotonic clock, `count` samples so far."""
 
     def __init__(self, now: float, count: int = 0) -> None:
-        self._last = now
-        self._count = count
-        self._sum = 0.0
-        self._weight = 0.0
+        self._last, self._count = now, count
+        self._sum = self._weight = 0.0
 
     def update(self, now: float, count: int) -> float:
         """Takes the number of samples so far and returns the rate; 0 until time has passed."""
@@ -176,10 +132,7 @@ def own_process() -> str:
 
 
 def process_gone(head: Head) -> bool | None:
-    """Returns whether a producer's process is not to be seen on this machine, None where it runs on another one.
-
-    Not guaranteed: that it has ended, see `process_ended`.
-    """
+    """Returns whether a producer's process is not to be seen on this machine, None where it runs on another one."""
     if head.host != socket.gethostname() or head.pid < 1:
         return None
     if process_ended(head):
@@ -194,18 +147,15 @@ def process_gone(head: Head) -> bool | None:
 
 
 def process_ended(head: Head) -> bool:
-    """Returns whether a producer's process is known to have ended: it ran where its number means what it means here.
-
-    False says nothing: it may run, or nothing is known.
-    """
+    """Returns whether a producer's process is known to have ended: it ran where its number means what it means here."""
     place, _, started = head.process.rpartition(" ")
     return bool(place) and place == _place() and _started(head.pid) not in (None, started)
 
 
 def _place() -> str:
-    """Returns which start of the machine this is, and which process namespace; "" where that cannot be read."""
+    boot = this_boot().strip()
     try:
-        return f"{_BOOT_ID.read_text(encoding='ascii').strip()} {os.stat('/proc/self/ns/pid').st_ino}"
+        return boot and f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""
 
@@ -216,16 +166,11 @@ def _started(pid: int) -> str | None:
         # The name of the program, in parentheses, may hold any character.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        # Where processes of others are hidden (hidepid), nothing is known either.
-        return "" if _lists_all() else None
+        # Where processes of others are hidden (hidepid), so is the first one, and nothing is known either.
+        return "" if Path("/proc/1/stat").exists() else None
     except OSError:
         return None
     if len(fields) <= _STARTED:
         return None
     # One that nobody has waited for yet has ended all the same.
-    return "" if fields[_STATE] in (b"Z", b"X") else fields[_STARTED].decode("ascii", "replace")
-
-
-def _lists_all() -> bool:
-    """Whether `/proc` hides no process: it shows the first one, which is somebody else's or our own."""
-    return Path("/proc/1/stat").exists()
+    return "" if fields[0] in (b"Z", b"X") else fields[_STARTED].decode("ascii", "replace")

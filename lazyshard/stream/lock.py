@@ -43,19 +43,10 @@ _NAME: Final = re.compile(r"([0-9]{1,19})\.([0-9a-f]{16})(\.gone)?")
 _GONE: Final = ".gone"
 """Added to the name of a directory that is being destroyed: from there on its owner does not find it."""
 
-_OTHERS: Final = (errno.ENOTEMPTY, errno.EEXIST)
-"""What filesystems say of a directory in which something is left."""
-
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """A producer's own directory.
-
-    Attributes:
-        epoch: the producer's, see `lazyshard.format.records`.
-        token: its token; makes the name one that is never given again.
-        directory: the directory.
-    """
+    """A producer's own directory, by its epoch and token; that name is never given again."""
 
     epoch: int
     token: str
@@ -74,12 +65,7 @@ class Workplace:
         return False
 
     def take_out(self, path: Path) -> None:
-        """Removes a file of the stream if it is there, as long as nobody has taken the stream over.
-
-        Raises:
-            FileNotFoundError: somebody has.
-            OSError: the filesystem refused.
-        """
+        """Removes a file of the stream if it is there. Raises FileNotFoundError: somebody has taken the stream over."""
         mine = self.path(path.name)
         try:
             rename(path, mine)
@@ -99,19 +85,10 @@ class Workplace:
 
 
 def make_workplace(temporary: Path, least: int, token: str) -> Workplace:
-    """Makes a directory of a higher epoch than all that are there.
+    """Makes a directory in `.tmp`, of a higher epoch than all that are there, and at least `least`.
 
     A network filesystem may remember `.tmp` although a producer elsewhere has removed it: then it can be neither made
-    nor used until that is forgotten, which is waited for.
-
-    Args:
-        temporary: the stream's `.tmp`.
-        least: the epoch is not to be lower.
-        token: chosen at random.
-
-    Raises:
-        FileRefused: `.tmp` is a link; what is left in it gets cleared, so it must be the stream's own.
-        OSError: the filesystem refused.
+    nor used until that is forgotten, which is waited for. A link in its place is refused (FileRefused).
     """
     started = time.monotonic()
     while True:
@@ -138,17 +115,8 @@ def list_workplaces(temporary: Path) -> dict[tuple[int, str], str]:
     return {(int(parsed[1]), parsed[2]): name for name, parsed in found if parsed is not None}
 
 
-def is_workplace(name: str) -> bool:
-    """Whether a name in `.tmp` is one of a producer's directory."""
-    return _NAME.fullmatch(name) is not None
-
-
 def destroy(directory: Path) -> None:
-    """Removes another producer's directory for good, if it is there, whatever that one does meanwhile.
-
-    Raises:
-        OSError: the filesystem refused, or files appear in it for a minute.
-    """
+    """Removes another producer's directory for good, if it is there, whatever that one does meanwhile."""
     gone = directory if directory.name.endswith(_GONE) else directory.with_name(directory.name + _GONE)
     if gone != directory:
         with contextlib.suppress(FileNotFoundError):
@@ -162,7 +130,7 @@ def destroy(directory: Path) -> None:
             return
         except OSError as cause:
             # A client of NFS that works by handles may still find its way in, until the directory itself is gone.
-            if cause.errno not in _OTHERS or time.monotonic() - started > REMEMBERED_S:
+            if cause.errno not in (errno.ENOTEMPTY, errno.EEXIST) or time.monotonic() - started > REMEMBERED_S:
                 raise
             if left:
                 # Open in a process of this machine, and kept by NFS for that: by this name it does not find them.
@@ -172,11 +140,7 @@ def destroy(directory: Path) -> None:
 
 
 class WriterLock:
-    """The right to write to a stream.
-
-    Attributes:
-        workplace: the only directory from which files get into the stream, and into which they are taken out of it.
-    """
+    """The right to write to a stream; files get into it, and out of it, by way of `workplace` only."""
 
     workplace: Workplace
 
@@ -190,14 +154,10 @@ class WriterLock:
     def acquire(self, now: float) -> Owner:
         """Takes the lock of this machine, then the ownership from whoever had it, who can change nothing from then on.
 
-        Args:
-            now: seconds since 1970.
-
         Raises:
             ProducerLocked: a producer on this machine is running on the stream.
             ProducerFenced: another one takes it at this moment.
-            FileRefused: `.tmp` is a link; what is left in it gets cleared, so it must be the stream's own.
-            OSError: the filesystem failed.
+            FileRefused, OSError: as `make_workplace`.
         """
         try:
             self._lock.acquire()
@@ -226,8 +186,7 @@ class WriterLock:
         return self._owner
 
     def _take_over(self, now: float) -> Owner:
-        """Fences all who came before, and becomes the owner."""
-        mine = (self.workplace.epoch, self.workplace.token)
+        epoch, token = mine = (self.workplace.epoch, self.workplace.token)
         temporary = self.workplace.directory.parent
         # In this order: who has left before the first look has been the owner by the second.
         others = list_workplaces(temporary)
@@ -239,27 +198,18 @@ class WriterLock:
             raise self._fenced(found)
         for other, name in sorted(others.items()):
             # The owner's file may hold anything.
-            if other != mine and is_workplace(name):
+            if other != mine and _NAME.fullmatch(name):
                 destroy(temporary / name)
-        owner = Owner(
-            epoch=self.workplace.epoch,
-            token=self.workplace.token,
-            host=socket.gethostname() or "unknown",
-            pid=os.getpid(),
-            since=now,
-        )
+        host = socket.gethostname() or "unknown"
+        owner = Owner(epoch=epoch, token=token, host=host, pid=os.getpid(), since=now)
         publish_bytes(owner.encode(), self._path, self.workplace.path(OWNER))
         return owner
 
     def check(self, *, closely: bool = False) -> None:
-        """Looks whether the stream is still ours.
+        """Raises ProducerFenced if another producer has taken the stream over, or its owner's file is gone.
 
-        Args:
-            closely: whether to look at our directory too, as after an error: who takes the stream over removes that
-                first, and writes his own name after it.
-
-        Raises:
-            ProducerFenced: another producer has taken it over, or its owner's file is gone.
+        `closely` it looks at our directory too, as after an error: who takes the stream over removes that first, and
+        writes his own name after it.
         """
         found = self._read()
         if found is None:
@@ -271,6 +221,16 @@ class WriterLock:
             )
         if found != self._owner or (closely and not self._released and self.workplace.is_gone()):
             raise self._fenced(found)
+
+    def lost(self) -> ProducerFenced | None:
+        """Returns the error of `check`, closely, None where the stream is ours or the filesystem does not tell."""
+        try:
+            self.check(closely=True)
+        except ProducerFenced as fenced:
+            return fenced
+        except OSError:
+            pass
+        return None
 
     def release(self) -> None:
         """Lets the next producer in, and removes what is not published."""

@@ -12,17 +12,12 @@ from lazyshard.store.files import read_file
 
 
 def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | None:
-    """Returns a stream's manifest, None where there is none.
-
-    Args:
-        directory: the stream's directory, which may not be there.
-        samples_per_chunk: what the caller asks for; None takes what the manifest says.
+    """Returns a stream's manifest, None where there is none; the directory may not be there.
 
     Raises:
-        StreamMismatch: the stream has another number of samples per chunk.
-        FileInvalid, VersionUnsupported: the manifest cannot be used.
+        StreamMismatch: the stream has another number of samples per chunk than the caller asks for, if not None.
+        FileInvalid, VersionUnsupported, OSError: the manifest cannot be used or read.
         ValueError: samples_per_chunk is impossible.
-        OSError: the filesystem failed.
     """
     if samples_per_chunk is not None:
         check_samples_per_chunk(samples_per_chunk)
@@ -65,12 +60,7 @@ def how_to_mark(directory: Path) -> str:
 
 
 def manifest_lost(directory: Path, beside: str) -> StreamInvalid:
-    """Returns the error of chunks of a stream of ours whose manifest is not there.
-
-    Args:
-        directory: the stream's directory.
-        beside: the file by which it is known for one of ours.
-    """
+    """Returns the error of a stream without its manifest; by the file `beside` it is known for one of ours."""
     return StreamInvalid(
         f"{directory}: there are chunks and {beside}, but {MANIFEST} is missing; restore it from a copy",
         directory=str(directory),
@@ -78,11 +68,7 @@ def manifest_lost(directory: Path, beside: str) -> StreamInvalid:
 
 
 def check_arrays(directory: Path, manifest: Manifest, arrays: bool) -> None:
-    """Compares whether rows may hold arrays.
-
-    Raises:
-        StreamMismatch: the stream was made otherwise.
-    """
+    """Compares whether rows may hold arrays. Raises StreamMismatch: the stream was made otherwise."""
     if manifest.arrays == arrays:
         return
     made = "to hold arrays" if manifest.arrays else "without arrays"
@@ -96,23 +82,19 @@ def check_arrays(directory: Path, manifest: Manifest, arrays: bool) -> None:
 
 
 def check_same_encoding(directory: Path, manifest: Manifest, encoding: Encoding | None) -> None:
-    """Compares what rows are encoded with.
-
-    Raises:
-        StreamMismatch: the stream was made with something else, which is named.
-    """
+    """Compares what rows are encoded with. Raises StreamMismatch, naming what differs."""
     was = manifest.encoding
-    if was is None and encoding is None:
-        return
     if was is not None and encoding is not None:
         found = differences(was, encoding)
         if not found:
             return
         what = "its rows are encoded otherwise: " + "; ".join(found)
-    elif was is None:
+    elif was is not None:
+        what = "its rows are encoded, and those that are to come are not"
+    elif encoding is not None:
         what = "its rows are not encoded, and those that are to come are"
     else:
-        what = "its rows are encoded, and those that are to come are not"
+        return
     raise StreamMismatch(
         f"{directory}: {what}. That never changes for a stream: go on with the encoding of before, or take another "
         f"directory",

@@ -1,20 +1,13 @@
 """Single-flight polling per node: one process asks the filesystem for a stream's news, the others reuse its answer.
 
-So a metadata server meets one poller a node.
-
 Nobody is elected. Each process keeps its own pace, and before it asks it reads what the others were told (`NodeFile`):
 an answer no older than its own pause is as good as one of its own. Who lives on another's answers comes a little later
-the next time, so the one that asks goes on asking. Where several would ask at once, a record lock on the slot decides,
-and the others come back for the answer; one that keeps the lock for long (a filesystem that hangs, a stopped process)
-is not waited for. Answers are decoded and checked like the file itself. An error is nobody's answer.
+the next time, so the one that asks goes on asking. Where several would ask at once, a record lock on the slot decides;
+one that keeps the lock for long (a filesystem that hangs, a stopped process) is not waited for.
 
 Files: `/dev/shm/lazyshard-UID/` (mode 0700; stays, empty), and in it one file of some KB for each stream that is being
 waited for. Whoever waits holds a shared flock on it; the last one to leave removes it, and whoever makes one also
-removes those that nobody holds any more. A file has slots; an answer is written in one piece over the one before,
-behind a digest over all of it, so half an answer is none.
-
-Nothing here is needed: where the folder cannot be had or is somebody else's, each process polls for itself. Not
-guaranteed: that one process at a time asks (threads of one process share the lock). Nobody but the user can write here.
+removes those that nobody holds any more. Where there can be none, each process polls for itself.
 """
 
 from __future__ import annotations
@@ -28,7 +21,6 @@ import re
 import stat
 import struct
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, NamedTuple
 
 import xxhash
@@ -40,46 +32,31 @@ from lazyshard.stream.listing import Published
 MEMORY: Final = "/dev/shm"  # noqa: S108
 """Memory of this node on every Linux; a fixed place, since processes of one job may differ in TMPDIR."""
 
-SLOT_BYTES: Final = 16 << 10
-"""Room for an answer: a head is below 1 KB, unless its note is very long. Of what is not written nothing is kept."""
+SLOT_BYTES: Final = 16 << 10  # room for an answer: a head is below 1 KB, unless its note is very long
 
 _DIGEST_BYTES: Final = 8
-_HEADER: Final = struct.Struct("<dI")
-"""When the answer came, in seconds of CLOCK_MONOTONIC, and how many bytes it has."""
-
-_VERSION: Final = 1
-"""Of what the slots hold and how; another one has other names."""
+_HEADER: Final = struct.Struct("<dI")  # when the answer came, by CLOCK_MONOTONIC, and how many bytes it has
+_VERSION: Final = 1  # of what the slots hold and how; another one has other names
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_OPEN_TRIES: Final = 3
-"""A file that is being removed when it is opened is made anew; once is enough unless others come and go just then."""
+_OPEN_TRIES: Final = 3  # a file that is being removed when it is opened is made anew
 
 LATER_S: Final = 0.02
-"""How much later than due a process comes that lives on another's answers; what a look takes on most filesystems. Of a
-short pause it is a quarter."""
+"""How much later than due a process comes that lives on another's answers, but of a short pause a quarter."""
 
 ASKING_S: Final = 2.0
 """How long the answer of another process that is just asking is waited for: that of a busy server takes less."""
 
-_SOON_S: Final = 0.001
-"""No pause is shorter; what is due within it is due."""
-
-_FILE_TRIES: Final = 3
-"""How often in a wait to try whether there can be a file; what fails is a moment's bad luck, or fails again."""
+_SOON_S: Final = 0.001  # no pause is shorter; what is due within it is due
+_FILE_TRIES: Final = 3  # how often in a wait to try whether there can be a file
 
 
 class NodePoll:
-    """What one wait shares with others. A context manager: leaving it closes the file.
+    """What one wait shares with others: `head`, as the bytes of `head.json`, and `retired`, chunks in decimal digits.
 
-    Args:
-        stream_id: the stream's identity; None shares nothing.
-        identify: returns the status of the stream's directory; is called at the first look that can be shared.
-        clock: returns seconds of CLOCK_MONOTONIC.
-
-    Attributes:
-        head: what is published, as the bytes of `head.json`.
-        retired: which chunks were deleted, see `encode_retired`.
+    Without a stream's identity it shares nothing. `identify` returns the status of its directory, at the first
+    look that can be shared; `clock` gives seconds of CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -93,22 +70,9 @@ class NodePoll:
         """Closes the file, for good."""
         self._file.close()
 
-    def __enter__(self) -> NodePoll:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Closes the file."""
-        self.close()
-
 
 class _LazyFile:
-    """The file of a stream, opened when it is first asked for.
-
-    Apart from `NodePoll`, so that nothing refers in a circle to the reader that waits: it is let go with its last user.
-    """
+    """The file of a stream, opened when it is first asked for. Apart from `NodePoll`, so that there is no circle."""
 
     def __init__(self, stream_id: str | None, identify: Callable[[], os.stat_result]) -> None:
         self._stream_id = stream_id
@@ -139,36 +103,28 @@ class SingleFlight:
         self._file = file
         self._slot = slot
         self._clock = clock
-        self._at = -math.inf
-        self._own = True
-        self._asking = False
+        self._at, self._own, self._asking = -math.inf, True, False
         self._refused_at: float | None = None
 
     def renew(self, age: float, ask: Callable[[], bytes | None], adopt: Callable[[bytes], bool]) -> None:
-        """Sees to it that what is known is not older than it may be; if another process is just asking, not yet.
+        """Sees to it that what is known is not older than `age` seconds; if another process is just asking, not yet.
 
-        Args:
-            age: how many seconds old it may be; 0 asks in any case.
-            ask: asks the filesystem, and returns the answer for the others, None if it is none for them.
-            adopt: takes the answer of another process and returns True, or refuses it and returns False.
-
-        Raises:
-            LazyShardError, OSError: what `ask` raises.
+        `ask` asks the filesystem, and returns the answer for the others, if it is one for them. `adopt` takes the
+        answer of another process, or refuses it and returns False.
         """
         self._asking = False
-        if age <= 0:
-            self._ask(self._file.opened, ask)
-            return
-        file = self._file.get()
-        if file is None:
-            self._ask(None, ask)
+        file = self._file.opened if age <= 0 else self._file.get()
+        if age <= 0 or file is None:
+            self._ask(file, ask)
             return
         if self._take(file, age, adopt):
             return
         locked = file.lock(self._slot)
-        if not locked and self._keeps_waiting():
-            self._asking = True
-            return
+        if not locked:
+            self._refused_at = self._clock() if self._refused_at is None else self._refused_at
+            if self._clock() < self._refused_at + ASKING_S:
+                self._asking = True
+                return
         try:
             if locked:
                 self._refused_at = None
@@ -188,12 +144,6 @@ class SingleFlight:
             return max(_SOON_S, later, (now - self._refused_at) / 10)
         return max(_SOON_S, self._at - now + age + (0.0 if self._own else later))
 
-    def _keeps_waiting(self) -> bool:
-        now = self._clock()
-        if self._refused_at is None:
-            self._refused_at = now
-        return now < self._refused_at + ASKING_S
-
     def _take(self, file: NodeFile, age: float, adopt: Callable[[bytes], bool]) -> bool:
         """Takes another's answer if there is a newer one; returns whether what is known then is young enough."""
         try:
@@ -203,15 +153,12 @@ class SingleFlight:
         now = self._clock()
         # One from the future was written under another clock.
         if answer is not None and self._at < answer.at <= now and adopt(answer.data):
-            self._at = answer.at
-            self._own = False
-            self._refused_at = None
+            self._at, self._own, self._refused_at = answer.at, False, None
         return now < self._at + age - _SOON_S
 
     def _ask(self, file: NodeFile | None, ask: Callable[[], bytes | None]) -> None:
         data = ask()
-        self._at = self._clock()
-        self._own = True
+        self._at, self._own = self._clock(), True
         if file is not None and data is not None:
             # Where that fails, each of the others asks.
             with contextlib.suppress(OSError):
@@ -230,23 +177,13 @@ def decode_head(data: bytes, samples_per_chunk: int) -> Published | None:
     return Published(head.chunks, head.samples, head.ended, head)
 
 
-def encode_retired(retired: int) -> bytes:
-    """Returns the answer which says that the chunks of the half-open range [0, retired) were deleted."""
-    return b"%d" % retired
-
-
 def decode_retired(data: bytes) -> int | None:
-    """Reads that, None if it is no such answer."""
+    """Returns how many chunks another process says were deleted, None if it is no such answer."""
     return int(data) if data.isdigit() and len(data) < 20 else None
 
 
 class Answer(NamedTuple):
-    """What a process was told.
-
-    Attributes:
-        at: when, in seconds of CLOCK_MONOTONIC, which is one clock for all processes of a node.
-        data: what.
-    """
+    """What a process was told, and when by CLOCK_MONOTONIC, which is one clock for all processes of a node."""
 
     at: float
     data: bytes
@@ -273,19 +210,16 @@ def file_name(stream_id: str, directory: os.stat_result) -> str:
 
 
 class NodeFile:
-    """The file of one stream, open, and made if need be.
-
-    Args:
-        name: as `file_name` gives it.
-
-    Raises:
-        OSError: it cannot be had, or is not this user's own.
-    """
+    """The file of one stream, open, and made if need be. Raises OSError: it cannot be had, or is not this user's."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._folder = _open_folder()
+        folder = f"{MEMORY}/lazyshard-{os.geteuid()}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
+            _check(os.fstat(self._folder), stat.S_IFDIR, folder)
             self._fd = self._open()
             if os.fstat(self._fd).st_size == 0:
                 self._remove_left()
@@ -340,9 +274,7 @@ class NodeFile:
         raise BlockingIOError(errno.EAGAIN, "is being removed again and again", self.name)
 
     def _remove_left(self) -> None:
-        for name in os.listdir(self._folder):
-            if name == self.name or not _NAME.fullmatch(name):
-                continue
+        for name in {*filter(_NAME.fullmatch, os.listdir(self._folder))} - {self.name}:
             with contextlib.suppress(OSError):
                 fd = os.open(name, _FLAGS, dir_fd=self._folder)
                 try:
@@ -351,26 +283,12 @@ class NodeFile:
                     os.close(fd)
 
     def _remove(self, name: str, fd: int) -> None:
-        """Removes a file if nobody else holds it."""
         found = os.fstat(fd)
         _check(found, stat.S_IFREG, name)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The name may be that of a newer file.
         if os.path.samestat(found, os.stat(name, dir_fd=self._folder, follow_symlinks=False)):
             os.unlink(name, dir_fd=self._folder)
-
-
-def _open_folder() -> int:
-    folder = f"{MEMORY}/lazyshard-{os.geteuid()}"
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        _check(os.fstat(fd), stat.S_IFDIR, folder)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _check(found: os.stat_result, kind: int, name: str) -> None:

@@ -1,11 +1,8 @@
 """The chunk that a writer is filling: rows go to a file under `.tmp/`, their offsets and digests stay in memory.
 
-That file is created with the first row, so that a reader can see that there are rows which are not published.
-
-Their arrays, in a stream whose rows hold some, go to a second file, the side file. Files are touched by steps alone,
-which are done in the caller's thread, or one after another in a thread of their own: Python's lock is let go while the
-system works, so a thread can write and sync one chunk while the caller parses the rows of the next. The order of the
-steps is that of the calls either way, and after one that failed no other is done.
+That file is created with the first row, so that a reader can see that there are rows which are not published. Files are
+touched by steps alone, done in order in the caller's thread or in one of their own: Python's lock is let go while the
+system works, so a thread can sync one chunk while the caller parses the rows of the next.
 """
 
 from __future__ import annotations
@@ -30,8 +27,7 @@ from lazyshard.store.durable import create, start_writing_back, sync, write_all
 _BACKLOG_BYTES: Final = 8 << 20
 """Rows that may wait for the thread: what the caller makes while a chunk is synced, little beside other memory."""
 
-BUFFER_BYTES: Final = 1 << 20
-"""Pieces are of this size; more gains nothing, less costs calls."""
+BUFFER_BYTES: Final = 1 << 20  # pieces are of this size; more gains nothing, less costs calls
 
 PIECE_BYTES: Final = 64 << 10
 """What comes together and is at least so much is a piece by itself: copying it would cost more."""
@@ -40,14 +36,8 @@ PIECE_BYTES: Final = 64 << 10
 class OpenChunk:
     """A chunk under construction. Memory: one buffer, and 20 bytes a row.
 
-    Rows are added by the writer's caller. The files belong to the steps: they are touched by nothing else until those
-    have stopped.
-
-    Args:
-        number: the chunk's number.
-        path: where to write the rows; created with the first row.
-        steps: does the writing.
-        arrays: takes the arrays of the rows; None in a stream whose rows hold none.
+    Rows are added by the writer's caller; the files belong to the steps until those have stopped. What adds rows raises
+    OSError where the device refused earlier ones. Without `arrays` rows hold none.
     """
 
     def __init__(self, number: int, path: Path, steps: WriteSteps, arrays: OpenArrays | None = None) -> None:
@@ -55,21 +45,17 @@ class OpenChunk:
         self.path = path
         self.arrays = arrays
         self._file = PieceFile(path, steps)
+        self._files = [self._file] if arrays is None else [self._file, arrays.file]
         self._offsets = array("Q", [0])
         self._digests = array("Q")
         self._tokens = array("I")
         self._end = 0
 
     def __len__(self) -> int:
-        """Rows so far."""
         return len(self._digests)
 
     def append(self, line: bytes, tokens: int | None) -> None:
-        """Adds a row, its newline included.
-
-        Raises:
-            OSError: the device refused the rows so far.
-        """
+        """Adds a row, its newline included."""
         self._end += len(line)
         self._offsets.append(self._end)
         self._digests.append(xxhash.xxh3_64_intdigest(line))
@@ -81,11 +67,7 @@ class OpenChunk:
             file.grown()
 
     def extend(self, rows: CheckedLines) -> None:
-        """Adds rows.
-
-        Raises:
-            OSError: the device refused the rows so far.
-        """
+        """Adds rows."""
         self._offsets.frombytes((rows.ends + np.uint64(self._end)).tobytes())
         self._digests.frombytes(rows.digests.tobytes())
         if rows.tokens is not None:
@@ -96,36 +78,24 @@ class OpenChunk:
         self._file.append(rows.data)
 
     def pass_on(self) -> None:
-        """Hands what rows are left in memory to the files; after the last one, before `finish`.
-
-        Raises:
-            OSError: the device refused the rows so far.
-        """
-        self._file.pass_on()
-        if self.arrays is not None:
-            self.arrays.file.pass_on()
+        """Hands what rows are left in memory to the files; after the last one, before `finish`."""
+        for file in self._files:
+            file.pass_on()
 
     def finish(self) -> None:
-        """A step: brings the rows onto the device and closes the files.
-
-        Raises:
-            OSError: they may not be there; the chunk must be written anew.
-        """
-        self._file.finish()
-        if self.arrays is not None:
-            self.arrays.file.finish()
+        """A step: brings the rows onto the device and closes the files. After an OSError they must be written anew."""
+        for file in self._files:
+            file.finish()
 
     def discard(self) -> None:
         """A step, or when all of them are done: closes the files and removes them, if it can."""
-        self._file.discard()
-        if self.arrays is not None:
-            self.arrays.file.discard()
+        for file in self._files:
+            file.discard()
 
     def abandon(self) -> None:
         """Closes the files as they are."""
-        self._file.abandon()
-        if self.arrays is not None:
-            self.arrays.file.abandon()
+        for file in self._files:
+            file.abandon()
 
     def seal(self, source: Any, now: float) -> Seal:
         """Returns the seal of the rows so far; lengths only if every row has one."""
@@ -141,15 +111,7 @@ class OpenChunk:
 
 
 class OpenArrays:
-    """The arrays of a chunk under construction. Memory: one buffer, and 16 bytes a row.
-
-    Args:
-        path: where to write them.
-        steps: does the writing.
-
-    Attributes:
-        file: what is written, once it was passed on.
-    """
+    """The arrays of a chunk under construction, written to `file`. Memory: one buffer, and 16 bytes a row."""
 
     def __init__(self, path: Path, steps: WriteSteps) -> None:
         self.file = PieceFile(path, steps)
@@ -157,17 +119,13 @@ class OpenArrays:
         self._digests = array("Q")
 
     def append(self, data: bytes) -> None:
-        """Adds the bytes of a row, which may be none.
-
-        Raises:
-            OSError: the device refused the rows so far.
-        """
+        """Adds the bytes of a row, which may be none."""
         self._offsets.append(self._offsets[-1] + len(data))
         self._digests.append(xxhash.xxh3_64_intdigest(data))
         self.file.append(data)
 
     def extend(self, rows: CheckedArrays | None, count: int) -> None:
-        """Adds the bytes of so many rows; None where they have none. Raises as `append`."""
+        """Adds the bytes of so many rows; None where they have none."""
         if rows is None:
             self._offsets.extend([self._offsets[-1]] * count)
             self._digests.extend([xxhash.xxh3_64_intdigest(b"")] * count)
@@ -182,15 +140,10 @@ class OpenArrays:
 
 
 class PieceFile:
-    """A file to which pieces are appended. It belongs to the steps: nothing else touches it until they have stopped.
+    """A file to which pieces are appended, created with the first byte. It belongs to the steps.
 
-    Args:
-        path: where to write; created with the first byte.
-        steps: does the writing.
-
-    Attributes:
-        buffer: what is not yet handed over; to be added to.
-        limit: bytes of it at which `grown` is to be called.
+    What adds bytes raises OSError where the device refused those before. `buffer` is not handed over yet, and to be
+    added to; with `limit` bytes in it `grown` is to be called.
     """
 
     def __init__(self, path: Path, steps: WriteSteps) -> None:
@@ -203,11 +156,7 @@ class PieceFile:
         self._begun = 0  # bytes that are on their way to the device
 
     def append(self, data: bytes) -> None:
-        """Adds bytes: to the buffer, or as a piece by themselves.
-
-        Raises:
-            OSError: the device refused what came before.
-        """
+        """Adds bytes: to the buffer, or as a piece by themselves."""
         if len(data) < PIECE_BYTES:
             self.buffer += data
             if len(self.buffer) >= self.limit:
@@ -217,7 +166,7 @@ class PieceFile:
             self._hand_over(data)
 
     def grown(self) -> None:
-        """Creates the file with its first bytes, and passes the buffer on once it is full. Raises as `append`."""
+        """Creates the file with its first bytes, and passes the buffer on once it is full."""
         if self.limit < BUFFER_BYTES:
             self.limit = BUFFER_BYTES
             self._steps.do(self._create)
@@ -225,17 +174,13 @@ class PieceFile:
             self.pass_on()
 
     def pass_on(self) -> None:
-        """Hands what is left in memory to the steps. Raises as `append`."""
+        """Hands what is left in memory to the steps."""
         if self.buffer:
             piece, self.buffer = self.buffer, bytearray()
             self._hand_over(piece)
 
     def finish(self) -> None:
-        """A step: brings the file onto the device and closes it; an empty one if there was no piece.
-
-        Raises:
-            OSError: it may not be there; it must be written anew.
-        """
+        """A step: brings the file onto the device and closes it; an empty one if there was no piece."""
         sync(self._create())
         self._close()
 
@@ -277,31 +222,18 @@ class WriteSteps:
     """Does steps in order: here each at once, in the caller's thread."""
 
     def do(self, step: Callable[[], object], size: int = 0) -> int:
-        """Does a step, or sees to it that it will be done. Returns its number.
+        """Does a step that holds so many bytes, or sees to it that it will be done; returns its number.
 
-        Args:
-            step: what to do.
-            size: bytes that it holds on to until it is done.
-
-        Raises:
-            BaseException: what this step raised, or an earlier one; no other will be done.
+        Raises what this step raised, or an earlier one; no other will be done.
         """
         step()
         return 0
 
     def wait(self, number: int | None = None) -> None:
-        """Returns when the step of that number and those before it are done, all of them if it is None.
-
-        Raises:
-            BaseException: as `do`.
-        """
+        """Returns when the steps up to that number are done, all of them if it is None. Raises as `do`."""
 
     def stop(self) -> bool:
-        """Waits until no step is left, does none from then on, and raises nothing that a step raised.
-
-        Returns:
-            Whether that is so: False where an interrupt has ended the wait.
-        """
+        """Waits until no step is left, does none from then on; returns False where an interrupt has ended the wait."""
         return True
 
 

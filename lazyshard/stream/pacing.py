@@ -1,7 +1,6 @@
 """When to look again, when to speak, and what a waiting reader says: back-off, reports, and the errors that end a wait.
 
-Decisions only: time goes in as numbers, and what is published as the caller saw it. Only `ReaderWait` looks for itself,
-whether the producer's process is there, whether it holds rows, and what lies in a directory without a stream.
+Decisions only: time goes in as numbers, and what is published as the caller saw it. Only `ReaderWait` looks for itself.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lazyshard.errors import ChunkMissing, ChunkRetired, StreamInvalid, StreamMissing, WaitTimeout
+from lazyshard.errors import WaitTimeout
 from lazyshard.format.fields import printable
-from lazyshard.format.names import CURSORS, END
+from lazyshard.format.names import END
 from lazyshard.format.records import Head
 from lazyshard.store.files import list_names
 from lazyshard.store.urls import UrlPath
@@ -38,24 +37,15 @@ LAST_REPORT_S: Final = 600.0
 _FORESEEABLE_S: Final = 30 * 86400.0
 """A rate that has faded while no row came (towards zero, where a division by it overflows) promises nothing."""
 
-STALE_HEARTBEAT_S: Final = 15.0
-"""Producers beat every 5 s while rows come; three beats missed are worth a word."""
-
-_SILENT_ROWS: Final = 5
-"""At its own rate a producer would have told of as many rows."""
+STALE_HEARTBEAT_S: Final = 15.0  # producers beat every 5 s while rows come; three beats missed are worth a word
+_SILENT_ROWS: Final = 5  # at its own rate a producer would have told of as many rows
 
 _DEAD_HEARTBEAT_S: Final = 60.0
 """A writer that waits for one slow row does not beat either, so the word for it comes later."""
 
 
 def next_poll(waited: float, expected: float | None, least: float = FIRST_POLL_S) -> float:
-    """Returns the pause in seconds before the next look.
-
-    Args:
-        waited: seconds waited so far.
-        expected: seconds that the producer's rate suggests are left, None where unknown.
-        least: no pause is shorter, in seconds.
-    """
+    """Returns the pause before the next look; `expected`: wait by the producer's rate, None where unknown."""
     pause = _POLL_SHARE * (waited if expected is None else max(expected, waited * _POLL_SHARE))
     return min(LAST_POLL_S, max(least, pause))
 
@@ -66,10 +56,7 @@ def next_report(last: float) -> float:
 
 
 def expected_wait(samples: int, published: Published) -> float | None:
-    """Returns in how many seconds so many samples should be published at the producer's rate, None where unknown.
-
-    Unknown is also what lies more than a month ahead.
-    """
+    """Returns in how many seconds so many samples should be published at the producer's rate, None where unknown."""
     head = published.head
     if head is None or head.rate <= 0 or head.state not in ("running", "waiting"):
         return None
@@ -80,15 +67,7 @@ def expected_wait(samples: int, published: Published) -> float | None:
 def describe_producer(
     published: Published, samples: int, now: float, gone: bool = False, open_rows: bool | None = None
 ) -> str:
-    """Returns in words what the producer is doing, and when so many samples can be expected.
-
-    Args:
-        published: what is published.
-        samples: how many samples are waited for.
-        now: seconds since 1970, by this machine's clock.
-        gone: its process is known not to be there any more.
-        open_rows: see `describe_silence`.
-    """
+    """Returns in words what the producer is doing, and when to expect so many samples; `gone`: it has no process."""
     gap = "" if published.gap is None else f"; chunk {published.gap} lacks its data or its marker"
     if published.short is not None:
         rows = f"{published.short:,} rows"
@@ -138,11 +117,7 @@ def is_silent(head: Head, now: float) -> bool:
 def describe_silence(head: Head, now: float, least: float, open_rows: bool | None = None) -> str:
     """Returns in words since when a running producer has told of no row; nothing if that is less than `least` s.
 
-    Args:
-        head: what it has told.
-        now: seconds since 1970.
-        least: seconds.
-        open_rows: whether its open chunk holds rows of which it has not told; None where that is not known.
+    `open_rows`: whether its open chunk holds rows of which it has not told; None where that is not known.
     """
     silent = now - min(head.row_at or head.updated_at, head.updated_at)
     if head.state != "running" or silent < least:
@@ -180,27 +155,16 @@ def format_seconds(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReaderWait:
-    """A wait for something that a producer has still to publish.
-
-    Attributes:
-        directory: the stream's directory, or its URL.
-        label: how to call the reader; may be empty.
-        seen: what was published at the last look.
-        samples: how many samples must be there; 0 where there is no stream yet.
-        chunk: the chunk of the last of them; None where there is no stream yet.
-        waited: seconds waited so far.
-        max_wait: seconds to wait at the most.
-        foreign: another program fills the directory.
-    """
+    """A wait for something that a producer has still to publish; `seen`: at the last look."""
 
     directory: Path
     label: str
     seen: Published
-    samples: int
-    chunk: int | None
+    samples: int  # how many must be there; 0 where there is no stream yet
+    chunk: int | None  # that of the last of them
     waited: float
     max_wait: float
-    foreign: bool = False
+    foreign: bool = False  # another program fills the directory
 
     def open_rows(self) -> bool | None:
         """Looks whether a running producer holds rows of which its head does not tell; None where that is not known."""
@@ -210,12 +174,7 @@ class ReaderWait:
         return has_unpublished_rows(self.directory, self.seen.chunks)
 
     def describe(self, now: float, open_rows: bool | None = None) -> str:
-        """Says what is waited for, and what the producer is doing.
-
-        Args:
-            now: seconds since 1970.
-            open_rows: what the method of this name has found.
-        """
+        """Says what is waited for, and what the producer is doing; `open_rows`: as the method has found."""
         who = f"{self.label}: " if self.label else ""
         so_far = f"({format_seconds(self.waited)} of at most {format_seconds(self.max_wait)})"
         if self.chunk is None:
@@ -224,10 +183,9 @@ class ReaderWait:
                 f"{_path_hint(self.directory)}"
             )
         producer = describe_producer(self.seen, self.samples, now, _producer_gone(self.seen, now), open_rows)
-        whole = self.seen.gap is None and self.seen.short is None
-        end = (
-            f"; if no more are to come, an empty file {self.directory / END} says so" if self.foreign and whole else ""
-        )
+        end = ""
+        if self.foreign and self.seen.gap is None and self.seen.short is None:
+            end = f"; if no more are to come, an empty file {self.directory / END} says so"
         return f"{who}waiting for chunk {self.chunk} of {self.directory} {so_far}: {producer}{end}"
 
     def timeout(self, now: float, open_rows: bool | None = None) -> WaitTimeout:
@@ -242,48 +200,6 @@ class ReaderWait:
             state=head.state if head else None,
             heartbeat_age=heartbeat_age(self.seen, now),
         )
-
-
-def stream_gone(directory: Path) -> StreamMissing:
-    """Returns the error for a stream that is not there any more."""
-    return StreamMissing(
-        f"{directory}: the stream has gone while it was being read: was its directory removed, or its "
-        f"filesystem unmounted? When it is there again, go on from the last checkpoint",
-        directory=str(directory),
-    )
-
-
-def ended_short(directory: Path, samples: int, before: int) -> StreamInvalid:
-    """Returns the error for a stream that has ended with fewer samples than were published before."""
-    return StreamInvalid(
-        f"{directory}: the stream has ended with {samples:,} samples, but {before:,} were "
-        f"published before; restore what is missing from a copy",
-        directory=str(directory),
-    )
-
-
-def chunk_retired(number: int, retired: int, file: str) -> ChunkRetired:
-    """Returns the error for a chunk that was deleted, as were all below `retired`."""
-    return ChunkRetired(
-        f"{file}: chunk {number} was deleted by the stream's producer, as were all chunks below {retired}: every "
-        f"consumer that had a cursor in {CURSORS}/ by then was done with them. Go on from a later checkpoint, or "
-        f"produce the stream anew, with --retain all, or with --consumers NAME, which deletes nothing before the "
-        f"consumer NAME has registered",
-        file=file,
-        chunk=number,
-        chunks_before=retired,
-    )
-
-
-def chunk_missing(number: int, file: str, waited: float) -> ChunkMissing:
-    """Returns the error for a published chunk of which a file has not appeared, after so many seconds."""
-    return ChunkMissing(
-        f"{file}: chunk {number} is published, but this file of it has not appeared within "
-        f"{format_seconds(waited)}: restore it from a copy; `lazyshard verify` tells what else is missing",
-        file=file,
-        chunk=number,
-        waited=waited,
-    )
 
 
 def _producer_gone(published: Published, now: float) -> bool:

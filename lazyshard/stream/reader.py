@@ -10,23 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamInvalid
+from lazyshard.errors import ChunkCorrupt, ChunkMissing, ChunkRetired, LazyShardError, StreamInvalid, StreamMissing
 from lazyshard.format.batch import CheckedArrays
-from lazyshard.format.names import HEAD, RETIRED
+from lazyshard.format.names import CURSORS, HEAD, RETIRED
 from lazyshard.format.seal import DealtByCost
 from lazyshard.store.urls import check_place, stream_path
 from lazyshard.stream.chunk import Chunk, OpenChunks
 from lazyshard.stream.listing import Published
-from lazyshard.stream.node_poll import NodePoll, decode_head, decode_retired, encode_retired
-from lazyshard.stream.pacing import (
-    ReaderWait,
-    chunk_missing,
-    chunk_retired,
-    ended_short,
-    next_poll,
-    next_report,
-    stream_gone,
-)
+from lazyshard.stream.node_poll import NodePoll, decode_head, decode_retired
+from lazyshard.stream.pacing import ReaderWait, format_seconds, next_poll, next_report
 from lazyshard.stream.stream import Stream, open_stream
 from lazyshard.stream.waiting import Waiting
 
@@ -72,13 +64,7 @@ class StreamReader(Waiting):
         samples_per_chunk: rows in every chunk but possibly the last.
         arrays: whether rows may hold arrays: numpy arrays, each writable and the caller's own.
         encoding: what encoded rows were made with, facts by name; None for rows that are not encoded.
-        label: how to call this reader in log lines; empty by default.
-        quiet: whether it waits without a word, because somebody else waits for the same and tells.
-        parent: the process for which this one reads; once it has gone, a wait leaves this process too. None by
-            default, and after a pickle's journey to another process.
-        on_wait: is called while this reader waits, at least about once a second; None by default, and after a
-            pickle's journey.
-        waited_s: seconds spent waiting for the producer.
+        label, quiet, parent, on_wait, waited_s: see `Waiting`. In a pickle `parent` and `on_wait` are None.
         chunks_opened: how many times a chunk was opened.
         dealt: how the rows of the chunk that was opened last were dealt by cost; None if they were not.
     """
@@ -100,19 +86,13 @@ class StreamReader(Waiting):
         self.stream_id = self._stream.stream_id
         self.arrays = self._stream.arrays
         self.encoding = self._stream.encoding
-        self._chunks = OpenChunks(self.samples_per_chunk, arrays=self.arrays, cached=self._stream.mirrored is not None)
+        self._chunks = OpenChunks(self.samples_per_chunk, arrays=self.arrays, cached=self._stream.mirror is not None)
         self.refresh()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind what is of this process only; open files stay, too."""
-        fresh = {
-            "_chunks": copy.copy(self._chunks),
-            "waited_s": 0.0,
-            "chunks_opened": 0,
-            "parent": None,
-            "on_wait": None,
-        }
-        return self.__dict__ | fresh
+        fresh = {"_chunks": copy.copy(self._chunks), "waited_s": 0.0, "chunks_opened": 0}
+        return self.__dict__ | fresh | {"parent": None, "on_wait": None}
 
     @property
     def seen(self) -> Published:
@@ -120,16 +100,12 @@ class StreamReader(Waiting):
         return self._seen
 
     def refresh(self, wanted: int = 0) -> Published:
-        """Looks what is published now.
-
-        Args:
-            wanted: how many samples the caller needs to know of: a foreign directory is listed where fewer are known.
+        """Looks what is published now; a foreign directory is listed where fewer than the samples `wanted` are known.
 
         Raises:
             StreamMissing: the stream's directory has gone.
             StreamInvalid: it has ended with fewer samples than were published.
             StreamMismatch: another stream is in its place.
-            FormatInvalid, OSError: see `lazyshard.stream.stream.Stream`.
         """
         seen = self._seen
         try:
@@ -139,11 +115,19 @@ class StreamReader(Waiting):
                 # A stream that was made anew in the same place has other rows.
                 self._stream.check_identity()
         except FileNotFoundError as cause:
-            raise stream_gone(self.directory) from cause
+            raise StreamMissing(
+                f"{self.directory}: the stream has gone while it was being read: was its directory removed, or its "
+                f"filesystem unmounted? When it is there again, go on from the last checkpoint",
+                directory=str(self.directory),
+            ) from cause
         # A network filesystem may answer from an older copy: what was published stays so, what has ended stays ended.
         if found.samples < seen.samples:
             if found.ended:
-                raise ended_short(self.directory, found.samples, seen.samples)
+                raise StreamInvalid(
+                    f"{self.directory}: the stream has ended with {found.samples:,} samples, but {seen.samples:,} were "
+                    f"published before; restore what is missing from a copy",
+                    directory=str(self.directory),
+                )
             if found.gap is not None and self._stream.stream_id is None and not seen.ended:
                 self._seen = found
         elif found.ended or not seen.ended:
@@ -151,25 +135,14 @@ class StreamReader(Waiting):
         return self._seen
 
     def check_end(self) -> None:
-        """Looks whether nothing lies behind the end of a foreign directory, for who leaves its last chunk out.
-
-        Raises:
-            StreamInvalid: there is more, or a chunk is missing.
-        """
+        """Looks whether nothing lies behind the end of a foreign directory, for who leaves its last chunk out."""
         self._ask(self._stream.check_end, "looking into %s", self.directory)
 
     def wait_for(self, samples: int) -> Published:
-        """Returns once so many samples are published or the stream has ended.
+        """Returns once so many samples, from the start of the stream, are published or the stream has ended.
 
-        Waits of one node for the same stream share what they see of it, see `lazyshard.stream.node_poll`. While it
-        waits it logs, after 10 s and then ever more rarely, what for and what the producer is doing.
-
-        Args:
-            samples: how many samples, counted from the start of the stream.
-
-        Raises:
-            WaitTimeout: not within `max_wait`.
-            StreamMissing: the stream's directory has gone.
+        While it waits it logs, after 10 s and then ever more rarely, what for and what the producer is doing. Raises
+        WaitTimeout: not within `max_wait`. StreamMissing: the stream's directory has gone.
         """
         if self._seen.ended or self._seen.samples >= samples:
             return self._seen
@@ -188,17 +161,15 @@ class StreamReader(Waiting):
         return self._wait(look, lambda waited: self._waiting(samples, chunk, waited), poll)
 
     def _identify(self) -> os.stat_result:
-        mirrored = self._stream.mirrored
-        folder = self.directory if mirrored is None else mirrored.folder
+        mirror = self._stream.mirror
+        folder = self.directory if mirror is None else mirror.folder
         return self._ask(lambda: os.stat(folder), "looking into %s", folder)
 
     def _look(self, wanted: int) -> bytes | None:
-        """Looks what is published now, and returns it for the other processes of this node."""
         head = self.refresh(wanted).head
         return None if head is None else head.encode()
 
     def _adopt(self, data: bytes) -> bool:
-        """Takes what another process has seen, unless it is not newer than what is known."""
         seen, found = self._seen, decode_head(data, self.samples_per_chunk)
         if found is None or found.samples < seen.samples or (seen.ended and not found.ended):
             return False
@@ -211,33 +182,23 @@ class StreamReader(Waiting):
         Raises:
             IndexError: the stream has ended before it.
             WaitTimeout: it was not published within `max_wait`.
-            ChunkRetired: its chunk was deleted by the producer.
-            ChunkCorrupt, RowInvalid, OSError: it cannot be read.
+            ChunkRetired, ChunkCorrupt, RowInvalid, OSError: it was deleted by the producer, or cannot be read.
         """
         self._check(sample)
         return self.read_published(sample, sample + 1, 1)[0]
 
     def lines_published(self, first: int, stop: int, at_least: int = 1) -> list[bytes]:
-        """Returns the checked lines of rows that are known to be published, for callers that have asked `wait_for`.
+        """Returns the checked lines of samples of [first, stop), known to be published by `wait_for`.
 
-        When calls follow each other in order it reads ahead, up to `stop`, at most to the end of the chunk.
-
-        Args:
-            first: first sample.
-            stop: sample before which to stop.
-            at_least: how many lines to return if the chunk has them and they are good.
-
-        Returns:
-            At least one line; fewer than `at_least` where the chunk ends, a bad row follows, or rows are large.
+        When calls follow each other in order it reads ahead, at most to the end of the chunk. Returns at least one;
+        fewer than `at_least` where the chunk ends, a bad row follows, or rows are large.
 
         Raises:
             ChunkCorrupt: row `first` is bad.
             ChunkRetired: its chunk was deleted by the producer; found at once, unless the chunk is still open here.
             ChunkMissing: a file of its chunk did not appear within the grace period.
-            OSError: the filesystem failed.
         """
-        number, row = divmod(first, self.samples_per_chunk)
-        chunk = self.chunk(number)
+        chunk, row = self._place(first)
         budget = min(2 * self._ahead, _AHEAD_BYTES) if first == self._next else 0
         last = min(row + stop - first, len(chunk))
         lines = self._read(chunk, lambda: chunk.lines(row, last, at_least, budget))
@@ -246,57 +207,34 @@ class StreamReader(Waiting):
         return lines
 
     def read_published(self, first: int, stop: int, at_least: int = 1) -> list[dict[str, Any]]:
-        """Returns rows that are known to be published: `lines_published`, parsed, with their arrays.
-
-        Raises:
-            RowInvalid: row `first` is not a JSON object, or does not describe its arrays.
-            ChunkCorrupt, ChunkRetired, ChunkMissing, OSError: as `lines_published`.
-        """
+        """Returns `lines_published`, parsed, with their arrays. Raises as that, or RowInvalid: row `first` is none."""
         if self.arrays:
             stop = self.stop_for_arrays(first, stop, at_least)
         return self.parse(self.lines_published(first, stop, at_least), first)
 
     def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
         """Parses lines of `lines_published`, of which the first is sample `first`; see `Chunk.parse`."""
-        number, row = divmod(first, self.samples_per_chunk)
-        chunk = self.chunk(number)
+        chunk, row = self._place(first)
         if not self.arrays:
             return chunk.parse(lines, row)
         return self._read(chunk, lambda: chunk.parse(lines, row))
 
     def fill(self, parsed: dict[str, Any], line: bytes, sample: int) -> None:
-        """Puts the arrays of a sample into their places in its row.
-
-        Args:
-            parsed: the row, as parsed from the line.
-            line: the checked line.
-            sample: its number.
-
-        Raises:
-            RowInvalid: the row does not describe its arrays.
-            ChunkCorrupt, ChunkRetired, ChunkMissing, OSError: as `lines_published`.
-        """
-        number, row = divmod(sample, self.samples_per_chunk)
-        chunk = self.chunk(number)
+        """Puts the arrays of a sample into its row, parsed from a checked line. Raises as `read_published`."""
+        chunk, row = self._place(sample)
         self._read(chunk, lambda: chunk.fill(parsed, line, row))
 
     def stop_for_arrays(self, first: int, stop: int, at_least: int = 1) -> int:
         """Returns before which sample of [first, stop) to stop, so that the arrays read together are not too large."""
-        number, row = divmod(first, self.samples_per_chunk)
-        chunk = self.chunk(number)
+        chunk, row = self._place(first)
         assert chunk.arrays is not None
         last = min(row + stop - first, len(chunk))
         return first - row + chunk.arrays.fit(row, last, at_least, _AHEAD_BYTES)
 
     def arrays_published(self, first: int, stop: int) -> CheckedArrays:
-        """Returns the checked bytes of the arrays of the samples [first, stop), all of one chunk of such a stream.
-
-        Raises:
-            ChunkCorrupt, ChunkRetired, ChunkMissing, OSError: as `lines_published`.
-        """
-        number, row = divmod(first, self.samples_per_chunk)
-        chunk, after = self.chunk(number), row + stop - first
-        arrays = chunk.arrays
+        """Returns the checked bytes of the arrays of samples of one chunk. Raises as `lines_published`."""
+        chunk, row = self._place(first)
+        arrays, after = chunk.arrays, row + stop - first
         assert arrays is not None
         data = self._read(chunk, lambda: arrays.read_rows(row, after))
         return CheckedArrays(data.tobytes(), arrays.ends(row, after), arrays.digests(row, after))
@@ -308,8 +246,7 @@ class StreamReader(Waiting):
     def line(self, sample: int) -> bytes:
         """Returns the bytes of one row, its newline included, waiting for it if need be. Raises as `read` does."""
         self._check(sample)
-        number, row = divmod(sample, self.samples_per_chunk)
-        chunk = self.chunk(number)
+        chunk, row = self._place(sample)
         return self._read(chunk, lambda: chunk.line(row))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -332,6 +269,10 @@ class StreamReader(Waiting):
             self._chunks.add(chunk)
         return chunk
 
+    def _place(self, sample: int) -> tuple[Chunk, int]:
+        number, row = divmod(sample, self.samples_per_chunk)
+        return self.chunk(number), row
+
     def _check(self, sample: int) -> None:
         if sample < 0 or self.wait_for(sample + 1).samples <= sample:
             raise IndexError(f"{self.directory}: no sample {sample}, the stream holds {self._seen.samples} from 0 on")
@@ -353,11 +294,16 @@ class StreamReader(Waiting):
                     started = self._clock()
                     continue
                 # Only here, so that a chunk which is there costs no more than before.
-                retired = self._stream.retired()
-                if number < retired:
-                    raise chunk_retired(number, retired, str(cause.filename)) from cause
+                self._check_retired(number, str(cause.filename), cause)
                 if waited > min(GRACE_S, self.max_wait):
-                    raise chunk_missing(number, str(cause.filename), waited) from cause
+                    raise ChunkMissing(
+                        f"{cause.filename}: chunk {number} is published, but this file of it has not appeared within "
+                        f"{format_seconds(waited)}: restore it from a copy; `lazyshard verify` tells what else is "
+                        f"missing",
+                        file=str(cause.filename),
+                        chunk=number,
+                        waited=waited,
+                    ) from cause
                 if waited >= next_report(reported):
                     reported = next_report(reported)
                     who = f"{self.label}: " if self.label else ""
@@ -386,15 +332,15 @@ class StreamReader(Waiting):
     def _wait_for_stream(self, samples_per_chunk: int | None) -> Stream:
         checked = False
 
-        def look(age: float) -> Stream | None:
+        def look(age: float) -> tuple[Stream] | None:
             nonlocal checked
             found = self._ask(lambda: open_stream(self.directory, samples_per_chunk), "looking into %s", self.directory)
             if found is None and not checked:
                 self._ask(lambda: check_place(self.directory), "looking for %s", self.directory)
                 checked = True
-            return found
+            return None if found is None else (found,)
 
-        return self._wait(look, lambda waited: self._waiting(0, None, waited))
+        return self._wait(look, lambda waited: self._waiting(0, None, waited))[0]
 
     def _let_go(self, poll: NodePoll | None = None) -> None:
         """Closes chunks that were deleted meanwhile: a producer may be waiting for the room that they take."""
@@ -406,11 +352,10 @@ class StreamReader(Waiting):
         def look() -> bytes:
             retired = self._ask(self._stream.retired, "reading %s", self.directory / RETIRED)
             self._chunks.close_below(retired)
-            return encode_retired(retired)
+            return b"%d" % retired
 
         def adopt(data: bytes) -> bool:
-            retired = decode_retired(data)
-            if retired is not None:
+            if (retired := decode_retired(data)) is not None:
                 self._chunks.close_below(retired)
             return retired is not None
 
@@ -422,25 +367,32 @@ class StreamReader(Waiting):
                 poll.retired.renew(_LET_GO_S, look, adopt)
 
     def _read(self, chunk: Chunk, call: Callable[[], _T]) -> _T:
-        """Reads from an open chunk.
-
-        Raises:
-            ChunkRetired: it was deleted, and the filesystem does not give what is open then.
-            ChunkCorrupt, RowInvalid, OSError: it cannot be read.
-        """
+        """Reads from an open chunk. Raises ChunkRetired: a filesystem may not give what is open once it is deleted."""
         try:
             return self._ask(call, "reading %s", chunk.path)
         except FileNotFoundError as cause:
             self._chunks.close(chunk.number)
-            retired = self._stream.retired()
-            if chunk.number < retired:
-                raise chunk_retired(chunk.number, retired, str(chunk.path)) from cause
+            self._check_retired(chunk.number, str(chunk.path), cause)
             raise
         except ChunkCorrupt:
-            if self._stream.mirrored is not None:
+            if self._stream.mirror is not None:
+                # The object may be whole.
                 self._chunks.close(chunk.number)
-                self._stream.mirrored.distrust(chunk.number)
+                self._stream.mirror.drop(chunk.number)
             raise
+
+    def _check_retired(self, number: int, file: str, cause: OSError) -> None:
+        retired = self._stream.retired()
+        if number < retired:
+            raise ChunkRetired(
+                f"{file}: chunk {number} was deleted by the stream's producer, as were all chunks below {retired}: "
+                f"every consumer that had a cursor in {CURSORS}/ by then was done with them. Go on from a later "
+                f"checkpoint, or produce the stream anew, with --retain all, or with --consumers NAME, which deletes "
+                f"nothing before the consumer NAME has registered",
+                file=file,
+                chunk=number,
+                chunks_before=retired,
+            ) from cause
 
     def _waiting(self, samples: int, chunk: int | None, waited: float) -> ReaderWait:
         foreign = chunk is not None and self.stream_id is None

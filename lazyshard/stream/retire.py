@@ -1,13 +1,11 @@
 """Retiring: deletes the oldest chunks of a stream, so that it takes no more room than its readers need.
 
 The order of steps is the guarantee. First `retired.json` is durable: from then on the chunks below its number are gone
-for everybody, whatever of them is still there. Then come the files, for each chunk its seal,
-its data and its side file if it has one, in this order, so that no moment shows a seal without data; the directory is
-synced once at the end. A process that is killed in between, or a power cut that brings deleted files back, leaves files
-below the number, which the next start of a producer removes.
+for everybody. Then come the files, for each chunk its seal, its data and its side file, in this order, so that no
+moment shows a seal without data; the directory is synced once at the end. A kill in between, or a power cut that brings
+deleted files back, leaves files below the number, which the next start of a producer removes.
 
-Which chunks may go is decided elsewhere, from the cursors of the consumers. The newest chunk never goes: its seal holds
-the position from which a producer goes on.
+The newest chunk never goes: its seal holds the position from which a producer goes on.
 """
 
 from __future__ import annotations
@@ -21,15 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
-from lazyshard.format.names import (
-    MANIFEST,
-    RETIRED,
-    TEMPORARY,
-    arrays_name,
-    chunk_name,
-    seal_name,
-    tokens_name,
-)
+from lazyshard.format.names import MANIFEST, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name, tokens_name
 from lazyshard.format.records import Retired
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import check_folder, read_replaced_file
@@ -45,25 +35,17 @@ def retire(
     clock: Callable[[], float] = time.time,
     check: Callable[[], Path | None] = lambda: None,
 ) -> int:
-    """Deletes the chunks of the half-open range [0, chunks_before), but never the newest one.
+    """Deletes the chunks of the half-open range [0, chunks_before), but never the newest one; returns how many.
 
-    What was begun by an earlier call and has failed is completed. The caller holds the writer's lock.
+    What was begun by an earlier call and has failed is completed; after an OSError, by the next call or start.
 
     Args:
-        directory: the stream's directory.
+        directory: the stream's directory, whose writer's lock the caller holds.
         chunks_before: no consumer needs the chunks below this number.
         published_chunks: how many chunks have ever been published, the retired ones included.
         clock: returns seconds since 1970.
         check: is called before anything is changed; raises if the stream is another producer's now, and returns the
             directory from which this one may publish. None for who keeps others away by himself.
-
-    Returns:
-        How many chunks were deleted by this call.
-
-    Raises:
-        StreamInvalid: the directory holds no stream of ours.
-        FileInvalid, VersionUnsupported: its files cannot be used.
-        OSError: the filesystem refused. What is below the mark is to be deleted by the next call, or the next start.
     """
     manifest = read_manifest(directory, None)
     if manifest is None:
@@ -95,17 +77,10 @@ def retire(
 
 
 def read_retired(directory: Path, stream_id: str | None = None) -> int:
-    """Returns how many chunks of the stream in a directory are retired: those of the half-open range [0, n).
+    """Returns how many chunks of a stream are retired: those of the half-open range [0, n).
 
-    Costs one failed open as long as nothing was ever deleted.
-
-    Args:
-        directory: the stream's directory.
-        stream_id: the stream's identity; None reads the manifest.
-
-    Raises:
-        FileInvalid, VersionUnsupported: a file cannot be used.
-        FileRefused, FileUnreadable, OSError: it cannot be read.
+    Costs one failed open as long as nothing was ever deleted. Without `stream_id` the manifest is read. Raises
+    FileInvalid, VersionUnsupported, OSError: a file cannot be used or read.
     """
     path = directory / RETIRED
     try:
@@ -120,17 +95,9 @@ def read_retired(directory: Path, stream_id: str | None = None) -> int:
 
 
 def list_kept(directory: Path, stream_id: str | None = None, *, arrays: bool = True) -> Listing:
-    """Lists the chunks of a stream of ours, those that are retired left out.
+    """Lists the chunks of a stream of ours, those that are retired left out. Raises as `list_chunks`, `read_retired`.
 
-    Args:
-        directory: the stream's directory.
-        stream_id: the stream's identity; None reads the manifest.
-        arrays: whether its rows may hold arrays. Where not, what has the name of a side file is none of the stream's:
-            it is not listed, nor a leftover.
-
-    Raises:
-        StreamInvalid, OSError: as `list_chunks`.
-        FileInvalid, VersionUnsupported: as `read_retired`.
+    Without `arrays` what has the name of a side file is none of the stream's: it is not listed, nor a leftover.
     """
     found = list_chunks(directory)
     if not arrays:
@@ -140,11 +107,7 @@ def list_kept(directory: Path, stream_id: str | None = None, *, arrays: bool = T
 
 
 def complete_retirement(directory: Path, listing: Listing) -> None:
-    """Removes what is still there, or there again, of retired chunks. The caller holds the writer's lock.
-
-    Raises:
-        OSError: the filesystem refused; the next start tries again.
-    """
+    """Removes what is still there, or there again, of retired chunks. The caller holds the writer's lock."""
     for name in listing.leftovers:
         remove(directory / name)
     if listing.leftovers:

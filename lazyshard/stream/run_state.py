@@ -17,20 +17,7 @@ from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps, Rules
 
-__all__ = [
-    "check_fits",
-    "course_of",
-    "draws_of",
-    "ranges_of_steps",
-    "resumed",
-    "steps_of",
-    "with_consumed",
-    "without_samples",
-    "without_steps",
-]
-
-_MAX_SAMPLES_OF_STEPS: Final = 20_000_000
-"""Samples that may be left out because of the steps that would train them: each is looked up, at 16 bytes."""
+_MAX_SAMPLES_OF_STEPS: Final = 20_000_000  # that may be left out: each is looked up, at 16 bytes
 
 
 def course_of(state: RunState) -> Course:
@@ -41,8 +28,7 @@ def course_of(state: RunState) -> Course:
 def draws_of(state: RunState, consumed: int) -> int:
     """Returns how many positions each lane of the current part has drawn once `consumed` samples are trained.
 
-    Raises:
-        ValueError: there is no such moment: it lies before the current part, or lanes would differ.
+    Raises ValueError: there is no such moment: it lies before the current part, or lanes would differ.
     """
     part = state.parts[-1]
     before = state.consumed - part.dp * part.draws
@@ -57,11 +43,7 @@ def draws_of(state: RunState, consumed: int) -> int:
 
 
 def with_consumed(state: RunState, consumed: int) -> RunState:
-    """Returns the state after so many samples since the run began, over all ranks.
-
-    Raises:
-        ValueError: as `draws_of`.
-    """
+    """Returns the state after so many samples since the run began, over all ranks. Raises ValueError as `draws_of`."""
     current = replace(state.parts[-1], draws=draws_of(state, consumed))
     return replace(state, parts=(*state.parts[:-1], current), consumed=consumed)
 
@@ -69,12 +51,8 @@ def with_consumed(state: RunState, consumed: int) -> RunState:
 def resumed(state: RunState, dp: int, batch_size: int, *, draws_per_step: int = 0, step: int | None = None) -> RunState:
     """Returns the state of a run that goes on with these ranks: in the same part if nothing changes, else in a new one.
 
-    Args:
-        state: where the run stands.
-        dp: data-parallel ranks from here on.
-        batch_size: samples of a rank in a micro batch.
-        draws_per_step: positions of a lane in a step; 0 where it is not known.
-        step: steps trained so far; None to count them by the part that ends, where it knows.
+    `draws_per_step`: positions of a lane in a step; 0 where it is not known. `step`: steps trained so far; None to
+    count them by the part that ends, where it knows.
     """
     part = state.parts[-1]
     if (dp, batch_size, draws_per_step or part.draws_per_step) == (part.dp, part.batch_size, part.draws_per_step):
@@ -91,11 +69,7 @@ def steps_of(part: Part) -> int:
 
 
 def without_samples(state: RunState, ranges: Iterable[tuple[int, int]]) -> RunState:
-    """Returns the state of a run that leaves these half-open ranges of sample numbers out from here on, in all epochs.
-
-    Raises:
-        ValueError: a range is empty or negative.
-    """
+    """Returns the state of a run that leaves these half-open ranges of samples out from here on, in all epochs."""
     skip = Gaps(ranges).ranges
     if not skip:
         return state
@@ -107,16 +81,9 @@ def without_samples(state: RunState, ranges: Iterable[tuple[int, int]]) -> RunSt
 def without_steps(state: RunState, start: int, stop: int, total: int | None) -> RunState:
     """Returns the state of a run that leaves out what the steps [start, stop) would train, counted as the run goes now.
 
-    Steps have the numbers that trainers log: the first step of a run is step 1, and checkpoint-40 lies before step 41.
-
-    Steps that would come next are passed over as a part that is not trained. Of later ones the samples are left out, so
-    the steps of these numbers then train what would have followed.
-
-    Args:
-        state: where the run stands.
-        start: the first of these steps, by number.
-        stop: the one behind the last.
-        total: the end of the stream, None while it is not known.
+    The first step of a run is step 1, and checkpoint-40 lies before step 41. Steps that would come next are passed over
+    as a part that is not trained. Of later ones the samples are left out, so the steps of these numbers then train what
+    would have followed. `total`: the end of the stream, None while it is not known.
 
     Raises:
         ValueError: the state does not know its steps, the range is empty or lies before what is trained already, or it
@@ -132,17 +99,7 @@ def without_steps(state: RunState, start: int, stop: int, total: int | None) -> 
 
 
 def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -> list[tuple[int, int]]:
-    """Returns what the steps [start, stop) will train as the run goes now: half-open ranges of sample numbers.
-
-    Args:
-        state: where the run stands.
-        start: the first of these steps, by number.
-        stop: the one behind the last.
-        total: the end of the stream, None while it is not known.
-
-    Raises:
-        ValueError: as `without_steps`.
-    """
+    """Returns what the steps [start, stop) will train: half-open ranges of sample numbers. Else as `without_steps`."""
     _, first, last = _draws_of_steps(state, start, stop)
     dp = state.parts[-1].dp
     if (last - first) * dp > _MAX_SAMPLES_OF_STEPS:
@@ -161,13 +118,7 @@ def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -
 def check_fits(state: RunState, now: RunState, where: str) -> None:
     """Refuses a state that does not belong to the stream and the settings at hand; ranks and micro batches may differ.
 
-    Args:
-        state: from a checkpoint.
-        now: that of a run which would begin anew with this stream and these settings.
-        where: the stream's directory, for messages.
-
-    Raises:
-        StateMismatch: naming what differs, and the way out.
+    `now`: that of a run which would begin anew here. Raises StateMismatch, naming what differs, and the way out.
     """
     ways = {
         "stream_id": "it belongs to another stream: give the directory of that one, or start anew without the state",
@@ -190,11 +141,7 @@ def check_fits(state: RunState, now: RunState, where: str) -> None:
 
 
 def _draws_of_steps(state: RunState, start: int, stop: int) -> tuple[int, int, int]:
-    """Returns the number of the next step, and where the draws of a range of steps begin and end in the current part.
-
-    Raises:
-        ValueError: as `without_steps`.
-    """
+    """Returns the number of the next step, and where the draws of steps begin and end in the current part."""
     part = state.parts[-1]
     if not part.draws_per_step:
         raise ValueError("the state does not say how many samples a step has, so steps cannot be named; name samples")

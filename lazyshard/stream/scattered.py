@@ -1,8 +1,7 @@
 """Rows that lie scattered over a few chunks, as those of a shuffled window do.
 
-One system call and a dozen steps of Python for each row is what makes such reading slow, not the memory that it jumps
-about in. So chunks of which a good part will be read soon are **held**: read as a whole, in one call, and cut into rows
-where they lie. Rows are checked as they are cut out, each time.
+One system call and a dozen steps of Python for each row is what makes such reading slow. So chunks of which a good part
+will be read soon are **held**: read as a whole, in one call, and cut into rows where they lie, checked each time.
 """
 
 from __future__ import annotations
@@ -17,51 +16,36 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
-from lazyshard.stream.chunk import LARGE_ROW_BYTES
+from lazyshard.errors import ChunkCorrupt, LazyShardError
+from lazyshard.stream.chunk import LARGE_ROW_BYTES, good_until
 from lazyshard.stream.reader import StreamReader
 
 _GRAIN: Final = 256 << 10
 """Memory is had in multiples of it, so that chunks of about the same size fit into each other's."""
 
-_FLAGS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-"""A forked process has its own copy."""
+_FLAGS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a forked process has its own copy
 
 HELD_BYTES: Final = 64 << 20
-"""Bytes of chunks held by a reader at the most. Where those of a window are more, rows are read one by one: the larger
-a row, the less a system call for each matters."""
+"""Bytes of chunks held by a reader at the most. Where those of a window are more, rows are read one by one."""
 
-_WORTH: Final = 4
-"""A chunk is worth being held if what is to be read of it soon is at least so manieth a part of it."""
+_WORTH: Final = 4  # a chunk is held if what is to be read of it soon is at least so manieth a part of it
 
 _digest = xxhash.xxh3_64_digest
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Samples whose chunks are held, and where their rows lie.
-
-    Attributes:
-        samples: int64, their numbers.
-        row_bytes: the mean size of their rows, at least 1.
-        spans: int64 of shape (3, samples): chunk, byte at which the row starts, byte before which it stops.
-        digests: 8 bytes of each row; None where nobody took any.
-        chunks: the numbers of all their chunks.
-    """
+    """Samples whose chunks are held, and where their rows lie."""
 
     samples: npt.NDArray[np.int64]
-    row_bytes: int
-    spans: npt.NDArray[np.int64]
-    digests: bytes | None
+    row_bytes: int  # the mean size of their rows, at least 1
+    spans: npt.NDArray[np.int64]  # of shape (3, samples): chunk, the row's first byte, the byte before which it stops
+    digests: bytes | None  # 8 bytes of each row; None where nobody took any
     chunks: frozenset[int]
 
 
 class ScatteredReader:
-    """Reads rows in any order. Safe under fork; several threads may share one.
-
-    Args:
-        reader: the stream.
-    """
+    """Reads rows in any order. Safe under fork; several threads may share one."""
 
     def __init__(self, reader: StreamReader) -> None:
         self._reader = reader
@@ -70,19 +54,14 @@ class ScatteredReader:
         self._idle: list[HeldChunks] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves what is held behind."""
         return {"_reader": self._reader, "_idle": []}
 
     def prepare(self, samples: npt.NDArray[np.int64]) -> Held | None:
-        """Says what will be read soon.
+        """Says which published samples will be read soon, at least one.
 
-        Args:
-            samples: numbers of samples that are known to be published, at least one.
-
-        Returns:
-            What `lines` reads, if all their chunks are to be held: they fit into `HELD_BYTES`, a good part of them is
-            to be read, and their rows are not large. Otherwise None; so too where a chunk cannot be opened: who comes
-            to its rows is told. What is held is let go then.
+        Returns what `lines` reads, if all their chunks are to be held: they fit into `HELD_BYTES`, a good part of them
+        is to be read, and their rows are not large. Otherwise None, and what is held is let go; so too where a chunk
+        cannot be opened: who comes to its rows is told.
         """
         try:
             found = self._find(samples)
@@ -117,15 +96,9 @@ class ScatteredReader:
         return Held(samples, row_bytes, spans, None if digests is None else digests.tobytes(), chunks)
 
     def lines(self, held: Held, first: int, stop: int) -> list[bytes]:
-        """Returns the checked lines of samples, out of chunks that are held from now on.
+        """Returns the checked lines of the samples at the places [first, stop) of what `prepare` has returned.
 
-        Args:
-            held: what `prepare` has returned.
-            first: place of the first of its samples.
-            stop: place before which to stop, above `first`.
-
-        Returns:
-            Their lines, newlines included; fewer, but never none, where a bad row follows.
+        Fewer, but never none, where a bad row follows. Their chunks are held from now on.
 
         Raises:
             ChunkCorrupt, RowInvalid: the first one is bad.
@@ -149,7 +122,13 @@ class ScatteredReader:
             return self._cut(chunks, held, first, first + self._hold(chunks, held, numbers))
         if held.digests is not None and b"".join(map(_digest, lines)) == held.digests[8 * first : 8 * stop]:
             return lines
-        return self._good(lines, held.samples[first:stop].tolist())
+        size, samples = self._reader.samples_per_chunk, held.samples[first:stop].tolist()
+
+        def check(at: int) -> None:
+            number, row = divmod(samples[at], size)
+            self._reader.chunk(number).check(lines[at], row)
+
+        return lines[: good_until(len(lines), check)]
 
     def _hold(self, chunks: HeldChunks, held: Held, numbers: list[int]) -> int:
         """Reads chunks; returns how many from the first on are held, and raises if that one cannot be."""
@@ -165,24 +144,12 @@ class ScatteredReader:
                 return place
         return len(numbers)
 
-    def _good(self, lines: list[bytes], samples: list[int]) -> list[bytes]:
-        """Returns the lines up to the first bad one; raises if that is the first."""
-        for place, (line, sample) in enumerate(zip(lines, samples, strict=True)):
-            number, row = divmod(sample, self._reader.samples_per_chunk)
-            try:
-                self._reader.chunk(number).check(line, row)
-            except (ChunkCorrupt, RowInvalid):
-                if not place:
-                    raise
-                return lines[:place]
-        return lines
-
 
 class HeldChunks:
     """The whole chunks that one thread reads from, in memory that is used over and over.
 
-    Where each has memory of its own, what one leaves behind does not fit the next one, whose size differs a little, and
-    memory spreads out until most of it is cold in the processor's caches: 2 to 4 % of what a row of a blend costs.
+    Memory of its own would not fit the next one, whose size differs a little, and would spread out until most of it
+    is cold in the processor's caches: 2 to 4 % of what a row of a blend costs.
 
     Attributes:
         data: by chunk number; the file's bytes come first, what follows them is of no meaning. A slice is bytes.
@@ -193,13 +160,9 @@ class HeldChunks:
         self._spare: list[mmap.mmap] = []
 
     def read(self, number: int, size: int, wanted: Collection[int], read_into: Callable[[memoryview], None]) -> None:
-        """Reads a chunk, over one that is not wanted any more if there is one.
+        """Reads a chunk of so many bytes, over one that is not `wanted` any more if there is one.
 
-        Args:
-            number: the chunk.
-            size: bytes of it.
-            wanted: numbers of the chunks that are to stay.
-            read_into: fills so many bytes. What it raises is raised, and the chunk is not held.
+        What `read_into` raises is raised, and the chunk is not held.
         """
         for done in [held for held in self.data if held not in wanted]:
             self._spare.append(self.data.pop(done))

@@ -1,83 +1,36 @@
-"""The two kinds of stream directory behind one face, which of them a directory is, and what is in it now.
+"""The two kinds of stream directory, which of them a directory is, and what is in it now.
 
-`ForeignStream` reads what other people's scripts make: `chunk_*.jsonl` beside empty `.completed` files, closed by an
-empty `stream.end` or not.
+`NativeStream` has a manifest and seals. `ForeignStream` reads what other people's scripts make: `chunk_*.jsonl` beside
+empty `.completed` files, closed by an empty `stream.end` or not.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from lazyshard.errors import FileRefused, StreamInvalid, StreamUnsealed
+from lazyshard.errors import FileInvalid, FileRefused, SealInvalid, StreamInvalid, StreamMismatch, StreamUnsealed
+from lazyshard.format.fields import FORMAT
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
-from lazyshard.format.records import Encoding
-from lazyshard.store.files import again_if_stale, is_there
+from lazyshard.format.records import Encoding, End, Head, Manifest
+from lazyshard.store.files import again_if_stale, is_there, read_file, read_replaced_file, read_seal
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream.chunk import Chunk, open_foreign
+from lazyshard.stream.chunk import Chunk, open_copy, open_foreign, open_sealed
 from lazyshard.stream.listing import Published, Scan, scan_chunks
 from lazyshard.stream.manifest import how_to_mark, manifest_lost, read_manifest, stream_missing
-from lazyshard.stream.native_stream import MirroredChunks, NativeStream
+from lazyshard.stream.retire import list_kept, read_retired
 
 if TYPE_CHECKING:
-    from lazyshard.stream.native_stream import MirroredChunks
+    from lazyshard.store.mirror import Mirror
 
-
-class Stream(Protocol):
-    """A stream directory, or what is under a URL, for reading."""
-
-    directory: Path
-    stream_id: str | None
-    samples_per_chunk: int
-    arrays: bool
-    encoding: Encoding | None
-    mirrored: MirroredChunks | None
-
-    def published(self, wanted: int | None = None) -> Published:
-        """Looks what is published now.
-
-        Args:
-            wanted: how many samples the caller needs to know of. Of a foreign directory more may be there, or a chunk
-                may be missing among those that are counted. None for all, exactly, at the cost of a listing.
-
-        Raises:
-            FileNotFoundError: the directory has gone.
-            FormatInvalid, StreamInvalid: what is there contradicts itself.
-        """
-
-    def check_identity(self) -> None:
-        """Looks whether this is still the stream that was opened.
-
-        Raises:
-            StreamMismatch: another one is in its place.
-        """
-
-    def check_end(self) -> None:
-        """Looks, if it has ended, whether nothing lies behind what was counted: before its last rows are left out.
-
-        Raises:
-            StreamInvalid: there is more, or less.
-        """
-
-    def open_chunk(self, chunk: int) -> Chunk:
-        """Opens a published chunk, whose number of rows the caller checks.
-
-        Raises:
-            FileNotFoundError: a file of it is not there (yet).
-            ChunkCorrupt, SealInvalid: it is not as it was sealed.
-            FileRefused, FileUnreadable, OSError: it cannot be opened.
-        """
-
-    def retired(self) -> int:
-        """Looks which chunks were deleted by the stream's own rules: those of the half-open range [0, n).
-
-        Raises:
-            FileInvalid: the mark that says so cannot be used.
-            OSError: it cannot be read.
-        """
+_LISTING_SHARE: Final = 0.05  # the share of the time between two listings that the first of them may take
+_LISTED_AGAIN_S: Final = 60.0  # who waits lists again after so long at the latest, however long it took
+_MANY: Final = 1000  # A directory of fewer chunks is listed at once where it has an end: that takes 2 ms
+Stream: TypeAlias = "NativeStream | ForeignStream"  # A stream directory, or what is under a URL, for reading
 
 
 def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None:
@@ -92,36 +45,24 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
         StreamUnsealed: chunk files without any marker.
         StreamInvalid: files of a producer of ours, but no manifest.
         ValueError: samples_per_chunk is needed or impossible.
-        FileRefused: it is a file, not a directory.
-        FileUnreadable, OSError: the directory cannot be read.
+        FileRefused, FileUnreadable, OSError: it is a file, or cannot be read.
     """
     try:
         manifest = read_manifest(directory, samples_per_chunk)
     except NotADirectoryError as cause:
-        raise FileRefused(
-            f"{directory}: expected the directory of a stream, found a file", file=str(directory), kind="a file"
-        ) from cause
-    if manifest is None:
-        return _open_foreign(directory, samples_per_chunk)
-    return NativeStream(directory, manifest)
+        what = f"{directory}: expected the directory of a stream, found a file"
+        raise FileRefused(what, file=str(directory), kind="a file") from cause
+    return NativeStream(directory, manifest) if manifest else _open_foreign(directory, samples_per_chunk)
 
 
 def open_now(directory: Path, samples_per_chunk: int | None = None) -> Stream:
-    """Opens the stream in a directory.
+    """Opens the stream in a directory; of a foreign one None takes the rows of its first chunk for all but the last.
 
-    Args:
-        directory: the stream's directory.
-        samples_per_chunk: of a foreign directory, rows in every chunk but the last; None for those of its first one.
-
-    Raises:
-        StreamMissing: there is none.
-        StreamInvalid: the first chunk of a foreign directory does not tell how many rows each has; or as `open_stream`.
-        StreamUnsealed, OSError: as `open_stream`.
+    Raises as `open_stream` and `rows_of_first_chunk`, and StreamMissing: there is none.
     """
     if samples_per_chunk is None:
         samples_per_chunk = rows_of_first_chunk(directory)
-    stream = open_stream(directory, samples_per_chunk)
-    if stream is None:
+    if (stream := open_stream(directory, samples_per_chunk)) is None:
         raise stream_missing(directory)
     return stream
 
@@ -131,9 +72,7 @@ def rows_of_first_chunk(directory: Path) -> int | None:
 
     One with an owner counts as none: it may have been a stream of ours that has lost its manifest.
 
-    Raises:
-        StreamInvalid: its first chunk is not complete, or has no rows.
-        FileInvalid, OSError: its files cannot be read.
+    Raises StreamInvalid: its first chunk is not complete, or has no rows.
     """
     try:
         if read_manifest(directory, None) is not None or is_there(directory / OWNER):
@@ -143,25 +82,23 @@ def rows_of_first_chunk(directory: Path) -> int | None:
         return None
     if not scan.seals:
         return None
-    if not scan.complete:
-        raise StreamInvalid(
-            f"{directory}: chunk 0 is not complete, so nothing tells how many samples a chunk has; give their number",
-            directory=str(directory),
-            chunk=0,
-        )
     path = directory / scan.data_name(0)
-    rows = len(open_foreign(path, 0))
-    if not rows:
-        raise StreamInvalid(
-            f"{path}: holds no rows, so nothing tells how many samples each chunk has; give their number",
-            directory=str(directory),
-            chunk=0,
-        )
-    return rows
+    if scan.complete and (rows := len(open_foreign(path, 0))):
+        return rows
+    what = f"{path}: holds no rows" if scan.complete else f"{directory}: chunk 0 is not complete"
+    raise StreamInvalid(
+        f"{what}, so nothing tells how many samples a chunk has; give their number", directory=str(directory), chunk=0
+    )
 
 
 def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
-    if samples_per_chunk is not None and not isinstance(directory, UrlPath) and is_usual(directory):
+    # With the first chunk under its usual names, and no file of ours, a directory need not be listed to be read.
+    if (
+        samples_per_chunk is not None
+        and not isinstance(directory, UrlPath)
+        and _is_complete(directory, 0, chunk_name(0))
+        and not any(_there(directory, (MANIFEST, HEAD, OWNER)))
+    ):
         return ForeignStream(directory, samples_per_chunk)
     try:
         found = look_foreign(directory)
@@ -172,9 +109,9 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
     if MANIFEST in scan.ours or not (scan.data or scan.seals):
         return None
     # Earlier releases could leave an owner in a directory that stayed foreign, for those who know its numbers.
-    ours = HEAD if HEAD in scan.ours else OWNER if OWNER in scan.ours and samples_per_chunk is None else None
-    if ours is not None:
-        raise manifest_lost(directory, ours)
+    beside = HEAD if HEAD in scan.ours else OWNER if OWNER in scan.ours and samples_per_chunk is None else None
+    if beside is not None:
+        raise manifest_lost(directory, beside)
     if not scan.seals:
         raise StreamUnsealed(
             f"{directory}: {scan.data} chunk files, but no .completed marker, so nothing tells which of them "
@@ -196,90 +133,55 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
     return ForeignStream(directory, samples_per_chunk, found)
 
 
-_LISTING_SHARE: Final = 0.05
-"""The share of the time between two listings that the first of them may take."""
-
-_LISTED_AGAIN_S: Final = 60.0
-"""Who waits lists again after so long at the latest, however long it took."""
-
-
-_MANY: Final = 1000
-"""A directory of fewer chunks is listed at once where it has an end: that takes 2 ms."""
-
-
 class ForeignLook(NamedTuple):
-    """What is known of a foreign directory.
+    """What is known of a foreign directory."""
 
-    Attributes:
-        ended: whether there was an end before `scan` was made.
-        scan: what was listed, with what was looked up since.
-        listed: how many chunks were complete when it was listed; 0 if it was not.
-        again_at: when it may be listed again, in seconds of `time.monotonic`.
-    """
-
-    ended: bool
-    scan: Scan
-    listed: int
-    again_at: float
+    ended: bool  # whether there was an end before `scan` was made
+    scan: Scan  # what was listed, with what was looked up since
+    listed: int  # how many chunks were complete when it was listed; 0 if it was not
+    again_at: float  # when it may be listed again, in seconds of `time.monotonic`
 
 
 _NOTHING: Final = ForeignLook(False, Scan(0, 0, 0, {}, frozenset()), 0, 0.0)
-"""What is known before the first look."""
 
 
 def look_foreign(directory: Path) -> ForeignLook:
     """Returns whether there is an end, and what is listed after that look. Raises as `scan_chunks`."""
     started = time.monotonic()
     # What is in an object store is refused, or not there yet.
-    ended = not isinstance(directory, UrlPath) and _has_end(directory)
+    ended = not isinstance(directory, UrlPath) and any(_there(directory, (END,)))
     scan = scan_chunks(directory)
     took = time.monotonic() - started
     return ForeignLook(ended, scan, scan.complete, started + took + min(took / _LISTING_SHARE, _LISTED_AGAIN_S))
 
 
-def is_usual(directory: Path) -> bool:
-    """Looks up whether the first chunk is there under the usual names, and no file that only producers of ours write.
-
-    Such a directory need not be listed to be read. Raises OSError if it cannot be looked into.
-    """
-    others = (MANIFEST, HEAD, OWNER)
-    return _is_complete(directory, 0, chunk_name(0)) and not any(
-        again_if_stale((directory / name).exists) for name in others
-    )
+def _there(directory: Path, names: Iterable[str]) -> Iterator[bool]:
+    return (again_if_stale((directory / name).exists) for name in names)
 
 
 def _is_complete(directory: Path, chunk: int, data_name: str) -> bool:
-    return all(again_if_stale((directory / name).exists) for name in (seal_name(chunk), data_name))
-
-
-def _has_end(directory: Path) -> bool:
-    return again_if_stale((directory / END).exists)
+    return all(_there(directory, (seal_name(chunk), data_name)))
 
 
 class ForeignStream:
     """A directory that somebody else fills. A chunk is looked up, and scanned once when it is opened.
 
     Only a listing tells exactly how many chunks are there: others may make them in any order, and leave gaps. It takes
-    0.2 s among 200,000 chunks of a local disk. So while nobody waits for more than is known, names are looked up: by
+    0.9 s among 200,000 chunks of a local disk. So while nobody waits for more than is known, names are looked up: by
     doubling steps at first, then one by one. A gap that is overlooked so is found when its chunk is opened, and counts
     from then on. Rows that lie behind an end would be dropped in silence: an end that appears is believed by a listing,
     one that was there from the start when the last chunk is opened, or by `check_end` where nobody will open it.
-
-    Args:
-        directory: the stream's directory.
-        samples_per_chunk: rows in every chunk but the last.
-        found: what the first look goes by; None if its names are known to be usual (`is_usual`).
     """
+
+    arrays = False
+    stream_id = None
+    encoding = None
+    mirror = None
 
     def __init__(self, directory: Path, samples_per_chunk: int, found: ForeignLook | None = None) -> None:
         self.directory = directory
-        self.stream_id: str | None = None
         self.samples_per_chunk = samples_per_chunk
-        self.arrays = False
-        self.encoding: Encoding | None = None
-        self.mirrored: MirroredChunks | None = None
         self._known = found or _NOTHING
-        self._odd: dict[int, str] = {}
         self._newest: tuple[int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -287,49 +189,40 @@ class ForeignStream:
         return self.__dict__ | {"_known": self._known._replace(again_at=0.0)}
 
     def published(self, wanted: int | None = None) -> Published:
-        """Looks how many chunks are complete, and counts the rows of the newest one once."""
+        """Looks how many chunks are complete, and counts the rows of the newest one; without `wanted` it lists."""
         self._known = self._look(wanted)
         ended, scan = self._known.ended, self._known.scan
-        gap = scan.gap
-        if ended and gap is None and scan.data > scan.complete:
+        gap, size, chunks = scan.gap, self.samples_per_chunk, scan.complete
+        if ended and gap is None and scan.data > chunks:
             # Rows that were written but never marked complete: the end must not drop them in silence.
-            gap = scan.complete
+            gap = chunks
         ended = ended and gap is None
-        self._odd = scan.odd
-        chunks = scan.complete
-        rows = self.samples_per_chunk
+        rows = size
         if chunks:
             try:
                 rows = self._rows_of_newest(chunks - 1)
             except FileNotFoundError:
                 # Listed, but the filesystem still remembers that it was not there.
-                return Published(chunks - 1, (chunks - 1) * self.samples_per_chunk, False, gap=chunks - 1)
-        short = rows if rows < self.samples_per_chunk and not ended else None
-        if short is not None:
+                return Published(chunks - 1, (chunks - 1) * size, False, gap=chunks - 1)
+        if rows < size and not ended:
             # The marker of the last chunk comes before `stream.end`; until that is there, a short one does not count.
-            chunks, rows = chunks - 1, self.samples_per_chunk
-        samples = chunks * self.samples_per_chunk - (self.samples_per_chunk - rows)
-        return Published(chunks, samples, ended, gap=gap, short=short)
+            return Published(chunks - 1, (chunks - 1) * size, ended, gap=gap, short=rows)
+        return Published(chunks, chunks * size - (size - rows), ended, gap=gap)
 
     def check_identity(self) -> None:
         """Does nothing: a foreign stream has no identity."""
 
     def check_end(self) -> None:
-        """Lists the directory if an end was believed without that.
-
-        Raises:
-            StreamInvalid: there are other chunks than were found by their names, or one is missing.
-        """
+        """Lists the directory if an end was believed without that. Raises StreamInvalid: there is more, or less."""
         known = self._known
         if not known.ended or known.listed:
             return
         found = look_foreign(self.directory)
         if found.scan.gap is not None or max(found.scan.data, found.scan.complete) != known.scan.complete:
             raise StreamInvalid(
-                f"{self.directory}: there is an end, and {known.scan.complete} chunks were found by their names "
-                f"when it was opened, but a listing shows {found.scan.data} files of rows and {found.scan.seals} "
-                f"markers, of which the first {found.scan.complete} chunks are complete; complete chunk "
-                f"{found.scan.complete} and start again",
+                f"{self.directory}: there is an end, and {known.scan.complete} chunks were found by their names, but a "
+                f"listing shows {found.scan.data} files of rows and {found.scan.seals} markers, of which the first "
+                f"{found.scan.complete} chunks are complete; complete chunk {found.scan.complete} and start again",
                 directory=str(self.directory),
                 chunk=found.scan.complete,
             )
@@ -346,10 +239,9 @@ class ForeignStream:
             if chunk >= self._known.listed:
                 # Among those that were looked up by doubling steps one may still be written.
                 os.stat(self.directory / seal_name(chunk))
-            return open_foreign(self.directory / self._odd.get(chunk, chunk_name(chunk)), chunk)
+            return open_foreign(self.directory / self._known.scan.data_name(chunk), chunk)
         except FileNotFoundError:
             self._known = look_foreign(self.directory)
-            self._odd = self._known.scan.odd
             if chunk >= self._known.listed:
                 raise
             return open_foreign(self.directory / self._known.scan.data_name(chunk), chunk)
@@ -362,7 +254,7 @@ class ForeignStream:
         known = self._known
         if wanted is None:
             return look_foreign(self.directory)
-        ended = _has_end(self.directory)
+        ended = any(_there(self.directory, (END,)))
         scan = self._look_up(known.scan)
         if known is _NOTHING and scan.complete >= _MANY:
             return known._replace(ended=ended, scan=scan)
@@ -384,8 +276,7 @@ class ForeignStream:
             complete, step = complete + step, growth * step
         # The first that is missing is less than `step` further on.
         while step := step // 2:
-            if is_there(complete + step - 1):
-                complete += step
+            complete += step * is_there(complete + step - 1)
         if complete == scan.complete:
             return scan
         return replace(scan, complete=complete, data=max(scan.data, complete), seals=max(scan.seals, complete))
@@ -402,3 +293,126 @@ class ForeignStream:
                 )
             self._newest = (chunk, len(opened))
         return self._newest[1]
+
+
+class NativeStream:
+    """A stream with a manifest. Looking costs one open and one read, or one request, however long the stream."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.arrays = manifest.arrays
+        self.encoding: Encoding | None = manifest.encoding
+        self.stream_id: str | None = manifest.stream_id
+        self.samples_per_chunk = manifest.samples_per_chunk
+        self.mirror: Mirror | None = None
+        if isinstance(directory, UrlPath):
+            # The machinery of object stores, which readers of directories need not import.
+            from lazyshard.store.mirror import Mirror, ReadAhead
+            from lazyshard.store.room import chunks_ahead
+
+            self.mirror = Mirror(directory, manifest.stream_id, self.check_identity)
+            self._ahead = ReadAhead(self.mirror.fetch, chunks_ahead())
+        else:
+            self._manifest = os.path.join(directory, MANIFEST)
+            self._manifest_file = self._identify()
+
+    def _identify(self) -> tuple[int, int, int]:
+        status = again_if_stale(lambda: os.stat(self._manifest))
+        return status.st_dev, status.st_ino, status.st_mtime_ns
+
+    def published(self, wanted: int | None = None) -> Published:
+        """Looks what is published now, by `head.json`; by listing the seals where that is lost."""
+        path = self.directory / HEAD
+        try:
+            head = read_replaced_file(path, lambda data: Head.decode(data, str(path)))
+        except (FileNotFoundError, FileInvalid):
+            return self._listed()
+        self._check_samples(path, head.chunks, head.samples, head.ended)
+        return Published(head.chunks, head.samples, head.ended, head)
+
+    def _check_samples(self, path: Path, chunks: int, samples: int, ended: bool) -> None:
+        short = chunks * self.samples_per_chunk - samples
+        if not 0 <= short < self.samples_per_chunk or (short and not ended):
+            self.check_identity()
+            raise FileInvalid(
+                f"{path}: expected {chunks} chunks of {self.samples_per_chunk} samples, found {samples} samples in "
+                f"all; start the producer again, or restore the file from a copy",
+                file=str(path),
+                field="samples",
+                expected=str(chunks * self.samples_per_chunk),
+                actual=str(samples),
+            )
+
+    def _listed(self) -> Published:
+        listing = list_kept(self.directory, self.stream_id)
+        path = self.directory / END
+        try:
+            end = End.decode(read_file(path), str(path))
+        except FileNotFoundError:
+            # The last seal may be that of a partial chunk whose stream.end is still to come.
+            chunks, gap = listing.complete, listing.gap
+            if chunks > listing.first:
+                try:
+                    rows = len(self.open_chunk(chunks - 1))
+                except FileNotFoundError:
+                    # Listed, but the filesystem still remembers that it was not there.
+                    rows, gap = 0, chunks - 1
+                chunks -= rows < self.samples_per_chunk
+            return Published(chunks, chunks * self.samples_per_chunk, False, gap=gap)
+        self._check_samples(path, end.chunks, end.samples, True)
+        return Published(end.chunks, end.samples, True)
+
+    def check_identity(self) -> None:
+        """Compares the manifest. Raises StreamMismatch: another stream is in its place."""
+        path = self.directory / MANIFEST
+        found = Manifest.decode(read_file(path), str(path))
+        if found.stream_id != self.stream_id:
+            raise StreamMismatch(
+                f"{self.directory}: stream {self.stream_id} was replaced by stream {found.stream_id} while it was "
+                f"being read; open the directory again to read the new one",
+                directory=str(self.directory),
+                expected=str(self.stream_id),
+                actual=found.stream_id,
+            )
+
+    def check_end(self) -> None:
+        """Does nothing: the end says how much there is."""
+
+    def open_chunk(self, chunk: int) -> Chunk:
+        """Opens a published chunk by its seal. Looks first whether the stream is still the one that was opened.
+
+        Raises FileNotFoundError: a file of it is not there (yet). ChunkCorrupt, SealInvalid, FileRefused, OSError.
+        """
+        try:
+            opened = self._open(chunk)
+        except SealInvalid as error:
+            error.args = (f"{error}; restore the file from a copy",)
+            raise
+        if (opened.arrays is not None) is self.arrays:
+            return opened
+        # Of another format than the manifest: its rows would be read wrongly.
+        path = self.directory / seal_name(chunk)
+        expected, found = f"{FORMAT + self.arrays}, as {MANIFEST} says", str(FORMAT + (not self.arrays))
+        raise SealInvalid(
+            f"{path}: field 'format': expected {expected}, found {found}; restore the file from a copy",
+            file=str(path),
+            field="format",
+            expected=expected,
+            actual=found,
+            chunk=chunk,
+        )
+
+    def _open(self, chunk: int) -> Chunk:
+        if self.mirror is not None:
+            seal, file, arrays = self.mirror.open(chunk)
+            self._ahead.opened(chunk)
+            return open_copy(file, seal, arrays)
+        found = self._identify()
+        if found != self._manifest_file:
+            self.check_identity()
+            self._manifest_file = found
+        return open_sealed(self.directory / chunk_name(chunk), read_seal(self.directory, chunk))
+
+    def retired(self) -> int:
+        """Reads which chunks were deleted by the stream's own rules: those of the half-open range [0, n)."""
+        return read_retired(self.directory, self.stream_id)

@@ -1,7 +1,6 @@
 """The lengths of a stream's rows in tokens, as the seals have them: of all, or window by window while the stream grows.
 
-Of each chunk its seal is read, some 30 bytes a row. Every process that asks reads them all, those of chunks whose rows
-it never reads too.
+Of each chunk its seal is read, some 30 bytes a row; every process that asks reads them all.
 """
 
 from __future__ import annotations
@@ -15,50 +14,26 @@ import numpy.typing as npt
 import xxhash
 
 from lazyshard.errors import LengthsMissing
-from lazyshard.format.names import seal_name
 from lazyshard.format.seal import Seal
-from lazyshard.store.files import read_file
+from lazyshard.store.files import read_seal
 from lazyshard.stream.stream import Stream
 
 if TYPE_CHECKING:
     from lazyshard.stream.reader import StreamReader
 
-__all__ = ["WindowLengths", "chunk_seal", "lengths_missing", "lengths_not_ours", "read_lengths"]
-
-_KEPT: Final = 4
-"""Windows that are remembered: what is left over of one is needed with the next; 4 bytes a row are not much."""
-
-
-def chunk_seal(directory: Path, chunk: int) -> Seal:
-    """Reads the seal of a published chunk of a stream of ours; its `tokens` are the lengths of the chunk's rows.
-
-    Raises:
-        SealInvalid, FileNotFoundError: it cannot be used, or is not there.
-        FileRefused, FileUnreadable, OSError: it cannot be read.
-    """
-    path = directory / seal_name(chunk)
-    return Seal.decode(read_file(path), chunk, str(path))
+_KEPT: Final = 4  # windows that are remembered: what is left over of one is needed with the next
 
 
 def read_lengths(stream: Stream, samples: int) -> npt.NDArray[np.uint32]:
-    """Returns the lengths of a stream's samples in tokens.
+    """Returns the lengths in tokens of so many published samples of a stream of ours: u32 of shape (samples,).
 
-    Args:
-        stream: the stream, of ours.
-        samples: how many samples, all of them published.
-
-    Returns:
-        u32 of shape (samples,).
-
-    Raises:
-        LengthsMissing: those of a chunk are not known, or deleted.
-        Others: as `chunk_seal`.
+    Raises LengthsMissing: those of a chunk are not known, or deleted.
     """
     directory, size = stream.directory, stream.samples_per_chunk
     lengths = np.zeros(samples, np.uint32)
     for number in range(-(-samples // size)):
         try:
-            found = chunk_seal(directory, number).tokens
+            found = read_seal(directory, number).tokens
         except FileNotFoundError:
             if number >= stream.retired():
                 raise
@@ -77,15 +52,7 @@ def read_lengths(stream: Stream, samples: int) -> npt.NDArray[np.uint32]:
 
 
 class WindowLengths:
-    """Reads lengths as somebody needs them.
-
-    Args:
-        reader: the stream, one of ours.
-        chunks: how many chunks a window has.
-
-    Raises:
-        LengthsMissing: another program fills the directory, so nothing says how long its rows are.
-    """
+    """Reads lengths as somebody needs them, by windows of so many chunks. LengthsMissing: the stream is foreign."""
 
     def __init__(self, reader: StreamReader, chunks: int) -> None:
         if reader.stream_id is None:
@@ -100,16 +67,9 @@ class WindowLengths:
         return self._chunks * self._reader.samples_per_chunk
 
     def of(self, window: int) -> npt.NDArray[np.uint32]:
-        """Returns the lengths of a window's rows, waiting until all are published, or the stream has ended.
+        """Returns u32 of shape (rows,), fewer where the stream ends, waiting until all of a window are published.
 
-        Returns:
-            u32 of shape (rows,); fewer where the stream ends within the window, none where it has ended before it.
-
-        Raises:
-            LengthsMissing: nobody has said how long the rows of a chunk are.
-            ChunkRetired: a chunk was deleted by the producer.
-            WaitTimeout: they were not published in time.
-            SealInvalid, OSError: a seal cannot be used.
+        Raises LengthsMissing, ChunkRetired, WaitTimeout, SealInvalid, OSError.
         """
         found = self._kept.get(window)
         if found is not None:
@@ -121,7 +81,9 @@ class WindowLengths:
         lengths = np.zeros(max(0, stop - first), np.uint32)
         for chunk in range(first // size, -(-stop // size)):
             begin = chunk * size - first
-            lengths[begin : begin + size] = self._of_chunk(chunk)
+            if (found := self._seal(chunk).tokens) is None:
+                raise lengths_missing(self._reader.directory, chunk)
+            lengths[begin : begin + size] = found
         if len(self._kept) >= _KEPT:
             self._kept.pop(min(self._kept), None)
         self._kept[window] = lengths
@@ -138,19 +100,13 @@ class WindowLengths:
             digest.update(self.of(window).astype("<u4").tobytes())
         return digest.hexdigest()
 
-    def _of_chunk(self, chunk: int) -> npt.NDArray[np.uint32]:
-        found = self._seal(chunk).tokens
-        if found is None:
-            raise lengths_missing(self._reader.directory, chunk)
-        return found
-
     def _seal(self, chunk: int) -> Seal:
         try:
-            return chunk_seal(self._reader.directory, chunk)
+            return read_seal(self._reader.directory, chunk)
         except FileNotFoundError:
             # Waits until its files are to be seen, or says what has become of them.
             self._reader.chunk(chunk)
-            return chunk_seal(self._reader.directory, chunk)
+            return read_seal(self._reader.directory, chunk)
 
 
 def lengths_missing(directory: Path, chunk: int) -> LengthsMissing:

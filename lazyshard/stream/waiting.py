@@ -1,21 +1,21 @@
 """What a reader does while a filesystem gives no answer, and while a producer has nothing new for it.
 
-`Waiting` polls, with a back-off, and keeps an eye on the process for which it reads (`Parent`). The wake-up call from
-the local filesystem (`Waker`) is a shortcut only: inotify never fires for another machine's writes, and a machine can
-run out of watches.
+`Waiting` polls, with a back-off; `Waker`, the call from the local filesystem, is a shortcut only: inotify never fires
+for another machine's writes. `Watchdog` says what somebody is stuck in; `Parent` is the process that is worked for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 from lazyshard.errors import WaitTimeout
@@ -23,7 +23,6 @@ from lazyshard.format.names import END, HEAD, SEAL_SUFFIX
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.node_poll import NodePoll
 from lazyshard.stream.pacing import FIRST_POLL_S, FIRST_REQUEST_S, ReaderWait, expected_wait, next_poll, next_report
-from lazyshard.stream.watchdog import READERS
 
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
@@ -37,8 +36,7 @@ _LEAVE_S: Final = 1.0
 """How long an orphan may take to leave in good order: flushing a pipe that nobody reads takes for ever."""
 
 _ASIDE_S: Final = 0.5
-"""How often a waiting reader does what it does besides, such as a look whether its parent is still there; a look at the
-stream costs more and comes less often."""
+"""How often a waiting reader does what it does besides, such as a look whether its parent is still there."""
 
 _QUIET_S: Final = 0.02
 """Waits shorter than this are slept through; for longer ones it is worth to start watching the directory."""
@@ -46,20 +44,100 @@ _QUIET_S: Final = 0.02
 _ANSWER_S: Final = 5.0
 """What a look at the filesystem takes beyond this is no time in which a producer could have been waited for."""
 
+NO_ANSWER_S: Final = 60.0  # far longer than a device, a network or a function takes that works
+
 _T = TypeVar("_T")
 _log = logging.getLogger("lazyshard")
+
+
+@dataclass(slots=True)
+class _Asked:
+    what: Callable[[], str]
+    since: float
+    due_s: float
+    told: bool = False
+
+
+class Watchdog:
+    """Waits for answers together with those who ask, and says so when one takes too long, from a thread of its own.
+
+    Args:
+        tell: is told, from that thread, after `no_answer_s`.
+        again: tell again after twice as long, and so on; otherwise once for each question.
+        advice: stands behind what is told of one that takes too long.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[str], None] = lambda text: None,
+        no_answer_s: float = NO_ANSWER_S,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        again: bool = False,
+        advice: str = "",
+    ) -> None:
+        self.no_answer_s = no_answer_s
+        self._tell = tell
+        self._clock = clock
+        self._again = again
+        self._advice = advice
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew, without a thread: in a fork there is none, and nobody waits there."""
+        self._asked: dict[int, _Asked] = {}
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, what: Callable[[], str]) -> None:
+        """Notes that this thread asks for something, one thing at a time; `what` is called from the other thread."""
+        self._asked[threading.get_ident()] = _Asked(what, self._clock(), self.no_answer_s)
+
+    def answered(self) -> None:
+        """Notes that it has come, or has failed."""
+        asked = self._asked.pop(threading.get_ident(), None)
+        if asked is not None and asked.told:
+            self._tell(f"answered after {self._clock() - asked.since:.0f} s: {asked.what()}")
+
+    def look(self) -> None:
+        """Tells of what takes too long."""
+        now = self._clock()
+        for asked in list(self._asked.values()):
+            if now - asked.since < asked.due_s:
+                continue
+            asked.told = True
+            self._tell(f"no answer for {asked.due_s:.0f} s: {asked.what()}{self._advice}")
+            asked.due_s = 2 * asked.due_s if self._again else math.inf
+
+    def start(self) -> None:
+        """Begins to look now and then, if it does not already."""
+        if self._thread is None:
+            # A daemon: what it tells of may keep the process from ending, this must not.
+            self._thread = threading.Thread(target=self._run, name="lazyshard-watchdog", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends that. May be called twice."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        over = self._over
+        while not over.wait(self.no_answer_s / 10):
+            self.look()
+
+
+READERS: Final = Watchdog(_log.warning, again=True, advice="; the filesystem hangs, or its server is away")
+"""That of all readers of this process."""
+
+os.register_at_fork(after_in_child=READERS.forget)
 
 
 class Waiting:
     """Asks a filesystem, which may hang, and waits for what somebody has still to publish there.
 
-    Args:
-        directory: what is asked and watched.
-        max_wait: see the attribute.
-
     Attributes:
-        directory: the stream's directory, or its URL.
-        max_wait: how many seconds to wait at the most for anything that a producer has still to publish.
         label: how to call this reader in log lines; empty by default.
         quiet: whether it waits without a word, because somebody else waits for the same and tells.
         parent: the process for which this one reads; once it has gone, a wait leaves this process too, and once it
@@ -80,25 +158,17 @@ class Waiting:
         self._hung_s = 0.0
 
     def _wait(
-        self,
-        look: Callable[[float], _T | None],
-        told: Callable[[float], ReaderWait],
-        poll: NodePoll | None = None,
+        self, look: Callable[[float], _T | None], told: Callable[[float], ReaderWait], poll: NodePoll | None = None
     ) -> _T:
-        """Waits until there is what is wanted.
+        """Waits until there is what is wanted. Raises WaitTimeout: not within `max_wait`, or nobody wants it any more.
 
-        Args:
-            look: looks for it; what it returns may rest on what was seen so many seconds before.
-            told: says what is waited for, after so many seconds.
-            poll: shares what is seen with the other processes of this node.
-
-        Raises:
-            WaitTimeout: it has not come within `max_wait`, or nobody wants it any more.
+        `look` may rest on what was seen so many seconds before; `told` says what is waited for, after so many seconds;
+        `poll` shares what is seen with the other processes of this node.
         """
         started = self._clock()
         reported = 0.0
         age = 0.0
-        with Waker(self.directory) as waker, poll or contextlib.nullcontext():
+        with Waker(self.directory) as waker, contextlib.closing(poll) if poll else contextlib.nullcontext():
             while True:
                 found = look(age)
                 waited = self._clock() - started
@@ -127,13 +197,9 @@ class Waiting:
         return self._ask(wait.open_rows, "looking for rows that are not published yet in %s", self.directory)
 
     def _pause(self, seconds: float, sleep: Callable[[float], bool | None]) -> bool:
-        """Sleeps until the next look is due, with an eye on the parent if there is one.
+        """Sleeps until the next look is due, with an eye on the parent; returns whether something has come before.
 
-        Returns:
-            Whether something that matters has come before.
-
-        Raises:
-            WaitTimeout: the parent wants nothing more. Nobody gets to hear it.
+        Raises WaitTimeout: the parent wants nothing more. Nobody gets to hear it.
         """
         if self.parent is None and self.on_wait is None:
             return bool(sleep(seconds))
@@ -142,9 +208,8 @@ class Waiting:
             if self.parent is not None:
                 self.parent.leave_if_gone()
                 if self.parent.done():
-                    raise WaitTimeout(
-                        f"{self.directory}: nobody waits for this any more", directory=str(self.directory)
-                    )
+                    where = str(self.directory)
+                    raise WaitTimeout(f"{where}: nobody waits for this any more", directory=where)
             if self.on_wait is not None:
                 self.on_wait()
             if sleep(min(seconds, _ASIDE_S)):
@@ -171,22 +236,14 @@ class Waiting:
         return time.monotonic() - self._hung_s
 
 
-class _StoppedEmitter(logging.Filter):
-    """Drops what watchdog reports as an error whenever an observer is stopped: its thread finds itself stopped."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Tells whether to keep a record."""
-        return "thread is inactive" not in record.getMessage()
-
-
-logging.getLogger("watchdog.observers.inotify").addFilter(_StoppedEmitter())
+# What watchdog reports as an error whenever an observer is stopped: its thread finds itself stopped.
+logging.getLogger("watchdog.observers.inotify").addFilter(lambda told: "thread is inactive" not in told.getMessage())
 
 
 class Waker:
-    """Wakes a sleeper when the head, the end or a marker of a stream is written.
+    """Wakes a sleeper when the head, the end or a marker of a stream is written. Nobody is woken by an object store.
 
-    Starts watching at the first sleep that finds the directory there. A context manager: leaving it ends the watching
-    thread. Nobody can be woken by an object store.
+    Starts watching at the first sleep that finds the directory there; as a context manager it ends the thread.
     """
 
     _refused: ClassVar[bool] = False
@@ -198,13 +255,9 @@ class Waker:
         self._tried = isinstance(directory, UrlPath)
 
     def sleep(self, seconds: float) -> bool:
-        """Sleeps for so many seconds, or until something that matters is written.
+        """Sleeps for so many seconds, or until something that matters is written; returns whether to look before.
 
-        Returns at once where it has only just begun to watch: what was written before that woke nobody, so the caller
-        has to look once more.
-
-        Returns:
-            Whether there is reason to look before the time is up.
+        Returns at once where it has only just begun to watch: what was written before that woke nobody.
         """
         if not self._tried and self._start():
             return True
@@ -215,15 +268,13 @@ class Waker:
 
     def dispatch(self, event: FileSystemEvent) -> None:
         """Called by watchdog's thread, whose event handler this is."""
-        for path in (event.src_path, event.dest_path):
-            name = str(path).rpartition("/")[2]
-            if event.event_type not in ("opened", "closed_no_write") and (
-                name in (HEAD, END) or name.endswith(SEAL_SUFFIX)
-            ):
-                self._woken.set()
+        names = {str(path).rpartition("/")[2] for path in (event.src_path, event.dest_path)}
+        if event.event_type not in ("opened", "closed_no_write") and any(
+            name in (HEAD, END) or name.endswith(SEAL_SUFFIX) for name in names
+        ):
+            self._woken.set()
 
     def _start(self) -> bool:
-        """Begins to watch; returns whether it does."""
         if not self._directory.is_dir():
             return False
         self._tried = True
@@ -244,13 +295,9 @@ class Waker:
         return not Waker._refused
 
     def __enter__(self) -> Waker:
-        """Returns the waker."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Ends the watching thread."""
+    def __exit__(self, *_: object) -> None:
         if self._observer is not None:
             # One that failed to start has to be stopped too: it holds descriptors, and a thread in watchdog 7.
             self._observer.stop()
@@ -261,13 +308,8 @@ class Waker:
 class Parent:
     """The process for which this one works. A worker that waits for data may otherwise outlive it by hours.
 
-    Args:
-        pid: process id of the parent, of which this process is a fork. None if it is not known: then make this soon
-            after this process has begun, since of a parent that was gone before, `os.getppid` tells nothing.
-        done: returns whether the parent wants nothing more of this process; None where it does not tell.
-
-    Attributes:
-        done: as given; returns False where None was.
+    `pid` None is for an unknown parent: then make this soon after this process has begun, since of a parent that was
+    gone before, `os.getppid` tells nothing. `done`: whether the parent wants nothing more of this process.
     """
 
     def __init__(self, pid: int | None = None, done: Callable[[], bool] | None = None) -> None:
@@ -297,14 +339,10 @@ class Parent:
         os._exit(1)
 
     def leave_if_gone(self) -> None:
-        """Ends this process if the other one has ended, without a word: there is nobody to hear it.
-
-        Raises:
-            SystemExit: it has. If that does not end this process (it was raised in a thread or caught on its way, or a
-                queue is still being flushed), a timer does.
-        """
+        """Ends this process by SystemExit if the other one has ended, without a word: there is nobody to hear it."""
         if not self.gone():
             return
+        # If that does not end it (raised in a thread, caught on its way, a queue still being flushed), a timer does.
         timer = threading.Timer(_LEAVE_S, os._exit, (1,))
         timer.daemon = True
         timer.start()

@@ -1,7 +1,4 @@
-"""`ChunkWriter`: publishes a stream.
-
-Here is what its callers see; what is done is in `writer_opening` and `publishing`.
-"""
+"""`ChunkWriter`: what callers see of a writer; what is done is in `recovery` and `publishing`."""
 
 from __future__ import annotations
 
@@ -9,39 +6,38 @@ import functools
 import operator
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NoReturn
 
-from lazyshard.errors import LazyShardError, redact
+from lazyshard.errors import LazyShardError, WriterFailed, redact
 from lazyshard.format.arrays import may_hold_arrays, pack_row, refuse_array_key
 from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
 from lazyshard.format.records import Encoding, ProducerState, check_encoding
 from lazyshard.format.row import check_line, encode_row
 from lazyshard.stream.head import check_state
 from lazyshard.stream.open_chunk import StepsInThread, WriteSteps
-from lazyshard.stream.publishing import ChunkSequence, WriterFailure
-from lazyshard.stream.writer_opening import check_still_ours, open_for_writing
+from lazyshard.stream.publishing import ChunkSequence
+from lazyshard.stream.recovery import open_for_writing
 
 HEARTBEAT_S: Final = 5.0
 """How old `head.json` may get while rows come: readers only tell its age, and nobody acts on less than a minute."""
 
-_MAX_NOTE: Final = 1000
-"""Characters of the reason for stopping: all of what our errors say, and no megabyte of what others may."""
-
+_MAX_NOTE: Final = 1000  # characters of the reason for stopping
 _MAX_TOKENS: Final = 2**32 - 1
 
 
 class ChunkWriter:
     """Writes rows into a stream, `samples_per_chunk` to a chunk, and publishes each chunk when it is full.
 
-    Opening a stream that is there goes on after its last published chunk: `published_samples` says how many rows it
-    holds, so give it the rows that follow. Rows of an unfinished chunk are never published; they are dropped when the
-    process dies or the writer is closed with ``end=False``, and have to be given again. Feed the same rows and the
-    chunks come out the same.
+    Opening a stream that is there goes on after its last published chunk: give it the rows after the first
+    `published_samples`. Rows of an unfinished chunk are dropped when the process dies or the writer is closed with
+    ``end=False``, and have to be given again. Feed the same rows and the chunks come out the same.
 
-    As a context manager it ends the stream on success, and on an exception leaves it so that it can be resumed.
+    As a context manager it ends the stream on success, and on an exception leaves it so that it can be resumed. One
+    writer is for one thread, and for the process that opened it. Not guaranteed: that two producers on two machines are
+    told from each other on a filesystem that does not keep what `lazyshard.stream.lock` asks for.
 
     Args:
         directory: the stream's directory; made if it is not there.
@@ -49,31 +45,22 @@ class ChunkWriter:
         clock: returns seconds since 1970.
         overlap: write and publish in a thread, while the caller makes the next rows. A call that fills a chunk then
             returns before that is published, with one such chunk on its way at most; what the filesystem refuses is
-            raised by a later call, `close` at the latest. The order of steps, and with it what a crash can leave, is
-            the same.
-        arrays: rows may hold numpy arrays, which are kept as they are, in a side file for each chunk; see
-            docs/arrays.md. For a stream that is there it must be what it was made with.
-        encoding: what the rows are encoded with, plain facts by name (see docs/encoding.md); it is kept in the manifest
-            and is the same for all rows of a stream. None for rows that are not encoded. Needs `arrays`.
+            raised by a later call, `close` at the latest. The order of steps is the same.
+        arrays: rows may hold numpy arrays, kept in a side file for each chunk; see docs/arrays.md. For a stream that is
+            there it must be what it was made with.
+        encoding: what all rows are encoded with, plain facts by name (see docs/encoding.md); kept in the manifest.
+            None for rows that are not encoded. Needs `arrays`.
 
     Attributes:
-        directory: the stream's directory.
         stream_id: the stream's identity, 32 hexadecimal digits.
-        samples_per_chunk: rows in a chunk.
-        arrays: whether rows may hold arrays.
 
     Raises:
         StreamEnded: the stream has ended.
         StreamMismatch: it has another number of samples per chunk, or was made with other `arrays` or `encoding`.
         StreamInvalid: its files contradict each other, or the directory holds chunks that somebody else made.
-        ProducerLocked: another producer on this machine is writing to it.
-        ProducerFenced: one on another machine has begun to at the same time.
+        ProducerLocked, ProducerFenced: another producer on this machine, or on another one, is writing to it.
         OSError: the filesystem refused.
         ValueError: samples_per_chunk is missing or impossible, or so is `encoding`.
-
-    One writer is for one thread, and for the process that opened it: a forked one is refused every call, and nothing
-    that it does touches the stream. Not guaranteed: that two producers on two machines are told from each other on a
-    filesystem that does not keep what `lazyshard.stream.lock` asks for.
     """
 
     def __init__(
@@ -93,34 +80,23 @@ class ChunkWriter:
             encoding = check_encoding(encoding)
             if not arrays:
                 raise ValueError(f"{self.directory}: rows that are encoded hold arrays; give arrays=True with encoding")
-        self._opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays=arrays, encoding=encoding)
+        opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays=arrays, encoding=encoding)
         self.arrays = arrays
-        self.stream_id = self._opened.manifest.stream_id
-        self.samples_per_chunk = self._opened.manifest.samples_per_chunk
-        self._lock = self._opened.lock
-        self._failure = WriterFailure(self.directory, self._lock)
+        self.stream_id = opened.manifest.stream_id
+        self.samples_per_chunk = opened.manifest.samples_per_chunk
+        self._lock = opened.lock
+        self._failure: BaseException | None = None
         self._steps = StepsInThread() if overlap else WriteSteps()
-        self._chunks = ChunkSequence(self.directory, self._opened, self._steps, clock)
-        try:
-            # Looking through a long stream takes its time: another producer may have come meanwhile.
-            self._lock.check()
-            self._chunks.tell(self.state)
-        except BaseException as cause:
-            try:
-                check_still_ours(self._lock, cause)
-            finally:
-                self._lock.release()
-            raise
+        self._chunks = ChunkSequence(self.directory, opened, self._steps, clock)
         self._closed = False
-        self._chunks.watch(self)
+        self._dropped = weakref.finalize(self, self._chunks.warn)
 
     def write(self, row: dict[str, Any] | bytes, tokens: int | None = None, *, source: Any = None) -> dict[str, Any]:
         """Adds a row; publishes the chunk if that fills it. Returns the row's object, which was parsed to check it.
 
         Args:
-            row: a JSON object, as a dict or as the bytes of one line (with or without its line end), which are kept as
-                they are. With `arrays` a dict may hold numpy arrays at any depth, of bool, u/int8 to 64, float16 to 64
-                or `lazyshard.BFLOAT16`; they may be changed once this returns.
+            row: a JSON object, as a dict or as the bytes of one line (with or without its line end). With `arrays` a
+                dict may hold numpy arrays at any depth, of bool, u/int8 to 64, float16 to 64 or `lazyshard.BFLOAT16`.
             tokens: length of the sample in tokens. Kept for a chunk if every row of it has one.
             source: JSON value that tells where to go on after this row. That of a chunk's last row is kept in its seal
                 and is `source` of the writer that resumes; None keeps the one before.
@@ -128,15 +104,11 @@ class ChunkWriter:
         Raises:
             RowInvalid: not a JSON object in UTF-8; the row is not added, and the writer goes on.
             ProducerFenced: another producer has taken the stream over.
-            WriterFailed: the filesystem refused, now or in an earlier call. The chunk is dropped; open the stream again
-                to resume.
-            TypeError: `tokens` is not an integer (the row is not added, and the writer goes on), or `source` is not
-                JSON.
-            ValueError: the writer is closed, or `tokens` is negative.
+            WriterFailed: the filesystem refused, or an earlier call was ended by a KeyboardInterrupt for
+                instance. The chunk is dropped; open the stream again to resume.
+            TypeError, ValueError: `tokens` is none (the row is not added, and the writer goes on), `source` is
+                not JSON, or the writer is closed.
             RuntimeError: this is a fork of the process that opened the writer.
-
-        Whatever else ends a call in the middle, a KeyboardInterrupt for instance, leaves it open whether the row was
-        added, so from then on the writer counts as failed: nothing is published twice or torn.
         """
         self._check_open()
         if tokens is not None and not 0 <= (tokens := operator.index(tokens)) <= _MAX_TOKENS:
@@ -156,20 +128,17 @@ class ChunkWriter:
     def write_lines(self, lines: Sequence[bytes] | CheckedLines, *, source: Any = None) -> tuple[int, ...]:
         """Adds many rows, which is several times faster than one by one; publishes the chunk if they fill it.
 
-        Each line is checked as strictly as by `write`. To have that done elsewhere, in another process for instance, or
-        to know what it finds before anything is written, give what `lazyshard.format.batch.check_lines` has made of
-        them.
-
         Args:
-            lines: the rows, each the bytes of one line, with or without its line end; at most `room` of them.
+            lines: the rows, each the bytes of one line, with or without its line end, or what
+                `lazyshard.format.batch.check_lines` has made of them; at most `room` of them.
             source: as in `write`, after the last of these rows.
 
         Returns:
             Indices of the rows that name a key twice in one object.
 
         Raises:
-            RowInvalid: a line is no row; its `index` says which. Those before it are added, the ones from it on are
-                not, and `source` is not used; the writer goes on.
+            RowInvalid: a line is no row; its `index` says which. Only those before it are added, without `source`; the
+                writer goes on.
             ValueError: there are more lines than the open chunk has room for, or they come with arrays into a stream
                 that holds none (nothing is added); or the writer is closed.
             ProducerFenced, WriterFailed, TypeError, RuntimeError: see `write`.
@@ -248,8 +217,7 @@ class ChunkWriter:
             note: what it waits for, in words; told until the next publish or heartbeat.
 
         Raises:
-            ProducerFenced: another producer has taken the stream over.
-            WriterFailed: an earlier call has failed.
+            ProducerFenced, WriterFailed: as `write`.
             ValueError: the writer is closed, or `state` is "finished", which only `close` can make true.
         """
         self._check_open()
@@ -261,24 +229,14 @@ class ChunkWriter:
             self._fail(cause)
 
     def settle(self) -> None:
-        """Returns when every full chunk is published; at once where publishing does not overlap.
-
-        Raises:
-            ProducerFenced, WriterFailed, ValueError, RuntimeError: as `write`.
-        """
+        """Returns when every full chunk is published; at once where publishing does not overlap. Raises as `write`."""
         self._check_open()
         self._finish_steps()
 
     def check_owner(self) -> Path:
-        """Looks whether the stream is still this producer's: before something of it is deleted, for instance.
+        """Raises ProducerFenced if the stream is not this producer's any more: before something of it is deleted.
 
-        Returns:
-            A directory for files that are to be renamed into the stream: no such rename is possible any more once
-            another producer has taken the stream over.
-
-        Raises:
-            ProducerFenced: another producer has taken the stream over.
-            OSError: the filesystem does not tell.
+        Returns a directory from which files are renamed into the stream, until another producer takes that over.
         """
         self._lock.check(closely=True)
         return self._lock.workplace.directory
@@ -290,14 +248,11 @@ class ChunkWriter:
             end: True publishes what rows are left as the last, shorter chunk and ends the stream; False drops them and
                 leaves the stream to be resumed.
             state: what `head.json` says from now on, if the stream does not end.
-            source: as in `write`: position where all the sources end, for the end and the last chunk if it is a
-                shorter one.
+            source: as in `write`: position where all the sources end.
             note: why it stops, in words, if the stream does not end.
 
         Raises:
-            ProducerFenced: another producer has taken the stream over.
-            WriterFailed: the filesystem refused, now or in an earlier call; open the stream again to resume, or where
-                only the last step is missing to finish it.
+            ProducerFenced, WriterFailed: as `write`; open the stream again to resume or to finish it.
             ValueError: `state` is "finished", which only `end` can make true.
             RuntimeError: the stream is to be ended by a fork of the process that opened the writer.
         """
@@ -309,7 +264,7 @@ class ChunkWriter:
             self._closed = True
             self._chunks.abandon()
             if end:
-                raise RuntimeError(self._forked())
+                raise self._forked()
             return
         if source is not None:
             self._chunks.row_source = source
@@ -328,52 +283,71 @@ class ChunkWriter:
             raise
         finally:
             self._closed = True
-            self._chunks.unwatch()
+            self._dropped.detach()
             # An interrupt may have left steps undone: then lock and files are theirs until the process ends.
             if self._steps.stop():
                 self._chunks.close()
                 self._lock.release()
 
     def __enter__(self) -> ChunkWriter:
-        """Returns the writer."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Ends the stream, or after an exception leaves it resumable."""
         failed = isinstance(error, Exception)
         self.close(end=kind is None, state="failed" if failed else "idle", note=_why(error) if failed else "")
 
     def _fail(self, cause: BaseException) -> NoReturn:
-        """Ends this writer's work, and tells the readers at once: whoever catches the error may never close it."""
-        try:
-            self._failure.fail(cause, self.published_samples)
-        except Exception as told:
-            self._chunks.leave("failed", _why(told))
-            raise
+        """Remembers what has left the open chunk of unknown content, and raises it, or in its place what tells more.
+
+        Tells the readers at once: whoever catches the error may never close the writer.
+        """
+        self._failure = cause
+        if not isinstance(cause, Exception):
+            raise cause
+        told: LazyShardError | None = None
+        if isinstance(cause, OSError) and not isinstance(cause, LazyShardError):
+            told = self._failed(cause.strerror or str(cause), "make room or mend the filesystem, then open")
+            # A producer that takes over removes this one's directory, which is no fault of the filesystem.
+            self._failure = told = self._lock.lost() or told
+        self._chunks.leave("failed", _why(told or cause))
+        if told is None:
+            raise cause
+        raise told from cause
 
     def _finish_steps(self) -> None:
-        """Waits for what is on its way, unless it is known not to arrive."""
-        if not self._failure:
+        if self._failure is None:
             try:
                 self._steps.wait()
             except Exception as cause:
                 self._fail(cause)
 
     def _beat(self) -> None:
-        if time.monotonic() - self._chunks.told_at > HEARTBEAT_S:
+        if time.monotonic() - self._chunks.announcer.told_at > HEARTBEAT_S:
             self.heartbeat()
 
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(f"{self.directory}: this writer is closed; open the stream again to go on")
         if os.getpid() != self._pid:
-            raise RuntimeError(self._forked())
-        self._failure.check(self.published_samples)
+            raise self._forked()
+        if isinstance(self._failure, LazyShardError):
+            raise self._failure
+        if self._failure is not None:
+            raise self._failed(
+                f"an earlier call was ended by {type(self._failure).__name__}", "open"
+            ) from self._failure
 
-    def _forked(self) -> str:
-        return (
+    def _failed(self, reason: str, remedy: str) -> WriterFailed:
+        return WriterFailed(
+            f"{self.directory}: {reason}. {self.published_samples:,} samples are published and safe, the rows after "
+            f"them are not; {remedy} the stream again, or start its producer again: it goes on from there",
+            directory=str(self.directory),
+            published_samples=self.published_samples,
+        )
+
+    def _forked(self) -> RuntimeError:
+        return RuntimeError(
             f"{self.directory}: this writer belongs to process {self._pid}, of which this one is a fork; only that one "
             f"can write and end the stream"
         )
@@ -391,7 +365,6 @@ def _packed(row: dict[str, Any] | bytes) -> tuple[bytes, bytes, dict[str, Any]]:
 
 
 def _why(error: BaseException | None) -> str:
-    """Returns why a writer stops, for the note of its head."""
     return _plain(str(error) if isinstance(error, LazyShardError) else f"{type(error).__name__}: {error}")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import RowInvalid, redact
 from lazyshard.format.batch import EncodedRow
@@ -15,37 +15,23 @@ from lazyshard.format.records import End
 from lazyshard.format.row import check_row
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_file
+from lazyshard.stream.recovery import find_manifest
 from lazyshard.stream.stream import open_stream
-from lazyshard.stream.writer_opening import find_manifest
+from lazyshard_producer import out_directory
 from lazyshard_producer.configuration.quantities import show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from lazyshard_producer.opening import check_not_own, check_sources, source_kind, source_size
-from lazyshard_producer.out_directory import (
-    check_all_taken,
-    check_made_alike,
-    check_out,
-    find_end,
-    known_form,
-    telling_how_to_begin_anew,
-)
-from lazyshard_producer.rows.pipeline import Pipeline, describe
+from lazyshard_producer.rows.encoding import form_of
+from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.sources.source import RowOrigin
-from lazyshard_producer.wording import count, one_line
+from lazyshard_producer.wording import count, holding, one_line
 
-PATIENCE_S: Final = 2.0
-"""How long to wait for rows of live sources in all."""
+PATIENCE_S: Final = 2.0  # how long to wait for rows of live sources in all
 
 
-@dataclass(frozen=True, slots=True)
-class PreviewedRow:
-    """A row as it would be published, or refused.
-
-    Attributes:
-        place: where it comes from.
-        line: the line that would be published; of a refused row what there is of it.
-        refused: why it would be refused.
-    """
+class PreviewedRow(NamedTuple):
+    """A row as it would be published, or what there is of it and why it would be refused."""
 
     place: RowOrigin
     line: bytes
@@ -56,10 +42,6 @@ def preview(settings: Settings, rows: int, *, clock: Callable[[], float] = time.
     """Returns so many of the rows that a run would publish next, and those refused on the way. Makes nothing.
 
     Nothing is taken from standard input or pipes, since what is read there is gone: with such a source there are none.
-
-    Raises:
-        SettingInvalid, SourceRefused: as the run would.
-        LazyShardError, OSError: the stream cannot be read.
     """
     if any(source_kind(source) == "stdin" for source in settings.sources):
         return []
@@ -69,13 +51,9 @@ def preview(settings: Settings, rows: int, *, clock: Callable[[], float] = time.
         found.append(PreviewedRow(place, line or b"", error.reason or str(error)))
 
     committed, samples = _committed(settings)
-    pipeline = Pipeline(
-        replace(settings, workers=0),
-        committed,
-        samples=samples,
-        warn=lambda text: None,
-        refusals=Refusals("skip", None, None, 0, tell=refuse),
-    )
+    refusals = Refusals("skip", None, None, 0, tell=refuse)
+    plain = replace(settings, workers=0)
+    pipeline = Pipeline(plain, committed, samples=samples, warn=lambda text: None, refusals=refusals)
     deadline = clock() + PATIENCE_S
     try:
         while len(found) < rows and (batch := pipeline.reader.read()) is not None:
@@ -112,46 +90,35 @@ def _committed(settings: Settings) -> tuple[Any, int]:
     return Seal.decode(read_file(path), published.chunks - 1, str(path)).source or {}, published.samples
 
 
-MAX_SHOWN: Final = 400
-"""Characters of a row that are shown: enough to see what it is, not so many that one row fills the screen."""
-
-MAX_SOURCES_SHOWN: Final = 20
-"""Sources that are shown one by one: a pattern may match thousands of files."""
+MAX_SHOWN: Final = 400  # characters of a row that are shown: enough to see what it is, no screenful
+MAX_SOURCES_SHOWN: Final = 20  # sources that are shown one by one: a pattern may match thousands of files
 
 
 def describe_run(settings: Settings, rows: int, directory: str | None = None) -> Iterator[str]:
-    """Yields the lines that say what a run would do.
+    """Yields the lines that say what a run would do, with so many rows; raises as the run would, of rows once shown.
 
-    Args:
-        settings: of the run.
-        rows: how many rows to show.
-        directory: tells how far the stream is, where `settings.out` is none; see `as_directory`.
-
-    Raises:
-        SettingInvalid, SourceRefused: as the run would.
-        RowInvalid: one of the rows would end the run; raised after it was shown.
-        LazyShardError, OSError: the stream cannot take these rows, or cannot be read.
+    `directory` tells how far the stream is, where `settings.out` is none; see `as_directory`.
     """
     there = settings if directory is None else replace(settings, out=directory, spool=None)
-    check_out(there.out)
+    out_directory.check_out(there.out)
     check_not_own(settings)
     notes: list[str] = []
-    with telling_how_to_begin_anew(settings.out):
-        end = find_end(there.out, settings.samples_per_chunk)
-        form = known_form(settings, end)
-        if form is not None:
+    with out_directory.telling_how_to_begin_anew(settings.out):
+        end = out_directory.find_end(there.out, settings.samples_per_chunk)
+        if end is None:
+            form = form_of(settings)
             find_manifest(Path(there.out), settings.samples_per_chunk, form.arrays, form.encoding)
-        if end is not None:
-            size, described = settings.samples_per_chunk, describe(settings)
-            check_made_alike(there.out, end, size, form, described, notes.append)
-            check_all_taken(there, end, notes.append)
+        else:
+            out_directory.check_made_alike(there, end, notes.append)
+            out_directory.check_all_taken(there, end, notes.append)
     yield _field("stream", _stream(settings, end, Path(there.out)))
     yield from (_field("", note) for note in notes)
     if end is None:
         check_sources(there)
     yield from _sources(settings.sources)
-    for name, text in (("rows", _rows(settings)), ("bad rows", _bad_rows(settings)), ("limits", _limits(settings))):
-        yield _field(name, text)
+    yield _field("rows", _rows(settings))
+    yield _field("bad rows", _bad_rows(settings))
+    yield _field("limits", _limits(settings.limits))
     if settings.metrics_port is not None:
         port = settings.metrics_port or "ANY FREE PORT"
         yield _field("metrics", f"http://{settings.metrics_host}:{port}/metrics")
@@ -162,13 +129,12 @@ def describe_run(settings: Settings, rows: int, directory: str | None = None) ->
 def _stream(settings: Settings, end: End | None, directory: Path) -> str:
     out = redact(settings.out)
     if end is not None:
-        holds = f"{count(end.samples, 'sample')} in {count(end.chunks, 'chunk')}"
-        return f"{out}: has ended with {holds}; a run would do nothing"
+        return f"{out}: has ended with {holding(end.samples, end.chunks)}; a run would do nothing"
     stream = open_stream(directory, None)
     if stream is None:
         return f"{out}: not there yet; {count(settings.samples_per_chunk, 'sample')} a chunk"
     there = stream.published()
-    holds = f"{count(there.samples, 'sample')} in {count(there.chunks, 'chunk')}"
+    holds = holding(there.samples, there.chunks)
     return f"{out}: holds {holds}; a run would go on after them, {count(settings.samples_per_chunk, 'sample')} a chunk"
 
 
@@ -200,43 +166,32 @@ def _details(source: SourceSettings) -> Iterator[str]:
 
 
 def _rows(settings: Settings) -> str:
-    parts = []
-    if settings.columns:
-        pairs = (new if new == old else f"{new}={old}" for new, old in settings.columns)
-        parts.append(f"columns {', '.join(pairs)}")
-    if settings.where is not None:
-        parts.append(f"where {settings.where}")
-    if settings.transform is not None:
-        workers = f" in {count(settings.workers, 'worker')}" if settings.workers else ""
-        parts.append(f"transform {settings.transform}{workers}")
-    if settings.encode is not None:
-        workers = f" in {count(settings.workers, 'worker')}" if settings.workers and settings.transform is None else ""
-        parts.append(f"encoded by {' '.join(filter(None, (settings.encode, settings.model)))}{workers}")
-    if settings.measure is not None:
-        parts.append(f"measured by {' '.join(filter(None, (settings.measure, settings.model)))}")
-    if settings.shuffle:
-        parts.append(f"shuffled {settings.shuffle:,} at a time with seed {settings.seed}")
     told = "the encoder's length" if settings.encode is not None else "the length measured"
     lengths = repr(settings.length_field) if settings.encode is settings.measure is None else told
-    if settings.pack:
-        among = f"among {settings.pack_buffer:,} rows at a time, fewer where they hold "
-        among += show_bytes(settings.pack_buffer_bytes)
-        parts.append(f"packed to {settings.pack:,} tokens by {lengths}, {among}")
-    if settings.splitting is not None:
-        about = asdict(settings.splitting).items() - {("size", settings.split), ("overlap", 0)}
-        given = [f", {name} {value}" for name, value in sorted(about) if value is not None]
-        parts.append(f"cut into sequences of {settings.split:,} tokens{''.join(given)}")
-    if settings.padding is not None:
-        parts.append(f"padded to {settings.pad:,} tokens with {settings.pad_token}")
-    if settings.balance is not None:
-        held = settings.balance * settings.samples_per_chunk
-        parts.append(
-            f"dealt by cost to {count(settings.balance, 'rank')}, {held:,} at a time, micro batches of "
-            f"{settings.micro_batch_size}, lengths in {lengths}"
-        )
-    if settings.rate is not None:
-        parts.append(f"at most {settings.rate:g} a second")
-    return "; ".join(parts) or "as they are"
+    workers = f" in {count(settings.workers, 'worker')}" if settings.workers else ""
+    encoding = "" if settings.transform else workers
+    pairs = (new if new == old else f"{new}={old}" for new, old in settings.columns)
+    split = (
+        asdict(settings.splitting).items() - {("size", settings.split), ("overlap", 0)} if settings.splitting else ()
+    )
+    given = "".join(f", {name} {value}" for name, value in sorted(split) if value is not None)
+    among = f"{settings.pack_buffer:,} rows at a time, fewer where they hold {show_bytes(settings.pack_buffer_bytes)}"
+    ranks = settings.balance or 0
+    held = f"{ranks * settings.samples_per_chunk:,} at a time, micro batches of {settings.micro_batch_size}"
+    parts = (
+        (settings.columns, f"columns {', '.join(pairs)}"),
+        (settings.where, f"where {settings.where}"),
+        (settings.transform, f"transform {settings.transform}{workers}"),
+        (settings.encode, f"encoded by {settings.encode} {settings.model or ''}".rstrip() + encoding),
+        (settings.measure, f"measured by {settings.measure} {settings.model or ''}".rstrip()),
+        (settings.shuffle, f"shuffled {settings.shuffle:,} at a time with seed {settings.seed}"),
+        (settings.pack, f"packed to {settings.pack:,} tokens by {lengths}, among {among}"),
+        (settings.split, f"cut into sequences of {settings.split:,} tokens{given}"),
+        (settings.pad, f"padded to {settings.pad:,} tokens with {settings.pad_token}"),
+        (ranks, f"dealt by cost to {count(ranks, 'rank')}, {held}, lengths in {lengths}"),
+        (settings.rate, f"at most {settings.rate or 0:g} a second"),
+    )
+    return "; ".join(text for value, text in parts if value) or "as they are"
 
 
 def _bad_rows(settings: Settings) -> str:
@@ -247,8 +202,7 @@ def _bad_rows(settings: Settings) -> str:
     return f"{what}, {most}"
 
 
-def _limits(settings: Settings) -> str:
-    limits: Limits = settings.limits
+def _limits(limits: Limits) -> str:
     parts = []
     if limits.max_ahead is not None:
         parts.append(f"at most {show_amount(limits.max_ahead)} ahead of the slowest reader")
@@ -256,11 +210,9 @@ def _limits(settings: Settings) -> str:
         parts.append(f"at most {show_bytes(limits.max_disk)} on disk")
     if limits.min_free_disk is not None:
         parts.append(f"{show_bytes(limits.min_free_disk)} stay free")
-    retained = {"all": "every chunk stays", "consumed": "chunks that no consumer needs are deleted"}
-    last = (
-        f"chunks that no consumer needs are deleted, but for the last {'one' if limits.retain == 1 else limits.retain}"
-    )
-    parts.append(retained.get(str(limits.retain), last))
+    deleted = "chunks that no consumer needs are deleted"
+    last = f"{deleted}, but for the last {'one' if limits.retain == 1 else limits.retain}"
+    parts.append({"all": "every chunk stays", "consumed": deleted}.get(str(limits.retain), last))
     if limits.consumers and limits.retain != "all":
         have = "has" if len(limits.consumers) == 1 else "have"
         parts.append(f"none before {', '.join(limits.consumers)} {have} registered")

@@ -6,149 +6,106 @@ and errors then reach us as they are.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
 from lazyshard import __version__
 from lazyshard.format.records import End
+from lazyshard_producer import errors
 from lazyshard_producer.check import describe_run
-from lazyshard_producer.configuration.assembly import Reload, assemble
-from lazyshard_producer.configuration.command_line import Flags, Sorted, flags_given, sort_arguments, with_options
-from lazyshard_producer.configuration.config import DEFAULT_FILE, read_config, write_example
+from lazyshard_producer.configuration.assembly import assemble
+from lazyshard_producer.configuration.given import (
+    DEFAULT_FILE,
+    Given,
+    read_config,
+    sort_arguments,
+    with_options,
+    write_example,
+)
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.metrics import open_metrics
 from lazyshard_producer.display.progress import Display, choose_display, say
-from lazyshard_producer.errors import (
-    FINISHED,
-    INTERRUPTED,
-    TABLE,
-    USAGE,
-    SettingInvalid,
-    SettingsInvalid,
-    exit_code,
-)
 from lazyshard_producer.rows.refusals import read_refused, summarize, summary_json, summary_lines
-from lazyshard_producer.run import run
-from lazyshard_producer.shipping.destination import as_directory
+from lazyshard_producer.run import reload_settings, run
+from lazyshard_producer.shipping import as_directory
 from lazyshard_producer.stop import Stop
-from lazyshard_producer.wording import NAME, Outcome, count, error_line, explain, one_line, warning_line
+from lazyshard_producer.wording import NAME, Outcome, count, error_line, explain, holding, one_line, warning_line
 
 _HELP: Final = """Publishes rows as a stream of numbered chunk files, from which training reads while it grows.
 
 See [bold]lazyshard-producer COMMAND --help[/bold]."""
 
-_EPILOG: Final = """[bold]Example[/bold]
 
-lazyshard-producer run --source data.jsonl --out /shared/stream --samples-per-chunk 1000"""
+def _epilog(examples: Sequence[str], codes: Mapping[int, str], more: str = "", **titled: Mapping[str, str]) -> str:
+    """Returns what comes behind the options in the help."""
+    lines = [f"[bold]Example{'s' if len(examples) > 1 else ''}[/bold]", *(f"{NAME} {one}" for one in examples)]
+    for title, table in {**titled, "Exit codes": {f"{code:>3}": text for code, text in codes.items()}}.items():
+        lines += [f"[bold]{title}[/bold]", *(f"{key}  {text}" for key, text in table.items())] if table else []
+    return "\n\n".join([*lines, more]).rstrip()
 
-_CODES: Final = "\n\n".join(f"{code:>3}  {meaning}" for code, meaning, _ in TABLE)
 
-_RUN_HELP: Final = """Reads sources, in order or mixed by weights, publishes their rows as a stream, and ends it.
+_CODES: Final = {code: meaning for code, meaning, _ in errors.TABLE}
 
-It can be stopped or killed at any moment: the same command goes on after the last published row, each row once.
-Until the stream has ended, sources may grow and more may be appended; what was read of them must stay as it was.
-A line that is not a JSON object stops it with file, line and byte; mend the line and run it again.
+_PLAIN_CODES: Final = {
+    errors.FILESYSTEM: "the filesystem failed: disk full, read-only, no permission",
+    errors.INTERRUPTED: "Ctrl-C",
+}
 
---transform, --where, --encode and python: sources run code of yours, with all rights of this command. A configuration
-file may name them: trust it as you trust a program."""
+_EPILOG: Final = _epilog(["run --source data.jsonl --out /shared/stream --samples-per-chunk 1000"], {})
 
-_MIXED: Final = (
-    "lazyshard-producer run --source web.jsonl --weight 0.7 --follow /data/incoming --weight 0.3 "
-    "--out /shared/stream --samples-per-chunk 1000 --max-ahead 64chunks"
+_RUN_EPILOG: Final = _epilog(
+    [
+        "run --source a.jsonl --source b.jsonl --out /shared/stream --samples-per-chunk 1000",
+        "run --source 'data/*.jsonl' --out /shared/stream --samples-per-chunk 1000 --rate 500",
+        "run --source web.jsonl --weight 0.7 --follow /data/incoming --weight 0.3 --out /shared/stream "
+        "--samples-per-chunk 1000 --max-ahead 64chunks",
+        "run --source /shared/stream --out /shared/larger --samples-per-chunk 10000",
+        "run --config stream.toml",
+    ],
+    _CODES,
+    "A second Ctrl-C ends it at once; that can be resumed too.",
+    Signals={
+        "SIGTERM": "finish the publish in hand and stop; the same command goes on",
+        "SIGUSR1": "live sources give what they have, then the stream ends",
+        "SIGHUP ": "read --config again: rate, limits, max_bad_rows, log_every_seconds",
+    },
 )
 
-_RUN_EPILOG: Final = f"""[bold]Examples[/bold]
-
-lazyshard-producer run --source a.jsonl --source b.jsonl --out /shared/stream --samples-per-chunk 1000
-
-lazyshard-producer run --source 'data/*.jsonl' --out /shared/stream --samples-per-chunk 1000 --rate 500
-
-{_MIXED}
-
-lazyshard-producer run --source /shared/stream --out /shared/larger --samples-per-chunk 10000
-
-lazyshard-producer run --config stream.toml
-
-[bold]Signals[/bold]
-
-SIGTERM  finish the publish in hand and stop; the same command goes on
-
-SIGUSR1  live sources give what they have, then the stream ends
-
-SIGHUP   read --config again: rate, limits, max_bad_rows, log_every_seconds
-
-[bold]Exit codes[/bold]
-
-{_CODES}
-
-A second Ctrl-C ends it at once; that can be resumed too."""
-
-_CHECK_HELP: Final = """Says what a run with these settings would do, and shows the first rows it would publish.
-
-Takes a configuration file, flags, or both, as run does. Makes nothing, and takes nothing from pipes. The functions that
-these settings name are imported and called: do not try a file of somebody else's without reading it."""
-
-_CHECK_EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard-producer check stream.toml
-
-lazyshard-producer check stream.toml --rows 10 --transform my_rows:clean
-
-[bold]Exit codes[/bold]
-
-Those of run: 0 it would run, 2 a setting, 3 a bad row, 4 a source, 5 the stream."""
-
-_INIT_HELP: Final = (
-    "Writes an example of a configuration file, with a comment for each setting. Never overwrites a file."
+_CHECK_EPILOG: Final = _epilog(
+    ["check stream.toml", "check stream.toml --rows 10 --transform my_rows:clean"],
+    {},
+    "[bold]Exit codes[/bold]\n\nThose of run: 0 it would run, 2 a setting, 3 a bad row, 4 a source, 5 the stream.",
 )
 
-_INIT_EPILOG: Final = """[bold]Examples[/bold]
+_INIT_EPILOG: Final = _epilog(
+    ["init", "init stream.toml"],
+    {
+        errors.FINISHED: "written",
+        errors.NO_EXTRA: _CODES[errors.NO_EXTRA],
+        errors.USAGE: "there is such a file already, or usage",
+        **_PLAIN_CODES,
+    },
+)
 
-lazyshard-producer init
-
-lazyshard-producer init stream.toml
-
-[bold]Exit codes[/bold]
-
-  0  written
-
-  1  a package that is needed is not installed
-
-  2  there is such a file already, or usage
-
-  7  the filesystem failed: disk full, read-only, no permission
-
-130  Ctrl-C"""
-
-_QUARANTINE_HELP: Final = """Shows the rows refused with --on-bad-row quarantine, counted by reason.
-
-With --rows prints them as they came, to be mended and given as a further --source."""
-
-_QUARANTINE_EPILOG: Final = """[bold]Example[/bold]
-
-lazyshard-producer quarantine /shared/stream --rows > refused.jsonl
-
-[bold]Exit codes[/bold]
-
-  0  shown, or nothing was refused
-
-  1  a package that is needed is not installed
-
-  2  usage; there is no such directory
-
-  5  the file of refused rows cannot be read as what it is
-
-  7  the filesystem or store failed
-
-130  Ctrl-C"""
+_QUARANTINE_EPILOG: Final = _epilog(
+    ["quarantine /shared/stream --rows > refused.jsonl"],
+    {
+        errors.FINISHED: "shown, or nothing was refused",
+        errors.NO_EXTRA: _CODES[errors.NO_EXTRA],
+        errors.USAGE: "usage; there is no such directory",
+        errors.STREAM_REFUSED: "the file of refused rows cannot be read as what it is",
+        **_PLAIN_CODES,
+        errors.FILESYSTEM: "the filesystem or store failed",
+    },
+)
 
 
 class PlainFlags(TyperGroup):
@@ -174,109 +131,47 @@ def _plain(params: Iterable[Any]) -> list[Any]:
     return shown
 
 
-def run_stream(flags: Flags, config: str | None, quiet: bool, stop: Stop) -> int:
-    """Publishes a stream."""
-    settings = load_settings(flags, config)
-    # The port first: one that is taken is to be noticed before anything is made.
-    metrics = open_metrics(settings.metrics_host, settings.metrics_port)
-    try:
-        display = choose_display(quiet, settings.log_every_s)
-        reload = Reload(None if config is None else lambda: load_settings(flags, config), str(config))
-        if metrics.address is not None:
-            display.note(f"metrics at {metrics.address}")
-        if config is not None and stop.reload_ignored:
-            display.note(
-                f"SIGHUP is ignored, as under nohup: {config} is not read again while this runs. To change a setting, "
-                "stop this with SIGTERM and start it again; to have SIGHUP read it, start this with setsid instead"
-            )
-        try:
-            result = run(
-                settings, display, stop, metrics=metrics, reload=lambda settings: reload.take(settings, display)
-            )
-        finally:
-            display.close()
-        return _conclude(result, settings.out, display)
-    finally:
-        metrics.close()
-
-
-def load_settings(flags: Flags, config: str | None) -> Settings:
-    """Returns the settings of a command line and the configuration file that it names, if it does.
-
-    Raises:
-        SettingInvalid, ExtraMissing: see there.
-    """
+def load_settings(flags: Given, config: str | None) -> Settings:
+    """Returns the settings of a command line and the configuration file that it names, if it does."""
     return assemble(flags, None if config is None else read_config(config))
-
-
-def check_stream(flags: Flags, config: str | None, rows: int) -> int:
-    """Says what a run would do; arguments as those of `run_stream`, `rows` is how many rows to show."""
-    settings = load_settings(flags, config)
-    with as_directory(settings.out, settings.samples_per_chunk) as directory:
-        return _print_all(describe_run(settings, rows, directory))
-
-
-def write_init(file: str) -> int:
-    """Writes an example of a configuration file."""
-    write_example(file)
-    return _print_all([f"written: {file}; edit it, then `{NAME} check {file}` says what it means"])
-
-
-def show_quarantine(stream: str, rows: bool, as_json: bool) -> int:
-    """Shows a stream's refused rows: counted, for people or as JSON, or as they came."""
-    with as_directory(stream, None) as directory:
-        if not os.path.isdir(directory):
-            raise SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")
-        if rows:
-            return _print_rows(stream, directory)
-        summary = summarize(directory)
-        return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
 
 
 def _print_rows(stream: str, directory: str) -> int:
     lost = 0
     try:
         for refused in read_refused(directory):
-            if refused is None or not refused.row:
+            row = b"" if refused is None else refused.row
+            if not row:
                 lost += 1
-            else:
-                sys.stdout.buffer.write((_shown(refused.row) if sys.stdout.isatty() else refused.row) + b"\n")
+                continue
+            if sys.stdout.isatty():
+                # What is in it comes from somebody else.
+                row = one_line(row.decode("utf-8", "backslashreplace")).encode("utf-8", "backslashreplace")
+            sys.stdout.buffer.write(row + b"\n")
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        return FINISHED
+        return errors.FINISHED
     if lost:
-        rows = count(lost, "row")
-        say(
-            warning_line(
-                f"{rows} could not be printed: rows of tables and generators, and those that were too long, are not "
-                f"kept; `{NAME} quarantine {stream}` names their places"
-            )
-        )
-    return FINISHED
-
-
-def _shown(row: bytes) -> bytes:
-    """Returns a refused row as a terminal may have it: what is in it comes from somebody else."""
-    return one_line(row.decode("utf-8", "backslashreplace")).encode("utf-8", "backslashreplace")
+        why = "rows of tables and generators, and those that were too long, are not kept"
+        places = f"`{NAME} quarantine {stream}` names their places"
+        say(warning_line(f"{count(lost, 'row')} could not be printed: {why}; {places}"))
+    return errors.FINISHED
 
 
 def _print_all(lines: Iterable[str]) -> int:
-    try:
+    # Whoever listened and is gone has heard enough.
+    with contextlib.suppress(BrokenPipeError):
         for line in lines:
             print(line, flush=True)
-    except BrokenPipeError:
-        # Whoever listened has heard enough.
-        return FINISHED
-    return FINISHED
+    return errors.FINISHED
 
 
 def _conclude(result: Outcome | End, out: str, display: Display) -> int:
     if isinstance(result, End):
-        holds = f"{count(result.samples, 'sample')} in {count(result.chunks, 'chunk')}"
-        say(one_line(f"already ended: {out} holds {holds}; nothing to do"))
-        return FINISHED
+        say(one_line(f"already ended: {out} holds {holding(result.samples, result.chunks)}; nothing to do"))
+        return errors.FINISHED
     display.finish(result)
-    return INTERRUPTED if result.end == "interrupted" else FINISHED
+    return errors.INTERRUPTED if result.end == "interrupted" else errors.FINISHED
 
 
 app = typer.Typer(
@@ -293,17 +188,11 @@ Task = Callable[[], int]
 """What a command does; returns the exit code."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """How the command was called.
-
-    Attributes:
-        stop: tells a run when a signal has come.
-        arguments: the command line, taken apart.
-    """
+class Call(NamedTuple):
+    """How the command was called: what tells of signals, and the command line, taken apart."""
 
     stop: Stop
-    arguments: Sorted
+    flags: Given
 
 
 def execute(arguments: Sequence[str], stop: Stop) -> int:
@@ -314,7 +203,7 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
         # An option such as --help has done it already, and what came is the exit code.
         code = task() if callable(task) else task
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return errors.INTERRUPTED
     except Exception as error:
         # The root of typer's own usage errors is click's, which recent releases carry inside; both have this method.
         if hasattr(error, "format_message"):
@@ -323,19 +212,19 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
             # Its options without it are what a forgotten `run` looks like.
             meant = f"; did you mean `{NAME} run ...`?" if found.rest and found.rest[0].startswith("--") else ""
             say(error_line(f"{error.format_message()}{meant} (see `{command} --help`)"))
-            return USAGE
+            return errors.USAGE
         return report(error, debug="--debug" in arguments)
-    return code if isinstance(code, int) else FINISHED
+    return code if isinstance(code, int) else errors.FINISHED
 
 
 def report(error: Exception, debug: bool) -> int:
     """Says what went wrong, in a line, or one for each setting that cannot be, and returns the exit code."""
-    code = exit_code(error)
+    code = errors.exit_code(error)
     if debug:
         # Line by line: a text in it may be somebody else's.
         for line in traceback.format_exc().splitlines():
             say(one_line(line))
-    if isinstance(error, SettingsInvalid):
+    if isinstance(error, errors.SettingsInvalid):
         for problem in error.problems:
             say(error_line(f"{problem.option}: {problem.text}"))
     else:
@@ -350,10 +239,10 @@ def _root(
 ) -> None:
     if version:
         print(f"{NAME} {__version__}")
-        raise typer.Exit(FINISHED)
+        raise typer.Exit(errors.FINISHED)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-        raise typer.Exit(USAGE)
+        raise typer.Exit(errors.USAGE)
 
 
 _Config = Annotated[
@@ -368,28 +257,62 @@ _Config = Annotated[
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-@app.command("run", help=_RUN_HELP, epilog=_RUN_EPILOG, context_settings={"allow_extra_args": True})
+def _run_stream(flags: Given, config: str | None, quiet: bool, stop: Stop) -> int:
+    settings = load_settings(flags, config)
+    # The port first: one that is taken is to be noticed before anything is made.
+    with contextlib.closing(open_metrics(settings.metrics_host, settings.metrics_port)) as metrics:
+        display = choose_display(quiet, settings.log_every_s)
+
+        def reload(old: Settings) -> Settings:
+            if config is None:
+                display.note("SIGHUP has come, and there is no configuration file to be read again: nothing changes")
+                return old
+            return reload_settings(old, lambda: load_settings(flags, config), config, display.note, display.warn)
+
+        if metrics.address is not None:
+            display.note(f"metrics at {metrics.address}")
+        if config is not None and stop.reload_ignored:
+            display.note(
+                f"SIGHUP is ignored, as under nohup: {config} is not read again while this runs. To change a setting, "
+                "stop this with SIGTERM and start it again; to have SIGHUP read it, start this with setsid instead"
+            )
+        try:
+            result = run(settings, display, stop, metrics=metrics, reload=reload)
+        finally:
+            display.close()
+        return _conclude(result, settings.out, display)
+
+
+@app.command("run", epilog=_RUN_EPILOG, context_settings={"allow_extra_args": True})
 @with_options
 def _run(
     context: typer.Context,
     config: _Config = None,
     no_progress: Annotated[
-        bool,
-        typer.Option("--no-progress", help="Show only warnings, errors and the last line."),
+        bool, typer.Option("--no-progress", help="Show only warnings, errors and the last line.")
     ] = False,
     debug: _Debug = False,
     **given: Any,
 ) -> Task:
+    """Reads sources, in order or mixed by weights, publishes their rows as a stream, and ends it.
+
+    It can be stopped or killed at any moment: the same command goes on after the last published row, each row once.
+    Until the stream has ended, sources may grow and more may be appended; what was read of them must stay as it was.
+    A line that is not a JSON object stops it with file, line and byte; mend the line and run it again.
+
+    --transform, --where, --encode and python: sources run code of yours, with all rights of this command. A
+    configuration file may name them: trust it as you trust a program.
+    """
     call: Call = context.obj
     if context.args:
         first = context.args[0]
         meant = f"{'--config' if first.endswith('.toml') else '--source'} {first}"
-        raise SettingInvalid(f"run takes nothing without a flag before it, got {first}; is {meant} meant?")
-    flags = flags_given(given, call.arguments)
-    return lambda: run_stream(flags, config, no_progress, call.stop)
+        raise errors.SettingInvalid(f"run takes nothing without a flag before it, got {first}; is {meant} meant?")
+    flags = call.flags.with_values(given)
+    return lambda: _run_stream(flags, config, no_progress, call.stop)
 
 
-@app.command("check", help=_CHECK_HELP, epilog=_CHECK_EPILOG)
+@app.command("check", epilog=_CHECK_EPILOG)
 @with_options
 def _check(
     context: typer.Context,
@@ -399,36 +322,69 @@ def _check(
     debug: _Debug = False,
     **given: Any,
 ) -> Task:
+    """Says what a run with these settings would do, and shows the first rows it would publish.
+
+    Takes a configuration file, flags, or both, as run does. Makes nothing, and takes nothing from pipes. The functions
+    that these settings name are imported and called: do not try a file of somebody else's without reading it.
+    """
     call: Call = context.obj
-    flags = flags_given(given, call.arguments)
+    flags = call.flags.with_values(given)
     if file is not None and config is not None:
         raise typer.BadParameter("given twice: here and as --config", param_hint="CONFIG")
-    return lambda: _breakable(call.stop) or check_stream(flags, config if file is None else file, rows)
+
+    def task() -> int:
+        settings = load_settings(flags, config if file is None else file)
+        with as_directory(settings.out, settings.samples_per_chunk) as directory:
+            return _print_all(describe_run(settings, rows, directory))
+
+    return _breakable(call.stop, task)
 
 
-@app.command("init", help=_INIT_HELP, epilog=_INIT_EPILOG)
+@app.command("init", epilog=_INIT_EPILOG)
 def _init(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="The file to write.")] = DEFAULT_FILE,
 ) -> Task:
-    call: Call = context.obj
-    return lambda: _breakable(call.stop) or write_init(file)
+    """Writes an example of a configuration file, with a comment for each setting. Never overwrites a file."""
+
+    def task() -> int:
+        write_example(file)
+        return _print_all([f"written: {file}; edit it, then `{NAME} check {file}` says what it means"])
+
+    return _breakable(context.obj.stop, task)
 
 
-@app.command("quarantine", help=_QUARANTINE_HELP, epilog=_QUARANTINE_EPILOG)
+@app.command("quarantine", epilog=_QUARANTINE_EPILOG)
 def _quarantine(
     context: typer.Context,
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
     rows: Annotated[bool, typer.Option("--rows", help="Print the rows, a line each, as they came.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as one line of JSON.")] = False,
 ) -> Task:
+    """Shows the rows refused with --on-bad-row quarantine, counted by reason.
+
+    With --rows prints them as they came, to be mended and given as a further --source.
+    """
     if rows and as_json:
         raise typer.BadParameter("the two do not go together", param_hint="--rows, --json")
-    call: Call = context.obj
-    return lambda: _breakable(call.stop) or show_quarantine(stream, rows, as_json)
+
+    def task() -> int:
+        with as_directory(stream, None) as directory:
+            if not os.path.isdir(directory):
+                raise errors.SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")
+            if rows:
+                return _print_rows(stream, directory)
+            summary = summarize(directory)
+            return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
+
+    return _breakable(context.obj.stop, task)
 
 
-def _breakable(stop: Stop) -> int:
-    """Lets Ctrl-C break off what follows, which leaves nothing half done; returns the exit code if it has come."""
-    stop.release()
-    return INTERRUPTED if stop.requested is signal.SIGINT else 0
+def _breakable(stop: Stop, task: Task) -> Task:
+    """Lets Ctrl-C break off a task, which leaves nothing half done."""
+
+    def broken_off() -> int:
+        stop.release()
+        return errors.INTERRUPTED if stop.requested is signal.SIGINT else task()
+
+    return broken_off

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from lazyshard.errors import (
@@ -26,12 +25,9 @@ class SettingInvalid(LazyShardError, ValueError):
 
 
 class Problem(NamedTuple):
-    """What cannot be about a setting.
+    """What cannot be about a setting: what was expected and found, and what would do.
 
-    Attributes:
-        option: as on the command line: ``--rate``.
-        text: what is expected, what was found, and what would do.
-        source: which source it is about, from 0; None where it is about none or about all.
+    `option` is as on the command line, `source` the one that it is about, from 0; None for none or all.
     """
 
     option: str
@@ -43,13 +39,6 @@ class SettingsInvalid(SettingInvalid):
     """Settings that cannot be, or not together. Its `problems` are all of them, not the first one only."""
 
     problems: tuple[Problem, ...] = ()
-
-    @classmethod
-    def of(cls, problems: Iterable[Problem]) -> SettingsInvalid:
-        """Returns the error for problems, of which there is at least one."""
-        found = tuple(problems)
-        message = "; ".join(f"{problem.option}: {problem.text}" for problem in found)
-        return cls(message, option=found[0].option, problems=found)
 
 
 class ExtraMissing(LazyShardError, ImportError):
@@ -80,12 +69,10 @@ STREAM_REFUSED: Final = 5
 OTHER_PRODUCER: Final = 6
 FILESYSTEM: Final = 7
 WORKER_FAILED: Final = 8
+# EX_SOFTWARE and EX_OSERR of sysexits.h; 128 + SIGINT, as shells have it.
 UNEXPECTED: Final = 70
-"""EX_SOFTWARE of sysexits.h."""
 OUT_OF_MEMORY: Final = 71
-"""EX_OSERR of sysexits.h."""
 INTERRUPTED: Final = 130
-"""128 + SIGINT, as shells have it."""
 
 TABLE: Final = (
     (
@@ -97,11 +84,7 @@ TABLE: Final = (
     (USAGE, "usage: a setting is missing or cannot be, or a port is taken", "see --help"),
     (BAD_ROW, "a bad row, more than --max-bad-rows of them, or no others", "mend the line named, run again"),
     (SOURCE_REFUSED, "a source is missing, unreadable, or not what it was", "put it back, run again"),
-    (
-        STREAM_REFUSED,
-        "stream does not fit, is damaged, or ended without new rows",
-        "use another --out",
-    ),
+    (STREAM_REFUSED, "stream does not fit, is damaged, or ended without new rows", "use another --out"),
     (OTHER_PRODUCER, "another producer has the stream", "stop one of the two"),
     (FILESYSTEM, "filesystem or store failed: full, read-only, no permission", "make room, run again"),
     (WORKER_FAILED, "a worker process has died: out of memory, or killed", "run again with fewer --workers"),
@@ -111,18 +94,13 @@ TABLE: Final = (
 )
 """Each code with what it means and what to do. `lazyshard_producer.cli` repeats it, and docs/troubleshooting.md."""
 
-_CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
+_CODES: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...]] = (
     (ExtraMissing, NO_EXTRA),
     (SettingInvalid, USAGE),
     (RowInvalid, BAD_ROW),
     (SourceRefused, SOURCE_REFUSED),
-    (ProducerLocked, OTHER_PRODUCER),
-    (ProducerFenced, OTHER_PRODUCER),
-    (WriterFailed, FILESYSTEM),
-    (FileUnreadable, FILESYSTEM),
-    (StreamMissing, FILESYSTEM),
-    (StoreRefused, FILESYSTEM),
-    (StoreUnavailable, FILESYSTEM),
+    ((ProducerLocked, ProducerFenced), OTHER_PRODUCER),
+    ((WriterFailed, FileUnreadable, StreamMissing, StoreRefused, StoreUnavailable), FILESYSTEM),
     (WorkerFailed, WORKER_FAILED),
     (LazyShardError, STREAM_REFUSED),
     (OSError, FILESYSTEM),

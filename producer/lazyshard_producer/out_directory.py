@@ -16,16 +16,16 @@ from typing import Any, Final
 
 from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, StreamInvalid, StreamMismatch
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, seal_name
-from lazyshard.format.records import End, Head, Manifest
+from lazyshard.format.records import End, Head
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import is_there, read_file
-from lazyshard.store.urls import stream_path
+from lazyshard.store.urls import is_url, stream_path
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import list_chunks
 from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.recovery import find_manifest
 from lazyshard.stream.retire import list_kept
-from lazyshard.stream.writer_opening import find_manifest
-from lazyshard_producer.configuration.problems import MAX_NAME_BYTES, is_python, is_url
+from lazyshard_producer.configuration.problems import MAX_NAME_BYTES, is_python
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.following.directory import list_unread
@@ -40,20 +40,14 @@ from lazyshard_producer.position import (
     plain_name,
     source_names,
 )
-from lazyshard_producer.rows.encoding import Form, form_of
-from lazyshard_producer.rows.pipeline import changes
+from lazyshard_producer.rows.encoding import form_of
+from lazyshard_producer.rows.pipeline import changes, describe
 from lazyshard_producer.sources.source import STANDARD_INPUT, Context, file_size
 from lazyshard_producer.wording import count
 
 
 def check_out(out: str) -> None:
-    """Checks that a directory can have this name, or has it.
-
-    Raises:
-        SettingInvalid: no file can have this name.
-        StreamInvalid: something else than a directory has it.
-        OSError: the filesystem failed.
-    """
+    """Checks that a directory can have this name, or has it."""
     try:
         mode = os.stat(out).st_mode
     except FileNotFoundError:
@@ -75,8 +69,7 @@ def check_out(out: str) -> None:
 
 
 def is_gone(out: str) -> bool:
-    """Returns whether the filesystem says that there is no such directory."""
-    # No answer, or no permission, is none.
+    """Returns whether the filesystem says that there is no such directory. No answer, or no permission, is none."""
     try:
         os.stat(out)
     except OSError as cause:
@@ -88,79 +81,36 @@ def _name_too_long(name: str) -> SettingInvalid:
     return SettingInvalid(f"--out: a name of {len(name)} characters is too long: {name[:40]}...", option="--out")
 
 
-_MOST_NAMED: Final = 5
-"""Files that are named where a stream that has ended lacks many."""
+_MOST_NAMED: Final = 5  # files that are named where a stream that has ended lacks many
 
 
 def find_end(out: str, samples_per_chunk: int) -> End | None:
-    """Returns how much an ended stream holds, None where there is no stream or it has not ended.
-
-    Raises:
-        StreamMismatch: it has another number of samples per chunk.
-        FormatInvalid, OSError: its files cannot be read.
-    """
+    """Returns how much an ended stream holds, None where there is no stream or it has not ended."""
     try:
         data = read_file(Path(out, END))
-        manifest = Manifest.decode(read_file(Path(out, MANIFEST)), str(Path(out, MANIFEST)))
     except FileNotFoundError:
         return None
-    if manifest.samples_per_chunk != samples_per_chunk:
-        raise StreamMismatch(
-            f"{out}: the stream has {manifest.samples_per_chunk} samples per chunk, asked for {samples_per_chunk}, and "
-            f"it has ended; choose another directory",
-            directory=out,
-            expected=str(samples_per_chunk),
-            actual=str(manifest.samples_per_chunk),
-        )
-    return End.decode(data, str(Path(out, END)))
+    there = read_manifest(Path(out), samples_per_chunk) is not None
+    return End.decode(data, str(Path(out, END))) if there else None
 
 
-def known_form(settings: Settings, end: End | None) -> Form | None:
-    """Returns what the rows of a run are, None where its stream has ended and a source has gone that would tell.
-
-    Raises:
-        SettingInvalid, SourceRefused: as `form_of`.
-    """
-    try:
-        return form_of(settings)
-    except SourceRefused:
-        if end is None:
-            raise
-        return None
-
-
-def check_made_alike(
-    out: str,
-    end: End,
-    samples_per_chunk: int,
-    form: Form | None,
-    described: dict[str, Any],
-    warn: Callable[[str], None],
-) -> None:
+def check_made_alike(settings: Settings, end: End, warn: Callable[[str], None]) -> None:
     """Compares how the rows of an ended stream were made with how they would be: nobody is to take it for another one.
 
-    Args:
-        out: its directory.
-        end: as `find_end` has found it.
-        samples_per_chunk: what is asked for.
-        form: what rows would be; None where that is not known.
-        described: the settings by which they would be made, as positions keep them.
-        warn: is told where sources would be mixed otherwise, as on a stream that goes on.
-
-    Raises:
-        StreamMismatch: they were encoded otherwise.
-        SettingInvalid: they were made or ordered otherwise.
+    `warn` is told where only the mix would be another.
     """
-    if form is not None:
-        find_manifest(Path(out), samples_per_chunk, form.arrays, form.encoding)
+    # A source that has gone would tell what rows are.
+    with contextlib.suppress(SourceRefused):
+        form = form_of(settings)
+        find_manifest(Path(settings.out), settings.samples_per_chunk, form.arrays, form.encoding)
     if not end.chunks:
         return
     try:
-        position, _ = _last_position(out, end)
+        position, _ = _last_position(settings.out, end)
     except (LazyShardError, OSError):
         # Of another program, or deleted.
         return
-    changed = changes(position.recipe, described)
+    changed = changes(position.recipe, describe(settings))
     names = ", ".join(changed.values())
     if changed.keys() == {"weights"}:
         warn(f"the stream was mixed otherwise: {names}")
@@ -177,10 +127,7 @@ def telling_how_to_begin_anew(out: str) -> Iterator[None]:
     """Has the refusal of a stream that does not fit say what to do where no row is published in it.
 
     Its manifest is not replaced without being asked: a reader that waits for its first row has read it already, and
-    would take rows for what they are not.
-
-    Args:
-        out: the stream's directory; of one in an object store nothing is said.
+    would take rows for what they are not. Of a stream in an object store nothing is said.
     """
     try:
         yield
@@ -209,10 +156,7 @@ def _files_without_rows(out: Path) -> list[str]:
 def complete_end(out: str, end: End) -> None:
     """Does what may be left to be done behind the end: readers are told of it, `.tmp/`, retired chunks and journals go.
 
-    Nothing is touched where all is done, which is so as good as always.
-
-    Raises:
-        LazyShardError, OSError: as `ChunkWriter` raises them.
+    Nothing is touched where all is done, which is so as good as always. Raises as `ChunkWriter`.
     """
     manifest = read_manifest(Path(out), None)
     assert manifest is not None
@@ -245,19 +189,8 @@ def check_all_taken(
 ) -> None:
     """Looks whether sources hold rows that are not in a stream that has ended.
 
-    What was deleted since holds none. Named pipes and functions cannot be looked at without taking their rows, nor can
-    standard input where no run asks: of one that the stream was made of nothing is known, which is told.
-
-    Args:
-        settings: the sources, and `out`, where the stream's files are.
-        end: as `find_end` has found it.
-        warn: is told what cannot be found out, and of sources that the stream has and that are not given.
-        stopped: whether to stop waiting for standard input; None does not read it.
-
-    Raises:
-        StreamEnded: there are rows that are not in it.
-        StreamMismatch: another program wrote the stream.
-        SourceRefused: a source is there, and not what it was, or cannot be read.
+    What was deleted since holds none. Pipes and functions cannot be looked at without taking their rows, nor standard
+    input where no run asks (`stopped`, whether to stop waiting for it, is None): that is told, as are lacking sources.
     """
     found = _final_position(settings.out, end)
     if found is None:
@@ -273,8 +206,7 @@ def check_all_taken(
         more = f" and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
         raise StreamEnded(
             f"the stream has ended with {count(end.samples, 'sample')}, and these rows are not in it: "
-            f"{', '.join(missing[:_MOST_NAMED])}{more}. Nothing can be added to it: publish them as a stream of their "
-            f"own, with another --out",
+            f"{', '.join(missing[:_MOST_NAMED])}{more}. Publish them as a stream of their own, with another --out",
             samples=end.samples,
         )
     difference = compare_sources(names, [source.path for source in settings.sources])
@@ -317,47 +249,40 @@ def _behind(
     stopped: Callable[[], bool] | None,
 ) -> list[str]:
     """Returns what a source holds behind the place where it ended."""
-    if source.path == STANDARD_INPUT and stopped is not None:
-        return ["standard input"] if _has_more_input(settings, source, entry, stopped) else []
-    if is_python(source.path) or entry["kind"] == "stdin":
-        warn(f"{source.path}: not looked at; nothing can be added to a stream that has ended")
+    path = source.path
+    if path == STANDARD_INPUT and stopped is not None:
+        return ["standard input"] if _has_more(settings, source, entry, stopped) else []
+    if is_python(path) or entry["kind"] == "stdin":
+        warn(f"{path}: not looked at; nothing can be added to a stream that has ended")
         return []
-    if not _is_there(source.path):
+    if not (is_there(stream_path(path) / MANIFEST) if is_url(path) else os.path.lexists(path)):
         return []
     if entry["kind"] == source_kind(source) == FOLLOWED:
         unread = list_unread(source, entry, Path(settings.out, DIRECTORY), settings.max_row_bytes)
-        return [_grown(path, read, there) for path, read, there in unread]
-    size = file_size(source.path)
+        return [_grown(*one) for one in unread]
+    size, is_file = file_size(path), os.path.isfile(path)
     # Of a directory the size says nothing. A compressed file is read from its start only if it is another size.
-    if os.path.isfile(source.path) and size in (0, entry.get(PACKED_SIZE)):
+    if is_file and size in (0, entry.get(PACKED_SIZE)):
         return []
-    opened = open_source(source, entry, Context(Path(settings.out), settings.max_row_bytes))
-    # A stream that is still produced is looked at, not waited for.
-    opened.end()
-    try:
-        while (rows := opened.read()) is not None:
-            if rows.lines:
-                if not os.path.isfile(source.path):
-                    return [plain_name(source.path)]
-                return [_grown(source.path, entry.get(PACKED_SIZE, entry.get("offset", 0)), size)]
-    finally:
-        opened.close()
-    return []
+    if not _has_more(settings, source, entry, None):
+        return []
+    return [_grown(path, entry.get(PACKED_SIZE, entry.get("offset", 0)), size) if is_file else plain_name(path)]
 
 
-def _is_there(path: str) -> bool:
-    return is_there(stream_path(path) / MANIFEST) if is_url(path) else os.path.lexists(path)
-
-
-def _has_more_input(
-    settings: Settings, source: SourceSettings, entry: dict[str, Any], stopped: Callable[[], bool]
+def _has_more(
+    settings: Settings, source: SourceSettings, entry: dict[str, Any], stopped: Callable[[], bool] | None
 ) -> bool:
-    """Returns whether standard input holds a row behind those that were read, or any where all are to be new ones."""
+    """Returns whether a source holds a row behind those that were read; standard input is waited for, till then."""
     opened = open_source(source, entry, Context(Path(settings.out), settings.max_row_bytes))
-    while not stopped() and (rows := opened.read()) is not None:
-        if rows.lines:
-            return True
-        opened.wait(1.0)
+    with contextlib.closing(opened):
+        if stopped is None:
+            # A stream that is still produced is looked at, not waited for.
+            opened.end()
+        while (stopped is None or not stopped()) and (rows := opened.read()) is not None:
+            if rows.lines:
+                return True
+            if stopped is not None:
+                opened.wait(1.0)
     return False
 
 

@@ -11,18 +11,12 @@ against `kill -9`). Imports nothing slow: it is in force before the rest.
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 
 class Stop:
-    """A context manager in which signals are noted. For the main thread only.
-
-    Attributes:
-        requested: the first of SIGINT and SIGTERM that came, None if there was none.
-        end_requested: whether SIGUSR1 has come.
-        reload_ignored: whether SIGHUP was ignored before, and stays so.
-    """
+    """A context manager in which signals are noted, for the main thread: the first of SIGINT and SIGTERM; SIGUSR1."""
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
@@ -41,21 +35,13 @@ class Stop:
 
     def __enter__(self) -> Stop:
         """Begins to note signals."""
-        for number, note in (
-            (signal.SIGINT, self._note_stop),
-            (signal.SIGTERM, self._note_stop),
-            (signal.SIGUSR1, self._note_end),
-            (signal.SIGHUP, self._note_reload),
-        ):
-            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                self.reload_ignored = True
-                continue
-            self._before[number] = signal.signal(number, note)
+        self.reload_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            if number is not signal.SIGHUP or not self.reload_ignored:
+                self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Puts back what was in force before."""
         self.release()
 
@@ -65,13 +51,12 @@ class Stop:
             number, before = self._before.popitem()
             signal.signal(number, before if before is not None else signal.SIG_DFL)
 
-    def _note_stop(self, number: int, frame: FrameType | None) -> None:
-        if self.requested is None:
-            self.requested = signal.Signals(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    def _note_end(self, number: int, frame: FrameType | None) -> None:
-        self.end_requested = True
-
-    def _note_reload(self, number: int, frame: FrameType | None) -> None:
-        self._reload_requested = True
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            self.end_requested = True
+        elif number == signal.SIGHUP:
+            self._reload_requested = True
+        else:
+            if self.requested is None:
+                self.requested = signal.Signals(number)
+            signal.signal(number, signal.SIG_DFL)

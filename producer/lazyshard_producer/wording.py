@@ -13,49 +13,19 @@ NAME: Final = "lazyshard-producer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How far a run is.
+    """How far a run is, by default one that has not begun. Earlier runs are included, but in new and seconds."""
 
-    Attributes:
-        samples: rows in the stream, those of the open chunk included.
-        published: rows of sealed chunks.
-        chunks: sealed chunks.
-        new: rows that this run has read.
-        blank: blank lines skipped, earlier runs included.
-        duplicate: rows that name a key twice, earlier runs included.
-        bytes_read: bytes read of the sources, earlier runs included.
-        bytes_total: bytes of the sources when the run started; None where nobody can know, as of live ones.
-        seconds: how long the run has taken.
-        refused: rows left out or quarantined, earlier runs included.
-        sources: how many there are.
-    """
-
-    samples: int
-    published: int
-    chunks: int
-    new: int
-    blank: int
-    duplicate: int
-    bytes_read: int
-    bytes_total: int | None
-    seconds: float
-    refused: int = 0
+    samples: int = 0  # rows in the stream, those of the open chunk included
+    published: int = 0  # rows of sealed chunks
+    chunks: int = 0
+    new: int = 0  # rows that this run has read
+    blank: int = 0  # blank lines skipped
+    duplicate: int = 0  # rows that name a key twice
+    bytes_read: int = 0
+    bytes_total: int | None = None  # of the sources when the run started; None where nobody can know, as of live ones
+    seconds: float = 0.0
+    refused: int = 0  # rows left out or quarantined
     sources: int = 1
-
-    @classmethod
-    def nothing(cls, sources: int) -> Tally:
-        """Returns the tally of a run that has not begun."""
-        return cls(
-            samples=0,
-            published=0,
-            chunks=0,
-            new=0,
-            blank=0,
-            duplicate=0,
-            bytes_read=0,
-            bytes_total=None,
-            seconds=0.0,
-            sources=sources,
-        )
 
     @property
     def rate(self) -> float:
@@ -65,13 +35,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run came out.
-
-    Attributes:
-        end: finished: the stream has ended now; interrupted, terminated: by SIGINT or SIGTERM, and resumable.
-        out: the stream's directory.
-        tally: how far it came.
-    """
+    """How a run came out: finished, the stream has ended now; interrupted or terminated by a signal, and resumable."""
 
     end: Literal["finished", "interrupted", "terminated"]
     out: str
@@ -91,12 +55,20 @@ def error_line(text: str) -> str:
     return one_line(f"{NAME}: error: {text}")
 
 
+def warning_line(text: str) -> str:
+    """Returns the line for a warning."""
+    return one_line(f"{NAME}: warning: {text}")
+
+
+def note_line(text: str) -> str:
+    """Returns the line for something that is neither an error nor odd."""
+    return one_line(f"{NAME}: {text}")
+
+
 def explain(error: Exception) -> str:
     """Returns what to say of an error."""
     if is_short(error):
-        again = (
-            "give this process more, or fewer --workers and a smaller --max-row-bytes, and run the same command again"
-        )
+        again = "give it more, or fewer --workers and a smaller --max-row-bytes, and run the same command again"
         return f"not enough memory: {error or 'the system has no more'}; {again}: no row was refused or skipped for it"
     if isinstance(error, LazyShardError):
         return str(error)
@@ -108,33 +80,14 @@ def explain(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {error}; {hint}"
 
 
-def warning_line(text: str) -> str:
-    """Returns the line for a warning."""
-    return one_line(f"{NAME}: warning: {text}")
-
-
-def note_line(text: str) -> str:
-    """Returns the line for something that is neither an error nor odd."""
-    return one_line(f"{NAME}: {text}")
-
-
 def log_line(event: str, time: str, **values: str | int | float) -> str:
-    """Returns a line for a log.
-
-    >>> log_line("end", "2026-01-02T03:04:05Z", out="a dir", samples=3, seconds=1.25)
-    'time=2026-01-02T03:04:05Z event=end out="a dir" samples=3 seconds=1.2'
-    """
+    """Returns a line for a log: time=2026-01-02T03:04:05Z event=end out="a dir" samples=3 seconds=1.2."""
     pairs = {"time": time, "event": event} | values
     return one_line(" ".join(f"{key}={_value(value)}" for key, value in pairs.items()))
 
 
 def tally_values(tally: Tally, rate: float | None = None) -> dict[str, str | int | float]:
-    """Returns what a log line says of how far a run is.
-
-    Args:
-        tally: how far it is.
-        rate: rows a second of late; None for those of the whole run.
-    """
+    """Returns what a log line says of how far a run is; `rate` is rows a second of late, None for the whole run's."""
     values: dict[str, str | int | float] = {
         "samples": tally.samples,
         "published": tally.published,
@@ -145,11 +98,8 @@ def tally_values(tally: Tally, rate: float | None = None) -> dict[str, str | int
     }
     if tally.bytes_total is not None:
         values["bytes_total"] = tally.bytes_total
-    return values | {
-        "blank_lines": tally.blank,
-        "duplicate_key_rows": tally.duplicate,
-        "refused_rows": tally.refused,
-    }
+    refused = {"duplicate_key_rows": tally.duplicate, "refused_rows": tally.refused}
+    return values | {"blank_lines": tally.blank} | refused
 
 
 def figures(tally: Tally, rate: float) -> str:
@@ -166,8 +116,7 @@ def summary(outcome: Outcome) -> str:
     if tally.refused:
         extras += f", {count(tally.refused, 'row')} refused"
     if outcome.end == "finished":
-        holds = f"{count(tally.samples, 'sample')} in {count(tally.chunks, 'chunk')}"
-        return one_line(f"finished: {outcome.out} holds {holds}; {speed}; {extras}")
+        return one_line(f"finished: {outcome.out} holds {holding(tally.samples, tally.chunks)}; {speed}; {extras}")
     return one_line(f"{stopped(outcome)}; {speed}; {extras}")
 
 
@@ -176,25 +125,22 @@ def stopped(outcome: Outcome) -> str:
     tally = outcome.tally
     waste = tally.samples - tally.published
     again = f" ({count(waste, 'row')} of the unfinished chunk will be read again)" if waste else ""
-    published = f"{count(tally.published, 'sample')} in {count(tally.chunks, 'chunk')}"
+    published = holding(tally.published, tally.chunks)
     return f"{outcome.end}: {published} published in {outcome.out}; run the same command again to go on{again}"
 
 
 def count(number: int, noun: str) -> str:
-    """Returns a number with its noun.
-
-    >>> count(1, "row"), count(2000, "row")
-    ('1 row', '2,000 rows')
-    """
+    """Returns a number with its noun: 1 row, 2,000 rows."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def held_rows(held: int, size: int) -> str:
-    """Returns what to add to a wait for a source where rows are held until they fill a chunk; "" where none are.
+def holding(samples: int, chunks: int) -> str:
+    """Returns what a stream holds."""
+    return f"{count(samples, 'sample')} in {count(chunks, 'chunk')}"
 
-    >>> held_rows(7, 1000), held_rows(0, 1000)
-    ('; 7 of the 1,000 rows of the next chunk are there', '')
-    """
+
+def held_rows(held: int, size: int) -> str:
+    """Returns what to add to a wait for a source where rows are held until they fill a chunk; "" where none are."""
     return f"; {held:,} of the {count(size, 'row')} of the next chunk are there" if held else ""
 
 

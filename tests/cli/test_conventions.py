@@ -22,7 +22,7 @@ from lazyshard.cli.main import main
 from lazyshard_producer import errors
 from lazyshard_producer.cli import main as produced
 from lazyshard_producer.command import app as producer_app
-from lazyshard_producer.configuration.command_line import sort_arguments
+from lazyshard_producer.configuration.given import sort_arguments
 from tests.cli.commands import ROOT, as_another_user, environment, lazyshard
 from tests.stream.consuming import cursor
 from tests.stream.streams import needs_root, produce

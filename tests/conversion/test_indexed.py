@@ -47,7 +47,7 @@ def index(*numbers: int) -> Any:
 def test_header_byte_for_byte() -> None:
     assert THREE.encode() == GOLDEN
     assert THREE.size == SIZE == 86
-    assert (THREE.lengths_at, THREE.pointers_at, THREE.boundaries_at, THREE.modes_at) == (34, 46, 70, 86)
+    assert THREE.starts == (34, 46, 70, 86)
     assert IndexHeader.decode(GOLDEN, SIZE, "a.idx") == THREE
     assert IndexHeader.decode(GOLDEN, SIZE + 3, "a.idx") == IndexHeader("uint16", 3, 1, has_modes=True)
     codes = {name: IndexHeader(name, 0, 0, has_modes=False).encode()[17] for name in DTYPES}

@@ -13,9 +13,9 @@ from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import ChunkRetired, FileInvalid, LazyShardError, StreamEnded, StreamInvalid, WriterFailed
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.store import files
-from lazyshard.stream import listing, native_stream, read_retired, recovery
+from lazyshard.stream import listing, read_retired, recovery, stream
 from lazyshard.stream.retire import retire
-from lazyshard.stream.watchdog import READERS
+from lazyshard.stream.waiting import READERS
 from tests.harness.network.mounts import READING, WRITING, StaleCall
 from tests.harness.processes.producing import ids
 from tests.stream.streams import foreign, forked, open_descriptors, produce, rows
@@ -161,7 +161,7 @@ def test_a_file_that_is_read_while_it_is_replaced_is_read_again(
 ) -> None:
     path = retired(tmp_path)
     listed: list[Path] = []
-    monkeypatch.setattr(native_stream, "list_kept", lambda directory, stream_id: listed.append(directory))
+    monkeypatch.setattr(stream, "list_kept", lambda directory, stream_id: listed.append(directory))
     torn = Torn(monkeypatch, name, 2)
     with pytest.raises(ChunkRetired):
         StreamReader(path, max_wait=0).read(0)

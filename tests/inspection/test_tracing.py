@@ -245,7 +245,7 @@ def test_files_without_a_state_are_refused(tmp_path: Path, values: dict[str, Any
 @pytest.mark.parametrize(
     ("data", "actual"),
     [
-        (b'{"state": {"form', "16 bytes"),
+        (b'{"state": {"form', "16 bytes that are torn or no JSON (unexpected end of data: line 1 column 17 (char 16))"),
         (b"[]", "list"),
         (None, None),
         # Of torch.save, new and old.

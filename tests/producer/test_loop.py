@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import WaitTimeout
-from lazyshard.stream.watchdog import Watchdog
+from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer import run as runs
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
@@ -65,6 +65,8 @@ class World:
     def mixer(self) -> World:
         return self
 
+    metrics = mixer
+
 
 def test_a_wait_for_rows_is_over_when_they_come_and_not_only_with_the_next_chunk(tmp_path: Path) -> None:
     world = World([1, 0, 0, 0, 1, 0, 0, 1])
@@ -80,7 +82,6 @@ def test_a_wait_for_rows_is_over_when_they_come_and_not_only_with_the_next_chunk
             watch=anything,
             watchdog=Watchdog(),
             reload=lambda: None,
-            every_s=1e9,
             clock=lambda: world.now,
         )
         assert loop.run()

@@ -23,8 +23,8 @@ from lazyshard.cli.watch import history_looks, stream_looks, watch_values
 from lazyshard.cli.watch_metrics import metrics_page
 from lazyshard.cli.watch_page import WatchPage
 from lazyshard.errors import ChunkCorrupt, StoreRefused, StoreUnavailable, redact
-from lazyshard.store.mirror_room import FOLDER_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE
+from lazyshard.store.room import FOLDER_VARIABLE
 from lazyshard.store.urls import UrlPath, stream_name, stream_path
 from lazyshard_producer.cli import main as producer
 from tests.harness.processes.producing import rows

@@ -16,7 +16,7 @@ from lazyshard.stream.consumers import write_reading
 from lazyshard.stream.retire import retire
 from lazyshard_producer.following import journal
 from lazyshard_producer.following.journal import Journal
-from lazyshard_producer.ray.pieces import PieceWriter
+from lazyshard_producer.ray.pieces import write_piece
 from lazyshard_swift.checkpoints import Position, save_position
 from tests.security import guards
 from tests.security.guards import GUARDS, Guard, producer
@@ -149,9 +149,7 @@ def test_everything_that_is_made_keeps_the_umask(mask: int, tmp_path: Path, capf
         copied = ("run", "--source", stream, "--samples-per-chunk", 2, "--out", place / "copied")
         assert producer(*copied) == 0, capfd.readouterr().err
         Journal(place / "journals", "in").close()
-        piece = PieceWriter(place, 1)
-        piece.add([b"{}\n"])
-        piece.commit()
+        write_piece(place, 1, [[b"{}\n"]])
         save_position(Position("s", "d", 1, 0, 0, 1, 1, "strided", 0, 0, 1, True, "sft", 1.0), place / "checkpoint-1")
     assert_kept(place, mask, 35)
 

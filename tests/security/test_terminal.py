@@ -20,7 +20,6 @@ from lazyshard.stream.cursor import write_cursor
 from lazyshard.stream.listing import Published
 from lazyshard.stream.lock import WriterLock
 from lazyshard.stream.pacing import describe_producer, failure_words
-from lazyshard_producer import command as commands
 from tests.security.guards import ESCAPES, command, edit, producer, shown, write_stream
 
 COMMANDS: Final = (
@@ -66,7 +65,7 @@ def test_refused_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeyp
         output = Captured(terminal)
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", output)
-            commands.show_quarantine(str(stream), rows=True, as_json=False)
+            producer("quarantine", stream, "--rows")
         printed = output.buffer.getvalue()
         if terminal:
             assert printed.count(b"\n") == 1

@@ -17,6 +17,7 @@ import xxhash
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.urls import UrlPath
+from lazyshard_producer.shipping.store import StreamStore, next_owner
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
 from tests.store.server import Server
@@ -166,3 +167,11 @@ def check_ended(found: dict[str, bytes], rows: int, per_chunk: int, *more: str) 
     assert (end["format"], end["chunks"], end["samples"]) == (1, chunks, rows)
     head = json.loads(found["head.json"])
     assert (head["chunks"], head["samples"], head["ended"], head["state"]) == (chunks, rows, True, "finished")
+
+
+def taken(url: UrlPath, patience_s: float = 0.0) -> StreamStore:
+    """Returns a stream's store, of which this process has become the owner."""
+    store = StreamStore(str(url), patience_s, "", pause=lambda seconds: False)
+    found = store.find_owner()
+    store.take(next_owner(found.owner), found)
+    return store

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,14 @@ from lazyshard import LazyShardedDataset, Order, StreamReader
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.inspection.verification import verify
-from lazyshard.store.mirror_room import AHEAD_VARIABLE, BYTES_VARIABLE
-from lazyshard.store.objects import ObjectStore
+from lazyshard.store.room import AHEAD_VARIABLE, BYTES_VARIABLE
 from lazyshard.store.urls import UrlPath
-from lazyshard_producer.holding.shelf import chunk_size
-from lazyshard_producer.shipping.retiring import Backlog, Retiring
+from lazyshard_producer.holding.holdback import Shelf
+from lazyshard_producer.shipping.object_shelf import ObjectShelf
 from lazyshard_producer.shipping.shipper import Shipper, put_chunk
 from lazyshard_producer.shipping.spool import Spool, restore
-from lazyshard_producer.shipping.store import Ownership, Tries, find_owner, look, next_owner
-from tests.store.producing import until
+from lazyshard_producer.shipping.store import look
+from tests.store.producing import taken, until
 from tests.store.server import Server
 from tests.store.streams import upload
 from tests.stream.arrays import expected, produce, values
@@ -60,7 +58,7 @@ def test_bounded_cache_counts_side_files(
 ) -> None:
     monkeypatch.setenv(AHEAD_VARIABLE, "0")
     produce(tmp_path / "stream", 8)
-    sizes = [chunk_size(tmp_path / "stream", number, True) for number in range(4)]
+    sizes = [Shelf(tmp_path / "stream").chunk_size(number) for number in range(4)]
     monkeypatch.setenv(BYTES_VARIABLE, str(sizes[0] + sizes[1] + 31))
     upload(tmp_path / "stream", bucket)
     reader = StreamReader(bucket)
@@ -110,23 +108,14 @@ class Shipping:
     """What puts a spool to the store, without the command whose rows hold no arrays."""
 
     def __init__(self, url: UrlPath, root: Path) -> None:
-        self.store = ObjectStore(str(url), patience_s=0)
-        self.tries = Tries(str(url), 5.0, "", pause=lambda seconds: False)
+        self.store = taken(url, 5.0)
         self.spool = Spool(root, self.store.url)
-        before = find_owner(self.store, self.tries)
-        self.ownership = Ownership(self.store, self.tries, next_owner(before.owner, time.time()))
-        self.ownership.take(before)
-        self.found = look(self.store, self.tries, None)
-        stream = self.spool.stream
-        self.backlog = Backlog(self.found.chunks, [], lambda chunk: chunk_size(stream, chunk, True))
-        self.retiring = Retiring(self.store, self.tries, self.ownership.check, stream, self.backlog, self.found)
+        self.found = look(self.store, None)
+        self.shelf = ObjectShelf(self.store, self.spool.stream, self.found)
 
     def ship(self, chunks: int) -> None:
-        stop = threading.Event()
-        shipper = Shipper(
-            self.store, self.tries, self.spool, self.ownership, self.retiring, self.backlog, self.found, stop
-        )
-        self.backlog.announce(chunks)
+        shipper = Shipper(self.store, self.spool, self.shelf, self.found, threading.Event())
+        self.shelf.announce(chunks)
         shipper.start()
         shipper.begin_to_close()
         until(shipper.is_complete)
@@ -145,7 +134,7 @@ def test_side_file_is_put_before_its_seal(server: Server, bucket: UrlPath, shipp
     assert chunks == [name(number) for number in range(4) for name in (arrays_name, chunk_name, seal_name)]
     assert read(bucket) == expected(0, 7)
     assert not verify(bucket).findings
-    assert shipping.backlog.total(0, 4) == sum(chunk_size(shipping.spool.stream, number, True) for number in range(4))
+    assert shipping.shelf.used_bytes(4) == sum(map(Shelf(shipping.spool.stream).chunk_size, range(4)))
 
 
 def test_deleting_in_the_store_leaves_no_side_file(bucket: UrlPath, shipping: Shipping) -> None:
@@ -153,18 +142,18 @@ def test_deleting_in_the_store_leaves_no_side_file(bucket: UrlPath, shipping: Sh
     stream_id = StreamReader(shipping.spool.stream).stream_id
     shipping.ship(4)
     cursor(bucket, "run", consumed=6, chunks_before=3, stream_id=stream_id)
-    shipping.retiring.want(3)
-    shipping.retiring.finish()
-    kept = [name for name in shipping.store.list() if name.startswith("chunk_")]
+    shipping.shelf.retire(3, 4, lambda: None)
+    shipping.shelf.finish()
+    kept = [name for name in shipping.store.objects.list() if name.startswith("chunk_")]
     assert sorted(kept) == sorted([arrays_name(3), chunk_name(3), seal_name(3)])
 
 
 def test_spool_made_of_the_store_goes_on_with_its_arrays(bucket: UrlPath, shipping: Shipping, tmp_path: Path) -> None:
     produce(shipping.spool.stream, 4, end=False)
     shipping.ship(2)
-    found = look(shipping.store, shipping.tries, 2)
+    found = look(shipping.store, 2)
     assert not found.unsealed
-    restore(shipping.store, shipping.tries, found, tmp_path / "restored", time.time())
+    restore(shipping.store, found, tmp_path / "restored")
     assert {arrays_name(1), chunk_name(1), seal_name(1)} <= set(names(tmp_path / "restored"))
     produce(tmp_path / "restored", 6)
     assert not verify(tmp_path / "restored").findings
@@ -173,11 +162,11 @@ def test_spool_made_of_the_store_goes_on_with_its_arrays(bucket: UrlPath, shippi
 def test_lost_and_unsealed_side_files_in_the_store_are_told(bucket: UrlPath, shipping: Shipping) -> None:
     produce(shipping.spool.stream, 4, end=False)
     shipping.ship(2)
-    shipping.store.put(arrays_name(2), b"of a chunk that was never sealed")
-    assert look(shipping.store, shipping.tries, 2).unsealed == [arrays_name(2)]
-    shipping.store.delete(arrays_name(0))
+    shipping.store.objects.put(arrays_name(2), b"of a chunk that was never sealed")
+    assert look(shipping.store, 2).unsealed == [arrays_name(2)]
+    shipping.store.objects.delete(arrays_name(0))
     with pytest.raises(ChunkMissing, match=arrays_name(0)):
-        look(shipping.store, shipping.tries, 2)
+        look(shipping.store, 2)
 
 
 def test_side_file_of_a_killed_producer_is_replaced_and_a_sealed_one_stays(shipping: Shipping, tmp_path: Path) -> None:
@@ -185,11 +174,10 @@ def test_side_file_of_a_killed_producer_is_replaced_and_a_sealed_one_stays(shipp
     rows, seal, arrays = ((ours / name(0)).read_bytes() for name in (chunk_name, seal_name, arrays_name))
     other_seal = (others / seal_name(1)).read_bytes().replace(b'"chunk":1', b'"chunk":0')
     other_arrays = (others / arrays_name(1)).read_bytes()
-    to = shipping.store, shipping.tries, shipping.ownership.check, 0
-    shipping.store.put(arrays_name(0), other_arrays)
-    put_chunk(*to, rows, seal, arrays)
+    shipping.store.objects.put(arrays_name(0), other_arrays)
+    put_chunk(shipping.store, 0, rows, seal, arrays)
     assert shipping.store.get(arrays_name(0)) == arrays
     # The same rows and seal with other arrays are another chunk.
     with pytest.raises(StreamInvalid):
-        put_chunk(*to, rows, other_seal, other_arrays)
+        put_chunk(shipping.store, 0, rows, other_seal, other_arrays)
     assert shipping.store.get(arrays_name(0)) == arrays

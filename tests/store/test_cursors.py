@@ -14,8 +14,8 @@ from lazyshard import LazyShardedDataset
 from lazyshard.errors import CursorTaken, StoreUnavailable
 from lazyshard.format.cursor import Cursor, ReadingMark, cursor_name
 from lazyshard.format.names import CURSORS
-from lazyshard.store.mirror_room import FOLDER_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE
+from lazyshard.store.room import FOLDER_VARIABLE
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_reading, write_reading
 from tests.store.server import BROKEN, BUSY, Server

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from lazyshard import StreamReader
 from lazyshard.errors import FileRefused, StoreRefused
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.store import mirror_room
+from lazyshard.store import room as cache_room
 from lazyshard.store.mirror import Mirror, guess_next
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath
@@ -84,13 +84,13 @@ def test_the_cache_keeps_to_its_bound(
     seal = (folder / seal_name(19)).stat().st_size
     chunk = (folder / chunk_name(19)).stat().st_size + seal
     most = 5 * chunk
-    monkeypatch.setenv(mirror_room.BYTES_VARIABLE, str(most))
+    monkeypatch.setenv(cache_room.BYTES_VARIABLE, str(most))
     reader = StreamReader(bucket)
     seen = 0
     for number in range(200):
         assert reader.read(number) == {"id": number}
         # While nobody makes room: else one that goes could be counted beside one that comes.
-        with mirror_room._locked(cache):
+        with cache_room.locked(cache / ".lock"):
             seen = max(seen, taken(cache))
     # The seals of what is being fetched, by this thread and the one ahead, are counted once they are there.
     assert 3 * chunk < seen <= most + 2 * seal
@@ -102,8 +102,8 @@ def room(tmp_path: Path, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> in
     """The size of one of six chunks of ten rows, of which three fit into the cache, and nothing is fetched ahead."""
     folder = publish(tmp_path / "local", bucket, 60, 10)
     chunk = (folder / chunk_name(5)).stat().st_size + (folder / seal_name(5)).stat().st_size
-    monkeypatch.setenv(mirror_room.AHEAD_VARIABLE, "0")
-    monkeypatch.setenv(mirror_room.BYTES_VARIABLE, str(3 * chunk))
+    monkeypatch.setenv(cache_room.AHEAD_VARIABLE, "0")
+    monkeypatch.setenv(cache_room.BYTES_VARIABLE, str(3 * chunk))
     return chunk
 
 
@@ -135,15 +135,15 @@ def test_what_was_fetched_ahead_does_not_make_room_for_more_of_it(bucket: UrlPat
 def test_what_is_read_stays(
     server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(mirror_room.BYTES_VARIABLE, "1")
-    monkeypatch.delenv(mirror_room.AHEAD_VARIABLE)
+    monkeypatch.setenv(cache_room.BYTES_VARIABLE, "1")
+    monkeypatch.delenv(cache_room.AHEAD_VARIABLE)
     held, other = StreamReader(bucket), StreamReader(bucket)
     assert held.read(0) == {"id": 0}
     assert [other.read(sample)["id"] for sample in (10, 20, 30)] == [10, 20, 30]
     assert [held.read(sample)["id"] for sample in (1, 2)] == [1, 2]
     assert server.gets(".jsonl") == Counter({chunk_name(number): 1 for number in range(4)})
     (told,) = caplog.messages
-    assert mirror_room.BYTES_VARIABLE in told
+    assert cache_room.BYTES_VARIABLE in told
 
 
 def test_a_window_wider_than_what_is_held_open_is_fetched_once(tmp_path: Path, server: Server, bucket: UrlPath) -> None:
@@ -162,7 +162,7 @@ def test_one_that_is_killed_while_it_fetches_leaves_nothing_behind(
     tmp_path: Path, server: Server, bucket: UrlPath, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(tmp_path / "local", bucket, 12, 4)
-    monkeypatch.setenv(mirror_room.AHEAD_VARIABLE, "0")
+    monkeypatch.setenv(cache_room.AHEAD_VARIABLE, "0")
     gate = Gate()
     server.fault = lambda method, key: gate.hold if method == "GET" and key.endswith(chunk_name(1)) else None
     process = start(bucket)
@@ -218,9 +218,9 @@ def test_parts_and_orphans_count_until_they_are_gone(tmp_path: Path) -> None:
     for fd in (held, mine):
         fcntl.flock(fd, fcntl.LOCK_EX)
     try:
-        assert mirror_room.reserve(root, held, 60, 100, ahead=True)
-        assert not mirror_room.reserve(root, mine, 60, 100, ahead=True)
-        assert mirror_room.reserve(root, mine, 40, 100, ahead=True)
+        assert cache_room.reserve(root, held, 60, 100, ahead=True)
+        assert not cache_room.reserve(root, mine, 60, 100, ahead=True)
+        assert cache_room.reserve(root, mine, 40, 100, ahead=True)
         assert (os.fstat(held).st_size, os.fstat(mine).st_size) == (60, 40)
     finally:
         os.close(held)
@@ -259,20 +259,20 @@ def test_folder_and_bound_that_cannot_be_used_are_refused(tmp_path: Path, monkey
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for place in ("file", "file/below", "open"):
-        monkeypatch.setenv(mirror_room.FOLDER_VARIABLE, str(tmp_path / place))
+        monkeypatch.setenv(cache_room.FOLDER_VARIABLE, str(tmp_path / place))
         with pytest.raises(FileRefused, match=str(tmp_path / place.partition("/")[0])):
-            mirror_room.cache_folder()
+            cache_room.cache_folder()
     for text in ("-1", "1.5", "16GB"):
-        monkeypatch.setenv(mirror_room.BYTES_VARIABLE, text)
-        with pytest.raises(StoreRefused, match=mirror_room.BYTES_VARIABLE):
-            mirror_room.cache_bytes()
+        monkeypatch.setenv(cache_room.BYTES_VARIABLE, text)
+        with pytest.raises(StoreRefused, match=cache_room.BYTES_VARIABLE):
+            cache_room.cache_bytes()
 
 
 def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path / "local", bucket, 4)
     monkeypatch.setenv(PATIENCE_VARIABLE, "0")
     monkeypatch.setattr("lazyshard.store.mirror.write_at", raising(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match=f"chunk 0 of {bucket}.*{mirror_room.BYTES_VARIABLE}"):
+    with pytest.raises(OSError, match=f"chunk 0 of {bucket}.*{cache_room.BYTES_VARIABLE}"):
         StreamReader(bucket).read(0)
 
 

@@ -13,14 +13,13 @@ import pytest
 
 from lazyshard.errors import ProducerFenced, StreamInvalid
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.store.objects import ObjectStore
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer.shipping.shipper import put_chunk
-from lazyshard_producer.shipping.store import Ownership, Tries, find_owner, next_owner, replace
+from lazyshard_producer.shipping.store import StreamStore, next_owner
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, rows
-from tests.store.producing import Run, Watched, check_ended, ids, objects, until
+from tests.store.producing import Run, Watched, check_ended, ids, objects, taken, until
 from tests.store.server import Server
 
 pytestmark = pytest.mark.full
@@ -109,28 +108,6 @@ def test_a_spool_that_others_have_published_past_is_not_gone_on_with(
     assert ids(objects(bucket)) == [0, 1, 2, *range(100, 106)]
 
 
-class Two:
-    """Two producers' rights on one stream."""
-
-    def __init__(self, url: UrlPath) -> None:
-        self.store = ObjectStore(str(url), patience_s=0)
-        self.tries = Tries(str(url), 0.0, "", pause=lambda seconds: False)
-
-    def take(self) -> Ownership:
-        found = find_owner(self.store, self.tries)
-        ownership = Ownership(self.store, self.tries, next_owner(found.owner, 1e9))
-        ownership.take(found)
-        return ownership
-
-    def put(self, ownership: Ownership, chunk: tuple[bytes, bytes]) -> None:
-        put_chunk(self.store, self.tries, ownership.check, 0, *chunk)
-
-
-@pytest.fixture
-def two(server: Server, bucket: UrlPath) -> Two:
-    return Two(bucket)
-
-
 def made(folder: Path, first: int) -> tuple[bytes, bytes]:
     with ChunkWriter(folder, 2) as writer:
         writer.write({"id": first})
@@ -138,74 +115,89 @@ def made(folder: Path, first: int) -> tuple[bytes, bytes]:
     return (folder / chunk_name(0)).read_bytes(), (folder / seal_name(0)).read_bytes()
 
 
-def test_of_two_that_take_a_stream_at_the_same_moment_one_gets_it(two: Two) -> None:
-    before: Ownership | None = None
+def test_of_two_that_take_a_stream_at_the_same_moment_one_gets_it(server: Server, bucket: UrlPath) -> None:
+    before: StreamStore | None = None
     for epoch in (1, 2):
-        found = find_owner(two.store, two.tries)
-        one, other = (Ownership(two.store, two.tries, next_owner(found.owner, 1e9)) for _ in range(2))
-        one.take(found)
+        one, other = (StreamStore(str(bucket), 0.0, "", pause=lambda seconds: False) for _ in range(2))
+        found = one.find_owner()
+        one.take(next_owner(found.owner), found)
         with pytest.raises(ProducerFenced):
-            other.take(found)
-        one.check()
+            other.take(next_owner(found.owner), found)
+        one.check_owner()
         if before is not None:
             with pytest.raises(ProducerFenced):
-                before.check()
-        before = one
-        assert one.owner.epoch == epoch
-        told = {"format": 1, "epoch": epoch, "token": one.owner.token, "host": one.owner.host}
-        assert json.loads(two.store.get("stream.owner")) == told | {"pid": os.getpid(), "since": 1e9}
+                before.check_owner()
+        before, owner = one, one.owner
+        assert owner is not None and owner.epoch == epoch
+        told: dict[str, Any] = {
+            "format": 1,
+            "epoch": epoch,
+            "token": owner.token,
+            "host": owner.host,
+            "pid": os.getpid(),
+        }
+        told["since"] = owner.since
+        assert json.loads(one.objects.get("stream.owner")) == told
 
 
-def test_an_owner_that_is_gone_stops_the_producer(two: Two) -> None:
-    one = two.take()
-    two.store.delete("stream.owner")
+def test_an_owner_that_is_gone_stops_the_producer(server: Server, bucket: UrlPath) -> None:
+    one = taken(bucket)
+    one.objects.delete("stream.owner")
     with pytest.raises(ProducerFenced):
-        one.check()
+        one.check_owner()
 
 
-def test_a_chunk_may_be_put_again_and_other_rows_that_are_sealed_stay(two: Two, tmp_path: Path) -> None:
+def test_a_chunk_may_be_put_again_and_other_rows_that_are_sealed_stay(
+    server: Server, bucket: UrlPath, tmp_path: Path
+) -> None:
     first, second, others = made(tmp_path / "a", 0), made(tmp_path / "b", 0), made(tmp_path / "c", 5)
     assert first[0] == second[0] and first[1] != second[1]
+    one = taken(bucket)
     # Rows that were never sealed are replaced.
-    two.store.put(chunk_name(0), b'{"id":9}\n')
-    one = two.take()
+    one.objects.put(chunk_name(0), b'{"id":9}\n')
     for _ in range(3):
-        two.put(one, first)
+        put_chunk(one, 0, *first)
     # The same rows sealed at another time are the same chunk, and what is sealed never changes.
-    two.put(two.take(), second)
+    put_chunk(taken(bucket), 0, *second)
     with pytest.raises(StreamInvalid):
-        two.put(two.take(), others)
-    assert (two.store.get(chunk_name(0)), two.store.get(seal_name(0))) == first
+        put_chunk(taken(bucket), 0, *others)
+    assert (one.objects.get(chunk_name(0)), one.objects.get(seal_name(0))) == first
 
 
-def test_rows_that_get_their_seal_in_the_last_moment_are_put_back(two: Two, tmp_path: Path) -> None:
+def test_rows_that_get_their_seal_in_the_last_moment_are_put_back(
+    server: Server, bucket: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The old owner sleeps in front of its seal while the new one, with other rows, replaces its rows."""
     theirs, ours = made(tmp_path / "a", 0), made(tmp_path / "b", 5)
-    two.take()
-    two.store.put(chunk_name(0), theirs[0])
-    one = two.take()
+    taken(bucket).objects.put(chunk_name(0), theirs[0])
+    one = taken(bucket)
+    check = one.check_owner
 
     def wakes_behind_the_look() -> None:
-        one.check()
-        if two.store.get(chunk_name(0)) == ours[0]:
-            two.store.put_new(seal_name(0), theirs[1])
+        check()
+        if one.objects.get(chunk_name(0)) == ours[0]:
+            one.objects.put_new(seal_name(0), theirs[1])
 
+    monkeypatch.setattr(one, "check_owner", wakes_behind_the_look)
     with pytest.raises(StreamInvalid):
-        put_chunk(two.store, two.tries, wakes_behind_the_look, 0, *ours)
-    assert (two.store.get(chunk_name(0)), two.store.get(seal_name(0))) == theirs
+        put_chunk(one, 0, *ours)
+    assert (one.objects.get(chunk_name(0)), one.objects.get(seal_name(0))) == theirs
 
 
-def test_one_that_is_fenced_between_look_and_put_cannot_overwrite(two: Two) -> None:
+def test_one_that_is_fenced_between_look_and_put_cannot_overwrite(
+    server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`replace` looks at the owner after it has taken the tag, so what comes between is seen by one of the two."""
-    one = two.take()
-    two.store.put("head.json", b"old")
+    one = taken(bucket)
+    one.objects.put("head.json", b"old")
+    check = one.check_owner
 
     def fenced_behind_the_look() -> None:
-        one.check()
-        other = two.take()
-        replace(two.store, two.tries, other.check, "head.json", b"new")
+        check()
+        monkeypatch.setattr(one, "check_owner", check)
+        taken(bucket).replace("head.json", b"new")
 
+    monkeypatch.setattr(one, "check_owner", fenced_behind_the_look)
     with pytest.raises(ProducerFenced):
-        turns = iter([fenced_behind_the_look, one.check])
-        replace(two.store, two.tries, lambda: next(turns)(), "head.json", b"late")
-    assert two.store.get("head.json") == b"new"
+        one.replace("head.json", b"late")
+    assert one.objects.get("head.json") == b"new"

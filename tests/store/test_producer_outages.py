@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import StoreUnavailable
-from lazyshard_producer.shipping.store import GivenUp, Tries
+from lazyshard_producer.shipping.store import GivenUp, StreamStore
 from tests.harness.processes.producing import assert_one_line, rows
 from tests.store.producing import CHANGES, Fault, Run, Watched, check_ended, ids, until
 from tests.store.server import BROKEN, BUSY, Server
@@ -143,14 +143,14 @@ def test_tries_go_on_until_the_call_is_done_and_say_since_when_and_why_nothing_c
 
     def pause(seconds: float) -> bool:
         pauses.append(seconds)
-        said.append(tries.trouble)
+        said.append(store.trouble)
         return False
 
-    tries = Tries("s3://a/b", 600.0, "", pause=pause, clock=lambda: 10.0 * len(pauses))
-    assert tries(Failing(5)) == "done"
+    store = StreamStore("s3://a/b", 600.0, "", pause=pause, clock=lambda: 10.0 * len(pauses))
+    assert store.call(Failing(5)) == "done"
     assert len(pauses) == 5
     assert pauses == sorted(pauses), "pauses grow"
-    assert tries.trouble is None
+    assert store.trouble is None
     assert said == [f"the store has not answered for {10 * n} s (connection refused)" for n in range(1, 6)]
 
 
@@ -163,9 +163,9 @@ def test_tries_end_with_patience_or_by_being_given_up() -> None:
         return now >= given_up_at
 
     given_up_at = 1e9
-    tries = Tries("s3://a/b", 35.0, "It is kept.", pause=pause, clock=lambda: now)
+    store = StreamStore("s3://a/b", 35.0, "It is kept.", pause=pause, clock=lambda: now)
     with pytest.raises(StoreUnavailable, match=r"40 s .*connection refused.* It is kept"):
-        tries(Failing(100))
+        store.call(Failing(100))
     given_up_at = 60.0
     with pytest.raises(GivenUp):
-        tries(Failing(100))
+        store.call(Failing(100))

@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 
 from lazyshard.format.cursor import Cursor, ReadingMark
-from lazyshard.store.objects import ObjectStore
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import StreamReader, write_cursor
 from lazyshard.stream.consumers import write_reading
-from lazyshard_producer.shipping.retiring import Backlog, Retiring
-from lazyshard_producer.shipping.store import Tries, look
+from lazyshard_producer.shipping.object_shelf import ObjectShelf
+from lazyshard_producer.shipping.store import look
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
 from tests.harness.processes.producing import rows
-from tests.store.producing import LASTING, Run, chunk_names, objects, until
+from tests.store.producing import LASTING, Run, chunk_names, objects, taken, until
 from tests.store.server import Server
 from tests.store.streams import publish
 
@@ -110,12 +109,14 @@ class Deleting:
     def __init__(self, url: UrlPath, folder: Path) -> None:
         publish(folder / "published", url, 4 * PER_CHUNK, PER_CHUNK, end=False)
         self.url = url
-        self.store = ObjectStore(str(url), patience_s=0)
-        tries = Tries(str(url), 0.0, "", pause=lambda seconds: False)
-        found = look(self.store, tries, PER_CHUNK)
-        self.backlog = Backlog(found.chunks, [0] * found.chunks, lambda chunk: 0)
+        store = taken(url)
+        self.store = store.objects
+        found = look(store, PER_CHUNK)
         self.mirror = folder / "published"
-        self.retiring = Retiring(self.store, tries, lambda: None, self.mirror, self.backlog, found)
+        self.shelf = ObjectShelf(store, self.mirror, found)
+
+    def want(self, chunks: int) -> None:
+        self.shelf.retire(chunks, self.shelf.announced, lambda: None)
 
     def left(self) -> set[str]:
         return {name for name in objects(self.url) if name.startswith("chunk_")}
@@ -145,23 +146,23 @@ def test_chunks_that_anybody_may_need_and_the_newest_one_stay(
             deleting.store.put(f"cursors/{name}.json", b"{")
         else:
             commit(deleting.url, chunks, name)
-    deleting.retiring.want(asked)
+    deleting.want(asked)
     if late is not None:
         commit(deleting.url, late, "late")
-    deleting.retiring.finish()
+    deleting.shelf.finish()
     assert deleting.left() == chunk_names(4) - chunk_names(first)
-    assert deleting.retiring.first == first
+    assert deleting.shelf.first() == first
 
 
 def test_what_was_asked_for_is_done_once_the_cursor_that_was_ahead_of_the_store_is_not(deleting: Deleting) -> None:
     # A reader finds the seal before the producer knows that it is in the store: its cursor counts a moment later.
     commit(deleting.url, 5)
-    deleting.retiring.want(2)
-    deleting.retiring.go_on()
+    deleting.want(2)
+    deleting.shelf.go_on()
     assert deleting.left() == chunk_names(4)
-    deleting.backlog.announce(5)
-    deleting.backlog.put(4, 0)
-    deleting.retiring.finish()
+    deleting.shelf.announce(5)
+    deleting.shelf.put(4, 0)
+    deleting.shelf.finish()
     assert deleting.left() == chunk_names(4) - chunk_names(2)
 
 
@@ -174,8 +175,8 @@ def test_the_mark_is_put_before_the_first_deletion(deleting: Deleting, server: S
             asked.append(f"{method} {key.rpartition('/')[2]}")
 
     server.fault = note
-    deleting.retiring.want(2)
-    deleting.retiring.finish()
+    deleting.want(2)
+    deleting.shelf.finish()
     gone = [f"DELETE chunk_0000{number}.jsonl{end}" for number in (0, 1) for end in (".completed", "")]
     assert asked == ["PUT retired.json", *gone]
 
@@ -183,7 +184,7 @@ def test_the_mark_is_put_before_the_first_deletion(deleting: Deleting, server: S
 def test_a_consumer_that_was_forgotten_is_forgotten_here_too(deleting: Deleting) -> None:
     commit(deleting.url, 1, "gone")
     commit(deleting.url, 3, "there")
-    deleting.retiring.pull()
+    deleting.shelf.pull()
     deleting.store.delete("cursors/gone.json")
-    deleting.retiring.pull()
+    deleting.shelf.pull()
     assert [path.name for path in (deleting.mirror / "cursors").iterdir()] == ["there.json"]

@@ -16,8 +16,8 @@ from lazyshard import LazyShardedDataset, StreamReader, errors
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.names import HEAD, chunk_name, seal_name
 from lazyshard.format.seal import Seal
-from lazyshard.store.mirror_room import AHEAD_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE
+from lazyshard.store.room import AHEAD_VARIABLE
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import CursorOwner
 from lazyshard.stream import retire as retiring

@@ -9,8 +9,9 @@ import numpy as np
 
 from lazyshard import ChunkWriter
 from lazyshard.format.names import seal_name
+from lazyshard.store.files import read_seal
 from lazyshard.stream.stream import open_now
-from lazyshard.stream.token_lengths import chunk_seal, read_lengths
+from lazyshard.stream.token_lengths import read_lengths
 
 
 def sealed(directory: Path, lengths: list[int], per_chunk: int = 2, *, end: bool = True) -> Path:
@@ -24,7 +25,7 @@ def sealed(directory: Path, lengths: list[int], per_chunk: int = 2, *, end: bool
 def put_lengths(directory: Path, *lengths: list[int], first: int = 0) -> Path:
     """Puts lengths into seals that are there, as no producer would."""
     for chunk, values in enumerate(lengths, first):
-        seal = replace(chunk_seal(directory, chunk), tokens=np.array(values, np.uint32))
+        seal = replace(read_seal(directory, chunk), tokens=np.array(values, np.uint32))
         (directory / seal_name(chunk)).write_bytes(seal.encode())
     return directory
 

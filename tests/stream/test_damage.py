@@ -226,7 +226,7 @@ def test_file_with_a_hole_is_not_read_into_memory(place: Path, monkeypatch: pyte
     with pytest.raises(FileRefused, match="4294967296"):
         StreamReader(place, max_wait=0).read(3)
     # Nor is a line without an end, in a foreign directory.
-    monkeypatch.setattr("lazyshard.stream.foreign_rows.MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr("lazyshard.stream.chunk.MAX_ROW_BYTES", 1 << 20)
     others = foreign(place / "foreign", b'{"id":0}\n', end=True)
     os.truncate(others / C0, 1 << 39)
     with pytest.raises(ChunkCorrupt):

@@ -17,9 +17,8 @@ import pytest
 from lazyshard.errors import FileRefused
 from lazyshard.format import kept_sample
 from lazyshard.format.kept_sample import Kept, encode_sample, table_size
-from lazyshard.store import kept_room
-from lazyshard.store.kept_room import KEPT_SUFFIX, Room
-from lazyshard.store.kept_samples import FOLDER, KeptSamples
+from lazyshard.store import room
+from lazyshard.store.kept_samples import FOLDER, KEPT_SUFFIX, KeptSamples
 from tests.stream.streams import forked, open_descriptors, signalled_at, wait_until
 
 ROWS: Final = 4
@@ -203,7 +202,7 @@ def test_count_that_cannot_be_believed_is_made_anew(
     # After a restart of the machine: a count that did not come onto the device any more.
     room.write_bytes(before if count is None else count)
     if count is None:
-        monkeypatch.setattr(kept_room, "_this_boot", lambda: b"anew....")
+        monkeypatch.setattr("lazyshard.store.room.this_boot", lambda: "anew")
     assert keep(KeptSamples(tmp_path, 4500), 3, 0, 2000)
     assert taken(tmp_path) <= 4500
 
@@ -326,10 +325,10 @@ def test_claim_is_one_process_at_a_time_and_ends_with_it(tmp_path: Path) -> None
 
 
 def test_lock_of_a_stopped_process_holds_nobody_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_room, "_LOCK_S", 0.01)
+    monkeypatch.setattr(room, "LOCK_S", 0.01)
     kept = KeptSamples(tmp_path, PLENTY)
     assert keep(kept, 1, 0)
-    with Room(tmp_path / FOLDER, PLENTY).locked() as locked:
+    with room.locked(tmp_path / FOLDER / ".room") as locked:
         assert locked is not None
         assert not keep(kept, 1, 1)
         assert find(kept, 1, 0) == [1, 0]
@@ -341,7 +340,7 @@ def test_lock_of_a_stopped_process_holds_nobody_up_for_ever(tmp_path: Path, monk
 def test_fork_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> None:
     kept = KeptSamples(tmp_path, PLENTY)
     keep(kept, 1, 0)
-    with Room(tmp_path / FOLDER, PLENTY).locked():
+    with room.locked(tmp_path / FOLDER / ".room"):
         pid = os.fork()
         if not pid:
             signal.pause()

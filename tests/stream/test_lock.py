@@ -17,6 +17,7 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced, ProducerLocked, StreamEnded
 from lazyshard.format.records import Head, Owner
+from lazyshard.stream import lock
 from lazyshard.stream.head import own_process, process_ended, process_gone
 from lazyshard.stream.writer import ChunkWriter as Writer
 from tests.stream.damage import edit
@@ -230,6 +231,25 @@ def test_nothing_is_known_of_a_process_elsewhere(child: Head, monkeypatch: pytes
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     for process in ("", "x", f"{'0' * 36} 1 1"):
         assert process_ended(replace(child, process=process)) is False
-    monkeypatch.setattr("lazyshard.stream.head._BOOT_ID", Path("/nowhere/boot_id"))
+    monkeypatch.setattr("lazyshard.store.room.BOOT_ID", Path("/nowhere/boot_id"))
     assert own_process() == ""
     assert process_ended(child) is False
+
+
+@pytest.mark.parametrize("other", ["5.fedcba9876543210", "5.fedcba9876543210.gone"])
+def test_one_that_meets_a_later_one_as_it_starts_gives_up(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(tmp_path, 2, end=False)
+    before = owner(tmp_path)
+    make = lock.make_workplace
+
+    def met(temporary: Path, least: int, token: str) -> lock.Workplace:
+        found = make(temporary, least, token)
+        (temporary / other).mkdir()
+        return found
+
+    monkeypatch.setattr(lock, "make_workplace", met)
+    with pytest.raises(ProducerFenced) as caught:
+        ChunkWriter(tmp_path)
+    assert (caught.value.holder, owner(tmp_path)) == (None, before)

@@ -20,8 +20,7 @@ from lazyshard import StreamReader
 from lazyshard.errors import ChunkMissing, FileInvalid, FileRefused, StreamInvalid, StreamUnsealed, WaitTimeout
 from lazyshard.stream import stream as foreign_streams
 from lazyshard.stream.listing import list_chunks, scan_chunks
-from lazyshard.stream.native_stream import NativeStream
-from lazyshard.stream.stream import open_stream
+from lazyshard.stream.stream import NativeStream, open_stream
 from tests.stream.damage import Damage, delete, each, edit
 from tests.stream.streams import fail_when, foreign, names, produce, rows
 
@@ -305,3 +304,10 @@ def test_foreign_end_that_is_touched_later_makes_the_last_chunk_a_partial_one(tm
     assert reader.read(2) == {"id": 2}
     with pytest.raises(IndexError):
         reader.read(3)
+
+
+def test_foreign_chunk_that_is_renamed_is_found_by_its_number(tmp_path: Path) -> None:
+    foreign(tmp_path, b'{"id":0}\n', b'{"id":1}\n', end=True)
+    reader = StreamReader(tmp_path, 1)
+    (tmp_path / "chunk_00001.jsonl").rename(tmp_path / "chunk_1.jsonl")
+    assert reader.read(1) == {"id": 1}

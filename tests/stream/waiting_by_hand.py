@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lazyshard.stream.watchdog import Watchdog
+from lazyshard.stream.waiting import Watchdog
 
 
 class World:

@@ -1,44 +1,35 @@
 """Settings that do not go together, and texts that cannot be what they are for; all at once, without a look at files.
 
-Types and bounds are pydantic's to check, by the fields of `settings`. A problem names the option, what was expected and
-found, and what would do.
+Types and bounds are pydantic's to check. A problem names the option, what was expected and found, and what would do.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Set
+import sys
+from collections.abc import Iterator, Set
 from typing import Final
 
 from lazyshard.conversion.indexed import INDEX_SUFFIX
 from lazyshard.format.cursor import check_consumer
-from lazyshard_producer.configuration.row_settings import MAX_SHUFFLE, SWIFT
-from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Settings, SourceSettings
+from lazyshard_producer.configuration.settings import MAX_SHUFFLE, OPTIONS, SOURCE_OPTIONS, SWIFT, Settings, flag
+from lazyshard_producer.configuration.settings import SourceSettings as Source
 from lazyshard_producer.errors import Problem
 
 FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 """MODULE:FUNCTION."""
 
-MAX_NAME_BYTES: Final = 255
-"""Of a file's name, on Linux. A file of a longer name never comes, however long it is waited for."""
-
+MAX_NAME_BYTES: Final = 255  # of a file's name, on Linux: one of a longer name never comes
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ONE_SLASH: Final = re.compile(r"(s3a?|gc?s|az|abfss?|adl|hdfs|https?|oss):/[^/]", re.IGNORECASE)
 _OPTION_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
-_OWN_OPTIONS: Final = {"model": "--model", "template": "--template", "max_length": "--max-length"}
 _PYTHON: Final = "python:"
 _STDIN: Final = "-"
 
 
 def find_problems(settings: Settings, given: Set[str]) -> list[Problem]:
-    """Returns all that does not go together, in the order of the options; mostly nothing.
-
-    Args:
-        settings: to be looked at.
-        given: names of the options that were given, be it with their default: those that need another one which is
-            not there are refused.
-    """
+    """Returns all that does not go together, in the order of the options; `given` names those that were given."""
     return [
         *_of_sources(settings.sources),
         *_of_place(settings),
@@ -48,20 +39,9 @@ def find_problems(settings: Settings, given: Set[str]) -> list[Problem]:
         *_of_balance(settings),
         *_of_forms(settings),
         *_of_lengths(settings, given),
-        *_of_measuring(settings),
         *_of_encoding(settings),
         *_of_limits(settings, given),
     ]
-
-
-def flag(name: str) -> str:
-    """Returns the flag of an option."""
-    return "--" + name.replace("_", "-")
-
-
-def is_url(out: str) -> bool:
-    """Whether a stream's place is a URL, which is one in an object store, and no path."""
-    return _URL.match(out) is not None
 
 
 def is_python(path: str) -> bool:
@@ -69,11 +49,8 @@ def is_python(path: str) -> bool:
     return path.startswith(_PYTHON)
 
 
-def is_live(source: SourceSettings) -> bool:
-    """Whether a source may have no row at the moment and some later, as far as its settings say.
-
-    A named pipe is not told from a file here: that takes a look at it.
-    """
+def is_live(source: Source) -> bool:
+    """Whether a source may have no row now and some later; a named pipe is not told from a file here."""
     return source.follow or source.path == _STDIN or is_python(source.path)
 
 
@@ -84,7 +61,7 @@ def _of_path(option: str, path: str) -> Iterator[Problem]:
         yield Problem(option, f"a path cannot hold a NUL character, got {path!r}")
 
 
-def _of_sources(sources: tuple[SourceSettings, ...]) -> Iterator[Problem]:
+def _of_sources(sources: tuple[Source, ...]) -> Iterator[Problem]:
     if not sources:
         yield Problem("--source", "at least one source is needed, got none; give --source FILE or --follow DIRECTORY")
     for number, source in enumerate(sources):
@@ -100,11 +77,11 @@ def _of_sources(sources: tuple[SourceSettings, ...]) -> Iterator[Problem]:
         yield Problem("--source", "standard input can be read once, got it more often; leave all but one - out")
 
 
-def _path_flag(source: SourceSettings) -> str:
+def _path_flag(source: Source) -> str:
     return "--follow" if source.follow else "--source"
 
 
-def _of_kind(source: SourceSettings) -> Iterator[tuple[str, str]]:
+def _of_kind(source: Source) -> Iterator[tuple[str, str]]:
     python = is_python(source.path)
     if source.follow and (source.path == _STDIN or python):
         yield "--follow", "only a directory can be followed; give it as --source"
@@ -118,38 +95,33 @@ def _of_kind(source: SourceSettings) -> Iterator[tuple[str, str]]:
         yield "--indexed-rows", f"it is for Megatron's {INDEX_SUFFIX} files, and this is none; leave it out"
 
 
-def _of_not_following(source: SourceSettings) -> Iterator[tuple[str, str]]:
-    plain = SourceSettings(path=source.path)
+def _of_not_following(source: Source) -> Iterator[tuple[str, str]]:
+    plain = Source(path=source.path)
     for option in SOURCE_OPTIONS:
-        if option.about.needs == "follow" and getattr(source, option.field) != getattr(plain, option.field):
+        if option.needs == "follow" and getattr(source, option.field) != getattr(plain, option.field):
             yield option.flag, "only followed directories have it; give this one with --follow, or leave the option out"
 
 
-def _of_following(source: SourceSettings) -> Iterator[tuple[str, str]]:
-    plain = SourceSettings(path=source.path)
-    if not _is_name_part(source.pattern):
+def _of_following(source: Source) -> Iterator[tuple[str, str]]:
+    plain = Source(path=source.path)
+    if not _is_name(source.pattern, sys.maxsize):
         yield "--pattern", f'a pattern for file names is needed, such as "*.jsonl", got {source.pattern!r}'
-    if not _is_file_name(source.marker) or "{name}" not in source.marker or source.marker == "{name}":
-        expected = 'a file name with {name} in it, and more than that, is needed, such as "{name}.done"'
-        yield "--marker", f"{expected}, got {source.marker!r}"
+    if not _is_name(source.marker) or "{name}" not in source.marker or source.marker == "{name}":
+        yield "--marker", f'more than {{name}} is needed, such as "{{name}}.done", got {source.marker!r}'
     elif source.marker != plain.marker and source.finished_by != "marker":
         yield "--marker", f"it needs --finished-by marker, got --finished-by {source.finished_by}"
     if source.idle_s != plain.idle_s and source.finished_by != "idle":
         yield "--idle-seconds", f"it needs --finished-by idle, got --finished-by {source.finished_by}"
-    if not _is_file_name(source.end_marker):
-        text = f'the name of a file in the directory is needed, such as "_END", got {source.end_marker!r}'
-        yield "--end-marker", text
+    if not _is_name(source.end_marker):
+        yield "--end-marker", f'the name of a file is needed, such as "_END", got {source.end_marker!r}'
 
 
-def _is_file_name(text: str) -> bool:
-    return _is_name_part(text) and len(text.encode("utf-8", "surrogateescape")) <= MAX_NAME_BYTES
+def _is_name(text: str, most: int = MAX_NAME_BYTES) -> bool:
+    sound = bool(text) and text not in (".", "..") and not set(text) & {"/", "\0"}
+    return sound and len(text.encode("utf-8", "surrogateescape")) <= most
 
 
-def _is_name_part(text: str) -> bool:
-    return bool(text) and text not in (".", "..") and not set(text) & {"/", "\0"}
-
-
-def _of_weights(sources: tuple[SourceSettings, ...]) -> Iterator[Problem]:
+def _of_weights(sources: tuple[Source, ...]) -> Iterator[Problem]:
     weighted = [source.weight is not None for source in sources]
     if all(weighted):
         return
@@ -158,37 +130,36 @@ def _of_weights(sources: tuple[SourceSettings, ...]) -> Iterator[Problem]:
             text = "has none and others have; give all sources a --weight (mixed), or none (in order)"
             yield Problem("--weight", f"{source.path}: {text}", number)
         elif not any(weighted) and is_live(source) and number < len(sources) - 1:
-            text = "may never end, and the sources after it would wait for that; put it last, or give all of them a "
-            yield Problem(_path_flag(source), f"{source.path}: {text}--weight (then they are mixed)", number)
+            text = "may never end, and the next ones would wait for that; put it last, or give all a --weight (mixed)"
+            yield Problem(_path_flag(source), f"{source.path}: {text}", number)
 
 
 def _of_place(settings: Settings) -> Iterator[Problem]:
-    yield from _of_path("--out", settings.out)
-    if not is_url(settings.out):
-        if _ONE_SLASH.match(settings.out):
-            scheme, _, place = settings.out.partition(":/")
-            yield Problem("--out", f"a URL has two slashes, {scheme}://{place}; for a directory write ./{settings.out}")
-        if settings.spool is not None:
-            yield Problem("--spool", f"it is for object stores, and --out is a directory, got {settings.spool!r}")
+    out, spool = settings.out, settings.spool
+    yield from _of_path("--out", out)
+    if not _URL.match(out):
+        if _ONE_SLASH.match(out):
+            yield Problem("--out", f"a URL has two slashes, {out.replace(':/', '://', 1)}; or write ./{out}")
+        if spool is not None:
+            yield Problem("--spool", f"it is for object stores, and --out is a directory, got {spool!r}")
         return
-    scheme, _, place = settings.out.partition("://")
+    scheme, _, place = out.partition("://")
     if scheme.lower() in ("file", "local"):
-        yield Problem("--out", f"a directory is given by its path, without {scheme}://, got {settings.out!r}")
+        yield Problem("--out", f"a directory is given by its path, without {scheme}://, got {out!r}")
     elif not place.strip("/"):
-        yield Problem("--out", f"a place behind {scheme}:// is needed, such as BUCKET/PREFIX, got {settings.out!r}")
-    if settings.spool is not None:
-        yield from _of_path("--spool", settings.spool)
+        yield Problem("--out", f"a place behind {scheme}:// is needed, such as BUCKET/PREFIX, got {out!r}")
+    if spool is not None:
+        yield from _of_path("--spool", spool)
     if settings.limits.min_free_disk is not None:
         yield Problem("--min-free-disk", "nobody can say what is free in an object store; give --max-disk")
 
 
 def _of_needs(settings: Settings, given: Set[str]) -> Iterator[Problem]:
     for option in OPTIONS:
-        needs = option.about.needs
-        if needs is None or option.name not in given or getattr(settings, needs):
-            continue
+        needs = option.needs
         # Who gives "none" asks for nothing.
-        if getattr(settings, option.field) is not None:
+        asked = option.name in given and getattr(settings, option.field, None) is not None
+        if needs is not None and asked and not getattr(settings, needs):
             yield Problem(option.flag, f"it is for {flag(needs)}, and there is none; leave it out")
     if "\0" in settings.metrics_host:
         yield Problem("--metrics-host", f"an address is needed, such as 127.0.0.1, got {settings.metrics_host!r}")
@@ -199,20 +170,21 @@ def _of_functions(settings: Settings) -> Iterator[Problem]:
         if function is not None and not FUNCTION.fullmatch(function):
             yield Problem(option, f"MODULE:FUNCTION is needed, such as my_rows:clean, got {function!r}")
     if settings.workers > 0 and settings.transform is settings.encode is settings.measure is None:
-        text = f"they run --transform, --encode and --measure, and there is none, got {settings.workers}; leave it out"
-        yield Problem("--workers", text)
+        yield Problem("--workers", "they run --transform, --encode and --measure, and there is none; leave it out")
     if settings.max_bad_rows is not None and settings.on_bad_row == "fail":
-        text = "the first bad row ends the run with --on-bad-row fail; give --on-bad-row skip or quarantine with it"
-        yield Problem("--max-bad-rows", text)
+        yield Problem("--max-bad-rows", "the first one ends the run; give --on-bad-row skip or quarantine with it")
 
 
 def _of_columns(settings: Settings) -> Iterator[Problem]:
     for new, old in settings.columns:
         if not new or not old or "=" in old:
             yield Problem("--columns", f"names of columns as NEW=OLD are needed, got {new!r} = {old!r}")
-    names = [new for new, _ in settings.columns]
+    yield from _of_repeated("--columns", [new for new, _ in settings.columns])
+
+
+def _of_repeated(option: str, names: list[str]) -> Iterator[Problem]:
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield Problem("--columns", f"every new name once, got {name!r} {names.count(name)} times")
+        yield Problem(option, f"every name once, got {name!r} {names.count(name)} times")
 
 
 def _of_balance(settings: Settings) -> Iterator[Problem]:
@@ -223,14 +195,12 @@ def _of_balance(settings: Settings) -> Iterator[Problem]:
     if ranks > most:
         yield Problem("--balance", f"a number of ranks from 1 to {most} is needed, got {ranks}; none deals nothing")
     if settings.shuffle:
-        text = "rows dealt by cost are in an order by chance already, as far as costs allow; leave out one of --shuffle"
-        yield Problem("--balance", f"{text} {settings.shuffle} and --balance {ranks}")
+        yield Problem("--balance", f"it shuffles rows already; leave out --shuffle {settings.shuffle}, or this")
     if settings.samples_per_chunk % batch:
-        text = f"a number of rows of which --samples-per-chunk {settings.samples_per_chunk} is a multiple is needed"
-        yield Problem("--micro-batch-size", f"{text}, got {batch}")
+        size = settings.samples_per_chunk
+        yield Problem("--micro-batch-size", f"a divisor of --samples-per-chunk {size} is needed, got {batch}")
     if not settings.cost_per_token and not settings.cost_per_token_squared:
-        text = "a number above 0 is needed here or as --cost-per-token-squared, or rows cost nothing; got 0 for both"
-        yield Problem("--cost-per-token", text)
+        yield Problem("--cost-per-token", "a number above 0 is needed, or as --cost-per-token-squared; got 0 for both")
 
 
 def _of_forms(settings: Settings) -> Iterator[Problem]:
@@ -238,52 +208,42 @@ def _of_forms(settings: Settings) -> Iterator[Problem]:
     forms = [name for name in ("pack", "split", "pad") if getattr(settings, name)]
     if not forms:
         return
-    if len(forms) > 1:
-        text = "a row is packed whole, cut or padded, and one of these alone; leave out all but one of"
-        yield Problem(flag(forms[-1]), f"{text} {', '.join(map(flag, forms))}")
-        return
     form = flag(forms[0])
+    if len(forms) > 1:
+        yield Problem(flag(forms[-1]), f"a row is packed, cut or padded; leave out all but one of {', '.join(forms)}")
+        return
     if settings.encode == SWIFT and ("mode", "rlhf") in settings.encode_option:
-        text = f"{form} is for samples of one sequence, and those of mode=rlhf have several; leave one out"
-        yield Problem("--encode-option", text)
+        yield Problem("--encode-option", f"samples of mode=rlhf have several sequences; leave it or {form} out")
     names = [new for new, _ in settings.columns]
     # A transform may add it.
     made = settings.transform or settings.encode
     if settings.pack:
         if settings.shuffle:
-            text = "--pack goes by lengths, so the order of the rows in its buffer counts for nothing; leave it out"
-            yield Problem("--shuffle", f"{text}, and shuffle packs in training")
+            yield Problem("--shuffle", "--pack goes by lengths, whatever the order of the rows; leave it out")
         if names and settings.length_field not in names and made is settings.measure is None:
-            text = f"--pack needs the tokens of a row under {settings.length_field!r}; take that column in"
-            yield Problem("--columns", f"{text}, or name another with --length-field")
+            key = settings.length_field
+            yield Problem("--columns", f"--pack needs the tokens of a row under {key!r}; take in that column")
         return
     if settings.balance is not None:
-        text = f"{form} gives rows of the same number of tokens, so there is nothing to be evened out; leave it out"
-        yield Problem("--balance", text)
+        yield Problem("--balance", f"{form} gives rows of one length: there is nothing to even out; leave it out")
     if names and "input_ids" not in names and made is None:
         yield Problem("--columns", f"{form} needs the tokens of a row under 'input_ids'; take that column in")
     every = [name for name in ("split_every_bos", "split_every_eos") if getattr(settings, name) is not None]
     if settings.split and every:
         if settings.split <= len(every):
-            text = f"a number from {1 + len(every)} is needed, so that a sequence has room for a row's token beside its"
-            yield Problem("--split", f"{text} own, got {settings.split}")
+            yield Problem("--split", f"{1 + len(every)} or more is needed with {flag(every[0])}, got {settings.split}")
         elif settings.split_overlap:
-            text = f"it goes not with {flag(every[0])}, whose token is none of what follows; leave out one of the two"
-            yield Problem("--split-overlap", text)
+            yield Problem("--split-overlap", f"it does not go with {flag(every[0])}; leave out one of the two")
 
 
 def _of_lengths(settings: Settings, given: Set[str]) -> Iterator[Problem]:
-    if "length_field" not in given:
-        return
-    if not settings.pack and settings.balance is None:
-        yield Problem("--length-field", "it is for --pack and --balance, and there is neither; leave it out")
-    elif settings.encode is not None or settings.measure is not None:
-        teller = "--encode" if settings.encode is not None else "--measure"
-        yield Problem("--length-field", f"{teller} tells the tokens of a row; leave out one of the two")
-
-
-def _of_measuring(settings: Settings) -> Iterator[Problem]:
     measure = settings.measure
+    if "length_field" in given:
+        teller = "--encode" if settings.encode is not None else "--measure"
+        if not settings.pack and settings.balance is None:
+            yield Problem("--length-field", "it is for --pack and --balance, and there is neither; leave it out")
+        elif settings.encode is not None or measure is not None:
+            yield Problem("--length-field", f"{teller} tells the tokens of a row; leave out one of the two")
     if measure is None:
         return
     for name in ("encode", "split", "pad"):
@@ -309,24 +269,19 @@ def _of_encoding(settings: Settings) -> Iterator[Problem]:
     for name in sorted(set(names)):
         if not _OPTION_NAME.fullmatch(name):
             yield Problem("--encode-option", f"the name of an option of ms-swift is needed, got {name!r}")
-        elif name in _OWN_OPTIONS:
-            yield Problem("--encode-option", f"{name} has an option of its own; give {_OWN_OPTIONS[name]}")
-        elif names.count(name) > 1:
-            yield Problem("--encode-option", f"every name once, got {name} {names.count(name)} times")
+        elif name in ("model", "template", "max_length"):
+            yield Problem("--encode-option", f"{name} has an option of its own; give {flag(name)}")
+    yield from _of_repeated("--encode-option", names)
 
 
 def _of_limits(settings: Settings, given: Set[str]) -> Iterator[Problem]:
-    named = list(_of_consumers(settings.limits.consumers))
-    yield from named
-    # Who says that all are kept knows: a flag may put aside what the file says, or a reload is to change it later.
-    if settings.limits.retain == "all" and "consumers" in given and "retain" not in given and not named:
-        text = "nothing is deleted without --retain, so it has no effect; give --retain consumed with it, or leave it"
-        yield Problem("--consumers", f"{text} out")
-
-
-def _of_consumers(names: Iterable[str]) -> Iterator[Problem]:
-    for name in names:
+    named = False
+    for name in settings.limits.consumers:
         try:
             check_consumer(name)
         except ValueError as cause:
+            named = True
             yield Problem("--consumers", str(cause))
+    # Who says that all are kept knows: a flag may put aside what the file says, or a reload is to change it later.
+    if settings.limits.retain == "all" and "consumers" in given and "retain" not in given and not named:
+        yield Problem("--consumers", "nothing is deleted without --retain: give --retain consumed, or leave this out")

@@ -22,17 +22,17 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from lazyshard.errors import RowInvalid, WriterFailed
+from lazyshard.errors import RowInvalid
 from lazyshard.format.records import check_samples_per_chunk
 from lazyshard.store.files import check_folder
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer.configuration.quantities import MAX_ROW_BYTES
 from lazyshard_producer.errors import ExtraMissing
-from lazyshard_producer.ray.pieces import Committer, PieceWriter
+from lazyshard_producer.ray.pieces import Committer, write_piece
 from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
 from lazyshard_producer.sources.source import PIECE_ROWS
 
@@ -46,9 +46,7 @@ except ImportError as cause:
         extra="ray",
     ) from cause
 
-FOLDER: Final = ".ray"
-"""Where pieces come to be, within the stream's directory; readers pass over it."""
-
+FOLDER: Final = ".ray"  # where pieces come to be, within the stream's directory; readers pass over it
 _TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "ray.data.arrow_variable_shaped_tensor")
 _FIXED_SHAPE_TENSOR: Final = "arrow.fixed_shape_tensor"
 _PICKLED: Final = "ray.data.arrow_pickled_object"
@@ -56,21 +54,7 @@ _PICKLED: Final = "ray.data.arrow_pickled_object"
 _log = logging.getLogger("lazyshard")
 
 
-class WrittenPiece(NamedTuple):
-    """What a write task reports.
-
-    Attributes:
-        task: its number.
-        rows: rows that it has written.
-        digest: of all of them.
-    """
-
-    task: int
-    rows: int
-    digest: int
-
-
-class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
+class LazyShardSink(Datasink[int]):  # type: ignore[misc]
     """Writes a data set as a stream; for `ray.data.Dataset.write_datasink`.
 
     Every row is published exactly once, whatever tasks or workers fail and are run again. If the driver fails, write
@@ -91,11 +75,7 @@ class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        samples_per_chunk: int,
-        *,
-        max_row_bytes: int = MAX_ROW_BYTES,
+        self, directory: str | os.PathLike[str], samples_per_chunk: int, *, max_row_bytes: int = MAX_ROW_BYTES
     ) -> None:
         check_samples_per_chunk(samples_per_chunk)
         # Workers have other current directories.
@@ -110,13 +90,7 @@ class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
         return vars(self) | {"_committer": None}
 
     def on_write_start(self, schema: Any = None) -> None:
-        """Opens the stream and begins to publish. Called by Ray, on the driver.
-
-        Raises:
-            RuntimeError: the sink was used before.
-            StreamEnded, StreamMismatch, StreamInvalid, ProducerLocked: the stream cannot take the rows.
-            OSError: the filesystem refused.
-        """
+        """Opens the stream and begins to publish. Called by Ray, on the driver."""
         if self._committer is not None:
             raise RuntimeError("a LazyShardSink is for one write: make another one")
         if not DataContext.get_current().execution_options.preserve_order:
@@ -126,7 +100,10 @@ class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
                 self._directory,
             )
         # Of writes that have died, or are fenced from here on; what comes after this is of one that fences this one.
-        left = self._list_pieces()
+        try:
+            left = list(check_folder(self._folder.parent).iterdir())
+        except FileNotFoundError:
+            left = []
         writer = ChunkWriter(self._directory, self._samples_per_chunk)
         try:
             for folder in left:
@@ -139,48 +116,22 @@ class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
             writer.close(end=False, state="failed")
             raise
 
-    def write(self, blocks: Iterable[Any], ctx: Any) -> WrittenPiece:
-        """Writes the rows of a task's blocks. Called by Ray, on a worker.
-
-        Raises:
-            RowInvalid: a row cannot be written as JSON, with its number in the task and the column.
-            WriterFailed: the driver no longer publishes.
-            OSError: the filesystem refused.
-        """
-        try:
-            piece = PieceWriter(self._folder, ctx.task_idx)
-        except FileNotFoundError as cause:
-            raise WriterFailed(
-                f"{self._folder}: the driver no longer publishes, or this machine does not share {self._directory} "
-                f"with it; see the driver's log",
-                directory=str(self._directory),
-            ) from cause
-        try:
-            tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
-            for lines in encode_tables(tables, f"task {ctx.task_idx}", self._max_row_bytes):
-                piece.add(lines)
-            return WrittenPiece(ctx.task_idx, len(piece), piece.commit())
-        finally:
-            piece.abandon()
+    def write(self, blocks: Iterable[Any], ctx: Any) -> int:
+        """Writes the rows of a task's blocks. Called by Ray, on a worker."""
+        task = int(ctx.task_idx)
+        tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
+        write_piece(self._folder, task, encode_tables(tables, f"task {task}", self._max_row_bytes))
+        return task
 
     def on_write_complete(self, write_result: Any) -> None:
-        """Publishes what is not published yet, and ends the stream. Called by Ray, on the driver.
-
-        Raises:
-            StreamMismatch: the rows are not those that an earlier write has published.
-            LazyShardError, OSError: the rows could not be published.
-        """
+        """Publishes what is not published yet, and ends the stream. Called by Ray, on the driver."""
         if self._committer is None:  # not one block: Ray has not called on_write_start
             self.on_write_start()
         assert self._committer is not None
-        self._committer.finish(written.task for written in write_result.write_returns if written is not None)
+        self._committer.finish(task for task in write_result.write_returns if task is not None)
 
     def on_write_failed(self, error: Exception) -> None:
-        """Stops publishing; what is published stays. Called by Ray, on the driver.
-
-        Raises:
-            LazyShardError, OSError: why the driver could not publish, where that is what has failed the tasks.
-        """
+        """Stops publishing; what is published stays. Called by Ray, on the driver."""
         self.close()
         failure = self._committer.failure if self._committer is not None else None
         if failure is not None and failure is not error:
@@ -190,13 +141,6 @@ class LazyShardSink(Datasink[WrittenPiece]):  # type: ignore[misc]
         """Stops publishing and lets go of the stream; does nothing after a write that has ended."""
         if self._committer is not None:
             self._committer.stop()
-
-    def _list_pieces(self) -> list[Path]:
-        """Returns the folders of all writes."""
-        try:
-            return list(check_folder(self._folder.parent).iterdir())
-        except FileNotFoundError:
-            return []
 
     def get_name(self) -> str:
         """Returns what Ray calls the tasks."""
@@ -209,6 +153,11 @@ def encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Itera
     Raises:
         RowInvalid: a row cannot be written as JSON, with its number in the task and the column.
     """
+
+    def refuse(reason: str, row: int) -> RowInvalid:
+        advice = "mend it in the data set (map, filter, drop_columns), and write it again"
+        return RowInvalid(f"{task}, row {row}: {reason}; {advice}", reason=reason, file=task, line=row)
+
     pa = load_pyarrow(task)
     load_pyarrow(task, "pyarrow.compute")
     row = 0
@@ -219,13 +168,13 @@ def encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Itera
             plain = _without_tensors(pa, table)
             encoder = ArrowRowEncoder(pa, plain.schema, max_row_bytes)
         except ValueError as cause:
-            raise _refuse(str(cause), task, row + 1) from cause
+            raise refuse(str(cause), row + 1) from cause
         for batch in plain.to_batches(max_chunksize=PIECE_ROWS):
             lines: list[bytes] = []
             for line in encoder.encode(batch):
                 row += 1
                 if isinstance(line, RowInvalid):
-                    raise _refuse(line.reason or str(line), task, row)
+                    raise refuse(line.reason or str(line), row)
                 lines.append(line)
             yield lines
 
@@ -245,12 +194,3 @@ def _nested(name: str, chunk: Any) -> list[Any]:
     # to_pylist gives these flat; nulls within them are left to numpy, which has none.
     values = chunk.to_numpy_ndarray() if name == _FIXED_SHAPE_TENSOR else chunk.to_pylist()
     return [None if value is None else np.asarray(value).tolist() for value in values]
-
-
-def _refuse(reason: str, task: str, row: int) -> RowInvalid:
-    return RowInvalid(
-        f"{task}, row {row}: {reason}; mend it in the data set (map, filter, drop_columns), and write it again",
-        reason=reason,
-        file=task,
-        line=row,
-    )

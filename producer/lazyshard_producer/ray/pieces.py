@@ -1,21 +1,17 @@
 """Publishes what Ray's write tasks have written: pieces in, in the order of the tasks; chunks out.
 
 It runs beside the tasks, so that training can start while they work: a piece is taken as soon as it and all before it
-are there. When the write is complete, the list of its tasks is final, and the stream ends after the last of them.
+are there. A write that is started anew on a stream that was begun gives all rows again: those that are published are
+recognised by their digests and passed over.
 
-A write that is started anew on a stream that was begun (its driver died) gives all rows again. Those that are published
-are recognised by their digests, one by one, and passed over: rows in another order, or other rows, are refused.
-
-A piece holds the rows of one write task. It is one file under `STREAM/.ray/WRITE/`, named after its task, and there for
-as long as that write runs:
+A piece holds the rows of one write task, in one file under `STREAM/.ray/WRITE/`, named after its task:
 
     rows                n lines of JSON, each with its newline
     ends                n × u64, little-endian: row i ends before byte ends[i]
     digests             n × u64: XXH3 of each row
     trailer             8 bytes of magic, n, and how many bytes the rows have (u64 each)
 
-It is written under a name of its own and renamed when it is whole and on the device. A task that Ray runs again
-replaces what it left before; a half-written file is never seen under the task's name.
+It is renamed when it is whole and on the device. A task that Ray runs again replaces what it left before.
 """
 
 from __future__ import annotations
@@ -63,75 +59,37 @@ def list_pieces(folder: Path) -> set[int]:
     return {int(found[1]) for found in map(_NAME.fullmatch, names) if found}
 
 
-class PieceWriter:
-    """Writes the piece of a task. Memory: 16 bytes a row.
-
-    Raises:
-        FileNotFoundError: the folder has gone: nobody waits for pieces any more.
-        OSError: the filesystem refused.
-    """
-
-    def __init__(self, folder: Path, task: int) -> None:
-        self._target = piece_path(folder, task)
-        self._temporary = folder / f".{task:08d}.{secrets.token_hex(8)}"
-        self._ends = array("Q")
-        self._digests = array("Q")
-        self._length = 0
-        self._fd = create(self._temporary)
-
-    def __len__(self) -> int:
-        """Rows so far."""
-        return len(self._digests)
-
-    def add(self, lines: Sequence[bytes]) -> None:
-        """Adds rows, each a line of JSON with its newline, about 1 MiB of them at a time.
-
-        Raises:
-            OSError: the filesystem refused.
-        """
-        for line in lines:
-            self._length += len(line)
-            self._ends.append(self._length)
-            self._digests.append(xxhash.xxh3_64_intdigest(line))
-        write_all(self._fd, b"".join(lines))
-
-    def commit(self) -> int:
-        """Gives the piece its name, durably; returns a digest of all its rows.
-
-        Raises:
-            OSError: the filesystem refused; nothing is there.
-        """
-        tables = [np.asarray(table, dtype="<u8").tobytes() for table in (self._ends, self._digests)]
-        write_all(self._fd, b"".join(tables) + _TRAILER.pack(_MAGIC, len(self), self._length))
-        sync(self._fd)
-        self._close()
-        rename(self._temporary, self._target)
-        return xxhash.xxh3_64_intdigest(tables[1])
-
-    def abandon(self) -> None:
-        """Removes what was written, unless it is committed."""
-        self._close()
-        self._temporary.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+def write_piece(folder: Path, task: int, batches: Iterable[Sequence[bytes]]) -> None:
+    """Writes the piece of a task durably, or nothing; rows are lines with their newlines. Memory: 16 bytes a row."""
+    temporary = folder / f".{task:08d}.{secrets.token_hex(8)}"
+    try:
+        fd = create(temporary)
+    except FileNotFoundError as cause:
+        directory = folder.parent.parent
+        raise WriterFailed(
+            f"{folder}: the driver no longer publishes, or this machine does not share {directory} with it; see the "
+            f"driver's log",
+            directory=str(directory),
+        ) from cause
+    ends, digests, length = array("Q"), array("Q"), 0
+    try:
+        for lines in batches:
+            for line in lines:
+                length += len(line)
+                ends.append(length)
+                digests.append(xxhash.xxh3_64_intdigest(line))
+            write_all(fd, b"".join(lines))
+        tables = [np.asarray(table, dtype="<u8").tobytes() for table in (ends, digests)]
+        write_all(fd, b"".join(tables) + _TRAILER.pack(_MAGIC, len(ends), length))
+        sync(fd)
+        rename(temporary, piece_path(folder, task))
+    finally:
+        os.close(fd)
+        temporary.unlink(missing_ok=True)
 
 
 class PieceReader:
-    """Reads a piece. Memory: 16 bytes a row.
-
-    Attributes:
-        ends: u64 of shape (rows,): row i ends before this byte.
-        digests: u64 of shape (rows,).
-
-    Raises:
-        FileNotFoundError: it is not there.
-        FileRefused: it is no plain file.
-        ChunkCorrupt: it is not what was written.
-        OSError: the filesystem refused.
-    """
+    """Reads a piece, as a context manager. Row i ends before byte ends[i]. Memory: 16 bytes a row."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -139,7 +97,9 @@ class PieceReader:
         self._file = os.fdopen(os.dup(opened.fd), "rb")
         try:
             size = self._file.seek(0, os.SEEK_END)
-            magic, rows, length = self._unpack(size)
+            whole = size >= _TRAILER.size
+            trailer = self._bytes(size - _TRAILER.size, _TRAILER.size) if whole else bytes(_TRAILER.size)
+            magic, rows, length = _TRAILER.unpack(trailer)
             if magic != _MAGIC or size != length + 16 * rows + _TRAILER.size:
                 raise self._corrupt("a whole piece", f"one of {size} bytes")
             self.ends = self._table(length, rows)
@@ -152,7 +112,7 @@ class PieceReader:
         """Returns the piece."""
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         """Closes the file."""
         self._file.close()
 
@@ -167,33 +127,20 @@ class PieceReader:
         return min(max(last, first + 1), first + most_rows, len(self))
 
     def read(self, first: int, last: int) -> CheckedLines:
-        """Returns the rows of the half-open range [first, last), which is not empty.
-
-        Raises:
-            ChunkCorrupt: their bytes are not those that were written.
-            OSError: the filesystem refused.
-        """
+        """Returns the rows of the half-open range [first, last), which is not empty."""
         start = self._start(first)
         data = self._bytes(start, int(self.ends[last - 1]) - start)
-        ends = self.ends[first:last] - np.uint64(start)
+        ends, digests = self.ends[first:last] - np.uint64(start), self.digests[first:last]
         before, view = 0, memoryview(data)
-        for row, (end, expected) in enumerate(
-            zip(ends.tolist(), self.digests[first:last].tolist(), strict=True), first
-        ):
+        for row, (end, expected) in enumerate(zip(ends.tolist(), digests.tolist(), strict=True), first):
             actual = xxhash.xxh3_64_intdigest(view[before:end])
             if actual != expected:
                 raise self._corrupt(f"XXH3 {expected:016x} of row {row}", f"{actual:016x}")
             before = end
-        return CheckedLines(data=data, ends=ends, digests=self.digests[first:last])
+        return CheckedLines(data=data, ends=ends, digests=digests)
 
     def _start(self, row: int) -> int:
         return int(self.ends[row - 1]) if row else 0
-
-    def _unpack(self, size: int) -> tuple[bytes, int, int]:
-        if size < _TRAILER.size:
-            raise self._corrupt("a whole piece", f"one of {size} bytes")
-        magic, rows, length = _TRAILER.unpack(self._bytes(size - _TRAILER.size, _TRAILER.size))
-        return magic, rows, length
 
     def _table(self, offset: int, rows: int) -> npt.NDArray[np.uint64]:
         return np.frombuffer(self._bytes(offset, 8 * rows), dtype="<u8").astype(np.uint64)
@@ -217,27 +164,14 @@ class PieceReader:
 
 KIND: Final = "ray"
 
-POLL_S: Final = 0.5
-"""How often to look for new pieces: chunks take longer than that to fill, and a look costs one listing."""
-
-MISSING_S: Final = 60.0
-"""How long a piece may stay invisible here after its task is done: network filesystems take that long at worst."""
-
+POLL_S: Final = 0.5  # how often to look for new pieces: chunks take longer to fill, and a look costs one listing
+MISSING_S: Final = 60.0  # how long a piece of a task that is done may stay invisible here: network filesystems
 _HEARTBEAT_S: Final = 5.0
-_SLICE_BYTES: Final = 4 << 20
-"""How much of a piece is in memory at a time."""
+_SLICE_BYTES: Final = 4 << 20  # how much of a piece is in memory at a time
 
 
 class Committer:
-    """Publishes pieces on a thread of its own.
-
-    Args:
-        writer: the stream, open; the committer closes it.
-        folder: where the pieces come to be; the committer removes it in the end.
-
-    Raises:
-        StreamMismatch: the stream was begun by another program.
-    """
+    """Publishes pieces on a thread of its own. It closes the writer, and removes the folder of pieces in the end."""
 
     def __init__(self, writer: ChunkWriter, folder: Path) -> None:
         source = writer.source
@@ -245,39 +179,28 @@ class Committer:
             raise _mismatch(writer.directory, "a stream that Ray has begun", "one of another program")
         self._writer = writer
         self._folder = folder
-        self._published: Final = _PublishedRows(writer.directory, writer.published_samples, writer.samples_per_chunk)
+        self._published: Final = writer.published_samples
         self._rows = 0
         self._beat_at = time.monotonic()
         self._changed = threading.Condition()
         self._tasks: list[int] | None = None
         self._stopping = False
         self._ended = False
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"publish {writer.directory}", daemon=True)
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What has ended it before its time."""
-        return self._failure
 
     def start(self) -> None:
         """Begins to publish."""
         self._thread.start()
 
     def finish(self, tasks: Iterable[int]) -> None:
-        """Publishes the pieces of these tasks, all of which are done, and ends the stream.
-
-        Raises:
-            StreamMismatch: the rows are not those that an earlier write has published.
-            WriterFailed: it was stopped before that.
-            LazyShardError, OSError: as `ChunkWriter` and `PieceReader` raise them.
-        """
+        """Publishes the pieces of these tasks, all of which are done, and ends the stream."""
         with self._changed:
             self._tasks = sorted(tasks)
             self._changed.notify_all()
         self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         if not self._ended:
             directory = self._writer.directory
             raise WriterFailed(
@@ -302,7 +225,7 @@ class Committer:
             else:
                 self._writer.close(end=False, state="failed")
         except BaseException as error:
-            self._failure = error
+            self.failure = error
             with contextlib.suppress(LazyShardError, OSError):
                 self._writer.close(end=False, state="failed")
         finally:
@@ -324,7 +247,9 @@ class Committer:
                 for task in tasks[bisect_left(tasks, next_task) :]:
                     if not self._publish(task, MISSING_S):
                         return False
-                self._check_all_came_again()
+                if self._rows < self._published:
+                    expected = f"the {self._published} rows that are published"
+                    raise _mismatch(self._writer.directory, expected, f"{self._rows} in all")
                 return True
             if next_task not in there:
                 there = list_pieces(self._folder)
@@ -344,13 +269,21 @@ class Committer:
 
     def _publish(self, task: int, patience_s: float) -> bool:
         """Takes a piece; returns whether to go on."""
-        path = piece_path(self._folder, task)
-        piece = self._open(path, patience_s)
-        if piece is None:
+        path, deadline = piece_path(self._folder, task), time.monotonic() + patience_s
+        while not self._stopping:
+            try:
+                piece = PieceReader(path)
+                break
+            except FileNotFoundError:
+                # It has to be seen here first.
+                if time.monotonic() >= deadline:
+                    raise
+            self._wait(lambda: self._stopping)
+        else:
             return False
         self._writer.state = "running"
         with piece:
-            first = self._published.check(self._rows, piece.digests)
+            first = self._count_published(piece.digests)
             self._rows += first
             while first < len(piece):
                 last = piece.fit(first, self._writer.room, _SLICE_BYTES)
@@ -360,61 +293,28 @@ class Committer:
         os.unlink(path)
         return not self._stopping
 
-    def _open(self, path: Path, patience_s: float) -> PieceReader | None:
-        """Opens a piece, waiting for it to be seen here; None if it is to stop."""
-        deadline = time.monotonic() + patience_s
-        while not self._stopping:
-            try:
-                return PieceReader(path)
-            except FileNotFoundError:
-                if time.monotonic() >= deadline:
-                    raise
-            self._wait(lambda: self._stopping)
-        return None
-
     def _position(self) -> dict[str, Any]:
         return {"kind": KIND, "rows": self._rows}
 
-    def _check_all_came_again(self) -> None:
-        if self._rows < self._published.samples:
-            expected = f"the {self._published.samples} rows that are published"
-            raise _mismatch(self._writer.directory, expected, f"{self._rows} in all")
-
-
-class _PublishedRows:
-    """The rows that an earlier write has published: samples [0, samples) of the stream."""
-
-    def __init__(self, directory: Path, samples: int, samples_per_chunk: int) -> None:
-        self.samples: Final = samples
-        self._directory = directory
-        self._per_chunk = samples_per_chunk
-
-    def check(self, row: int, digests: Any) -> int:
-        """Returns how many of the rows with these digests, the first of which is number `row`, are published.
-
-        Raises:
-            StreamMismatch: one of them is not the sample that is published in its place.
-        """
-        count = max(0, min(len(digests), self.samples - row))
+    def _count_published(self, digests: npt.NDArray[np.uint64]) -> int:
+        """Returns how many of the rows with these digests, the next ones, an earlier write has published."""
+        count = max(0, min(len(digests), self._published - self._rows))
         done = 0
         while done < count:
-            chunk, at = divmod(row + done, self._per_chunk)
-            part = min(count - done, self._per_chunk - at)
-            expected = self._digests(chunk)
-            if expected is not None:
+            chunk, at = divmod(self._rows + done, self._writer.samples_per_chunk)
+            part = min(count - done, self._writer.samples_per_chunk - at)
+            try:
+                expected = Seal.decode(read_file(self._writer.directory / seal_name(chunk)), chunk).digests
+            except FileNotFoundError:
+                pass  # retired since, or the writer would have refused the stream
+            else:
                 differ = np.flatnonzero(expected[at : at + part] != digests[done : done + part])
                 if len(differ):
-                    sample = row + done + int(differ[0])
-                    raise _mismatch(self._directory, f"as row {sample} the one published as sample {sample}", "another")
+                    sample = self._rows + done + int(differ[0])
+                    expects = f"as row {sample} the one published as sample {sample}"
+                    raise _mismatch(self._writer.directory, expects, "another")
             done += part
         return count
-
-    def _digests(self, chunk: int) -> Any:
-        path = self._directory / seal_name(chunk)
-        try:
-            return Seal.decode(read_file(path), chunk).digests
-        except FileNotFoundError:
-            return None  # retired since, or the writer would have refused the stream
 
 
 def _mismatch(directory: Path, expected: str, actual: str) -> StreamMismatch:

@@ -28,8 +28,7 @@ from lazyshard.format.row import encode_row
 from lazyshard.memory import loads, raise_if_short
 from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, pad_tokens, tokens_of
 from lazyshard_producer.configuration.problems import FUNCTION
-from lazyshard_producer.configuration.row_settings import SWIFT, EncodingSettings, MeasureSettings, PadSettings
-from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.configuration.settings import SWIFT, EncodingSettings, MeasureSettings, PadSettings, Settings
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
 from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lazyshard.plan.blend import next_stream, shares
-from lazyshard.stream.watchdog import Watchdog
+from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.sources.source import Line, Position, RowOrigin, Rows, Source
 

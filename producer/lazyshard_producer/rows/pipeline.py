@@ -17,7 +17,7 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.plan.balance import Balance, Cost
-from lazyshard.stream.watchdog import Watchdog
+from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.opening import open_source, source_kind, source_size

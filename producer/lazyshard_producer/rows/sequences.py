@@ -36,7 +36,7 @@ from lazyshard.plan.balance import Balance, Cost
 from lazyshard.plan.sequences import INPUT_IDS, cut_tokens
 from lazyshard.plan.shuffle import permutation
 from lazyshard.plan.splitting import BEGINNING, Cut, SplitSequence, cut_after, pack_samples, split_documents, split_rest
-from lazyshard_producer.configuration.row_settings import SplitSettings
+from lazyshard_producer.configuration.settings import SplitSettings
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.encoding import document_of, write_tokens
 from lazyshard_producer.rows.mixing import MixPosition

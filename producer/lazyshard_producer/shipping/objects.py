@@ -14,22 +14,20 @@ From there on the run is one into a directory, the spool's.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.names import HEAD, MANIFEST, seal_name
-from lazyshard.format.records import Head, Manifest
-from lazyshard.inspection.disk_use import names_with_arrays
+from lazyshard.format.records import Head, Manifest, Owner
 from lazyshard.store.files import read_file
-from lazyshard.store.objects import ObjectStore
 from lazyshard.store.urls import stream_name
 from lazyshard.stream.retire import list_kept
 from lazyshard_producer.configuration.quantities import show_bytes
@@ -37,89 +35,61 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
-from lazyshard_producer.holding.holdback import Gate, Hold, Holdback
-from lazyshard_producer.holding.shelf import SideFiles, chunk_size
-from lazyshard_producer.shipping.destination import Destination
-from lazyshard_producer.shipping.retiring import Backlog, ObjectShelf, Retiring
+from lazyshard_producer.holding.holdback import Gate, Holdback
+from lazyshard_producer.holding.limits import Hold
+from lazyshard_producer.shipping import Destination
+from lazyshard_producer.shipping.object_shelf import ObjectShelf
 from lazyshard_producer.shipping.shipper import Shipper, is_same_chunk
 from lazyshard_producer.shipping.spool import Spool, default_root, restore
-from lazyshard_producer.shipping.store import (
-    Found,
-    FoundOwner,
-    Ownership,
-    Tries,
-    find_owner,
-    get,
-    look,
-    names_in,
-    next_owner,
-)
+from lazyshard_producer.shipping.store import Found, StreamStore, look, next_owner
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import count
 
-LEAVE_S: Final = 20.0
-"""How long a run that was told to stop goes on putting what it has published: most systems kill after 30 s."""
-
-FAILED_S: Final = 5.0
-"""The same for one that has failed otherwise."""
-
+LEAVE_S: Final = 20.0  # how long a run that was told to stop goes on putting: most systems kill after 30 s
+FAILED_S: Final = 5.0  # the same for one that has failed otherwise
+_LOOK_PATIENCE_S: Final = 10.0  # for a store that does not answer somebody who only wants to look
+_KEPT_TOKENS: Final = 8  # a start that fails may have put its token or not: any of the last may be in the store
 _FULL_RETRY_S: Final = 0.2
 _SLICE_S: Final = 0.05
 
 
-class Pause:
-    """The pause between two tries: broken off by an event, and while the stream is being opened by a signal."""
-
-    def __init__(self, stop: Stop, giving_up: threading.Event) -> None:
-        self.stop = stop
-        self.giving_up = giving_up
-        self.breakable = True
-
-    def __call__(self, seconds: float) -> bool:
-        """Waits; returns whether it is to be given up."""
-        return self.giving_up.wait(seconds) or (self.breakable and self.stop.requested is not None)
-
-
 class ObjectDestination(Destination):
-    """A stream in an object store that is ours, with its spool; see `Destination`."""
+    """A stream in an object store that is ours, with its spool.
+
+    Its gate is itself: a run is held back too where too much is on its way, and the shipper told of each chunk.
+    """
 
     def __init__(
         self,
         settings: Settings,
-        store: ObjectStore,
+        store: StreamStore,
         spool: Spool,
-        ownership: Ownership,
         found: Found,
-        tries: Tries,
-        pause: Pause,
+        stop: Stop,
+        began: threading.Event,
+        giving_up: threading.Event,
         warn: Callable[[str], None],
     ) -> None:
-        self.directory = str(spool.stream)
-        self._settings = settings
+        super().__init__(str(spool.stream))
+        self._max_spool = settings.max_spool
         self._url = settings.out
         self._spool = spool
-        self._tries = tries
-        self._pause = pause
-        self._stop = pause.stop
+        self._store = store
+        self._stop = stop
+        self._began = began
         self._holdback: Holdback | None = None
         self._warn = warn
-        side_files = SideFiles(spool.stream)
-        self._backlog = Backlog(
-            found.chunks, _sizes(found), lambda chunk: chunk_size(spool.stream, chunk, side_files())
-        )
-        self._retiring = Retiring(store, tries, ownership.check, spool.stream, self._backlog, found)
-        self._shipper = Shipper(store, tries, spool, ownership, self._retiring, self._backlog, found, pause.giving_up)
-        self._began = self._settled = False
-        self.shelf = ObjectShelf(self._url, spool.stream, self._backlog, self._retiring)
+        self._objects = self.shelf = ObjectShelf(store, spool.stream, found)
+        self._shipper = Shipper(store, spool, self._objects, found, giving_up)
+        self._settled = False
 
     def begin(self, published_chunks: int) -> None:
         """See `Destination`."""
         # Before the run looks at them for the first time; the thread does not call the store yet.
-        self._retiring.pull()
+        self._objects.pull()
+        self._announce(published_chunks)
         # From here on a signal is the run's affair.
-        self._pause.breakable = False
-        self.announce(published_chunks)
-        self._began = True
+        self._began.set()
         self._shipper.start()
 
     def check(self) -> None:
@@ -127,165 +97,102 @@ class ObjectDestination(Destination):
         self._shipper.check()
 
     def gate(self, holdback: Holdback | None) -> Gate:
-        """Returns itself: a run is held back too where too much is on its way, and the shipper told of each chunk."""
+        """See `Destination`."""
         self._holdback = holdback
         return self
 
     def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
-        """Returns None if the chunk after the published ones may be published, or why not; see `Gate`."""
-        full = self.full()
+        """See `Gate`. Raises what the shipper has failed with."""
+        full = self._full()
         if full is not None or self._holdback is None:
             return full
         return self._holdback.before_chunk(published_chunks, published_samples)
 
     def after_publish(self, published_chunks: int) -> None:
-        """Takes notice that so many chunks are published; see `Gate`."""
-        self.announce(published_chunks)
+        """See `Gate`."""
+        self._announce(published_chunks)
         if self._holdback is not None:
             self._holdback.after_publish(published_chunks)
 
-    def announce(self, published_chunks: int) -> None:
-        """Notes that so many chunks are published in the spool."""
-        if published_chunks > self._backlog.announced:
-            self._spool.keep_journals(self._spool.stream / JOURNALS)
-        self._backlog.announce(published_chunks)
-
-    def full(self) -> Hold | None:
-        """Returns why no other chunk may come now; None if it may.
-
-        Raises:
-            LazyShardError, OSError: what the shipper has failed with.
-        """
-        self.check()
-        pending, most = self._backlog.pending_bytes, self._settings.max_spool
-        if not pending or pending + self._backlog.largest <= most:
-            return None
-        trouble = self._tries.trouble
-        chunks = count(self._backlog.announced - self._backlog.shipped, "chunk")
-        why = trouble or "the store takes them more slowly than rows come"
-        return Hold(
-            kind="spool",
-            reason=f"--max-spool {show_bytes(most)}: {chunks} ({show_bytes(pending)}) wait in {self._spool.folder} to "
-            f"be put to {self._url}; {why}",
-            retry_s=_FULL_RETRY_S,
-            stalled=trouble is not None,
-        )
-
     def settle(self, published_chunks: int, tell: Callable[[str | None], None]) -> bool:
         """See `Destination`."""
-        if not self._began:
+        if not self._began.is_set():
             self.begin(published_chunks)
-        self.announce(published_chunks)
+        self._announce(published_chunks)
         self._shipper.begin_to_close()
-        leaving = self._stop.requested is not None
         try:
-            if not self._wait(LEAVE_S if leaving else None, lambda: tell(self._trouble())):
-                self._warn_left()
-                return False
+            seconds = None if self._stop.requested is None else LEAVE_S
+            self._settled = self._wait(seconds, tell)
         finally:
             tell(None)
-        self._settled = True
-        return True
+        return self._settled
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """See `Destination`."""
-        try:
-            if self._began and not self._settled and isinstance(error, Exception):
-                self._leave_after(error)
-            if self._settled and self._spool.ended:
-                self._spool.clear()
-        finally:
-            self._shipper.give_up(_SLICE_S)
-            self._spool.release()
-
-    def _leave_after(self, error: Exception) -> None:
+    def leave_after(self, error: Exception) -> None:
         """Puts what was published before an error, and the head that tells of it, if that is soon done."""
+        if not self._began.is_set() or self._settled:
+            return
         try:
             self._shipper.begin_to_close()
-            if not self._wait(FAILED_S):
-                self._warn_left()
+            self._wait(FAILED_S)
         except (LazyShardError, OSError) as other:
             if other is not error:
                 self._warn(str(other))
 
-    def _wait(self, seconds: float | None, tell: Callable[[], None] = lambda: None) -> bool:
-        """Waits for the shipper to end, telling now and then; a signal that comes meanwhile leaves it `LEAVE_S`."""
+    def close(self) -> None:
+        """Stops the shipper, and throws the spool away where all of it is in the store and the stream has ended."""
+        try:
+            if self._settled and self._spool.ended:
+                self._spool.clear()
+        finally:
+            self._shipper.give_up(_SLICE_S)
+
+    def _announce(self, published_chunks: int) -> None:
+        if published_chunks > self._objects.announced:
+            self._spool.keep_journals()
+        self._objects.announce(published_chunks)
+
+    def _full(self) -> Hold | None:
+        """Returns why no other chunk may come now; None if it may."""
+        self.check()
+        pending = self._objects.pending_bytes
+        if not pending or pending + self._objects.largest <= self._max_spool:
+            return None
+        trouble = self._store.trouble
+        why = trouble or "the store takes them more slowly than rows come"
+        return Hold(
+            reason=f"--max-spool {show_bytes(self._max_spool)}: {count(self._left(), 'chunk')} ({show_bytes(pending)}) "
+            f"wait in {self._spool.folder} to be put to {self._url}; {why}",
+            retry_s=_FULL_RETRY_S,
+            stalled=trouble is not None,
+        )
+
+    def _wait(self, seconds: float | None, tell: Callable[[str | None], None] = lambda text: None) -> bool:
+        """Waits for the shipper to end; a signal that comes meanwhile leaves it `LEAVE_S`. Warns where it has not."""
         due = None if seconds is None else time.monotonic() + seconds
         while not self._shipper.is_complete():
             if due is None and self._stop.requested is not None:
                 due = time.monotonic() + LEAVE_S
+            trouble, left = self._store.trouble, self._left()
             if due is not None and time.monotonic() > due:
+                are = "is" if left == 1 else "are"
+                what = f"{count(left, 'chunk')} of {self._url} {are}" if left else "the last facts are"
+                why = f": {trouble}" if trouble else ""
+                self._warn(
+                    f"{what} still to be put to the store, and kept in {self._spool.folder}{why}; the same command "
+                    f"here goes on with that, one on another machine makes it again"
+                )
                 return False
-            tell()
+            where = f"still to be put to {self._url}, and kept in {self._spool.folder}"
+            tell(f"{count(left, 'chunk')} {where}; {trouble}" if trouble else None)
             time.sleep(_SLICE_S)
         return True
 
-    def _trouble(self) -> str | None:
-        """Returns why it takes longer to put what is left, in words; None where nothing is wrong."""
-        if (trouble := self._tries.trouble) is None:
-            return None
-        left = count(self._backlog.announced - self._backlog.shipped, "chunk")
-        return f"{left} still to be put to {self._url}, and kept in {self._spool.folder}; {trouble}"
-
-    def _warn_left(self) -> None:
-        left = self._backlog.announced - self._backlog.shipped
-        what = f"{count(left, 'chunk')} of {self._url} {'is' if left == 1 else 'are'}" if left else "the last facts are"
-        trouble = f": {self._tries.trouble}" if self._tries.trouble else ""
-        self._warn(
-            f"{what} still to be put to the store, and kept in {self._spool.folder}{trouble}; the same command here "
-            f"goes on with that, one on another machine makes it again"
-        )
-
-
-def _sizes(found: Found) -> list[int]:
-    sizes = [0] * found.listing.first
-    for chunk in range(found.listing.first, found.chunks):
-        sizes.append(sum(found.sizes.get(name, 0) for name in names_with_arrays(chunk)))
-    return sizes
-
-
-_LOOK_PATIENCE_S: Final = 10.0
-"""For a store that does not answer somebody who only wants to look."""
-
-
-class EndedView(Destination):
-    """A stream in an object store that has ended, all being done: a directory with a copy of what tells so."""
-
-    def __init__(self, folder: tempfile.TemporaryDirectory[str]) -> None:
-        super().__init__(os.path.join(folder.name, "stream"))
-        self._folder = folder
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Removes the copy."""
-        self._folder.cleanup()
-
-
-def open_objects(
-    settings: Settings, *, warn: Callable[[str], None], stop: Stop, prepare: Callable[[], None]
-) -> ObjectDestination | EndedView:
-    """Takes a stream in an object store over, unless it has ended and nothing is left to be done.
-
-    Arguments and errors are those of `open_destination`.
-    """
-    check_extra(settings.out)
-    store = ObjectStore(stream_name(settings.out), patience_s=0)
-    root = Path(settings.spool) if settings.spool is not None else default_root()
-    kept = f"What was published and is not there yet is kept in {root}; the same command goes on with it"
-    pause = Pause(stop, threading.Event())
-    tries = Tries(settings.out, settings.store_patience_s, kept, pause=pause)
-    return _open(settings, store, root, tries, pause, warn, prepare)
+    def _left(self) -> int:
+        return self._objects.announced - self._objects.shipped
 
 
 def check_extra(url: str) -> None:
-    """Checks that the packages for a URL are installed.
-
-    Raises:
-        ExtraMissing: one is not.
-    """
+    """Checks that the packages for a URL are installed; raises ExtraMissing."""
     for package in ("fsspec", "s3fs") if url.lower().startswith(("s3://", "s3a://")) else ("fsspec",):
         if importlib.util.find_spec(package) is None:
             raise ExtraMissing(
@@ -296,81 +203,87 @@ def check_extra(url: str) -> None:
 
 
 def copy_newest(url: str, samples_per_chunk: int | None, folder: Path) -> None:
-    """Copies what tells how far a stream in an object store is into a new folder, if there is one. Changes nothing.
-
-    Raises:
-        LazyShardError, OSError: as `open_objects`.
-    """
+    """Copies what tells how far a stream in an object store is into a new folder, if there is one. Changes nothing."""
     check_extra(url)
-    store = ObjectStore(stream_name(url), patience_s=0)
-    tries = Tries(url, _LOOK_PATIENCE_S, "Nothing was changed", pause=_sleep)
-    found = look(store, tries, samples_per_chunk)
+
+    def pause(seconds: float) -> bool:
+        time.sleep(seconds)
+        return False
+
+    store = StreamStore(stream_name(url), _LOOK_PATIENCE_S, "Nothing was changed", pause=pause)
+    found = look(store, samples_per_chunk)
     if found.manifest is not None:
-        restore(store, tries, found, folder, time.time())
+        restore(store, found, folder)
 
 
-def _sleep(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
+@contextlib.contextmanager
+def open_objects(
+    settings: Settings, *, warn: Callable[[str], None], stop: Stop, prepare: Callable[[], None]
+) -> Iterator[Destination]:
+    """Takes a stream in an object store over; see `open_destination`.
 
+    Of one that has ended, all being done, it yields a directory with a copy of what tells so.
+    """
+    check_extra(settings.out)
+    root = Path(settings.spool) if settings.spool is not None else default_root()
+    kept = f"What was published and is not there yet is kept in {root}; the same command goes on with it"
+    began, giving_up = threading.Event(), threading.Event()
 
-def _open(
-    settings: Settings,
-    store: ObjectStore,
-    root: Path,
-    tries: Tries,
-    pause: Pause,
-    warn: Callable[[str], None],
-    prepare: Callable[[], None],
-) -> ObjectDestination | EndedView:
-    found = look(store, tries, settings.samples_per_chunk)
-    if found.end is not None and _is_finished(store, tries, found):
-        temporary = tempfile.TemporaryDirectory(prefix="lazyshard-")
-        restore(store, tries, found, Path(temporary.name, "stream"), time.time(), ended=True)
-        return EndedView(temporary)
+    def pause(seconds: float) -> bool:
+        # A signal breaks it off only while the stream is being opened.
+        return giving_up.wait(seconds) or (stop.requested is not None and not began.is_set())
+
+    store = StreamStore(stream_name(settings.out), settings.store_patience_s, kept, pause=pause)
+    found = look(store, settings.samples_per_chunk)
+    if found.end is not None and _is_finished(store, found):
+        with tempfile.TemporaryDirectory(prefix="lazyshard-") as folder:
+            restore(store, found, Path(folder, "stream"), ended=True)
+            yield Destination(os.path.join(folder, "stream"))
+        return
     if found.end is None:
         prepare()
-    if not store.conditional:
+    if not store.objects.conditional:
         warn(
             f"{settings.out}: this store cannot put an object on condition that there is none, so a second producer on "
             f"another machine is only kept out as in a shared directory: by looks at stream.owner"
         )
     spool = Spool(root, store.url)
     try:
-        before = find_owner(store, tries)
-        ownership = Ownership(store, tries, next_owner(before.owner, time.time()))
-        kept = before.owner is not None and before.owner.token in spool.tokens()
-        if not kept:
-            _throw_away(spool, before, warn)
-        owners = [before.owner.token] if kept and before.owner is not None else []
-        spool.note_tokens([*owners, *spool.tokens()[-_KEPT_TOKENS:], ownership.owner.token])
-        ownership.take(before)
-        found = look(store, tries, settings.samples_per_chunk)
-        if not _goes_with(spool, store, tries, found, warn):
+        owner = _take(store, spool, warn)
+        found = look(store, settings.samples_per_chunk)
+        if not _goes_with(spool, store, found, warn):
             spool.clear()
-            spool.note_tokens([ownership.owner.token])
+            spool.note_tokens([owner.token])
             if found.manifest is not None:
-                folder = spool.folder / "restoring"
-                restore(store, tries, found, folder, time.time())
-                spool.put_in_place(folder)
-        return ObjectDestination(settings, store, spool, ownership, found, tries, pause, warn)
-    except BaseException:
+                spool.restore(store, found)
+        destination = ObjectDestination(settings, store, spool, found, stop, began, giving_up, warn)
+        try:
+            yield destination
+        except Exception as error:
+            destination.leave_after(error)
+            raise
+        finally:
+            destination.close()
+    finally:
         spool.release()
-        raise
 
 
-_KEPT_TOKENS: Final = 8
-"""A start that fails may have put its token or not: any of the last ones may be the one in the store later on."""
+def _take(store: StreamStore, spool: Spool, warn: Callable[[str], None]) -> Owner:
+    """Becomes the owner, and throws the spool away if somebody else has been it since."""
+    found = store.find_owner()
+    before, ours = found.owner, next_owner(found.owner)
+    kept = [before.token] if before is not None and before.token in spool.tokens() else []
+    if not kept:
+        if spool.stream.is_dir():
+            since = f"{before} has had the stream since" if before else "the stream is gone from the store"
+            warn(f"{spool.folder}: is not gone on with, as {since}; what was not put to the store is made again")
+        spool.clear()
+    spool.note_tokens([*kept, *spool.tokens()[-_KEPT_TOKENS:], ours.token])
+    store.take(ours, found)
+    return ours
 
 
-def _throw_away(spool: Spool, found: FoundOwner, warn: Callable[[str], None]) -> None:
-    if spool.stream.is_dir():
-        since = f"{found.owner} has had the stream since" if found.owner else "the stream is gone from the store"
-        warn(f"{spool.folder}: is not gone on with, as {since}; what was not put to the store is made again")
-    spool.clear()
-
-
-def _goes_with(spool: Spool, store: ObjectStore, tries: Tries, found: Found, warn: Callable[[str], None]) -> bool:
+def _goes_with(spool: Spool, store: StreamStore, found: Found, warn: Callable[[str], None]) -> bool:
     """Whether a spool holds what is in the store, or all that goes on from there."""
     if not spool.stream.is_dir():
         return False
@@ -391,19 +304,18 @@ def _goes_with(spool: Spool, store: ObjectStore, tries: Tries, found: Found, war
     last = found.chunks - 1
     if last < kept.first:
         return True
-    name = seal_name(last)
-    there = get(store, tries, name)
-    return there is not None and is_same_chunk(there, read_file(spool.stream / name), last)
+    there = store.get(seal_name(last))
+    return there is not None and is_same_chunk(there, read_file(spool.stream / seal_name(last)), last)
 
 
-def _is_finished(store: ObjectStore, tries: Tries, found: Found) -> bool:
+def _is_finished(store: StreamStore, found: Found) -> bool:
     """Whether nothing is left to be done behind the end."""
     assert found.end is not None
-    data = get(store, tries, HEAD)
+    data = store.get(HEAD)
     try:
         head = None if data is None else Head.decode(data)
     except LazyShardError:
         head = None
     told = head is not None and head.ended and head.chunks == found.end.chunks == found.chunks
-    journals = set(names_in(store, tries, JOURNALS)) - named_journals(found.end.source)
+    journals = set(store.names(JOURNALS)) - named_journals(found.end.source)
     return told and not found.listing.leftovers and not found.unsealed and not journals

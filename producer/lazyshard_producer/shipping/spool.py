@@ -7,15 +7,11 @@ lock          held while a producer of this machine runs on the URL; stays
 owners.json   under which tokens this spool has owned the stream in the store
 stream/       the newest chunks of the stream, a directory like any other; those put to the store are deleted from it
 journals/     hard links to journals of followed directories that a chunk still to be put may name
-restoring/    a `stream/` that is being made from what is in the store
+restoring/    a `stream/` that is being made from what is in the store: as if all chunks but the newest were retired
 ```
 
 The spool counts only as long as the owner in the store is one of `owners.json`: then nobody else has published since.
 Otherwise it is thrown away, for what is in the store is newer.
-
-A spool that is made of what is in the store is the directory as it would be had a producer here published everything
-and deleted all chunks but the newest: the manifest, the newest chunk with its seal (whose `source` says where to go
-on), `retired.json` for those before it, `stream.end`, and what belongs to the sources.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ import contextlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -35,11 +32,10 @@ import xxhash
 from lazyshard.errors import ChunkMissing, ProducerLocked
 from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import Retired
-from lazyshard.store.durable import create, remove, rename, sync, sync_directory, write_all
-from lazyshard.store.objects import ObjectStore
+from lazyshard.store.durable import publish_bytes, remove, rename, sync_directory
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import is_journal_name
-from lazyshard_producer.shipping.store import Found, Tries, get, names_in
+from lazyshard_producer.shipping.store import Found, StreamStore
 
 _OWNERS: Final = "owners.json"
 _NAME_BYTES: Final = 60
@@ -52,7 +48,7 @@ def default_root() -> Path:
 
 
 def folder_name(url: str) -> str:
-    """Returns the name of the folder for a URL: something to be recognised by, and what tells it from all others.
+    """Returns the folder for a URL, to be recognised by and unlike all others.
 
     >>> folder_name("s3://bucket/run 1")
     'bucket-run-1-3ed38f673c3ab8a0'
@@ -62,19 +58,7 @@ def folder_name(url: str) -> str:
 
 
 class Spool:
-    """A spool, locked.
-
-    Args:
-        root: folder for all spools; made if it is not there.
-
-    Attributes:
-        folder: the spool's own.
-        stream: the directory in which the run publishes.
-
-    Raises:
-        ProducerLocked: a producer of this machine is running on the URL.
-        OSError: the filesystem refused.
-    """
+    """A spool, locked. `folder` is its own, `stream` the directory in which the run publishes."""
 
     def __init__(self, root: Path, url: str) -> None:
         self.folder: Final = root.absolute() / folder_name(url)
@@ -105,19 +89,12 @@ class Spool:
         return ()
 
     def note_tokens(self, tokens: Iterable[str]) -> None:
-        """Replaces these tokens durably.
-
-        Raises:
-            OSError: the filesystem refused.
-        """
-        write_durably(self.folder / _OWNERS, orjson.dumps({"tokens": list(tokens)}, option=orjson.OPT_APPEND_NEWLINE))
+        """Replaces these tokens durably."""
+        data = orjson.dumps({"tokens": list(tokens)}, option=orjson.OPT_APPEND_NEWLINE)
+        _write(self.folder / _OWNERS, data)
 
     def clear(self) -> None:
-        """Throws away all of the stream that is here. What is left by an interrupted call is nobody's: see `tokens`.
-
-        Raises:
-            OSError: the filesystem refused.
-        """
+        """Throws away all of the stream that is here. What is left by an interrupted call is nobody's: see `tokens`."""
         remove(self.folder / _OWNERS)
         sync_directory(self.folder)
         for name in ("stream", "journals", "restoring"):
@@ -125,23 +102,17 @@ class Spool:
                 shutil.rmtree(self.folder / name)
         sync_directory(self.folder)
 
-    def put_in_place(self, made: Path) -> None:
-        """Makes a directory, all of whose files are written, the stream's.
-
-        Raises:
-            OSError: the filesystem refused.
-        """
+    def restore(self, store: StreamStore, found: Found) -> None:
+        """Makes the stream's directory of what is in the store; raises as the function `restore`."""
+        made = self.folder / "restoring"
+        restore(store, found, made)
         sync_directory(made)
         rename(made, self.stream)
         sync_directory(self.folder)
 
-    def keep_journals(self, folder: Path) -> None:
-        """Keeps the journals that are in a folder now, until `drop_journals`: their own run deletes them as it likes.
-
-        Raises:
-            OSError: the filesystem refused.
-        """
-        for path in _files(folder):
+    def keep_journals(self) -> None:
+        """Keeps the journals that the stream has now until `drop_journals`: the run itself deletes them as it likes."""
+        for path in _files(self.stream / JOURNALS):
             self._journals.mkdir(exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.link(path, self._journals / path.name)
@@ -150,13 +121,9 @@ class Spool:
         """Returns the journals that are kept, by name."""
         return _files(self._journals)
 
-    def drop_journals(self, folder: Path) -> list[str]:
-        """Lets go of the kept journals that are not in a folder any more, and returns their names.
-
-        Raises:
-            OSError: the filesystem refused.
-        """
-        there = {path.name for path in _files(folder)}
+    def drop_journals(self) -> list[str]:
+        """Lets go of the kept journals that the stream does not have any more, and returns their names."""
+        there = {path.name for path in _files(self.stream / JOURNALS)}
         gone = [path for path in self.journals() if path.name not in there]
         for path in gone:
             remove(path)
@@ -168,47 +135,10 @@ class Spool:
         return os.path.lexists(self.stream / END)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Makes a file appear whole and durably, in place of any of its name.
+def restore(store: StreamStore, found: Found, folder: Path, *, ended: bool = False) -> None:
+    """Fills a new folder from what is in the store, where a stream is. On an error it may be left in part.
 
-    Raises:
-        OSError: the filesystem refused.
-    """
-    temporary = path.with_name(f".{path.name}.new")
-    fd = create(temporary)
-    try:
-        write_all(fd, data)
-        sync(fd)
-    finally:
-        os.close(fd)
-    rename(temporary, path)
-    sync_directory(path.parent)
-
-
-def _files(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    except FileNotFoundError:
-        return []
-
-
-_OF_THE_STREAM: Final = (MANIFEST, END, QUARANTINE)
-
-
-def restore(store: ObjectStore, tries: Tries, found: Found, folder: Path, now: float, *, ended: bool = False) -> None:
-    """Fills a new folder from what is in the store.
-
-    Args:
-        store: of the stream, which is there.
-        tries: calls it.
-        found: what is in it.
-        folder: which does not exist yet.
-        now: seconds since 1970.
-        ended: the stream has ended, and the folder is to show that only: with the head, without rows.
-
-    Raises:
-        ChunkMissing: the newest chunk has been deleted since.
-        StoreRefused, StoreUnavailable, OSError: see `Tries`; the folder may be left in part.
+    `ended` is for a folder that is to show only that the stream has ended: with the head, without rows.
     """
     assert found.manifest is not None
     folder.mkdir()
@@ -216,18 +146,27 @@ def restore(store: ObjectStore, tries: Tries, found: Found, folder: Path, now: f
     if last >= 0:
         rows = (chunk_name(last), *((arrays_name(last),) if found.manifest.arrays else ()))
         for name in (*(() if ended else rows), seal_name(last)):
-            data = get(store, tries, name)
-            if data is None:
-                url = store.name_of(name)
+            if (data := store.get(name)) is None:
+                url = store.objects.name_of(name)
                 raise ChunkMissing(f"{url}: was deleted a moment ago; restore it from a copy", file=url, chunk=last)
-            write_durably(folder / name, data)
+            _write(folder / name, data)
     if last > 0:
-        write_durably(folder / RETIRED, Retired(found.manifest.stream_id, last, now).encode())
-    journals = names_in(store, tries, JOURNALS)
+        _write(folder / RETIRED, Retired(found.manifest.stream_id, last, time.time()).encode())
+    journals = store.names(JOURNALS)
     if journals:
         (folder / JOURNALS).mkdir()
     names = [f"{JOURNALS}/{name}" for name in journals if is_journal_name(name)]
-    for name in (*_OF_THE_STREAM, *((HEAD,) if ended else ()), *names):
-        data = get(store, tries, name)
-        if data is not None:
-            write_durably(folder / name, data)
+    for name in (MANIFEST, END, QUARANTINE, *((HEAD,) if ended else ()), *names):
+        if (data := store.get(name)) is not None:
+            _write(folder / name, data)
+
+
+def _write(path: Path, data: bytes) -> None:
+    publish_bytes(data, path, path.with_name(f".{path.name}.new"))
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    except FileNotFoundError:
+        return []

@@ -3,8 +3,6 @@
 The object `stream.owner` is taken under a condition. A start always takes the stream over, as it does in a directory:
 there is no lease to wait for, and nothing to renew. The one that was there before finds itself fenced at its next look,
 and could not publish a chunk twice if it did not look: a seal is put only where there is none.
-
-`ObjectStore` could repeat by itself. Here others want to know meanwhile since when and why, and to break it off.
 """
 
 from __future__ import annotations
@@ -14,71 +12,66 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from dataclasses import replace as changed
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
 from lazyshard.errors import ChunkMissing, FileInvalid, ProducerFenced, StoreUnavailable, StreamInvalid, StreamMismatch
 from lazyshard.format.names import END, MANIFEST, OWNER, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import End, Manifest, Owner, Retired
-from lazyshard.store.objects import ObjectStore
-from lazyshard.store.objects_failures import FIRST_PAUSE_S, next_pause, why_failed
+from lazyshard.store.objects import FIRST_PAUSE_S, ObjectStore, next_pause, why_failed
 from lazyshard.stream.listing import Listing, sort_names
 
 _T = TypeVar("_T")
 
-SHOWN_S: Final = 2.0
-"""A failure that passes sooner is nobody's concern."""
+SHOWN_S: Final = 2.0  # a failure that passes sooner is nobody's concern
+_TURNS: Final = 10  # an object is another one than before only if somebody put it in between: not so often in a row
 
 
 class GivenUp(Exception):
     """A call was broken off by whoever wanted it."""
 
 
-class Tries:
-    """Calls a store that repeats nothing by itself (patience 0).
+class FoundOwner(NamedTuple):
+    """The owner in the store, None where none can be read, and the tag of its object, None where there is none."""
 
-    Args:
-        url: of the stream, for messages.
-        patience_s: for how long what fails is repeated.
-        left_in: where what was not put yet is kept, in words.
-        pause: waits for so many seconds; returns True where it is to be given up.
+    owner: Owner | None
+    tag: str | None
+
+
+@dataclass(eq=False)
+class StreamStore:
+    """The objects of a stream. `owner` is this process, once it has taken the stream.
+
+    Repeats what fails. `ObjectStore` could too, but here others want to know meanwhile since when and why, and to break
+    it off: `pause` waits for so many seconds, and returns True where it is to be given up. Then all methods raise
+    GivenUp, and StoreUnavailable where the store has failed for `patience_s`.
     """
 
-    def __init__(
-        self,
-        url: str,
-        patience_s: float,
-        left_in: str,
-        *,
-        pause: Callable[[float], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._url = url
-        self._patience_s = patience_s
-        self._left_in = left_in
-        self._pause = pause
-        self._clock = clock
-        self._since: float | None = None
-        self._words = ""
+    url: str
+    patience_s: float
+    left_in: str
+    pause: Callable[[float], bool]
+    clock: Callable[[], float] = time.monotonic
+    owner: Owner | None = None
+    _since: float | None = None
+    _words: str = ""
+
+    def __post_init__(self) -> None:
+        """Names the store."""
+        self.objects = ObjectStore(self.url, patience_s=0)
+        self.url = self.objects.url
 
     @property
     def trouble(self) -> str | None:
         """Why nothing comes through, for how long, in words; None where it does, and in the first moments."""
         since = self._since
-        if since is None or (lasted := self._clock() - since) < SHOWN_S:
+        if since is None or (lasted := self.clock() - since) < SHOWN_S:
             return None
         return f"the store has not answered for {lasted:.0f} s ({self._words})"
 
-    def __call__(self, call: Callable[[], _T]) -> _T:
-        """Returns what the call returns.
-
-        Raises:
-            StoreUnavailable: it has failed for as long as patience lasts.
-            GivenUp: the pause was broken off.
-            StoreRefused, OSError: as the call raises it; not repeated.
-        """
-        started = self._clock()
+    def call(self, call: Callable[[], _T]) -> _T:
+        """Returns what the call returns."""
+        started = self.clock()
         length = FIRST_PAUSE_S
         while True:
             try:
@@ -91,34 +84,118 @@ class Tries:
             if self._since is None:
                 self._since = started
             self._words = why_failed(cause.__cause__ or cause).words
-            waited = self._clock() - started
-            if waited + length > self._patience_s:
+            waited = self.clock() - started
+            if waited + length > self.patience_s:
                 raise StoreUnavailable(
-                    f"{self._url}: the store has failed for {waited:.0f} s (--store-patience-seconds "
-                    f"{self._patience_s:g}): {self._words}. Is it reachable from this machine, and its endpoint right "
-                    f"(AWS_ENDPOINT_URL for S3)? {self._left_in}",
-                    url=self._url,
+                    f"{self.url}: the store has failed for {waited:.0f} s (--store-patience-seconds "
+                    f"{self.patience_s:g}): {self._words}. Is it reachable from this machine, and its endpoint right "
+                    f"(AWS_ENDPOINT_URL for S3)? {self.left_in}",
+                    url=self.url,
                     waited=waited,
                 ) from cause
-            if self._pause(length):
+            if self.pause(length):
                 raise GivenUp
             length = next_pause(length)
 
+    def get(self, name: str) -> bytes | None:
+        """Returns an object, None where there is none."""
+        try:
+            return self.call(lambda: self.objects.get(name))
+        except FileNotFoundError:
+            return None
 
-_TURNS: Final = 10
-"""An object is another one than at the look before only if somebody has put it in between; not so often in a row."""
+    def names(self, folder: str = "") -> dict[str, int]:
+        """Returns the names right under a folder with their sizes, nothing where there is none."""
+        try:
+            return self.call(lambda: self.objects.list(folder))
+        except FileNotFoundError:
+            return {}
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Puts an object if there is none; returns whether it did."""
+        return self.call(lambda: self.objects.put_new(name, data))
+
+    def delete(self, name: str) -> None:
+        """Deletes an object."""
+        self.call(lambda: self.objects.delete(name))
+
+    def replace(self, name: str, data: bytes) -> bytes | None:
+        """Puts an object in place of the one of its name, unless it is the same; returns that one.
+
+        One that is fenced meanwhile cannot overwrite what its successor has put: the tag is older than its look at the
+        owner.
+        """
+        for _ in range(_TURNS):
+            found, tag = self._tagged(name)
+            if tag is None:
+                self.check_owner()
+                if self.put_new(name, data):
+                    return None
+                continue
+            if found == data:
+                return None
+            self.check_owner()
+            if self._put_matching(name, data, tag):
+                return found
+        raise StreamInvalid(
+            f"{self.objects.name_of(name)}: somebody else puts this object all the time; find out who, and stop it",
+            directory=self.url,
+        )
+
+    def find_owner(self) -> FoundOwner:
+        """Looks who the owner is."""
+        data, tag = self._tagged(OWNER)
+        try:
+            return FoundOwner(None if data is None else Owner.decode(data, self.objects.name_of(OWNER)), tag)
+        except FileInvalid:
+            return FoundOwner(None, tag)
+
+    def take(self, owner: Owner, found: FoundOwner) -> None:
+        """Takes the stream from whoever had it when it was looked at."""
+        self.owner = owner
+        data, tag = owner.encode(), found.tag
+        taken = self.put_new(OWNER, data) if tag is None else self._put_matching(OWNER, data, tag)
+        # A try whose answer was lost may have done it.
+        if not taken or not self.objects.conditional:
+            self.check_owner()
+
+    def check_owner(self) -> None:
+        """Looks whether the stream is still ours."""
+        found = self.find_owner().owner
+        if found is None:
+            raise ProducerFenced(
+                f"{self.objects.name_of(OWNER)}: is gone or cannot be read: somebody removes the stream, or has "
+                f"changed that object; this producer stops, since it cannot know any more whether the stream is its "
+                f"own. If the stream is still wanted, start it again: it goes on after the last sealed chunk",
+                directory=self.url,
+            )
+        if found != self.owner:
+            raise ProducerFenced(
+                f"{self.url}: {found} has taken this stream over; this producer stops. Nothing is lost: the other one "
+                f"goes on after the last sealed chunk",
+                directory=self.url,
+                holder=str(found),
+            )
+
+    def _tagged(self, name: str) -> tuple[bytes, str] | tuple[None, None]:
+        try:
+            return self.call(lambda: self.objects.get_tagged(name))
+        except FileNotFoundError:
+            return None, None
+
+    def _put_matching(self, name: str, data: bytes, tag: str) -> bool:
+        return self.call(lambda: self.objects.put_matching(name, data, tag))
+
+
+def next_owner(before: Owner | None) -> Owner:
+    """Returns this process as the owner after another one."""
+    epoch = before.epoch + 1 if before else 1
+    return Owner(epoch, secrets.token_hex(8), socket.gethostname() or "unknown", os.getpid(), time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is in the store.
-
-    Attributes:
-        manifest: the stream's; None where there is none yet.
-        listing: the chunks that are not retired.
-        sizes: bytes of each object right under the URL, by name.
-        end: None where the stream has not ended.
-    """
+    """What is in the store: the manifest if there is one, the chunks that are not retired, sizes by name, the end."""
 
     manifest: Manifest | None
     listing: Listing
@@ -137,69 +214,11 @@ class Found:
         return [name for names in kinds for chunk, name in sorted(names.items()) if chunk not in self.listing.seals]
 
 
-def get(store: ObjectStore, tries: Tries, name: str) -> bytes | None:
-    """Returns an object, None where there is none. Raises as `Tries` does."""
-    try:
-        return tries(lambda: store.get(name))
-    except FileNotFoundError:
-        return None
-
-
-def replace(store: ObjectStore, tries: Tries, check_owner: Callable[[], None], name: str, data: bytes) -> bytes | None:
-    """Puts an object in place of the one of its name, unless it is the same; returns that one.
-
-    One that is fenced meanwhile cannot overwrite what its successor has put: the tag is older than its look at the
-    owner.
-
-    Raises:
-        ProducerFenced: as `check_owner` raises it.
-        StreamInvalid: somebody replaces this object all the time.
-        StoreRefused, StoreUnavailable: see `Tries`.
-    """
-    for _ in range(_TURNS):
-        try:
-            found, tag = tries(lambda: store.get_tagged(name))
-        except FileNotFoundError:
-            check_owner()
-            if tries(lambda: store.put_new(name, data)):
-                return None
-            continue
-        if found == data:
-            return None
-        check_owner()
-        if tries(lambda tag=tag: store.put_matching(name, data, tag)):  # type: ignore[misc]
-            return found
-    raise StreamInvalid(
-        f"{store.name_of(name)}: somebody else puts this object all the time; find out who, and stop it",
-        directory=store.url,
-    )
-
-
-def names_in(store: ObjectStore, tries: Tries, folder: str = "") -> dict[str, int]:
-    """Returns the names right under a folder with their sizes, nothing where there is none. Raises as `Tries` does."""
-    try:
-        return tries(lambda: store.list(folder))
-    except FileNotFoundError:
-        return {}
-
-
-def look(store: ObjectStore, tries: Tries, samples_per_chunk: int | None) -> Found:
-    """Looks at a stream in a store.
-
-    Args:
-        store: of the stream.
-        tries: calls it.
-        samples_per_chunk: what is asked for; None takes what the manifest says.
-
-    Raises:
-        StreamMismatch: the stream has another number of samples per chunk.
-        StreamInvalid, ChunkMissing: its objects contradict each other, or somebody else made them.
-        FormatInvalid: one of them cannot be used.
-        StoreRefused, StoreUnavailable: see `Tries`.
-    """
+def look(store: StreamStore, samples_per_chunk: int | None) -> Found:
+    """Looks at a stream, of which so many samples per chunk are asked for; None takes what the manifest says."""
     url = store.url
-    data = get(store, tries, MANIFEST)
-    manifest = None if data is None else Manifest.decode(data, store.name_of(MANIFEST))
+    data = store.get(MANIFEST)
+    manifest = None if data is None else Manifest.decode(data, store.objects.name_of(MANIFEST))
     if manifest is not None and samples_per_chunk not in (None, manifest.samples_per_chunk):
         raise StreamMismatch(
             f"{url}: the stream has {manifest.samples_per_chunk} samples per chunk, asked for {samples_per_chunk}; "
@@ -208,7 +227,7 @@ def look(store: ObjectStore, tries: Tries, samples_per_chunk: int | None) -> Fou
             expected=str(samples_per_chunk),
             actual=str(manifest.samples_per_chunk),
         )
-    sizes = names_in(store, tries)
+    sizes = store.names()
     listing = sort_names(sizes, url)
     if manifest is None and (listing.data or listing.seals):
         raise StreamInvalid(
@@ -217,16 +236,16 @@ def look(store: ObjectStore, tries: Tries, samples_per_chunk: int | None) -> Fou
         )
     if manifest is None or not manifest.arrays:
         # Whatever has the name of a side file here is none of ours.
-        listing = changed(listing, arrays={})
+        listing = replace(listing, arrays={})
     # After the listing: the mark comes before each deletion, so whatever was missing above is below it now.
-    mark = get(store, tries, RETIRED)
+    mark = store.get(RETIRED)
     if manifest is not None and mark is not None:
-        retired = Retired.decode(mark, store.name_of(RETIRED))
+        retired = Retired.decode(mark, store.objects.name_of(RETIRED))
         if retired.stream_id == manifest.stream_id:
             listing = listing.starting_at(retired.chunks_before)
     _check_gaps(url, listing, manifest is not None and manifest.arrays)
-    data = get(store, tries, END)
-    return Found(manifest, listing, sizes, None if data is None else End.decode(data, store.name_of(END)))
+    data = store.get(END)
+    return Found(manifest, listing, sizes, None if data is None else End.decode(data, store.objects.name_of(END)))
 
 
 def _check_gaps(url: str, listing: Listing, arrays: bool) -> None:
@@ -237,97 +256,11 @@ def _check_gaps(url: str, listing: Listing, arrays: bool) -> None:
             directory=url,
             chunk=listing.sealed,
         )
+    kinds = [("data object", listing.data, chunk_name), ("side file", listing.arrays, arrays_name)]
     for chunk in range(listing.first if arrays else listing.complete, listing.sealed):
-        for kind, names, name in (
-            ("data object", listing.data, chunk_name(chunk)),
-            *((("side file", listing.arrays, arrays_name(chunk)),) if arrays else ()),
-        ):
+        for kind, names, name_of in kinds[: 1 + arrays]:
             if chunk not in names:
+                file = f"{url}/{name_of(chunk)}"
                 raise ChunkMissing(
-                    f"{url}/{name}: sealed, but its {kind} is missing; restore it from a copy",
-                    file=f"{url}/{name}",
-                    chunk=chunk,
+                    f"{file}: sealed, but its {kind} is missing; restore it from a copy", file=file, chunk=chunk
                 )
-
-
-class FoundOwner(NamedTuple):
-    """What is in the store as the owner.
-
-    Attributes:
-        owner: None where there is none, or none that can be read.
-        tag: of the object; None where there is none.
-    """
-
-    owner: Owner | None
-    tag: str | None
-
-
-def find_owner(store: ObjectStore, tries: Tries) -> FoundOwner:
-    """Returns the owner in the store. Raises as `Tries` does."""
-    try:
-        data, tag = tries(lambda: store.get_tagged(OWNER))
-    except FileNotFoundError:
-        return FoundOwner(None, None)
-    try:
-        return FoundOwner(Owner.decode(data, store.name_of(OWNER)), tag)
-    except FileInvalid:
-        return FoundOwner(None, tag)
-
-
-def next_owner(before: Owner | None, now: float) -> Owner:
-    """Returns this process as the owner after another one; `now` is in seconds since 1970."""
-    return Owner(
-        epoch=before.epoch + 1 if before else 1,
-        token=secrets.token_hex(8),
-        host=socket.gethostname() or "unknown",
-        pid=os.getpid(),
-        since=now,
-    )
-
-
-class Ownership:
-    """The right to put to the stream."""
-
-    def __init__(self, store: ObjectStore, tries: Tries, owner: Owner) -> None:
-        self._store = store
-        self._tries = tries
-        self.owner = owner
-
-    def take(self, found: FoundOwner) -> None:
-        """Takes the stream from whoever had it when it was looked at.
-
-        Raises:
-            ProducerFenced: somebody else has taken it since that look.
-        """
-        data, tag = self.owner.encode(), found.tag
-        if tag is None:
-            taken = self._tries(lambda: self._store.put_new(OWNER, data))
-        else:
-            taken = self._tries(lambda: self._store.put_matching(OWNER, data, tag))
-        # A try whose answer was lost may have done it.
-        if not taken or not self._store.conditional:
-            self.check()
-
-    def check(self) -> None:
-        """Looks whether the stream is still ours.
-
-        Raises:
-            ProducerFenced: another producer has taken it over, or the object is gone.
-        """
-        found = find_owner(self._store, self._tries)
-        if found.owner == self.owner:
-            return
-        url = self._store.url
-        if found.owner is None:
-            raise ProducerFenced(
-                f"{self._store.name_of(OWNER)}: is gone or cannot be read: somebody removes the stream, or has changed "
-                f"that object; this producer stops, since it cannot know any more whether the stream is its own. If "
-                f"the stream is still wanted, start it again: it goes on after the last sealed chunk",
-                directory=url,
-            )
-        raise ProducerFenced(
-            f"{url}: {found.owner} has taken this stream over; this producer stops. Nothing is lost: the other one "
-            f"goes on after the last sealed chunk",
-            directory=url,
-            holder=str(found.owner),
-        )

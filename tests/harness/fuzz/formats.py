@@ -249,7 +249,7 @@ def check_foreign(data: bytes, path: Path) -> None:
         except errors.RowInvalid:
             wanted = None
         try:
-            row: Any = chunk.row(number)
+            row: Any = chunk.parse([chunk.line(number)], number)[0]
         except errors.RowInvalid as error:
             row = None
             assert error.file == str(path), "names another file"

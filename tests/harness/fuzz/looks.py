@@ -25,7 +25,7 @@ from lazyshard.cli.output import with_lists
 from lazyshard.errors import LazyShardError
 from lazyshard.format.names import arrays_name, chunk_name
 from lazyshard.inspection.verification import verify
-from lazyshard.stream import chunk, foreign_rows, list_consumers, read_cursor
+from lazyshard.stream import chunk, list_consumers, read_cursor
 from lazyshard.stream.retire import retire
 from tests.data.options import grouped
 from tests.harness.fuzz.damage import Damaged
@@ -82,8 +82,7 @@ class Broken(AssertionError):
 def look_at(directory: Path, known: Known, done: Damaged, name: str) -> str | None:
     try:
         # A scan of two gigabytes of zeros would take longer than all the rest.
-        longest = [patch.object(module, "MAX_ROW_BYTES", 1 << 22) for module in (foreign_rows, chunk)]
-        with bounded(), longest[0], longest[1]:
+        with bounded(), patch.object(chunk, "MAX_ROW_BYTES", 1 << 22):
             LOOKS[name](directory, known, done)
     except Broken as broken:
         return f"{name}: {broken}"

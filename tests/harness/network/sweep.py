@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard import LazyShardedDataset, StreamReader
-from lazyshard.stream.watchdog import READERS
+from lazyshard.stream.waiting import READERS
 from tests.data.workers import loader
 from tests.harness.network.mounts import CACHED, DEFAULT, Mount, Share, why_not
 from tests.harness.points.sealed import SealedChunks

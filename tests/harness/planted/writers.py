@@ -7,7 +7,7 @@ from typing import Any, Final
 from unittest import mock
 
 from lazyshard.store import durable
-from lazyshard.stream import lock, publishing, recovery, writer_opening
+from lazyshard.stream import lock, publishing, recovery
 from lazyshard.stream.listing import Listing
 from lazyshard.stream.lock import Workplace
 from lazyshard.stream.open_chunk import OpenChunk, WriteSteps
@@ -37,7 +37,7 @@ def data_in_place() -> None:
             path.with_name(path.name + ".completed").touch()
         return original(directory, *given)
 
-    around(writer_opening, "recover", recover)
+    around(recovery, "recover", recover)
 
 
 def end_before_last_chunk() -> None:

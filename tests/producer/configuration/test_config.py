@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.command_line import Flags, sort_arguments
-from lazyshard_producer.configuration.config import ConfigFile, read_config, sort_config
+from lazyshard_producer.configuration.given import Given, read_config, sort_arguments, sort_config
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid, SettingsInvalid
@@ -73,19 +72,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def config(text: str) -> ConfigFile:
+def config(text: str) -> Given:
     Path("run.toml").write_text(text, "utf-8")
     return read_config("run.toml")
 
 
-def flags(line: str) -> Flags:
+def flags(line: str) -> Given:
     """As typer would sort them: every flag here has one value."""
     found = sort_arguments(["run", *shlex.split(line)])
     names = [flag.removeprefix("--").replace("-", "_") for flag in found.rest[1::2]]
-    return Flags(found.sources, {name: [value] for name, value in zip(names, found.rest[2::2], strict=True)})
+    return Given(found.sources, {name: [value] for name, value in zip(names, found.rest[2::2], strict=True)})
 
 
-def problems(given: Flags, file: ConfigFile | None = None) -> list[tuple[str, str]]:
+def problems(given: Given, file: Given | None = None) -> list[tuple[str, str]]:
     """What is refused: options, and why."""
     with pytest.raises(SettingsInvalid) as error:
         assemble(given, file)
@@ -93,7 +92,7 @@ def problems(given: Flags, file: ConfigFile | None = None) -> list[tuple[str, st
 
 
 def test_a_file_says_all_that_flags_can_say() -> None:
-    settings = assemble(Flags(), config(FULL))
+    settings = assemble(Given(), config(FULL))
     assert settings.sources == (
         SourceSettings(path="a", weight=1.5),
         SourceSettings(path="b", weight=1.5),
@@ -120,7 +119,7 @@ def test_the_least_that_is_needed_and_none_in_a_file() -> None:
     assert assemble(flags(LEAST), None) == expected
     text = 'out = "o"\nsamples_per_chunk = 3\nrate = "none"\n[[source]]\npath = "a"\n'
     none = "".join(f'{name} = "none"\n' for name in ("max_ahead", "max_disk", "min_free_disk"))
-    assert assemble(Flags(), config(f"{text}[limits]\n{none}")) == expected
+    assert assemble(Given(), config(f"{text}[limits]\n{none}")) == expected
 
 
 def test_flags_come_before_the_file() -> None:
@@ -292,7 +291,7 @@ def test_names_that_nobody_knows(document: dict[str, Any], option: str, hint: st
 def test_a_path_that_is_none_or_no_source_at_all(path: Any) -> None:
     sources = [] if path is None else [{"path": path}]
     file = sort_config("x", {"out": "o", "samples_per_chunk": 3, "source": sources})
-    assert [option for option, _ in problems(Flags(), file)] == ["x: [[source]] 1: path" if sources else "--source"]
+    assert [option for option, _ in problems(Given(), file)] == ["x: [[source]] 1: path" if sources else "--source"]
 
 
 @pytest.mark.parametrize(

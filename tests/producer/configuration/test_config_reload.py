@@ -2,15 +2,16 @@
 
 import signal
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from lazyshard_producer.configuration.assembly import Reload, reloaded
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits, Settings
 from lazyshard_producer.errors import SettingInvalid
+from lazyshard_producer.run import reload_settings, reloaded
 from tests.harness.processes.producing import ids, plain_sources, rows, start, wait_until
 
 OLD: Final = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10, on_bad_row="skip", max_bad_rows=5)
@@ -55,7 +56,7 @@ def test_changes_are_told() -> None:
     teller = Teller()
     ahead = Limits(max_ahead=Amount(number=64, unit="chunks"), max_disk=10**9, consumers=("train",))
     new = replace(OLD, rate=2.5, limits=ahead, log_every_s=5.0, out="other")
-    assert Reload(lambda: new, "run.toml").take(OLD, teller) == replace(new, out="out")
+    assert reload_settings(OLD, lambda: new, "run.toml", teller.note, teller.warn) == replace(new, out="out")
     (warning,), (note,) = teller.warnings, teller.notes
     assert warning.startswith("run.toml: out ")
     assert note.partition(": ")[2].split(", ") == [
@@ -72,13 +73,13 @@ def test_what_changes_nothing() -> None:
         raise error
 
     teller = Teller()
-    assert Reload(lambda: OLD, "run.toml").take(OLD, teller) == OLD
-    assert Reload(None, "None").take(OLD, teller) is OLD
-    assert (len(teller.notes), teller.warnings) == (2, [])
+    assert reload_settings(OLD, lambda: OLD, "run.toml", teller.note, teller.warn) == OLD
+    assert (len(teller.notes), teller.warnings) == (1, [])
     for error in (SettingInvalid("run.toml: no TOML"), OSError(5, "Input/output error")):
-        assert Reload(lambda error=error: fail(error), "run.toml").take(OLD, teller) is OLD  # type: ignore[misc]
+        load = partial(fail, error)
+        assert reload_settings(OLD, load, "run.toml", teller.note, teller.warn) is OLD
         assert str(error) in teller.warnings[-1]
-    assert len(teller.notes) == 2
+    assert len(teller.notes) == 1
 
 
 def head(out: Path) -> bytes:

@@ -8,8 +8,7 @@ import pytest
 
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.command_line import Flags
-from lazyshard_producer.configuration.config import TABLES, example, read_config
+from lazyshard_producer.configuration.given import TABLES, Given, example, read_config
 from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, SOURCE_OPTIONS, Settings
 from lazyshard_producer.display.metrics import PrometheusMetrics
 from lazyshard_producer.errors import SettingsInvalid
@@ -33,7 +32,7 @@ def test_what_is_written_is_accepted_by_check_and_sets_what_is_needed(capsys: py
     assert main(["check", "lazyshard-producer.toml", "--out", "out"]) == 0
     assert '"id":2' in capsys.readouterr().out
     expected = Settings(sources=plain_sources(["data.jsonl"]), out="/shared/stream", samples_per_chunk=1000)
-    assert assemble(Flags(), read_config("lazyshard-producer.toml")) == expected
+    assert assemble(Given(), read_config("lazyshard-producer.toml")) == expected
 
 
 def test_every_setting_is_in_it_once() -> None:
@@ -49,7 +48,7 @@ def test_every_example_of_a_setting_can_be_read_where_it_stands(name: str) -> No
     file = read_config("x.toml")
     assert file.problems == ()
     try:
-        assemble(Flags(), file)
+        assemble(Given(), file)
     except SettingsInvalid as error:
         # Some of them need another one; what they are is right.
         assert not any("is needed, got" in problem.text for problem in error.problems)
@@ -87,7 +86,7 @@ def test_the_page_shows_a_configuration_file_with_known_keys_only() -> None:
     assert (file.problems, len(file.sources)) == ((), 2)
     for table in TABLES:
         (comment,) = re.findall(rf"^\[{table}\] +# (.*)$", block, re.MULTILINE)
-        assert sorted(comment.split(", ")) == sorted(option.name for option in OPTIONS if option.about.table == table)
+        assert sorted(comment.split(", ")) == sorted(option.name for option in OPTIONS if option.table == table)
 
 
 def test_the_page_names_the_metrics_that_are_served() -> None:

@@ -1,13 +1,14 @@
 """Sources on the command line: several files after one --source, quoted patterns, weights, Megatron's blend files."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.configuration.command_line import SourceArgument, sort_arguments
-from lazyshard_producer.configuration.source_paths import expand_path, parse_blend
+from lazyshard_producer.configuration.assembly import expand_path, parse_blend
+from lazyshard_producer.configuration.given import sort_arguments
 from tests.conversion import megatron_core
 
 
@@ -16,32 +17,32 @@ from tests.conversion import megatron_core
     [
         ("", "", []),
         ("run", "run", []),
-        ("run --source a", "run", [("--source", ["a"], [])]),
-        ("run --source a b --out c", "run --out c", [("--source", ["a", "b"], [])]),
-        ("run --source=a b", "run b", [("--source", ["a"], [])]),
-        ("run --source a --rate 1 b", "run --rate 1 b", [("--source", ["a"], [])]),
+        ("run --source a", "run", [{"path": ["a"]}]),
+        ("run --source a b --out c", "run --out c", [{"path": ["a", "b"]}]),
+        ("run --source=a b", "run b", [{"path": ["a"]}]),
+        ("run --source a --rate 1 b", "run --rate 1 b", [{"path": ["a"]}]),
         (
             "run --source a --follow d --source b",
             "run",
-            [("--source", ["a"], []), ("--follow", ["d"], []), ("--source", ["b"], [])],
+            [{"path": ["a"]}, {"follow": ["d"]}, {"path": ["b"]}],
         ),
         (
             "check --source a b --weight 0.7 --follow=d --weight=3 --debug",
             "check --debug",
-            [("--source", ["a", "b"], ["0.7"]), ("--follow", ["d"], ["3"])],
+            [{"path": ["a", "b"], "weight": "0.7"}, {"follow": ["d"], "weight": "3"}],
         ),
-        ("run --source a --weight -1", "run", [("--source", ["a"], ["-1"])]),
-        ("run --source a --rate 5 --weight 2", "run --rate 5", [("--source", ["a"], ["2"])]),
-        ("run --source - --out o", "run --out o", [("--source", ["-"], [])]),  # standard input is a path
-        ("run --source=", "run", [("--source", [""], [])]),
-        ("run --source a -- --source b", "run -- --source b", [("--source", ["a"], [])]),
+        ("run --source a --weight -1", "run", [{"path": ["a"], "weight": "-1"}]),
+        ("run --source a --rate 5 --weight 2", "run --rate 5", [{"path": ["a"], "weight": "2"}]),
+        ("run --source - --out o", "run --out o", [{"path": ["-"]}]),  # standard input is a path
+        ("run --source=", "run", [{"path": [""]}]),
+        ("run --source a -- --source b", "run -- --source b", [{"path": ["a"]}]),
         ("init --source a", "init --source a", []),  # other commands have no sources
     ],
 )
-def test_sources_are_taken_out(line: str, rest: str, sources: list[tuple[str, list[str], list[str]]]) -> None:
+def test_sources_are_taken_out(line: str, rest: str, sources: list[dict[str, Any]]) -> None:
     found = sort_arguments(line.split())
     assert found.rest == rest.split()
-    assert found.sources == [SourceArgument(*source) for source in sources]
+    assert found.sources == sources
     assert found.problems == []
 
 
@@ -63,7 +64,7 @@ def test_sources_that_cannot_be(line: str, option: str) -> None:
 @given(st.lists(st.sampled_from(["--source", "--source=a", "--weight", "--weight=1", "--out", "a", "-", "--", "b"])))
 def test_no_command_line_breaks_it_and_no_argument_comes_twice(arguments: list[str]) -> None:
     found = sort_arguments(["run", *arguments])
-    taken = sum(len(source.paths) + len(source.weights) for source in found.sources)
+    taken = sum(len(source.get("path", source.get("follow", ()))) + ("weight" in source) for source in found.sources)
     assert len(found.rest) + taken <= 1 + len(arguments)
 
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.command_line import Flags, SourceArgument
-from lazyshard_producer.configuration.config import ConfigFile
+from lazyshard_producer.configuration.given import Given
 from lazyshard_producer.configuration.quantities import (
     Amount,
     parse_amount,
@@ -88,15 +87,15 @@ NEEDED: Final = {"out": "out", "samples_per_chunk": 10, "shuffle": 5, "on_bad_ro
 
 
 def of_flags(name: str, *texts: str) -> Any:
-    return _value(name, assemble(Flags([SourceArgument("--source", ["a"])], {name: texts}), _file({})))
+    return _value(name, assemble(Given([{"path": ["a"]}], {name: texts}), _file({})))
 
 
 def of_toml(name: str, value: Any) -> Any:
-    return _value(name, assemble(Flags(), _file({name: value})))
+    return _value(name, assemble(Given(), _file({name: value})))
 
 
-def _file(more: dict[str, Any]) -> ConfigFile:
-    return ConfigFile("x", NEEDED | more, ({"path": "a"},), ())
+def _file(more: dict[str, Any]) -> Given:
+    return Given(({"path": "a"},), NEEDED | more, file="x")
 
 
 def _value(name: str, settings: Any) -> Any:
@@ -136,8 +135,8 @@ def test_flags_and_toml_give_the_same(name: str, texts: list[str], toml: Any, va
 
 def test_names_with_commas() -> None:
     given = {"retain": ["1"], "consumers": ["a, b", "c"]}
-    assert assemble(Flags((), given), _file({})).limits.consumers == ("a", "b", "c")
-    assert assemble(Flags(), _file({"retain": 1, "consumers": "a"})).limits.consumers == ("a",)
+    assert assemble(Given((), given), _file({})).limits.consumers == ("a", "b", "c")
+    assert assemble(Given(), _file({"retain": 1, "consumers": "a"})).limits.consumers == ("a",)
     assert of_toml("columns", ["a,b"]) == (("a,b", "a,b"),)
 
 

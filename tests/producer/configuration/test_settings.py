@@ -7,8 +7,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.command_line import Flags, SourceArgument
-from lazyshard_producer.configuration.config import ConfigFile
+from lazyshard_producer.configuration.given import Given
 from lazyshard_producer.configuration.problems import is_live
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
@@ -16,9 +15,9 @@ from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
 
 def refusal(*sources: dict[str, Any], **values: Any) -> SettingsInvalid | None:
     """What is said of a file with these values."""
-    file = ConfigFile("x", {"out": "out", "samples_per_chunk": 10} | values, sources or ({"path": "a"},), ())
+    file = Given(sources or ({"path": "a"},), {"out": "out", "samples_per_chunk": 10} | values, file="x")
     try:
-        assemble(Flags(), file)
+        assemble(Given(), file)
     except SettingsInvalid as error:
         return error
     return None
@@ -241,7 +240,7 @@ def test_a_live_source_comes_last_or_all_are_mixed(live: dict[str, Any]) -> None
 
 def test_an_option_of_swift_is_given_once() -> None:
     values = {"encode": ["swift"], "model": ["m"], "encode_option": ["a=1", "a=2"]}
-    given = Flags([SourceArgument("--source", ["a"])], {"out": ["o"], "samples_per_chunk": ["1"], **values})
+    given = Given([{"path": ["a"]}], {"out": ["o"], "samples_per_chunk": ["1"], **values})
     with pytest.raises(SettingsInvalid) as error:
         assemble(given, None)
     assert [problem.option for problem in error.value.problems] == ["--encode-option"]

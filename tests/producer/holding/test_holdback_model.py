@@ -5,12 +5,11 @@ A producer, readers and a disk in memory, around a real `Holdback`: who moves wh
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +18,8 @@ from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding.holdback import Hold, Holdback
-from lazyshard_producer.holding.shelf import Shelf, Stock
+from lazyshard_producer.holding.holdback import Holdback, Shelf
+from lazyshard_producer.holding.limits import Hold, Stock
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=150)
 STREAM: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
@@ -95,22 +94,8 @@ class World:
         self.limits = limits
         self.hold: Hold | None = None
         self.holds.clear()
-        shelf, clock = Shelf(Path("/stream")), lambda: self.now
-        with self.patched():
-            self.holdback = Holdback(limits, shelf, SAMPLES_PER_CHUNK, clock=clock, wall_clock=lambda: 0.0)
-
-    @contextlib.contextmanager
-    def patched(self) -> Iterator[None]:
-        replaced: dict[str, Any] = {
-            "list_consumers": self.list_consumers,
-            "retire": self.retire,
-            "read_retired": lambda directory: self.first,
-            "measure_stock": self.measure_stock,
-            "chunk_size": self.chunk_size,
-            "free_bytes": lambda directory: self.capacity - self.used,
-        }
-        with mock.patch.multiple("lazyshard_producer.holding.shelf", **replaced):
-            yield
+        clock = lambda: self.now  # noqa: E731
+        self.holdback = Holdback(limits, Disk(self), SAMPLES_PER_CHUNK, clock=clock, wall_clock=lambda: 0.0)
 
     @property
     def used(self) -> int:
@@ -119,29 +104,6 @@ class World:
     @property
     def finished(self) -> bool:
         return self.ended and all(reader.at == self.published for reader in self.readers)
-
-    def list_consumers(self, directory: Path, published_chunks: int) -> tuple[Consumer, ...]:
-        assert published_chunks == self.published
-        found = [one.consumer() for one in self.readers if one.cursor is not None or one.needs is not None]
-        return tuple(sorted(found, key=lambda consumer: consumer.name))
-
-    def retire(self, directory: Path, chunks_before: int, published: int, *, check: Callable[[], None]) -> int:
-        assert self.limits.retain != "all"
-        assert set(self.limits.consumers) <= {reader.name for reader in self.readers if reader.cursor is not None}
-        for reader in self.readers:
-            if reader.needs is not None or reader.cursor is not None:
-                assert chunks_before <= (reader.cursor or 0)
-        kept = self.limits.retain if isinstance(self.limits.retain, int) else 1
-        assert self.first < chunks_before <= published - kept
-        deleted, self.first = chunks_before - self.first, chunks_before
-        return deleted
-
-    def measure_stock(self, directory: Path, first: int, stop: int, *, exact: bool) -> Stock:
-        assert (first, stop) == (self.first, self.published)
-        return Stock(first=first, stop=stop, size=self.used, largest=max(self.sizes[first:stop], default=0))
-
-    def chunk_size(self, directory: Path, chunk: int, arrays: bool) -> int:
-        return self.sizes[chunk] if self.first <= chunk < self.published else 0
 
     def produce(self) -> bool:
         """One try to publish the next chunk, as late after the last one as it asks for."""
@@ -173,14 +135,60 @@ class World:
         def move(who: int) -> bool:
             return self.produce() if who == 0 else self.readers[who - 1].step(self.published, self.ended)
 
-        with self.patched():
-            for turn in turns:
-                move(turn % (len(self.readers) + 1))
-            stuck = 0
-            # What the producer knows of the readers may be a moment old: hence a few rounds.
-            while stuck < 4:
-                moved = [move(who) for who in range(len(self.readers) + 1)]
-                stuck = 0 if any(moved) else stuck + 1
+        for turn in turns:
+            move(turn % (len(self.readers) + 1))
+        stuck = 0
+        # What the producer knows of the readers may be a moment old: hence a few rounds.
+        while stuck < 4:
+            moved = [move(who) for who in range(len(self.readers) + 1)]
+            stuck = 0 if any(moved) else stuck + 1
+
+
+class Disk(Shelf):
+    """The chunks of a world."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(Path("/stream"))
+        self.world = world
+
+    def first(self) -> int:
+        return self.world.first
+
+    def consumers(self, published: int) -> tuple[Consumer, ...]:
+        assert published == self.world.published
+        found = [one.consumer() for one in self.world.readers if one.cursor is not None or one.needs is not None]
+        return tuple(sorted(found, key=lambda consumer: consumer.name))
+
+    def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
+        limits, readers = self.world.limits, self.world.readers
+        assert limits.retain != "all"
+        assert set(limits.consumers) <= {reader.name for reader in readers if reader.cursor is not None}
+        for reader in readers:
+            if reader.needs is not None or reader.cursor is not None:
+                assert chunks_before <= (reader.cursor or 0)
+        kept = limits.retain if isinstance(limits.retain, int) else 1
+        assert self.world.first < chunks_before <= published - kept
+        self.world.first = chunks_before
+
+    def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
+        assert (first, stop) == (self.world.first, self.world.published)
+        return Stock(first=first, stop=stop, size=self.world.used, largest=max(self.world.sizes[first:stop], default=0))
+
+    def chunk_size(self, chunk: int) -> int:
+        return self.world.sizes[chunk] if self.world.first <= chunk < self.world.published else 0
+
+    def free_bytes(self) -> int:
+        return self.world.capacity - self.world.used
+
+
+def number(pattern: str, hold: Hold) -> int:
+    found = re.search(pattern, hold.reason)
+    assert found is not None, hold
+    return int(found[1].replace(",", ""))
+
+
+def suggested(hold: Hold) -> int:
+    return number(r"--max-disk to (\d+) bytes", hold)
 
 
 chunks_ahead = st.builds(Amount, number=st.integers(0, 12), unit=st.just("chunks"))
@@ -243,8 +251,9 @@ def test_limits_are_kept_and_a_deadlock_is_told_from_a_wait(
         return
     # Whatever its value, --max-ahead is never a deadlock.
     assert world.hold is not None
-    assert kind != "ahead" and (world.hold.kind, world.hold.deadlock) == (kind, True)
-    assert kind == "free" or (world.hold.suggested is not None and world.hold.suggested > size)
+    assert kind != "ahead" and world.hold.deadlock
+    assert f"--{'max-disk' if kind == 'disk' else 'min-free-disk'} " in world.hold.reason
+    assert kind == "free" or suggested(world.hold) > size
 
 
 @PROPERTY
@@ -265,12 +274,11 @@ def test_the_suggested_limit_lets_the_waiting_consumer_go_on(who: list[Reader], 
     world.run(turns)
     if world.finished:
         return
-    assert world.hold is not None and world.hold.suggested is not None and world.hold.needed is not None
-    needed = world.hold.needed
-    world.limit(Limits(max_disk=world.hold.suggested, retain="consumed"))
-    with world.patched():
-        while world.published < min(needed, 60):
-            assert world.produce(), world.hold
+    assert world.hold is not None
+    needed = number(r"waits? for ([\d,]+) chunk", world.hold)
+    world.limit(Limits(max_disk=suggested(world.hold), retain="consumed"))
+    while world.published < min(needed, 60):
+        assert world.produce(), world.hold
 
 
 @PROPERTY
@@ -298,7 +306,7 @@ def test_a_dead_consumer_keeps_its_chunks_and_holds_the_run_but_starves_nobody(
     world.run(turns)
     assert world.published == needs + ahead.number
     assert world.hold is not None
-    assert (world.hold.kind, world.hold.waits_for) == ("ahead", ("dead",))
+    assert world.hold.reason.startswith("--max-ahead ") and "; consumer 'dead' is at chunk " in world.hold.reason
 
     world.readers = [dead, *who]
     world.run(turns)

@@ -15,17 +15,17 @@ from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.limits import (
     SILENT_S,
-    Claim,
     KeptChunks,
+    age_of_oldest,
     ahead_in_chunks,
     deletable,
     is_deadlock,
+    mark,
     may_be_dead,
+    needs,
     publishable,
-    read_claims,
-    silent_for,
+    seen_at,
     slowest,
-    uncommitted_for,
     why_kept,
 )
 
@@ -33,8 +33,9 @@ STREAM = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=200)
 
 
-def claim(name: str = "a", done: int | None = None, needs: int | None = None) -> Claim:
-    return Claim(name=name, done=done or 0, needs=needs, committed_at=None if done is None else 5.0, seen_at=5.0)
+def claim(name: str = "a", done: int | None = None, needs: int | None = None, at: float = 5.0) -> Consumer:
+    cursor = None if done is None else Cursor(name, STREAM, 0, done, {}, at)
+    return Consumer(name, cursor, None if needs is None else ReadingMark(name, STREAM, 1, 0, needs, at), None)
 
 
 def consumed(*names: str) -> Limits:
@@ -42,27 +43,23 @@ def consumed(*names: str) -> Limits:
 
 
 @st.composite
-def claim_lists(draw: st.DrawFn) -> list[Claim]:
+def claim_lists(draw: st.DrawFn) -> list[Consumer]:
     names = draw(st.lists(st.sampled_from("abcd"), unique=True))
     count = st.none() | st.integers(0, 30)
     return [claim(name, draw(count), draw(count)) for name in names]
 
 
-def test_claims_of_consumers_with_and_without_each_file() -> None:
+def test_a_consumer_with_and_without_each_file() -> None:
     cursor = Cursor("a", STREAM, 70, 7, {}, 100.0)
     reading = ReadingMark("a", STREAM, 2, 3, 12, 140.0)
-    consumers = [
-        Consumer("both", cursor, reading, None),
-        Consumer("cursor", cursor, None, None),
-        Consumer("reading", None, reading, None),
-        Consumer("torn", None, None, "torn.json: not JSON"),
+    files = ((cursor, reading), (cursor, None), (None, reading), (None, None))
+    found = [Consumer("a", one, other, None) for one, other in files]
+    assert [(needs(one), mark(one), seen_at(one)) for one in found] == [
+        (12, 12, 140.0),
+        (0, 7, 100.0),
+        (12, 12, 140.0),
+        (0, 0, None),
     ]
-    assert read_claims(consumers) == (
-        Claim(name="both", done=7, needs=12, committed_at=100.0, seen_at=140.0),
-        Claim(name="cursor", done=7, committed_at=100.0, seen_at=100.0),
-        Claim(name="reading", needs=12, seen_at=140.0),
-        Claim(name="torn", problem="torn.json: not JSON"),
-    )
 
 
 @pytest.mark.parametrize(
@@ -86,10 +83,10 @@ def test_an_amount_in_chunks_is_rounded_down_but_not_to_nothing(
 
 @PROPERTY
 @given(claims=claim_lists(), ahead=st.integers(0, 50))
-def test_publishable_is_what_the_slowest_allows_and_covers_every_need(claims: list[Claim], ahead: int) -> None:
+def test_publishable_is_what_the_slowest_allows_and_covers_every_need(claims: list[Consumer], ahead: int) -> None:
     """A reading mark below its own cursor is an old one; a cursor alone says nothing of what is needed."""
-    needs = max([claim.needs or 0 for claim in claims] or [0])
-    assert publishable(claims, ahead) == max(needs, min([claim.mark for claim in claims] or [0]) + ahead)
+    most = max(map(needs, claims), default=0)
+    assert publishable(claims, ahead) == max(most, min(map(mark, claims), default=0) + ahead)
 
 
 A5, B3, B5, B_NEEDS = claim("a", done=5), claim("b", done=3), claim("b", done=5), claim("b", needs=9)
@@ -105,7 +102,7 @@ A5, B3, B5, B_NEEDS = claim("a", done=5), claim("b", done=3), claim("b", done=5)
         ([A5, B5], consumed(), 10, 5, "consumer", "ab"),
         # Who has left no cursor that counts is done with nothing.
         ([A5, B_NEEDS], consumed(), 10, 0, "consumer", "b"),
-        ([A5, Claim(name="b", problem="torn")], consumed(), 10, 0, "consumer", "b"),
+        ([A5, Consumer("b", None, None, "torn")], consumed(), 10, 0, "consumer", "b"),
         # Names that must have a cursor.
         ([A5], consumed("a"), 10, 5, "consumer", "a"),
         ([A5], consumed("a", "c", "b"), 10, 0, "unregistered", "bc"),
@@ -122,7 +119,7 @@ A5, B3, B5, B_NEEDS = claim("a", done=5), claim("b", done=3), claim("b", done=5)
     ],
 )
 def test_deletable_and_why_no_more(
-    claims: list[Claim], limits: Limits, published: int, may: int, by: Any, names: str
+    claims: list[Consumer], limits: Limits, published: int, may: int, by: Any, names: str
 ) -> None:
     assert deletable(claims, limits, published) == may
     assert why_kept(claims, limits, published) == KeptChunks(by=by, names=tuple(names))
@@ -157,31 +154,28 @@ A5_WAITS, B5_GOES = claim("a", done=5, needs=12), claim("b", done=5, needs=10)
     ],
 )
 def test_deadlock_at_a_hard_limit_with_ten_chunks_published(
-    claims: list[Claim], limits: Limits, deadlock: bool
+    claims: list[Consumer], limits: Limits, deadlock: bool
 ) -> None:
     assert is_deadlock(claims, why_kept(claims, limits, 10), 10) is deadlock
 
 
 def test_ages_of_consumers() -> None:
-    claims = [
-        Claim(name="a", done=3, committed_at=50.0, seen_at=90.0),
-        Claim(name="b", needs=3, seen_at=80.0),
-        Claim(name="c", done=4, committed_at=40.0, seen_at=40.0),
-    ]
-    assert [claim.name for claim in slowest(claims)] == ["a", "b"]
-    assert (silent_for(claims[:2], 100.0), uncommitted_for(claims[:2], 100.0)) == (20.0, 50.0)
-    assert (silent_for(claims[1:], 100.0), uncommitted_for(claims[1:2], 100.0)) == (60.0, None)
+    claims = [claim("a", done=3), claim("b", needs=3), claim("c", done=4)]
+    assert [one.name for one in slowest(claims)] == ["a", "b"]
+    assert slowest([]) == ()
+    assert age_of_oldest([50.0, None, 40.0], 100.0) == 60.0
+    assert age_of_oldest([None], 100.0) is age_of_oldest([], 1.0) is None
     # Its clock is ahead of ours.
-    assert (silent_for(claims, 30.0), uncommitted_for(claims, 30.0)) == (0.0, 0.0)
-    assert (slowest([]), silent_for([], 1.0)) == ((), None)
+    assert age_of_oldest([50.0, 40.0], 30.0) == 0.0
 
 
 def test_a_consumer_may_be_dead_that_is_silent_or_cannot_be_read() -> None:
-    assert not may_be_dead(claim(), 5.0 + SILENT_S - 1)
-    assert may_be_dead(claim(), 5.0 + SILENT_S)
-    assert not may_be_dead(claim(), 0.0)
-    assert may_be_dead(Claim(name="a", seen_at=5.0, problem="torn"), 5.0)
-    assert may_be_dead(Claim(name="a"), 5.0)
+    seen = claim(done=1)
+    assert not may_be_dead(seen, 5.0 + SILENT_S - 1)
+    assert may_be_dead(seen, 5.0 + SILENT_S)
+    assert not may_be_dead(seen, 0.0)
+    assert may_be_dead(Consumer("a", None, claim(needs=1).reading, "torn"), 5.0)
+    assert may_be_dead(claim(), 5.0)
 
 
 @PROPERTY

@@ -11,16 +11,14 @@ import pytest
 from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamMismatch, WriterFailed
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer.ray import pieces
-from lazyshard_producer.ray.pieces import Committer, PieceWriter, piece_path
+from lazyshard_producer.ray.pieces import Committer, piece_path, write_piece
 from tests.harness.processes.producing import ids, published, seal
 
 DEADLINE_S = 60.0
 
 
 def write(folder: Path, task: int, first: int, last: int) -> None:
-    piece = PieceWriter(folder, task)
-    piece.add([b'{"id":%d}\n' % number for number in range(first, last)])
-    piece.commit()
+    write_piece(folder, task, [[b'{"id":%d}\n' % number for number in range(first, last)]])
 
 
 def write_all(folder: Path, sizes: Sequence[int]) -> None:
@@ -174,8 +172,8 @@ def test_a_piece_that_was_lost_in_part_ends_it_and_takes_the_folder_away(tmp_pat
     piece_path(folder, 1).unlink()
     (folder / "part").rename(piece_path(folder, 0))
     wait(lambda: not folder.exists())
-    with pytest.raises(FileNotFoundError):
-        PieceWriter(folder, 2)
+    with pytest.raises(WriterFailed, match="no longer publishes"):
+        write(folder, 2, 0, 1)
     with pytest.raises(ChunkCorrupt):
         committer.finish([0])
 

@@ -1,24 +1,19 @@
 """The pieces that write tasks leave: written whole or not at all, and read by ranges of rows."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lazyshard.errors import ChunkCorrupt
 from lazyshard.format.batch import check_lines
-from lazyshard_producer.ray.pieces import PieceReader, PieceWriter, list_pieces, piece_path
+from lazyshard_producer.ray.pieces import PieceReader, list_pieces, piece_path, write_piece
 
 LINES = [b'{"id":%d}\n' % number for number in range(5)]
 
 
-def write(folder: Path, task: int, *parts: list[bytes]) -> int:
-    piece = PieceWriter(folder, task)
-    try:
-        for lines in parts:
-            piece.add(lines)
-        return piece.commit()
-    finally:
-        piece.abandon()
+def write(folder: Path, task: int, *parts: list[bytes]) -> None:
+    write_piece(folder, task, parts)
 
 
 def test_any_range_of_rows(tmp_path: Path) -> None:
@@ -53,21 +48,22 @@ def test_how_many_rows_fit(tmp_path: Path) -> None:
 
 
 def test_a_task_that_runs_again_replaces_its_piece(tmp_path: Path) -> None:
-    first = write(tmp_path, 1, LINES[:1])
-    assert write(tmp_path, 1, LINES[1:2]) != first
-    with PieceReader(piece_path(tmp_path, 1)) as piece:
-        assert piece.read(0, 1).data == LINES[1]
-    assert write(tmp_path, 1, LINES[:1]) == first
+    for line in (*LINES[:2], LINES[0]):
+        write(tmp_path, 1, [line])
+        with PieceReader(piece_path(tmp_path, 1)) as piece:
+            assert piece.read(0, 1).data == line
     assert list_pieces(tmp_path) == {1}
 
 
-def test_what_is_not_committed_is_not_seen(tmp_path: Path) -> None:
-    piece = PieceWriter(tmp_path, 1)
-    piece.add(LINES)
-    assert list_pieces(tmp_path) == set()
-    assert list(tmp_path.iterdir()) != []
-    piece.abandon()
-    piece.abandon()
+def test_what_is_not_whole_is_not_seen(tmp_path: Path) -> None:
+    def broken_off() -> Iterator[list[bytes]]:
+        yield LINES
+        assert list_pieces(tmp_path) == set()
+        assert list(tmp_path.iterdir()) != []
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        write_piece(tmp_path, 1, broken_off())
     assert list(tmp_path.iterdir()) == []
 
 

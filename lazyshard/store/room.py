@@ -1,19 +1,12 @@
-"""The folder in which a node keeps copies of the chunks of object stores, and the room in it.
+"""Folders of this node that hold a bounded number of bytes: locks, and what was used longest ago goes.
 
-One cache serves all processes of a node, whatever made them, so its settings are variables of the environment:
-
-- ``LAZYSHARD_OBJECTS_CACHE``: the folder, on a disk of this machine; default ``/var/tmp/lazyshard-objects-UID``
-- ``LAZYSHARD_OBJECTS_CACHE_BYTES``: what all copies in it take at the most; default `CACHE_BYTES`
-- ``LAZYSHARD_OBJECTS_AHEAD``: how many chunks each process has fetched before it comes to them; default `AHEAD`
-
+The cache for chunks of object stores serves all processes of a node, so its settings are variables of the environment.
 Files in it: `.lock`, held (flock) for the moment in which room is made; and in the folder of a stream, for each chunk,
 `chunk_N.jsonl` with its seal, and `chunk_N.arrays` of a chunk that has a side file; or `.chunk_N.jsonl.part` in the
 place of the first while it is being fetched. Whoever reads a chunk holds a shared flock on its data file, who fetches
-it an exclusive one on the part. So what may go, the least recently used first, is what can be locked, and a lock ends
-with its process: a part that can be locked was left by one that was killed.
-
-The times of a data file say how it was used: the modification time when it was last opened, the access time `_UNREAD`
-that it was fetched ahead and never opened yet.
+it an exclusive one on the part. So what may go is what can be locked, and a lock ends with its process: a part that can
+be locked was left by one that was killed. A data file's modification time says when it was last opened, its access time
+`_UNREAD` that it was fetched ahead and never opened yet.
 """
 
 from __future__ import annotations
@@ -24,7 +17,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,43 +25,133 @@ import xxhash
 
 from lazyshard.errors import FileRefused, StoreRefused
 from lazyshard.format.names import ARRAYS_SUFFIX, DATA_SUFFIX, SEAL_SUFFIX
-from lazyshard.store.durable import remove
+from lazyshard.store.durable import open_plain, remove
 
 FOLDER_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE"
 BYTES_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE_BYTES"
 AHEAD_VARIABLE: Final = "LAZYSHARD_OBJECTS_AHEAD"
 
-CACHE_BYTES: Final = 16 << 30
-"""What a machine can spare that trains, and room for some chunks of each of its ranks."""
-
-AHEAD: Final = 2
-"""One chunk that is there when the one before it is done with, and one that may take longer than usual."""
+CACHE_BYTES: Final = 16 << 30  # what a machine can spare that trains, and room for some chunks of each of its ranks
+AHEAD: Final = 2  # one chunk that is there when the one before it is done with, and one that may take longer than usual
 
 _FOLDER: Final = "/var/tmp/lazyshard-objects-{uid}"  # noqa: S108
 """On a disk nearly everywhere, where /tmp is often memory. A fixed place, since processes of one job may differ in
 TMPDIR; who may write there is checked below."""
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 PART_SUFFIX: Final = ".part"
 
-_LOCK: Final = ".lock"
-_LOCK_S: Final = 10.0
+LOCK_S: Final = 10.0
 """Making room takes milliseconds. One that holds the lock for longer was stopped, and is not waited for."""
+
+_FIRST_PAUSE_S: Final = 0.0001
+_LAST_PAUSE_S: Final = 0.01
 
 _UNREAD: Final = 0
 
 _log = logging.getLogger("lazyshard")
 _told: set[str] = set()
 
+HELD: Final[set[int]] = set()
+"""Descriptors that threads of this process hold locked: a lock that a fork shares would outlive the parent's death."""
+
+
+def _let_go() -> None:
+    while HELD:
+        with contextlib.suppress(OSError):
+            os.close(HELD.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@contextlib.contextmanager
+def held(fd: int) -> Iterator[None]:
+    """Has a fork let go of a descriptor meanwhile."""
+    HELD.add(fd)
+    try:
+        yield
+    finally:
+        HELD.discard(fd)
+
+
+class FoundFile(NamedTuple):
+    """A file that takes room."""
+
+    path: Path
+    size: int
+    used_at: int
+    unread: bool
+
+
+def this_boot() -> str:
+    """Returns which start of the machine this is, "" where that cannot be told."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+def lock(fd: int, *, shared: bool) -> bool:
+    """Locks a file without waiting, or changes how it is locked; returns whether that was possible."""
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[int | None]:
+    """Keeps all others from making room meanwhile; gives the file of the lock, None where it cannot be had in time.
+
+    Raises FileRefused, OSError: something else is in its place, or the folder cannot be written to.
+    """
+    fd = open_plain(path, os.O_CREAT)
+    HELD.add(fd)
+    try:
+        due, pause = time.monotonic() + LOCK_S, _FIRST_PAUSE_S
+        while not (mine := lock(fd, shared=False)) and time.monotonic() < due:
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_PAUSE_S)
+        yield fd if mine else None
+    finally:
+        # Of a fork that has let go of it the number may be another file's by now.
+        if fd in HELD:
+            HELD.discard(fd)
+            os.close(fd)
+
+
+def files_in(folder: Path) -> Iterator[FoundFile]:
+    """Yields what lies in a folder; nothing if that is not there."""
+    for entry in _entries(folder):
+        with contextlib.suppress(FileNotFoundError):
+            found = entry.stat(follow_symlinks=False)
+            yield FoundFile(Path(entry), found.st_size, found.st_mtime_ns, found.st_atime_ns == _UNREAD)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+
+
+def evict(files: Iterable[FoundFile], taken: int, most: int, drop: Callable[[FoundFile], int]) -> int:
+    """Drops files, in order, until no more than so many bytes are taken; returns how many are. `drop`: bytes freed."""
+    for file in files:
+        if taken <= most:
+            break
+        taken -= drop(file)
+    return taken
+
 
 def cache_folder() -> Path:
     """Returns the folder of all copies, made if it was not there.
 
-    Raises:
-        FileRefused: it is no folder; or another user's, or others may write to it, who could put other rows in the
-            place of ours.
-        OSError: it cannot be made.
+    Raises FileRefused: it is no folder; or another user's, or others may write to it, who could put other rows there.
     """
     uid = os.geteuid()
     folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER.format(uid=uid)).absolute()
@@ -104,19 +187,6 @@ def chunks_ahead() -> int:
     return _number(AHEAD_VARIABLE, AHEAD)
 
 
-def folder_of(url: str, stream_id: str) -> Path:
-    """Returns the folder for the copies of one stream; it may not be there.
-
-    A machine that was started again has others: nothing in it was ever synced, so that after a power cut the names may
-    be there without the bytes.
-    """
-    try:
-        boot = _BOOT_ID.read_text(encoding="ascii")
-    except OSError:
-        boot = ""
-    return cache_folder() / xxhash.xxh3_128_hexdigest(f"1 {boot} {url} {stream_id}".encode())
-
-
 def _number(variable: str, default: int) -> int:
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal():
@@ -124,28 +194,22 @@ def _number(variable: str, default: int) -> int:
     return int(text)
 
 
-class _MirrorFile(NamedTuple):
-    path: Path
-    size: int
-    used_at: int
-    unread: bool
+def folder_of(url: str, stream_id: str) -> Path:
+    """Returns the folder for the copies of one stream; it may not be there.
+
+    A machine that was started again has others: nothing in it was ever synced, so that after a power cut the names may
+    be there without the bytes.
+    """
+    return cache_folder() / xxhash.xxh3_128_hexdigest(f"1 {this_boot()} {url} {stream_id}".encode())
 
 
 def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool:
-    """Makes room for a part of so many bytes, and gives it that size.
+    """Makes room in a cache of at most `most` bytes for a locked part, its seal included, and gives it that size.
 
-    Args:
-        root: the cache's folder.
-        part: descriptor of the part, which is locked.
-        size: bytes, those of its seal included, which will lie beside it.
-        most: what all files of the cache may take.
-        ahead: nobody waits for it: only what was read goes for it, and without room it is not fetched.
-
-    Returns:
-        Whether the part has its size. Always if not `ahead`: then the cache may get larger than it should be, by what
-        is being read, and that is logged.
+    Returns whether it has; always if not `ahead`: then the cache may get larger than it should be, by what is being
+    read, and that is logged. What nobody waits for yet displaces only what was read.
     """
-    with _locked(root):
+    with locked(root / ".lock"):
         total = _make_room(root, size, most, only_read=ahead)
         if total + size > most:
             if ahead:
@@ -166,15 +230,6 @@ def note_use(fd: int, *, read: bool) -> None:
     os.utime(fd, ns=(now if read else _UNREAD, now))
 
 
-def lock(fd: int, *, shared: bool) -> bool:
-    """Locks a file without waiting, or changes how it is locked; returns whether that was possible."""
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def is_at(fd: int, path: Path) -> bool:
     """Returns whether an open file still has this name."""
     try:
@@ -192,9 +247,8 @@ def drop(path: Path) -> bool:
     try:
         if not lock(fd, shared=False) or not is_at(fd, path):
             return False
-        remove(path)
-        for other in _others(path):
-            remove(other)
+        for file in (path, *_others(path)):
+            remove(file)
     finally:
         os.close(fd)
     # The last one of a stream leaves an empty folder.
@@ -204,8 +258,8 @@ def drop(path: Path) -> bool:
 
 
 def _make_room(root: Path, size: int, most: int, *, only_read: bool) -> int:
-    """Removes what was used longest ago until so many bytes are free, and returns how many are taken."""
-    files = {file.path: file for file in _files(root)}
+    folders = [Path(folder) for folder in _entries(root) if folder.is_dir(follow_symlinks=False)]
+    files = {file.path: file for folder in folders for file in files_in(folder)}
     total, copies = 0, []
     for path, file in files.items():
         if path.name.endswith(PART_SUFFIX):
@@ -217,19 +271,18 @@ def _make_room(root: Path, size: int, most: int, *, only_read: bool) -> int:
                 # Of a chunk that was being fetched when its process was killed.
                 remove(path)
                 continue
-        else:
+        elif not (only_read and file.unread):
             copies.append(file)
         total += file.size
-    for file in sorted(copies, key=lambda copy: (copy.unread, copy.used_at)):
-        if total + size <= most or (only_read and file.unread):
-            break
-        if drop(file.path):
-            total -= file.size + sum(files[other].size for other in _others(file.path) if other in files)
-    return total
+
+    def free(file: FoundFile) -> int:
+        sizes = (files[other].size for other in (file.path, *_others(file.path)) if other in files)
+        return sum(sizes) if drop(file.path) else 0
+
+    return evict(sorted(copies, key=lambda copy: (copy.unread, copy.used_at)), total, most - size, free)
 
 
 def _others(data: Path) -> list[Path]:
-    """Returns what may lie beside a data file."""
     return [data.with_name(data.name + SEAL_SUFFIX), data.with_suffix(ARRAYS_SUFFIX)]
 
 
@@ -238,36 +291,6 @@ def _data_of(other: Path) -> Path | None:
     if other.name.endswith(SEAL_SUFFIX):
         return other.with_name(other.name.removesuffix(SEAL_SUFFIX))
     return other.with_suffix(DATA_SUFFIX) if other.suffix == ARRAYS_SUFFIX else None
-
-
-def _files(root: Path) -> Iterator[_MirrorFile]:
-    for folder in _entries(root):
-        if not folder.is_dir(follow_symlinks=False):
-            continue
-        for entry in _entries(Path(folder)):
-            with contextlib.suppress(FileNotFoundError):
-                found = entry.stat(follow_symlinks=False)
-                yield _MirrorFile(Path(entry), found.st_size, found.st_mtime_ns, found.st_atime_ns == _UNREAD)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except FileNotFoundError:
-        return []
-
-
-@contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    fd = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        due = time.monotonic() + _LOCK_S
-        while not lock(fd, shared=False) and time.monotonic() < due:
-            time.sleep(0.01)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _tell(root: Path, taken: int, most: int) -> None:

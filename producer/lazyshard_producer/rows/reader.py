@@ -204,8 +204,10 @@ class BegunUnit:
         """Lets other rows come than those that are published, if they are of inputs that are taken as new ones."""
         names = ", ".join(self.names)
         if self.new:
-            lost = f"what is not published of the last {self.rows} that were read before is lost"
-            self.warn(f"{names}: goes on with new rows; {lost}")
+            self.warn(
+                f"{names}: goes on with new rows; what is not published of the last {self.rows} that were read before "
+                f"is lost"
+            )
             return
         raise SourceRefused(
             f"{names}: the last chunk ends within the rows that are made of {count(self.rows, 'row')} of it, and the "

@@ -18,14 +18,17 @@ from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.listing import NameRules
 from lazyshard_producer.position import plain_name
-from lazyshard_producer.sources.files import (
-    check_distinct,
+from lazyshard_producer.sources.source import (
+    PYTHON,
+    STANDARD_INPUT,
+    Context,
+    Source,
     open_source_file,
     read_magic,
     refuse_os_error,
     refuse_source,
+    refusing,
 )
-from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, Source
 
 _MAGIC: Final = {
     b"\x1f\x8b": "jsonl.gz",
@@ -36,9 +39,6 @@ _MAGIC: Final = {
 }
 """How files of each kind begin that have no telling name; the last one is an Arrow stream."""
 
-_COSTLY: Final = ("stdin", "follow")
-"""Kinds that are not opened for a try."""
-
 _TABLES: Final = (".parquet", ".arrow")
 
 _PACKED: Final = {".gz": "jsonl.gz", ".zst": "jsonl.zst"}
@@ -48,11 +48,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 def source_kind(settings: SourceSettings) -> str:
-    """Returns the kind of a source, as positions name it. Opens nothing that could block.
-
-    Raises:
-        SourceRefused: there is nothing of this name, or nothing that can be read.
-    """
+    """Returns the kind of a source, as positions name it. Opens nothing that could block."""
     path = settings.path
     if path == STANDARD_INPUT:
         return "stdin"
@@ -64,9 +60,8 @@ def source_kind(settings: SourceSettings) -> str:
         status = os.stat(path)
     except OSError as cause:
         if glob.has_magic(path):
-            raise refuse_source(
-                path, "files that match", "none", "; put the pattern right, or follow their directory"
-            ) from cause
+            hint = "; put the pattern right, or follow their directory"
+            raise refuse_source(path, "files that match", "none", hint) from cause
         raise refuse_os_error(path, cause, "a readable directory" if settings.follow else "a readable file") from cause
     if settings.follow:
         if not stat.S_ISDIR(status.st_mode):
@@ -76,31 +71,44 @@ def source_kind(settings: SourceSettings) -> str:
         return "stdin"
     if stat.S_ISDIR(status.st_mode):
         return _directory_kind(path)
-    if path.endswith(".parquet"):
-        return "parquet"
-    if path.endswith(".arrow"):
-        return "arrow"
+    if path.endswith(_TABLES):
+        return os.path.splitext(path)[1].removeprefix(".")
     start = read_magic(path)
-    if start == MAGIC[: len(start)] != b"" or (path.endswith(INDEX_SUFFIX) and not _is_text(start)):
+    is_text = bool(start) and start.removeprefix(_BOM).lstrip(b" \t\r\n")[:1] in (b"{", b"")
+    if start == MAGIC[: len(start)] != b"" or (path.endswith(INDEX_SUFFIX) and not is_text):
         return "megatron"
     kind = _MAGIC.get(start[:2], "jsonl")
-    packed = _PACKED.get(os.path.splitext(path)[1])
     # A compressed file that was cut to nothing, or is not written yet, must not end a stream as an empty text does.
-    return packed if packed is not None and kind == "jsonl" and not _is_text(start) else kind
+    return _PACKED.get(os.path.splitext(path)[1], kind) if kind == "jsonl" and not is_text else kind
 
 
-def _is_text(start: bytes) -> bool:
-    """Whether a file that begins like this may be JSON lines."""
-    return bool(start) and start.removeprefix(_BOM).lstrip(b" \t\r\n")[:1] in (b"{", b"")
+def _directory_kind(path: str) -> str:
+    from lazyshard_producer.sources.stream import is_stream
+    from lazyshard_producer.sources.tables import is_hugging_face
+
+    try:
+        with refusing(path):
+            if is_stream(path):
+                return "stream"
+            names = os.listdir(path)
+    except SourceRefused:
+        raise
+    except LazyShardError as cause:
+        raise SourceRefused(str(cause), file=path) from cause
+    if is_hugging_face(path):
+        return "huggingface"
+    for suffix in _TABLES:
+        if any(Path(name).suffix == suffix for name in names):
+            return suffix.removeprefix(".")
+    hint = (
+        "to take the files that other programs write there, give it with --follow; to take those that are there now, "
+        f"give their names, such as '{os.path.join(path, 'chunk_*.jsonl')}'"
+    )
+    raise refuse_source(path, "a file", "a directory", f" that is neither a stream nor a saved data set; {hint}")
 
 
 def open_source(settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> Source:
-    """Opens a source at a position, None for its start.
-
-    Raises:
-        SourceRefused: it cannot be read, or is not what it was.
-        ExtraMissing: a package that it needs is not installed.
-    """
+    """Opens a source at a position, None for its start."""
     # Each kind is imported only where it is used: some take long, some need packages of their own.
     match source_kind(settings):
         case "jsonl":
@@ -116,9 +124,9 @@ def open_source(settings: SourceSettings, position: dict[str, Any] | None, conte
 
             return FollowedDirectory(settings, position, context)
         case "parquet" | "arrow" | "huggingface" as kind:
-            from lazyshard_producer.sources.arrow import open_tables
+            from lazyshard_producer.sources.tables import TableSource
 
-            return open_tables(kind, settings.path, position, context)
+            return TableSource(kind, settings.path, position, context)
         case "megatron":
             from lazyshard_producer.sources.indexed import IndexedSource
 
@@ -134,30 +142,21 @@ def open_source(settings: SourceSettings, position: dict[str, Any] | None, conte
 
 
 def check_sources(settings: Settings) -> None:
-    """Checks that every source can be read as far as that can be told without making anything.
-
-    Raises:
-        SourceRefused: one cannot, is given twice, or also with its directory, or lies in the stream's own directory.
-    """
-    paths = [source.path for source in settings.sources]
+    """Checks that every source can be read as far as that can be told without making anything."""
     context = Context(Path(settings.out), settings.max_row_bytes)
     for source in settings.sources:
         kind = source_kind(source)
         if kind == "jsonl":
             open_source_file(source.path).close()
-        elif kind not in _COSTLY:
+        elif kind not in ("stdin", "follow"):  # these are not opened for a try
             open_source(source, None, context).close()
     check_not_own(settings)
-    check_distinct(paths, settings.out)
+    _check_distinct([source.path for source in settings.sources], settings.out)
     _check_apart(settings.sources)
 
 
 def check_not_own(settings: Settings) -> None:
-    """Checks that the stream is no source of its own, and does not lie in the directory of one.
-
-    Raises:
-        SourceRefused: it is or does.
-    """
+    """Checks that the stream is no source of its own, and does not lie in the directory of one."""
     out = stream_path(settings.out) if is_url(settings.out) else Path(os.path.realpath(settings.out))
     for source in settings.sources:
         if is_url(source.path):
@@ -170,32 +169,37 @@ def check_not_own(settings: Settings) -> None:
             raise refuse_source(plain_name(source.path), "a stream apart from --out", "the same, or one around it")
 
 
+def _check_distinct(paths: Sequence[str], out: str) -> None:
+    seen: dict[tuple[int, int], str] = {}
+    stream = Path(out).resolve()
+    for path in paths:
+        try:
+            status = os.fstat(0) if path == STANDARD_INPUT else os.stat(path)
+        except (OSError, ValueError):
+            continue  # no file, or none that can be had: opening it says so
+        identity = (status.st_dev, status.st_ino)
+        if identity in seen:
+            raise refuse_source(path, "every source once", f"the same file as {seen[identity]}")
+        seen[identity] = path
+        if path != STANDARD_INPUT and stream in (Path(path).resolve(), *Path(path).resolve().parents):
+            raise refuse_source(path, f"a file outside the stream's directory {out}", "one inside it")
+
+
 def _check_apart(sources: Sequence[SourceSettings]) -> None:
-    """Checks that no file is given both by itself and with the directory that holds it."""
     directories = [source for source in sources if os.path.isdir(source.path)]
-    if not directories:
-        return
-    files = [Path(os.path.realpath(source.path)) for source in sources]
+    files = [Path(os.path.realpath(source.path)) for source in sources] if directories else []
     for directory in directories:
         place = Path(os.path.realpath(directory.path))
         rules = NameRules(directory.pattern, directory.marker, directory.end_marker)
         for file, source in zip(files, sources, strict=True):
-            taken = rules.is_data(file.name) if directory.follow else _is_part(file.name)
-            if file.parent == place and taken:
-                raise SourceRefused(
-                    f"{source.path}: expected every source once, found a file of {directory.path}, which is given too",
-                    file=source.path,
-                    expected="every source once",
-                    actual=f"a file of {directory.path}",
-                )
+            part = file.suffix in _TABLES or parse_chunk_name(file.name) is not None
+            if file.parent == place and (rules.is_data(file.name) if directory.follow else part):
+                actual = f"a file of {directory.path}"
+                raise refuse_source(source.path, "every source once", actual, ", which is given too")
 
 
 def stream_form(settings: SourceSettings) -> tuple[bool, Encoding | None] | None:
-    """Returns of a source that is a stream whether its rows may hold arrays, and what they are encoded with; else None.
-
-    Raises:
-        SourceRefused: it cannot be opened.
-    """
+    """Returns whether the rows of a source that is a stream may hold arrays, and what they are encoded with."""
     if settings.follow or not (is_url(settings.path) or os.path.isdir(settings.path)):
         return None
     if source_kind(settings) != "stream":
@@ -204,11 +208,6 @@ def stream_form(settings: SourceSettings) -> tuple[bool, Encoding | None] | None
 
     reader = open_reader(settings.path)
     return reader.arrays, reader.encoding
-
-
-def _is_part(name: str) -> bool:
-    """Whether a file of this name is read with the directory that holds it, which is given with --source."""
-    return Path(name).suffix in _TABLES or parse_chunk_name(name) is not None
 
 
 def source_size(settings: SourceSettings) -> int | None:
@@ -221,27 +220,3 @@ def source_size(settings: SourceSettings) -> int | None:
     except (OSError, ValueError):
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
-
-
-def _directory_kind(path: str) -> str:
-    from lazyshard_producer.sources.arrow import is_hugging_face
-    from lazyshard_producer.sources.stream import is_stream
-
-    try:
-        if is_stream(path):
-            return "stream"
-        names = os.listdir(path)
-    except OSError as cause:
-        raise refuse_os_error(path, cause) from cause
-    except LazyShardError as cause:
-        raise SourceRefused(str(cause), file=path) from cause
-    if is_hugging_face(path):
-        return "huggingface"
-    for suffix in _TABLES:
-        if any(Path(name).suffix == suffix for name in names):
-            return suffix.removeprefix(".")
-    hint = (
-        "to take the files that other programs write there, give it with --follow; to take those that are there now, "
-        f"give their names, such as '{os.path.join(path, 'chunk_*.jsonl')}'"
-    )
-    raise refuse_source(path, "a file", "a directory", f" that is neither a stream nor a saved data set; {hint}")

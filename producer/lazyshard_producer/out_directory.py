@@ -28,9 +28,9 @@ from lazyshard.stream.retire import list_kept
 from lazyshard_producer.configuration.problems import MAX_NAME_BYTES, is_python
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
+from lazyshard_producer.following.directory import list_unread
 from lazyshard_producer.following.journal import DIRECTORY, named_journals, remove_journals
-from lazyshard_producer.following.ledger import KIND as FOLLOWED
-from lazyshard_producer.following.ledger import list_unread
+from lazyshard_producer.following.journal import KIND as FOLLOWED
 from lazyshard_producer.opening import open_source, source_kind
 from lazyshard_producer.position import (
     PACKED_SIZE,
@@ -42,8 +42,7 @@ from lazyshard_producer.position import (
 )
 from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.pipeline import changes, describe
-from lazyshard_producer.sources.files import file_size
-from lazyshard_producer.sources.source import STANDARD_INPUT, Context
+from lazyshard_producer.sources.source import STANDARD_INPUT, Context, file_size
 from lazyshard_producer.wording import count
 
 

@@ -1,19 +1,14 @@
 """Positions: how far a run has come, as values. They travel in the seals: a publish moves them.
 
-The `source` of a seal is
-
-    {"version": 1, "sources": [{"kind": "jsonl", "path": ..., "offset": ..., ...}, ...], "skip": 0, "rows": ...,
-     "refused": ..., "duplicate": ..., "blocks": ..., "quarantine_bytes": ..., "drawn": [...], "finished": [...],
-     "unit": [...], "skipped": "...", "recipe": {...}}, and "lead": ..., "cut": ... where these are not 0
-
-with an entry for every source that was given, in order, those not yet begun included; what is in it is the affair of
-its kind. Unknown fields are ignored, a later version is refused. O(sources) a seal.
+The `source` of a seal is `RunPosition.encode`: its version, the entry of every source that was given, in order, those
+not yet begun included, and the fields of `RunPosition`, `lead` and `cut` only where they are not 0. What is in an entry
+is the affair of its kind. Unknown fields are ignored, a later version is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import xxhash
@@ -28,7 +23,8 @@ PACKED_SIZE: Final = "packed"
 
 _COUNTS: Final = ("skip", "lead", "cut", "rows", "refused", "duplicate", "blocks", "quarantine_bytes")
 _SELDOM: Final = ("lead", "cut")
-"""Those that are left out where they are 0."""
+
+_TYPES: Final[dict[type, str]] = {int: "a count", bool: "true or false", str: "a text", list: "a list"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,32 +32,23 @@ class RunPosition:
     """A place between two published rows.
 
     The sources are read on from `sources`, and of what is made of their rows from there the first `skip` are left out:
-    they are published. So a source row of which several are made, and rows that are shuffled or packed together, need
-    no state but this. Such a row or block, a part of which is published, is a unit: `unit` says of which rows it is
-    made, so that it comes out the same even where a source has grown, and `skipped` tells whether it has.
-
-    A unit that is dealt by cost ends after a certain number of rows, which may be in the middle of those that were made
-    of one source row, or of the packs of one block. The next one then begins with that source row or block, and those
-    of its rows that belong to the unit before are its `lead`: they are skipped as they were made, before the others
-    are dealt.
-
-    Where rows are cut into sequences, a position may be in the middle of a row. Of the last row that is skipped just
-    the first `cut` tokens are published then, its BOS included.
+    they are published. A source row or block, a part of which is published, is a unit: it is made of as many rows of
+    each source as `unit` says, even where one has grown, and comes out the same, as the digest `skipped` tells. Of a
+    unit that is dealt by cost the first `lead` rows, as they were made, belong to the unit before. Where rows are cut
+    into sequences, just the first `cut` tokens of the last row that is skipped are published, its BOS included.
 
     Attributes:
         sources: the position in each source, an object that its kind has made, None where it is not begun.
         skip: rows made from there on that are published.
         lead: those of them that belong to the unit before; at most `skip`.
         cut: tokens that are published of the last of them; 0 for all of it.
-        rows: rows read up to `sources`, over all sources, refused ones included.
-        refused: refused ones among them.
-        duplicate: those among them that name a key twice.
+        rows, refused, duplicate: rows read up to `sources`; those refused, and those that name a key twice.
         blocks: blocks of rows that were shuffled or packed up to there.
         quarantine_bytes: size of `quarantine.jsonl` up to there.
         drawn: where sources are mixed, rows drawn from each since one of them was finished the last time; else empty.
         finished: where sources are mixed, whether the end of each was met; else empty.
-        unit: where `skip` is not 0, how many rows of each source, from `sources` on, the unit is made of; else empty.
-        skipped: where `skip` is not 0, the XXH3 (64 bits, hexadecimal) of the rows that are skipped; else empty.
+        unit: rows of each source that the unit is made of; empty where `skip` is 0.
+        skipped: XXH3 (64 bits, hexadecimal) of the rows that are skipped; empty where `skip` is 0.
         recipe: the settings by which rows are made of rows, by name.
     """
 
@@ -81,12 +68,10 @@ class RunPosition:
     recipe: dict[str, Any] = field(default_factory=dict)
 
     def encode(self, names: Sequence[str], *, end: bool = False) -> dict[str, Any]:
-        """Returns the JSON value that a seal keeps.
+        """Returns the JSON value that a seal keeps; `names` are those of all sources, for those not begun.
 
-        Args:
-            names: of all sources, for those not begun.
-            end: whether it is the position where all sources end. Any other one leaves out how large a compressed file
-                is: when that is found depends on how far ahead is read, and the same rows make the same seals.
+        Only at the `end` of all sources it tells how large a compressed file is: when that is found depends on how far
+        ahead is read, and the same rows make the same seals.
         """
         entries = [
             {"kind": None, "path": name}
@@ -95,52 +80,46 @@ class RunPosition:
             for entry, name in zip(self.sources, names, strict=True)
         ]
         values = {name: getattr(self, name) for name in _COUNTS if name not in _SELDOM or getattr(self, name)}
-        mixing = {"drawn": list(self.drawn), "finished": list(self.finished)}
-        unit = {"unit": list(self.unit), "skipped": self.skipped}
-        return {"version": VERSION, "sources": entries} | values | mixing | unit | {"recipe": self.recipe}
+        lists = {name: list(getattr(self, name)) for name in ("drawn", "finished", "unit")}
+        return {"version": VERSION, "sources": entries, **values, **lists} | {
+            "skipped": self.skipped,
+            "recipe": self.recipe,
+        }
 
 
 def decode_position(value: Any, directory: str) -> RunPosition:
-    """Reads what `RunPosition.encode` returned.
+    """Reads what `RunPosition.encode` returned."""
 
-    Raises:
-        StreamMismatch: the stream was not made by this command, or by a later release of it.
-    """
-    if not isinstance(value, dict) or not isinstance(value.get("sources"), list):
-        raise _mismatch(directory, "source positions of lazyshard-producer", "none: another program wrote the stream")
+    def check(good: bool, expected: str, actual: object) -> None:
+        if not good:
+            shown = actual if isinstance(actual, str) else repr(actual)[:120]
+            message = _no_position(directory, expected, shown)
+            raise StreamMismatch(message, directory=directory, expected=expected, actual=shown)
+
+    sources: Any = value.get("sources") if isinstance(value, dict) else None
+    found = "none: another program wrote the stream"
+    check(isinstance(sources, list), "source positions of lazyshard-producer", found)
     version = value.get("version")
-    if version != VERSION:
-        raise _mismatch(directory, f"source positions of version {VERSION}", f"version {version!r}")
-    sources = value["sources"]
+    check(version == VERSION, f"source positions of version {VERSION}", f"version {version!r}")
     for entry in sources:
-        if not isinstance(entry, dict) or not isinstance(entry.get("path"), str) or "kind" not in entry:
-            raise _mismatch(directory, "a source with its kind and path", repr(entry)[:120])
-    for name in _COUNTS:
-        if type(count := value.get(name, 0)) is not int or count < 0:
-            raise _mismatch(directory, f"{name}: a count", repr(count)[:120])
+        good = isinstance(entry, dict) and isinstance(entry.get("path"), str) and "kind" in entry
+        check(good, "a source with its kind and path", entry)
     values: dict[str, Any] = {name: value.get(name, 0) for name in _COUNTS}
-    if values["lead"] > values["skip"]:
-        raise _mismatch(directory, f"lead: at most the {values['skip']} rows that are skipped", str(values["lead"]))
-    if values["cut"] and not values["skip"]:
-        raise _mismatch(directory, "cut: of rows that are skipped, and there are none", str(values["cut"]))
+    for name, count in values.items():
+        check(type(count) is int and count >= 0, f"{name}: a count", count)
+    check(values["lead"] <= values["skip"], "lead: at most the rows that are skipped", values["lead"])
+    check(not values["cut"] or values["skip"], "cut: of rows that are skipped, and there are none", values["cut"])
     for name, kind in (("drawn", int), ("finished", bool), ("unit", int)):
-        found = value.get(name, [])
-        wrong = not isinstance(found, list) or any(type(item) is not kind or item < 0 for item in found)
-        if wrong or len(found) not in (0, len(sources)):
-            raise _mismatch(directory, f"{name}: one for each of {len(sources)} sources", repr(found)[:120])
-        values[name] = tuple(found)
-    skipped = value.get("skipped", "")
-    if not isinstance(skipped, str) or bool(value.get("skip", 0)) != bool(skipped and any(values["unit"])):
-        raise _mismatch(directory, "of rows that are skipped what they are made of, and a digest", repr(skipped)[:120])
-    recipe = value.get("recipe", {})
-    if not isinstance(recipe, dict):
-        raise _mismatch(directory, "recipe: an object", repr(recipe)[:120])
-    return RunPosition(
-        sources=tuple(None if entry["kind"] is None else entry for entry in sources),
-        **values,
-        skipped=skipped,
-        recipe=recipe,
-    )
+        numbers = value.get(name, [])
+        good = isinstance(numbers, list) and all(type(item) is kind and item >= 0 for item in numbers)
+        check(good and len(numbers) in (0, len(sources)), f"{name}: one for each of {len(sources)} sources", numbers)
+        values[name] = tuple(numbers)
+    skipped, recipe = value.get("skipped", ""), value.get("recipe", {})
+    good = isinstance(skipped, str) and bool(values["skip"]) == bool(skipped and any(values["unit"]))
+    check(good, "of rows that are skipped what they are made of, and a digest", repr(skipped)[:120])
+    check(isinstance(recipe, dict), "recipe: an object", recipe)
+    entries = tuple(None if entry["kind"] is None else entry for entry in sources)
+    return RunPosition(sources=entries, **values, skipped=skipped, recipe=recipe)
 
 
 def source_names(value: Any) -> list[str]:
@@ -149,11 +128,7 @@ def source_names(value: Any) -> list[str]:
 
 
 def resume(position: RunPosition, committed: Sequence[str], given: Sequence[str]) -> RunPosition:
-    """Returns the position to start from, with every source that was appended to the list at its start.
-
-    Raises:
-        SourceRefused: those given do not begin with those committed, in their order.
-    """
+    """Returns the position to start from, with every source that was appended to the list at its start."""
     difference = compare_sources(committed, given)
     if difference is not None:
         number, expected, actual = difference
@@ -191,32 +166,15 @@ TEXT_FIELDS: Final = ("offset", "line", "blank", "digest", "open_end")
 """What the entries of a plain file keep of its position, and those of a text that is only read from its start."""
 
 
-class LinePosition(NamedTuple):
-    """Where a text stands between two lines.
+class FilePosition(NamedTuple):
+    """A place between two lines of a file, of a compressed one in its text.
 
     Attributes:
-        offset: bytes before it, a byte order mark included.
-        line: lines before it, blank ones included.
-        blank: blank lines among them, which are no rows.
+        offset, line, blank: bytes and lines before it, and blank ones among these, which are no rows.
         open_end: the last of them had no newline (yet).
-    """
-
-    offset: int = 0
-    line: int = 0
-    blank: int = 0
-    open_end: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilePosition:
-    """How far a file has been read: its committed part is the bytes (of a compressed one: of its text) [0, offset).
-
-    Attributes:
-        offset, line, blank, open_end: see `LinePosition`.
         seen: bytes that were there of a plain file that is followed; else 0.
-        head: of a plain file: XXH3 (64 bits, hexadecimal) of the committed part's first bytes, 4 KiB at the most.
-        tail: the same of its last bytes.
-        digest: of a compressed file: XXH3 of the whole committed part; empty where nothing was read.
+        head, tail: of a plain file: XXH3 (64 bits, hexadecimal) of the first and the last bytes before it, 4 KiB each.
+        digest: of a compressed file: XXH3 of all the text before it; empty where nothing was read.
     """
 
     offset: int = 0
@@ -229,9 +187,9 @@ class FilePosition:
     digest: str = ""
 
     @property
-    def lines(self) -> LinePosition:
-        """Where its text stands."""
-        return LinePosition(self.offset, self.line, self.blank, self.open_end)
+    def place(self) -> FilePosition:
+        """The place alone, without what the file is known by."""
+        return FilePosition(self.offset, self.line, self.blank, self.open_end)
 
     def encode(self, names: Sequence[str]) -> dict[str, Any]:
         """Returns these fields as an entry has them."""
@@ -239,55 +197,39 @@ class FilePosition:
 
     @classmethod
     def decode(cls, entry: dict[str, Any], kinds: Sequence[str], name: str, names: Sequence[str]) -> FilePosition:
-        """Reads what `encode` returned.
-
-        Raises:
-            SourceRefused: the source was of another kind, or a field is missing or wrong.
-        """
-        check_entry(entry, name, *kinds)
-        try:
-            return cls.of({known: entry.get(known) for known in names})
-        except ValueError as cause:
-            raise refuse_position(name, f"fields of a source of kind {kinds[0]!r}", str(cause)[:120]) from cause
+        """Reads what `encode` returned. Raises SourceRefused."""
+        types = {known: type(cls._field_defaults[known]) for known in names}
+        return cls(**dict(zip(names, read_entry(entry, name, *kinds, **types), strict=True)))
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> FilePosition:
-        """Returns the position of such fields, those that are not there being 0, empty or false.
-
-        Raises:
-            ValueError: a field is of another type, or below 0.
-        """
-        known = {field.name: field.default for field in fields(cls) if field.name in values}
-        for name, default in known.items():
-            value = values[name]
-            if type(value) is not type(default) or (type(value) is int and value < 0):
+        """Returns the position of such fields, 0, empty or false where they are not there. Raises ValueError."""
+        known = {name: values[name] for name in cls._fields if name in values}
+        for name, value in known.items():
+            if not _is_field(value, type(cls._field_defaults[name])):
                 raise ValueError(f"{name} = {value!r}")
-        return cls(**{name: values[name] for name in known})
+        return cls(**known)
 
 
-def check_entry(entry: dict[str, Any], name: str, *kinds: str) -> None:
-    """Checks that an entry is that of a source of one of these kinds, and of this name.
+def read_entry(entry: dict[str, Any], name: str, *kinds: str, **fields: type) -> tuple[Any, ...]:
+    """Returns fields, by their types, of the entry of the source of this name and of one of these kinds.
 
     Raises:
-        SourceRefused: it is another one's.
+        SourceRefused: it is another one's, or a field is missing or wrong.
     """
     if entry.get("kind") not in kinds:
-        kind = " or ".join(map(repr, kinds))
-        raise refuse_position(name, f"a source of kind {kind}", repr(entry.get("kind"))[:120])
+        expected = f"a source of kind {' or '.join(map(repr, kinds))}"
+        raise refuse_position(name, expected, repr(entry.get("kind"))[:120])
     if entry.get("path") != name:
         raise refuse_position(name, f"path {name!r}", repr(entry.get("path"))[:120])
+    for key, kind in fields.items():
+        if not _is_field(entry.get(key), kind):
+            raise refuse_position(name, f"{key}: {_TYPES[kind]}", repr(entry.get(key))[:120])
+    return tuple(entry[key] for key in fields)
 
 
-def read_count(entry: dict[str, Any], field: str, name: str) -> int:
-    """Returns a count of the entry of the source of this name.
-
-    Raises:
-        SourceRefused: there is none.
-    """
-    count = entry.get(field)
-    if type(count) is not int or count < 0:
-        raise refuse_position(name, f"{field}: a count", repr(count)[:120])
-    return count
+def _is_field(value: Any, kind: type) -> bool:
+    return type(value) is kind and (type(value) is not int or value >= 0)
 
 
 def plain_name(path: str) -> str:
@@ -300,20 +242,9 @@ def plain_name(path: str) -> str:
 
 def refuse_position(name: str, expected: str, actual: str) -> SourceRefused:
     """Returns the error for a source whose position in the last seal cannot be gone on from."""
-    return SourceRefused(
-        f"{name}: the stream's last seal holds no position to go on from: expected {expected}, found {actual}; choose "
-        f"another --out",
-        file=name,
-        expected=expected,
-        actual=actual,
-    )
+    return SourceRefused(_no_position(name, expected, actual), file=name, expected=expected, actual=actual)
 
 
-def _mismatch(directory: str, expected: str, actual: str) -> StreamMismatch:
-    return StreamMismatch(
-        f"{directory}: the stream's last seal holds no position to go on from: expected {expected}, found {actual}; "
-        f"choose another --out",
-        directory=directory,
-        expected=expected,
-        actual=actual,
-    )
+def _no_position(name: str, expected: str, actual: str) -> str:
+    what = "the stream's last seal holds no position to go on from"
+    return f"{name}: {what}: expected {expected}, found {actual}; choose another --out"

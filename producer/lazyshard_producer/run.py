@@ -212,7 +212,7 @@ class _Going:
         """Ends the stream, all rows being in it."""
         out, pipeline, writer = self.settings.out, self._pipeline, self._writer
         watchdog.ask(lambda: f"writing to {out}")
-        last = pipeline.reader.here()
+        last = pipeline.stats.reached()
         if not self._loop.rows and not writer.published_samples:
             # A stream without a row is not to pass for what was asked for.
             rows = pipeline.stats.rows

@@ -16,7 +16,7 @@ import pytest
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.cli import main
 from lazyshard_producer.errors import OUT_OF_MEMORY, SettingInvalid
-from lazyshard_producer.rows.recipe import Maker, Recipe
+from lazyshard_producer.rows.recipe import Maker
 from tests.harness.processes.environment import DEADLINE_S, ROOT
 from tests.harness.processes.producing import (
     assert_one_line,
@@ -31,6 +31,7 @@ from tests.harness.processes.producing import (
     running,
     wait_until,
 )
+from tests.producer.rows.draining import making
 
 HERE: Final = "tests.producer.bad_functions"
 MADE: Final = "made what is no row: "
@@ -75,7 +76,7 @@ def transforming(out: Path, source: Path, function: str, *more: object) -> list[
 
 @pytest.mark.parametrize("function", NONSENSE)
 def test_nonsense_is_refused_with_the_reason(function: str) -> None:
-    maker = Maker(Recipe(transform=f"{HERE}:{function}", max_row_bytes=1000))
+    maker = Maker(making(transform=f"{HERE}:{function}", max_row_bytes=1000))
     made = [maker.make(line, 0) for line in rows(2, 5).splitlines(keepends=True)]
     assert [one.refused is None for one in made] == [True, False, True]
     assert made[1].lines == []
@@ -97,8 +98,8 @@ def test_nonsense_is_quarantined(function: str, workers: int, source: Path, tmp_
 def test_a_row_that_can_be_read_and_not_written_is_no_fault_of_its_line() -> None:
     # 900 levels can be read, and are published as they are; 254 can be written.
     line = b'{"id":' * 900 + b"1" + b"}" * 900 + b"\n"
-    assert Maker(Recipe(where="tests.producer.recipes:even")).make(line, 0).lines == [line]
-    refused = Maker(Recipe(columns=(("id", "id"),))).make(line, 0).refused
+    assert Maker(making(where="tests.producer.recipes:even")).make(line, 0).lines == [line]
+    refused = Maker(making(columns=(("id", "id"),))).make(line, 0).refused
     assert isinstance(refused, RowInvalid)
     assert str(refused.reason).startswith(f"--columns {JSON}")
 
@@ -137,7 +138,7 @@ def test_a_module_that_cannot_be_imported_is_a_setting_that_cannot_be(
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SettingInvalid) as caught:
-        Maker(Recipe(transform=f"{name}:f"))
+        Maker(making(transform=f"{name}:f"))
     assert caught.value.option == "--transform"
 
 

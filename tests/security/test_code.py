@@ -43,7 +43,7 @@ ALLOWED: Final = {
     "lazyshard/config/checks.py: import yaml": "the nodes of its safe loader, of which plain values alone are made",
     "lazyshard/lazy.py: importlib.import_module": "our own, by constants, and what the user asks to run",
     "lazyshard/filesystem/measuring.py: subprocess.Popen": "the command for the other mount, as the user asks for it",
-    "producer/lazyshard_producer/sources/arrow_rows.py: importlib.import_module": "pyarrow, by constants",
+    "producer/lazyshard_producer/sources/source.py: importlib.import_module": "pyarrow, zstandard, by constants",
     "integrations/swift/lazyshard_swift/ms_swift.py: importlib.import_module": "our own, by constants",
     "integrations/swift/lazyshard_swift/pipeline.py: importlib.import_module": "ms-swift, by constants",
     "integrations/swift/lazyshard_swift/launcher.py: subprocess.run": "the command that ms-swift would run itself",

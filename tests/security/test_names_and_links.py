@@ -27,14 +27,13 @@ from lazyshard_producer.following.journal import (
     decode_name,
     list_journals,
     read_journal,
+    resume,
 )
-from lazyshard_producer.following.ledger import resume
 from lazyshard_producer.following.reading import PlainFile
 from lazyshard_producer.position import FilePosition
 from lazyshard_producer.ray.pieces import PieceReader, list_pieces
 from lazyshard_producer.rows.refusals import Quarantine
-from lazyshard_producer.sources.files import open_regular
-from lazyshard_producer.sources.source import RowOrigin
+from lazyshard_producer.sources.source import RowOrigin, open_regular
 from lazyshard_swift.checkpoints import parse
 from lazyshard_swift.errors import PositionInvalid
 from tests.security.guards import (

@@ -1,6 +1,4 @@
-"""A directory into which other programs write, as a source of rows that may never end.
+"""A directory into which other programs write, as a source of rows that may never end: `directory`.
 
-- `directory`: the source, and when to look again; `files`: whose turn it is; `reading`: one file; `listing`: which
-  files there are, and which are read to their end
-- `journal`: how far each file was read, kept; `ledger`: positions told, and gone on from
+`journal` keeps how far each file was read; `files` says whose turn it is, `reading` reads one, `listing` finds them.
 """

@@ -1,11 +1,9 @@
 """The files of a followed directory: which there are, which are complete, and whose turn it is.
 
-Complete files are read one after another, in the order in which they were found (those found together: by name). Files
-that grow take turns, of 1 MiB at the most, with each other and with the complete one.
-
-A file is complete, by `finished_by`: when it has its name (rename), when its marker is there (marker), or when it has
-not grown for `idle_s` seconds of this process (idle). Until then whole lines of plain files are taken; compressed files
-are left alone.
+Complete files are read one after another as they were found, those found together by name. Files that grow take turns,
+of 1 MiB at the most, with each other and with the complete one. A file is complete, by `finished_by`: when it has its
+name (rename), its marker (marker), or has not grown for `idle_s` seconds of this process (idle). Until then whole lines
+of plain files are taken; compressed files are left alone.
 """
 
 from __future__ import annotations
@@ -19,34 +17,27 @@ from itertools import islice
 from typing import Final
 
 from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.journal import FollowState
-from lazyshard_producer.following.ledger import Ledger
-from lazyshard_producer.following.listing import DirectoryListing, Finished, FinishedWatch, Look, NameRules, is_packed
+from lazyshard_producer.following.listing import DirectoryListing, Look, NameRules, is_packed
 from lazyshard_producer.following.reading import Completion, FollowedLines, PackedFile, PlainFile, refuse_growth
 from lazyshard_producer.position import FilePosition, plain_name
-from lazyshard_producer.sources.files import refuse_source
-from lazyshard_producer.sources.source import Rows
+from lazyshard_producer.sources.source import Rows, refuse_source
 
 SETTLE_S: Final = 1.0
-"""A file that is complete by its name but whose last line has no newline is watched for so long: it may be one that is
-still being written, which is told as such then, and not as a row that is cut."""
+"""A file that is complete by its name, without a last newline, is watched for so long: it may still be written."""
 
 _LOOKS: Final = 100
-"""So many files are looked at more closely at a time: unfinished ones, whose size may be known late by a network
-filesystem, and finished ones, which must not grow."""
+"""So many unfinished files, whose size a network share may know late, and finished ones are looked at each time."""
 
 _log = logging.getLogger("lazyshard")
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A file that is not read to its end.
+    """A file that is not read to its end: its size at the last look, and when (monotonic) that was found first.
 
-    Attributes:
-        file: reads it; None for a compressed file that is not complete.
-        size: its size in bytes when it was looked at last.
-        still_since: seconds of a monotonic clock at which that was found first.
-        in_turn: whether it is one of those that take turns.
+    `file` reads it; None for a compressed file that is not complete.
     """
 
     file: PlainFile | PackedFile | None
@@ -56,33 +47,26 @@ class _Entry:
 
 
 class FollowedFiles:
-    """Knows the files and reads them.
-
-    Args:
-        max_row_bytes: longest row, in bytes without its line end.
-        state: how far they are read.
-        ledger: is told what is read, in order.
-
-    Raises:
-        SourceRefused: an unfinished file is not what it was.
-    """
+    """Knows the files and reads them. Tells `record` each piece that is read, in order, and `record_end` each end."""
 
     def __init__(
         self,
         settings: SourceSettings,
         max_row_bytes: int,
         state: FollowState,
-        ledger: Ledger,
+        record: Callable[[str, FollowedLines], Rows],
+        record_end: Callable[[str, int], None],
         clock: Callable[[], float],
     ) -> None:
-        self._settings = settings
         self._path = settings.path
+        self._by = settings.finished_by
+        self._idle_s = settings.idle_s
         self._max_row_bytes = max_row_bytes
-        self._ledger = ledger
+        self._record = record
+        self._record_end = record_end
         self._clock = clock
         self._rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
-        self._listing = DirectoryListing(settings.path, self._rules)
-        self._finished = FinishedWatch(settings.path, state.finished.copy(), self._listing)
+        self._listing = DirectoryListing(settings.path, self._rules, state.finished.copy())
         self._entries: dict[str, _Entry] = {}
         self._turns: deque[str] = deque()
         self._backlog: deque[str] = deque()
@@ -90,7 +74,12 @@ class FollowedFiles:
         self._ending: Completion | None = None
         self._unfinished_round: Iterator[str] = iter(())
         for name, file_state in state.files.items():
-            self._restore(name, file_state)
+            file = self._open(name, file_state)
+            if isinstance(file, PlainFile):
+                try:
+                    file.check()
+                except SourceRefused as error:
+                    self._gone(name, file, error)
 
     @property
     def unfinished(self) -> int:
@@ -103,11 +92,7 @@ class FollowedFiles:
         return bool(self._turns or self._backlog)
 
     def step(self) -> Rows | None:
-        """Returns the next rows of the file whose turn it is; None if it has no lines now.
-
-        Raises:
-            SourceRefused: it is not what it was, is gone, or cannot be read.
-        """
+        """Returns the next rows of the file whose turn it is; None if it has no lines now."""
         if self._current is None and self._backlog:
             name = self._current = self._backlog.popleft()
             self._entries[name] = _Entry(self._new_file(name, FilePosition(), complete=True), 0, self._clock())
@@ -119,10 +104,10 @@ class FollowedFiles:
         assert file is not None
         try:
             piece = file.read()
-        except FileNotFoundError as cause:
-            self._gone(name, file, cause)
+        except SourceRefused as error:
+            self._gone(name, file, error)
             return None
-        rows = self._record(name, piece)
+        rows = self._rows(name, piece)
         if file.finished:
             self._finish(name, file)
         elif not file.at_end:
@@ -133,25 +118,22 @@ class FollowedFiles:
             entry.size, entry.still_since = file.seen, self._clock()
         return rows
 
-    def read(self, name: str, until: FilePosition) -> Rows | None:
-        """Returns the next rows of a file on the way to where an earlier run came; None if it is there.
+    def read(self, name: str, until: FilePosition) -> tuple[Rows | None, bool]:
+        """Returns the next rows of a file on the way to where an earlier run came, None if it is there.
 
-        Raises:
-            SourceRefused: it is gone, cannot be read, or the part before these rows is not what it was.
+        And whether it is not what that run has read: it was changed behind what is published of it.
         """
         file = self._begun(name)
         if file.state.offset >= until.offset:
-            return None
+            return None, file.diverged
         try:
-            return self._record(name, file.read(until)) or Rows()
-        except FileNotFoundError as cause:
+            return self._rows(name, file.read(until)) or Rows(), file.diverged
+        except SourceRefused as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
             expected = f"the file of which {until.offset} bytes were read, and not all is published"
             path = os.path.join(self._path, name)
-            raise refuse_source(path, expected, "none", "; put it back, or choose another --out") from cause
-
-    def has_diverged(self, name: str) -> bool:
-        """Returns whether a file is not what an earlier run has read: it was changed behind what is published of it."""
-        return self._begun(name).diverged
+            raise refuse_source(path, expected, "none", "; put it back, or choose another --out") from error
 
     def finish(self, name: str, size: int) -> None:
         """Takes over from an earlier run that a file was read to its end, being of this size in bytes."""
@@ -163,40 +145,43 @@ class FollowedFiles:
             self._take_turn(name)
 
     def look(self) -> tuple[bool, bool]:
-        """Looks at the directory; returns whether anything has changed, and whether the end marker is there.
-
-        Raises:
-            SourceRefused: it is gone or cannot be read, or a complete file has grown.
-        """
+        """Looks at the directory; returns whether anything has changed, and whether the end marker is there."""
         now = self._clock()
         look = self._listing.look(self._entries)
-        unknown, grown = self._finished.sort_out(look.new)
-        changed = bool(unknown or grown)
-        for name in unknown:
-            self._add(name, look.new[name], look, now)
-        for name in grown:
-            self._grown(name, look.new[name])
+        changed = bool(look.new or look.grown)
+        for name, size in look.new.items():
+            self._add(name, size, look, now)
+        for name, size in look.grown.items():
+            self._grown(name, size)
         for name, size in look.sizes.items():
             entry = self._entries[name]
             if size != entry.size:
                 changed = True
                 entry.size, entry.still_since = size, now
                 self._take_turn(name)
-        for name in [name for name, entry in self._entries.items() if entry.file is None and name not in look.sizes]:
-            if name not in look.new:
-                del self._entries[name]
+        there = look.sizes.keys() | look.new.keys()
+        for name in [name for name, entry in self._entries.items() if entry.file is None and name not in there]:
+            del self._entries[name]
         self._complete(look, now)
-        self._look_closer()
+        # Some unfinished files are read without regard to their size, and some finished ones may have grown.
+        names = list(islice(self._unfinished_round, _LOOKS))
+        if len(names) < _LOOKS:
+            self._unfinished_round = iter(list(self._entries))
+            names += islice(self._unfinished_round, _LOOKS - len(names))
+        for name in names:
+            if name in self._entries:
+                self._take_turn(name)
+        for name, size in self._listing.look_again(_LOOKS):
+            if name not in self._entries:
+                self._grown(name, size)
         return changed, look.ended
 
     def complete_all(self, asked: bool) -> None:
         """Takes all files for complete: because the directory has its end marker, or because the run is to end."""
         self._ending = Completion.ASKED if asked else Completion.FINAL
         for name, entry in list(self._entries.items()):
-            if isinstance(entry.file, PlainFile):
-                entry.file.completion = self._ending
             if entry.file is not None or not asked:
-                self._start(name, entry)
+                self._start(name, entry, self._ending)
             else:
                 del self._entries[name]
                 _log.warning("%s is left out: it is not complete", os.path.join(self._path, name))
@@ -207,115 +192,79 @@ class FollowedFiles:
             if entry.file is not None:
                 entry.file.close()
 
-    def _record(self, name: str, piece: FollowedLines | None) -> Rows | None:
-        """Returns the rows of a piece, noted in the ledger, unless it holds no line."""
-        if piece is None or piece.end == piece.begin:
-            return None
-        return self._ledger.add_piece(name, piece)
-
-    def _restore(self, name: str, state: FilePosition) -> None:
-        file = self._new_file(name, state)
-        self._entries[name] = _Entry(file, state.seen, self._clock())
-        if isinstance(file, PlainFile):
-            try:
-                file.check()
-            except FileNotFoundError as cause:
-                self._gone(name, file, cause)
+    def _rows(self, name: str, piece: FollowedLines | None) -> Rows | None:
+        """Returns the rows of a piece, which is recorded, unless it holds no line."""
+        return None if piece is None or piece.end == piece.begin else self._record(name, piece)
 
     def _add(self, name: str, size: int, look: Look, now: float) -> None:
-        """Takes up a file that is not known."""
         entry = self._entries[name] = _Entry(None, size, now)
-        if self._settings.finished_by == "rename" or self._is_marked(name, look):
+        if self._by == "rename" or self._is_marked(name, look):
             self._start(name, entry)
         elif not is_packed(name):
             entry.file = self._new_file(name, FilePosition())
             self._take_turn(name)
 
     def _complete(self, look: Look, now: float) -> None:
-        """Finds out which files are complete now."""
-        by = self._settings.finished_by
-        still_s = {"rename": SETTLE_S, "idle": self._settings.idle_s}.get(by, 0.0)
-        completion = Completion.IDLE if by == "idle" else Completion.FINAL
-        done = [
-            (name, entry)
-            for name, entry in self._entries.items()
-            if not entry.in_turn
-            and (self._is_marked(name, look) if by == "marker" else now - entry.still_since >= still_s)
-        ]
-        for name, entry in done:
-            if isinstance(entry.file, PlainFile):
-                entry.file.completion = completion
-            self._start(name, entry)
+        still_s = {"rename": SETTLE_S, "idle": self._idle_s}.get(self._by, 0.0)
+        for name, entry in list(self._entries.items()):
+            done = self._is_marked(name, look) if self._by == "marker" else now - entry.still_since >= still_s
+            if done and not entry.in_turn:
+                self._start(name, entry, Completion.IDLE if self._by == "idle" else Completion.FINAL)
 
     def _is_marked(self, name: str, look: Look) -> bool:
-        return self._settings.finished_by == "marker" and (name in look.marked or "" in look.marked)
+        return self._by == "marker" and (name in look.marked or "" in look.marked)
 
-    def _start(self, name: str, entry: _Entry) -> None:
+    def _start(self, name: str, entry: _Entry, completion: Completion | None = None) -> None:
         """Has a complete file read to its end: now if it is begun, else after those before it."""
+        if isinstance(entry.file, PlainFile):
+            entry.file.completion = completion
         if entry.file is not None:
             self._take_turn(name)
         else:
             del self._entries[name]
-            self._listing.settle(name)
+            self._listing.settled.add(name)
             self._backlog.append(name)
-
-    def _look_closer(self) -> None:
-        """Has some unfinished files read without regard to their size, and looks whether finished ones have grown."""
-        for name in self._next_unfinished():
-            if name in self._entries:
-                self._take_turn(name)
-        for name, size in self._finished.look(_LOOKS):
-            if name not in self._entries:
-                self._grown(name, size)
-
-    def _next_unfinished(self) -> list[str]:
-        names = list(islice(self._unfinished_round, _LOOKS))
-        if len(names) < _LOOKS:
-            self._unfinished_round = iter(list(self._entries))
-            names += islice(self._unfinished_round, _LOOKS - len(names))
-        return names
 
     def _grown(self, name: str, size: int) -> None:
         """Takes up a file again that was finished and has grown since, or refuses it."""
-        if self._settings.finished_by != "idle" or is_packed(name):
-            known = self._finished.get(name)
-            raise refuse_growth(os.path.join(self._path, name), known.size if known else 0, size)
-        self._listing.unsettle(name)
+        if self._by != "idle" or is_packed(name):
+            known = self._listing.finished.get(name)
+            raise refuse_growth(os.path.join(self._path, name), known.offset if known else 0, size)
+        self._listing.settled.discard(name)
         self._begun(name)
         self._take_turn(name)
 
-    def _gone(self, name: str, file: PlainFile | PackedFile, cause: FileNotFoundError) -> None:
-        """Deals with a file that is not there although it is not read to its end."""
-        path = os.path.join(self._path, name)
-        if file.state.offset == 0:
+    def _gone(self, name: str, file: PlainFile | PackedFile, error: SourceRefused) -> None:
+        """Deals with a file that is not there although it is not read to its end; raises any other error."""
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise error
+        path, offset = os.path.join(self._path, name), file.state.offset
+        if offset == 0:
             _log.warning("%s was deleted before anything of it was read", path)
             self._forget(name)
             return
-        all_taken = isinstance(file, PlainFile) and file.seen <= file.state.offset
-        marked = os.path.lexists(os.path.join(self._path, self._rules.marker_of(name)))
-        if not marked and not (all_taken and self._settings.finished_by != "rename"):
-            marker = self._rules.marker_of(name)
-            raise refuse_source(
-                path,
-                f"the file that was read up to byte {file.state.offset}",
-                f"none of this name: it was deleted or renamed before its end was met; put it back, or, to go on "
-                f"without the rest of it, make a file {marker}",
-            ) from cause
-        _log.warning("%s was deleted; what was there of it is taken, up to byte %d", path, file.state.offset)
+        all_taken = isinstance(file, PlainFile) and file.seen <= offset and self._by != "rename"
+        marker = self._rules.marker_of(name)
+        if not all_taken and not os.path.lexists(os.path.join(self._path, marker)):
+            actual = "none of this name: it was deleted or renamed before its end was met"
+            hint = f"; put it back, or, to go on without the rest of it, make a file {marker}"
+            raise refuse_source(path, f"the file that was read up to byte {offset}", actual, hint) from error
+        _log.warning("%s was deleted; what was there of it is taken, up to byte %d", path, offset)
         self._finish(name, file)
 
     def _finish(self, name: str, file: PlainFile | PackedFile, size: int | None = None) -> None:
-        """Takes notice that a file is read to its end."""
         if isinstance(file, PlainFile) and file.seen > file.state.offset:
             _log.warning("%s: its last line is incomplete and left out", os.path.join(self._path, name))
-        state, size = file.state, file.size if size is None else size
+        state = file.state
+        if size is None:
+            size = file.size if isinstance(file, PackedFile) else state.offset
         self._forget(name)
-        self._finished.add(name, Finished.at(state, size))
-        self._ledger.add_finished(name, size)
+        self._listing.finish(name, state, size)
+        self._record_end(name, size)
 
     def _forget(self, name: str) -> None:
         entry = self._entries.pop(name)
-        self._listing.unsettle(name)
+        self._listing.settled.discard(name)
         if entry.file is not None:
             entry.file.close()
         if name == self._current:
@@ -332,9 +281,12 @@ class FollowedFiles:
         entry = self._entries.get(name)
         if entry is not None and entry.file is not None:
             return entry.file
-        known = self._finished.get(name)
-        file = self._new_file(name, FilePosition() if known is None else known.position)
-        self._entries[name] = _Entry(file, file.state.seen, self._clock())
+        known = self._listing.finished.get(name)
+        return self._open(name, known or FilePosition())
+
+    def _open(self, name: str, state: FilePosition) -> PlainFile | PackedFile:
+        file = self._new_file(name, state)
+        self._entries[name] = _Entry(file, state.seen, self._clock())
         return file
 
     def _new_file(self, name: str, state: FilePosition, complete: bool = False) -> PlainFile | PackedFile:
@@ -342,10 +294,10 @@ class FollowedFiles:
         shown = plain_name(path)
         if is_packed(name):
             return PackedFile(path, shown, self._max_row_bytes, state)
-        file = PlainFile(path, path if shown == path else shown, self._max_row_bytes, state)
+        file = PlainFile(path, shown, self._max_row_bytes, state)
         if self._ending is not None:
             file.completion = self._ending
-        elif self._settings.finished_by == "rename":
+        elif self._by == "rename":
             file.completion = Completion.SETTLING
         elif complete:
             file.completion = Completion.FINAL

@@ -1,11 +1,8 @@
-"""How far every file of a followed directory has been read, and the journal in which it is kept.
+"""The journal in which a run keeps how far every file of a followed directory was read, and in which order.
 
-Files: `STREAM/.producer.sources/SOURCE-NUMBER.jsonl`, SOURCE being the XXH3 of the source's name. A run begins one of
-its own, with all that is known up to then in its first lines, and another one where that has become long: so a producer
-that was fenced and wakes again writes into no file that anybody reads. Those that no seal can name any more are
-deleted. Readers of the stream pass over the directory.
-
-A line is a JSON object, of one of three kinds:
+`STREAM/.producer.sources/SOURCE-NUMBER.jsonl`, SOURCE being the XXH3 of the source's name. A run begins one of its own,
+with all that is known up to then, and another one where that has become long: so a producer that was fenced and wakes
+again writes into no file that anybody reads. A line is a JSON object, of one of three kinds:
 
     {"file": NAME, "from": 0, "offset": 1048500, "line": 512, "head": ..., "tail": ...}
         The lines of the bytes [from, offset) of a file were read, next after those of the line before.
@@ -23,7 +20,6 @@ import os
 import re
 import secrets
 from collections.abc import Container, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -34,44 +30,43 @@ from lazyshard.errors import LazyShardError
 from lazyshard.memory import loads
 from lazyshard.store.durable import NEW_FILE_MODE, remove, sync, sync_directory, write_all
 from lazyshard.store.files import check_folder, read_file
-from lazyshard_producer.following.listing import Finished, FinishedFiles
-from lazyshard_producer.position import FilePosition, refuse_position
+from lazyshard_producer.following.listing import FinishedFiles
+from lazyshard_producer.position import FilePosition, read_entry, refuse_position
+
+KIND: Final = "follow"
+
+DIRECTORY: Final = ".producer.sources"
 
 _BYTES: Final = "\0"
 """Begins a name that is no UTF-8, its bytes in hexadecimal behind it: no name of a file holds a NUL."""
 
+_NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.jsonl")
+
+_MAX_BYTES: Final = 4 << 30
+"""Far more than any journal has: a line is some 200 bytes, and it is begun anew at twice what is known."""
+
 
 class FollowState:
-    """How far all files are read.
-
-    Attributes:
-        files: those begun and not read to their end, by name.
-        finished: those that were.
-    """
+    """How far all files are read: those begun and not read to their end, by name, and those that were."""
 
     def __init__(self) -> None:
         self.files: dict[str, FilePosition] = {}
         self.finished = FinishedFiles()
 
     def apply(self, line: dict[str, Any]) -> None:
-        """Takes over what a line of the journal says.
-
-        Raises:
-            ValueError: it is none, or does not follow from the lines before.
-        """
+        """Takes over what a line of the journal says."""
         if "finished_files" in line:
             self.finished = FinishedFiles.decode(line["finished_files"])
             return
-        name = decode_name(line.get("file"))
-        size = finished_size(line)
-        if size is not None:
+        name, position, size = decode_line(line)
+        if size is None:
+            self.files[name] = position
+        else:
             self.finish(name, size)
-            return
-        self.files[name] = FilePosition.of(line)
 
     def finish(self, name: str, size: int) -> None:
         """Takes notice that a file was read to its end, being of this size in bytes."""
-        self.finished.add(name, Finished.at(self.files.pop(name, FilePosition()), size))
+        self.finished.add(name, self.files.pop(name, FilePosition()), size)
 
     def lines(self) -> Iterable[dict[str, Any]]:
         """Returns lines that say all this."""
@@ -80,25 +75,22 @@ class FollowState:
             yield segment_line(name, at.offset, at)
 
 
-def finished_size(line: dict[str, Any]) -> int | None:
-    """Returns the size in bytes of the file that a line says was read to its end; None where it says something else.
-
-    Raises:
-        ValueError: it is no size.
-    """
-    size = line.get("finished")
-    if "finished" in line and (type(size) is not int or size < 0):
-        raise ValueError(f"finished = {size!r}")
-    return size
-
-
 def segment_line(name: str, begin: int, end: FilePosition) -> dict[str, Any]:
     """Returns the line that says that a file was read from byte `begin` up to a position."""
-    return {"file": encode_name(name), "from": begin} | {field: value for field, value in asdict(end).items() if value}
+    fields = {field: value for field, value in end._asdict().items() if value}
+    return {"file": encode_name(name), "from": begin} | fields
+
+
+def decode_line(line: dict[str, Any]) -> tuple[str, FilePosition, int | None]:
+    """Returns which file a line is about, how far it was read, and at which size it was read to its end, if it was."""
+    name, size = decode_name(line.get("file")), line.get("finished")
+    if "finished" in line and (type(size) is not int or size < 0):
+        raise ValueError(f"finished = {size!r}")
+    return name, FilePosition.of(line), size
 
 
 def finished_line(name: str, size: int) -> dict[str, Any]:
-    """Returns the line that says that a file was read to its end, being of this size in bytes."""
+    """Returns the line that says that a file was read to its end, at this size."""
     return {"file": encode_name(name), "finished": size}
 
 
@@ -112,11 +104,7 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(value: Any) -> str:
-    """Reads what `encode_name` returned.
-
-    Raises:
-        ValueError: it is something else, or no name of a file in a directory.
-    """
+    """Returns the name of a file in a directory that a line holds. Raises ValueError where it holds none."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"file = {value!r}")
     name = os.fsdecode(bytes.fromhex(value[1:])) if value.startswith(_BYTES) else value
@@ -126,31 +114,20 @@ def decode_name(value: Any) -> str:
     return name
 
 
-DIRECTORY: Final = ".producer.sources"
-
-_NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.jsonl")
-
-_MAX_BYTES: Final = 4 << 30
-"""Far more than any journal has: a line is some 200 bytes, and it is begun anew at twice what is known."""
-
-
 class JournalPosition(NamedTuple):
-    """A place between two lines of a journal.
+    """A place between two lines of a journal: bytes before it, and their XXH3 (64 bits, hexadecimal)."""
 
-    Attributes:
-        size: bytes before it.
-        digest: XXH3 (64 bits, hexadecimal) of them.
-    """
-
-    size: int
-    digest: str
+    size: int = 0
+    digest: str = ""
 
 
 class Journal:
     """A journal that is written. One that has failed is not written to again."""
 
     def __init__(self, directory: Path, source: str) -> None:
-        self._make(directory)
+        check_folder(directory).mkdir(exist_ok=True)
+        # Also where it was there: whoever made it may have been killed before this.
+        sync_directory(directory.parent)
         self.path: Final = directory / f"{_prefix(source)}{secrets.token_hex(8)}.jsonl"
         self.size = 0
         self._digest = xxhash.xxh3_64()
@@ -158,11 +135,7 @@ class Journal:
         self._failure: OSError | None = None
 
     def append(self, lines: Iterable[dict[str, Any]]) -> list[JournalPosition]:
-        """Adds lines durably; returns the place after each.
-
-        Raises:
-            OSError: the filesystem refused, now or before.
-        """
+        """Adds lines durably; returns the place after each."""
         if self._failure is not None:
             raise self._failure
         begun, positions, encoded = self.size == 0, [], []
@@ -190,28 +163,14 @@ class Journal:
         if fd >= 0:
             os.close(fd)
 
-    def _make(self, directory: Path) -> None:
-        check_folder(directory).mkdir(exist_ok=True)
-        # Also where it was there: whoever made it may have been killed before this.
-        sync_directory(directory.parent)
-
 
 def list_journals(directory: Path, source: str) -> list[Path]:
-    """Returns the journals of a source that are there.
-
-    Raises:
-        FileRefused: somebody has put a link in the directory's place.
-    """
+    """Returns the journals of a source. Raises FileRefused where somebody has put a link in the directory's place."""
     return [path for path in _list(directory) if path.name.startswith(_prefix(source))]
 
 
 def remove_journals(directory: Path, kept: Container[str] = ()) -> None:
-    """Deletes the journals of all sources but those of some names, and their directory if nothing else is in it.
-
-    Raises:
-        FileRefused: as `list_journals`.
-        OSError: the filesystem refused.
-    """
+    """Deletes the journals of all sources but those of some names, and their directory if nothing else is in it."""
     for path in _list(directory):
         if path.name not in kept:
             # A power cut may bring it back, which harms nobody.
@@ -240,14 +199,14 @@ def is_journal_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def _prefix(source: str) -> str:
+    return f"{xxhash.xxh3_64_hexdigest(source.encode())}-"
+
+
 def read_journal(
     path: Path, position: JournalPosition, source: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the lines before a place, and those after it that are whole.
-
-    Raises:
-        SourceRefused: the part before the place is missing, or not what it was.
-    """
+    """Returns the lines before a place, and those after it that are whole."""
     try:
         data = read_file(path, _MAX_BYTES)
     except (OSError, LazyShardError) as cause:
@@ -278,5 +237,49 @@ def _whole(data: bytes) -> list[dict[str, Any]]:
     return lines
 
 
-def _prefix(source: str) -> str:
-    return f"{xxhash.xxh3_64_hexdigest(source.encode())}-"
+class Totals(NamedTuple):
+    """Sums over all files and runs: bytes read (of text), blank lines among what was read."""
+
+    size: int = 0
+    blank: int = 0
+
+
+class Resumed(NamedTuple):
+    """What an entry says: how far all files are read, the sums up to there, and its journal with the lines behind it.
+
+    These are the `plan`: what was read next, in this order.
+    """
+
+    state: FollowState
+    totals: Totals
+    plan: list[dict[str, Any]]
+    journal: Path | None
+
+
+def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> Resumed:
+    """Returns what an entry says, None for the very start."""
+    state = FollowState()
+    if entry is None:
+        return Resumed(state, Totals(), [], None)
+    fields: dict[str, type] = {"bytes": int, "digest": str, "read": int, "blank": int, "journal": str}
+    size, digest, read, blank, journal = read_entry(entry, name, KIND, **fields)
+    at = entry.get("at", {})
+    if journal and not is_journal_name(journal):
+        raise refuse_position(name, "journal: the name of one, or none", repr(journal)[:120])
+    if not isinstance(at, dict):
+        raise refuse_position(name, "at: an object", repr(at)[:120])
+    if not journal:
+        return Resumed(state, Totals(read, blank), [], None)
+    path = directory / journal
+    before, behind = read_journal(path, JournalPosition(size, digest), name)
+    apply(state, [*before, *([at] if "at" in entry else [])], name)
+    return Resumed(state, Totals(read, blank), behind, path)
+
+
+def apply(state: FollowState, lines: Iterable[dict[str, Any]], name: str) -> None:
+    """Takes over what lines of the journal of the source of this name say. Raises SourceRefused."""
+    try:
+        for line in lines:
+            state.apply(line)
+    except (TypeError, AttributeError, ValueError) as cause:
+        raise refuse_position(name, "lines of a journal", str(cause)[:120]) from cause

@@ -1,12 +1,8 @@
-"""What is in a followed directory: what its names mean, a look at all of it, and the files that were read to their end.
+"""What is in a followed directory: what its names mean, a look at all of it, and when to look again.
 
-A look at 100,000 files takes some 0.1 s and makes one system call for 1,000 of them; only files that are being read are
-asked for their sizes.
-
-A file that was read to its end takes 32 bytes, however many there have been. Its name is remembered for ever by its
-XXH3 (64 bits): a file that was deleted may come back, for instance with its filesystem, and must not be read twice. Two
-names of a million share a digest with a probability of 3 in 10^8; the second would be taken for the first, and be
-refused unless it had the same size.
+A look at 100,000 files takes some 0.1 s. A file that was read to its end takes 32 bytes, and its name is remembered for
+ever by its XXH3 (64 bits): a file that was deleted may come back, and must not be read twice. Two names of a million
+share a digest with a probability of 3 in 10^8; the second would be refused unless it had the same size.
 """
 
 from __future__ import annotations
@@ -17,8 +13,10 @@ import logging
 import os
 import re
 import stat
+import threading
+import time
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import compress, islice
 from typing import Any, Final, NamedTuple
 
@@ -28,11 +26,9 @@ import pybase64
 import xxhash
 
 from lazyshard_producer.position import FilePosition
-from lazyshard_producer.sources.files import refuse_os_error
+from lazyshard_producer.sources.source import file_size, refusing
 
-PACKED: Final = (".gz", ".zst")
-"""Endings of compressed files."""
-
+PACKED: Final = (".gz", ".zst")  # endings of compressed files
 _TEMPORARY: Final = (".tmp", ".temp", ".part", ".partial", ".crdownload", ".filepart", ".swp", "~")
 """Endings that programs give to files that they are still writing."""
 
@@ -41,12 +37,8 @@ class NameRules:
     """What a name in a followed directory means.
 
     Hidden names (those that begin with a dot) and names that programs give to unfinished files are nothing, whatever
-    the pattern says; `rsync` and others write `.NAME.x7Yq2` and rename it.
-
-    Args:
-        pattern: of data files, with `*`, `?` and `[...]`; names with .gz or .zst behind it belong too.
-        marker: name of the file that says that one is complete, with {name} for that one's.
-        end_marker: name of the file that says that no other comes.
+    the pattern says; `rsync` and others write `.NAME.x7Yq2` and rename it. Names with .gz or .zst behind what the
+    pattern says belong too; in `marker` {name} stands for the file that it says to be complete.
     """
 
     def __init__(self, pattern: str, marker: str, end_marker: str) -> None:
@@ -86,45 +78,16 @@ def is_packed(name: str) -> bool:
     return name.endswith(PACKED)
 
 
-_OPEN_END: Final = 1 << 63
-"""The bit of the number of lines that says that the last line had no newline."""
-
-_MERGE: Final = 4096
-"""So many are kept apart before they are sorted in."""
-
+_OPEN_END: Final = 1 << 63  # the bit of the number of lines that says that the last line had no newline
+_MERGE: Final = 4096  # so many are kept apart before they are sorted in
 _COLUMNS: Final = ("size", "line", "tail")
 
 
-class Finished(NamedTuple):
-    """A file that was read to its end.
-
-    Attributes:
-        size: its size in bytes then.
-        line: lines read.
-        tail: XXH3 (64 bits) of its last bytes, 4 KiB at the most; 0 for a compressed file.
-        open_end: the last line had no newline.
-    """
-
-    size: int
-    line: int
-    tail: int
-    open_end: bool
-
-    @classmethod
-    def at(cls, position: FilePosition, size: int) -> Finished:
-        """Returns the file that was read to its end at this position, being of this size in bytes."""
-        return cls(size, position.line, int(position.tail or "0", 16), position.open_end)
-
-    @property
-    def position(self) -> FilePosition:
-        """How far it was read."""
-        return FilePosition(
-            offset=self.size, line=self.line, open_end=self.open_end, seen=self.size, tail=f"{self.tail:016x}"
-        )
-
-
 class FinishedFiles:
-    """Files by name. Adding one again replaces what was known of it."""
+    """How far files were read that were read to their end, by name: their size then, lines, and the last bytes.
+
+    Adding one again replaces what was known of it.
+    """
 
     def __init__(self) -> None:
         self._keys: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
@@ -132,18 +95,18 @@ class FinishedFiles:
         self._recent: dict[int, tuple[int, int, int]] = {}
 
     def __len__(self) -> int:
-        """Files."""
         self._merge()
         return len(self._keys)
 
-    def add(self, name: str, file: Finished) -> None:
-        """Adds a file."""
-        self._recent[_key(name)] = (file.size, file.line | (_OPEN_END if file.open_end else 0), file.tail)
+    def add(self, name: str, at: FilePosition, size: int) -> None:
+        """Adds a file that was read to its end at this position, being of this size in bytes."""
+        lines = at.line | (_OPEN_END if at.open_end else 0)
+        self._recent[_key(name)] = size, lines, int(at.tail or "0", 16)  # compressed ones have no tail
         if len(self._recent) >= _MERGE:
             self._merge()
 
-    def get(self, name: str) -> Finished | None:
-        """Returns what is known of a file, None if it is not among them."""
+    def get(self, name: str) -> FilePosition | None:
+        """Returns how far a file was read, its size as the offset; None if it is not among them."""
         key = _key(name)
         row = self._recent.get(key)
         if row is None:
@@ -152,14 +115,15 @@ class FinishedFiles:
                 return None
             row = tuple(self._values[at].tolist())
         size, line, tail = row
-        return Finished(size, line & ~_OPEN_END, tail, bool(line & _OPEN_END))
+        lines, open_end = line & ~_OPEN_END, bool(line & _OPEN_END)
+        return FilePosition(size, lines, open_end=open_end, seen=size, tail=f"{tail:016x}")
 
     def compare(self, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
         """Returns which of some files are not among them, and which are and were smaller then."""
         self._merge()
-        keys = np.fromiter(map(_key, sizes), np.uint64, len(sizes))
         if not len(self._keys):
             return list(sizes), []
+        keys = np.fromiter(map(_key, sizes), np.uint64, len(sizes))
         at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         known = self._keys[at] == keys
         grown = known & (np.fromiter(sizes.values(), np.uint64, len(sizes)) > self._values[at, 0])
@@ -174,20 +138,20 @@ class FinishedFiles:
     def encode(self) -> dict[str, Any]:
         """Returns all of them as JSON: packed columns, as in seals."""
         self._merge()
-        columns = dict(zip(_COLUMNS, self._values.T, strict=True))
-        return {name: _pack(column) for name, column in ({"name": self._keys} | columns).items()}
+        columns = {"name": self._keys, **dict(zip(_COLUMNS, self._values.T, strict=True))}
+        return {
+            name: pybase64.b64encode(np.ascontiguousarray(column, "<u8").tobytes()).decode()
+            for name, column in columns.items()
+        }
 
     @classmethod
     def decode(cls, value: Any) -> FinishedFiles:
-        """Reads what `encode` returned.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Reads what `encode` returned. Raises ValueError where it is something else."""
         files = cls()
         try:
-            columns = [np.frombuffer(pybase64.b64decode(value[name], validate=True), "<u8") for name in _COLUMNS]
-            keys = np.frombuffer(pybase64.b64decode(value["name"], validate=True), "<u8")
+            keys, *columns = (
+                np.frombuffer(pybase64.b64decode(value[name], validate=True), "<u8") for name in ("name", *_COLUMNS)
+            )
         except (TypeError, KeyError) as cause:
             raise ValueError(f"not packed columns: {cause!r}") from cause
         if any(len(column) != len(keys) for column in columns) or np.any(keys[1:] <= keys[:-1]):
@@ -204,17 +168,15 @@ class FinishedFiles:
         kept = ~np.isin(self._keys, keys)
         keys, values = np.concatenate([self._keys[kept], keys]), np.concatenate([self._values[kept], values])
         order = np.argsort(keys)
-        self._keys, self._values = keys[order], values[order]
-        self._recent = {}
+        self._keys, self._values, self._recent = keys[order], values[order], {}
 
 
 def _key(name: str) -> int:
     return xxhash.xxh3_64_intdigest(os.fsencode(name))
 
 
-def _pack(column: npt.NDArray[np.uint64]) -> str:
-    return pybase64.b64encode(np.ascontiguousarray(column, "<u8").tobytes()).decode()
-
+_RECENT: Final = 100
+"""The files finished last are looked at every time: those that were taken for complete too early are among them."""
 
 _log = logging.getLogger("lazyshard")
 
@@ -223,76 +185,76 @@ class Look(NamedTuple):
     """What a look has found.
 
     Attributes:
-        new: names of data files that were not there at the last look, with their sizes in bytes; sorted by name.
+        new: data files that were not there at the last look and are not known, with their sizes in bytes, by name.
+        grown: the same of those that were read to their end, at a smaller size.
         sizes: of the files that are being watched, those that are there.
         marked: names of data files whose marker is there; "" stands for all.
         ended: the end marker is there.
     """
 
     new: dict[str, int]
+    grown: dict[str, int]
     sizes: dict[str, int]
     marked: set[str]
     ended: bool
 
 
 class DirectoryListing:
-    """Looks at a directory."""
+    """Looks at a directory, and knows its files that were read to their end, `finished`."""
 
-    def __init__(self, path: str, rules: NameRules) -> None:
+    def __init__(self, path: str, rules: NameRules, finished: FinishedFiles) -> None:
+        self.finished: Final = finished
         self._path = path
         self._rules = rules
-        self._settled: set[str] = set()
+        self.settled: set[str] = set()  # names that need no attention, as long as they are there
+        self._recent: deque[str] = deque(maxlen=_RECENT)
+        self._next = 0
 
-    def settled(self, first: int, count: int) -> list[str]:
-        """Returns some of the names that are there and need no attention, in an order that hardly changes."""
-        return list(islice(self._settled, first, first + count))
-
-    def settle(self, name: str) -> None:
-        """Takes a name for one that needs no attention, as long as it is there."""
-        self._settled.add(name)
-
-    def unsettle(self, name: str) -> None:
-        """Takes it back."""
-        self._settled.discard(name)
+    def finish(self, name: str, at: FilePosition, size: int) -> None:
+        """Takes notice that a file was read to its end."""
+        self.finished.add(name, at, size)
+        self._recent.append(name)
+        self.settled.add(name)
 
     def look(self, watched: Container[str]) -> Look:
-        """Looks at the directory.
-
-        Args:
-            watched: names of data files whose size is wanted; they are known, and not new.
-
-        Raises:
-            SourceRefused: the directory is gone, or cannot be read.
-        """
-        before, settled = self._settled, set[str]()
-        found = Look({}, {}, set(), False)
-        ended = False
-        try:
-            with os.scandir(self._path) as entries:
-                for entry in entries:
-                    name = entry.name
-                    if name in before:
+        """Looks at the directory. The size of `watched` files is wanted; they are known, and not new."""
+        before, settled = self.settled, set[str]()
+        found, sizes, marked, ended = dict[str, int](), dict[str, int](), set[str](), False
+        with refusing(self._path), os.scandir(self._path) as entries:
+            for entry in entries:
+                name = entry.name
+                if name in before:
+                    settled.add(name)
+                elif name in watched:
+                    with contextlib.suppress(FileNotFoundError):
+                        sizes[name] = entry.stat().st_size
+                elif self._rules.is_data(name):
+                    if not self._is_plain(entry):
                         settled.add(name)
-                    elif name in watched:
-                        _add_size(found.sizes, entry)
-                    elif self._rules.is_data(name):
-                        if self._is_plain(entry):
-                            _add_size(found.new, entry)
-                        else:
-                            settled.add(name)
-                    elif name == self._rules.end_marker:
-                        ended = True
-                    elif (data := self._rules.data_of(name)) is None or data in before:
-                        settled.add(name)
-                    else:
-                        found.marked.add(data)
-        except OSError as cause:
-            raise refuse_os_error(self._path, cause) from cause
-        self._settled = settled
-        return found._replace(new=dict(sorted(found.new.items())), ended=ended)
+                        continue
+                    with contextlib.suppress(FileNotFoundError):
+                        found[name] = entry.stat().st_size
+                elif name == self._rules.end_marker:
+                    ended = True
+                elif (data := self._rules.data_of(name)) is None or data in before:
+                    settled.add(name)
+                else:
+                    marked.add(data)
+        found = dict(sorted(found.items()))
+        new, grown = ({name: found[name] for name in names} for names in self.finished.compare(found))
+        self.settled = settled | (found.keys() - new.keys())
+        return Look(new, grown, sizes, marked, ended)
+
+    def look_again(self, count: int) -> Iterator[tuple[str, int]]:
+        """Looks at so many finished files, and those finished last; yields those that have grown, with their sizes."""
+        names = list(islice(self.settled, self._next, self._next + count))
+        self._next = self._next + count if len(names) == count else 0
+        for name in {*names, *self._recent}:
+            known = self.finished.get(name)
+            if known is not None and (size := file_size(os.path.join(self._path, name))) > known.offset:
+                yield name, size
 
     def _is_plain(self, entry: os.DirEntry[str]) -> bool:
-        """Returns whether a data file can be taken; says why not if it cannot."""
         try:
             if entry.is_symlink():
                 reason = self._refuse_link(entry)
@@ -314,54 +276,84 @@ class DirectoryListing:
         return "" if os.path.isfile(target) else f"a link to {target}, which is none"
 
 
-def _add_size(sizes: dict[str, int], entry: os.DirEntry[str]) -> None:
-    try:
-        sizes[entry.name] = entry.stat().st_size
-    except FileNotFoundError:
-        return
+FIRST_PAUSE_S: Final = 0.2
+LAST_PAUSE_S: Final = 2.0
+"""Pauses between two looks while nothing happens: the longest that a line of a file that is kept open lies unseen."""
+
+_COST_SHARE: Final = 10.0
+"""A look is followed by a pause of ten times its duration: one at a directory of 100,000 files takes 0.1 s and more."""
 
 
-_RECENT: Final = 100
-"""The files finished last are looked at every time: those that were taken for complete too early are among them."""
+class DirectoryWatch:
+    """Says when to look at a directory.
 
+    On local filesystems watchdog (inotify) tells of files that appear, are renamed or closed. It never tells of another
+    machine's writes, and of those of a program that keeps its file open only the last; so the directory is looked at
+    all the same, ever more seldom while nothing changes.
+    """
 
-class FinishedWatch:
-    """Knows the files that were read to their end, and looks at some of those that are there."""
+    def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._woken = threading.Event()
+        self._pause = FIRST_PAUSE_S
+        self._began = self._earliest = self._latest = clock()
+        self._observer: Any = None
+        self._tried = False
 
-    def __init__(self, path: str, files: FinishedFiles, listing: DirectoryListing) -> None:
-        self._path = path
-        self._files = files
-        self._listing = listing
-        self._recent: deque[str] = deque(maxlen=_RECENT)
-        self._next = 0
+    def due(self) -> bool:
+        """Returns whether it is time to look."""
+        now = self._clock()
+        return now >= self._latest or (self._woken.is_set() and now >= self._earliest)
 
-    def add(self, name: str, file: Finished) -> None:
-        """Adds a file."""
-        self._files.add(name, file)
-        self._recent.append(name)
-        self._listing.settle(name)
+    def look(self) -> None:
+        """Takes notice that a look begins: what happens from now on is reason for another one."""
+        self._woken.clear()
+        self._began = self._clock()
 
-    def get(self, name: str) -> Finished | None:
-        """Returns what is known of a file, None if it was not read to its end."""
-        return self._files.get(name)
+    def looked(self, changed: bool) -> None:
+        """Takes notice that a look is over, and whether it found anything new."""
+        now = self._clock()
+        self._pause = FIRST_PAUSE_S if changed else min(LAST_PAUSE_S, 1.5 * self._pause)
+        rest = _COST_SHARE * (now - self._began)
+        self._earliest = now + rest
+        self._latest = now + max(rest, self._pause)
 
-    def sort_out(self, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
-        """Returns which of the files that were not there before are not known, and which are known and have grown."""
-        unknown, grown = self._files.compare(sizes)
-        for name in sizes.keys() - set(unknown):
-            self._listing.settle(name)
-        return unknown, grown
+    def active(self) -> None:
+        """Takes notice that lines came: more of them are likely."""
+        self._pause = FIRST_PAUSE_S
+        self._latest = min(self._latest, max(self._earliest, self._clock() + FIRST_PAUSE_S))
 
-    def look(self, count: int) -> Iterator[tuple[str, int]]:
-        """Looks at so many of the files, and those finished last; yields those that have grown, with their sizes."""
-        names = self._listing.settled(self._next, count)
-        self._next = self._next + count if len(names) == count else 0
-        for name in {*names, *self._recent}:
-            known = self._files.get(name)
-            if known is None:
-                continue
-            size = 0
-            with contextlib.suppress(OSError):
-                size = os.stat(os.path.join(self._path, name)).st_size
-            if size > known.size:
-                yield name, size
+    def wait(self, seconds: float) -> None:
+        """Waits until it is time to look, or so many seconds have passed."""
+        self._start()
+        until = min(self._clock() + seconds, self._latest)
+        if self._woken.wait(max(0.0, until - self._clock())):
+            # Something happened, but perhaps too soon after the last look.
+            time.sleep(max(0.0, min(until, self._earliest) - self._clock()))
+
+    def close(self) -> None:
+        """Ends the watching thread. May be called twice."""
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            observer.stop()
+            if observer.is_alive():
+                observer.join()
+
+    def _start(self) -> None:
+        if self._tried:
+            return
+        self._tried = True
+        # It takes long to import, and whoever follows no directory has no need of it.
+        from watchdog.events import FileClosedEvent, FileCreatedEvent, FileMovedEvent, FileSystemEventHandler
+        from watchdog.observers import Observer
+
+        handler = FileSystemEventHandler()
+        handler.on_any_event = lambda event: self._woken.set()  # type: ignore[method-assign]
+        # No inotify instance left, for example: looking now and then will do.
+        with contextlib.suppress(OSError, RuntimeError):
+            self._observer = Observer()
+            self._observer.daemon = True
+            events = [FileCreatedEvent, FileMovedEvent, FileClosedEvent]
+            self._observer.schedule(handler, self._directory, event_filter=events)
+            self._observer.start()

@@ -1,6 +1,5 @@
-"""Rows on their way from the sources to the stream, each with the position after it.
+"""Rows on their way from the sources to the stream, each with the position after it: `pipeline` puts it together.
 
-- `mixing`: the order of sources; `reader`: batches of rows and their positions; `pipeline`: from settings to a reader
-- `making`: rows made of rows; `recipe`, `encoding`, `measure`: of each; `sequences`: of many
-- `refusals`: rows that are none
+`mixing` orders sources, `reader` gives batches and their positions; `recipe` and `encoding` make rows of each row,
+`sequences` of many; `refusals` are rows that are none.
 """

@@ -1,12 +1,9 @@
 """The order of the rows of a run: sources one after another, or mixed by weights.
 
-Mixed, row after row comes from the source that lags most behind its share (`lazyshard.plan.blend`). Nothing is random
-and nothing depends on time: a source that has nothing at the moment is waited for. When one has met its end, the others
-go on with their shares, and the counts start anew.
-
-A start in the middle of a unit (see `RunPosition`) first gives the rows of which that was made, whatever has been added
-to a source since, and in the order of then. A source that was finished and has grown comes back once that shows; within
-a unit only when there is nothing else, so that the unit's order follows from its start and its numbers of rows.
+Mixed, row after row comes from the source that lags most behind its share (`lazyshard.plan.blend`). Nothing depends on
+time: a source that has nothing at the moment is waited for. When one has met its end, the shares are counted anew. A
+start in the middle of a unit (see `RunPosition`) first gives the rows of which that was made, in the order of then. A
+source that was finished and has grown comes back once that shows; within a unit only when there is nothing else.
 """
 
 from __future__ import annotations
@@ -20,20 +17,13 @@ from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.sources.source import Line, Position, RowOrigin, Rows, Source
 
-Opener = Callable[[int, "dict[str, Any] | None"], Source]
-"""Opens the source of a number at a position, None for its start."""
-
 
 @dataclass(frozen=True, slots=True)
 class MixPosition:
-    """Where all sources stand between two rows, in memory; `Stats.position` makes what seals keep of it.
+    """Where all sources stand between two rows, in memory; `RowStats.position` makes what seals keep of it.
 
-    Attributes:
-        each: where each source stands.
-        drawn: where sources are mixed, rows drawn from each since one of them was finished the last time; else empty.
-        finished: where sources are mixed, whether the end of each was met; else empty.
-        again: whether it is in a unit that an earlier run has begun, or at its end: then the weights are those of then.
-        counts: what was counted up to there, by its name in `RunPosition`.
+    `drawn` and `finished` are as in `RunPosition`. `again`: it is in a unit that an earlier run has begun, or at its
+    end: then the weights are those of then.
     """
 
     each: tuple[Position, ...]
@@ -45,14 +35,9 @@ class MixPosition:
 
 @dataclass(frozen=True, slots=True)
 class SourceSpan:
-    """Rows of one source that follow each other in the run.
+    """Rows of one source that follow each other in the run: of what it gave, those from index `first` on.
 
-    Attributes:
-        source: number of the source.
-        rows: what the source gave.
-        first: index there of the first of them.
-        lines: these rows; none where there are none at the moment.
-        before: where all sources stand before `first`.
+    `before` is where all sources stand before them.
     """
 
     source: int
@@ -78,10 +63,7 @@ class SourceSpan:
 class _Input:
     """A source, opened at `entry` (None: its start), and how many of its rows were given out.
 
-    Attributes:
-        source: the source, None where it is not open.
-        rows: what it gave last, of which [0, next) of `stop` were given out; None before the first.
-        position: where it stands after those given out, None before it was opened.
+    Of `rows`, which it gave last, these are [0, next) of `stop`; `position` is where it stands after them.
     """
 
     def __init__(self, entry: dict[str, Any] | None, size: int | None) -> None:
@@ -97,19 +79,16 @@ class _Input:
         self._read_before = self._read_after = 0  # bytes, without and with those of `rows`
 
     def open(self, source: Source) -> None:
-        """Takes the source, just opened."""
         self.source = source
         if self.position is None:
             self.position = source.start
-        self._read_before = source.progress[0]
+        self._read_before = self._read_after = source.progress[0]
 
     def hold(self, rows: Rows) -> None:
-        """Takes the next rows to give out."""
-        if self.source is not None and self.rows is not None:
-            self._read_before = self._read_after
+        assert self.source is not None
         self.rows, self.next, self.stop = rows, 0, len(rows.lines)
         self.is_empty &= not rows.lines
-        self._read_after = self.source.progress[0] if self.source is not None else 0
+        self._read_before, self._read_after = self._read_after, self.source.progress[0]
 
     def entry_at(self, position: Position) -> dict[str, Any] | None:
         """Returns the entry of a position, None for a source that is not begun. Raises as `Source.entry` does."""
@@ -132,13 +111,7 @@ class _Input:
             read = self._read_before + (read - self._read_before) * self.next // self.stop
         return (read, there), self.source.blank
 
-    def finish(self) -> None:
-        """Makes the last entry and closes the source."""
-        self.entry_at(self.position)
-        self.close()
-
     def close(self) -> None:
-        """Closes the source if it is open."""
         if self.source is not None:
             self._progress = self.progress()
             self.source.close()
@@ -155,25 +128,14 @@ class _Turns:
         self._choose()
 
     def next(self) -> int | None:
-        """Returns whose turn it is; None where all are finished."""
         if not self._active:
             return None
-        if self.weights is None or len(self._active) == 1:
-            return self._active[0]
-        return next_stream(self._shares, self.drawn, self._active)
+        return self._active[0] if self._alone else next_stream(self._shares, self.drawn, self._active)
 
     def take(self, index: int, most: int) -> int:
-        """Counts the rows that the source whose turn it is gives one after another, `most` at the most; at least 1.
-
-        Returns:
-            How many they are.
-        """
-        count = most
-        if self.weights is None or len(self._active) == 1:
-            self.drawn[index] += count
-            return count
-        count = 1
-        self.drawn[index] += 1
+        """Counts the rows that the source in turn gives one after another; returns how many, 1 to `most`."""
+        count = most if self._alone else 1
+        self.drawn[index] += count
         while count < most and next_stream(self._shares, self.drawn, self._active) == index:
             count += 1
             self.drawn[index] += 1
@@ -187,30 +149,24 @@ class _Turns:
 
     def _choose(self) -> None:
         self._active = [index for index, finished in enumerate(self.finished) if not finished]
+        self._alone = self.weights is None or len(self._active) == 1
         if self.weights is not None and self._active:
             normal = iter(shares([self.weights[index] for index in self._active]))
             self._shares = [0.0 if finished else next(normal) for finished in self.finished]
 
 
 class Mixer:
-    """Gives the rows of all sources in the run's order.
+    """Gives the rows of all sources in the run's order, by their shares; without weights one after another.
 
-    Args:
-        paths: of the sources, as the user gave them.
-        weights: their shares; None reads one after another, with one open at a time.
-        weights_before: the weights with which the unit was begun in which that is, if it is in one.
-        block: rows in a unit, 0 for one: where sources that have grown come back.
-        sizes: bytes of each source, None where nobody knows: for what is shown until it is opened.
-        ahead: whether positions are asked for rows that lie behind those read last, so that a source which has met its
-            end stays open until the run is over.
-        watchdog: is told what is asked of sources.
-        most: rows in a piece at the most, None for as many as are at hand: how finely `totals` tells how far it is.
-        empty: is told the name of each source that has met its end without a single row.
+    `weights_before` are those with which the unit was begun in which the position is, if it is in one; `block` is how
+    many rows a unit has, 0 for one: where sources that have grown come back. `ahead`: positions are asked for rows
+    behind those read last, so a source at its end stays open. `most` rows are in a piece, None for all at hand: so
+    finely `totals` tells how far it is. `empty` is told each source that has met its end without a single row.
     """
 
     def __init__(
         self,
-        open_source: Opener,
+        open_source: Callable[[int, dict[str, Any] | None], Source],
         paths: Sequence[str],
         weights: Sequence[float] | None,
         position: RunPosition,
@@ -224,39 +180,40 @@ class Mixer:
         empty: Callable[[str], None],
     ) -> None:
         self.names: Final = [plain_name(path) for path in paths]
+        self._open_source = open_source
+        self._weights = weights
+        self._block = block
         self._ahead = ahead
+        self._watchdog = watchdog
         self._most = most
         self._empty = empty
-        self._watchdog = watchdog
         self._ending = False
         self._waiting: int | None = None
-        self._open_source = open_source
         self._inputs = [_Input(entry, size) for entry, size in zip(position.sources, sizes, strict=True)]
+        self._in_unit = 0  # rows since its start
+        self._again: list[int] | None = None  # rows of each source to come of the unit
+        self._added = range(0)
         drawn = list(position.drawn) or [0] * len(paths)
         finished = list(position.finished) or [False] * len(paths)
         if weights is None and not position.skip:
             finished = [False] * len(paths)
-        self._weights = weights
-        self._turns = _Turns(weights, drawn, finished)
         self._unsure = [index for index, was in enumerate(finished) if was]  # may have grown
-        self._again: list[int] | None = None  # rows of each source to come of the unit
-        self._added = range(0)
-        self._block = block
-        self._in_unit = 0  # rows since its start
         if position.skip:
             self._again = list(position.unit)
             self._added = range(len(paths if weights_before is None else weights_before), len(paths))
-            was = [done or index in self._added for index, done in enumerate(finished)]
-            self._turns = _Turns(weights_before, drawn, was)
+            finished = [done or index in self._added for index, done in enumerate(finished)]
+        self._turns = _Turns(weights_before if position.skip else weights, drawn, finished)
         if weights is not None:
-            self._open_all()
+            # All of them: one that cannot be read is refused before anything is published.
+            try:
+                for index in range(len(self._inputs)):
+                    self._opened(index)
+            except BaseException:
+                self.close()
+                raise
 
     def read(self) -> SourceSpan | None:
-        """Returns the next rows, none where there are none at the moment; None when all sources are finished.
-
-        Raises:
-            SourceRefused: a source cannot be opened or read on.
-        """
+        """Returns the next rows, none where there are none at the moment; None when all sources are finished."""
         self._waiting = None
         while True:
             if self._again is not None and not any(self._again):
@@ -291,11 +248,7 @@ class Mixer:
         return MixPosition(each, tuple(turns.drawn), tuple(self._finished()), again, counts)
 
     def entries(self, position: MixPosition) -> tuple[dict[str, Any] | None, ...]:
-        """Returns the entry of each source, as seals keep it. Does I/O.
-
-        Raises:
-            SourceRefused: what was read of a source is no longer there.
-        """
+        """Returns the entry of each source, as seals keep it. Does I/O."""
         return tuple(one.entry_at(at) for one, at in zip(self._inputs, position.each, strict=True))
 
     def wait(self, seconds: float) -> str:
@@ -316,14 +269,10 @@ class Mixer:
 
     def totals(self) -> tuple[int, int | None, int]:
         """Returns (bytes read, bytes there are or None, blank lines skipped) of all sources and runs."""
-        read, there, blank = 0, 0, 0
-        unknown = False
-        for one in self._inputs:
-            (got, of), skipped = one.progress()
-            read, blank = read + got, blank + skipped
-            unknown = unknown or of is None
-            there += of or 0
-        return read, None if unknown else there, blank
+        found = [one.progress() for one in self._inputs]
+        sizes = [there for (_, there), _ in found if there is not None]
+        there = sum(sizes) if len(sizes) == len(found) else None
+        return sum(read for (read, _), _ in found), there, sum(blank for _, blank in found)
 
     def close(self) -> None:
         """Closes all sources that are open."""
@@ -331,7 +280,6 @@ class Mixer:
             one.close()
 
     def _nothing(self, index: int) -> SourceSpan:
-        """Returns a piece without rows, since a source has none at the moment."""
         self._waiting = index
         rows = self._inputs[index].rows
         assert rows is not None
@@ -365,15 +313,9 @@ class Mixer:
     def _look_again(self, index: int) -> bool:
         """Looks whether a source that was finished has grown; returns False if that cannot be told yet."""
         one = self._inputs[index]
-        if one.next == one.stop:
-            source, rows = self._read(index)
-            if rows is None:
-                self._unsure.remove(index)
-                one.position = source.reached
-                if not self._ahead:
-                    one.finish()
-                return True
-            one.hold(rows)
+        if one.next == one.stop and not self._read(index):
+            self._unsure.remove(index)
+            return True
         if one.stop:
             self._unsure.remove(index)
             self._turns.set_finished(index, False)
@@ -403,28 +345,32 @@ class Mixer:
     def _fill(self, index: int) -> bool:
         """Reads on in a source; returns whether there is a row, and notes where its end is met."""
         one = self._inputs[index]
-        source, rows = self._read(index)
-        if rows is None:
-            if one.is_empty and one.entry is None:
-                self._empty(self.names[index])
-            one.position = source.reached
-            if not self._ahead:
-                one.finish()
-            self._turns.set_finished(index, True)
-            if self._again is not None:
-                self._again[index] = 0
-            return False
-        one.hold(rows)
-        return one.stop > 0
+        if self._read(index):
+            return one.stop > 0
+        if one.is_empty and one.entry is None:
+            self._empty(self.names[index])
+        self._turns.set_finished(index, True)
+        if self._again is not None:
+            self._again[index] = 0
+        return False
 
-    def _read(self, index: int) -> tuple[Source, Rows | None]:
-        """Returns a source and the next rows of it, as `Source.read` does."""
+    def _read(self, index: int) -> bool:
+        """Holds the next rows of a source, none where there are none now; returns False where it is at its end."""
+        one = self._inputs[index]
         self._watchdog.ask(lambda: f"reading {self.names[index]}")
         try:
             source = self._opened(index)
-            return source, source.read()
+            rows = source.read()
         finally:
             self._watchdog.answered()
+        if rows is not None:
+            one.hold(rows)
+            return True
+        one.position = source.reached
+        if not self._ahead:
+            one.entry_at(one.position)
+            one.close()
+        return False
 
     def _opened(self, index: int) -> Source:
         one = self._inputs[index]
@@ -434,12 +380,3 @@ class Mixer:
             if self._ending:
                 one.source.end()
         return one.source
-
-    def _open_all(self) -> None:
-        """Opens all sources: one that cannot be read is refused before anything is published."""
-        try:
-            for index in range(len(self._inputs)):
-                self._opened(index)
-        except BaseException:
-            self.close()
-            raise

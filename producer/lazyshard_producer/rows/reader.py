@@ -18,22 +18,13 @@ from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.sources.source import RowOrigin
 from lazyshard_producer.wording import count
 
-Line: TypeAlias = bytes | EncodedRow
-"""A row as it is published: a line of JSON with its newline, or an encoded row."""
+Line: TypeAlias = bytes | EncodedRow  # A row as it is published: a line of JSON with its newline, or an encoded row
 
 
 class RowStats:
     """What was counted of the rows of a run, and the positions that seals keep.
 
-    Args:
-        start: where the run starts; its counts go on from there.
-        recipe: the settings by which rows are made, as positions keep them; in a unit that was begun before, those of
-            then are kept.
-
-    Attributes:
-        rows: rows read so far, refused ones included.
-        duplicate: rows among them that name a key twice.
-        blocks: blocks that were shuffled or packed.
+    In a unit that was begun before, these keep the recipe of then.
     """
 
     def __init__(
@@ -46,9 +37,7 @@ class RowStats:
     ) -> None:
         self.mixer = mixer
         self.refusals = refusals
-        self.rows = start.rows
-        self.duplicate = start.duplicate
-        self.blocks = start.blocks
+        self.rows, self.duplicate, self.blocks = start.rows, start.duplicate, start.blocks
         self._recipe = recipe
         self._recipe_before = start.recipe
         self._warn = warn
@@ -66,17 +55,16 @@ class RowStats:
 
     def counts(self) -> dict[str, int]:
         """Returns the counts of this moment, by their names in `RunPosition`."""
-        return {
-            "rows": self.rows,
-            "duplicate": self.duplicate,
-            "blocks": self.blocks,
-            "refused": self.refusals.count,
-            "quarantine_bytes": self.refusals.quarantine_bytes,
-        }
+        own = {"rows": self.rows, "duplicate": self.duplicate, "blocks": self.blocks}
+        return own | {"refused": self.refusals.count, "quarantine_bytes": self.refusals.kept_bytes}
 
     def here(self) -> MixPosition:
         """Returns the place after all that the mixer gave."""
         return self.mixer.position(self.counts())
+
+    def reached(self) -> RunPosition:
+        """Returns the position after all that a reader gave, which has nothing more. Does I/O."""
+        return self.position(self.here())
 
     def position(self, at: MixPosition, **unit: Any) -> RunPosition:
         """Returns what a seal keeps of a place; `unit` are the fields of one that is begun there. Does I/O."""
@@ -86,42 +74,28 @@ class RowStats:
         return RunPosition(sources=entries, drawn=at.drawn, finished=at.finished, recipe=recipe, **unit, **at.counts)
 
 
+@dataclass(slots=True)
 class Batch:
-    """Rows to be published, in order; none where there are none at the moment.
+    """Rows to be published, in order; none where there are none at the moment. `tokens`: None where not measured.
 
-    Args:
-        stats: takes the refused ones.
-        lines: the rows.
-        place: returns where the row of an index comes from, or about where.
-        position: returns the position after it.
-        tokens: the length of each in tokens, None where not measured.
-        checked: whether they are known to be rows, having been written or read by us before.
+    `after` returns the position after the row of an index. `checked`: they are known to be rows, having been written or
+    read by us before.
     """
 
-    def __init__(
-        self,
-        stats: RowStats,
-        lines: Sequence[Line | RowInvalid],
-        place: Callable[[int], RowOrigin],
-        position: Callable[[int], RunPosition],
-        *,
-        tokens: Sequence[int] | None = None,
-        checked: bool = True,
-    ) -> None:
-        self.lines: Final = lines
-        self.tokens: Final = tokens
-        self.checked: Final = checked
-        self.place: Final = place
-        self._stats = stats
-        self._position = position
+    stats: RowStats
+    lines: Sequence[Line | RowInvalid]
+    place: Callable[[int], RowOrigin]
+    after: Callable[[int], RunPosition]
+    tokens: Sequence[int] | None = None
+    checked: bool = True
 
     def position(self, index: int) -> RunPosition:
         """Returns the position after `lines[index]`; all before it must have been dealt with. Does I/O."""
-        return self._position(index)
+        return self.after(index)
 
     def refuse(self, index: int, error: RowInvalid) -> None:
         """Refuses `lines[index]`, or ends the run; see `Refusals.take`."""
-        self._stats.refusals.take(error, self.place(index), self.lines[index])
+        self.stats.refusals.take(error, self.place(index), self.lines[index])
 
 
 class Reader(Protocol):
@@ -129,9 +103,6 @@ class Reader(Protocol):
 
     def read(self) -> Batch | None:
         """Returns the next rows; None when all is given. Raises as `Mixer.read` and `Refusals.take` do."""
-
-    def here(self) -> RunPosition:
-        """Returns the position after all that was given. Does I/O."""
 
 
 class PlainReader:
@@ -156,20 +127,11 @@ class PlainReader:
 
         return Batch(stats, piece.lines, piece.place, position, checked=False)
 
-    def here(self) -> RunPosition:
-        """Returns the position after all that was given."""
-        self._stats.rows = self._read
-        return self._stats.position(self._stats.here())
-
 
 class MadeRow(NamedTuple):
-    """A row that was made of others.
+    """A row that was made of others, where (the first of) these come from, and its length, 0 where not measured.
 
-    Attributes:
-        line: the row, as it is published.
-        place: where the row comes from of which it was made; of a pack where its first row does.
-        tokens: its length, 0 where it was not measured.
-        squares: the square of that; of a pack the sum of those of its samples, none of which attends to another.
+    `squares` is the square of that; of a pack the sum of those of its samples, none of which attends to another.
     """
 
     line: Line
@@ -182,20 +144,14 @@ class MadeRow(NamedTuple):
         """What tells it from others."""
         return self.line if isinstance(self.line, bytes) else self.line.data
 
-    @property
-    def size(self) -> int:
-        """Bytes of that."""
-        return len(self.line) if isinstance(self.line, bytes) else len(self.line.line) + len(self.line.arrays)
+
+def line_size(line: Line) -> int:
+    """Returns the bytes of a row, its newline and its arrays included."""
+    return len(line) if isinstance(line, bytes) else len(line.line) + len(line.arrays)
 
 
 class Unit:
-    """A source row of which several are made, or a block of rows that are shuffled or packed: what is made of it.
-
-    Args:
-        made: the rows.
-        before: the place before the source rows.
-        of: how many source rows these are, by number of the source.
-    """
+    """A source row of which several are made, or a block of rows that are shuffled or packed: what is made of it."""
 
     def __init__(self, stats: RowStats, made: Sequence[MadeRow], before: MixPosition, of: Mapping[int, int]) -> None:
         self.made: Final = made
@@ -213,21 +169,16 @@ class Unit:
             self._digest.update(row.data)
         self._digested = skip
         unit = tuple(self._of.get(source, 0) for source in range(len(self._stats.mixer.names)))
-        return self._stats.position(
-            self._before, skip=skip, lead=lead, cut=cut, unit=unit, skipped=self._digest.hexdigest()
-        )
+        begun: dict[str, Any] = {"unit": unit, "skipped": self._digest.hexdigest()}
+        return self._stats.position(self._before, skip=skip, lead=lead, cut=cut, **begun)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BegunUnit:
-    """A unit of which an earlier run has published a part.
+    """A unit of which an earlier run has published a part: of these sources, of so many of their rows.
 
-    Attributes:
-        names: the sources of its rows.
-        rows: how many these are.
-        skip: rows made of them that are published.
-        digest: XXH3 of those, in hexadecimal.
-        new: whether all its sources are inputs that are taken as new ones, so that other rows than before are no fault.
+    Of the rows made of them `skip` are published; `digest` is their XXH3. `new`: all its sources are inputs that are
+    taken as new ones, so that other rows than before are no fault.
     """
 
     names: Sequence[str]
@@ -235,25 +186,25 @@ class BegunUnit:
     skip: int
     digest: str
     new: bool
+    warn: Callable[[str], None]
 
     def find(self, rows: Iterable[bytes]) -> bool:
-        """Returns whether these rows begin with those that are published."""
+        """Returns whether these rows begin with those that are published. Raises SourceRefused as `lose`."""
         digest = xxhash.xxh3_64()
         left = self.skip
         for line in islice(rows, self.skip):
             digest.update(line)
             left -= 1
-        return not left and digest.hexdigest() == self.digest
+        if not left and digest.hexdigest() == self.digest:
+            return True
+        self.lose()
+        return False
 
-    def lose(self, warn: Callable[[str], None]) -> None:
-        """Lets other rows come than those that are published, if they are of an input that is taken as a new one.
-
-        Raises:
-            SourceRefused: they come from another source, which must give the same rows as before.
-        """
+    def lose(self) -> None:
+        """Lets other rows come than those that are published, if they are of inputs that are taken as new ones."""
         names = ", ".join(self.names)
         if self.new:
-            warn(
+            self.warn(
                 f"{names}: goes on with new rows; what is not published of the last {self.rows} that were read before "
                 f"is lost"
             )

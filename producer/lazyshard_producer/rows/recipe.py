@@ -1,15 +1,10 @@
 """What is made of each row: columns chosen, rows filtered, transformed, encoded, measured. In this order, row by row.
 
-The functions are the user's: `MODULE:FUNCTION`, found as `python -m` finds modules, the current directory first.
-
     where(row) or where(row, index)                -> whether to keep the row
     transform(row) or transform(row, index)        -> a row, None for none, or an iterable of rows
 
-`index` counts the rows read from all sources, from 0, over all runs: the same row has the same index after a restart.
-
-Rows are made in this process, or by workers, whose rows come back in the order in which they went in. How many travel
-at a time follows from how long they take: about `TARGET_S` of work, so that neither slow transforms wait behind each
-other nor fast ones spend their time on the way.
+`index` counts the rows read from all sources, from 0, over all runs. Rows are made in this process, or by workers: they
+come back in the order in which they went in, and about `TARGET_S` of work travels at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as NotReady
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -36,71 +31,40 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row, pack_row, refuse_array_key
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import check_row, encode_row, has_duplicate_keys
-from lazyshard_producer.configuration.quantities import MAX_ROW_BYTES
-from lazyshard_producer.configuration.settings import EncodingSettings, MeasureSettings, PadSettings
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import WorkerFailed
 from lazyshard_producer.rows.encoding import (
-    ReadyEncoder,
+    Measure,
+    call_user,
+    key_names,
+    load_counter,
     load_encoder,
     pad_row,
     read_document,
-    refuse,
-    refuse_raised,
 )
-from lazyshard_producer.rows.measure import Measure, key_names, load_counter
-from lazyshard_producer.rows.reader import Line
+from lazyshard_producer.rows.reader import Line, line_size
+from lazyshard_producer.sources.source import bad_row, too_long
 from lazyshard_producer.user_functions import load_function
 
-_INDEXED: Final = 2
-"""Parameters of a function that takes the index too."""
+
+def by_length(settings: Settings) -> bool:
+    """Whether rows go together by their lengths: how many source rows a unit has shows only as they are made then."""
+    return settings.pack > 0 or settings.balance is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """The settings by which rows are made of rows. Can be pickled.
+def makes_rows(settings: Settings) -> bool:
+    """Whether rows are not just passed on as they are."""
+    chosen = settings.columns or settings.where or settings.transform or settings.split or settings.pad
+    return bool(chosen or settings.encode or settings.measure) or by_length(settings)
 
-    Attributes:
-        columns: pairs (new name, old name): rows then hold just these.
-        where: the filter's `MODULE:FUNCTION`.
-        transform: the transform's `MODULE:FUNCTION`.
-        encoding: how rows are encoded; None where they are not.
-        max_row_bytes: longest row that they may make, in bytes without its line end, its arrays included.
-        pack: most tokens of a row, since it has to go into a pack; 0 where rows are not packed.
-        measuring: how their lengths are measured; None where they are not.
-        length_field: the key under which the tokens of the rows made stand, unless an encoder tells them; None where
-            nobody asks for them.
-        split: whether of the rows made just the tokens are wanted, to be cut; see `lazyshard_producer.rows.sequences`.
-        padding: how the rows made are padded; None where they are not.
-        arrays: whether rows of the sources may hold arrays, and with them those that are made, though nothing encodes
-            them.
-    """
 
-    columns: tuple[tuple[str, str], ...] = ()
-    where: str | None = None
-    transform: str | None = None
-    encoding: EncodingSettings | None = None
-    max_row_bytes: int = MAX_ROW_BYTES
-    pack: int = 0
-    measuring: MeasureSettings | None = None
-    length_field: str | None = None
-    split: bool = False
-    padding: PadSettings | None = None
-    arrays: bool = False
-
-    def __bool__(self) -> bool:
-        """Whether rows are not just passed on as they are."""
-        chosen = self.columns or self.where or self.transform or self.split or self.padding
-        return bool(chosen or self.encoding or self.measuring or self.length_field is not None)
+_Lines = Sequence[Line | RowInvalid]
 
 
 class MadeOfRow(NamedTuple):
-    """What became of one row.
+    """What became of one row: the rows made of it as they are published, or why it was refused.
 
-    Attributes:
-        lines: the rows made of it, as they are published.
-        refused: why it was refused; there are no lines then.
-        duplicate: whether it named a key twice.
-        tokens: the length of each of the rows made of it; empty where nobody asks for them.
+    `duplicate`: it named a key twice. `tokens`: the length of each of the rows; empty where nobody asks for them.
     """
 
     lines: Sequence[Line]
@@ -110,24 +74,26 @@ class MadeOfRow(NamedTuple):
 
 
 class Maker:
-    """A recipe with its functions loaded.
+    """Makes rows of rows by the settings; raises SettingInvalid where a function cannot be had.
 
-    Raises:
-        SettingInvalid: a function cannot be had.
+    `arrays`: rows of the sources may hold arrays, and with them those that are made, encoded or not. In this process it
+    has the place of `Workers`, with one row at a time.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._columns = recipe.columns
-        self._max_row_bytes = recipe.max_row_bytes
-        self._split = recipe.split
-        self._arrays = recipe.arrays
-        self._padding = recipe.padding
-        field = recipe.length_field
-        self._measure = None if field is None else Measure(field, recipe.pack)
-        self._where = _load(recipe.where, "--where") if recipe.where else None
-        self._transform = _load(recipe.transform, "--transform") if recipe.transform else None
-        self._counter = load_counter(recipe.measuring) if recipe.measuring else None
-        self._encoder: ReadyEncoder | None = load_encoder(recipe.encoding) if recipe.encoding else None
+    most: Final = 1
+    rows: Final = 1
+
+    def __init__(self, settings: Settings, arrays: bool = False) -> None:
+        self._columns = settings.columns
+        self._most = settings.max_row_bytes
+        self._split = settings.split > 0
+        self._padding = settings.padding
+        self._arrays = arrays
+        self._measure = Measure(settings.length_field, settings.pack) if by_length(settings) else None
+        self._where = _load(settings.where, "--where") if settings.where else None
+        self._transform = _load(settings.transform, "--transform") if settings.transform else None
+        self._counter = load_counter(settings.measuring) if settings.measuring else None
+        self._encoder = load_encoder(settings.encoding) if settings.encoding else None
 
     def make(self, line: Line | RowInvalid, index: int) -> MadeOfRow:
         """Returns what becomes of a row; what the user's functions raise is a reason to refuse it."""
@@ -142,44 +108,51 @@ class Maker:
                 # Writable, as the arrays of rows that are read for training.
                 fill_row(row, np.frombuffer(bytearray(line.arrays), np.uint8))
             if self._transform is None and not self._columns and self._encoder is None:
-                kept = self._where is None or _call("--where", self._where, row, index)
+                kept = self._where is None or call_user("--where", self._where, row, index)
                 return self._made([self._as_it_is(line, row)] if kept else [], [row], duplicate)
             rows = list(self._rows(row, index))
             return self._made([self._encode(made) for made in rows], rows, duplicate)
         except RowInvalid as refused:
             return MadeOfRow([], refused, duplicate)
 
+    def submit(self, lines: _Lines, index: int) -> list[MadeOfRow]:
+        """Makes rows; the first has this index."""
+        return [self.make(line, index + number) for number, line in enumerate(lines)]
+
+    def result(self, work: list[MadeOfRow], timeout: float) -> list[MadeOfRow] | None:
+        """Returns what was made of them."""
+        return work
+
     def _made(self, lines: Sequence[Line], rows: Sequence[dict[str, Any]], duplicate: bool) -> MadeOfRow:
-        if self._split:
-            documents = [read_document(row, line) for row, line in zip(rows, lines, strict=False)]
-            return MadeOfRow([line for line, _ in documents], None, duplicate, [tokens for _, tokens in documents])
-        if self._padding is not None:
-            padded = [self._pad(self._padding, row, line) for row, line in zip(rows, lines, strict=False)]
-            return MadeOfRow([line for line, _ in padded], None, duplicate, [tokens for _, tokens in padded])
+        pairs = zip(rows, lines, strict=False)
+        if self._split or self._padding is not None:
+            make = partial(pad_row, self._padding) if self._padding is not None else read_document
+            made = [make(*pair) for pair in pairs]
+            if self._padding is not None:
+                made = [(self._checked("--pad", line), tokens) for line, tokens in made]
+            return MadeOfRow([line for line, _ in made], None, duplicate, [tokens for _, tokens in made])
         if self._measure is None and self._counter is None:
             return MadeOfRow(lines, None, duplicate)
-        tokens = [self._tokens(row, line) for row, line in zip(rows, lines, strict=False)]
+        tokens = [self._tokens(*pair) for pair in pairs]
         if not self._arrays and self._encoder is None:
             lines = [line if isinstance(line, bytes) else line.line for line in lines]
         return MadeOfRow(lines, None, duplicate, tokens)
 
     def _tokens(self, row: dict[str, Any], line: Line) -> int:
-        """Returns the tokens of a row: measured, told by its encoder, or as they stand in its field, or in its seal."""
-        measure = self._measure
+        measure, text = self._measure, line if isinstance(line, bytes) else line.line
         if self._counter is not None:
             tokens = self._counter(row)
             if measure is not None:
-                measure.check(tokens, line if isinstance(line, bytes) else line.line, "--measure")
+                measure.check(tokens, text, "--measure")
             return tokens
         assert measure is not None
-        if isinstance(line, bytes):
-            return measure.tokens(row, line)
-        if self._encoder is None and (line.tokens is None or measure.field in row):
-            return measure.tokens(row, line.line)
-        return measure.encoded_tokens(line)
+        if isinstance(line, EncodedRow) and (
+            self._encoder is not None or (line.tokens is not None and measure.field not in row)
+        ):
+            return measure.encoded_tokens(line)
+        return measure.tokens(row, text)
 
     def _as_it_is(self, line: Line, row: dict[str, Any]) -> Line:
-        """Returns a row as it came, to the byte."""
         if isinstance(line, EncodedRow):
             return line.line if not self._arrays and (self._split or self._padding) else line
         line = line.rstrip(b"\r\n") + b"\n"
@@ -188,59 +161,42 @@ class Maker:
         refuse_array_key(row)
         return EncodedRow(line, b"")
 
-    def _rows(self, row: dict[str, Any], index: int) -> Iterable[Any]:
+    def _rows(self, row: dict[str, Any], index: int) -> Sequence[Any]:
         if self._columns:
-            row = self._choose(row)
-        if self._where is not None and not _call("--where", self._where, row, index):
+            try:
+                row = {new: row[old] for new, old in self._columns}
+            except KeyError as missing:
+                raise bad_row(f"--columns: no {missing.args[0]!r} among its keys ({key_names(row)})") from None
+        if self._where is not None and not call_user("--where", self._where, row, index):
             return ()
         if self._transform is None:
             return (row,)
         transform = self._transform
-        made: list[Any] = _call("--transform", lambda row, index: _as_rows(transform(row, index)), row, index)
+        made: list[Any] = call_user("--transform", lambda row, index: _as_rows(transform(row, index)), row, index)
         return made
 
     def _encode(self, made: Any) -> Line:
         if self._encoder is None:
             return self._line(made)
         # What a transform has made need not be JSON yet, but a dict.
-        row = self._encoder.encode(made if isinstance(made, dict) else self._as_dict(made))
-        size = len(row.line) - 1 + len(row.arrays)
-        if size > self._max_row_bytes:
-            raise _too_long("--encode", size, self._max_row_bytes)
-        return row
-
-    def _as_dict(self, made: Any) -> dict[str, Any]:
-        line = self._line(made)
-        return check_row(line if isinstance(line, bytes) else line.line)
-
-    def _pad(self, settings: PadSettings, row: dict[str, Any], line: Line) -> tuple[Line, int]:
-        made, tokens = pad_row(settings, row, line)
-        size = len(made) - 1 if isinstance(made, bytes) else len(made.line) - 1 + len(made.arrays)
-        if size > self._max_row_bytes:
-            raise _too_long("--pad", size, self._max_row_bytes)
-        return made, tokens
+        if not isinstance(made, dict):
+            line = self._line(made)
+            made = check_row(line if isinstance(line, bytes) else line.line)
+        return self._checked("--encode", self._encoder.encode(made))
 
     def _line(self, made: Any) -> Line:
         option = "--columns" if self._transform is None else "--transform"
         try:
-            line, arrays = pack_row(made) if self._arrays else (encode_row(made), b"")
+            line = EncodedRow(*pack_row(made)) if self._arrays else encode_row(made)
         except RowInvalid as cause:
             # What is wrong is not the line that it was made of.
-            raise refuse(f"{option} made what is no row: {cause.reason}") from cause
-        size = len(line) - 1 + len(arrays)
-        if size > self._max_row_bytes:
-            raise _too_long(option, size, self._max_row_bytes)
-        return EncodedRow(line, arrays) if self._arrays else line
+            raise bad_row(f"{option} made what is no row: {cause.reason}") from cause
+        return self._checked(option, line)
 
-    def _choose(self, row: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return {new: row[old] for new, old in self._columns}
-        except KeyError as missing:
-            raise refuse(f"--columns: no {missing.args[0]!r} among its keys ({key_names(row)})") from None
-
-
-def _too_long(option: str, size: int, most: int) -> RowInvalid:
-    return refuse(f"{option} made a row of {size} bytes, longer than the {most} bytes of --max-row-bytes")
+    def _checked(self, option: str, line: Line) -> Line:
+        if (size := line_size(line) - 1) > self._most:
+            raise bad_row(f"{option} made a row of {size} bytes, {too_long(self._most)}")
+        return line
 
 
 def _as_rows(made: Any) -> list[Any]:
@@ -253,72 +209,46 @@ def _as_rows(made: Any) -> list[Any]:
     return list(made)
 
 
-def _call(option: str, function: Callable[..., Any], row: dict[str, Any], index: int) -> Any:
-    try:
-        return function(row, index)
-    except (RowInvalid, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        # SystemExit too: it would end the run as if all were done.
-        raise refuse_raised(option, error) from error
-
-
 def _load(name: str, option: str) -> Callable[[dict[str, Any], int], Any]:
     """Returns the function, taking (row, index) whatever it takes itself."""
     function = load_function(name, option)
-    if _takes_index(function):
-        return function
-    return lambda row, index: function(row)
-
-
-def _takes_index(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return False
+        parameters = {}.values()
     required = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and (parameter.default is parameter.empty or parameter.name == "index")
+        one
+        for one in parameters
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        and (one.default is one.empty or one.name == "index")
     ]
-    return len(required) >= _INDEXED
+    return function if len(required) > 1 else lambda row, index: function(row)
 
 
-TARGET_S: Final = 0.05
-"""Work that travels at a time: far more than the way takes, far less than anybody waits for."""
-
-MAX_ROWS: Final = 256
-"""Rows that travel at a time at the most: they bound the memory."""
-
-_PER_WORKER: Final = 2
-"""Pieces of work under way for each worker: one in hand, one at the door."""
-
+TARGET_S: Final = 0.05  # work that travels at a time: far more than the way takes, far less than anybody waits for
+MAX_ROWS: Final = 256  # rows that travel at a time at the most: they bound the memory
+_PER_WORKER: Final = 2  # pieces of work under way for each worker: one in hand, one at the door
 _PR_SET_PDEATHSIG: Final = 1
 
-Work: TypeAlias = "Future[tuple[list[MadeOfRow], float]]"
-"""Rows that were sent off."""
-
-_maker: Maker | None = None
-"""Of a worker process."""
+Work: TypeAlias = "Future[tuple[list[MadeOfRow], float]]"  # rows that were sent off
 
 
 class Workers:
-    """A pool of processes."""
+    """A pool of processes. `most` pieces of work, of `rows` rows each, are to be under way."""
 
-    def __init__(self, recipe: Recipe, count: int) -> None:
+    def __init__(self, settings: Settings, count: int, arrays: bool = False) -> None:
         _start_tracker()
         self._pool = ProcessPoolExecutor(
             count,
             # Not fork: this process may have threads.
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_begin,
-            initargs=(recipe, os.getpid()),
+            initargs=(settings, arrays, os.getpid()),
         )
         self.most: Final = count * _PER_WORKER
         self.rows = 1
 
-    def submit(self, lines: Sequence[bytes | EncodedRow | RowInvalid], index: int) -> Work:
+    def submit(self, lines: _Lines, index: int) -> Work:
         """Sends rows off; the first has this index."""
         try:
             return self._pool.submit(_make, list(lines), index)
@@ -326,11 +256,7 @@ class Workers:
             raise _died() from cause
 
     def result(self, work: Work, timeout: float) -> list[MadeOfRow] | None:
-        """Returns what was made of rows that were sent off, None if that is not ready within so many seconds.
-
-        Raises:
-            WorkerFailed: a worker has died.
-        """
+        """Returns what was made of rows that were sent off, None if that is not ready within so many seconds."""
         try:
             made, seconds = work.result(timeout)
         except NotReady:
@@ -342,11 +268,8 @@ class Workers:
         return made
 
     def close(self) -> None:
-        """Ends the processes, those that are at work too, and returns when nothing of the pool is left.
-
-        Its thread must not be left to the end of the interpreter: in Python 3.11 that wakes it up without its lock,
-        in the middle of its own closing.
-        """
+        """Ends the processes, those that are at work too, and returns when nothing of the pool is left."""
+        # Its thread must not be left to the end of the interpreter: in Python 3.11 that wakes it up without its lock.
         for process in list((self._pool._processes or {}).values()):
             with contextlib.suppress(OSError, ValueError):
                 process.kill()
@@ -373,7 +296,10 @@ def _start_tracker() -> None:
             os.environ[name] = before
 
 
-def _begin(recipe: Recipe, parent: int) -> None:
+_maker: Maker | None = None  # of a worker process
+
+
+def _begin(settings: Settings, arrays: bool, parent: int) -> None:
     global _maker
     # The signals of a terminal and of service managers go to all processes of a group; the parent deals with them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
@@ -384,13 +310,13 @@ def _begin(recipe: Recipe, parent: int) -> None:
     if os.getppid() != parent:
         # It was killed before that was said.
         os._exit(1)
-    _maker = Maker(recipe)
+    _maker = Maker(settings, arrays)
 
 
-def _make(lines: list[bytes | EncodedRow | RowInvalid], index: int) -> tuple[list[MadeOfRow], float]:
+def _make(lines: _Lines, index: int) -> tuple[list[MadeOfRow], float]:
     assert _maker is not None
     started = time.perf_counter()
-    made = [_maker.make(line, index + number) for number, line in enumerate(lines)]
+    made = _maker.submit(lines, index)
     # What a function has printed must not be lost where this process is killed with its parent.
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()

@@ -1,13 +1,8 @@
 """Rows that are no rows: what becomes of them, the file in which they are kept, and what `quarantine` shows of it.
 
-`quarantine.jsonl` in the stream's directory: one JSON object a line, with `source`, `line` (from 1), `byte` (or null),
-`reason`, the row itself as `row` or, where it is no UTF-8, `row_base64`, and `at` (whole seconds since 1970). It is on
-the device before the seal whose position counts it, and a restart cuts off what is behind that: what was read after the
-last seal is read again. So each refused row is in it once. Reading it while a run goes on is fine: a last line that is
-not complete yet is left out.
-
-A run that writes to it first puts a copy of it in its place, of what the last seal counts. So one that was fenced and
-wakes writes into a file that nobody reads; and it can put none in its place, see `ChunkWriter.check_owner`.
+`quarantine.jsonl` (docs/format.md) is on the device before the seal whose position counts its bytes, and a restart cuts
+off what is behind that, which is read again: so each refused row is in it once. A run that writes to it first puts a
+copy of what the last seal counts in its place: one that was fenced and wakes writes into a file that nobody reads.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 import pybase64
@@ -41,21 +36,15 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 class Quarantine:
-    """The file of refused rows, open for writing; made when the first row comes.
+    """The file of refused rows, open for writing; made when the first row comes. Raises ProducerFenced, OSError.
 
-    Args:
-        committed: its size as the last seal has it.
-        check_owner: is called before anything is written to it: raises `ProducerFenced` where another producer has
-            taken the stream over, and with it this file. Returns the directory from which to rename into the stream's.
+    `committed` is its size as the last seal has it, `size` that with all rows so far. `check_owner` is called before
+    anything is written to it: raises `ProducerFenced` where another producer has taken the stream over, and with it
+    this file, and returns the directory from which to rename into the stream's.
     """
 
     def __init__(
-        self,
-        out: Path,
-        committed: int,
-        *,
-        check_owner: Callable[[], Path],
-        clock: Callable[[], float] = time.time,
+        self, out: Path, committed: int, *, check_owner: Callable[[], Path], clock: Callable[[], float] = time.time
     ) -> None:
         self.path: Final = out / QUARANTINE
         self._check_owner = check_owner
@@ -63,21 +52,11 @@ class Quarantine:
         self._fd: int | None = None
         self._buffer = bytearray()
         self._dirty = False
-        self._size = self._kept = 0
-        self._size = self._find_kept(committed)
-
-    @property
-    def size(self) -> int:
-        """Its size in bytes with all rows so far."""
-        return self._size
+        self.size = self._kept = 0
+        self.size = self._find_kept(committed)
 
     def add(self, place: RowOrigin, reason: str, line: bytes | None) -> None:
-        """Adds a row, its line None where nobody has it.
-
-        Raises:
-            ProducerFenced: another producer has taken the stream over.
-            OSError: the filesystem refused.
-        """
+        """Adds a row, its line None where nobody has it."""
         # Functions of the user's may give reasons of their own, and JSON has no lone surrogates.
         reason = reason.encode("utf-8", "backslashreplace").decode("utf-8")
         entry = {"source": place.file, "line": place.line, "byte": place.byte, "reason": reason}
@@ -90,17 +69,12 @@ class Quarantine:
         values = entry | row | {"at": int(self._clock())}
         written = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         self._buffer += written
-        self._size += len(written)
+        self.size += len(written)
         if len(self._buffer) >= _BUFFER_BYTES:
             self._flush()
 
     def sync(self) -> None:
-        """Returns when all rows so far are on the device.
-
-        Raises:
-            ProducerFenced: another producer has taken the stream over.
-            OSError: the filesystem refused.
-        """
+        """Returns when all rows so far are on the device."""
         self._flush()
         if self._dirty:
             assert self._fd is not None
@@ -160,7 +134,7 @@ class Quarantine:
             raise
         self._fd = fd
         # Less than there was before where somebody has moved it away meanwhile.
-        self._size -= left
+        self.size -= left
         self._kept -= left
 
     def _copy(self, fd: int) -> int:
@@ -168,133 +142,86 @@ class Quarantine:
         left = self._kept
         if not os.path.lexists(self.path):
             return left
-        before = open_own(self.path)
-        try:
-            while left and (data := os.read(before, min(left, _BUFFER_BYTES))):
+        with os.fdopen(open_own(self.path), "rb", buffering=0) as before:
+            while left and (data := before.read(min(left, _BUFFER_BYTES))):
                 write_all(fd, data)
                 left -= len(data)
-        finally:
-            os.close(before)
         return left
 
 
+@dataclass
 class Refusals:
-    """Takes rows that were refused, and ends the run where they are too many.
+    """Takes rows that were refused, and ends the run where they are more than `most` (None: any number) in all runs.
 
-    Args:
-        policy: fail: the first one ends the run; skip: they are counted; quarantine: they are kept.
-        most: how many may be refused in the whole stream; None for any number.
-        quarantine: where they are kept, for that policy.
-        count: refused so far, by earlier runs.
-        quarantine_bytes: size of the file where rows are kept, if that is not this policy.
-        tell: is called with each that is refused and does not end the run.
-
-    Attributes:
-        count: refused rows.
-        most: see above; may be changed.
+    Policy: fail: the first one ends the run; skip: they are counted; quarantine: they are kept. `count` are refused so
+    far, `quarantine_bytes` were kept by earlier runs; `tell` is called with each that does not end the run.
     """
 
-    def __init__(
-        self,
-        policy: OnBadRow,
-        most: int | None,
-        quarantine: Quarantine | None,
-        count: int,
-        *,
-        quarantine_bytes: int = 0,
-        tell: Callable[[RowInvalid, RowOrigin, bytes | None], None] | None = None,
-    ) -> None:
-        self._policy = policy
-        self._quarantine = quarantine
-        self._quarantine_bytes = quarantine_bytes
-        self._tell = tell
-        self._first: tuple[RowInvalid, RowOrigin] | None = None
-        self.most = most
-        self.count = count
+    policy: OnBadRow
+    most: int | None
+    quarantine: Quarantine | None
+    count: int
+    quarantine_bytes: int = 0
+    tell: Callable[[RowInvalid, RowOrigin, bytes | None], None] = lambda error, place, text: None
+    first: tuple[RowInvalid, RowOrigin] | None = None
 
     @property
-    def quarantine_bytes(self) -> int:
-        """Size of the file with all rows so far."""
-        # What earlier runs have kept there stays, whatever this one does.
-        return self._quarantine.size if self._quarantine is not None else self._quarantine_bytes
+    def kept_bytes(self) -> int:
+        """Size of the file with all rows so far; what earlier runs have kept there stays, whatever this one does."""
+        return self.quarantine.size if self.quarantine is not None else self.quarantine_bytes
 
     def take(self, error: RowInvalid, place: RowOrigin, line: bytes | EncodedRow | RowInvalid | None) -> None:
-        """Takes a refused row; its line is kept if there is one, and all of the row is in it.
-
-        Raises:
-            RowInvalid: with its place; the run ends.
-            ProducerFenced: another producer has taken the stream over.
-            OSError: the filesystem refused.
-        """
-        if self._policy == "fail":
+        """Takes a refused row; its line is kept if there is one, and all of the row is in it."""
+        if self.policy == "fail":
             raise locate(error, place) from error
         if self.most is not None and self.count >= self.most:
             most = count(self.most, "bad row")
-            raise _at(
-                place,
-                error,
-                f"more than {most} (--max-bad-rows), the last one: {_found(error, place)} Look at what they "
-                "have in common, or allow more; nothing is lost",
-            ) from error
+            hint = "Look at what they have in common, or allow more; nothing is lost"
+            message = f"more than {most} (--max-bad-rows), the last one: {_found(error, place)} {hint}"
+            raise _at(place, error, message) from error
         self.count += 1
-        self._first = self._first or (error, place)
-        text = _text_of(line)
-        if self._quarantine is not None:
-            self._quarantine.add(place, error.reason or str(error), text)
-        if self._tell is not None:
-            self._tell(error, place, text)
+        self.first = self.first or (error, place)
+        text = line if isinstance(line, bytes) else None
+        if isinstance(line, EncodedRow) and not line.arrays:
+            text = line.line
+        if self.quarantine is not None:
+            self.quarantine.add(place, error.reason or str(error), text)
+        self.tell(error, place, text)
 
     def check_empty(self, rows: int) -> None:
-        """Looks, before a stream without any row ends, whether it is empty because rows were refused.
-
-        Raises:
-            RowInvalid: it is, with the place of the first one.
-        """
-        if self._first is None:
+        """Looks, before a stream without any row ends, whether it is empty because rows were refused."""
+        if self.first is None:
             return
-        error, place = self._first
+        error, place = self.first
         why = f"all {rows:,} rows were refused" if rows > 1 else "the only row was refused"
         if self.count != rows:
             why = f"of {rows:,} rows {self.count:,} were refused, and the others left out"
-        raise _at(
-            place,
-            error,
-            f"{why}, so nothing is published, and the stream is not ended; the first one: {_found(error, place)} Look "
-            f"at what they have in common, mend the rows or what refuses them, and run the same command again; nothing "
-            f"is lost",
-        ) from error
+        hint = "Look at what they have in common, mend the rows or what refuses them, and run the same command again"
+        where = f"so nothing is published, and the stream is not ended; the first one: {_found(error, place)}"
+        raise _at(place, error, f"{why}, {where} {hint}; nothing is lost") from error
 
     def sync(self) -> None:
         """Returns when all that is kept is on the device. Raises as `Quarantine.sync` does."""
-        if self._quarantine is not None:
-            self._quarantine.sync()
+        if self.quarantine is not None:
+            self.quarantine.sync()
 
     def close(self) -> None:
         """Closes the file."""
-        if self._quarantine is not None:
-            self._quarantine.close()
+        if self.quarantine is not None:
+            self.quarantine.close()
 
 
 def locate(error: RowInvalid, place: RowOrigin) -> RowInvalid:
     """Returns the error for a refused row with its place: file, line, and byte in the file."""
-    byte = _byte(error, place)
-    mend = "Mend the row, or what refuses it," if byte is None or _is_made(error) else "Mend that line"
+    mend = "Mend the row, or what refuses it," if place.byte is None or _is_made(error) else "Mend that line"
     return _at(place, error, f"{_found(error, place)} {mend} and run the same command again; nothing is lost")
 
 
 def _at(place: RowOrigin, error: RowInvalid, message: str) -> RowInvalid:
-    byte = _byte(error, place)
-    return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=byte)
-
-
-def _text_of(line: bytes | EncodedRow | RowInvalid | None) -> bytes | None:
-    if isinstance(line, EncodedRow):
-        return None if line.arrays else line.line
-    return line if isinstance(line, bytes) else None
+    return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=_byte(error, place))
 
 
 def _found(error: RowInvalid, place: RowOrigin) -> str:
-    """Returns where the row is and what is wrong with it, as a sentence."""
     byte = _byte(error, place)
     name, text = ("standard input", "input") if place.file == "-" else (place.file, "file")
     where = "" if byte is None or _is_made(error) else f" byte {byte} of the {text}:"
@@ -307,24 +234,16 @@ def _byte(error: RowInvalid, place: RowOrigin) -> int | None:
 
 
 def _is_made(error: RowInvalid) -> bool:
-    """Whether a function or an option of the user refuses it, which is no affair of the line's bytes."""
     return (error.reason or "").startswith("--")
 
 
-MAX_SHOWN: Final = 20
-"""Reasons that people get to see, the most frequent first."""
+MAX_SHOWN: Final = 20  # reasons that people get to see, the most frequent first
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A refused row.
+class Refused(NamedTuple):
+    """A refused row: `RowOrigin`'s fields, why it was refused, and its bytes without a line end.
 
-    Attributes:
-        source: the source as the user gave it.
-        line: number of its line or row there, from 1.
-        byte: where its line begins there, from 0; None where lines have no such place.
-        reason: why it was refused.
-        row: its bytes without a line end; empty where nobody has them, as of a row that was too long.
+    `row` is empty where nobody has them, as of a row that was too long.
     """
 
     source: str
@@ -335,12 +254,7 @@ class Refused:
 
 
 def read_refused(stream: str) -> Iterator[Refused | None]:
-    """Yields the refused rows of a stream in order, None for each line that is none of ours; nothing without a file.
-
-    Raises:
-        FileRefused: it is no plain file.
-        FileUnreadable, OSError: it cannot be read.
-    """
+    """Yields the refused rows of a stream in order, None for each line that is none of ours; nothing without a file."""
     try:
         opened = open_file(Path(stream, QUARANTINE))
     except FileNotFoundError:
@@ -352,11 +266,7 @@ def read_refused(stream: str) -> Iterator[Refused | None]:
 
 
 def summarize(stream: str) -> QuarantineSummary:
-    """Returns what is in a stream's quarantine, by reason. Memory: that of 200 reasons.
-
-    Raises:
-        FileRefused, FileUnreadable, OSError: as `read_refused`.
-    """
+    """Returns what is in a stream's quarantine, by reason. Memory: that of 200 reasons."""
     return read_refusals(Path(stream), whole=True) or QuarantineSummary(0, (), 0, complete=True)
 
 
@@ -386,14 +296,9 @@ def summary_lines(stream: str, summary: QuarantineSummary) -> Iterator[str]:
 def summary_json(summary: QuarantineSummary) -> str:
     """Returns a summary as one line of JSON."""
     reasons = [
-        {
-            "reason": one.reason,
-            "rows": one.rows,
-            "sources": one.sources,
-            "source": one.first.source,
-            "line": one.first.line,
-        }
+        {"reason": one.reason, "rows": one.rows, "sources": one.sources, "source": first.source, "line": first.line}
         for one in summary.reasons
+        for first in (one.first,)
     ]
     return orjson.dumps({"rows": summary.rows, "reasons": reasons, "unreadable_lines": summary.unreadable}).decode()
 

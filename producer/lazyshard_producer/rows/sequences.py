@@ -1,8 +1,5 @@
 """What is made of many rows together: shuffled or packed in blocks, dealt by cost, or cut into sequences.
 
-The same rows give the same result, so a restart needs no more than the place before a unit and how many of its rows are
-published.
-
 A block ends after so many source rows. A stripe, a chunk for each rank, ends after so many rows that were made of them:
 where several are made of one source row, it may end in the middle of those. Then the next one begins with that source
 row, behind its `lead`. Where rows are packed, a block of source rows stands in the place of a source row::
@@ -20,12 +17,11 @@ EOS of a row counts among its tokens::
     rows made of them  aaaa   bbbbb  cccc
     sequences of 6     `--------'`--------'
     positions          before b, 1 row with 2 tokens | before c, 1 row with 3 tokens
-
-See `lazyshard.plan.balance` and `.splitting` for order and cuts. Memory: the rows of a stripe or a sequence.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -34,7 +30,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
 
-from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import MAX_ROW_BYTES
 from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
 from lazyshard.plan.balance import Balance, Cost
@@ -45,16 +40,15 @@ from lazyshard_producer.configuration.settings import SplitSettings
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.encoding import document_of, write_tokens
 from lazyshard_producer.rows.mixing import MixPosition
-from lazyshard_producer.rows.reader import Batch, BegunUnit, Line, MadeRow, RowStats, Unit
+from lazyshard_producer.rows.reader import Batch, BegunUnit, Line, MadeRow, RowStats, Unit, line_size
 from lazyshard_producer.rows.recipe import MadeOfRow
 from lazyshard_producer.rows.refusals import locate
-from lazyshard_producer.sources.source import RowOrigin
+from lazyshard_producer.sources.source import RowOrigin, bad_row
 
 _PACK_BYTES: Final = MAX_ROW_BYTES // 2
 """The rows of a pack hold no more in all, so that readers take it, whose text is longer than theirs."""
 
-_MOST: Final = 64
-"""Sequences that are made at a time: of a book there are thousands."""
+_MOST: Final = 64  # sequences that are made at a time: of a book there are thousands
 
 
 def made_rows(made: MadeOfRow, place: RowOrigin) -> list[MadeRow]:
@@ -65,53 +59,46 @@ def made_rows(made: MadeOfRow, place: RowOrigin) -> list[MadeRow]:
     return [MadeRow(line, place, tokens, tokens * tokens) for line, tokens in pairs]
 
 
-Arrange = Callable[[Sequence[MadeRow], int], Sequence[MadeRow]]
-"""Takes the rows of a block and its number, and returns what is published of it."""
-
-
 class Blocks(NamedTuple):
-    """Blocks, and what is done with one.
+    """Blocks of so many source rows (the last one has fewer), and what is published of the rows of one, by its number.
 
-    Attributes:
-        rows: source rows of a block; only the last one has fewer, and one that has ended before by its bytes.
-        most_bytes: of the rows made of them, with which it ends in any case; None for any number.
-        arrange: what is done.
+    A block has ended before by `most_bytes` of the rows made of it; None for any number.
     """
 
     rows: int
     most_bytes: int | None
-    arrange: Arrange
+    arrange: Callable[[Sequence[MadeRow], int], Sequence[MadeRow]]
 
 
 def shuffling(rows: int, seed: int) -> Blocks:
     """Returns blocks that are shuffled; the seed and a block's number give its order."""
-    return Blocks(rows, None, partial(_shuffle, seed))
+
+    def shuffle(rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
+        # Element i of the permutation is where row i goes.
+        to = permutation(len(rows), seed, number).tolist()
+        return [row for _, row in sorted(zip(to, rows, strict=True), key=itemgetter(0))]
+
+    return Blocks(rows, None, shuffle)
 
 
 def packing(rows: int, most_bytes: int, capacity: int) -> Blocks:
     """Returns blocks of which packs are made, of at most so many tokens each; see `lazyshard.plan.splitting`."""
-    return Blocks(rows, most_bytes, partial(_pack, capacity))
 
+    def pack(rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
+        packs = pack_samples([row.tokens for row in rows], capacity)
+        return [_packed(part) for pack in packs for part in _parts([rows[index] for index in pack], _PACK_BYTES)]
 
-def _shuffle(seed: int, rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
-    to = permutation(len(rows), seed, number).tolist()
-    # Element i of the permutation is where row i goes.
-    return [row for _, row in sorted(zip(to, rows, strict=True), key=itemgetter(0))]
-
-
-def _pack(capacity: int, rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
-    packs = pack_samples([row.tokens for row in rows], capacity)
-    return [_packed(part) for pack in packs for part in _parts([rows[index] for index in pack], _PACK_BYTES)]
+    return Blocks(rows, most_bytes, pack)
 
 
 def _parts(rows: Sequence[MadeRow], most: int) -> Iterator[Sequence[MadeRow]]:
     """Yields the rows in as few parts as hold at most so many bytes, in order; each part holds a row at least."""
     first = held = 0
     for index, row in enumerate(rows):
-        if held + row.size > most and index > first:
+        if held + line_size(row.line) > most and index > first:
             yield rows[first:index]
             first, held = index, 0
-        held += row.size
+        held += line_size(row.line)
     yield rows[first:]
 
 
@@ -133,64 +120,40 @@ class _Start(NamedTuple):
 
 
 class Stripes:
-    """Collects rows until they fill a stripe, and deals them by cost.
+    """Collects rows until they fill a stripe, and deals them by cost, after so many samples.
 
-    Args:
-        balance: the order.
-        cost: of rows, by their lengths.
-        samples: rows that are published.
-        begun: the unit with which to begin, if a part of it is published.
-        lead: rows made of its first source row or block that belong to the unit before.
+    `begun` is the unit with which to begin, if a part of it is published; `lead` are the rows made of its first source
+    row or block that belong to the unit before.
     """
 
     def __init__(
-        self,
-        stats: RowStats,
-        balance: Balance,
-        cost: Cost,
-        *,
-        samples: int,
-        begun: BegunUnit | None,
-        lead: int,
-        warn: Callable[[str], None],
+        self, stats: RowStats, balance: Balance, cost: Cost, *, samples: int, begun: BegunUnit | None, lead: int
     ) -> None:
         self._stats = stats
         self._balance = balance
         self._cost = cost
         self._begun = begun
         self._lead = lead
-        self._warn = warn
         self._first = samples - (0 if begun is None else begun.skip - lead)
         self._start: _Start | None = None
         self._last: MixPosition | None = None
-        self._of: dict[int, int] = {}  # source rows of which `_rows` are made, by source
+        self._of: Counter[int] = Counter()  # source rows of which `_rows` are made, by source
         self._rows: list[MadeRow] = []
 
     @property
     def source_rows_left(self) -> int | None:
         """Source rows still to come of the unit with which the run has begun; None where it is not in one."""
-        return None if self._begun is None else self._begun.rows - sum(self._of.values())
+        return None if self._begun is None else self._begun.rows - self._of.total()
 
     def add(
         self, made: Sequence[MadeRow], of: Mapping[int, int], before: MixPosition, after: MixPosition
     ) -> Iterator[Batch]:
-        """Takes what was made of a source row or of a block of them, and yields the stripes that it fills.
-
-        Args:
-            made: the rows.
-            of: how many source rows these are, by number of the source.
-            before: the place before them.
-            after: the place after them.
-
-        Raises:
-            SourceRefused: the unit with which the run has begun comes out otherwise than it was published.
-        """
+        """Takes what was made of so many rows `of` each source; yields the stripes that it fills."""
         self._last = after
         if self._start is None:
             self._start = _Start(before)
         self._rows += made
-        for source, rows in of.items():
-            self._of[source] = self._of.get(source, 0) + rows
+        self._of.update(of)
 
         def fill(count: int, skipped: int = 0) -> Batch:
             # What is left of the rows added last begins the next stripe.
@@ -199,7 +162,7 @@ class Stripes:
             return self._deal(count, following, skipped)
 
         if self._begun is not None:
-            if sum(self._of.values()) < self._begun.rows:
+            if self._of.total() < self._begun.rows:
                 return
             published = self._go_on(self._begun)
             # Where none is published but the lead, the stripe is not collected yet.
@@ -211,7 +174,8 @@ class Stripes:
     def rest(self) -> Batch | None:
         """Returns the rows that fill no stripe, dealt as well as they can be."""
         if self._begun is not None:
-            self._lose(self._begun)
+            self._begun.lose()
+            self._lost(self._begun)
         if not self._rows:
             return None
         assert self._last is not None
@@ -224,21 +188,18 @@ class Stripes:
         own = self._rows[lead : lead + self._balance.room(self._first)]
         dealt = (own[index] for index in self._order(own)) if published else ()
         if not begun.find(row.data for row in chain(of_before, dealt)):
-            self._lose(begun)
+            self._lost(begun)
             return 0
         assert self._start is not None
         self._begun = None
         self._rows, self._start = self._rows[lead:], self._start._replace(lead=of_before)
         return published
 
-    def _lose(self, begun: BegunUnit) -> None:
-        """Goes on with new rows in the place of those of the unit. Raises as `BegunUnit.lose`."""
-        begun.lose(self._warn)
+    def _lost(self, begun: BegunUnit) -> None:
         self._begun = None
         self._first += begun.skip - self._lead
 
     def _deal(self, count: int, following: _Start, skipped: int) -> Batch:
-        """Returns the first so many rows in their order, without those that are published."""
         assert self._start is not None
         stats, lead, own = self._stats, self._start.lead, self._rows[:count]
         dealt = [own[index] for index in self._order(own)]
@@ -252,16 +213,11 @@ class Stripes:
             return unit.position(len(lead) + skipped + index + 1, lead=len(lead))
 
         self._first += count
-        self._rows, self._of = self._rows[count:], dict(following.of)
+        self._rows, self._of = self._rows[count:], Counter(following.of)
         # Sources may come back before the next row: where a stripe begins with it, that is told with it.
         self._start = following if self._rows else None
-        return Batch(
-            stats,
-            [row.line for row in rows],
-            lambda index: rows[index].place,
-            position,
-            tokens=[row.tokens for row in rows],
-        )
+        lines, tokens = [row.line for row in rows], [row.tokens for row in rows]
+        return Batch(stats, lines, lambda index: rows[index].place, position, tokens=tokens)
 
     def _order(self, rows: Sequence[MadeRow]) -> list[int]:
         costs = self._cost.of_packs([row.tokens for row in rows], [float(row.squares) for row in rows])
@@ -270,15 +226,7 @@ class Stripes:
 
 
 class _OpenDocument(NamedTuple):
-    """A row of which not all tokens are published.
-
-    Attributes:
-        unit: what was made of the same source row or block.
-        row: its number there.
-        place: where it comes from.
-        tokens: its own, by name.
-        framed: how many these are, its BOS and EOS included.
-    """
+    """A row of which not all tokens are published, by its number in a unit; `framed`: its BOS and EOS included."""
 
     unit: Unit
     row: int
@@ -287,31 +235,15 @@ class _OpenDocument(NamedTuple):
     framed: int
 
 
-class _Sequence(NamedTuple):
-    """A sequence.
-
-    Attributes:
-        line: as it is published.
-        tokens: how many it has.
-        place: where the first row in it comes from.
-        end: the position after it.
-    """
-
-    line: Line
-    tokens: int
-    place: RowOrigin
-    end: Callable[[], RunPosition]
+_Sequence = tuple[Line, int, RowOrigin, Callable[[], RunPosition]]
+"""A sequence as it is published, its tokens, where its first row comes from, and the position after it."""
 
 
 class Splitter:
     """Puts rows one behind the other and cuts them. They are as `read_document` gives them.
 
-    Args:
-        settings: how.
-        arrays: whether sequences hold arrays, as encoded rows do.
-        follows: whether a sequence is published that these follow.
-        begun: the unit with which to begin, if a part of it is published.
-        cut: tokens that are published of the last of its rows that is; 0 for all of that.
+    `arrays`: sequences hold arrays, as encoded rows do. `follows`: a sequence is published that these follow. `cut`:
+    tokens that are published of the last row of `begun` that is; 0 for all of that.
     """
 
     def __init__(
@@ -323,16 +255,15 @@ class Splitter:
         follows: bool,
         begun: BegunUnit | None,
         cut: int,
-        warn: Callable[[str], None],
     ) -> None:
         self._stats = stats
         self._settings = settings
         self._rule = settings.rule
+        self._frame = self._rule.bos + self._rule.eos
         self._arrays = arrays
         self._follows = follows
         self._begun = begun
         self._cut = cut
-        self._warn = warn
         self._documents: list[_OpenDocument] = []
         self._at = BEGINNING
         self._left = 0  # tokens from there on
@@ -346,15 +277,14 @@ class Splitter:
     def add(
         self, made: Sequence[MadeRow], of: Mapping[int, int], before: MixPosition, after: MixPosition
     ) -> Iterator[Batch]:
-        """Yields the sequences that more rows fill; see `Stripes.add`.
-
-        Raises:
-            SourceRefused: as there.
-            RowInvalid: some rows of a sequence have labels, and others have none.
-        """
+        """Yields the sequences that more rows fill; see `Stripes.add`."""
         unit = Unit(self._stats, made, before, of)
         self._last = after
-        added = [self._document(unit, row) for row in range(len(made))]
+        added = [
+            _OpenDocument(unit, number, row.place, document_of(row.line), row.tokens + self._frame)
+            for number, row in enumerate(made)
+            if isinstance(row.line, EncodedRow)  # all of them are
+        ]
         if self._begun is not None:
             self._at = self._go_on(self._begun, added)
             self._left -= sum(one.framed for one in added[: self._at.document]) + self._at.offset
@@ -372,7 +302,8 @@ class Splitter:
     def rest(self) -> Batch | None:
         """Returns the tokens that fill no sequence as a shorter one."""
         if self._begun is not None:
-            self._lose(self._begun)
+            self._begun.lose()
+            self._begun, self._follows = None, False
         sequence = split_rest(self._lengths(), self._rule, self._at, begun=self._follows)
         if sequence is None:
             return None
@@ -381,39 +312,21 @@ class Splitter:
         return batch
 
     def _batch(self, made: Sequence[_Sequence]) -> Batch:
-        return Batch(
-            self._stats,
-            [one.line for one in made],
-            lambda index: made[index].place,
-            lambda index: made[index].end(),
-            tokens=[one.tokens for one in made],
-        )
-
-    def _document(self, unit: Unit, row: int) -> _OpenDocument:
-        made = unit.made[row]
-        assert isinstance(made.line, EncodedRow)
-        framed = made.tokens + self._rule.bos + self._rule.eos
-        return _OpenDocument(unit, row, made.place, document_of(made.line), framed)
+        lines, tokens, places, ends = zip(*made, strict=True)
+        return Batch(self._stats, lines, places.__getitem__, lambda index: ends[index](), tokens)
 
     def _lengths(self) -> list[int]:
-        frame = self._rule.bos + self._rule.eos
-        return [one.framed - frame for one in self._documents]
+        return [one.framed - self._frame for one in self._documents]
 
     def _go_on(self, begun: BegunUnit, added: Sequence[_OpenDocument]) -> Cut:
-        """Returns where in these documents to go on, in the unit of which a part is published."""
+        self._begun = None
         if begun.find(row.data for row in (added[0].unit.made if added else ())):
             at = Cut(begun.skip - 1, self._cut) if self._cut else Cut(begun.skip, 0)
             if not self._cut or self._cut < added[at.document].framed:
-                self._begun = None
                 return at
-        self._lose(begun)
-        return BEGINNING
-
-    def _lose(self, begun: BegunUnit) -> None:
-        """Goes on with new rows in the place of those of the unit. Raises as `BegunUnit.lose`."""
-        begun.lose(self._warn)
-        self._begun = None
+            begun.lose()
         self._follows = False
+        return BEGINNING
 
     def _make(self, sequence: SplitSequence, end: Cut) -> _Sequence:
         settings, first = self._settings, self._documents[sequence.pieces[0].document]
@@ -430,14 +343,12 @@ class Splitter:
             )
         except ValueError as cause:
             # Whoever leaves a row out moves all tokens behind it, so that is no choice.
-            reason = (
-                f"--split: {cause}, and this is the first that differs from the one before; give all labels, or none"
-            )
             place = first.place if other is None else self._documents[other].place
-            raise locate(RowInvalid(f"not a row: {reason}", reason=reason), place) from cause
+            hint = "and this is the first that differs from the one before; give all labels, or none"
+            raise locate(bad_row(f"--split: {cause}, {hint}"), place) from cause
         count = len(tokens[INPUT_IDS])
         self._follows = True
-        return _Sequence(write_tokens(tokens, count, arrays=self._arrays), count, first.place, self._end(end))
+        return write_tokens(tokens, count, arrays=self._arrays), count, first.place, self._end(end)
 
     def _end(self, cut: Cut) -> Callable[[], RunPosition]:
         document, offset = cut

@@ -1,7 +1,5 @@
-"""Sources of rows: where each kind reads, in order, and how it goes on from a position.
+"""Sources of rows: `source` says what one is; each kind reads in order, and goes on from a position.
 
-- `source`: what a source is; `files`: opening files, knowing them again
-- `lines`: plain JSON lines; `sequential`, with `decompression`: .gz, .zst, pipes and standard input
-- `arrow`, with `tables`, `arrow_rows`: Parquet, Arrow and Hugging Face `datasets`; `indexed`: Megatron's
-- `stream`: streams, native and foreign; `generator`: Python
+`lines` and `sequential` (compressed, pipes) read JSON lines, `tables` Parquet and Arrow, `indexed` Megatron's files,
+`stream` streams, `generator` functions.
 """

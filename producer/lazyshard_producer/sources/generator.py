@@ -1,17 +1,9 @@
 """A Python function of the user's as a source: `python:MODULE:FUNCTION`, found as `python -m` finds modules.
 
-    def rows(position):
-        for number in range(position or 0, 1000):
-            yield {"id": number}, number + 1
-
-The protocol: the function is called once a run, with the position of the last published row, None at the start. It
-returns an iterator of pairs (row, position after it). A row is a dict, or the bytes of one line of JSON. A position is
-any value of JSON, and comes back as JSON has it (a tuple as a list). Called with a position, the function must give the
-rows that followed it, and the same ones: what was given and not published yet is lost in a crash and given again.
-
-The function may block for as long as it likes: it runs on a thread of its own, a little ahead of what is read, so
-signals are answered all the while. When the run stops, its iterator is closed (a generator gets its `finally`); one
-that does not come back is left alone after a moment.
+It is called once a run, with the position of the last published row, None at the start, and returns an iterator of
+pairs (row, position after it): a dict or the bytes of one line, and any value of JSON. Called with a position it must
+give the rows that followed it, the same ones. It runs on a thread of its own, a little ahead of what is read, and may
+block; when the run stops its iterator is closed, and one that does not come back is left alone after a moment.
 """
 
 from __future__ import annotations
@@ -22,7 +14,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -32,77 +23,52 @@ from lazyshard.format.row import encode_row
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
-from lazyshard_producer.sources.source import PYTHON, Context, RowOrigin, Rows, Source
+from lazyshard_producer.position import plain_name, read_entry, refuse_position
+from lazyshard_producer.sources.source import PYTHON, Context, RowOrigin, Rows, Source, bad_row, refuse_source, too_long
 from lazyshard_producer.user_functions import load_function, name_error, name_value
 
 _FRAMES: Final = 3
 """So many of the user's lines are named when the function raises: where it went wrong, and from where it came there."""
 
-_SHOWN: Final = 120
-"""Characters of a value that are shown."""
-
-
-class GeneratorFailed(SourceRefused):
-    """The user's function raised, or gave what the protocol has no place for.
-
-    `frames` are the innermost lines of its traceback, ``file:line (function)``, the last one where it happened.
-    """
-
-    frames: tuple[str, ...] = ()
+_SHOWN: Final = 120  # characters of a value that are shown
 
 
 class FunctionPosition(NamedTuple):
-    """Where the function stands between two rows.
+    """Where the function stands between two rows: rows given, of all runs, and their bytes as lines.
 
-    Attributes:
-        rows: rows given, those of earlier runs included.
-        length: their bytes as lines.
-        position: what it gave with the last of them, as JSON text: the function may change its object later.
+    `position` is what it gave with the last of them, as JSON text: the function may change its object later.
     """
 
     rows: int
     length: int
     position: bytes
 
+    @property
+    def value(self) -> Any:
+        """The position, as JSON has it."""
+        return orjson.loads(self.position)["position"]
 
-def encode_position(position: Any) -> bytes:
-    """Returns a position as JSON text.
 
-    Raises:
-        RowInvalid: it is no value of JSON.
-    """
+def _encode(position: Any) -> bytes:
     return encode_row({"position": position})
 
 
-def decode_position(text: bytes) -> Any:
-    """Returns what `encode_position` was given, as JSON has it."""
-    return orjson.loads(text)["position"]
+_Given = tuple[bytes | RowInvalid, FunctionPosition]
 
 
-def function_rows(
+def _call(
     name: str, function: Callable[..., Any], start: FunctionPosition, max_row_bytes: int
-) -> Generator[tuple[bytes | RowInvalid, FunctionPosition], None, None]:
+) -> Generator[_Given, None, None]:
     """Calls the function and yields its rows, each a line of JSON or why it is none, with the position after it.
 
     Closing this iterator closes the function's.
-
-    Args:
-        name: the source, for messages.
-        function: the user's.
-        start: where to go on.
-        max_row_bytes: longest row, in bytes without its line end.
-
-    Raises:
-        GeneratorFailed: it raised or broke the protocol; the rows before that are yielded.
     """
     try:
-        rows = function(decode_position(start.position))
+        rows = function(start.value)
     except BaseException as error:
         raise _raised(name, error) from error
     if not isinstance(rows, Iterator):
-        expected = "it to return an iterator of pairs (row, position), as a generator does"
-        raise _broke(name, expected, rows)
+        raise _broke(name, "it to return an iterator of pairs (row, position), as a generator does", rows)
     at = start
     try:
         while True:
@@ -113,30 +79,20 @@ def function_rows(
             except BaseException as error:
                 raise _raised(name, error) from error
             line, written = _examine(name, at.rows + 1, pair, max_row_bytes)
-            length = len(line) if isinstance(line, bytes) else 0
-            at = FunctionPosition(at.rows + 1, at.length + length, written)
+            at = FunctionPosition(at.rows + 1, at.length + (len(line) if isinstance(line, bytes) else 0), written)
             yield line, at
     finally:
-        close = getattr(rows, "close", None)
-        if close is not None:
-            close()
-
-
-def name_frames(frames: TracebackType | None) -> tuple[str, ...]:
-    """Returns the innermost lines of a traceback, but for those of this module: ``file:line (function)``."""
-    found = [frame for frame in traceback.extract_tb(frames) if frame.filename != __file__]
-    return tuple(f"{os.path.basename(frame.filename)}:{frame.lineno} ({frame.name})" for frame in found[-_FRAMES:])
+        getattr(rows, "close", lambda: None)()
 
 
 def _examine(name: str, number: int, pair: Any, max_row_bytes: int) -> tuple[bytes | RowInvalid, bytes]:
-    """Returns the row's line and the position's text."""
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise _broke(name, f"a pair (row, position) as row {number}", pair)
     row, position = pair
     if not isinstance(row, (dict, bytes)):
         raise _broke(name, f"a dict or the bytes of one line as row {number}", row)
     try:
-        written = encode_position(position)
+        written = _encode(position)
     except RowInvalid as error:
         expected = f"a value of JSON as the position after row {number}"
         raise _broke(name, expected, position, f" ({error.reason})") from None
@@ -145,60 +101,44 @@ def _examine(name: str, number: int, pair: Any, max_row_bytes: int) -> tuple[byt
     except RowInvalid as error:
         return error, written
     if len(line) > max_row_bytes and len(line.rstrip(b"\r\n")) > max_row_bytes:
-        reason = f"longer than the {max_row_bytes} bytes of --max-row-bytes"
-        return RowInvalid(f"not a row: {reason}", reason=reason), written
+        return bad_row(too_long(max_row_bytes)), written
     return line, written
 
 
-def _raised(name: str, error: BaseException) -> GeneratorFailed:
+def _raised(name: str, error: BaseException) -> SourceRefused:
+    """Returns the error for what the function has raised, with its innermost lines: ``file:line (function)``."""
     raise_if_short(error)
-    frames = name_frames(error.__traceback__)
-    where = f" at {', called from '.join(reversed(frames))}" if frames else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    lines = [f"{os.path.basename(frame.filename)}:{frame.lineno} ({frame.name})" for frame in frames[-_FRAMES:]]
+    where = f" at {', called from '.join(reversed(lines))}" if lines else ""
     hint = "mend it and run the same command again, nothing is lost"
-    return GeneratorFailed(f"{name}: raised {name_error(error)}{where}; {hint}", file=name, frames=frames)
+    return SourceRefused(f"{name}: raised {name_error(error)}{where}; {hint}", file=name)
 
 
-def _broke(name: str, expected: str, value: Any, more: str = "") -> GeneratorFailed:
-    actual = name_value(value, _SHOWN) + more
-    return GeneratorFailed(f"{name}: expected {expected}, found {actual}", file=name, expected=expected, actual=actual)
+def _broke(name: str, expected: str, value: Any, more: str = "") -> SourceRefused:
+    return refuse_source(name, expected, name_value(value, _SHOWN) + more)
 
 
 AHEAD_BYTES: Final = 1 << 20
 AHEAD_ROWS: Final = 1024
-"""How far the thread runs ahead: enough that the two do not wait for each other at every row. But never more than a
-chunk: where rows are dear to make, and the producer is held back, they are not made long before anybody needs them."""
+"""How far the thread runs ahead; never more than a chunk: rows that are dear are not made long before their time."""
 
-CLOSE_S: Final = 2.0
-"""How long `close` waits for the function: for a clean end, not for a call that hangs."""
-
-_Given = tuple[bytes | RowInvalid, FunctionPosition]
+CLOSE_S: Final = 2.0  # how long `close` waits for the function: for a clean end, not for a call that hangs
 
 
 class GeneratorSource(Source):
-    """Rows of a function. Live: nobody knows when the next row comes.
-
-    The function is called at the first `read` or `wait`.
-
-    Args:
-        settings: of which only the path counts.
-        position: where to go on, None at the start.
-        context: what sources are told about the run.
-
-    Raises:
-        SettingInvalid: there is no such module or function, or importing it raised.
-        SourceRefused: the position is none of such a source.
-    """
+    """Rows of a function, which is called at the first `read` or `wait`. Live: nobody knows when the next row comes."""
 
     live = True
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
-        self.start = FunctionPosition(0, 0, encode_position(None)) if position is None else self._decode(position)
+        self.start = FunctionPosition(0, 0, _encode(None)) if position is None else self._decode(position)
+        self.reached: FunctionPosition = self.start
+        self.progress = self.start.length, None
         self._function = load_function(settings.path[len(PYTHON) :], f"--source {self.name}")
         self._max_row_bytes = context.max_row_bytes
         self._ahead_rows = min(AHEAD_ROWS, context.samples_per_chunk or AHEAD_ROWS)
-        self._reached: FunctionPosition = self.start
-        self._bytes = self.start.length
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         # All below is shared with the thread, under the condition's lock.
@@ -209,31 +149,16 @@ class GeneratorSource(Source):
         self._stopping = False
         self._asked_at: float | None = None
 
-    @property
-    def reached(self) -> FunctionPosition:
-        """Where it stands after all that was given."""
-        return self._reached
-
-    @property
-    def progress(self) -> tuple[int, int | None]:
-        """(bytes read, None)."""
-        return self._bytes, None
-
     def read(self) -> Rows | None:
-        """Returns what rows there are; None when the function has no more.
-
-        Raises:
-            GeneratorFailed: it raised or broke the protocol, after the rows that it had given.
-        """
+        """Returns what rows there are; None when the function has no more."""
         self._begin()
         with self._changed:
-            given, self._given, self._given_bytes = self._given, deque(), 0
+            rows, self._given, self._given_bytes = list(self._given), deque(), 0
             failure, finished = self._failure, self._finished or self._stopping
             self._changed.notify_all()
-        if given:
-            self._reached = given[-1][1]
-            self._bytes = self._reached.length
-            rows = list(given)
+        if rows:
+            self.reached = rows[-1][1]
+            self.progress = self.reached.length, None
             return Rows(
                 [line for line, _ in rows],
                 lambda index: rows[index][1],
@@ -258,9 +183,8 @@ class GeneratorSource(Source):
 
     def entry(self, position: FunctionPosition) -> dict[str, Any]:
         """Returns the entry of a position."""
-        rows, length, given = position
-        entry = {"kind": "python", "path": self.name, "rows": rows, "bytes": length}
-        return entry | {"position": decode_position(given)}
+        entry = {"kind": "python", "path": self.name, "rows": position.rows, "bytes": position.length}
+        return entry | {"position": position.value}
 
     def end(self) -> None:
         """Asks no more of the function: what it has given can be read, and then comes the end."""
@@ -282,10 +206,14 @@ class GeneratorSource(Source):
 
     def _run(self) -> None:
         failure: BaseException | None = None
-        rows = function_rows(self.name, self._function, self.start, self._max_row_bytes)
+        rows = _call(self.name, self._function, self.start, self._max_row_bytes)
         try:
             while self._may_ask() and (given := next(rows, None)) is not None:
-                self._give(given)
+                line, position = given
+                with self._changed:
+                    self._given.append(given)
+                    self._given_bytes += len(position.position) + (len(line) if isinstance(line, bytes) else 0)
+                    self._changed.notify_all()
             rows.close()
         except BaseException as error:
             failure = error
@@ -294,25 +222,15 @@ class GeneratorSource(Source):
             self._changed.notify_all()
 
     def _may_ask(self) -> bool:
-        """Waits until another row is wanted; returns False where none will be."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or not self._is_full())
+            self._changed.wait_for(
+                lambda: self._stopping or (self._given_bytes < AHEAD_BYTES and len(self._given) < self._ahead_rows)
+            )
             self._asked_at = time.monotonic()
             return not self._stopping
 
-    def _is_full(self) -> bool:
-        return self._given_bytes >= AHEAD_BYTES or len(self._given) >= self._ahead_rows
-
-    def _give(self, given: _Given) -> None:
-        line, position = given
-        with self._changed:
-            self._given.append(given)
-            self._given_bytes += len(position.position) + (len(line) if isinstance(line, bytes) else 0)
-            self._changed.notify_all()
-
     def _decode(self, entry: dict[str, Any]) -> FunctionPosition:
-        check_entry(entry, self.name, "python")
-        rows, length = (read_count(entry, field, self.name) for field in ("rows", "bytes"))
+        rows, length = read_entry(entry, self.name, "python", rows=int, bytes=int)
         if "position" not in entry:
             raise refuse_position(self.name, "a position", repr(entry)[:120])
-        return FunctionPosition(rows, length, encode_position(entry["position"]))
+        return FunctionPosition(rows, length, _encode(entry["position"]))

@@ -3,8 +3,6 @@
 document    {"input_ids": [the tokens of all its sequences]}, and where these are not just one, or have modes,
             "lengths": [tokens of each sequence], "mode": [mode of each]
 sequence    {"input_ids": [...], "document": number of its document from 0}, and "mode" where it has one
-
-The position is the number of rows, and a fingerprint of both files, so a restart is a few reads however far it was.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import orjson
@@ -22,41 +20,31 @@ from lazyshard.errors import IndexedInvalid, RowInvalid
 from lazyshard.memory import dumps
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
-from lazyshard_producer.sources.files import KnownFile, refuse_changed, refuse_os_error, refuse_source
-from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, RowOrigin, Rows, Source
+from lazyshard_producer.position import plain_name, read_entry, refuse_position
+from lazyshard_producer.sources.source import (
+    PIECE_BYTES,
+    PIECE_ROWS,
+    Context,
+    KnownFile,
+    RowOrigin,
+    Rows,
+    Source,
+    bad_row,
+    refuse_changed,
+    refuse_os_error,
+    refuse_source,
+    too_long,
+)
 from lazyshard_producer.wording import count
 
 _PIECE_SEQUENCES: Final = 64 << 10
 """As many sequences at the most, unless one document has more: empty ones take no byte of the data file."""
 
-_LEAST_TOKEN_BYTES: Final = 2
-"""What a number takes in JSON at the least: a digit, and what parts it from the next."""
+_LEAST_TOKEN_BYTES: Final = 2  # what a number takes in JSON at the least: a digit, and what parts it from the next
 
 
-class SequenceBlock(NamedTuple):
-    """Sequences that are read together.
-
-    Attributes:
-        first: the number of the first one.
-        bounds: shape (rows + 1,): row k is made of the sequences first + [bounds[k], bounds[k + 1]).
-    """
-
-    first: int
-    bounds: Ints
-
-
-class RowMaker:
-    """Makes rows of an open file.
-
-    Args:
-        reader: the file.
-        of: what makes a row.
-        most: longest row that is accepted, in bytes without its line end.
-
-    Attributes:
-        total: how many rows there are.
-    """
+class _RowMaker:
+    """Makes rows of an open file; `most` is the longest that is accepted, in bytes without its line end."""
 
     def __init__(self, reader: IndexedReader, of: Literal["document", "sequence"], most: int) -> None:
         self._reader = reader
@@ -66,53 +54,39 @@ class RowMaker:
         self.total: Final = reader.header.documents if of == "document" else reader.header.sequences
 
     def go_to(self, row: int) -> None:
-        """Finds the document of a row from which `make` is to go on, by halves: a few reads of 8 bytes.
-
-        Raises:
-            IndexedInvalid, OSError: as `IndexedReader.boundaries`.
-        """
+        """Finds the document of a row from which `make` is to go on, by halves: a few reads of 8 bytes."""
         self._document = self._document_of(row) if self._of == "sequence" else 0
 
     def make(self, row: int) -> list[bytes | RowInvalid]:
-        """Returns the rows from this one on, at least one, about 1 MiB of tokens at the most, or one row.
-
-        Args:
-            row: below `total`; where it does not follow the last one, `go_to` has to be called before.
-
-        Raises:
-            IndexedInvalid: the files are damaged or were cut; the message names the document.
-            OSError: the filesystem failed.
-        """
-        piece = self._documents(row) if self._of == "document" else self._sequences(row)
-        sequences = int(piece.bounds[-1])
-        if len(piece.bounds) == 2 and _LEAST_TOKEN_BYTES * sequences > self._most:
+        """Returns the rows from this one on, at least one, about 1 MiB of tokens at the most, or one row."""
+        # The number of the first sequence; row k is made of those from it + [bounds[k], bounds[k + 1]).
+        first, bounds = row, np.arange(min(PIECE_ROWS, self.total - row) + 1)
+        if self._of == "document":
+            bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self.total))
+            first = int(bounds[0])
+            # One document at least, whatever it holds.
+            documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
+            bounds = bounds[: documents + 1] - first
+        sequences = int(bounds[-1])
+        if len(bounds) == 2 and _LEAST_TOKEN_BYTES * sequences > self._most:
             # Not looked at: so much memory is only for those who have asked for it.
             return [self._too_long(count(sequences, "sequence"))]
         found: IndexedSequences | None = None
         try:
-            found = self._reader.sequences(piece.first, piece.first + sequences)
-            return self._lines(row, piece, found)
+            found = self._reader.sequences(first, first + sequences)
+            return self._lines(row, bounds, found)
         except IndexedInvalid as error:
-            raise self._in_document(error, piece, found) from error
+            self._tell_document(error, first, found)
+            raise
 
-    def _documents(self, row: int) -> SequenceBlock:
-        bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self.total))
-        first = int(bounds[0])
-        # One document at least, whatever it holds.
-        documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
-        return SequenceBlock(first, bounds[: documents + 1] - first)
-
-    def _sequences(self, row: int) -> SequenceBlock:
-        return SequenceBlock(row, np.arange(min(PIECE_ROWS, self.total - row) + 1))
-
-    def _lines(self, row: int, piece: SequenceBlock, found: IndexedSequences) -> list[bytes | RowInvalid]:
+    def _lines(self, row: int, all_bounds: Ints, found: IndexedSequences) -> list[bytes | RowInvalid]:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.lengths)])
-        counts = np.diff(ends[piece.bounds])
+        counts = np.diff(ends[all_bounds])
         if _LEAST_TOKEN_BYTES * int(counts[0]) > self._most:
             return [self._too_long(count(int(counts[0]), "token"))]
         width = self._reader.header.token.itemsize
         rows = max(1, int(np.searchsorted(np.cumsum(counts) * width, PIECE_BYTES, "right")))
-        bounds = piece.bounds[: rows + 1].tolist()
+        bounds = all_bounds[: rows + 1].tolist()
         tokens = self._tokens(found, bounds[-1])
         documents = self._number_documents(row, rows) if self._of == "sequence" else [None] * rows
         return [
@@ -135,13 +109,11 @@ class RowMaker:
     def _line(
         self, tokens: Any, found: IndexedSequences, low: int, high: int, document: int | None
     ) -> bytes | RowInvalid:
-        if self._reader.header.is_integral:
-            values = tokens.astype(np.int64)
-        else:
-            values = tokens.astype(np.float64)
-            if (bad := np.flatnonzero(~np.isfinite(values))).size:
-                kind = "NaN" if np.isnan(values[bad[0]]) else "an infinity"
-                return _bad_row(f"token {bad[0]} is {kind}, which JSON does not have")
+        integral = self._reader.header.is_integral
+        values = tokens.astype(np.int64 if integral else np.float64)
+        if not integral and (bad := np.flatnonzero(~np.isfinite(values))).size:
+            kind = "NaN" if np.isnan(values[bad[0]]) else "an infinity"
+            return bad_row(f"token {bad[0]} is {kind}, which JSON does not have")
         row: dict[str, Any] = {"input_ids": values}
         modes = None if found.modes is None else found.modes[low:high]
         if document is not None:
@@ -158,7 +130,6 @@ class RowMaker:
         return self._too_long(f"{count(len(tokens), 'token')} in {count(high - low, 'sequence')}")
 
     def _number_documents(self, row: int, rows: int) -> list[int | None]:
-        """Returns the document of each of the next sequences."""
         numbers: list[int | None] = []
         at = self._document
         while len(numbers) < rows:
@@ -177,102 +148,71 @@ class RowMaker:
             low, high = (middle, high) if self._reader.boundaries(middle, middle)[0] <= sequence else (low, middle)
         return low
 
-    def _in_document(
-        self, error: IndexedInvalid, piece: SequenceBlock, found: IndexedSequences | None
-    ) -> IndexedInvalid:
-        """Returns the error with the document in which it is, if it is in one."""
-        sequence = error.sequence
-        if sequence is None and error.byte is not None and found is not None:
+    def _tell_document(self, error: IndexedInvalid, first: int, found: IndexedSequences | None) -> None:
+        if error.sequence is None and error.byte is not None and found is not None:
             ends = found.pointers + found.lengths * self._reader.header.token.itemsize
-            sequence = piece.first + int(np.flatnonzero(ends > error.byte)[0])
-        if sequence is None:
-            return error
-        return IndexedInvalid(
-            f"{error}; that is sequence {sequence}, in document {self._document_of(sequence)}, both counted from 0",
-            file=error.file,
-            expected=error.expected,
-            actual=error.actual,
-            sequence=sequence,
-            byte=error.byte,
-        )
+            error.sequence = first + int(np.flatnonzero(ends > error.byte)[0])
+        if error.sequence is not None:
+            where = f"that is sequence {error.sequence}, in document {self._document_of(error.sequence)}"
+            error.args = (f"{error}; {where}, both counted from 0",)
 
     def _too_long(self, what: str) -> RowInvalid:
-        return _bad_row(f"{what}: longer than the {self._most} bytes of --max-row-bytes, as JSON")
-
-
-def _bad_row(reason: str) -> RowInvalid:
-    return RowInvalid(f"not a row: {reason}", reason=reason)
+        return bad_row(f"{what}: {too_long(self._most, ', as JSON')}")
 
 
 KIND: Final = "megatron"
 
 
 class IndexedSource(Source):
-    """An IndexedDataset. Never live: what it reads is complete.
-
-    Args:
-        settings: of which the path of the `.idx` file counts, and what makes a row.
-        position: where to go on, None at the start.
-        context: what sources are told about the run.
-
-    Raises:
-        SourceRefused: one of the two files cannot be read, is damaged as far as a look at both ends of the index
-            tells, or is not what it was.
-    """
+    """An IndexedDataset, by the path of its `.idx` file. Never live: what it reads is complete."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
         self._path = settings.path
         self._of = settings.indexed_rows
         self.start = 0 if position is None else self._decode(position)
-        self._reader = self._open(position)
-        self._maker = RowMaker(self._reader, self._of, context.max_row_bytes)
+        with self._refusing():
+            self._known = [KnownFile(path) for path in (self._path, data_path(self._path))]
+            self._digests = [f"{file.digest:016x}" for file in self._known]
+            if position is not None and self.start and position["xxh3"] != self._digests:
+                raise refuse_changed(self._known[position["xxh3"][0] == self._digests[0]].path)
+            self._reader = IndexedReader(self._path)
+        # What was opened is what the fingerprint is of.
+        self._check_same()
+        self._maker = _RowMaker(self._reader, self._of, context.max_row_bytes)
         if self.start > self._maker.total:
             raise refuse_position(self.name, f"at most {self._maker.total} rows", str(self.start))
-        self._position: int = self.start
+        self._reach(self.start)
         with self._refusing():
-            self._maker.go_to(self._position)
+            self._maker.go_to(self.start)
 
-    @property
-    def reached(self) -> int:
-        """How many rows it has given."""
-        return self._position
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """(bytes read, bytes there are) of the data file; it goes by rows."""
+    def _reach(self, row: int) -> None:
         size = self._reader.data_size
-        return size * self._position // max(1, self._maker.total), size
+        self.reached, self.progress = row, (size * row // max(1, self._maker.total), size)
 
     def read(self) -> Rows | None:
-        """Returns the next rows; None when all are read.
-
-        Raises:
-            SourceRefused: a file cannot be read, is damaged, or was changed.
-        """
-        if self._position == self._maker.total:
+        """Returns the next rows; None when all are read. Raises SourceRefused where a file is damaged or changed."""
+        before = self.reached
+        if before == self._maker.total:
             self._check_same()
             return None
         with self._refusing():
             try:
-                lines = self._maker.make(self._position)
+                lines = self._maker.make(before)
             except IndexedInvalid:
                 # A file that was replaced is not damaged: that it was is the better message.
                 self._check_same()
                 raise
-        numbers = range(self._position + 1, self._position + len(lines) + 1)
-        self._position += len(lines)
-        return Rows(lines, lambda index: numbers[index], lambda index: RowOrigin(self.name, numbers[index], None))
+        self._reach(before + len(lines))
+        return Rows(
+            lines, lambda index: before + index + 1, lambda index: RowOrigin(self.name, before + index + 1, None)
+        )
 
     def entry(self, position: int) -> dict[str, Any]:
-        """Returns the entry of a position, which is how many rows are before.
-
-        Raises:
-            SourceRefused: a file was changed since it was opened.
-        """
+        """Returns the entry of a position, which is how many rows are before."""
         if position:
             self._check_same()
-        digests = [_hexadecimal(file) for file in self._known] if position else []
+        digests = self._digests if position else []
         return {"kind": KIND, "path": self.name, "rows": self._of, "row": position, "xxh3": digests}
 
     def close(self) -> None:
@@ -281,44 +221,23 @@ class IndexedSource(Source):
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Has what the files raise say that they are refused as a source."""
         try:
             yield
         except IndexedInvalid as cause:
             raise SourceRefused(str(cause), file=cause.file, expected=cause.expected, actual=cause.actual) from cause
         except OSError as cause:
-            name = getattr(cause, "file", None) or cause.filename or self._path
-            raise refuse_os_error(name, cause) from cause
-
-    def _open(self, position: dict[str, Any] | None) -> IndexedReader:
-        with self._refusing():
-            paths = (self._path, data_path(self._path))
-            self._known = [KnownFile(path) for path in paths]
-            if position is not None and self.start:
-                for file, expected in zip(self._known, position["xxh3"], strict=True):
-                    if expected != _hexadecimal(file):
-                        raise refuse_changed(file.path)
-            reader = IndexedReader(self._path)
-        # What was opened is what the fingerprint is of.
-        self._check_same()
-        return reader
+            raise refuse_os_error(getattr(cause, "file", None) or cause.filename or self._path, cause) from cause
 
     def _check_same(self) -> None:
         for file in self._known:
             file.check()
 
     def _decode(self, entry: dict[str, Any]) -> int:
-        check_entry(entry, self.name, KIND)
-        row, digests = read_count(entry, "row", self.name), entry.get("xxh3")
-        texts = isinstance(digests, list) and all(isinstance(digest, str) for digest in digests)
-        if not texts or not isinstance(digests, list) or len(digests) != (2 if row else 0):
+        row, digests = read_entry(entry, self.name, KIND, row=int, xxh3=list)
+        if not all(isinstance(digest, str) for digest in digests) or len(digests) != (2 if row else 0):
             raise refuse_position(self.name, "fingerprints of both files", repr(digests)[:120])
         if row and entry.get("rows") != self._of:
             expected = f"--indexed-rows {entry.get('rows')}, by which rows were published"
             hint = "; give that again, or choose another --out"
             raise refuse_source(self.name, expected, f"--indexed-rows {self._of}", hint)
-        return row
-
-
-def _hexadecimal(file: KnownFile) -> str:
-    return f"{file.digest:016x}"
+        return int(row)

@@ -1,14 +1,7 @@
 """JSON lines in a text that can only be read from its start: in a compressed file, a named pipe or standard input.
 
-To go on from a position the text is read up to there once more, its digest compared, and the lines after it are given;
-nothing cheaper would know it again. Nothing is kept of the text but the block in hand, and what positions still refer
-to. Members or frames may be appended to a compressed file between two runs, and it may be compressed anew: what counts
-is the text.
-
-What was read from a pipe is gone. So a restart either expects the same input from its start again, passes over the part
-that is published (`resume="skip"`: every row exactly once, if the program before the pipe gives the same rows again),
-or takes all that comes as new (`resume="append"`: rows that were read and not yet published when the last run stopped
-are lost, unless the program before the pipe repeats them).
+To go on from a position the text is read up to there once more and its digest compared; nothing cheaper would know it
+again. What was read from a pipe is gone: a restart expects the same input once more, or takes all as new (`resume`).
 """
 
 from __future__ import annotations
@@ -19,84 +12,61 @@ import os
 import select
 import stat
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import xxhash
 
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import (
-    EMPTY,
-    PACKED_SIZE,
-    TEXT_FIELDS,
-    FilePosition,
-    LinePosition,
-    plain_name,
-    read_count,
-)
+from lazyshard_producer.position import EMPTY, PACKED_SIZE, TEXT_FIELDS, FilePosition, plain_name, read_entry
 from lazyshard_producer.sources.decompression import PackedText
-from lazyshard_producer.sources.files import refuse_continued, refuse_os_error, refuse_source
-from lazyshard_producer.sources.lines import LineSplitter, is_row
-from lazyshard_producer.sources.source import STANDARD_INPUT, Context, Rows, Source
-
-
-class _Block(NamedTuple):
-    """A part of the text, with the digest's state before it."""
-
-    begin: int
-    data: bytes
-    before: xxhash.xxh3_64
+from lazyshard_producer.sources.lines import LineSplitter
+from lazyshard_producer.sources.source import (
+    STANDARD_INPUT,
+    Context,
+    Rows,
+    Source,
+    find_line_end,
+    refuse_source,
+    refusing,
+)
 
 
 class TextPosition(NamedTuple):
-    """Where the text stands between two lines, and what its digest there can be made of.
+    """A place between two lines of the text, and what tells the digest of the text up to a byte near it."""
 
-    Attributes:
-        lines: where it stands.
-        source: a block that holds that place, or the digest itself.
-    """
-
-    lines: LinePosition
-    source: _Block | str
+    at: FilePosition
+    digest: Callable[[int], str]
 
     def digested(self) -> FilePosition:
         """Returns the position with the digest: costs one of 1 MiB at the most."""
-        digest = self.source
-        if not isinstance(digest, str):
-            state = digest.before.copy()
-            state.update(memoryview(digest.data)[: self.lines.offset - digest.begin])
-            digest = state.hexdigest()
-        return FilePosition(**self.lines._asdict(), digest=digest)
+        return self.at._replace(digest=self.digest(self.at.offset))
+
+
+def _digest(before: xxhash.xxh3_64, begin: int, block: bytes, offset: int) -> str:
+    state = before.copy()
+    state.update(memoryview(block)[: offset - begin])
+    return state.hexdigest()
 
 
 class DigestedText:
     """Cuts a text that comes in blocks into lines, after the part that was read before.
 
-    Args:
-        name: how to call the text.
-        max_row_bytes: longest row, in bytes without its line end.
-        position: where to go on.
-        remedy: what to do about another text than that of the position.
-
-    Attributes:
-        start: where it goes on.
-        read: bytes of the text that came so far.
+    `remedy` says what to do about another text than that of the position. `read` bytes of the text came so far.
     """
 
     def __init__(self, name: str, max_row_bytes: int, position: FilePosition, remedy: str) -> None:
-        known = position.digest or EMPTY
-        self.start = TextPosition(position.lines, known)
+        self._position = position._replace(digest=position.digest or EMPTY)
+        self._digest_at: Callable[[int], str] = lambda offset: self._position.digest
+        self.start = TextPosition(position.place, self._digest_at)
         self.read = 0
         self._name = name
         self._max_row_bytes = max_row_bytes
-        self._position = replace(position, digest=known)
         self._remedy = remedy
         self._digest = xxhash.xxh3_64()
-        self._block: _Block | str = known
         self._unclosed = position.open_end
         self._unclosed_end = b""
-        self._splitter = LineSplitter(name, max_row_bytes, position.lines)
+        self._splitter = LineSplitter(name, max_row_bytes, position.place)
 
     @property
     def behind(self) -> int:
@@ -106,144 +76,111 @@ class DigestedText:
     @property
     def reached(self) -> TextPosition:
         """Where the text stands after all lines that were given, and after blank lines behind them."""
-        return TextPosition(self._splitter.position, self._block)
+        return TextPosition(self._splitter.position, self._digest_at)
 
     def feed(self, block: bytes) -> Rows:
-        """Returns the rows of the lines that end in this block; there may be none.
-
-        Raises:
-            SourceRefused: the text is not the one of the position.
-        """
+        """Returns the rows of the lines that end in this block; there may be none."""
         if behind := self.behind:
-            self._digest.update(block[:behind])
-            self.read += len(block[:behind])
+            self._add(block[:behind])
             block = block[behind:]
-            if self.read == self._position.offset:
-                self._check_digest()
+            if not self.behind and (actual := self._digest.hexdigest()) != self._position.digest:
+                committed = f"the first {self._position.offset} bytes ({self._position.line} lines)"
+                expected = f"XXH3 {self._position.digest} of {committed}"
+                where = "not the text whose rows are published: "
+                raise refuse_source(self._name, expected, actual, self._remedy, where=where)
         if self._unclosed and block:
             block = self._close_line(block)
         if block:
-            self._block = _Block(self.read, block, self._digest.copy())
-            self._digest.update(block)
-            self.read += len(block)
+            self._digest_at = partial(_digest, self._digest.copy(), self.read, block)
+            self._add(block)
         return self._rows(self._splitter.feed(block))
 
-    def finish(self) -> Rows:
-        """Returns the row of the last line, which has no newline, if there is such a line.
-
-        Raises:
-            SourceRefused: the text is shorter than the position says.
-        """
-        if self.behind:
+    def finish(self, *, only_row: bool = False) -> Rows:
+        """Returns the row of the last line, which has no newline; see `LineSplitter.finish`."""
+        if self.behind and not only_row:
             expected = f"at least the {self._position.offset} bytes that were read"
-            raise self._refuse(expected, f"{self.read}: it was truncated or replaced")
-        return self._rows(self._splitter.finish())
+            raise refuse_source(self._name, expected, f"{self.read}: it was truncated or replaced", self._remedy)
+        return self._rows(self._splitter.finish(only_row=only_row))
 
-    def finish_if(self, complete: Callable[[bytes], bool]) -> Rows:
-        """As `finish`, but for a text that was left before its end: the last line is given only if it is complete."""
-        return self._rows(self._splitter.finish_if(complete))
+    def _add(self, data: bytes) -> None:
+        self._digest.update(data)
+        self.read += len(data)
 
     def _rows(self, rows: Rows) -> Rows:
-        block = self._block
-        return rows._replace(position=lambda index: TextPosition(rows.position(index), block))
-
-    def _check_digest(self) -> None:
-        actual = self._digest.hexdigest()
-        if actual != self._position.digest:
-            committed = f"the first {self._position.offset} bytes ({self._position.line} lines)"
-            raise self._refuse(f"XXH3 {self._position.digest} of {committed}, whose rows are published", actual)
+        digest = self._digest_at
+        return rows._replace(position=lambda index: TextPosition(rows.position(index), digest))
 
     def _close_line(self, block: bytes) -> bytes:
         """Takes the newline that the last line lacked; returns what follows it."""
         rest = self._unclosed_end + block
-        if rest == b"\r":
+        newline = find_line_end(self._name, self._position, rest)
+        if not newline:
             self._unclosed_end = rest
             return b""
-        for newline in (b"\n", b"\r\n"):
-            if rest.startswith(newline):
-                self._unclosed = False
-                self._digest.update(newline)
-                self.read += len(newline)
-                at = self._position
-                start = LinePosition(at.offset + len(newline), at.line, at.blank)
-                self._splitter = LineSplitter(self._name, self._max_row_bytes, start)
-                self._block = self._digest.hexdigest()
-                return rest[len(newline) :]
-        raise refuse_continued(self._name, self._position.lines, rest)
-
-    def _refuse(self, expected: str, actual: str) -> SourceRefused:
-        return SourceRefused(
-            f"{self._name}: not the text whose rows are published: expected {expected}, found {actual}; {self._remedy}",
-            file=self._name,
-            expected=expected,
-            actual=actual,
-        )
+        self._unclosed = False
+        self._add(newline)
+        at = self._position
+        start = FilePosition(at.offset + len(newline), at.line, at.blank)
+        self._splitter = LineSplitter(self._name, self._max_row_bytes, start)
+        self._digest_at = partial(_digest, self._digest.copy(), self.read, b"")
+        return rest[len(newline) :]
 
 
 GZIP: Final = "jsonl.gz"
 ZSTD: Final = "jsonl.zst"
+STDIN: Final = "stdin"
 
-_BLOCKS: Final = 16
-"""So many blocks are looked at for a row at a time: signals are looked at in between."""
+_BLOCKS: Final = 16  # so many blocks are looked at for a row at a time: signals are looked at in between
+_BLOCK_BYTES: Final = 1 << 20
+"""So much is read at a time where it is there. Pipes are given this size too: it is what Linux allows to everybody."""
 
 
-class CompressedJsonLines(Source):
-    """One compressed file. Memory: blocks of 1 MiB that are read ahead, and the row in hand.
+class _TextSource(Source):
+    """A text that is read from its start.
 
-    Args:
-        settings: its path.
-        position: where to start; None for its start.
-        context: the run.
-
-    Raises:
-        SourceRefused: the file cannot be read.
-        ExtraMissing: the package for zstd is not installed.
-
-    That the text up to the position is still what it was shows only when it has been read: `read` raises then, before
-    it gives any row.
+    That it is up to the position what it was shows only when it has been read: `read` raises then, before any row.
     """
+
+    _lines: DigestedText
+    _finished = False
+    _blank_before = 0
+
+    def _begin(self, at: FilePosition, context: Context, remedy: str) -> None:
+        self._lines = DigestedText(self.name, context.max_row_bytes, at, remedy)
+        self.start = self.reached = self._lines.start
+        self.blank = self._blank_before + at.blank
+
+    def _give(self, block: bytes, ended: bool, *, only_row: bool = False) -> Rows:
+        self._finished = ended
+        rows = self._lines.finish(only_row=only_row) if ended else self._lines.feed(block)
+        self.reached = self._lines.reached
+        self.blank = self._blank_before + self.reached.at.blank
+        return rows
+
+
+class CompressedJsonLines(_TextSource):
+    """One compressed file. Memory: blocks of 1 MiB that are read ahead, and the row in hand."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name = plain_name(settings.path)
-        self._path = settings.path
         at = FilePosition()
         if position is not None:
             at = FilePosition.decode(position, (GZIP, ZSTD), self.name, TEXT_FIELDS)
-        remedy = "put the old file back (appending is fine), or choose another --out"
-        self._lines = DigestedText(self.name, context.max_row_bytes, at, remedy)
-        self.start = self._lines.start
-        self._packed = PackedText(self._path)
-        self._finished = False
-
-    @property
-    def reached(self) -> TextPosition:
-        """Where it stands after all that was given."""
-        return self._lines.reached
-
-    @property
-    def blank(self) -> int:
-        """Blank lines skipped so far."""
-        return self._lines.reached.lines.blank
-
-    @property
-    def progress(self) -> tuple[int, int | None]:
-        """(compressed bytes read, compressed bytes there are)."""
-        return self._packed.consumed, self._packed.size
+        self._begin(at, context, "; put the old file back (appending is fine), or choose another --out")
+        self._packed = PackedText(settings.path)
+        self.progress = 0, self._packed.size
 
     def read(self) -> Rows | None:
-        """Returns the next rows; none while the published part is read again; None at the end.
-
-        Raises:
-            SourceRefused: the file is cut, damaged, or not the one of the position.
-        """
+        """Returns the next rows; none while the published part is read again; None at the end."""
+        rows = None
         for _ in range(_BLOCKS):
             if self._finished:
                 return None
             block = self._packed.read()
-            self._finished = not block
-            rows = self._lines.feed(block) if block else self._lines.finish()
+            rows = self._give(block, not block)
+            self.progress = self._packed.consumed, self._packed.size
             if rows.lines:
-                return rows
+                break
         return rows
 
     def waits_for(self) -> str:
@@ -262,27 +199,10 @@ class CompressedJsonLines(Source):
         self._packed.close()
 
 
-STDIN: Final = "stdin"
-
-_BLOCK_BYTES: Final = 1 << 20
-"""So much is read at a time where it is there. Pipes are given this size too: it is what Linux allows to everybody."""
-
-
-class StandardInput(Source):
+class StandardInput(_TextSource):
     """Standard input or a named pipe. Memory: a block of 1 MiB twice, and the row in hand.
 
     It ends where the last writer has closed it, but not before the first one has opened it.
-
-    Args:
-        settings: its path, "-" for standard input, and `resume`.
-        position: where to start; None for its start.
-        context: the run.
-
-    Raises:
-        SourceRefused: it cannot be opened, or is neither.
-
-    That the input up to the position is what it was shows only when it has come again: `read` raises then, before it
-    gives any row.
     """
 
     live = True
@@ -293,57 +213,34 @@ class StandardInput(Source):
         at, self._bytes_before, self._blank_before = FilePosition(), 0, 0
         if position is not None:
             at = FilePosition.decode(position, (STDIN,), self.name, TEXT_FIELDS)
-            self._bytes_before = read_count(position, "bytes_before", self.name)
-            self._blank_before = read_count(position, "blank_before", self.name)
+            before = read_entry(position, self.name, STDIN, bytes_before=int, blank_before=int)
+            self._bytes_before, self._blank_before = before
         if settings.resume == "append":
             self._bytes_before += at.offset
             self._blank_before += at.blank
             at = FilePosition()
         remedy = (
-            "give the same input from its start, as for the first run; to take the input as new rows, give "
+            "; give the same input from its start, as for the first run; to take the input as new rows, give "
             "--resume append; to start anew, choose another --out"
         )
-        self._lines = DigestedText(self.name, context.max_row_bytes, at, remedy)
+        self._begin(at, context, remedy)
+        self.progress = self._bytes_before + at.offset, None
         self._fd = 0 if settings.path == STANDARD_INPUT else _open_pipe(settings.path)
         self._ended = False
         self._ending = False
-        self._finished = False
-        self.start = self._reached = self._lines.start
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _BLOCK_BYTES)
 
-    @property
-    def reached(self) -> TextPosition:
-        """Where it stands after all that was given."""
-        return self._reached
-
-    @property
-    def blank(self) -> int:
-        """Blank lines skipped so far."""
-        return self._blank_before + self._reached.lines.blank
-
-    @property
-    def progress(self) -> tuple[int, int | None]:
-        """(bytes read, None): nobody knows how much will come."""
-        return self._bytes_before + max(self._lines.read, self.start.lines.offset), None
-
     def read(self) -> Rows | None:
-        """Returns the rows that have come; None where the input is at its end.
-
-        Raises:
-            SourceRefused: it is not the one of the position.
-        """
+        """Returns the rows that have come; None where the input is at its end."""
         if self._finished:
             return None
         block = self._read_block()
-        rows = self._lines.feed(block)
-        if not block and (self._ended or self._ending):
-            self._finished = True
-            # Asked to end, nobody knows whether what has come is all of the last line.
-            rows = self._lines.finish() if self._ended else self._lines.finish_if(is_row)
-        self._reached = self._lines.reached
+        # Asked to end, nobody knows whether what has come is all of the last line.
+        rows = self._give(block, not block and (self._ended or self._ending), only_row=not self._ended)
+        self.progress = self._bytes_before + max(self._lines.read, self.start.at.offset), None
         return rows if rows.lines or not self._finished else None
 
     def wait(self, seconds: float) -> None:
@@ -353,8 +250,8 @@ class StandardInput(Source):
 
     def waits_for(self) -> str:
         """Returns in words what it waits for."""
-        if behind := self._lines.behind:
-            done = self._lines.read
+        done, behind = self._lines.read, self._lines.behind
+        if behind:
             return f"the part of {self._what} that is published, once more: {done} of {done + behind} bytes have come"
         return f"rows on {self._what}"
 
@@ -374,29 +271,20 @@ class StandardInput(Source):
             self._fd = -1
 
     def _read_block(self) -> bytes:
-        """Returns what is there, 1 MiB at the most, and notes where the end is met."""
-        parts: list[bytes] = []
-        size = 0
-        while size < _BLOCK_BYTES and not self._ended and self._poll.poll(0):
-            try:
+        block = bytearray()
+        with refusing(self.name), contextlib.suppress(BlockingIOError):
+            while len(block) < _BLOCK_BYTES and not self._ended and self._poll.poll(0):
                 # It does not block although standard input may: something has come, or the end.
-                part = os.read(self._fd, _BLOCK_BYTES - size)
-            except BlockingIOError:
-                break
-            except OSError as cause:
-                raise refuse_os_error(self.name, cause) from cause
-            self._ended = not part
-            parts.append(part)
-            size += len(part)
-        return b"".join(parts)
+                part = os.read(self._fd, _BLOCK_BYTES - len(block))
+                self._ended = not part
+                block += part
+        return bytes(block)
 
 
 def _open_pipe(path: str) -> int:
-    try:
+    with refusing(path):
         # O_NONBLOCK: opening would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as cause:
-        raise refuse_os_error(path, cause) from cause
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
         os.close(fd)
         raise refuse_source(path, "a named pipe", "something else")

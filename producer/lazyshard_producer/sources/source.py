@@ -1,35 +1,39 @@
-"""What a source of rows is to the rest of the command.
+"""What a source of rows is to the rest of the command, and source files: opened without blocking, and known again.
 
-A source gives rows in pieces, and can say of any row where it stood after it. That position comes in two forms: in
-memory cheap, opaque and for every row; and as the *entry* of a seal, a JSON object made of it once a chunk, from which
-a later run goes on.
+Of a file that may grow, the fingerprint covers the first and the last 4 KiB of the committed part, so checking it costs
+the same however long the file is. Of a complete file it is the XXH3 of its name, its size, its first 4 KiB and its last
+64 KiB, where Parquet and Arrow files keep their index. Not noticed: a change in the middle that keeps the length.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import os
+import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
-from lazyshard.errors import RowInvalid
+import xxhash
+
+from lazyshard.errors import FileRefused, RowInvalid
 from lazyshard.format.batch import EncodedRow
+from lazyshard.memory import raise_if_short
+from lazyshard.store.files import open_inside
+from lazyshard_producer.errors import ExtraMissing, SourceRefused
+from lazyshard_producer.position import FilePosition
 
 PIECE_BYTES: Final = 1 << 20
-"""How much of a table is read at a time: enough for what a piece costs by itself, little beside all else in memory."""
+"""How much is read at a time: enough for what a piece costs by itself, little beside all else in memory."""
 
 PIECE_ROWS: Final = 512
-"""As many rows at the most: in Python small rows take many times their size, and more gains nothing."""
+"""As many rows of a table at the most: in Python small rows take many times their size, and more gains nothing."""
 
-STANDARD_INPUT: Final = "-"
-"""Path of the source that is standard input."""
-
-PYTHON: Final = "python:"
-"""Begins the path of a source that is a function of the user's: ``python:MODULE:FUNCTION``."""
-
-Position: TypeAlias = Any
-"""Where a source stands between two rows. Only the source that gave it can read it."""
-
+STANDARD_INPUT: Final = "-"  # path of the source that is standard input
+PYTHON: Final = "python:"  # begins the path of a source that is a function of the user's: ``python:MODULE:FUNCTION``
+Position: TypeAlias = Any  # where a source stands between two rows. Only the source that gave it can read it
 Line: TypeAlias = bytes | EncodedRow | RowInvalid
 """A row: the bytes of a line, with or without its line end, nothing checked; or an encoded row, where it comes with
 arrays or its length in tokens is known; or why the source could not give it (it is longer than `max_row_bytes`), so
@@ -37,13 +41,7 @@ that the rows after it can still be had."""
 
 
 class RowOrigin(NamedTuple):
-    """Where a row comes from, for people.
-
-    Attributes:
-        file: path as the user gave it.
-        line: number of its line or row, from 1.
-        byte: offset of its line in the file (of compressed ones: in their text), from 0; None where rows have none.
-    """
+    """Where a row comes from: path as the user gave it, line or row from 1, byte of the text from 0 if it has one."""
 
     file: str
     line: int
@@ -51,13 +49,9 @@ class RowOrigin(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What sources are told about the run.
+    """What sources are told about the run; `check_owner` raises `ProducerFenced` where another producer has the stream.
 
-    Attributes:
-        out: the stream's directory; it may not be there yet.
-        max_row_bytes: longest row that is accepted, in bytes without its line end.
-        samples_per_chunk: rows that are published at a time; None where nothing is to be published.
-        check_owner: raises `ProducerFenced` where another producer has taken the stream over.
+    `out` is the stream's directory, which may not be there yet. None `samples_per_chunk`: nothing is to be published.
     """
 
     out: Path
@@ -66,63 +60,44 @@ class Context(NamedTuple):
     check_owner: Callable[[], object] = lambda: None
 
 
-def _of_no_row(index: int) -> Any:
-    raise IndexError(index)
-
-
 class Rows(NamedTuple):
-    """Rows that were read in one go, in order.
+    """Rows that were read in one go, in order; empty: there are none at the moment.
 
-    Attributes:
-        lines: the rows; empty: there are none at the moment.
-        position: returns where the source stands after the row of an index. May take O(index).
-        place: returns where the row of an index comes from. May take O(index).
+    `position` and `place` return where the source stands after the row of an index, from 0, and where it comes from.
+    They may take O(index).
     """
 
     lines: Sequence[Line] = ()
-    position: Callable[[int], Position] = _of_no_row
-    place: Callable[[int], RowOrigin] = _of_no_row
+    position: Callable[[int], Position] = lambda index: None
+    place: Callable[[int], RowOrigin] = lambda index: RowOrigin("", 0, None)
 
 
 class Source(ABC):
     """Gives rows in order. One thread, one process.
 
-    Opened at a position or at its start, and by then it has checked that what was read before is still there:
-    `SourceRefused` is raised otherwise.
+    Opened by its settings, the entry of a position (None for its start) and a `Context`; raises `SourceRefused` where
+    it cannot be read, or what was read before is not there as it was. So do `read` and `entry`.
 
     Attributes:
         name: how entries, messages and metrics call it: the path as given, in plain text.
         live: whether it may have nothing at the moment and more later.
-        start: where it stood when it was opened.
+        start, reached: where it stood when it was opened, and where after all that `read` gave and blank lines behind.
+        blank: blank lines skipped so far, those of earlier runs included.
+        progress: (bytes read, bytes there are) for what is shown, earlier runs included; None where nobody can know.
     """
 
     name: str
     live: bool = False
     start: Position
-
-    @property
-    @abstractmethod
-    def reached(self) -> Position:
-        """Where it stands after all that `read` gave, and after the blank lines behind that as far as they are read."""
-
-    @property
-    def blank(self) -> int:
-        """Blank lines skipped so far, those of earlier runs included."""
-        return 0
-
-    @property
-    @abstractmethod
-    def progress(self) -> tuple[int, int | None]:
-        """(bytes read, bytes there are) for what is shown, earlier runs included; None where nobody can know."""
+    reached: Position
+    blank: int = 0
+    progress: tuple[int, int | None] = (0, None)
 
     @abstractmethod
     def read(self) -> Rows | None:
-        """Returns the next rows: up to about 1 MiB of them; at least one row, or none where there are none *now*.
+        """Returns the next rows, about 1 MiB of them, or none where there are none *now*; None: finished, for ever.
 
-        None: finished, for ever. Never blocks for longer than the device takes; see `wait`.
-
-        Raises:
-            SourceRefused: it cannot be read on.
+        Never blocks for longer than the device takes; see `wait`.
         """
 
     def wait(self, seconds: float) -> None:  # noqa: B027 - nothing to wait for
@@ -134,13 +109,9 @@ class Source(ABC):
 
     @abstractmethod
     def entry(self, position: Position) -> dict[str, Any]:
-        """Returns what seals keep of a position that this object gave: a JSON object with at least `kind` and `path`.
+        """Returns what seals keep of a position: a JSON object with `kind`, `path`, and what it takes to go on from it.
 
-        Does I/O where that is needed to know the source again; what the entry relies on is durable when it returns.
-        Called about once a chunk, with positions that never go back.
-
-        Raises:
-            SourceRefused: what was read is no longer there.
+        What the entry relies on is durable then. Called about once a chunk, with positions that never go back.
         """
 
     def end(self) -> None:  # noqa: B027 - those that are not live end by themselves
@@ -148,3 +119,199 @@ class Source(ABC):
 
     def close(self) -> None:  # noqa: B027 - not all hold anything
         """Lets go of what is open. May be called twice."""
+
+
+FINGERPRINT_BYTES: Final = 4096  # A page: read in one go, and long enough that two data sets hardly share one
+_TAIL_BYTES: Final = 64 << 10  # more than the whole footer of most Parquet files
+_PLAIN: Final = "a plain file (a restart has to find its place again)"
+
+_PACKED: Final = (
+    (b"\xfd7zXZ\0", "xz-compressed", "xz -dk"),
+    (b"BZh", "bzip2-compressed", "bzip2 -dk"),
+    (b"PK\x03\x04", "a zip archive", "unzip"),
+)
+"""How each kind of packed file begins that is not read, its name, and what unpacks it."""
+
+_KINDS: Final = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def open_regular(
+    path: str, buffer_bytes: int = 1 << 20, *, links_out: bool = True, expected: str = "a plain file"
+) -> BinaryIO:
+    """Opens a plain file for reading. Raises SourceRefused where there is none, with its OSError as the cause.
+
+    `links_out`: whether a link may lead out of the file's directory; not where somebody else makes the names.
+    """
+    with refusing(path):
+        # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if links_out else open_inside(Path(path))
+    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(fd)
+        raise refuse_source(path, expected, _KINDS.get(kind, "something else"))
+    return os.fdopen(fd, "rb", buffering=buffer_bytes)
+
+
+def open_source_file(path: str) -> BinaryIO:
+    """Opens a plain file of text for reading."""
+    file = open_regular(path, expected=_PLAIN)
+    with contextlib.ExitStack() as stack:
+        stack.callback(file.close)
+        start = read_at(file.fileno(), path, 8, 0)
+        for magic, packed, unpack in _PACKED:
+            if start.startswith(magic):
+                raise refuse_source(path, "JSON lines in plain text", packed, f"; unpack it first with `{unpack}`")
+        stack.pop_all()
+    return file
+
+
+def read_magic(path: str) -> bytes:
+    """Returns the first bytes of a plain file, eight at the most."""
+    with open_regular(path, 0, expected=_PLAIN) as file:
+        return read_at(file.fileno(), path, 8, 0)
+
+
+def file_size(path: str) -> int:
+    """Returns a file's size in bytes, 0 where it cannot be found out: for what is shown, not for what is done."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def read_at(fd: int, path: str, count: int, offset: int) -> bytes:
+    """Returns `count` bytes from an offset, fewer at the end of the file."""
+    parts = []
+    with refusing(path):
+        while count > 0 and (part := os.pread(fd, count, offset)):
+            parts.append(part)
+            offset, count = offset + len(part), count - len(part)
+    return b"".join(parts)
+
+
+def digest(part: bytes) -> str:
+    """Returns the XXH3 (64 bits) in hexadecimal."""
+    return xxhash.xxh3_64_hexdigest(part)
+
+
+def committed_ends(fd: int, path: str, offset: int) -> tuple[bytes, bytes]:
+    """Returns the first and the last bytes of the part [0, offset), which may overlap."""
+    count = min(offset, FINGERPRINT_BYTES)
+    head = read_at(fd, path, count, 0)
+    tail = head if offset == count else read_at(fd, path, count, offset - count)
+    if len(head) < count or len(tail) < count:
+        raise refuse_truncated(path, offset, os.fstat(fd).st_size)
+    return head, tail
+
+
+def check_ends(path: str, position: FilePosition, head: bytes, tail: bytes) -> None:
+    """Checks that the part of a file that was read is still what it was, by its first and its last bytes."""
+    if position.offset == 0:
+        return
+    for where, expected, part in (("first", position.head, head), ("last", position.tail, tail)):
+        if digest(part) != expected:
+            of = f"of the {where} {len(part)} bytes of the part read ({position.offset} bytes, {position.line} lines)"
+            hint = "; put the old file back (appending is fine), or choose another --out"
+            where = "not the file whose rows are published: "
+            raise refuse_source(path, f"XXH3 {expected} {of}", digest(part), hint, where=where)
+
+
+def find_line_end(name: str, at: FilePosition, rest: bytes) -> bytes:
+    """Returns the line end with which the rest now begins of a text whose last line was taken without one, or none."""
+    for newline in (b"\n", b"\r\n"):
+        if rest.startswith(newline):
+            return newline
+    if rest not in (b"", b"\r"):
+        where = f"the row of line {at.line} was taken as it stood at the end, byte {at.offset}: "
+        raise refuse_source(name, "a line end", repr(rest[:1]), ": the line was continued since", where=where)
+    return b""
+
+
+class KnownFile:
+    """A complete file, known again by its fingerprint, an integer. Raises SourceRefused where it cannot be read."""
+
+    def __init__(self, path: str) -> None:
+        self.path: Final = path
+        with open_regular(path, 0) as file:
+            status = os.fstat(file.fileno())
+            head = read_at(file.fileno(), path, FINGERPRINT_BYTES, 0)
+            tail = read_at(file.fileno(), path, _TAIL_BYTES, max(0, status.st_size - _TAIL_BYTES))
+        name = os.fsencode(os.path.basename(path))
+        self.digest = xxhash.xxh3_64_intdigest(name + b"\0%d\0" % status.st_size + head + tail)
+        self._version = status.st_size, status.st_mtime_ns
+
+    def check(self) -> None:
+        """Checks that it is what it was: cheaply, unless its size or time of change differ."""
+        with refusing(self.path):
+            status = os.stat(self.path)
+        if (status.st_size, status.st_mtime_ns) != self._version:
+            now = KnownFile(self.path)
+            if now.digest != self.digest:
+                raise refuse_changed(self.path)
+            self._version = now._version
+
+
+def load_extra(path: str, module: str, extra: str) -> Any:
+    """Returns a module that need not be installed, by its whole name, for a source. Raises ExtraMissing."""
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as cause:
+        missing = isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] == package
+        found = "it is not installed" if missing else f"importing it failed: {cause}"
+        message = f"{path}: reading it needs {package}, and {found}: pip install 'lazyshard[{extra}]'"
+        raise ExtraMissing(message, package=package, extra=extra) from cause
+
+
+@contextlib.contextmanager
+def refusing(path: str, expected: str = "a readable file") -> Iterator[None]:
+    """Has what the filesystem raises say that a source is refused."""
+    try:
+        yield
+    except OSError as cause:
+        raise refuse_os_error(path, cause, expected) from cause
+
+
+def refuse_os_error(path: str, cause: OSError, expected: str = "a readable file") -> SourceRefused:
+    """Returns the error for what the filesystem does not give. Raises MemoryError where memory is what there is not."""
+    raise_if_short(cause)
+    if isinstance(cause, PermissionError):
+        hint = "; check its permissions and those of the directories above it"
+        return refuse_source(path, expected, f"uid {os.geteuid()} may not read it", hint)
+    if isinstance(cause, FileRefused):
+        return refuse_source(path, "a plain file", str(cause.kind))
+    return refuse_source(path, expected, (cause.strerror or str(cause)).lower())
+
+
+def refuse_source(path: str, expected: str, actual: str, hint: str = "", *, where: str = "") -> SourceRefused:
+    """Returns the error for a source that is not what it should be; `where` in it, and `hint` what to do."""
+    message = f"{path}: {where}expected {expected}, found {actual}{hint}"
+    return SourceRefused(message, file=path, expected=expected, actual=actual)
+
+
+def refuse_truncated(path: str, offset: int, size: int) -> SourceRefused:
+    """Returns the error for a file that is shorter, at `size` bytes, than what was read of it."""
+    actual = f"{size}: the file was truncated or replaced"
+    return refuse_source(path, f"at least the {offset} bytes that were read", actual)
+
+
+def refuse_changed(path: str) -> SourceRefused:
+    """Returns the error for a file that is no longer the one of which rows were read."""
+    hint = "; put the old file back, or choose another --out"
+    return refuse_source(path, "the file whose rows were read", "another one: it was changed or replaced", hint)
+
+
+def bad_row(reason: str) -> RowInvalid:
+    """Returns why a source cannot give a row."""
+    return RowInvalid(f"not a row: {reason}", reason=reason)
+
+
+def too_long(most: int, more: str = "") -> str:
+    """Returns the reason for a row that is longer than is accepted."""
+    return f"longer than the {most} bytes of --max-row-bytes{more}"

@@ -1,10 +1,8 @@
 """A stream as a source of rows: one of ours, or the chunk files of another program; in a directory or an object store.
 
-Rows come in order from chunk 0 to the stream's end. They keep their bytes, and where the stream has them their arrays
-and their lengths in tokens. A stream that is still produced is waited for.
-
-The position is the number of samples read. Of a stream of ours its identity is kept beside it, since what is sealed
-never changes; of a foreign directory, which has none, a digest of the last row that was read.
+Rows keep their bytes, and where the stream has them their arrays and their lengths in tokens. A stream that is still
+produced is waited for. The position is the number of samples read, with the stream's identity, or, of a foreign
+directory, which has none, a digest of the last row.
 """
 
 from __future__ import annotations
@@ -41,9 +39,18 @@ from lazyshard.stream.retire import read_retired
 from lazyshard.stream.stream import rows_of_first_chunk
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import check_entry, plain_name, read_count
-from lazyshard_producer.sources.files import refuse_os_error, refuse_source
-from lazyshard_producer.sources.source import Context, Line, RowOrigin, Rows, Source
+from lazyshard_producer.position import plain_name, read_entry
+from lazyshard_producer.sources.source import (
+    Context,
+    Line,
+    RowOrigin,
+    Rows,
+    Source,
+    bad_row,
+    refuse_os_error,
+    refuse_source,
+    too_long,
+)
 
 KIND: Final = "stream"
 
@@ -54,12 +61,7 @@ _BLANKS: Final = b" \t\r"
 
 
 class StreamPosition(NamedTuple):
-    """Where the source stands between two rows.
-
-    Attributes:
-        sample: samples before it.
-        size: bytes of the rows before it, arrays included.
-    """
+    """Where the source stands between two rows: samples before it, and bytes of their rows, arrays included."""
 
     sample: int
     size: int
@@ -70,16 +72,6 @@ class StreamSource(Source):
 
     A row that is damaged is a bad row, and so is each row of a chunk of which nothing can be read. Rows whose chunk
     was deleted are not: a copy that lacks them is not what was asked for.
-
-    Args:
-        settings: of which only the path counts.
-        position: where to go on, None at the start.
-        context: what sources are told about the run.
-        clock: returns seconds of a monotonic clock.
-
-    Raises:
-        SourceRefused: there is no stream, it is another one than before, or the rows to be read are deleted.
-        StoreRefused, StoreUnavailable: the object store cannot be read; `read` may raise these too.
     """
 
     def __init__(
@@ -94,6 +86,7 @@ class StreamSource(Source):
         self._most = context.max_row_bytes
         self._clock = clock
         self._reader = open_reader(settings.path)
+        self._size: Final = self._reader.samples_per_chunk
         self.live = not self._reader.seen.ended
         self._ending = False
         self._least_poll = FIRST_REQUEST_S if isinstance(self._directory, UrlPath) else FIRST_POLL_S
@@ -101,30 +94,26 @@ class StreamSource(Source):
         self._missing_since: float | None = None
         self._seal: Seal | None = None
         self.start = StreamPosition(0, 0) if position is None else self._decode(position)
-        self._position: StreamPosition = self.start
-        self._check_retained()
+        self._reach(self.start)
+        if self._reader.stream_id is not None:
+            with _refusing(self.name):
+                retired = read_retired(self._directory, self._reader.stream_id)
+            if (chunk := self.start.sample // self._size) < retired:
+                actual = f"those below {retired} deleted by its producer"
+                hint = "; take a stream that is produced with --retain all"
+                raise refuse_source(self.name, f"all chunks from {chunk} on", actual, hint)
 
-    @property
-    def reached(self) -> StreamPosition:
-        """Where it stands after all that was given."""
-        return self._position
-
-    @property
-    def progress(self) -> tuple[int, int | None]:
-        """(bytes read, bytes there are): of a stream that has ended as many as its rows are by what was read."""
-        sample, size = self._position
+    def _reach(self, at: StreamPosition) -> None:
         seen = self._reader.seen
-        return size, size * seen.samples // sample if seen.ended and sample else None
+        # Of a stream that has ended there are as many bytes as its rows are by what was read.
+        self.reached = at
+        self.progress = at.size, at.size * seen.samples // at.sample if seen.ended and at.sample else None
 
     def read(self) -> Rows | None:
-        """Returns the next rows, none where none is published now; None where the stream has ended.
-
-        Raises:
-            SourceRefused: it cannot be read on, or another stream is in its place.
-        """
+        """Returns the next rows, none where none is published now; None where the stream has ended."""
         with _refusing(self.name):
             published = self._look()
-            first = self._position.sample
+            first = self.reached.sample
             lines: Sequence[Line] = ()
             if first < published.samples:
                 lines = self._take(first, published.samples)
@@ -135,19 +124,18 @@ class StreamSource(Source):
         if not lines:
             return Rows()
         rows = self._rows(lines)
-        self._position = rows.position(len(lines) - 1)
+        self._reach(rows.position(len(lines) - 1))
         self._row_at = self._clock()
         return rows
 
     def _rows(self, lines: Sequence[Line]) -> Rows:
-        sample, size = self._position
+        sample, size = self.reached
 
         def position(index: int) -> StreamPosition:
-            count = range(len(lines))[index] + 1
-            return StreamPosition(sample + count, size + sum(map(_size, lines[:count])))
+            return StreamPosition(sample + index + 1, size + sum(map(_line_size, lines[: index + 1])))
 
         def place(index: int) -> RowOrigin:
-            number, row = divmod(sample + range(len(lines))[index], self._reader.samples_per_chunk)
+            number, row = divmod(sample + index, self._size)
             return RowOrigin(str(self._directory / chunk_name(number)), row + 1, None)
 
         return Rows(lines, position, place)
@@ -158,9 +146,9 @@ class StreamSource(Source):
 
     def waits_for(self) -> str:
         """Returns in words what it waits for, and what the stream's producer is doing."""
-        sample = self._position.sample
+        sample = self.reached.sample
         if self._missing_since is not None:
-            return f"the files of chunk {sample // self._reader.samples_per_chunk} of {self.name} to appear"
+            return f"the files of chunk {sample // self._size} of {self.name} to appear"
         return f"sample {sample} of {self.name}: {describe_producer(self._reader.seen, sample + 1, time.time())}"
 
     def entry(self, position: StreamPosition) -> dict[str, Any]:
@@ -174,47 +162,49 @@ class StreamSource(Source):
         self._looked_at = float("-inf")
 
     def _look(self) -> Published:
-        """Looks what is published, if rows are wanted beyond what is known, and it is time to."""
         seen = self._reader.seen
-        if self._position.sample < seen.samples or seen.ended or self._clock() < self._due():
+        if self.reached.sample < seen.samples or seen.ended or self._clock() < self._due():
             return seen
-        found = self._reader.refresh(self._position.sample + 1)
+        found = self._reader.refresh(self.reached.sample + 1)
         self._looked_at = self._clock()
         return found
 
     def _due(self) -> float:
-        expected = expected_wait(self._position.sample + 1, self._reader.seen)
+        expected = expected_wait(self.reached.sample + 1, self._reader.seen)
         waited = max(0.0, self._looked_at - self._row_at)
         return self._looked_at + next_poll(waited, expected, self._least_poll)
 
     def _take(self, first: int, stop: int) -> list[Line]:
         """Returns rows of [first, stop) from the first on: at least one, of one chunk; none while its files lack."""
-        size = self._reader.samples_per_chunk
-        number = first // size
-        stop = min(stop, (number + 1) * size)
+        number = first // self._size
+        stop = min(stop, (number + 1) * self._size)
         try:
             self._open(number)
-        except ChunkMissing as cause:
-            self._missing_since = self._missing_since or self._clock()
-            if self._clock() - self._missing_since < GRACE_S:
-                # A network filesystem may remember for a while that a name was not there.
-                self._looked_at = self._clock()
-                return []
-            return [_bad_row(cause) for _ in range(first, stop)]
         except WaitTimeout:
             # A chunk of a foreign directory lacks its marker although later ones have theirs; from now on it counts.
             self._looked_at = self._clock()
             return []
-        except _LOST as cause:
-            return [_bad_row(cause) for _ in range(first, stop)]
+        except (ChunkMissing, *_LOST) as cause:
+            if isinstance(cause, ChunkMissing):
+                self._missing_since = self._missing_since or self._clock()
+                if self._clock() - self._missing_since < GRACE_S:
+                    # A network filesystem may remember for a while that a name was not there.
+                    self._looked_at = self._clock()
+                    return []
+            return [_refused(cause) for _ in range(first, stop)]
         self._missing_since = None
         try:
-            return [self._checked(line) for line in self._lines(first, stop)]
+            lines: Sequence[bytes | EncodedRow] = self._lines(first, stop)
         except (ChunkCorrupt, RowInvalid) as cause:
-            return [_bad_row(cause)]
+            return [_refused(cause)]
+        most, hint = self._most, ": {} bytes, its arrays included"
+        sizes = [_line_size(line) - 1 for line in lines]
+        return [
+            line if size <= most else bad_row(too_long(most, hint.format(size)))
+            for line, size in zip(lines, sizes, strict=True)
+        ]
 
     def _open(self, number: int) -> None:
-        """Opens a chunk and reads its seal, if that has not been done."""
         self._reader.chunk(number)
         if self._reader.stream_id is not None and (self._seal is None or self._seal.chunk != number):
             path = self._directory / seal_name(number)
@@ -229,46 +219,26 @@ class StreamSource(Source):
         if reader.stream_id is None:
             return [plain_line(line) for line in lines]
         assert self._seal is not None
+        if self._seal.tokens is None and not reader.arrays:
+            return lines
         parts = self._arrays(first, len(lines)) if reader.arrays else [b""] * len(lines)
-        row = first % reader.samples_per_chunk
+        row = first % self._size
+        tokens = [None] * len(parts)
         if self._seal.tokens is not None:
-            lengths = self._seal.tokens[row : row + len(parts)].tolist()
-            return [EncodedRow(*of) for of in zip(lines[: len(parts)], parts, lengths, strict=True)]
-        if reader.arrays:
-            return [EncodedRow(*of) for of in zip(lines[: len(parts)], parts, strict=True)]
-        return lines
+            tokens = self._seal.tokens[row : row + len(parts)].tolist()
+        return [EncodedRow(*of) for of in zip(lines[: len(parts)], parts, tokens, strict=True)]
 
     def _arrays(self, first: int, count: int) -> list[bytes]:
         """Returns the bytes of the arrays of rows up to the first whose arrays are bad; raises if that is the first."""
         try:
             found = self._reader.arrays_published(first, first + count)
         except ChunkCorrupt as cause:
-            good = 0 if cause.row is None else cause.row - first % self._reader.samples_per_chunk
+            good = 0 if cause.row is None else cause.row - first % self._size
             if not good:
                 raise
             found = self._reader.arrays_published(first, first + good)
         ends = found.ends.tolist()
         return [found.data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-    def _checked(self, line: bytes | EncodedRow) -> Line:
-        size = _size(line) - 1
-        if size <= self._most:
-            return line
-        reason = f"longer than the {self._most} bytes of --max-row-bytes: {size} bytes, its arrays included"
-        return RowInvalid(f"not a row: {reason}", reason=reason)
-
-    def _check_retained(self) -> None:
-        if self._reader.stream_id is None:
-            return
-        with _refusing(self.name):
-            retired = read_retired(self._directory, self._reader.stream_id)
-        if self._position.sample // self._reader.samples_per_chunk < retired:
-            raise refuse_source(
-                self.name,
-                f"all chunks from {self._position.sample // self._reader.samples_per_chunk} on",
-                f"those below {retired} deleted by its producer",
-                "; take a stream that is produced with --retain all",
-            )
 
     def _digest(self, samples: int) -> str:
         """Returns the XXH3 of the row before a place in a foreign stream, empty where there is none that can be read.
@@ -283,8 +253,7 @@ class StreamSource(Source):
             return ""
 
     def _decode(self, entry: dict[str, Any]) -> StreamPosition:
-        check_entry(entry, self.name, KIND)
-        sample, size = (read_count(entry, field, self.name) for field in ("sample", "bytes"))
+        sample, size = read_entry(entry, self.name, KIND, sample=int, bytes=int)
         if sample:
             self._check_same("stream_id", entry.get("stream_id"), self._reader.stream_id)
             if self._reader.stream_id is None and entry.get("xxh3"):
@@ -298,11 +267,7 @@ class StreamSource(Source):
 
 
 def is_stream(path: str) -> bool:
-    """Whether a path stands for a stream: a URL, or a directory with `stream.json`, or chunk files with markers.
-
-    Raises:
-        LazyShardError, OSError: the directory cannot be listed.
-    """
+    """Whether a path stands for a stream: a URL, or a directory with `stream.json`, or chunk files with markers."""
     if is_url(path):
         return True
     return os.path.lexists(os.path.join(path, MANIFEST)) or scan_chunks(Path(path)).seals > 0
@@ -318,12 +283,7 @@ def plain_line(line: bytes) -> bytes:
 
 
 def open_reader(path: str) -> StreamReader:
-    """Opens the stream at a path or URL.
-
-    Raises:
-        SourceRefused: there is none, or it cannot be read.
-        StoreRefused, StoreUnavailable: the object store cannot be read.
-    """
+    """Opens the stream at a path or URL."""
     directory = stream_path(path)
     with _refusing(plain_name(path)):
         rows = None if isinstance(directory, UrlPath) else rows_of_first_chunk(directory)
@@ -347,17 +307,15 @@ def _refusing(name: str) -> Iterator[None]:
         raise refuse_os_error(name, cause, "a readable stream") from cause
 
 
-def _size(line: Line) -> int:
+def _line_size(line: Line) -> int:
     if isinstance(line, RowInvalid):
         return 0
     return len(line) if isinstance(line, bytes) else len(line.line) + len(line.arrays)
 
 
-def _bad_row(cause: LazyShardError) -> RowInvalid:
+def _refused(cause: LazyShardError) -> RowInvalid:
     if isinstance(cause, RowInvalid):
-        reason = cause.reason or str(cause)
-    elif isinstance(cause, ChunkCorrupt):
-        reason = f"damaged: expected {cause.expected}, found {cause.actual}"
-    else:
-        reason = f"its chunk cannot be read: {cause}"
-    return RowInvalid(f"not a row: {reason}", reason=reason)
+        return bad_row(cause.reason or str(cause))
+    if isinstance(cause, ChunkCorrupt):
+        return bad_row(f"damaged: expected {cause.expected}, found {cause.actual}")
+    return bad_row(f"its chunk cannot be read: {cause}")

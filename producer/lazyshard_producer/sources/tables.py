@@ -1,220 +1,130 @@
-"""Tables on disk as a source: files of typed columns, one after another, row by row.
+"""Tables on disk as a source: Parquet and Arrow files, alone, by the directory, or as `datasets` saves them.
 
-The position is the number of files read whole, how many rows of the next one, and the fingerprints of all files that
-were begun. So a restart opens each of them for a moment, goes to the row group or batch that it needs, and reads on
-from there. Files that sort after those read may come later; everything else that changes is refused.
+Files that sort after those read may come later; all else that changes is refused. Of Parquet files pages are read as
+they are needed. Arrow files are mapped, since pyarrow otherwise reads a record batch whole. Not guaranteed: that one
+which somebody truncates at the very moment of reading leads to an error; the system then ends the process (SIGBUS).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import mmap
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pybase64
 
-from lazyshard.errors import RowInvalid
+from lazyshard.memory import raise_if_short
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
+from lazyshard_producer.position import plain_name, read_entry, refuse_position
 from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
-from lazyshard_producer.sources.files import KnownFile, file_size, refuse_changed, refuse_os_error, refuse_source
-from lazyshard_producer.sources.source import Context, RowOrigin, Rows, Source
+from lazyshard_producer.sources.source import (
+    PIECE_BYTES,
+    PIECE_ROWS,
+    Context,
+    KnownFile,
+    RowOrigin,
+    Rows,
+    Source,
+    file_size,
+    open_regular,
+    read_at,
+    refuse_changed,
+    refuse_source,
+    refusing,
+)
+
+_Pieces = Generator[tuple[Any, float], None, None]
+"""Pieces of rows, `pyarrow.RecordBatch` of about 1 MiB, and how much of the file is read with each, from 0 to 1."""
 
 
-def list_table_files(directory: str, suffix: str) -> list[str]:
-    """Returns the paths of a directory's files with this ending, sorted by name.
+class _Table(NamedTuple):
+    """A file of rows that is open, from a row on, with its columns, a `pyarrow.Schema`."""
 
-    Names that begin with a dot or an underscore are passed over, as other programs do: they are not data.
-
-    Raises:
-        SourceRefused: there are none, or the directory cannot be listed.
-    """
-    try:
-        with os.scandir(directory) as entries:
-            found = [entry for entry in entries if not entry.name.startswith((".", "_"))]
-            names = sorted(entry.name for entry in found if entry.name.endswith(suffix) and not entry.is_dir())
-            folders = sorted(entry.name for entry in found if entry.is_dir())
-    except OSError as cause:
-        raise refuse_os_error(directory, cause) from cause
-    if names:
-        return [os.path.join(directory, name) for name in names]
-    actual = f"none; it has folders ({', '.join(folders[:3])}), give each as a source" if folders else "none"
-    raise refuse_source(directory, f"files *{suffix}", actual)
-
-
-def check_read_files(name: str, paths: Sequence[str], read: Sequence[int]) -> None:
-    """Checks that the files which were read are still there, as they were, with no other before or between them.
-
-    Args:
-        name: the source, for messages.
-        paths: the files that are there, in order.
-        read: fingerprints of those that were read (the last one perhaps in part), in order.
-
-    Raises:
-        SourceRefused: with what is wrong with the first that is not so.
-    """
-    for index, expected in enumerate(read):
-        if index < len(paths) and KnownFile(paths[index]).digest == expected:
-            continue
-        raise _difference(name, paths, read, index)
-
-
-def _difference(name: str, paths: Sequence[str], read: Sequence[int], index: int) -> SourceRefused:
-    there = [KnownFile(path).digest for path in paths[index:]]
-    hint = "; put them back as they were (others may follow, by the order of names), or choose another --out"
-    if there and read[index] in there:
-        actual = f"{plain_name(os.path.basename(paths[index]))}, which is new and comes before files already read"
-    elif not there or there[0] in read[index:]:
-        actual = "that one gone"
-    else:
-        raise refuse_changed(paths[index])
-    return refuse_source(name, f"as file {index + 1} the one whose rows were read", actual, hint)
-
-
-class Table(Protocol):
-    """A file of rows, opened at one of them."""
-
-    @property
-    def schema(self) -> Any:
-        """Its columns: a `pyarrow.Schema`."""
-
-    @property
-    def fraction(self) -> float:
-        """How much of it was read, about: from 0 to 1."""
-
-    def read(self) -> Any:
-        """Returns the next rows, a `pyarrow.RecordBatch` of about 1 MiB and at least one row; None at the end.
-
-        Raises:
-            SourceRefused: it cannot be read.
-        """
-
-    def close(self) -> None:
-        """Lets go of the file."""
-
-
-OpenTable = Callable[[str, int], Table]
-"""Opens the file of a path, as far as its row of this number, from 0. Raises SourceRefused."""
+    schema: Any
+    pieces: _Pieces
+    close: Callable[[], None]
 
 
 class TablePosition(NamedTuple):
-    """Where the source stands between two rows.
-
-    Attributes:
-        file: files before it, in order.
-        row: rows of the next one before it.
-    """
+    """Where the source stands between two rows: files before it, and rows of the next one."""
 
     file: int
     row: int
 
 
 class TableSource(Source):
-    """Files of rows. Never live: what it reads is complete.
+    """Files of rows of one kind.
 
-    Args:
-        kind: how positions call it.
-        path: as the user gave it.
-        files: paths of the files, in order; at least one.
-        open_table: opens one of them.
-        position: where to go on, None at the start.
-        context: what sources are told about the run.
-
-    Raises:
-        SourceRefused: the position is none of such a source, or what was read is not as it was.
-        ExtraMissing: pyarrow is not installed.
+    "parquet" or "arrow": a file, or a directory of them in the order of their names. "huggingface": a directory of
+    `Dataset.save_to_disk`, whose `state.json` names the Arrow files in their order; every column is given, whatever
+    format was set, as formats are views.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        path: str,
-        files: Sequence[str],
-        open_table: OpenTable,
-        position: dict[str, Any] | None,
-        context: Context,
-    ) -> None:
+    def __init__(self, kind: str, path: str, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(path)
         self._kind = kind
-        self._files = files
-        self._open_table = open_table
-        self._context = context
+        if kind == "huggingface":
+            self._files = find_data_files(path)
+        else:
+            self._files = list_table_files(path, f".{kind}") if os.path.isdir(path) else [path]
+        self._max_row_bytes = context.max_row_bytes
         self._pa = load_pyarrow(path)
         load_pyarrow(path, "pyarrow.compute")
         self.start = TablePosition(0, 0)
         self._fingerprints: list[int] = []
         if position is not None:
             self.start, self._fingerprints = self._decode(position)
-            check_read_files(self.name, files, self._fingerprints)
+            self._check_read()
         self._known: dict[int, KnownFile] = {}
-        self._position: TablePosition = self.start
-        self._table: Table | None = None
+        self.reached: TablePosition = self.start
+        self._table: _Table | None = None
         self._encoder: ArrowRowEncoder | None = None
-        self._sizes = [file_size(file) for file in files]
-        self._bytes_before = sum(self._sizes[: self._position.file])
+        self._ends = [0, *accumulate(map(file_size, self._files))]
+        self.progress = self._ends[min(self.start.file, len(self._files))], self._ends[-1]
         # At once, so that what cannot be read is refused before anything is published.
-        if self._position.file < len(files):
+        if self.start.file < len(self._files):
             self._open()
 
-    @property
-    def reached(self) -> TablePosition:
-        """Where it stands after all that was read."""
-        return self._position
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """(bytes read, bytes there are); within a file it goes by rows."""
-        part = self._table.fraction if self._table is not None else 0.0
-        size = self._sizes[self._position.file] if self._position.file < len(self._files) else 0
-        return self._bytes_before + int(part * size), sum(self._sizes)
-
     def read(self) -> Rows | None:
-        """Returns the next rows; None when all files are read.
-
-        Raises:
-            SourceRefused: a file cannot be read, is none of this kind, or was changed.
-        """
-        while self._position.file < len(self._files):
+        """Returns the next rows; None when all files are read."""
+        while (file := self.reached.file) < len(self._files):
             if self._table is None:
                 self._open()
             assert self._table is not None and self._encoder is not None
-            batch = self._table.read()
-            if batch is not None:
+            with _readable(self._files[file], _PARQUET if self._kind == "parquet" else _ARROW):
+                found = next(self._table.pieces, None)
+            if found is not None:
+                batch, fraction = found
+                self.progress = int(self._ends[file] * (1 - fraction) + self._ends[file + 1] * fraction), self._ends[-1]
                 return self._rows(self._encoder.encode(batch))
-            self._known[self._position.file].check()
+            self._known[file].check()
             self.close()
-            self._bytes_before += self._sizes[self._position.file]
-            self._position = TablePosition(self._position.file + 1, 0)
+            self.reached, self.progress = TablePosition(file + 1, 0), (self._ends[file + 1], self._ends[-1])
         return None
 
-    def _rows(self, lines: Sequence[bytes | RowInvalid]) -> Rows:
-        (file, before), numbers = self._position, range(1, len(lines) + 1)
+    def _rows(self, lines: Sequence[Any]) -> Rows:
+        file, before = self.reached
         name = plain_name(self._files[file])
-        self._position = TablePosition(file, before + len(lines))
+        self.reached = TablePosition(file, before + len(lines))
         return Rows(
             lines,
-            lambda index: TablePosition(file, before + numbers[index]),
-            lambda index: RowOrigin(name, before + numbers[index], None),
+            lambda index: TablePosition(file, before + index + 1),
+            lambda index: RowOrigin(name, before + index + 1, None),
         )
 
     def entry(self, position: TablePosition) -> dict[str, Any]:
-        """Returns the entry of a position. It grows by 11 bytes with each file that was begun.
-
-        Raises:
-            SourceRefused: the file was changed since it was opened.
-        """
-        begun = position.file + (1 if position.row else 0)
+        """Returns the entry of a position. It grows by 11 bytes with each file that was begun."""
+        begun = position.file + (position.row > 0)
         if position.row:
             self._known[position.file].check()
-        digests = np.asarray(self._fingerprints[:begun], dtype="<u8").tobytes()
-        return {
-            "kind": self._kind,
-            "path": self.name,
-            "files": position.file,
-            "row": position.row,
-            "xxh3": pybase64.b64encode(digests).decode("ascii"),
-        }
+        digests = pybase64.b64encode(np.asarray(self._fingerprints[:begun], dtype="<u8").tobytes()).decode("ascii")
+        entry = {"kind": self._kind, "path": self.name}
+        return entry | {"files": position.file, "row": position.row, "xxh3": digests}
 
     def close(self) -> None:
         """Closes the file that is open."""
@@ -223,35 +133,259 @@ class TableSource(Source):
             table.close()
 
     def _open(self) -> None:
-        index = self._position.file
+        index, row = self.reached
         path = self._files[index]
         file = self._known[index] = KnownFile(path)
         if index < len(self._fingerprints) and self._fingerprints[index] != file.digest:
             raise refuse_changed(path)
         self._fingerprints[index:] = [file.digest]
-        self._table = self._open_table(path, self._position.row)
+        self._table = (_open_parquet if self._kind == "parquet" else _open_arrow)(path, row)
         try:
-            self._encoder = self._choose_encoder(path, self._table.schema)
+            self._encoder = ArrowRowEncoder(self._pa, self._table.schema, self._max_row_bytes)
             # What was opened is what the fingerprint is of.
             file.check()
-        except BaseException:
+        except BaseException as cause:
             self.close()
+            if type(cause) is ValueError:
+                raise refuse_source(path, "every column under a name of its own", str(cause)) from None
             raise
 
-    def _choose_encoder(self, path: str, schema: Any) -> ArrowRowEncoder:
-        try:
-            return ArrowRowEncoder(self._pa, schema, self._context.max_row_bytes)
-        except ValueError as cause:
-            raise refuse_source(path, "every column under a name of its own", str(cause)) from None
-
     def _decode(self, entry: dict[str, Any]) -> tuple[TablePosition, list[int]]:
-        check_entry(entry, self.name, self._kind)
-        position = TablePosition(*(read_count(entry, field, self.name) for field in ("files", "row")))
+        files, row, digests = read_entry(entry, self.name, self._kind, files=int, row=int, xxh3=str)
+        position = TablePosition(files, row)
         try:
-            digests = pybase64.b64decode(entry.get("xxh3", ""), validate=True)
-            fingerprints: list[int] = np.frombuffer(digests, dtype="<u8").tolist()
-        except (TypeError, ValueError):
-            raise refuse_position(self.name, "fingerprints in base64", repr(entry.get("xxh3"))[:120]) from None
-        if len(fingerprints) != position.file + (1 if position.row else 0):
+            fingerprints = np.frombuffer(pybase64.b64decode(digests, validate=True), dtype="<u8").tolist()
+        except ValueError:
+            raise refuse_position(self.name, "fingerprints in base64", repr(digests)[:120]) from None
+        if len(fingerprints) != position.file + (position.row > 0):
             raise refuse_position(self.name, "a fingerprint of each file that was begun", f"{len(fingerprints)}")
         return position, fingerprints
+
+    def _check_read(self) -> None:
+        """Checks that the files which were read are still there, as they were, with no other before or between them."""
+        files, read = self._files, self._fingerprints
+        for index, expected in enumerate(read):
+            if index < len(files) and KnownFile(files[index]).digest == expected:
+                continue
+            there = [KnownFile(path).digest for path in files[index:]]
+            if expected in there:
+                new = plain_name(os.path.basename(files[index]))
+                actual = f"{new}, which is new and comes before files already read"
+            elif not there or there[0] in read[index:]:
+                actual = "that one gone"
+            else:
+                raise refuse_changed(files[index])
+            hint = "; put them back as they were (others may follow, by the order of names), or choose another --out"
+            raise refuse_source(self.name, f"as file {index + 1} the one whose rows were read", actual, hint)
+
+
+def list_table_files(directory: str, suffix: str) -> list[str]:
+    """Returns the paths of a directory's files with this ending, sorted by name.
+
+    Names that begin with a dot or an underscore are passed over, as other programs do: they are not data.
+    """
+    with refusing(directory), os.scandir(directory) as entries:
+        found = [entry for entry in entries if not entry.name.startswith((".", "_"))]
+        names = sorted(entry.name for entry in found if entry.name.endswith(suffix) and not entry.is_dir())
+        folders = sorted(entry.name for entry in found if entry.is_dir())
+    if names:
+        return [os.path.join(directory, name) for name in names]
+    actual = f"none; it has folders ({', '.join(folders[:3])}), give each as a source" if folders else "none"
+    raise refuse_source(directory, f"files *{suffix}", actual)
+
+
+@contextlib.contextmanager
+def _readable(path: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except SourceRefused:
+        raise
+    except (OSError, ValueError, NotImplementedError, EOFError) as cause:
+        raise_if_short(cause)
+        raise refuse_source(path, f"{what} that can be read", str(cause).splitlines()[0]) from cause
+
+
+def _piece_rows(rows: int, size: int) -> int:
+    return max(1, min(PIECE_ROWS, PIECE_BYTES * rows // max(1, size)))
+
+
+_PARQUET: Final = "a Parquet file"
+_MAGIC: Final = b"PAR1"
+_MAGIC_ENCRYPTED: Final = b"PARE"
+
+_BUFFER_BYTES: Final = 64 << 10
+"""How much of each column is read ahead; without it pyarrow reads a row group's columns whole."""
+
+
+def _open_parquet(path: str, row: int) -> _Table:
+    parquet = load_pyarrow(path, "pyarrow.parquet")
+    with contextlib.ExitStack() as stack:
+        handle = stack.enter_context(open_regular(path, 0))
+        _check_magic(handle.fileno(), path)
+        with _readable(path, _PARQUET):
+            # No pre-buffering and no threads: both hold more of a row group than is asked for.
+            file = parquet.ParquetFile(handle, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+            schema = file.schema_arrow
+        return _Table(schema, _parquet_pieces(file, row), stack.pop_all().close)
+
+
+def _parquet_pieces(file: Any, row: int) -> _Pieces:
+    """Yields from a row on: whole row groups before it are passed over, and in its own what is before."""
+    metadata, read = file.metadata, row
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if row >= group.num_rows:
+            row -= group.num_rows
+            continue
+        most = _piece_rows(group.num_rows, group.total_byte_size)
+        for batch in file.iter_batches(batch_size=most, row_groups=[number], use_threads=False):
+            if row < batch.num_rows:
+                read += batch.num_rows - row
+                yield batch.slice(row), read / max(1, metadata.num_rows)
+            row = max(0, row - batch.num_rows)
+
+
+def _check_magic(fd: int, path: str) -> None:
+    size = os.fstat(fd).st_size
+    head, tail = (read_at(fd, path, len(_MAGIC), max(0, offset)) for offset in (0, size - len(_MAGIC)))
+    if _MAGIC_ENCRYPTED in (head, tail):
+        raise refuse_source(path, _PARQUET, "an encrypted one, which is not read")
+    if head != _MAGIC:
+        raise refuse_source(path, _PARQUET, f"something else, which begins with {head!r}")
+    if tail != _MAGIC or size <= 2 * len(_MAGIC):
+        actual = f"one of {size} bytes without its end; is it still being written, or was it cut?"
+        raise refuse_source(path, "a complete Parquet file", actual)
+
+
+_ARROW: Final = "an Arrow IPC file or stream"
+_MAGIC_FILE: Final = b"ARROW1"
+_MAGIC_STREAM: Final = b"\xff\xff\xff\xff"
+
+_LET_GO_BYTES: Final = 16 << 20
+"""After so much was read the mapped pages are let go of, so that they do not count as this process's memory."""
+
+
+def _open_arrow(path: str, row: int) -> _Table:
+    pa, ipc = load_pyarrow(path), load_pyarrow(path, "pyarrow.ipc")
+    with contextlib.ExitStack() as stack:
+        handle = stack.enter_context(open_regular(path, 0))
+        size = os.fstat(handle.fileno()).st_size
+        if size == 0:
+            raise refuse_source(path, _ARROW, "an empty file")
+        data = mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ)
+        stack.callback(_unmap, data)
+        start = data[: len(_MAGIC_FILE)]
+        if start != _MAGIC_FILE and not start.startswith(_MAGIC_STREAM):
+            raise refuse_source(path, _ARROW, f"something else, which begins with {start!r}")
+        source = pa.BufferReader(pa.py_buffer(data))
+        with _readable(path, _ARROW):
+            reader = (ipc.open_file if start == _MAGIC_FILE else ipc.open_stream)(source)
+        batches = _file_batches(reader) if start == _MAGIC_FILE else _stream_batches(reader, source, size)
+
+        def check() -> None:
+            if os.fstat(handle.fileno()).st_size < size:
+                raise refuse_changed(path)
+
+        pieces = _arrow_pieces(pa, batches, data, row, check)
+        stack.callback(pieces.close)
+        return _Table(reader.schema, pieces, stack.pop_all().close)
+
+
+def _unmap(data: mmap.mmap) -> None:
+    # Refused while a batch that was given is still in use; it is unmapped with the last of them.
+    with contextlib.suppress(BufferError):
+        data.close()
+
+
+def _file_batches(file: Any) -> Iterator[tuple[Any, float, float]]:
+    count = file.num_record_batches
+    for number in range(count):
+        yield file.get_batch(number), number / count, (number + 1) / count
+
+
+def _stream_batches(stream: Any, source: Any, size: int) -> Iterator[tuple[Any, float, float]]:
+    before = source.tell()
+    while (batch := next(stream, None)) is not None:
+        after = source.tell()
+        yield batch, before / size, after / size
+        before = after
+
+
+def _arrow_pieces(
+    pa: Any, batches: Iterator[tuple[Any, float, float]], data: mmap.mmap, row: int, check: Callable[[], None]
+) -> _Pieces:
+    """Yields from a row on; of batches before it only the lengths are looked at."""
+    touched = 0
+    check()
+    for batch, before, after in batches:
+        if row >= batch.num_rows:
+            row -= batch.num_rows
+            continue
+        batch.validate()
+        most = _piece_rows(batch.num_rows, batch.nbytes)
+        while row < batch.num_rows:
+            piece = batch.slice(row, most)
+            _check_piece(pa, piece)
+            row += piece.num_rows
+            yield piece, before + (after - before) * row / batch.num_rows
+            touched += piece.nbytes
+            if touched >= _LET_GO_BYTES:
+                touched = 0
+                data.madvise(mmap.MADV_DONTNEED)
+            check()
+        row = 0
+
+
+def _check_piece(pa: Any, piece: Any) -> None:
+    # Offsets that point out of their buffers would have Python read whatever lies there. Nested columns are taken
+    # on trust: pyarrow checks all of them, however small the piece.
+    for column in piece.columns:
+        if not pa.types.is_nested(column.type):
+            try:
+                column.validate(full=True)
+            except ValueError as cause:
+                if "UTF8" not in str(cause):  # that is one row's affair
+                    raise
+
+
+STATE: Final = "state.json"
+INFO: Final = "dataset_info.json"
+SPLITS: Final = "dataset_dict.json"
+
+_HINT: Final = "; save it with `Dataset.save_to_disk`"
+
+
+def is_hugging_face(path: str) -> bool:
+    """Whether a directory holds what `datasets` writes: a data set, a dictionary of them, or a folder of its cache."""
+    return any(os.path.isfile(os.path.join(path, name)) for name in (STATE, INFO, SPLITS))
+
+
+def find_data_files(directory: str) -> list[str]:
+    """Returns the paths of a data set's Arrow files, in its order."""
+    if os.path.isfile(os.path.join(directory, SPLITS)):
+        splits = [os.path.join(directory, str(name)) for name in _load(directory, SPLITS).get("splits", [])]
+        raise refuse_source(directory, "one data set", f"a DatasetDict; give one of its splits: {', '.join(splits)}")
+    if not os.path.isfile(os.path.join(directory, STATE)):
+        raise refuse_source(directory, "a saved data set", f"no {STATE}: a folder of the cache of `datasets`?", _HINT)
+    state = _load(directory, STATE)
+    if state.get("_indices_files"):
+        hint = "; load it, call `flatten_indices()`, and save it again"
+        raise refuse_source(directory, "a data set with its rows in order", "a selection of rows by indices", hint)
+    entries = state.get("_data_files")
+    listed = entries if isinstance(entries, list) else []
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed]
+    if not names or not all(isinstance(name, str) and name and name == os.path.basename(name) for name in names):
+        raise refuse_source(os.path.join(directory, STATE), "the names of its data files", repr(entries)[:120], _HINT)
+    return [os.path.join(directory, name) for name in names if name]
+
+
+def _load(directory: str, name: str) -> dict[str, Any]:
+    path = os.path.join(directory, name)
+    try:
+        with refusing(path), open(path, "rb") as file:
+            found: dict[str, Any] = dict(json.load(file))
+    except SourceRefused:
+        raise
+    except (ValueError, TypeError) as cause:
+        raise refuse_source(path, "a JSON object", str(cause), _HINT) from cause
+    return found

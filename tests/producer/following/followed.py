@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.following.directory import FollowedDirectory
-from lazyshard_producer.following.ledger import FollowPosition
+from lazyshard_producer.following.directory import FollowedDirectory, FollowPosition
 from lazyshard_producer.sources.source import Context, Line, RowOrigin
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.following.directory import DirectoryWatch
-from lazyshard_producer.following.listing import Finished, FinishedFiles, NameRules
+from lazyshard_producer.following.listing import DirectoryWatch, FinishedFiles, NameRules
+from lazyshard_producer.position import FilePosition
 
 LINES = ("*.jsonl", "{name}.done", "_END")
 
@@ -36,32 +36,36 @@ def test_markers() -> None:
     assert (of_all.data_of("_SUCCESS"), of_all.data_of("a")) == ("", None)
 
 
+def finished(size: int, line: int, tail: int, open_end: bool) -> FilePosition:
+    return FilePosition(size, line, open_end=open_end, seen=size, tail=f"{tail:016x}")
+
+
 FILES = st.dictionaries(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=3),
-    st.builds(Finished, st.integers(0, 2**62), st.integers(0, 2**40), st.integers(0, 2**64 - 1), st.booleans()),
+    st.builds(finished, st.integers(0, 2**62), st.integers(0, 2**40), st.integers(0, 2**64 - 1), st.booleans()),
 )
 
 
 @given(FILES, FILES, FILES, st.integers(1, 5))
 def test_finished_files_are_a_dict_in_little_space(
-    first: dict[str, Finished], second: dict[str, Finished], sizes: dict[str, Finished], merge: int
+    first: dict[str, FilePosition], second: dict[str, FilePosition], sizes: dict[str, FilePosition], merge: int
 ) -> None:
     files = FinishedFiles()
     for name, file in first.items():
-        files.add(name, file)
+        files.add(name, file, file.offset)
     copy = FinishedFiles.decode(files.encode())
     shared = copy.copy()
     for at, (name, file) in enumerate(second.items()):
-        copy.add(name, file)
+        copy.add(name, file, file.offset)
         if at % merge == 0:
             assert len(copy) == len(first | dict(list(second.items())[: at + 1]))
     both = first | second
     for name in first | second | sizes:
         assert files.get(name) == shared.get(name) == first.get(name)
         assert copy.get(name) == both.get(name)
-    unknown, grown = copy.compare({name: file.size for name, file in sizes.items()})
+    unknown, grown = copy.compare({name: file.offset for name, file in sizes.items()})
     assert unknown == [name for name in sizes if name not in both]
-    assert grown == [name for name in sizes if name in both and sizes[name].size > both[name].size]
+    assert grown == [name for name in sizes if name in both and sizes[name].offset > both[name].offset]
 
 
 @pytest.mark.parametrize(

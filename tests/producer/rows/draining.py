@@ -60,6 +60,11 @@ def make(out: Path, paths: Sequence[Path], weights: Sequence[float] | None = Non
     return Settings(sources=sources, out=str(out), **{"samples_per_chunk": 2, **more})
 
 
+def making(**options: Any) -> Settings:
+    """Settings of which only what is made of rows counts."""
+    return make(Path("out"), [Path("a.jsonl")], **options)
+
+
 def take(settings: Settings, start: Any = None, samples: int = 0, warnings: list[str] | None = None) -> Iterator[Taken]:
     """Yields the rows as the loop would, from a stream of so many samples on, refusing what is no row."""
     warn = (lambda text: None) if warnings is None else warnings.append

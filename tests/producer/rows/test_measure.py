@@ -12,7 +12,7 @@ from lazyshard import StreamReader
 from lazyshard.errors import RowInvalid, SkipSample
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import MeasureSettings
-from lazyshard_producer.rows.measure import load_counter
+from lazyshard_producer.rows.encoding import load_counter
 from tests.harness.processes.producing import assert_one_line, lengths, refused, rows, run_arguments
 from tests.stream.streams import produce
 

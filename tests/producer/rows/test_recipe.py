@@ -10,21 +10,21 @@ import pytest
 from lazyshard.errors import RowInvalid
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import encode_row
-from lazyshard_producer.configuration.settings import EncodingSettings, PadSettings
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.rows.measure import Measure
-from lazyshard_producer.rows.recipe import MadeOfRow, Maker, Recipe
-from tests.producer.rows.draining import make, take
+from lazyshard_producer.rows.encoding import Measure
+from lazyshard_producer.rows.recipe import MadeOfRow, Maker
+from tests.producer.rows.draining import make, making, take
 
 HERE = "tests.producer.recipes"
 ENCODERS = "tests.producer.encoders"
 
 
-def made(recipe: Recipe, line: bytes, index: int = 0) -> MadeOfRow:
+def made(recipe: Settings, line: bytes, index: int = 0) -> MadeOfRow:
     return Maker(recipe).make(line, index)
 
 
-def refused(recipe: Recipe, line: bytes, index: int = 0) -> str:
+def refused(recipe: Settings, line: bytes, index: int = 0) -> str:
     result = made(recipe, line, index)
     assert result.lines == []
     assert result.refused is not None
@@ -32,20 +32,20 @@ def refused(recipe: Recipe, line: bytes, index: int = 0) -> str:
     return result.refused.reason
 
 
-def encoding(name: str) -> EncodingSettings:
-    return EncodingSettings(encode=f"{ENCODERS}:{name}")
+def encoding(name: str) -> str:
+    return f"{ENCODERS}:{name}"
 
 
 def test_a_row_that_is_only_filtered_stays_as_it_is_to_the_byte() -> None:
     line = b'{"x" : 1.50, "y":"\\u00e4"}'
-    assert made(Recipe(where=f"{HERE}:even"), line + b"\r\n") == MadeOfRow([line + b"\n"])
-    assert made(Recipe(where=f"{HERE}:even"), line, 1) == MadeOfRow([])
+    assert made(making(where=f"{HERE}:even"), line + b"\r\n") == MadeOfRow([line + b"\n"])
+    assert made(making(where=f"{HERE}:even"), line, 1) == MadeOfRow([])
 
 
 def test_columns_come_before_the_filter_and_the_filter_before_the_transform() -> None:
-    columns = Recipe(columns=(("text", "body"), ("id", "id")))
+    columns = making(columns=(("text", "body"), ("id", "id")))
     assert made(columns, b'{"id":1,"body":"b","more":2}') == MadeOfRow([b'{"text":"b","id":1}\n'])
-    recipe = Recipe(columns=(("id", "n"),), where=f"{HERE}:even", transform=f"{HERE}:fails_on_three")
+    recipe = making(columns=(("id", "n"),), where=f"{HERE}:even", transform=f"{HERE}:fails_on_three")
     assert made(recipe, b'{"n":3}', 1) == MadeOfRow([])
     assert refused(recipe, b'{"n":3}', 2).startswith("--transform raised ValueError: three is too many (recipes.py:")
 
@@ -59,45 +59,45 @@ def test_columns_come_before_the_filter_and_the_filter_before_the_transform() ->
     ],
 )
 def test_a_transform_gives_a_row_none_or_several(name: str, index: int, lines: list[bytes]) -> None:
-    assert made(Recipe(transform=f"{HERE}:{name}"), b'{"id":1}', index) == MadeOfRow(lines)
+    assert made(making(transform=f"{HERE}:{name}"), b'{"id":1}', index) == MadeOfRow(lines)
 
 
 def test_a_key_named_twice_is_noticed() -> None:
-    assert made(Recipe(transform=f"{HERE}:none"), b'{"id":1,"id":2}').duplicate
+    assert made(making(transform=f"{HERE}:none"), b'{"id":1,"id":2}').duplicate
 
 
-PACK = Recipe(pack=10, length_field="length")
-DEAL = Recipe(length_field="length")
-SPLIT = Recipe(split=True)
-PAD = Recipe(padding=PadSettings(size=4, token=0))
+PACK = making(pack=10)
+DEAL = making(balance=1)
+SPLIT = making(split=4)
+PAD = making(pad=4)
 
 
 @pytest.mark.parametrize(
     ("recipe", "line", "reason"),
     [
-        (Recipe(transform=f"{HERE}:a_number"), b"{}", "--transform raised TypeError"),
-        (Recipe(transform=f"{HERE}:fails_on_three"), b"{}", "--transform raised KeyError: 'id'"),
-        (Recipe(columns=(("a", "b"),)), b'{"c":1,"d":2}', "--columns: no 'b' among its keys (c, d)"),
-        (Recipe(transform=f"{HERE}:twice"), b"[]", "expected a JSON object"),
-        (Recipe(transform=f"{HERE}:twice"), b'{"a":', "unexpected end of data"),
-        (Recipe(encoding=encoding("tokens")), b'{"id":7}', "--encode raised ValueError: seven (encoders.py:"),
-        (Recipe(encoding=encoding("number")), b'{"id":1}', "--encode returned int 3"),
-        (Recipe(encoding=encoding("text_array")), b'{"id":1}', "--encode made what is no row"),
-        (Recipe(encoding=encoding("left_over")), b'{"id":1}', "--encode made what is no row"),
-        (Recipe(encoding=encoding("endless")), b'{"id":1}', "--encode returned a length of -1"),
-        (Recipe(encoding=encoding("too_short")), b'{"id":1}', "--encode returned a length of 2, but 3 input_ids"),
-        (Recipe(encoding=encoding("too_short_array")), b'{"id":1}', "--encode returned a length of 2, but 3 input_ids"),
+        (making(transform=f"{HERE}:a_number"), b"{}", "--transform raised TypeError"),
+        (making(transform=f"{HERE}:fails_on_three"), b"{}", "--transform raised KeyError: 'id'"),
+        (making(columns=(("a", "b"),)), b'{"c":1,"d":2}', "--columns: no 'b' among its keys (c, d)"),
+        (making(transform=f"{HERE}:twice"), b"[]", "expected a JSON object"),
+        (making(transform=f"{HERE}:twice"), b'{"a":', "unexpected end of data"),
+        (making(encode=encoding("tokens")), b'{"id":7}', "--encode raised ValueError: seven (encoders.py:"),
+        (making(encode=encoding("number")), b'{"id":1}', "--encode returned int 3"),
+        (making(encode=encoding("text_array")), b'{"id":1}', "--encode made what is no row"),
+        (making(encode=encoding("left_over")), b'{"id":1}', "--encode made what is no row"),
+        (making(encode=encoding("endless")), b'{"id":1}', "--encode returned a length of -1"),
+        (making(encode=encoding("too_short")), b'{"id":1}', "--encode returned a length of 2, but 3 input_ids"),
+        (making(encode=encoding("too_short_array")), b'{"id":1}', "--encode returned a length of 2, but 3 input_ids"),
         (
-            Recipe(encoding=encoding("without_length"), max_row_bytes=8000),
+            making(encode=encoding("without_length"), max_row_bytes=8000),
             b'{"id":1001}',
             "--encode made a row of 8061 bytes, longer than the 8000",
         ),
-        (Recipe(padding=PadSettings(size=100, token=0), max_row_bytes=200), b'{"input_ids":[1]}', "--pad made a row"),
+        (making(pad=100, max_row_bytes=200), b'{"input_ids":[1]}', "--pad made a row"),
         (PAD, b'{"input_ids":[1,2,3,4,5]}', "--pad: 5 tokens, more than the 4"),
         (PAD, b'{"input_ids":[1],"position_ids":[0]}', "--pad: 'position_ids' "),
     ],
 )
-def test_a_row_that_cannot_be_made_is_refused_with_the_reason(recipe: Recipe, line: bytes, reason: str) -> None:
+def test_a_row_that_cannot_be_made_is_refused_with_the_reason(recipe: Settings, line: bytes, reason: str) -> None:
     assert refused(recipe, line).startswith(reason)
 
 
@@ -123,7 +123,7 @@ def test_a_row_without_tokens_is_neither_cut_nor_padded(row: dict[str, Any]) -> 
 
 
 def test_an_array_that_would_be_lost_is_refused() -> None:
-    recipe = Recipe(encoding=encoding("tokens"), split=True)
+    recipe = making(encode=encoding("tokens"), split=4)
     assert refused(recipe, b'{"id":1,"text":"ab"}').startswith("--split: there is an array under 'mask'")
 
 
@@ -156,11 +156,11 @@ def test_lengths_that_rows_of_packs_and_stripes_may_tell(row: dict[str, Any], pa
 @pytest.mark.parametrize(
     ("recipe", "option", "lengths"),
     [
-        (Recipe(encoding=encoding("as_told"), pack=10, length_field="length"), "--pack: ", [None, [3], 0, 11]),
-        (Recipe(encoding=encoding("as_told"), length_field="length"), "--balance: ", [None, "12", 3.0, True, 0]),
+        (making(encode=encoding("as_told"), pack=10), "--pack: ", [None, [3], 0, 11]),
+        (making(encode=encoding("as_told"), balance=1), "--balance: ", [None, "12", 3.0, True, 0]),
     ],
 )
-def test_lengths_that_encoders_may_not_tell(recipe: Recipe, option: str, lengths: list[Any]) -> None:
+def test_lengths_that_encoders_may_not_tell(recipe: Settings, option: str, lengths: list[Any]) -> None:
     for length in lengths:
         assert refused(recipe, encode_row({"id": 1, "length": length})).startswith(option)
     assert made(recipe, b'{"id":1,"length":7}').tokens == [7]
@@ -190,11 +190,11 @@ def test_a_row_that_is_refused_is_told_with_its_place(tmp_path: Path, form: dict
 
 def test_what_the_source_refused_stays_refused() -> None:
     error = RowInvalid("not a row: too long", reason="too long", byte=0)
-    assert Maker(Recipe(transform=f"{HERE}:twice")).make(error, 0).refused is error
+    assert Maker(making(transform=f"{HERE}:twice")).make(error, 0).refused is error
 
 
 def test_an_encoded_row() -> None:
-    (row,) = made(Recipe(encoding=encoding("without_length")), b'{"id":2}').lines
+    (row,) = made(making(encode=encoding("without_length")), b'{"id":2}').lines
     assert row == EncodedRow(b'{"id":2,"input_ids":{"$array":["int64",[2],0]}}\n', bytes(8) + b"\1" + bytes(7), None)
 
 
@@ -214,7 +214,7 @@ def test_an_encoded_row() -> None:
 )
 def test_a_function_that_cannot_be_had_is_refused_before_anything_is_made(name: str, hint: str) -> None:
     with pytest.raises(SettingInvalid) as error:
-        Maker(Recipe(transform=name))
+        Maker(making(transform=name))
     assert error.value.option == "--transform"
     assert hint in str(error.value)
 
@@ -222,7 +222,7 @@ def test_a_function_that_cannot_be_had_is_refused_before_anything_is_made(name: 
 def test_an_encoder_that_cannot_be_had_is_refused() -> None:
     for name in ("missing", "broken", "takes_our_name", "undescribed"):
         with pytest.raises(SettingInvalid) as error:
-            Maker(Recipe(encoding=encoding(name)))
+            Maker(making(encode=encoding(name)))
         assert error.value.option == "--encode"
 
 
@@ -237,4 +237,4 @@ AWKWARD = Awkward()
 
 
 def test_an_optional_index_is_given() -> None:
-    assert made(Recipe(transform=f"{__name__}:AWKWARD"), b"{}", 4) == MadeOfRow([b'{"index":4}\n'])
+    assert made(making(transform=f"{__name__}:AWKWARD"), b"{}", 4) == MadeOfRow([b'{"index":4}\n'])

@@ -66,7 +66,7 @@ def test_one_row_more_than_allowed_ends_the_run(most: int, said: str) -> None:
     assert str(caught.value).startswith(said)
     assert (caught.value.line, refusals.count) == (2, most)
     # Other policies keep the size of what is there.
-    assert refusals.quarantine_bytes == 77
+    assert refusals.kept_bytes == 77
 
 
 def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None
     refusals.take(ERROR, RowOrigin("b", 1, None), b"\xff")
     refusals.take(ERROR, RowOrigin("c", 1, 0), None)
     refusals.sync()
-    assert refusals.quarantine_bytes == (tmp_path / "quarantine.jsonl").stat().st_size
+    assert refusals.kept_bytes == (tmp_path / "quarantine.jsonl").stat().st_size
     refusals.close()
     assert refused(tmp_path) == [
         {"source": "a.jsonl", "line": 2, "byte": 10, "reason": "odd", "row": "{broken", "at": 5},

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.errors import WorkerFailed
-from lazyshard_producer.rows.recipe import Recipe, Workers
+from lazyshard_producer.rows.recipe import Workers
 from tests.harness.processes.environment import ROOT, environment
+from tests.producer.rows.draining import making
 
 HERE = "tests.producer.recipes"
 
 
 def test_a_worker_that_is_killed_ends_the_run() -> None:
-    workers = Workers(Recipe(transform=f"{HERE}:dies"), 1)
+    workers = Workers(making(transform=f"{HERE}:dies"), 1)
     try:
         work = workers.submit([b"{}"], 0)
         with pytest.raises(WorkerFailed):
@@ -33,7 +34,7 @@ def test_a_worker_that_is_killed_ends_the_run() -> None:
 def test_closing_in_the_middle_of_what_workers_send_leaves_no_thread() -> None:
     before = threading.enumerate()
     for _ in range(3):
-        workers = Workers(Recipe(transform=f"{HERE}:large"), 2)
+        workers = Workers(making(transform=f"{HERE}:large"), 2)
         under_way = [workers.submit([b"{}"] * 4, 4 * index) for index in range(8)]
         while workers.result(under_way[0], 1.0) is None:
             pass
@@ -43,9 +44,10 @@ def test_closing_in_the_middle_of_what_workers_send_leaves_no_thread() -> None:
 
 PROGRAM = """
 import os, signal, sys
-from lazyshard_producer.rows.recipe import Recipe, Workers
+from lazyshard_producer.rows.recipe import Workers
+from tests.producer.rows.draining import making
 if __name__ == "__main__":
-    workers = Workers(Recipe(transform="tests.producer.recipes:twice"), 1)
+    workers = Workers(making(transform="tests.producer.recipes:twice"), 1)
     work = workers.submit([b"{}"], 0)
     # A process that is started takes far longer to come to its work than this one to its end.
     print("Made" if sys.argv[1] == "kill at once" else workers.result(work, 60), *workers._pool._processes, flush=True)

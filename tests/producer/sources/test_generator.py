@@ -11,9 +11,9 @@ import pytest
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, exit_code
+from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, SourceRefused, exit_code
 from lazyshard_producer.sources import generator
-from lazyshard_producer.sources.generator import GeneratorFailed, GeneratorSource
+from lazyshard_producer.sources.generator import GeneratorSource
 from lazyshard_producer.sources.source import Context, Line, Rows
 from tests.harness.processes.producing import assert_one_line, ids, run_arguments, start, wait_until
 from tests.producer.sources.reading import refusal
@@ -68,8 +68,8 @@ def read_first(source: GeneratorSource, *lines: bytes) -> Rows:
     return piece
 
 
-def failure(source: GeneratorSource) -> GeneratorFailed:
-    with pytest.raises(GeneratorFailed) as found:
+def failure(source: GeneratorSource) -> SourceRefused:
+    with pytest.raises(SourceRefused) as found:
         read_all(source)
     return found.value
 
@@ -171,7 +171,7 @@ def test_an_exception_comes_after_the_rows_before_it_with_its_lines(open_generat
     read_first(source, b"{}\n")
     error = failure(source)
     assert "OSError: no answer" in str(error)
-    assert error.frames == ("users.py:3 (rows)", "users.py:6 (fetch)")
+    assert " at users.py:6 (fetch), called from users.py:3 (rows); " in str(error)
     assert isinstance(error.__cause__, OSError)
     assert exit_code(error) == SOURCE_REFUSED
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.position import LinePosition
+from lazyshard_producer.position import FilePosition
 from lazyshard_producer.sources.lines import JsonLinesFile, LineSplitter
 from lazyshard_producer.sources.source import RowOrigin, Rows
 from tests.producer.sources.reading import BOM, open_kind, refusal
@@ -19,7 +19,7 @@ NAME = "a.jsonl"
 class Row(NamedTuple):
     line: bytes | None  # None: too long
     place: RowOrigin
-    position: LinePosition
+    position: FilePosition
 
 
 def rows_of(found: Rows) -> list[Row]:
@@ -29,7 +29,7 @@ def rows_of(found: Rows) -> list[Row]:
     ]
 
 
-def split(blocks: list[bytes], limit: int = 100, start: LinePosition | None = None) -> tuple[list[Row], LinePosition]:
+def split(blocks: list[bytes], limit: int = 100, start: FilePosition | None = None) -> tuple[list[Row], FilePosition]:
     splitter = LineSplitter(NAME, limit, start)
     rows = [row for block in blocks for row in rows_of(splitter.feed(block))]
     rows += rows_of(splitter.finish())
@@ -68,13 +68,13 @@ def test_lines(text: bytes, expected: list[bytes], blank: int) -> None:
 
 
 def test_places_and_marks_count_blank_lines_and_bytes() -> None:
-    rows, mark = split([b"5\n66\n\n", b"7\n\r\n8"], start=LinePosition(100, 10, 3))
+    rows, mark = split([b"5\n66\n\n", b"7\n\r\n8"], start=FilePosition(100, 10, 3))
     assert rows == [
-        Row(b"5\n", RowOrigin(NAME, 11, 100), LinePosition(102, 11, 3)),
+        Row(b"5\n", RowOrigin(NAME, 11, 100), FilePosition(102, 11, 3)),
         # The last row of a block takes the blank lines after it along.
-        Row(b"66\n", RowOrigin(NAME, 12, 102), LinePosition(106, 13, 4)),
-        Row(b"7\n", RowOrigin(NAME, 14, 106), LinePosition(110, 15, 5)),
-        Row(b"8", RowOrigin(NAME, 16, 110), LinePosition(111, 16, 5, True)),
+        Row(b"66\n", RowOrigin(NAME, 12, 102), FilePosition(106, 13, 4)),
+        Row(b"7\n", RowOrigin(NAME, 14, 106), FilePosition(110, 15, 5)),
+        Row(b"8", RowOrigin(NAME, 16, 110), FilePosition(111, 16, 5, True)),
     ]
     assert mark == rows[-1].position
 
@@ -109,7 +109,7 @@ def test_rows_do_not_depend_on_where_blocks_are_cut_nor_on_where_it_is_gone_on(
     assert mark.line == text.count(b"\n") + (text not in (b"", BOM) and not text.endswith(b"\n"))
     assert mark.blank == mark.line - len(rows)
     taken = min(taken, len(rows))
-    start = rows[taken - 1].position if taken else LinePosition(0, 0, 0)
+    start = rows[taken - 1].position if taken else FilePosition(0, 0, 0)
     rest, end = split([text[start.offset :]], limit=12, start=start)
     assert [(row.line, row.place) for row in rest] == [(row.line, row.place) for row in rows[taken:]]
     if rest:

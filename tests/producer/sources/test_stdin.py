@@ -69,7 +69,7 @@ def test_rows_come_as_they_are_written(fifo: Path) -> None:
         assert read_now(source) is None
         assert read_now(source) is None
         assert (source.blank, source.progress) == (1, (7, None))
-        assert source.reached.lines == (7, 4, 1, True)
+        assert source.reached.at[:4] == (7, 4, 1, True)
 
 
 def test_the_end_is_where_the_last_of_several_writers_leaves_even_if_it_wrote_nothing(fifo: Path) -> None:
@@ -100,7 +100,7 @@ def test_asked_to_end_it_gives_what_has_come(fifo: Path) -> None:
         with open_pipe(fifo) as source, writing(fifo, b"1\n" + last):
             source.end()
             assert lines(source) == [b"1\n", *given]
-            assert source.reached.lines.offset == 2 + len(b"".join(given))
+            assert source.reached.at.offset == 2 + len(b"".join(given))
 
 
 def test_the_published_part_is_waited_for(fifo: Path) -> None:

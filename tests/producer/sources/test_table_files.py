@@ -17,9 +17,8 @@ import pytest
 
 from lazyshard_producer.cli import main
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
-from lazyshard_producer.sources.arrow import find_data_files, is_hugging_face, open_tables
 from lazyshard_producer.sources.source import Context, RowOrigin
-from lazyshard_producer.sources.tables import TableSource
+from lazyshard_producer.sources.tables import TableSource, find_data_files, is_hugging_face
 from tests.harness.processes.environment import environment
 from tests.harness.processes.producing import assert_one_line, ids, run_arguments
 from tests.producer.sources.reading import lines, parsed, refusal, take
@@ -30,7 +29,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 def opened(path: Path, position: Any = None, kind: str | None = None) -> "closing[TableSource]":
     kind = kind or {".arrow": "arrow", ".stream": "arrow"}.get(path.suffix, "parquet")
-    return closing(open_tables(kind, str(path), position, Context(path.parent / "stream", 1 << 20)))
+    return closing(TableSource(kind, str(path), position, Context(path.parent / "stream", 1 << 20)))
 
 
 def values(path: Path, position: Any = None, kind: str | None = None) -> list[Any]:

@@ -126,9 +126,7 @@ class SequenceMaker:
     def make(self, sequence: SplitSequence, others: Sequence[SplitSequence], epoch: int) -> Any:
         """Returns what is handed out for a sequence, or for one of the others of its window if nothing is left of it.
 
-        Raises:
-            BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: a row is bad, and not to be left out.
-            ChunkRetired, OSError: it cannot be read.
+        Raises BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: a row is bad, and not to be left out.
         """
         if isinstance(self._form, Split):
             return self._cut(self._form, sequence, epoch)
@@ -236,12 +234,6 @@ def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
     """Refuses a stream of which no sequences can be made, as far as its first chunk, or the first that is left, tells.
 
     Returns whether there was a chunk to look at. The reader opens nothing.
-
-    Raises:
-        StreamMismatch: its rows are packs, or were cut or padded by their producer.
-        LengthsMissing: how long its rows are is not known.
-        BadSample: one of them is longer than a sequence.
-        SealInvalid, ChunkMissing, OSError: it cannot be read.
     """
     size, samples = reader.samples_per_chunk, reader.seen.samples
     # Its open files are let go of with it: this process may never read that chunk again.

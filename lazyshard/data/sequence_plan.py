@@ -57,12 +57,10 @@ class SequencePlanner:
         self._too_long = settings.too_long
 
     def plan(self, place: WindowPlace, epoch: int) -> PlannedWindow:
-        """Returns the sequences of a window, waiting until all of it is published, or the stream has ended.
+        """Returns the sequences of a window, waiting until all of it is published, or the rows have ended.
 
-        Raises:
-            BadSample: a row is longer than a sequence.
-            StateMismatch: the stream has ended before the window.
-            LengthsMissing, WaitTimeout, ChunkRetired, OSError: as `WindowLengths.of`.
+        Raises BadSample: a row is longer than a sequence; StateMismatch: the rows have ended before; or as their
+        lengths do.
         """
         size = self._source.rows
         samples, lengths = self._rows(place, epoch)
@@ -103,13 +101,9 @@ class SequencePlanner:
         return place.position // self._source.rows
 
     def check(self, state: SequenceState) -> None:
-        """Refuses a state of which sequences were made by other lengths, or that stands behind sequences which are not.
+        """Raises StateMismatch: a state has sequences of other lengths, or stands behind sequences which are not.
 
         How many there are before the window of the state is taken as the state says, since only all lengths tell.
-
-        Raises:
-            StateMismatch: with the way out; or the stream does not have these rows.
-            Others: as `plan`.
         """
         place, epoch, consumed = state.place, state.epoch, state.consumed
         begin = place.window * self._source.rows
@@ -245,11 +239,7 @@ class SequenceWalk:
 
 
 def read_state(value: Any, facts: dict[str, Any], where: str) -> SequenceState:
-    """Returns a state of sequences of these facts, the stream among them.
-
-    Raises:
-        StateInvalid, VersionUnsupported, StateMismatch: see `LazyShardedSequences.load_state_dict`.
-    """
+    """Returns a state of sequences of these facts, the stream among them. Raises as `load_state_dict`."""
     what = f"{where}: the state to go on from"
     if (mistaken := mistaken_for_sequences(value)) is not None:
         raise StateInvalid(f"{what}: {mistaken}", file=what, expected="the state of LazyShardedSequences")
@@ -271,15 +261,11 @@ def read_state(value: Any, facts: dict[str, Any], where: str) -> SequenceState:
 
 
 class EpochPosition(NamedTuple):
-    """Where a run is in an epoch.
+    """Where a run is in an epoch: behind `consumed` sequences, over all ranks, and `within` more of each.
 
-    Attributes:
-        epoch: in which.
-        consumed: sequences of it that are behind the run, over all ranks.
-        place: where the next ones are made again, at or before that.
-        within: sequences of a rank that are behind it besides, in the micro batch that follows.
-        worker: of which DataLoader worker, of how many, it is the position; None for all.
-        begun: whether the micro batch that follows is one of that worker, which it has begun to hand out.
+    The next ones are made again from `place`, at or before that. Of which DataLoader worker, of how many, it is the
+    position, None for all; `begun` if the micro batch that follows is one of that worker, which it has begun to hand
+    out.
     """
 
     epoch: int
@@ -304,11 +290,7 @@ class EpochPosition(NamedTuple):
 def within_micro_batch(
     value: dict[str, Any], micro_batch: tuple[int, int], here: Worker | None, where: str
 ) -> tuple[int, bool]:
-    """Returns what is handed out of a micro batch in a state, and whether that is one of its worker's own.
-
-    Raises:
-        StateInvalid: it is that of another worker than `here`, or within a micro batch of other ranks and batch size.
-    """
+    """Returns what is handed out of a micro batch in a state, and whether that is one of its worker's own."""
     check_worker(value, here, where)
     if value.get(HANDED_OUT, 0) != 0 or here is not None:
         check_micro_batch((value.get(_RANKS), value.get(_BATCH)), micro_batch, where)

@@ -19,18 +19,9 @@ from lazyshard.stream.chunk import LARGE_ROW_BYTES
 
 
 class BlendSpace:
-    """The indices of one blend in one epoch that was set. Fixed once made.
+    """The indices of one blend in one epoch that was set, from where the run stands (`part`). Fixed once made.
 
-    Attributes:
-        part: how the streams are blended, and where the run stands.
-        rank: whose data set it is.
-        course: which stream each position draws from.
-        layout: how the ranks' positions lie among the indices.
-        step: how far apart the indices are that follow each other in a lane.
-
-    Raises:
-        LengthUnknown: there is no end.
-        ValueError: there is less than one batch of every rank.
+    Raises LengthUnknown: there is no end; ValueError: there is less than one batch of every rank.
     """
 
     def __init__(

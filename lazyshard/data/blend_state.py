@@ -22,11 +22,7 @@ Stand = tuple[int, int]
 
 
 class BlendStates:
-    """The state of a run over a blend, as loaded, in each epoch.
-
-    `draws_per_step`, positions of a lane in a step, 0 where it is not known, may be set before the first part is asked
-    for.
-    """
+    """The state of a run over a blend, as loaded, in each epoch. `draws_per_step` may be set before the first part."""
 
     def __init__(self, names: Sequence[str], schedule: BlendSchedule, batch_size: int, draws_per_step: int) -> None:
         self._names = tuple(names)
@@ -36,12 +32,7 @@ class BlendStates:
         self._loaded: BlendState | None = None
 
     def load(self, found: BlendState) -> dict[str, RunState]:
-        """Goes on from a state; returns where each of the streams that it knows stands, by name.
-
-        Raises:
-            StateInvalid: it contradicts itself.
-            StateMismatch: it knows none of the streams.
-        """
+        """Goes on from a state; returns where each stream that it knows stands. Raises StateInvalid, StateMismatch."""
         last = found.parts[-1]
         if _steps(last) > MAX_SAMPLES or last.pieces[-1][2] + last.draws > MAX_SAMPLES:
             most = str(max(_steps(last), last.draws))
@@ -123,11 +114,7 @@ class BlendStates:
         return loaded.parts if last.draws and not same else loaded.parts[:-1]
 
     def position(self, epoch: int, part: BlendPartState, consumed: int | None, block: int) -> int:
-        """Returns the position of the part after so many samples; None for that with which it goes on.
-
-        Raises:
-            ValueError, TypeError: as `BlendedDataset.state_dict`.
-        """
+        """Returns the position after so many samples, None for where it goes on. Raises as `state_dict`."""
         if consumed is None:
             return part.draws
         count = as_count(consumed)

@@ -287,26 +287,27 @@ class BlendedDataset(Dataset[Any]):
             # What one of them would draw of its next epoch is not trained.
             for dataset in self._datasets:
                 dataset._draws.numbers[ASKED] = 1
-        space = self._space()
-        position, size = space.layout.locate(operator.index(index))[1], space.part.batch_size
+        return self._goes_on(self._space(), operator.index(index), self.epoch)
+
+    def _goes_on(self, space: BlendSpace, index: int, epoch: int) -> bool:
+        position, size = space.layout.locate(index)[1], space.part.batch_size
         # Batches are trained whole: the one that would draw too much is not, the one with what is missing still is.
         begin = position - position % size
         # Where one that has ended is exhausted, the others need not be waited for.
         drawn = zip(self._datasets, space.drawn(begin + size), strict=True)
         known = sorted(drawn, key=lambda pair: not pair[0].reader.seen.ended)
-        over = (self._exhausted(dataset, count) for dataset, count in known)
+        over = (_exhausted(dataset, count, epoch) for dataset, count in known)
         if self._stopping == "first_exhausted":
             return not any(over)
         # Waits until the samples up to the index are there. An epoch counts as drawn once the next one would begin.
         list(over)
-        return not all(map(self._exhausted, self._datasets, (count + 1 for count in space.drawn(begin))))
+        counts = zip(self._datasets, space.drawn(begin), strict=True)
+        return not all(_exhausted(dataset, count + 1, epoch) for dataset, count in counts)
 
-    def _exhausted(self, dataset: LazyShardedDataset, drawn: int) -> bool:
-        return drawn > 0 and dataset._draws.epoch_at(drawn) > self.epoch
-
-    def _space(self) -> BlendSpace:
-        """Returns the indices of the epoch that is set. Raises RankInvalid, or as `BlendSpace`."""
-        epoch = self.epoch
+    def _space(self, epoch: int | None = None) -> BlendSpace:
+        """Returns the indices of an epoch, None for that which is set. Raises RankInvalid, or as `BlendSpace`."""
+        if epoch is None:
+            epoch = self.epoch
         if self._newest is None or self._newest[0] != epoch:
             self._newest = (epoch, self._make_space(epoch))
         return self._newest[1]
@@ -318,7 +319,7 @@ class BlendedDataset(Dataset[Any]):
         (rank,) = ranks
         stands, lengths = [], list[int | None]()
         for dataset in self._datasets:
-            course, order = dataset._draws.indices().course, dataset._draws.order
+            course, order = dataset._draws.indices(epoch).course, dataset._draws.order
             stands.append((len(course.parts) - 1, course.current.draws))
             known = order.known_total(dataset.reader.seen)
             total = order.max_total_samples if known is None else known
@@ -434,3 +435,9 @@ class BlendedDataset(Dataset[Any]):
             raise RuntimeError("a LazyShardedStream takes a blend that is not used yet; make a new one")
         if self._num_samples is None:
             self._num_samples, self._length_given_up = ENDLESS, True
+
+
+def _exhausted(dataset: LazyShardedDataset, drawn: int, epoch: int) -> bool:
+    draws = dataset._draws
+    with draws:
+        return drawn > 0 and draws.indices(epoch).epoch_at(drawn) > epoch

@@ -160,16 +160,23 @@ class Commits:
             check_data(state, order, reader)
         current = state.parts[-1]
         plan = {"dp_size": current.dp, "batch_size": current.batch_size}
-        cursor = Cursor(
-            consumer=self._consumer,
-            stream_id=state.stream_id,
-            consumed=state.consumed,
-            chunks_before=chunks_done(states, order.known_total(reader.refresh())) if last_epoch else 0,
-            plan=plan | {"unit": state.unit, "window": state.window, "seed": state.seed},
-            updated_at=time.time(),
-            state=state,
-            blend=self.blend,
-        )
+        plan |= {"unit": state.unit, "window": state.window, "seed": state.seed}
+        done = chunks_done(states, order.known_total(reader.refresh())) if last_epoch else 0
+        self.put(state.stream_id, state.consumed, done, plan, state, take_over=take_over)
+
+    def put(
+        self,
+        stream_id: str | None,
+        consumed: int,
+        chunks_before: int,
+        plan: dict[str, int],
+        state: RunState | None = None,
+        *,
+        take_over: bool,
+    ) -> None:
+        """Writes the cursor durably, of so many samples. Raises as `commit`, but StateMismatch."""
+        now = time.time()
+        cursor = Cursor(self._consumer, stream_id, consumed, chunks_before, plan, now, state, blend=self.blend)
         try:
             if self._owner is None:
                 try:

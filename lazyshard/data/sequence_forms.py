@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,15 +11,20 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from lazyshard.data.sequence_rows import Rows
 from lazyshard.data.shared import Stats
-from lazyshard.data.steps import Encoder
+from lazyshard.data.steps import StepFailed
 from lazyshard.data.substitutes import MOST_BAD, BadRowCount, where_bad
-from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample
+from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample, StreamMismatch
+from lazyshard.format.batch import decode_pack
+from lazyshard.format.row import parse_row
+from lazyshard.format.seal import form_made
 from lazyshard.memory import raise_if_short
 from lazyshard.plan.sequences import Form, Pack, Pad, Rule, Split, cut_tokens, pad_tokens, tokens_of
 from lazyshard.plan.shuffle import mix64
 from lazyshard.plan.splitting import SplitSequence
 from lazyshard.stream import StreamReader
+from lazyshard.stream.token_lengths import WindowLengths
 
 __all__ = ["AtEnd", "Form", "Pack", "Pad", "SequenceMaker", "SequenceSettings", "Split", "TooLong", "at_least"]
 
@@ -87,7 +93,7 @@ class _Encoded:
     tokens: dict[str, npt.NDArray[np.int64]]
 
     @property
-    def count(self) -> int:
+    def tokens_count(self) -> int:
         """How many tokens it has: of a pack's, as `lengths` or `length` say, else its token ids."""
         if self.tokens:
             return len(self.tokens["input_ids"])
@@ -98,77 +104,59 @@ class _Encoded:
         return len(sample["input_ids"]) if sample.get("input_ids") is not None else 0
 
 
-class _Failed(Exception):
-    """A row of which nothing can be made; by this cause."""
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
 class SequenceMaker:
-    """Makes what is handed out of one process's sequences; `length_of` tells how many tokens a sample has as sealed."""
+    """Makes what is handed out of one process's sequences; `length_of` tells how many tokens a row has as sealed."""
 
-    def __init__(
-        self,
-        reader: StreamReader,
-        encoder: Encoder | None,
-        form: Form,
-        bad: BadRowCount,
-        length_of: Callable[[int], int],
-    ) -> None:
-        self._reader = reader
-        self._encoder = encoder
+    def __init__(self, rows: Rows, form: Form, bad: BadRowCount, length_of: Callable[[int, int], int]) -> None:
+        self._rows = rows
         self._form = form
         self._bad = bad
         self._length_of = length_of
         self._filled = 0
-        # A row that is cut is asked for by sequences that follow each other.
-        self._last: tuple[int, _Encoded] | None = None
+        # A row that is cut is asked for by sequences that follow each other: row, epoch, and what was made of it.
+        self._last: tuple[int, int, _Encoded] | None = None
 
     @property
     def stats(self) -> Stats:
         """What this process has met: bad rows, dropped ones, and sequences in whose place another one stands."""
-        reader = self._reader
-        return Stats(len(self._bad), reader.chunks_opened, reader.waited_s, self._bad.skipped, self._filled)
+        readers = self._rows.readers
+        opened, waited = sum(one.chunks_opened for one in readers), sum(one.waited_s for one in readers)
+        return Stats(len(self._bad), opened, waited, self._bad.skipped, self._filled)
 
-    def make(self, sequence: SplitSequence, others: Sequence[SplitSequence]) -> Any:
+    def make(self, sequence: SplitSequence, others: Sequence[SplitSequence], epoch: int) -> Any:
         """Returns what is handed out for a sequence, or for one of the others of its window if nothing is left of it.
 
-        Raises:
-            BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: a row is bad, and not to be left out.
-            ChunkRetired, OSError: it cannot be read.
+        Raises BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: a row is bad, and not to be left out.
         """
         if isinstance(self._form, Split):
-            return self._cut(self._form, sequence)
-        made = self._whole(self._form, sequence)
+            return self._cut(self._form, sequence, epoch)
+        made = self._whole(self._form, sequence, epoch)
         if made is not None:
             return made
-        sample = sequence.pieces[0].document
+        row = sequence.pieces[0].document
         # By its first row alone, so that it is the same one on any rank.
-        start = mix64(sample) % len(others)
+        start = mix64(row) % len(others)
         for attempt in range(min(MOST_BAD, len(others))):
             other = others[(start + attempt) % len(others)]
-            if other.pieces[0].document != sample and (made := self._whole(self._form, other)) is not None:
+            if other.pieces[0].document != row and (made := self._whole(self._form, other, epoch)) is not None:
                 self._filled += 1
                 return made
         cause = ValueError("nothing is left of its sequence, nor of those that could take its place: all rows are bad")
-        raise where_bad(self._reader, sample, cause)
+        raise self._where(row, epoch, cause)
 
-    def _whole(self, form: Pack | Pad, sequence: SplitSequence) -> Any:
+    def _whole(self, form: Pack | Pad, sequence: SplitSequence, epoch: int) -> Any:
         """Returns None where no row is left."""
         room, found = form.size, []
         for piece in sequence.pieces:
-            sample = piece.document
-            try:
-                one = self._encoded(sample)
-            except _Failed as failed:
-                self._meet(sample, failed.cause)
+            row = piece.document
+            one, cause = self._encoded(row, epoch)
+            if one is not None and one.tokens_count > room:
+                cause = ValueError(f"{self._says(row, epoch, one)}, for which its sequence has no room")
+            if one is None or cause is not None:
+                assert cause is not None
+                self._meet(row, epoch, cause)
                 continue
-            if one.count > room:
-                self._meet(sample, ValueError(f"{self._says(sample, one.count)}, for which its sequence has no room"))
-                continue
-            room -= one.count
+            room -= one.tokens_count
             found.append(one)
         if not found:
             return None
@@ -176,50 +164,132 @@ class SequenceMaker:
             return pad_tokens(found[0].tokens, form.size, form.token)
         return [one.sample for one in found]
 
-    def _cut(self, form: Split, sequence: SplitSequence) -> Any:
+    def _cut(self, form: Split, sequence: SplitSequence, epoch: int) -> Any:
         """What is left out here would move all tokens behind it: so nothing is."""
         rows = {}
-        for sample in dict.fromkeys(piece.document for piece in sequence.pieces):
-            try:
-                rows[sample] = self._encoded(sample).tokens
-            except _Failed as failed:
-                raise where_bad(self._reader, sample, failed.cause) from failed.cause
-            count = len(rows[sample]["input_ids"])
-            if count != self._length_of(sample):
-                raise where_bad(self._reader, sample, ValueError(self._says(sample, count)))
+        for row in dict.fromkeys(piece.document for piece in sequence.pieces):
+            one, cause = self._encoded(row, epoch)
+            if one is None:
+                raise self._where(row, epoch, cause) from cause
+            if one.tokens_count != self._length_of(row, epoch):
+                raise self._where(row, epoch, ValueError(self._says(row, epoch, one)))
+            rows[row] = one.tokens
         ids = {name: getattr(form, name) for name in ("bos", "eos", "every_bos", "every_eos")}
         try:
             return cut_tokens(sequence, rows, **ids)
         except ValueError as cause:
-            raise where_bad(self._reader, sequence.pieces[0].document, cause) from cause
+            raise self._where(sequence.pieces[0].document, epoch, cause) from cause
 
-    def _says(self, sample: int, count: int) -> str:
+    def _says(self, row: int, epoch: int, one: _Encoded) -> str:
         return (
-            f"it has {count} tokens as encoded here, and {self._length_of(sample)} as sealed (have them measured with "
-            f"what encodes them, by `lazyshard-producer run --measure`)"
+            f"it has {one.tokens_count} tokens as encoded here, and {self._length_of(row, epoch)} as sealed (have them "
+            f"measured with what encodes them, by `lazyshard-producer run --measure`)"
         )
 
-    def _meet(self, sample: int, cause: Exception) -> None:
+    def _where(self, row: int, epoch: int, cause: Exception | None) -> BadSample:
+        reader, sample, _ = self._rows.place(row, epoch)
+        assert cause is not None
+        return where_bad(reader, sample, cause)
+
+    def _meet(self, row: int, epoch: int, cause: Exception) -> None:
         if isinstance(cause, SkipSample):
-            self._bad.skip(lambda: where_bad(self._reader, sample, cause))
+            self._bad.skip(lambda: self._where(row, epoch, cause))
             return
         if isinstance(cause, ChunkCorrupt) and cause.row is None:
             raise cause
-        self._bad.meet(sample, where_bad(self._reader, sample, cause), cause)
+        raised = cause.__cause__ if isinstance(cause, StepFailed) else cause
+        assert isinstance(raised, Exception)
+        self._bad.meet(row, self._where(row, epoch, cause), raised)
 
-    def _encoded(self, sample: int) -> _Encoded:
-        """Reads and encodes a row. Raises _Failed: it is bad, or dropped; ChunkRetired, OSError: it cannot be read."""
-        if self._last is not None and self._last[0] == sample:
-            return self._last[1]
+    def _encoded(self, row: int, epoch: int) -> tuple[_Encoded | None, Exception | None]:
+        """Returns what is made of a row, or why nothing is. Raises ChunkRetired, OSError: it cannot be read."""
+        if self._last is not None and self._last[:2] == (row, epoch):
+            return self._last[2], None
+        reader, sample, steps = self._rows.place(row, epoch)
         try:
-            row = self._reader.read_published(sample, sample + 1)[0]
+            read = reader.read_published(sample, sample + 1)[0]
         except (ChunkCorrupt, RowInvalid) as cause:
-            raise _Failed(cause) from cause
+            return None, cause
         try:
-            made = row if self._encoder is None else self._encoder(row)
+            made = steps(read, sample)
             found = _Encoded(made, {} if isinstance(self._form, Pack) else tokens_of(made))
         except Exception as cause:
             raise_if_short(cause)
-            raise _Failed(cause) from cause
-        self._last = (sample, found)
-        return found
+            return None, cause
+        self._last = (row, epoch, found)
+        return found, None
+
+
+def longer_row(reader: StreamReader, sample: int, tokens: int, size: int) -> BadSample:
+    return where_bad(reader, sample, ValueError(f"it has {tokens} tokens, a sequence at most {size}"))
+
+
+def row_too_long(reader: StreamReader, sample: int, tokens: int, size: int) -> BadSample:
+    error = longer_row(reader, sample, tokens, size)
+    error.args = (f"{error}: take longer sequences, or leave such rows out with too_long='drop'",)
+    return error
+
+
+def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
+    """Refuses a stream of which no sequences can be made, as far as its first chunk, or the first that is left, tells.
+
+    Returns whether there was a chunk to look at. The reader opens nothing.
+    """
+    size, samples = reader.samples_per_chunk, reader.seen.samples
+    # Its open files are let go of with it: this process may never read that chunk again.
+    look = copy.copy(reader)
+    look.parent = reader.parent
+    first = 0
+    try:
+        if samples:
+            look.chunk(0)
+    except ChunkRetired as error:
+        first = (error.chunks_before or 0) * size
+    if first >= samples:
+        return False
+    _check_rows(look, first)
+    known = WindowLengths(look, 1)
+    _check_form(look, form_made(known.source(first // size)))
+    lengths = known.of(first // size)
+    size = settings.form.size
+    if settings.too_long == "raise" and not isinstance(settings.form, Split):
+        for row in np.flatnonzero(lengths > size).tolist():
+            raise row_too_long(look, first + row, int(lengths[row]), size)
+    return True
+
+
+def _check_form(reader: StreamReader, form: str | None) -> None:
+    # What pads them would be taken for tokens, and borders would be lost.
+    if form in ("split", "pad"):
+        raise _made(
+            reader,
+            f"were {'cut to sequences' if form == 'split' else 'padded'}",
+            form,
+            f"train each as one sample, with `LazyShardedDataset({str(reader.directory)!r}, ...)`",
+            f"rows made with --{form}",
+        )
+
+
+def _check_rows(reader: StreamReader, sample: int) -> None:
+    # A stream has packs in every row or in none.
+    try:
+        packed = decode_pack(parse_row(reader.line(sample))) is not None
+    except (ChunkCorrupt, RowInvalid):
+        # Who draws it says so, or leaves it out.
+        return
+    if packed:
+        how = (
+            f"train each pack as one sample, with `LazyShardedDataset({str(reader.directory)!r}, encode)`, whose "
+            f"`encode` gets {{'pack': ROWS, 'lengths': TOKENS}} (in ms-swift --packing true)"
+        )
+        raise _made(reader, "were made packs", "pack", how, "packs")
+
+
+def _made(reader: StreamReader, was: str, option: str, instead: str, actual: str) -> StreamMismatch:
+    return StreamMismatch(
+        f"{reader.directory}: its rows {was} by their producer (lazyshard-producer run --{option}), so no sequences "
+        f"are made of them: {instead}, or produce the rows without --{option}",
+        directory=str(reader.directory),
+        expected="rows",
+        actual=actual,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections import deque
 from typing import Any, Final, NamedTuple
@@ -11,19 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.data.handed_out import Worker, check_micro_batch, check_worker, read_count
-from lazyshard.data.run_state import HANDED_OUT, WORKER, WORKERS
-from lazyshard.data.sequence_forms import AtEnd, SequenceSettings
-from lazyshard.data.substitutes import where_bad
-from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, StateMismatch, StreamMismatch
-from lazyshard.format.batch import decode_pack
-from lazyshard.format.row import parse_row
-from lazyshard.format.seal import form_made
+from lazyshard.data.run_state import HANDED_OUT, WORKER, WORKERS, mistaken_for_sequences
+from lazyshard.data.sequence_forms import AtEnd, SequenceSettings, longer_row, row_too_long
+from lazyshard.data.sequence_rows import RowPlace, Rows
+from lazyshard.errors import StateInvalid, StateMismatch
 from lazyshard.format.state import SequenceState, WindowPlace
-from lazyshard.plan.sequences import Split, make_sequences
+from lazyshard.plan.sequences import make_sequences
 from lazyshard.plan.shuffle import permutation
 from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence
-from lazyshard.stream import StreamReader
-from lazyshard.stream.token_lengths import WindowLengths
 
 _RANKS: Final = "ranks"
 _BATCH: Final = "batch_size"
@@ -54,35 +48,32 @@ class PlannedWindow(NamedTuple):
 class SequencePlanner:
     """Makes the sequences of any window; `tells` whether to log the first row that is left out as it is too long."""
 
-    def __init__(self, reader: StreamReader, settings: SequenceSettings) -> None:
-        assert settings.window is not None, "known of settings for a stream"
+    def __init__(self, rows: Rows, settings: SequenceSettings, where: object) -> None:
         self.tells = False
-        self._reader = reader
+        self._source = rows
+        self._where = str(where)
         self._rule = settings.rule
-        self._lengths = WindowLengths(reader, settings.window)
         self._seed = settings.seed
         self._too_long = settings.too_long
 
     def plan(self, place: WindowPlace, epoch: int) -> PlannedWindow:
-        """Returns the sequences of a window, waiting until all of it is published, or the stream has ended.
+        """Returns the sequences of a window, waiting until all of it is published, or the rows have ended.
 
-        Raises:
-            BadSample: a row is longer than a sequence.
-            StateMismatch: the stream has ended before the window.
-            LengthsMissing, WaitTimeout, ChunkRetired, OSError: as `WindowLengths.of`.
+        Raises BadSample: a row is longer than a sequence; StateMismatch: the rows have ended before; or as their
+        lengths do.
         """
-        size = self._lengths.rows
+        size = self._source.rows
         samples, lengths = self._rows(place, epoch)
-        self._check_begins(place)
+        self._check_begins(place, epoch)
         kept = lengths > 0
         if not isinstance(self._rule, SplitRule):
             fits = lengths <= self._rule.size
             if not fits.all():
-                self._meet_too_long(int(samples[~fits][0]), int(lengths[~fits][0]), self._rule.size)
+                self._meet_too_long(self._source.place(int(samples[~fits][0]), epoch), int(lengths[~fits][0]))
             kept &= fits
         documents, positions = samples[kept], place.position + np.flatnonzero(kept)
         # A window that is not full is the last one. One that is may be, too: who asks for the next one finds out.
-        last = len(self._lengths.of(place.window)) < size
+        last = len(self._source.lengths(place.window, epoch)) < size
         # The row in which to go on has tokens: it is the first of these.
         start, begun = Cut(0, place.offset), place.before > 0
         made = make_sequences(lengths[kept].tolist(), self._rule, start, last=last, begun=begun)
@@ -101,60 +92,59 @@ class SequencePlanner:
         first = place.window * size - place.position
         return PlannedWindow(place, sequences, after, int(np.count_nonzero(~kept[first:])))
 
-    def digest(self, place: WindowPlace, consumed: int) -> str:
+    def digest(self, place: WindowPlace, epoch: int, consumed: int) -> str:
         """Returns the digest of the lengths that matter to a run which stands behind so many sequences."""
-        return self._lengths.digest(place.position // self._lengths.rows, place.window + (consumed > place.before))
+        return self._source.digest(self.first_window(place), place.window + (consumed > place.before), epoch)
+
+    def first_window(self, place: WindowPlace) -> int:
+        """Returns the first window that a run needs which goes on at a place."""
+        return place.position // self._source.rows
 
     def check(self, state: SequenceState) -> None:
-        """Refuses a state of which sequences were made by other lengths, or that stands behind sequences which are not.
+        """Raises StateMismatch: a state has sequences of other lengths, or stands behind sequences which are not.
 
         How many there are before the window of the state is taken as the state says, since only all lengths tell.
-
-        Raises:
-            StateMismatch: with the way out; or the stream does not have these rows.
-            Others: as `plan`.
         """
-        place, consumed = state.place, state.consumed
-        begin = place.window * self._lengths.rows
+        place, epoch, consumed = state.place, state.epoch, state.consumed
+        begin = place.window * self._source.rows
         possible, most = place.position <= begin, consumed
         if not isinstance(self._rule, SplitRule):
             # Whole rows leave nothing over for the next window, and make no more sequences than they are.
             possible, most = (place.position, place.offset) == (begin, 0), begin
         if place.before > most:
             raise self._beyond(place.before, f"the {begin} rows before make no more than as many")
-        self._reader.refresh()
-        self._check_begins(place)
-        if not possible or self.digest(place, consumed) != state.lengths:
-            if possible and consumed > place.before and self.digest(place, place.before) == state.lengths:
+        self._source.refresh()
+        self._check_begins(place, epoch)
+        if not possible or self.digest(place, epoch, consumed) != state.lengths:
+            if possible and consumed > place.before and self.digest(place, epoch, place.before) == state.lengths:
                 raise self._beyond(consumed, f"all else in it says {place.before}")
-            where = self._reader.directory
             raise StateMismatch(
-                f"{where}: the lengths of the rows from {place.position} on are not those of which the run has made "
-                f"its sequences, so it cannot go on with the next one: take the stream of before, or begin an epoch "
-                f"anew",
-                directory=str(where),
+                f"{self._where}: the lengths of the rows from {place.position} on are not those of which the run has "
+                f"made its sequences, so it cannot go on with the next one: take the stream of before, or begin an "
+                f"epoch anew",
+                directory=self._where,
                 field="lengths",
                 expected=state.lengths,
                 actual="others",
             )
         if consumed == place.before:
             return
-        planned = self.plan(place, state.epoch)
+        planned = self.plan(place, epoch)
         if consumed > planned.stop:
-            ends = "the epoch has" if planned.after is None else f"up to row {begin + self._lengths.rows} there are"
+            ends = "the epoch has" if planned.after is None else f"up to row {begin + self._source.rows} there are"
             raise self._beyond(consumed, f"{ends} {planned.stop}")
 
-    def length_of(self, sample: int) -> int:
-        """Returns how many tokens a sample has, of a window that was planned."""
-        window, row = divmod(sample, self._lengths.rows)
-        return int(self._lengths.of(window)[row])
+    def length_of(self, row: int, epoch: int) -> int:
+        """Returns how many tokens a row has as sealed, of a window that was planned."""
+        window, within = divmod(row, self._source.rows)
+        return int(self._source.lengths(window, epoch)[within])
 
     def _rows(self, place: WindowPlace, epoch: int) -> tuple[_Numbers, _Numbers]:
-        """Returns the samples from a place on up to the end of its window, in their order, and their lengths."""
-        size, first = self._lengths.rows, place.position // self._lengths.rows
+        """Returns the rows from a place on up to the end of its window, in their order, and their lengths."""
+        size, first = self._source.rows, self.first_window(place)
         samples, lengths = [], []
         for window in range(first, place.window + 1):
-            tokens = self._lengths.of(window).astype(np.int64)
+            tokens = self._source.lengths(window, epoch).astype(np.int64)
             order = np.arange(len(tokens))
             if self._seed is not None:
                 order = permutation(len(tokens), self._seed, epoch, window)
@@ -163,34 +153,33 @@ class SequencePlanner:
         skip = place.position - first * size
         return np.concatenate(samples)[skip:], np.concatenate(lengths)[skip:]
 
-    def _check_begins(self, place: WindowPlace) -> None:
-        """Refuses a window before which the stream has ended, as far as it was looked at."""
-        begin, seen = place.window * self._lengths.rows, self._reader.seen
-        if seen.ended and begin > seen.samples:
+    def _check_begins(self, place: WindowPlace, epoch: int) -> None:
+        """Refuses a window before which the rows have ended, as far as it was looked at."""
+        begin, total = place.window * self._source.rows, self._source.ended(epoch)
+        if total is not None and begin > total:
             raise self._beyond(
-                place.before, f"those that follow begin with row {begin}, and the stream has ended with {seen.samples}"
+                place.before, f"those that follow begin with row {begin}, and the stream has ended with {total}"
             )
 
     def _beyond(self, consumed: int, reason: str) -> StateMismatch:
-        where = self._reader.directory
         return StateMismatch(
-            f"{where}: the state to go on from stands behind {consumed} sequences of its epoch, but {reason}: nothing "
-            f"that follows can be told from it. Was the state changed, or the stream cut or restored from an older "
-            f"copy? Go on from the state as it was saved, with the stream as it was then, or begin an epoch anew",
-            directory=str(where),
+            f"{self._where}: the state to go on from stands behind {consumed} sequences of its epoch, but {reason}: "
+            f"nothing that follows can be told from it. Was the state changed, or the stream cut or restored from an "
+            f"older copy? Go on from the state as it was saved, with the stream as it was then, or begin an epoch anew",
+            directory=self._where,
             field="consumed",
             expected=reason,
             actual=str(consumed),
         )
 
-    def _meet_too_long(self, sample: int, tokens: int, size: int) -> None:
+    def _meet_too_long(self, row: RowPlace, tokens: int) -> None:
+        size = self._rule.size
         if self._too_long == "raise":
-            raise _too_long(self._reader, sample, tokens, size)
+            raise row_too_long(row.reader, row.sample, tokens, size)
         if self.tells:
             self.tells = False
-            _log.warning(
-                "%s; it is left out, and so are all that are longer", _longer(self._reader, sample, tokens, size)
-            )
+            longer = longer_row(row.reader, row.sample, tokens, size)
+            _log.warning("%s; it is left out, and so are all that are longer", longer)
 
 
 class SequenceWalk:
@@ -249,97 +238,34 @@ class SequenceWalk:
                 self.total = window.stop
 
 
-def _longer(reader: StreamReader, sample: int, tokens: int, size: int) -> BadSample:
-    return where_bad(reader, sample, ValueError(f"it has {tokens} tokens, a sequence at most {size}"))
-
-
-def _too_long(reader: StreamReader, sample: int, tokens: int, size: int) -> BadSample:
-    error = _longer(reader, sample, tokens, size)
-    error.args = (f"{error}: take longer sequences, or leave such rows out with too_long='drop'",)
-    return error
-
-
-def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
-    """Refuses a stream of which no sequences can be made, as far as its first chunk, or the first that is left, tells.
-
-    Returns whether there was a chunk to look at. The reader opens nothing.
-
-    Raises:
-        StreamMismatch: its rows are packs, or were cut or padded by their producer.
-        LengthsMissing: how long its rows are is not known.
-        BadSample: one of them is longer than a sequence.
-        SealInvalid, ChunkMissing, OSError: it cannot be read.
-    """
-    size, samples = reader.samples_per_chunk, reader.seen.samples
-    # Its open files are let go of with it: this process may never read that chunk again.
-    look = copy.copy(reader)
-    look.parent = reader.parent
-    first = 0
-    try:
-        if samples:
-            look.chunk(0)
-    except ChunkRetired as error:
-        first = (error.chunks_before or 0) * size
-    if first >= samples:
-        return False
-    _check_rows(look, first)
-    known = WindowLengths(look, 1)
-    _check_form(look, form_made(known.source(first // size)))
-    lengths = known.of(first // size)
-    size = settings.form.size
-    if settings.too_long == "raise" and not isinstance(settings.form, Split):
-        for row in np.flatnonzero(lengths > size).tolist():
-            raise _too_long(look, first + row, int(lengths[row]), size)
-    return True
-
-
-def _check_form(reader: StreamReader, form: str | None) -> None:
-    # What pads them would be taken for tokens, and borders would be lost.
-    if form in ("split", "pad"):
-        raise _made(
-            reader,
-            f"were {'cut to sequences' if form == 'split' else 'padded'}",
-            form,
-            f"train each as one sample, with `LazyShardedDataset({str(reader.directory)!r}, ...)`",
-            f"rows made with --{form}",
-        )
-
-
-def _check_rows(reader: StreamReader, sample: int) -> None:
-    # A stream has packs in every row or in none.
-    try:
-        packed = decode_pack(parse_row(reader.line(sample))) is not None
-    except (ChunkCorrupt, RowInvalid):
-        # Who draws it says so, or leaves it out.
-        return
-    if packed:
-        how = (
-            f"train each pack as one sample, with `LazyShardedDataset({str(reader.directory)!r}, encode)`, whose "
-            f"`encode` gets {{'pack': ROWS, 'lengths': TOKENS}} (in ms-swift --packing true)"
-        )
-        raise _made(reader, "were made packs", "pack", how, "packs")
-
-
-def _made(reader: StreamReader, was: str, option: str, instead: str, actual: str) -> StreamMismatch:
-    return StreamMismatch(
-        f"{reader.directory}: its rows {was} by their producer (lazyshard-producer run --{option}), so no sequences "
-        f"are made of them: {instead}, or produce the rows without --{option}",
-        directory=str(reader.directory),
-        expected="rows",
-        actual=actual,
-    )
+def read_state(value: Any, facts: dict[str, Any], where: str) -> SequenceState:
+    """Returns a state of sequences of these facts, the stream among them. Raises as `load_state_dict`."""
+    what = f"{where}: the state to go on from"
+    if (mistaken := mistaken_for_sequences(value)) is not None:
+        raise StateInvalid(f"{what}: {mistaken}", file=what, expected="the state of LazyShardedSequences")
+    state = SequenceState.from_dict(value, what)
+    theirs = {"stream": state.stream, **state.rule}
+    # The form before what another form has or has not.
+    for name in sorted(facts.keys() | theirs, key=lambda name: (name != "stream", name != "form", name)):
+        mine, other = facts.get(name), theirs.get(name)
+        if (mine, type(mine)) != (other, type(other)):
+            raise StateMismatch(
+                f"{what} was saved with {name} = {other!s:.100}, here it is {mine!s:.100}: other sequences would "
+                f"be made. Take what it was, or begin an epoch anew",
+                directory=where,
+                field=name,
+                expected=str(mine),
+                actual=str(other),
+            )
+    return state
 
 
 class EpochPosition(NamedTuple):
-    """Where a run is in an epoch.
+    """Where a run is in an epoch: behind `consumed` sequences, over all ranks, and `within` more of each.
 
-    Attributes:
-        epoch: in which.
-        consumed: sequences of it that are behind the run, over all ranks.
-        place: where the next ones are made again, at or before that.
-        within: sequences of a rank that are behind it besides, in the micro batch that follows.
-        worker: of which DataLoader worker, of how many, it is the position; None for all.
-        begun: whether the micro batch that follows is one of that worker, which it has begun to hand out.
+    The next ones are made again from `place`, at or before that. Of which DataLoader worker, of how many, it is the
+    position, None for all; `begun` if the micro batch that follows is one of that worker, which it has begun to hand
+    out.
     """
 
     epoch: int
@@ -364,11 +290,7 @@ class EpochPosition(NamedTuple):
 def within_micro_batch(
     value: dict[str, Any], micro_batch: tuple[int, int], here: Worker | None, where: str
 ) -> tuple[int, bool]:
-    """Returns what is handed out of a micro batch in a state, and whether that is one of its worker's own.
-
-    Raises:
-        StateInvalid: it is that of another worker than `here`, or within a micro batch of other ranks and batch size.
-    """
+    """Returns what is handed out of a micro batch in a state, and whether that is one of its worker's own."""
     check_worker(value, here, where)
     if value.get(HANDED_OUT, 0) != 0 or here is not None:
         check_micro_batch((value.get(_RANKS), value.get(_BATCH)), micro_batch, where)

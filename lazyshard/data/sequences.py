@@ -4,36 +4,46 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from lazyshard.data.blended import BlendedDataset
+from lazyshard.data.commits import Commits
 from lazyshard.data.handed_out import Worker
 from lazyshard.data.rank import Rank, enter_process, resolve_rank, watch_forks
-from lazyshard.data.run_state import as_count, mistaken_for_sequences
+from lazyshard.data.run_state import as_count
 from lazyshard.data.samples import LateRow
-from lazyshard.data.sequence_forms import AtEnd, Form, SequenceMaker, SequenceSettings, TooLong, at_least
+from lazyshard.data.sequence_forms import (
+    AtEnd,
+    Form,
+    SequenceMaker,
+    SequenceSettings,
+    TooLong,
+    at_least,
+    check_beginning,
+)
 from lazyshard.data.sequence_plan import (
     EpochPosition,
     SequencePlanner,
     SequenceWalk,
-    check_beginning,
     not_whole,
+    read_state,
     within_micro_batch,
 )
+from lazyshard.data.sequence_rows import BlendRows, Rows, StreamRows, WindowMarks, blend_facts, enter_blend, open_stream
 from lazyshard.data.settings import BadRows, check_group
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
-from lazyshard.data.steps import EncodeFn, Encoder
+from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
 from lazyshard.data.substitutes import BadRowCount
-from lazyshard.errors import LazyShardError, StateInvalid, StateMismatch
+from lazyshard.errors import LazyShardError
 from lazyshard.format.state import SequenceState, WindowPlace
 from lazyshard.plan.sequences import completed
 from lazyshard.plan.splitting import SplitSequence
-from lazyshard.stream import StreamReader
-from lazyshard.stream.token_lengths import lengths_not_ours
 
 __all__ = ["LazyShardedSequences"]
 
@@ -57,7 +67,10 @@ class LazyShardedSequences(IterableDataset[Any]):
     say. Every process reads the lengths of all rows, and of the rows only those of its own sequences.
 
     Args:
-        directory: as of `LazyShardedDataset`, but for directories that another program fills.
+        directory: as of `LazyShardedDataset`, but for directories that another program fills. Or a `BlendedDataset`
+            that is not used yet, of data sets without ranks and consumers, with `batch_size` 1 and no schedule: rows
+            then come in the order of the blend, and go through the steps and the encoder of their data set. It ends as
+            the blend does, and goes on with the same weights alone.
         encode_fn: as of `LazyShardedDataset`; None takes rows as they are. What it makes has to have as many tokens as
             were measured (`Split`), or at most as many.
         form: `Pack(size)`, `Split(size)` or `Pad(size)`.
@@ -75,6 +88,10 @@ class LazyShardedSequences(IterableDataset[Any]):
         too_long: what becomes of a row with more tokens than a sequence, with `Pack` and `Pad`: "raise", or "drop" for
             leaving it out, which `stats().dropped` counts.
         max_wait: how many seconds to wait at the most for anything that is still to be published.
+        consumer: name under which rank 0 commits, and tells the producer which window it needs, as of
+            `LazyShardedDataset`. Give it where the producer is held back by --max-ahead, or deletes chunks.
+        steps: as of `LazyShardedDataset`, but for rows that a `Filter` drops: they are left out of their sequence,
+            which `Split` cannot do. Lengths are those of what comes out.
         bad_rows: what to do with a row that cannot be read or encoded, or has more tokens than there is room for:
             "substitute" leaves it out of its sequence, and takes another sequence of the window where nothing is left
             of that; "raise" raises, and so does `Split` always, as all tokens behind would move.
@@ -90,15 +107,14 @@ class LazyShardedSequences(IterableDataset[Any]):
 
     Of a stream with no chunk yet the first chunk is looked at by the first pass, which then raises these.
 
-    Not offered: a length, a map-style form, blends, and a cursor for the producer: where that deletes chunks or waits
-    for readers (`--retain consumed`, `--max-ahead`), it knows nothing of this one.
+    Not offered: a length, and a map-style form.
     """
 
-    _OF_A_PROCESS: Final = ("_planner", "_maker", "_handed_out", "_counted", "_reported", "_dropped")
+    _OF_A_PROCESS: Final = ("_rows", "_planner", "_maker", "_handed_out", "_counted", "_reported", "_dropped")
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: str | os.PathLike[str] | BlendedDataset,
         encode_fn: EncodeFn | None = None,
         *,
         form: Form,
@@ -110,6 +126,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         at_end: AtEnd = "drop",
         too_long: TooLong = "raise",
         max_wait: float = 600.0,
+        consumer: str | None = None,
+        steps: Iterable[Step] | Step = (),
         bad_rows: BadRows = BadRows(),
     ) -> None:
         check_group("bad_rows", bad_rows, BadRows)
@@ -117,31 +135,41 @@ class LazyShardedSequences(IterableDataset[Any]):
             raise ValueError("LateRow hands out rows unparsed, sequences are made of parsed ones: give encode_fn=None")
         settings = SequenceSettings(form, batch_size, window, seed, at_end, too_long)
         self._bad = BadRowCount(bad_rows, instead="it is left out")
-        self._encoder = None if encode_fn is None else Encoder(encode_fn)
+        self._steps = RowSteps(steps, None if encode_fn is None else Encoder(encode_fn))
+        self._consumer = consumer
+        self._since = time.time()
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         if not max_wait >= 0:
             raise ValueError(f"max_wait is 0 or more seconds, got {max_wait}")
-        try:
-            self._reader = StreamReader(directory, max_wait=max_wait)
-        except ValueError as cause:
-            if isinstance(cause, LazyShardError):
-                raise
-            # It asks for the size of chunks, which is all that it misses.
-            raise lengths_not_ours(directory) from cause
+        self._blend, self._commits = None, None
+        if isinstance(directory, BlendedDataset):
+            if self._steps or consumer is not None:
+                raise ValueError("encode_fn, steps and consumer are those of the data sets of a blend: give them there")
+            self._blend, self._by_stopping = directory, enter_blend(directory)
+            self._reader, *others = (dataset.reader for dataset in directory.datasets)
+        else:
+            self._reader, others = open_stream(directory, max_wait), []
+            self._commits = None if consumer is None else Commits(self._reader.directory, consumer)
         self._settings = settings.in_stream(self._reader.samples_per_chunk)
         self._shared = SharedNumbers()
         # Where passes over the epoch of this position begin.
         self._start = EpochPosition(0, 0, WindowPlace(), 0)
-        # Which the main process cannot see of its workers: only that they do.
         self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        self._checked = check_beginning(self._reader, settings)
+        looked = [check_beginning(reader, settings) for reader in (self._reader, *others)]
+        self._checked = all(looked)
         self._attach()
 
     def _attach(self) -> None:
-        self._planner = SequencePlanner(self._reader, self._settings)
-        self._maker = SequenceMaker(
-            self._reader, self._encoder, self._settings.form, self._bad.fresh(), self._planner.length_of
-        )
+        self._where, self._facts = str(self.directory), self._settings.facts
+        if self._blend is None:
+            self._rows: Rows = StreamRows(self._reader, self._steps, self.window)
+        else:
+            rows = self.window * self._reader.samples_per_chunk
+            self._rows = BlendRows(self._blend, rows, by_stopping=self._by_stopping)
+            self._where = f"the blend of {self._where} and others"
+            self._facts = {**self._facts, "blend": blend_facts(self._blend), "window": rows}
+        self._planner = SequencePlanner(self._rows, self._settings, self._where)
+        self._maker = SequenceMaker(self._rows, self._settings.form, self._bad.fresh(), self._planner.length_of)
         # What the pass in this process has handed out: where the micro batch begins that it is at, and its walk.
         self._handed_out: tuple[EpochPosition, SequenceWalk] | None = None
         # What `state_dict(consumed)` has planned last, from which position on.
@@ -222,8 +250,14 @@ class LazyShardedSequences(IterableDataset[Any]):
         walk = SequenceWalk(self._planner, begun.place, begun.epoch)
         self._handed_out = None
         self._dropped = self._reported.dropped - self._maker.stats.dropped
-        enter_process(self._reader, rank, worker)
+        for reader in self._rows.readers:
+            enter_process(reader, rank, worker)
         self._planner.tells = rank.dp_rank == 0 and number == 0
+        if self._consumer is not None and rank.dp_rank == 0:
+            marks = WindowMarks(self._consumer, rank, self._reader, self.window, self._since)
+            self._rows.marks, self._reader.on_wait = marks, marks.repeat
+            # Before the pass waits for a first chunk, too.
+            marks.enter(self._planner.first_window(begun.place))
         # The epoch is given: by the first sequence that is asked for, another one may be set.
         return self._pass(walk, begun, rank, workers * micro, counts=self._planner.tells)
 
@@ -290,6 +324,25 @@ class LazyShardedSequences(IterableDataset[Any]):
         self._handed_out = self._counted = None
         self._workers_read[0] = False
 
+    def commit(
+        self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
+    ) -> bool:
+        """Tells the producer durably how far the checkpoints are, as `LazyShardedDataset.commit`, by whole windows."""
+        if self._commits is None:
+            raise ValueError(f"{self.directory}: a commit is that of a consumer; make the sequences with consumer=NAME")
+        if get_worker_info() is not None:
+            raise RuntimeError(f"{self.directory}: a DataLoader worker reads ahead and commits nothing")
+        position, rank = self._after(consumed), self.rank
+        stands = [(position.epoch, position.place), *((one.epoch, one.place) for one in map(self._read, keep))]
+        if rank.dp_rank != 0:
+            return False
+        windows = min(self._planner.first_window(place) for _, place in stands)
+        one_epoch = last_epoch and len({epoch for epoch, _ in stands}) == 1
+        done = windows * self.window if one_epoch else 0
+        plan = {"dp_size": rank.dp_size, "batch_size": self._settings.batch_size}
+        self._commits.put(self._rows.name, position.place.position, done, plan, take_over=take_over)
+        return True
+
     def _begun(self) -> EpochPosition:
         return self._start if self._start.epoch == self.epoch else EpochPosition(self.epoch, 0, WindowPlace(), 0)
 
@@ -320,41 +373,26 @@ class LazyShardedSequences(IterableDataset[Any]):
         settings = self._settings
         wrong = not_whole(count, begun.consumed, walk.total, (self.rank.dp_size, settings.batch_size), settings.at_end)
         if wrong is not None:
-            raise ValueError(f"{self.directory}: {wrong}")
+            raise ValueError(f"{self._where}: {wrong}")
         walk.let_go(whole)
         return EpochPosition(begun.epoch, whole, place, begun.within if whole == begun.consumed else 0)
 
     def _state_at(self, position: EpochPosition) -> dict[str, Any]:
-        assert self._reader.stream_id is not None  # others have no lengths
-        place, consumed = position.place, position.consumed
-        lengths, facts = self._planner.digest(place, consumed), self._settings.facts
-        state = SequenceState(self._reader.stream_id, facts, position.epoch, consumed, place, lengths)
+        place, epoch, consumed = position.place, position.epoch, position.consumed
+        lengths = self._planner.digest(place, epoch, consumed)
+        state = SequenceState(self._rows.name, self._facts, epoch, consumed, place, lengths)
         return state.to_dict() | position.beside(self.rank.dp_size, self._settings.batch_size)
 
     def _position_of(self, value: Any, here: Worker | None) -> EpochPosition:
         """Returns where a state stands, if these ranks, and this worker of how many, can go on from it."""
-        where = f"{self.directory}: the state to go on from"
-        if (mistaken := mistaken_for_sequences(value)) is not None:
-            raise StateInvalid(f"{where}: {mistaken}", file=where, expected="the state of LazyShardedSequences")
-        state = SequenceState.from_dict(value, where)
-        facts = {"stream": self._reader.stream_id, **self._settings.facts}
-        theirs = {"stream": state.stream, **state.rule}
-        # The form before what another form has or has not.
-        for name in sorted(facts.keys() | theirs, key=lambda name: (name != "stream", name != "form", name)):
-            mine, other = facts.get(name), theirs.get(name)
-            if (mine, type(mine)) != (other, type(other)):
-                raise StateMismatch(
-                    f"{self.directory}: the state to go on from was saved with {name} = {other!s:.100}, here it is "
-                    f"{mine!s:.100}: other sequences would be made. Take what it was, or begin an epoch anew",
-                    directory=str(self.directory),
-                    field=name,
-                    expected=str(mine),
-                    actual=str(other),
-                )
+        state = self._read(value)
         micro_batch = self.rank.dp_size, self._settings.batch_size
-        within, begun = within_micro_batch(value, micro_batch, here, where)
+        within, begun = within_micro_batch(value, micro_batch, here, f"{self._where}: the state to go on from")
         self._planner.check(state)
         return EpochPosition(state.epoch, state.consumed, state.place, within, here, begun)
+
+    def _read(self, value: Any) -> SequenceState:
+        return read_state(value, {"stream": self._rows.name, **self._facts}, self._where)
 
     def _pass(self, walk: SequenceWalk, begun: EpochPosition, rank: Rank, step: int, *, counts: bool) -> Iterator[Any]:
         number, size = rank.dp_rank, self._settings.batch_size
@@ -362,8 +400,10 @@ class LazyShardedSequences(IterableDataset[Any]):
         first, within = begun.consumed, begun.within
         try:
             if not self._checked:
-                self._reader.wait_for(1)
-                self._checked = check_beginning(self._reader, self._settings)
+                for reader in self._rows.readers:
+                    reader.wait_for(1)
+                    check_beginning(reader, self._settings)
+                self._checked = True
             while True:
                 walk.let_go(first)
                 planned = walk.sequences(first, first + micro)
@@ -371,7 +411,7 @@ class LazyShardedSequences(IterableDataset[Any]):
                     return
                 place = walk.place_of(first)
                 for at in range(number * size + within, (number + 1) * size):
-                    made = self._maker.make(planned[at], walk.window_of(first + at).sequences)
+                    made = self._maker.make(planned[at], walk.window_of(first + at).sequences, begun.epoch)
                     within += 1
                     self._handed_out = EpochPosition(begun.epoch, first, place, within), walk
                     self._report(walk.dropped if counts else 0)
@@ -393,7 +433,7 @@ class LazyShardedSequences(IterableDataset[Any]):
             _log.warning(
                 "%s: %s sequences; left over at the end of the epoch: %d, fewer than dp_size * batch_size = %d * %d; "
                 "at_end=%r: %s",
-                *(self.directory, walk.total, len(left), rank.dp_size, size, at_end, done),
+                *(self._where, walk.total, len(left), rank.dp_size, size, at_end, done),
             )
         return [] if at_end == "drop" else completed(left, rank.dp_size * size, self._settings.rule)
 

@@ -43,15 +43,12 @@ Piece = tuple[int, tuple[int, ...], int]
 class BlendPartState:
     """A stretch of a run under one number of ranks, one micro batch and one set of streams.
 
-    `dp`, `batch_size`, `draws`, over all streams, `epoch`, `first_step` and `draws_per_step` are as of `Part`.
+    What is not told here is as of `Part`, `draws` over all streams. Raises StateInvalid: a field is out of its range.
 
     Attributes:
         members: which of the state's members are blended, in order.
         pieces: with which weights, from which position on: (position, draws of each in a period, offset).
         begins: where each of `members` stood: the number of the part of its own state, and draws of a lane in that.
-
-    Raises:
-        StateInvalid: a field is out of its range.
     """
 
     dp: int
@@ -169,13 +166,7 @@ class BlendState:
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> BlendState:
-        """Reads what `to_dict` returned, found `where`; fields that are not known are ignored.
-
-        Raises:
-            StateInvalid: it is the state of one stream; or a field is missing, out of its range, or contradicts another
-                one.
-            VersionUnsupported: a later format.
-        """
+        """Reads what `to_dict` returned, found `where`. Raises StateInvalid, VersionUnsupported."""
         with read_from(where):
             return cls._read(value)
 

@@ -1,17 +1,11 @@
 """Rows dealt by cost, so that the ranks of a step have as much to do as each other.
 
-A stripe is one chunk for each rank, so the order in which its rows are published decides which meet in a step:
-
-1. Micro batches of nearly equal cost: rows go into them from the costliest to the cheapest, one each in a round, the
-   cheapest micro batch first. Graham's "longest processing time first" ("Bounds on Multiprocessing Timing Anomalies",
-   SIAM J. Appl. Math. 17, 1969) with as many items in every bin. Rows of equal cost are taken by chance.
-2. Steps of equal micro batches: sorted by cost, `ranks` that follow each other are a step, so that the sum of the
-   steps' largest costs is as small as can be.
-3. Steps are shuffled, as in every stripe, and so are the ranks within each: row j of any chunk is about as costly as
-row
-   j of any other, so steps stay even with other numbers of ranks too.
-
-What fills no whole stripe is dealt row by row (`lazyshard.plan.deal`); the rows that fill no step are chosen by chance.
+A stripe is one chunk for each rank, so the order in which its rows are published decides which meet in a step. Rows go
+into micro batches from the costliest to the cheapest, one each in a round, the cheapest micro batch first: Graham's
+"longest processing time first" ("Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17, 1969) with as
+many items in every bin, equal costs by chance. Sorted by cost, `ranks` micro batches that follow each other are a step.
+Steps are shuffled, as in every stripe, and so are the ranks within each, so steps stay even with other numbers of ranks
+too. What fills no whole stripe is dealt row by row; the rows that fill no step are chosen by chance.
 """
 
 from __future__ import annotations
@@ -43,11 +37,7 @@ _Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What it costs to train a row: of each token, and of each pair of tokens. Only ratios count.
-
-    Raises:
-        ValueError: one is negative or not finite, or both are 0.
-    """
+    """What it costs to train a row: of each token, and of each pair of tokens. Only ratios count."""
 
     per_token: float = PER_TOKEN
     per_token_squared: float = PER_TOKEN_SQUARED
@@ -73,10 +63,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The order of a stream whose stripes are dealt by cost, for so many data-parallel ranks and such micro batches.
-
-    `samples_per_chunk` is a multiple of `micro_batch_size`, or micro batches would lie across stripes.
-    """
+    """The order of a stream dealt by cost; `samples_per_chunk` is a multiple of `micro_batch_size`."""
 
     ranks: int
     samples_per_chunk: int

@@ -43,11 +43,7 @@ _Integers = npt.NDArray[np.int64]
 
 
 def shares(weights: Sequence[float]) -> tuple[float, ...]:
-    """Returns the weights divided by their sum.
-
-    Raises:
-        ValueError: there is none, or one is not a finite number above 0.
-    """
+    """Returns the weights divided by their sum. Raises ValueError: one is not a finite number above 0."""
     for weight in weights:
         if not (math.isfinite(weight) and weight > 0):
             raise ValueError(f"a weight is a finite number above 0, got {weight}")
@@ -69,13 +65,10 @@ def next_stream(shares: Sequence[float], drawn: Sequence[int], among: Sequence[i
 
 
 def whole_parts(weights: Sequence[float], longest: int | None = None) -> tuple[int, ...]:
-    """Returns the weights as whole parts of their sum, the period of their blend.
+    """Returns the weights as whole parts of their sum, the period of their blend; ValueError for more than `longest`.
 
     Weights such as 0.8, 12 or 1/3 give their exact shares, but where the period would be longer than `longest`: then
     they are rounded by the largest remainder, each stream keeping one part at least.
-
-    Raises:
-        ValueError: as `shares`; or there are more streams than `longest`.
     """
     of = shares(weights)
     if longest is None:
@@ -281,10 +274,8 @@ _PLACES: Final = 512
 class BlendSchedule:
     """Which weights hold from which step on: each until the next ("steps"), or along a line to the next ("linear").
 
-    A line is up to 64 pieces of whole steps, each with the weights of its middle.
-
-    Raises:
-        ValueError: the points do not begin at step 0 and follow each other, or weights are wrong: 0 or more, not all 0.
+    A line is up to 64 pieces of whole steps, each with the weights of its middle. Raises ValueError: the points do not
+    begin at step 0 and follow each other, or weights are wrong: 0 or more, not all 0.
     """
 
     def __init__(self, points: Sequence[tuple[int, Sequence[float]]], ramp: Ramp = "steps") -> None:

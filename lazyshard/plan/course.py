@@ -63,15 +63,10 @@ class Place(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Where a part begins, given a total.
+    """Where a part begins, given a total: at the position `offset` of a segment, perhaps that of the part before.
 
-    Attributes:
-        segment: what is left of the epoch.
-        offset: the position of that segment at which the part begins.
-        goes_on: whether it goes on in the order of the part before, in its segment.
-        length: positions of each lane in it; `_OPEN` as long as that is not known.
-        deal: of every later epoch, in numbers of the `kept` samples of it; None as long as that is open.
-        full: positions of each lane in a later epoch; 0 as long as that is open.
+    `length` and `full` are positions of each lane in that epoch and in a later one, `_OPEN` and 0 as long as that is
+    open; `deal` is that of every later epoch, in numbers of the `kept` samples of it.
     """
 
     segment: Segment
@@ -212,11 +207,7 @@ class Course:
         return begin.segment.done_before(begin.offset + position)
 
     def draw(self, lane: int, position: int, total: int | None) -> Draw:
-        """Returns epoch and sample of what `lane` draws at `position`; of the first epoch while the end is open.
-
-        Raises:
-            IndexError: there is no such lane or position, or an epoch is empty.
-        """
+        """Returns epoch and sample of a position, of the first epoch while the end is open. Raises IndexError."""
         known, begin = self._last
         if begin is None or known != total:
             begin = self.begin(total)

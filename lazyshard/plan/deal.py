@@ -41,12 +41,7 @@ def outside(name: str, value: int, stop: int | None, why: str = "", low: int = 0
 
 
 def int64_array(name: str, values: npt.ArrayLike, stop: int | None = None, low: int = 0) -> _Integers:
-    """Returns `values` as int64 after checking that all lie in [low, stop).
-
-    Raises:
-        ValueError: they are not integers.
-        IndexError: naming the first that lies outside.
-    """
+    """Returns `values` as int64. Raises ValueError: they are no integers; IndexError: one is not in [low, stop)."""
     given = np.asarray(values)
     if not given.size:
         return given.astype(np.int64)
@@ -136,18 +131,12 @@ class Deal:
 
 
 class Gaps:
-    """Half-open ranges of sample numbers that are left out; what is kept is numbered.
+    """Half-open ranges of sample numbers that are left out, joined where they touch. What is kept is numbered.
 
     ::
 
         sample      0  1  2  3  4  5  6  7  8      with the gaps [2, 4) and [6, 7), from 1 on
         kept           0        1  2     3  4          kept(1, 7) == 3,  nth(1, 3) == 7
-
-    Attributes:
-        ranges: sorted and disjoint, with room between them; those that touched or overlapped are one.
-
-    Raises:
-        ValueError: a range is empty, or a bound is no `int` from 0.
     """
 
     __slots__ = ("_before", "_kept", "_starts", "_stops", "ranges")
@@ -217,12 +206,9 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What never changes in a run.
+    """What never changes in a run: samples a lane gets in a row, and the shuffle.
 
-    Attributes:
-        unit: samples a lane gets in a row, >= 1.
-        window: positions of one lane that are shuffled together, a multiple of `unit`; 0 draws in order.
-        seed: of the shuffle, in [0, 2**63).
+    `window` positions of a lane are shuffled together, a multiple of `unit`; 0 draws in order.
     """
 
     unit: int

@@ -80,8 +80,7 @@ class Slices:
 class Carried:
     """What is carried over from one segment to the next: `size` samples.
 
-    Each lane had drawn positions [0, draws); `rests` is what each still held, one slice a lane, and `removed` the
-    ascending offsets in it that are left out from now on.
+    Each lane had drawn [0, draws); `rests` are what each still held, `removed` the offsets in it that are now left out.
     """
 
     __slots__ = ("_draws", "_kept_before", "_removed", "_rests", "size")
@@ -134,14 +133,8 @@ lane, and what is to be added to a position to count from where that lane's fres
 class Segment:
     """What is left of one epoch, dealt to `dp` lanes; `total` is the end of the samples, None while the stream grows.
 
-    Of the segment that ended `before`, None at the beginning of an epoch, each lane had drawn positions [0, draws).
-
-    Attributes:
-        start: the first sample of the fresh deal.
-        carried: how many samples are carried over from the segment before.
-
-    Raises:
-        ValueError: more was drawn than there is.
+    Of the segment that ended `before`, None at the beginning of an epoch, each lane had drawn positions [0, draws): a
+    ValueError if there are not as many. The fresh deal begins with sample `start`, behind what is `carried` over.
     """
 
     def __init__(

@@ -52,8 +52,7 @@ def tokens_of(sample: Any) -> dict[str, _Tokens]:
     """Returns the token ids of an encoded row, a dict or the ids alone, and its labels if it has some.
 
     Raises:
-        ValueError: it has no token ids, one that is below 0 or above `MOST_ID`, or its labels are not as many, or not
-            of 32 bits.
+        ValueError: it has no ids, one is not in [0, MOST_ID], or its labels are not as many, or not of 32 bits.
     """
     fields = sample if isinstance(sample, dict) else {INPUT_IDS: sample}
     if INPUT_IDS not in fields:
@@ -93,10 +92,7 @@ def cut_tokens(
 ) -> dict[str, _Tokens]:
     """Returns the tokens of a sequence, with `position_ids` from 0 for each document in it.
 
-    What is put in as BOS or EOS, which may be None where the rule of the sequence has none, is its own label.
-
-    Raises:
-        ValueError: some of its documents have labels, others do not.
+    What is put in as BOS or EOS is its own label. Raises ValueError: some of its documents have labels, others do not.
     """
     rows = [tokens[piece.document] for piece in sequence.pieces]
     names = list(rows[0])
@@ -260,12 +256,9 @@ class Sequences(NamedTuple):
 def make_sequences(
     lengths: Sequence[int], rule: Rule, start: Cut = BEGINNING, *, last: bool = False, begun: bool = False
 ) -> Sequences:
-    """Returns the sequences that are made of documents, of which an earlier call has left a `start` where they are cut.
+    """Returns the sequences made of documents, from the `start` that an earlier call has left where they are cut.
 
     If no document follows (`last`), what is left over becomes a sequence of its own; `begun` if there are some before.
-
-    Raises:
-        ValueError: a length is impossible, or the start.
     """
     end = Cut(len(lengths), 0)
     if isinstance(rule, SplitRule):
@@ -290,9 +283,6 @@ def completed(left: Sequence[SplitSequence], places: int, rule: Rule) -> list[Sp
 
     Packs are taken apart, the longest first, where their halves are nearest to each other, until there are enough.
     Where rows do not suffice, and with the other forms, sequences then come once more in turn.
-
-    Raises:
-        ValueError: there are none, or more than places.
     """
     if not 0 < len(left) <= places:
         raise ValueError(f"from 1 to {places} sequences are completed, got {len(left)}")

@@ -60,12 +60,7 @@ class SplitRule:
 
 
 class Cut(NamedTuple):
-    """A place between two tokens.
-
-    Attributes:
-        document: index of the document of the token behind it; their number where there is none.
-        offset: tokens of that document before it, its BOS included.
-    """
+    """A place between two tokens: the document of the one behind it, and its tokens before, BOS included."""
 
     document: int
     offset: int
@@ -99,11 +94,7 @@ class SplitSequence(NamedTuple):
 def split_documents(lengths: Sequence[int], rule: SplitRule, start: Cut = BEGINNING) -> tuple[list[SplitSequence], Cut]:
     """Returns the sequences that documents fill, and where what is left over begins. O(documents + sequences).
 
-    With more documents behind the same ones, or behind those from that place on, it goes on as if all had been there at
-    once: `start` is what an earlier call has returned.
-
-    Raises:
-        ValueError: a length is negative, or the start lies in none of the documents.
+    With more documents behind that place it goes on from it, as `start`, as if all had been there at once.
     """
     framed = [index(length) + rule.bos + rule.eos for length in lengths]
     if any(length < 0 for length in lengths):
@@ -185,10 +176,8 @@ def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
     """Returns packs of samples, each sample whole in one of them, which lengths alone decide.
 
     Packs come in the order in which the longest sample of each stands (of equally long ones the first), samples of a
-    pack in the order in which they stand. At most one pack is half empty or emptier.
-
-    Raises:
-        ValueError: the capacity is below 1, or a length not from 1 to the capacity.
+    pack in the order in which they stand. At most one pack is half empty or emptier. Raises ValueError: a length is not
+    from 1 to the capacity.
     """
     if capacity < 1:
         raise ValueError(f"capacity is a number of tokens from 1, got {capacity}")

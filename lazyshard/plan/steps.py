@@ -42,14 +42,10 @@ class StepPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartSteps:
-    """The steps of one part, of whose lanes `draws` positions each were drawn.
+    """The steps of one part, of whose lanes `draws` positions were drawn, trained or skipped, after `first_step`.
 
-    Attributes:
-        first_step: steps trained before it.
-        draws_per_step: positions of each lane in a step; 0 where that is not known.
-        trained: False if what it drew was skipped.
-        cut: positions of each lane in the epoch in which the part begins, and in every later one, where steps end with
-            an epoch; None where they go on.
+    `draws_per_step` is 0 where it is not known. `cut` are the positions of each lane in the epoch in which the part
+    begins, and in every later one, where steps end with an epoch; None where they go on.
     """
 
     first_step: int

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lazyshard.data.handed_out import Worker, check_micro_batch, check_worker, read_count
 from lazyshard.data.run_state import HANDED_OUT, WORKER, WORKERS, mistaken_for_sequences
 from lazyshard.data.sequence_forms import AtEnd, SequenceSettings, longer_row, row_too_long
-from lazyshard.data.sequence_rows import RowPlace, Rows
+from lazyshard.data.sequence_rows import Rows, SourceRow
 from lazyshard.errors import StateInvalid, StateMismatch
 from lazyshard.format.state import SequenceState, WindowPlace
 from lazyshard.plan.sequences import make_sequences
@@ -172,7 +172,7 @@ class SequencePlanner:
             actual=str(consumed),
         )
 
-    def _meet_too_long(self, row: RowPlace, tokens: int) -> None:
+    def _meet_too_long(self, row: SourceRow, tokens: int) -> None:
         size = self._rule.size
         if self._too_long == "raise":
             raise row_too_long(row.reader, row.sample, tokens, size)

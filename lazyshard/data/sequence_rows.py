@@ -26,7 +26,7 @@ from lazyshard.stream.token_lengths import WindowLengths, lengths_not_ours
 _Integers = npt.NDArray[np.int64]
 
 
-class RowPlace(NamedTuple):
+class SourceRow(NamedTuple):
     """Where a row lies, and what is done with it."""
 
     reader: StreamReader
@@ -68,9 +68,9 @@ class StreamRows:
         """Looks what is published now."""
         self._reader.refresh()
 
-    def place(self, row: int, epoch: int) -> RowPlace:
+    def place(self, row: int, epoch: int) -> SourceRow:
         """Returns where a row lies."""
-        return RowPlace(self._reader, row, self._steps)
+        return SourceRow(self._reader, row, self._steps)
 
     def ended(self, epoch: int) -> int | None:
         """Returns how many rows there are if that is known."""
@@ -146,12 +146,12 @@ class BlendRows:
         for reader in self.readers:
             reader.refresh()
 
-    def place(self, row: int, epoch: int) -> RowPlace:
+    def place(self, row: int, epoch: int) -> SourceRow:
         """Returns where a row lies."""
         window, within = divmod(row, self.rows)
         streams, samples, _ = self._window(window, epoch)
         dataset = self._blend.datasets[streams[within]]
-        return RowPlace(dataset.reader, int(samples[within]), dataset._draws._samples._steps)
+        return SourceRow(dataset.reader, int(samples[within]), dataset._draws._samples._steps)
 
     def ended(self, epoch: int) -> int | None:
         """Returns how many rows there are if that is known."""

@@ -14,13 +14,15 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lazyshard.format.names import HEAD, HEAD_RESERVE
 from lazyshard.format.records import STATES, Head, ProducerState
 from lazyshard.store.durable import publish_bytes, publish_reserved, remove, reserve
 from lazyshard.store.room import this_boot
-from lazyshard.stream.lock import Workplace
+
+if TYPE_CHECKING:
+    from lazyshard.stream.lock import Workplace
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 

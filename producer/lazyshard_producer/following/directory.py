@@ -63,7 +63,7 @@ class FollowPosition(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Piece:
+class _Read:
     """What was read in one go of a file, and the sums behind it; or that its end was met, at the size `finished`.
 
     `position`: of the last piece of a line of the journal: that behind the line.
@@ -94,8 +94,8 @@ class _Ledger:
         self._entry = entry
         self._check_owner = context.check_owner
         self._begun = False  # something was read in this run
-        self._new: list[_Piece] = []  # read since the last position
-        self._pieces: deque[_Piece] = deque()  # in the journal, and behind the last position
+        self._new: list[_Read] = []  # read since the last position
+        self._pieces: deque[_Read] = deque()  # in the journal, and behind the last position
         self._committed, self._committed_totals = known.state, known.totals  # before them
         self._at = JournalPosition()
         self._within: tuple[str, FilePosition] | None = None  # how far that file is read behind `_at`
@@ -114,7 +114,7 @@ class _Ledger:
         size, blank = self.totals
         self.totals = Totals(size + end.offset - begin.offset, blank + end.blank - begin.blank)
         last = len(piece.rows.lines) - 1
-        self._add(_Piece(serial, name, begin.offset, end, self.totals, rows=last >= 0))
+        self._add(_Read(serial, name, begin.offset, end, self.totals, rows=last >= 0))
 
         def position(index: int) -> FollowPosition:
             return FollowPosition(serial) if index == last else FollowPosition(serial, piece, index)
@@ -122,9 +122,9 @@ class _Ledger:
         return piece.rows._replace(position=position)
 
     def add_finished(self, name: str, size: int) -> None:
-        self._add(_Piece(self.serial, name, 0, FilePosition(), self.totals, finished=size))
+        self._add(_Read(self.serial, name, 0, FilePosition(), self.totals, finished=size))
 
-    def _add(self, piece: _Piece) -> None:
+    def _add(self, piece: _Read) -> None:
         self._begun = True
         self._new.append(piece)
 
@@ -165,7 +165,7 @@ class _Ledger:
         if self._journal is not None:
             self._journal.close()
 
-    def _append(self, pieces: Iterable[_Piece]) -> None:
+    def _append(self, pieces: Iterable[_Read]) -> None:
         """Writes pieces to the journal: those of one file that follow each other as one line."""
         assert self._journal is not None
         lines, last = [], []

@@ -150,8 +150,7 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
 
         Raises:
             StateInvalid, VersionUnsupported, StateMismatch: as `load_state_dict` of the data set; or it stands within a
-            micro
-                batch of other ranks.
+                micro batch of other ranks.
             RuntimeError: the data set is used already, and the state is of another course; or it is another worker's.
         """
         worker = get_worker_info()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -182,10 +183,19 @@ class SequencePlanner:
             _log.warning("%s; it is left out, and so are all that are longer", longer)
 
 
-class SequenceWalk:
-    """Goes through the sequences of an epoch, forwards; `total` is how many there are, None until its end was met."""
+_PLACES: Final = 1024  # windows whose beginning a walk remembers
 
-    def __init__(self, planner: SequencePlanner, place: WindowPlace, epoch: int) -> None:
+
+class SequenceWalk:
+    """Goes through the sequences of an epoch, forwards; `total` is how many there are, None until its end was met.
+
+    `places` are where the last windows began, in order, also those that were let go of.
+    """
+
+    def __init__(
+        self, planner: SequencePlanner, place: WindowPlace, epoch: int, places: Iterable[WindowPlace] = ()
+    ) -> None:
+        self.places = list(places)
         self._planner = planner
         self._epoch = epoch
         self._next: WindowPlace | None = place
@@ -230,6 +240,8 @@ class SequenceWalk:
 
     def _plan_up_to(self, stop: int) -> None:
         while self._next is not None and self._next.before < stop:
+            self.places.append(self._next)
+            del self.places[:-_PLACES]
             window = self._planner.plan(self._next, self._epoch)
             self._windows.append(window)
             self.dropped += window.dropped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -242,7 +243,7 @@ class LazyShardedSequences(IterableDataset[Any]):
             by the producer.
         """
         worker, rank, begun = get_worker_info(), self.rank, self._begun()
-        self._workers_read[0] = worker is not None
+        self._workers_read[0] = 0 if worker is None else min(worker.num_workers, 255)
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         micro = rank.dp_size * self._settings.batch_size
         if not begun.begun:
@@ -332,10 +333,15 @@ class LazyShardedSequences(IterableDataset[Any]):
             raise ValueError(f"{self.directory}: a commit is that of a consumer; make the sequences with consumer=NAME")
         if get_worker_info() is not None:
             raise RuntimeError(f"{self.directory}: a DataLoader worker reads ahead and commits nothing")
-        position, rank = self._after(consumed), self.rank
-        stands = [(position.epoch, position.place), *((one.epoch, one.place) for one in map(self._read, keep))]
+        rank, begun = self.rank, self._begun()
         if rank.dp_rank != 0:
             return False
+        position = self._after(consumed)
+        # A state of a DataLoader worker stands in the micro batch that it has handed out last.
+        micro = rank.dp_size * self._settings.batch_size
+        behind = (position.consumed - begun.consumed) // micro - int(self._workers_read[0])
+        earliest = self._after(begun.consumed + max(behind, 0) * micro) if self._workers_read[0] else position
+        stands = [(one.epoch, one.place) for one in (position, earliest, *map(self._read, keep))]
         windows = min(self._planner.first_window(place) for _, place in stands)
         one_epoch = last_epoch and len({epoch for epoch, _ in stands}) == 1
         done = windows * self.window if one_epoch else 0
@@ -366,7 +372,11 @@ class LazyShardedSequences(IterableDataset[Any]):
         begun, count = self._begun(), as_count(consumed, "sequences")
         known = self._counted
         if known is None or known[0] != begun or not known[1].holds(count):
-            known = self._counted = begun, SequenceWalk(self._planner, begun.place, begun.epoch)
+            # From the last window that began before: earlier ones may be deleted, by what a cursor has told.
+            met = known[1].places if known is not None and known[0] == begun else []
+            at = bisect_right(met, max(count, begun.consumed), key=lambda one: one.before)
+            place = met[at - 1] if at else begun.place
+            known = self._counted = begun, SequenceWalk(self._planner, place, begun.epoch, met[: max(at - 1, 0)])
         walk = known[1]
         place = walk.place_of(max(count, begun.consumed))
         whole = count if walk.total is None else min(count, walk.total)

@@ -214,6 +214,7 @@ class BlendCourse:
     def __init__(self, pieces: Sequence[tuple[int, tuple[int, ...], int]]) -> None:
         self.pieces = tuple(BlendPiece(*piece) for piece in pieces)
         self._firsts = [piece.first for piece in self.pieces]
+        self._tables = [piece.table for piece in self.pieces]
         # Draws of each stream before each piece that are not its table's own, shape (pieces, streams).
         self._before: list[_Integers] = []
         drawn = np.zeros(len(self.pieces[0].parts), dtype=np.int64)
@@ -227,7 +228,7 @@ class BlendCourse:
         """Returns which stream a position draws from, and which draw of that stream it is."""
         place = bisect_right(self._firsts, position) - 1
         piece = self.pieces[place]
-        stream, drawn = piece.table.draw(position - piece.first + piece.offset)
+        stream, drawn = self._tables[place].draw(position - piece.first + piece.offset)
         return stream, drawn + int(self._before[place][stream])
 
     def streams_of(self, first: int, stop: int) -> list[int]:

@@ -214,6 +214,8 @@ class Mirror:
             lock(file.fd, shared=True)
             return seal, file, side
         except BaseException as error:
+            if is_at(file.fd, self.folder / chunk_name(chunk)):
+                raise  # it is whole, and others may read it already
             self._drop_part(part, chunk, side)
             for opened in (file, side):
                 # The error keeps them open as long as somebody keeps it.

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import Filter, LazyShardedSequences, Map, Pack, Split
 from lazyshard.errors import BadSample, CursorTaken, StateMismatch
+from lazyshard.format.names import chunk_name
 from lazyshard.stream import read_cursor, read_reading, read_retired
 from lazyshard.stream.retire import retire
 from tests.data.sequence_runs import LENGTHS, all_written, expected, loader_of, open_sequences, write_rows
@@ -196,3 +198,46 @@ def test_a_split_takes_steps_that_keep_lengths_and_no_filter(tmp_path: Path) -> 
     failing = Map(lambda row: {"n": 1 // (row["id"] != 4)})
     with pytest.raises(BadSample, match=r"steps\[0\], map .*ZeroDivisionError"):
         all_written(open_sequences(stream, Split(5), steps=failing))
+
+
+def free(stream: Path) -> int:
+    """Deletes all chunks that the cursor frees, as a producer does; returns how many are gone."""
+    done = chunks_before(stream)
+    retire(stream, done, 20)
+    assert not (stream / chunk_name(done - 1)).exists()
+    return done
+
+
+def test_a_commit_after_the_state_of_a_later_checkpoint_reads_no_chunk_that_is_gone(tmp_path: Path) -> None:
+    run = open_sequences(write_rows(tmp_path / "s", [4] * 60), Pack(4), window=1, consumer="run")
+    assert run.commit(30, last_epoch=True)
+    assert free(tmp_path / "s") == 10
+    # One checkpoint is still being written while the next one begins.
+    states = [run.state_dict(consumed) for consumed in (36, 54)]
+    assert run.commit(36, last_epoch=True)
+    assert free(tmp_path / "s") == 12
+    assert run.state_dict(54) == states[1]
+
+
+def test_other_ranks_commit_nothing_and_read_nothing_for_it(tmp_path: Path) -> None:
+    stream = write_rows(tmp_path / "s", [4] * 60)
+    first, other = (open_sequences(stream, Pack(4), rank, 2, window=1, consumer="run") for rank in range(2))
+    assert first.commit(30, last_epoch=True)
+    assert free(stream) == 10
+    assert not other.commit(30, last_epoch=True)
+
+
+def test_what_a_worker_needs_to_go_on_is_not_freed(tmp_path: Path) -> None:
+    """Its state stands in the micro batch that it has handed out last, before those of the other workers."""
+    run = open_sequences(write_rows(tmp_path / "s", [4] * 60), Pack(4), window=1, consumer="run")
+    loader = StatefulDataLoader(run, batch_size=1, num_workers=2, collate_fn=all_written)
+    batches = iter(loader)
+    for _ in range(6):
+        next(batches)
+    state = loader.state_dict()
+    assert run.commit(6, last_epoch=True)
+    assert free(tmp_path / "s") == 1
+    sequences = open_sequences(tmp_path / "s", Pack(4), window=1)
+    again = StatefulDataLoader(sequences, batch_size=1, num_workers=2, collate_fn=all_written)
+    again.load_state_dict(state)
+    assert list(again) == list(batches)

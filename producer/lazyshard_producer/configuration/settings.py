@@ -354,13 +354,20 @@ def _options(owner: Any) -> Iterator[Option]:
     for one in fields(owner):
         if "option" in one.metadata:
             yield Option(
-                one.name, owner, _HELP[owner.__name__, one.name], **{"name": one.name, **one.metadata["option"]}
+                one.name,
+                owner,
+                _HELP.get((owner.__name__, one.name), ""),
+                **{"name": one.name, **one.metadata["option"]},
             )
 
 
 def _docstrings() -> Iterator[tuple[tuple[str, str], str]]:
     """Yields the text behind each field of a class, which Python drops."""
-    for one in ast.parse(inspect.getsource(sys.modules[__name__])).body:
+    try:
+        source = inspect.getsource(sys.modules[__name__])
+    except (OSError, TypeError):
+        return  # installed without its source: the options have no help
+    for one in ast.parse(source).body:
         if isinstance(one, ast.ClassDef):
             for before, after in itertools.pairwise(one.body):
                 if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):

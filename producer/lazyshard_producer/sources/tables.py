@@ -383,7 +383,9 @@ def _load(directory: str, name: str) -> dict[str, Any]:
     path = os.path.join(directory, name)
     try:
         with refusing(path), open(path, "rb") as file:
-            found: dict[str, Any] = dict(json.load(file))
+            found: Any = json.load(file)
+        if not isinstance(found, dict):
+            raise TypeError(f"found {type(found).__name__}")
     except SourceRefused:
         raise
     except (ValueError, TypeError) as cause:

@@ -341,7 +341,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         micro = rank.dp_size * self._settings.batch_size
         behind = (position.consumed - begun.consumed) // micro - int(self._workers_read[0])
         earliest = self._after(begun.consumed + max(behind, 0) * micro) if self._workers_read[0] else position
-        stands = [(one.epoch, one.place) for one in (position, earliest, *map(self._read, keep))]
+        stands = [(one.epoch, one.place) for one in (position, earliest)]
+        stands += [(one.epoch, one.place) for one in map(self._read, keep)]
         windows = min(self._planner.first_window(place) for _, place in stands)
         one_epoch = last_epoch and len({epoch for epoch, _ in stands}) == 1
         done = windows * self.window if one_epoch else 0

@@ -72,7 +72,8 @@ def test_help_tells_examples_that_the_command_takes_and_exit_codes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()  # checkpoints, in some of them
+    for checkpoint in ("v1-20251121-101500/checkpoint-1200", "checkpoint-1200"):
+        (tmp_path / "out" / checkpoint).mkdir(parents=True)
     command = COMMANDS[name]
     found = list(examples(command))
     assert found and len(COMMANDS) >= 15

@@ -106,9 +106,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         RankInvalid: rank and size are impossible.
         ValueError, TypeError: another argument is.
 
-    Of a stream with no chunk yet the first chunk is looked at by the first pass, which then raises these.
-
-    Not offered: a length, and a map-style form.
+    Of a stream with no chunk yet the first chunk is looked at by the first pass, which then raises these. It has no
+    length and no map-style form.
     """
 
     _OF_A_PROCESS: Final = ("_rows", "_planner", "_maker", "_handed_out", "_counted", "_reported", "_dropped")
@@ -239,8 +238,7 @@ class LazyShardedSequences(IterableDataset[Any]):
 
         Raises:
             BadSample, LengthsMissing, StreamMismatch, WaitTimeout: as above, of any row and chunk; or as `bad_rows`
-            says. StateMismatch: the loaded state stands behind the end of the stream. ChunkRetired: a chunk was deleted
-            by the producer.
+            says. StateMismatch: the loaded state stands behind the stream's end. ChunkRetired: a chunk was deleted.
         """
         worker, rank, begun = get_worker_info(), self.rank, self._begun()
         self._workers_read[0] = 0 if worker is None else min(worker.num_workers, 255)
@@ -277,13 +275,11 @@ class LazyShardedSequences(IterableDataset[Any]):
         ranks; and what `StatefulDataLoader` asks a worker for is the state of that worker.
 
         Args:
-            consumed: sequences of this epoch that were trained, over all ranks: whole micro batches, also the one that
-                completes the epoch. It takes some milliseconds for each window since the last call. None for what this
-                pass has handed out, in this process.
+            consumed: sequences of this epoch that all ranks have trained: whole micro batches, also the last. It takes
+                milliseconds for a window since the last call. None: what this pass has handed out in this process.
 
         Raises:
-            ValueError: no such number of sequences is trained at the end of a micro batch, or it was fewer before.
-            TypeError: it is no integer.
+            ValueError, TypeError: so many sequences are not trained at the end of a micro batch, or it was fewer before.
             RuntimeError: None, but workers hand the sequences out, which this process cannot count.
             WaitTimeout: so many sequences are not published.
         """
@@ -308,8 +304,7 @@ class LazyShardedSequences(IterableDataset[Any]):
 
         Raises:
             StateInvalid, VersionUnsupported: it cannot be used, here.
-            StateMismatch: it is of another stream or of other settings, the lengths of the rows are others since, or it
-                stands behind more sequences than there are. Where that is not known yet, the pass raises it.
+            StateMismatch: another stream, settings or lengths, or behind the last sequence (or the pass raises it).
             BadSample, LengthsMissing, WaitTimeout, ChunkRetired: as a pass, of the window in which it stands.
         """
         worker = get_worker_info()
@@ -373,7 +368,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         begun, count = self._begun(), as_count(consumed, "sequences")
         known = self._counted
         if known is None or known[0] != begun or not known[1].holds(count):
-            # From the last window that began before: earlier ones may be deleted, by what a cursor has told.
+            # From the last window that began before: earlier ones may be deleted.
             met = known[1].places if known is not None and known[0] == begun else []
             at = bisect_right(met, max(count, begun.consumed), key=lambda one: one.before)
             place = met[at - 1] if at else begun.place

@@ -49,7 +49,7 @@ _REPLACED: Final = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)  # keys of 
 Tokens = Mapping[str, npt.NDArray[np.int64]]
 
 
-class _RowEncoder(NamedTuple):
+class _EncodeTask(NamedTuple):
     """An encoder that is ready, and what it encodes with."""
 
     function: Callable[[dict[str, Any]], Any]
@@ -135,15 +135,15 @@ def form_of(settings: Settings) -> Form:
 
 
 @functools.cache
-def load_encoder(settings: EncodingSettings) -> _RowEncoder:
+def load_encoder(settings: EncodingSettings) -> _EncodeTask:
     """Returns the encoder; loading ms-swift takes seconds, so once in a process."""
     # What is cut or padded is no longer what an encoder has made, and its readers have to know that.
     form = {} if settings.form is None else {"form": settings.form}
     if settings.encode != SWIFT:
         function = load_function(settings.encode, "--encode")
-        return _RowEncoder(function, _facts({"kind": "function", "function": settings.encode, **form}, function))
+        return _EncodeTask(function, _facts({"kind": "function", "function": settings.encode, **form}, function))
     function, encoding = open_swift(settings, "--encode")
-    return _RowEncoder(function, check_encoding({**encoding, **form}))
+    return _EncodeTask(function, check_encoding({**encoding, **form}))
 
 
 def open_swift(settings: EncodingSettings, option: str) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:

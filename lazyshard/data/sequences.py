@@ -279,7 +279,7 @@ class LazyShardedSequences(IterableDataset[Any]):
                 milliseconds for a window since the last call. None: what this pass has handed out in this process.
 
         Raises:
-            ValueError, TypeError: so many sequences are not trained at the end of a micro batch, or it was fewer before.
+            ValueError, TypeError: not trained at the end of a micro batch, or fewer before.
             RuntimeError: None, but workers hand the sequences out, which this process cannot count.
             WaitTimeout: so many sequences are not published.
         """

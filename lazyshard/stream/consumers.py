@@ -169,16 +169,18 @@ def _consumer(stream: Path, name: str, stream_id: str | None, published_chunks: 
         cursor = read_cursor(stream, name)
     except (FormatInvalid, OSError) as error:
         return Consumer(name, None, reading, str(error))
-    if cursor is None:
-        return Consumer(name, None, reading, None)
-    path, chunks = stream / CURSORS / cursor_name(name), cursor.chunks_before
+    problem = None if cursor is None else _problem(stream, cursor, stream_id, published_chunks)
+    return Consumer(name, None if problem else cursor, reading, problem)
+
+
+def _problem(stream: Path, cursor: Cursor, stream_id: str | None, published_chunks: int | None) -> str | None:
+    """Returns why a cursor that can be read does not count, None where it does."""
+    path, chunks = stream / CURSORS / cursor_name(cursor.consumer), cursor.chunks_before
     if cursor.stream_id != stream_id:
-        problem = f"{path}: of {_called(cursor.stream_id)}, in the directory is {_called(stream_id)}"
-    elif published_chunks is not None and chunks > published_chunks:
-        problem = f"{path}: is done with {chunks:,} chunks, of which only {published_chunks:,} are published"
-    else:
-        return Consumer(name, cursor, reading, None)
-    return Consumer(name, None, reading, problem)
+        return f"{path}: of {_called(cursor.stream_id)}, in the directory is {_called(stream_id)}"
+    if published_chunks is not None and chunks > published_chunks:
+        return f"{path}: is done with {chunks:,} chunks, of which only {published_chunks:,} are published"
+    return None
 
 
 def _called(stream_id: str | None) -> str:

@@ -47,13 +47,14 @@ _T = TypeVar("_T")
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
-_KINDS: Final = {
+KINDS: Final = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
 }
+"""What a file is that is no plain one, by its type."""
 
 
 class OpenFile:
@@ -233,7 +234,7 @@ def _open(path: Path, *, links: bool = False) -> OpenFile:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise _refused(path, _KINDS.get(stat.S_IFMT(status.st_mode), "something else"))
+            raise _refused(path, KINDS.get(stat.S_IFMT(status.st_mode), "something else"))
     except BaseException:
         os.close(fd)
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch.utils.data import DataLoader
 
@@ -59,3 +59,32 @@ def expected(
 def in_batches(samples: list[int], size: int) -> list[list[int]]:
     """Cuts a list into batches."""
     return [samples[first : first + size] for first in range(0, len(samples), size)]
+
+
+HOLDING_BACK: Final = """
+import sys, time
+from pathlib import Path
+from lazyshard import ChunkWriter
+from lazyshard.stream import list_consumers
+from lazyshard.stream.retire import retire
+
+directory, total = Path(sys.argv[1]), int(sys.argv[2])
+deadline = time.monotonic() + float(sys.argv[3])
+with ChunkWriter(directory, 4) as writer:
+    for number in range(total):
+        while writer.published_samples == number:
+            # Not one chunk further than the consumer needs.
+            consumers = list_consumers(directory, writer.published_chunks)
+            needs = max((one.reading.needs_chunks for one in consumers if one.reading), default=0)
+            before = min((one.chunks_before for one in consumers), default=0)
+            retire(directory, before, writer.published_chunks)
+            if needs > writer.published_chunks:
+                break
+            assert time.monotonic() < deadline, f"held back for ever: {consumers}"
+            time.sleep(0.002)
+        writer.write({"id": number, "input_ids": [number] * (1 + number % 5)}, tokens=1 + number % 5)
+    most = len(list(directory.glob("chunk_*.jsonl")))
+print(most)
+"""
+"""A producer, of a directory, rows and seconds: it holds back to what is needed, deletes what is done with, and prints
+how many chunks are there at the end."""

@@ -14,6 +14,7 @@ from lazyshard.errors import ChunkRetired, WaitTimeout
 from lazyshard.stream import list_consumers, read_retired
 from lazyshard.stream.retire import retire
 from tests.data.runs import open_rank
+from tests.data.streams import HOLDING_BACK
 from tests.data.workers import DEADLINE_S, PICKLED, first_error, loader
 from tests.stream.streams import HERE, produce
 
@@ -107,40 +108,12 @@ def test_a_loop_that_asks_where_the_epoch_ends_comes_to_its_end_though_the_begin
     assert "next epoch" not in capfd.readouterr().err + caplog.text
 
 
-PRODUCER = """
-import sys, time
-from pathlib import Path
-from lazyshard import ChunkWriter
-from lazyshard.stream import list_consumers
-from lazyshard.stream.retire import retire
-
-directory, total = Path(sys.argv[1]), int(sys.argv[2])
-deadline = time.monotonic() + float(sys.argv[3])
-with ChunkWriter(directory, 4) as writer:
-    for number in range(total):
-        while writer.published_samples == number:
-            # Not one chunk further than the consumer needs.
-            consumers = list_consumers(directory, writer.published_chunks)
-            needs = max((one.reading.needs_chunks for one in consumers if one.reading), default=0)
-            before = min((one.chunks_before for one in consumers), default=0)
-            retire(directory, before, writer.published_chunks)
-            if needs > writer.published_chunks:
-                break
-            assert time.monotonic() < deadline, f"held back for ever: {consumers}"
-            time.sleep(0.002)
-        writer.write({"id": number})
-    most = len(list(directory.glob("chunk_*.jsonl")))
-print(most)
-"""
-"""Holds back to what is needed, and deletes what is done with: both producer's limits at their tightest."""
-
-
 @pytest.mark.parametrize(("workers", "shuffle_window"), [(0, 2), (2, 0)])
 def test_producer_that_holds_back_and_deletes_and_a_trainer_that_commits_get_through(
     tmp_path: Path, workers: int, shuffle_window: int
 ) -> None:
     stream, total = tmp_path / "s", 160
-    command = [sys.executable, "-c", PRODUCER, *map(str, (stream, total, DEADLINE_S))]
+    command = [sys.executable, "-c", HOLDING_BACK, *map(str, (stream, total, DEADLINE_S))]
     with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True) as producer:
         try:
             options: dict[str, Any] = {"max_total_samples": total, "batch_size": 2, "consumer": "sft"}

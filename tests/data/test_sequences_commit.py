@@ -17,6 +17,7 @@ from lazyshard.format.names import chunk_name
 from lazyshard.stream import read_cursor, read_reading, read_retired
 from lazyshard.stream.retire import retire
 from tests.data.sequence_runs import LENGTHS, all_written, expected, loader_of, open_sequences, write_rows
+from tests.data.streams import HOLDING_BACK
 from tests.data.workers import DEADLINE_S
 from tests.stream.streams import HERE
 
@@ -125,39 +126,13 @@ def test_rank_0_tells_which_window_it_needs(tmp_path: Path) -> None:
     assert mark is not None and mark.needs_chunks == 6, "what it waited for"
 
 
-PRODUCER = """
-import sys, time
-from pathlib import Path
-from lazyshard import ChunkWriter
-from lazyshard.stream import list_consumers
-from lazyshard.stream.retire import retire
-
-directory, total = Path(sys.argv[1]), int(sys.argv[2])
-deadline = time.monotonic() + float(sys.argv[3])
-with ChunkWriter(directory, 4) as writer:
-    for number in range(total):
-        while writer.published_samples == number:
-            # Not one chunk further than the consumer needs.
-            consumers = list_consumers(directory, writer.published_chunks)
-            needs = max((one.reading.needs_chunks for one in consumers if one.reading), default=0)
-            before = min((one.chunks_before for one in consumers), default=0)
-            retire(directory, before, writer.published_chunks)
-            if needs > writer.published_chunks:
-                break
-            assert time.monotonic() < deadline, f"held back for ever: {consumers}"
-            time.sleep(0.002)
-        writer.write({"id": number, "input_ids": [number] * (1 + number % 5)}, tokens=1 + number % 5)
-"""
-"""Holds back to what is needed, and deletes what is done with: both producer's limits at their tightest."""
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_producer_that_holds_back_and_deletes_and_a_run_that_commits_get_through(
     tmp_path: Path, workers: int
 ) -> None:
     stream, total = tmp_path / "s", 96
-    command = [sys.executable, "-c", PRODUCER, *map(str, (stream, total, DEADLINE_S))]
-    with subprocess.Popen(command, cwd=HERE) as producer:
+    command = [sys.executable, "-c", HOLDING_BACK, *map(str, (stream, total, DEADLINE_S))]
+    with subprocess.Popen(command, cwd=HERE, stdout=subprocess.DEVNULL) as producer:
         try:
             sequences = LazyShardedSequences(
                 stream, form=Pack(9), batch_size=2, window=2, dp_rank=0, dp_size=1, max_wait=DEADLINE_S, consumer="run"

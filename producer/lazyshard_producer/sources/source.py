@@ -21,7 +21,7 @@ import xxhash
 from lazyshard.errors import FileRefused, RowInvalid
 from lazyshard.format.batch import EncodedRow
 from lazyshard.memory import raise_if_short
-from lazyshard.store.files import open_inside
+from lazyshard.store.files import KINDS, open_inside
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.position import FilePosition
 
@@ -132,14 +132,6 @@ _PACKED: Final = (
 )
 """How each kind of packed file begins that is not read, its name, and what unpacks it."""
 
-_KINDS: Final = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
-
 
 def open_regular(
     path: str, buffer_bytes: int = 1 << 20, *, links_out: bool = True, expected: str = "a plain file"
@@ -154,7 +146,7 @@ def open_regular(
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
     if kind != stat.S_IFREG:
         os.close(fd)
-        raise refuse_source(path, expected, _KINDS.get(kind, "something else"))
+        raise refuse_source(path, expected, KINDS.get(kind, "something else"))
     return os.fdopen(fd, "rb", buffering=buffer_bytes)
 
 

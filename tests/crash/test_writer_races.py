@@ -14,19 +14,23 @@ from tests.harness.writers.races import race_by_chance, race_in_pairs, without_l
 from tests.tiers import full
 
 
-@pytest.mark.parametrize("arrays", [False, *full(True)], ids=["rows", "arrays"])
-def test_two_writers(arrays: bool, root: Path) -> None:
+@pytest.mark.parametrize(
+    ("arrays", "step", "least"), [(False, 57, 100), *full((False, 19, 300), (True, 19, 300))], ids=str
+)
+def test_two_writers(arrays: bool, step: int, least: int, root: Path) -> None:
     found: list[str] = []
-    assert race_in_pairs(root, arrays=arrays, begun=arrays, step=19, first=3 + arrays, found=found.append) > 300
+    assert race_in_pairs(root, arrays=arrays, begun=arrays, step=step, first=3 + arrays, found=found.append) > least
     assert found == []
 
 
+@pytest.mark.full
 def test_two_writers_stopped_before_looks_too(root: Path) -> None:
     found: list[str] = []
     assert race_in_pairs(root, looks=True, step=83, first=11, found=found.append) > 200
     assert found == []
 
 
+@pytest.mark.full
 def test_three_writers(root: Path) -> None:
     found: list[str] = []
     race_by_chance(root, range(100), found=found.append)
@@ -56,6 +60,7 @@ class _Found(Exception):
     pass
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_is_found(name: str, root: Path) -> None:
     mistake, words, first = MISTAKES[name]

@@ -148,7 +148,7 @@ def test_packing_at_run_time_prints_what_the_page_says(tmp_path: Path) -> None:
         name, *arguments = shlex.split(line.removeprefix("$ "))
         run(tmp_path, "-m", modules[name], *arguments)
     programs = blocks(section, "python")
-    assert len(programs) == 2
+    assert len(programs) == 3
     # Each by itself, but torch is imported once; unbuffered, so that log lines stand where they are written.
     each = "import sys\nfor program in sys.argv[1:]:\n    exec(program, {})"
     done = run(tmp_path, "-W", "error", "-u", "-c", each, *programs, output=subprocess.STDOUT)

@@ -14,9 +14,9 @@ import pytest
 from lazyshard import BlendedDataset, ChunkWriter, LateRow, LazyShardedStream, StreamReader
 from tests.data.runs import open_rank
 
-SAMPLES: Final = 6_000
+SAMPLES: Final = 10_000
 PER_CHUNK: Final = 3
-LOOKS: Final = (2_500, 4_200, 5_900)
+LOOKS: Final = (2_500, 6_200, 9_900)
 """After so many samples it is looked how much is held; by the first look 256 chunks are open, and windows are full."""
 
 ALLOWED: Final = 2.0

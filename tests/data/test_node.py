@@ -61,6 +61,10 @@ def test_epochs_begin_with_set_epoch_also_after_a_state(tmp_path: Path) -> None:
     assert list(resumed) == in_batches(expected(16, 1, 2, window=4, epoch=1)[0], 2)
 
 
+# torchdata's iterator joins its threads when it is collected; where the collector runs in one of them, that is refused.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function _ParallelMapperIter:pytest.PytestUnraisableExceptionWarning"
+)
 def test_errors_come_out_of_the_loader(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 8, 4, end=False)
     with pytest.raises(WaitTimeout):

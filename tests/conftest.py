@@ -41,6 +41,8 @@ _LONG = ("swift", "crash", "faults", "store", "packaging", "producer")
 minutes and begins last leaves the others with nothing to do."""
 
 
+_SWIFT_UNIT: Final = "tests/swift/unit"
+
 _OPTIONAL = ("torch", "torchdata", "swift", "megatron", "mcore_bridge", "ray", "mkdocs", "tokenizers", "transformers")
 """What `scripts/environment` may leave out."""
 
@@ -68,7 +70,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--gate") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(tiers.Gate(config.getoption("--tier")))
+        config.pluginmanager.register(
+            tiers.Gate(config.getoption("--tier"), config.getoption("numprocesses", None) or 1)
+        )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Has a file stay in one process, and all unit tests of ms-swift, which takes half a minute to import."""
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    scheduler = LoadFileScheduling(config, log)
+    of_file = scheduler._split_scope
+    scheduler._split_scope = lambda nodeid: _SWIFT_UNIT if nodeid.startswith(_SWIFT_UNIT) else of_file(nodeid)
+    return scheduler
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:

@@ -71,6 +71,7 @@ def test_a_file_of_which_the_quick_tier_takes_nothing_is_known_by_its_text(text:
         ("full", f"{FEW.format(2)}def test_long(n): assert n in (0, 3)", 1),
     ],
 )
+@pytest.mark.few(4)
 def test_a_run_fails_by_what_is_skipped_and_by_a_slow_file(tier: str, body: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_all.py").write_text(PROGRAM)

@@ -6,12 +6,13 @@
 - *sweep*, `scripts/sweep_swift`: what is marked `sweep`, in no other tier.
 
 With `--gate` a run also fails where a test is skipped that `SKIPS` does not name. A run of the quick tier also fails
-where the tests of a file take more than `QUICK_S` on average: such a file belongs to the full tier. In the full tier
-trainings run beside them, so times tell nothing there.
+where the tests of a file take more than `QUICK_S` on average, or as many times that as tests share a processor: such a
+file belongs to the full tier. In the full tier trainings run beside them, so times tell nothing there.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -23,7 +24,7 @@ Tier = Literal["quick", "full", "sweep"]
 TIERS: Final[tuple[Tier, ...]] = ("quick", "full", "sweep")
 
 QUICK_S: Final = 5.0
-"""Seconds that a test of a file of the quick tier takes on average at the most."""
+"""Seconds that a test of a file of the quick tier takes on average at the most, with a processor of its own."""
 
 TRAININGS: Final = frozenset(
     {
@@ -94,13 +95,14 @@ def unexpected_skips(skips: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{test}: skipped: {reason}" for test, reason in skips if not any(one.search(reason) for one in known)]
 
 
-def slow_files(seconds: Mapping[str, float]) -> list[str]:
-    """Returns which files of the quick tier are too slow, as lines; `seconds` is by test."""
+def slow_files(seconds: Mapping[str, float], beside: float = 1.0) -> list[str]:
+    """Returns which files of the quick tier are too slow, as lines; `seconds` is by test, `beside` how many tests share
+    a processor."""
     by_file: dict[str, list[float]] = defaultdict(list)
     for test, taken in seconds.items():
         by_file[test.partition("::")[0]].append(taken)
     means = {file: sum(taken) / len(taken) for file, taken in by_file.items()}
-    return [f"{file}: {mean:.1f} s a test" for file, mean in sorted(means.items()) if mean > QUICK_S]
+    return [f"{file}: {mean:.1f} s a test" for file, mean in sorted(means.items()) if mean > QUICK_S * beside]
 
 
 GATE_KEY: Final = "lazyshard/gate"
@@ -110,8 +112,9 @@ GATE_KEY: Final = "lazyshard/gate"
 class Gate:
     """Watches a run, and fails it in the end. For the process that gathers the reports."""
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, workers: int) -> None:
         self._tier = tier
+        self._beside = max(1.0, workers / (os.cpu_count() or 1))
         self._skips: list[tuple[str, str]] = []
         self._seconds: dict[str, float] = defaultdict(float)
 
@@ -128,7 +131,7 @@ class Gate:
             self._skips.append((report.nodeid, report.longrepr[2]))
 
     def _found(self) -> list[str]:
-        return unexpected_skips(self._skips) + slow_files(self._seconds)
+        return unexpected_skips(self._skips) + slow_files(self._seconds, self._beside)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

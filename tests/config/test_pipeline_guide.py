@@ -52,8 +52,8 @@ def run(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(("program", "printed"), [(STEPS, PRINTED[:2]), (LOADING, PRINTED[3:5])], ids=["steps", "load"])
+@pytest.mark.full
 def test_two_ranks_print_what_the_page_says(place: Path, program: str, printed: list[str]) -> None:
     for rank, expected in enumerate(printed):
         done = run(place, "-c", program, str(rank))

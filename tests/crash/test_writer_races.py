@@ -60,7 +60,7 @@ class _Found(Exception):
     pass
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_is_found(name: str, root: Path) -> None:
     mistake, words, first = MISTAKES[name]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 OPTIONAL = (
     "filelock",
     "fsspec",
@@ -42,6 +44,7 @@ def test_a_data_set_imports_nothing_that_it_may_not_need() -> None:
     assert sum(name.startswith("lazyshard.") for name in found) <= MOST_MODULES
 
 
+@pytest.mark.full
 def test_modules_of_a_package_are_attributes_of_it_as_if_it_had_imported_them() -> None:
     program = (
         "import lazyshard; lazyshard.stream.reader.StreamReader; lazyshard.data.StreamingShard; "

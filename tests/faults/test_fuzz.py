@@ -68,7 +68,7 @@ def test_damaged_stream_that_is_kept(recipe: Recipe, tmp_path: Path) -> None:
     assert run_recipe(recipe, tmp_path) is None
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_bug_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "a pipe is waited for":

@@ -141,7 +141,7 @@ def _sealed_and_not_told(bench: power.Bench) -> int:
     raise AssertionError("unreachable")
 
 
-@pytest.mark.full
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("mutant", "filesystem", "first", "broken"), OF_A_CONSUMER)
 def test_a_cut_of_a_consumers_power_shows(
     mutant: str, filesystem: Filesystem, first: int, broken: str, place: Place, beginning: power.Beginning

@@ -188,6 +188,7 @@ def test_links_lead_somewhere() -> None:
     assert {page.name: found for page in PAGES if (found := dead_links(page))} == {}
 
 
+@pytest.mark.full
 def test_commands_of_the_guides_have_the_options_that_they_are_given() -> None:
     named = {"torchrun": "torch.distributed.run", "lazyshard-producer run": "lazyshard_producer run"}
     for command, module in named.items():

@@ -76,6 +76,7 @@ def test_every_page_is_in_the_nav() -> None:
     assert not missing, f"add to the nav in mkdocs.yml: {sorted(missing)}"
 
 
+@pytest.mark.full
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) >= LEAST_PAGES

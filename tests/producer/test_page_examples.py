@@ -56,6 +56,7 @@ def test_the_example_prints_what_the_page_says(name: str, programs: dict[str, st
     assert said in (["event=start", "event=end"], ["event=end"])
 
 
+@pytest.mark.full
 def test_the_session_of_indexed_dataset(programs: dict[str, str], tmp_path: Path) -> None:
     text = page("indexed-dataset.md")
     (program,), (session,) = blocks("python", text), blocks("console", text)

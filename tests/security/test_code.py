@@ -77,6 +77,7 @@ def runners_in(tree: ast.AST) -> Iterator[str]:
 OWN: Final = frozenset({"self", "reload", "segment", "space"})
 
 
+@pytest.mark.full
 def test_nothing_else_in_the_product_runs_what_it_reads() -> None:
     found = set()
     for file in sources():

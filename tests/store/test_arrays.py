@@ -78,6 +78,7 @@ def test_bounded_cache_counts_side_files(
         (delete(arrays_name(1)), ChunkMissing, 2),
     ],
 )
+@pytest.mark.few(1)
 def test_damaged_side_file_is_told_and_fetched_again(
     damage: Damage, error: type[Exception], good: int, server: Server, bucket: UrlPath, tmp_path: Path
 ) -> None:

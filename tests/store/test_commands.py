@@ -51,6 +51,7 @@ DIFFER = r"\([0-9.]+ s, [^)]*\)|\"(seconds|looked_at_s|heartbeat_age_s|free_byte
     ],
     ids=" ".join,
 )
+@pytest.mark.few(3)
 def test_it_tells_the_same(
     folder: Path, bucket: UrlPath, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
@@ -62,6 +63,7 @@ def test_it_tells_the_same(
     assert told[0] == told[1]
 
 
+@pytest.mark.full
 def test_verify_looks_at_the_store(
     folder: Path, bucket: UrlPath, capsys: pytest.CaptureFixture[str], server: Server
 ) -> None:

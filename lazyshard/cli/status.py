@@ -1,4 +1,8 @@
-"""`lazyshard status`: how a stream is, its producer and its consumers; once, or again and again."""
+"""Says how a stream is: published, deleted, on disk; its producer, its consumers, and when something runs out.
+
+Only looks, at any time and from any machine that sees the files; neither locks nor changes anything. How fast a
+consumer is takes two looks: see [bold]--watch[/bold].
+"""
 
 from __future__ import annotations
 
@@ -20,21 +24,15 @@ from lazyshard.cli import exits
 from lazyshard.cli.output import StreamArgument, check_stream, epilog, one_line, say
 from lazyshard.cli.status_view import WIDTH, blend_of, problems, status_lines, summary
 from lazyshard.errors import LazyShardError, StreamMissing
-from lazyshard.inspection.band import Band
-from lazyshard.inspection.disk_use import LostChunks
-from lazyshard.inspection.outlook import ConsumerOutlook, Looks, Outlook
-from lazyshard.inspection.survey import take_survey
+from lazyshard.inspection.outlook import ConsumerOutlook, Looks, OpenWindow, Outlook
+from lazyshard.inspection.survey import Lines, LostChunks, take_survey
 from lazyshard.store.urls import stream_path
 
 INTERVAL_S: Final = 2.0
 _MIN_INTERVAL_S: Final = 0.1  # A look takes a few milliseconds on a local disk; on a share it takes its server too
 _SCHEMA: Final = 1  # Raised when a field goes or changes its meaning; new fields leave it
 
-HELP: Final = """Says how a stream is: what is published, deleted and on disk, what the producer does and what it waits
-for, where each consumer is, how far behind, and when something runs out.
-
-Only looks, at any time and from any machine that sees the files; neither locks nor changes anything. How fast a
-consumer is takes two looks: see [bold]--watch[/bold]."""
+HELP: Final = __doc__
 
 EPILOG: Final = epilog(
     [
@@ -60,9 +58,7 @@ def command(
     interval: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS",
-            min=_MIN_INTERVAL_S,
-            help=f"Seconds between two looks of --watch. Default: {INTERVAL_S:g}.",
+            metavar="SECONDS", min=_MIN_INTERVAL_S, help=f"Between looks of --watch. Default: {INTERVAL_S:g}."
         ),
     ] = None,
 ) -> Callable[[], int]:
@@ -70,16 +66,16 @@ def command(
     check_stream(stream, may_come=watch)
     if interval is not None and not watch:
         raise typer.BadParameter("goes with --watch only", param_hint="--interval")
-    if not watch:
-        return lambda: _once(stream_path(stream), as_json)
-    return lambda: _watch(stream_path(stream), as_json, INTERVAL_S if interval is None else interval)
+    if watch:
+        return lambda: _watch(stream_path(stream), as_json, INTERVAL_S if interval is None else interval)
 
+    def once() -> int:
+        outlook = Looks().add(take_survey(stream_path(stream), time.time()))
+        for line in [json.dumps(status_values(outlook))] if as_json else status_lines(outlook, watching=False):
+            say(line)
+        return exits.DONE
 
-def _once(stream: Path, as_json: bool) -> int:
-    outlook = Looks().add(take_survey(stream, time.time()))
-    for line in [json.dumps(status_values(outlook))] if as_json else status_lines(outlook, watching=False):
-        say(line)
-    return exits.DONE
+    return once
 
 
 def _watch(stream: Path, as_json: bool, interval: float) -> int:
@@ -91,14 +87,12 @@ def _watch(stream: Path, as_json: bool, interval: float) -> int:
         now = time.time()
         try:
             outlook = looks.add(take_survey(stream, now, lost))
-            return (
-                [json.dumps(status_values(outlook))] if as_json else status_lines(outlook, watching=True, width=width)
-            )
         except (LazyShardError, OSError) as error:
             if as_json:
                 return [json.dumps(failure_values(stream, now, str(error)))]
             missing = f"{stream}: no stream is here; it will be shown as soon as its producer has begun it"
             return [one_line(missing if isinstance(error, StreamMissing) else str(error))]
+        return [json.dumps(status_values(outlook))] if as_json else status_lines(outlook, watching=True, width=width)
 
     try:
         if console.is_terminal and not as_json:
@@ -130,8 +124,25 @@ def _ticks(interval: float) -> Iterator[None]:
 
 def status_values(outlook: Outlook) -> dict[str, Any]:
     """Returns the values of a look: what is not known is None."""
-    survey, census = outlook.survey, outlook.survey.census
-    manifest, quarantine = census.manifest, survey.quarantine
+    survey, census, band, head = outlook.survey, outlook.survey.census, outlook.band, outlook.survey.census.head
+    manifest, refused = census.manifest, survey.quarantine or Lines(0, 0, True)
+
+    def samples(chunks: float | None) -> float | None:
+        return None if chunks is None or manifest is None else chunks * manifest.samples_per_chunk
+
+    producer = head and {
+        "state": outlook.state,
+        "said_state": head.state,
+        "host": head.host,
+        "pid": head.pid,
+        "process_is_gone": survey.gone,
+        "process_has_ended": survey.ended,
+        "heartbeat_age_s": outlook.heartbeat_age_s,
+        "waits_for": (head.note or None) if head.state != "failed" else None,
+        "failure": (head.note or None) if head.state == "failed" else None,
+    }
+    stretches = [{"first_chunk": one.first, "stop_chunk": one.stop, "state": one.state} for one in band.stretches]
+    cells = [cell._asdict() | {"readers": [reader._asdict() for reader in cell.readers]} for cell in band.cells]
     return {
         "schema": _SCHEMA,
         "directory": str(survey.directory),
@@ -145,26 +156,26 @@ def status_values(outlook: Outlook) -> dict[str, Any]:
         "published_chunks": census.chunks,
         "published_samples": census.samples,
         "retired_chunks": census.retired,
-        "retired_samples": _samples(outlook, census.retired),
+        "retired_samples": samples(census.retired),
         "present_chunks": census.chunks - census.retired,
         "published_chunks_per_s": outlook.chunk_rate,
-        "published_samples_per_s": _samples(outlook, outlook.chunk_rate),
+        "published_samples_per_s": samples(outlook.chunk_rate),
         "used_bytes": survey.disk.size,
         "used_bytes_is_exact": survey.disk.exact,
         "free_bytes": survey.free,
         "growth_bytes_per_s": outlook.byte_rate,
         "full_in_s": outlook.full_in_s,
-        "quarantined_rows": 0 if quarantine is None else quarantine.lines,
-        "quarantined_rows_is_exact": quarantine is None or quarantine.exact,
-        "quarantine_bytes": 0 if quarantine is None else quarantine.size,
+        "quarantined_rows": refused.lines,
+        "quarantined_rows_is_exact": refused.exact,
+        "quarantine_bytes": refused.size,
         "mixture": [
             {"name": one.name, "weight": one.weight, "share": one.share}
             | {"drawn_rows": one.rows, "finished": one.finished}
             for one in survey.mixture
         ],
-        "band": _band_values(outlook.band),
-        "producer": _producer_values(outlook),
-        "consumers": [_consumer_values(outlook, one) for one in outlook.consumers],
+        "band": {"stop_chunk": band.stop, "stretches": stretches, "close_up": cells},
+        "producer": producer,
+        "consumers": [_consumer_values(one, band.windows.get(one.consumer.name), samples) for one in outlook.consumers],
         "problems": problems(outlook),
     }
 
@@ -174,66 +185,25 @@ def failure_values(directory: Path, looked_at: float, error: str) -> dict[str, A
     return {"schema": _SCHEMA, "directory": str(directory), "looked_at_s": looked_at, "error": error}
 
 
-def _producer_values(outlook: Outlook) -> dict[str, Any] | None:
-    head = outlook.survey.census.head
-    return (
-        None
-        if head is None
-        else {
-            "state": outlook.state,
-            "said_state": head.state,
-            "host": head.host,
-            "pid": head.pid,
-            "process_is_gone": outlook.survey.gone,
-            "process_has_ended": outlook.survey.ended,
-            "heartbeat_age_s": outlook.heartbeat_age_s,
-            "waits_for": (head.note or None) if head.state != "failed" else None,
-            "failure": (head.note or None) if head.state == "failed" else None,
-        }
-    )
-
-
-def _band_values(band: Band) -> dict[str, Any]:
-    return {
-        "stop_chunk": band.stop,
-        "stretches": [{"first_chunk": one.first, "stop_chunk": one.stop, "state": one.state} for one in band.stretches],
-        "close_up": [
-            {"chunk": cell.chunk, "state": cell.state, "readers": [reader._asdict() for reader in cell.readers]}
-            for cell in band.cells
-        ],
-    }
-
-
-def _consumer_values(outlook: Outlook, one: ConsumerOutlook) -> dict[str, Any]:
+def _consumer_values(
+    one: ConsumerOutlook, window: OpenWindow | None, samples: Callable[[float | None], float | None]
+) -> dict[str, Any]:
     cursor, reading = one.consumer.cursor, one.consumer.reading
-    window = outlook.band.windows.get(one.consumer.name)
+    told = {name: getattr(one, name) for name in one.__slots__ if name not in ("consumer", "remainder")}
     return {
         "name": one.consumer.name,
+        **told,
         "ranks": reading and reading.dp_size,
         "consumed_samples": cursor and cursor.consumed,
         "chunks_before": cursor and cursor.chunks_before,
-        "checkpoint_age_s": one.checkpoint_age_s,
-        "lag_chunks": one.lag_chunks,
-        "lag_samples": one.lag_samples,
-        "lag_s": one.lag_s,
         "needs_chunks": reading and reading.needs_chunks,
         "window_first_chunk": window and window.first,
         "window_stop_chunk": window and window.stop,
-        "reading_age_s": one.reading_age_s,
-        "ahead_chunks": one.ahead_chunks,
-        "ahead_samples": _samples(outlook, one.ahead_chunks),
-        "read_chunks_per_s": one.chunk_rate,
-        "read_samples_per_s": _samples(outlook, one.chunk_rate),
+        "ahead_samples": samples(one.ahead_chunks),
+        "read_samples_per_s": samples(one.read_chunks_per_s),
         "blend": [
             {"stream": share.stream, "weight": share.weight, "share": given, "consumed_samples": share.consumed}
             for share, given in blend_of(one)
         ],
-        "supply": one.supply,
-        "starving_in_s": one.dry_in_s,
         "problem": one.consumer.problem,
     }
-
-
-def _samples(outlook: Outlook, chunks: float | None) -> float | None:
-    manifest = outlook.survey.census.manifest
-    return None if chunks is None or manifest is None else chunks * manifest.samples_per_chunk

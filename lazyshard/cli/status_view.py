@@ -10,27 +10,20 @@ from typing import Final
 from lazyshard.cli.output import chunk_range, count, duration, one_line, per_second, size
 from lazyshard.format.blend_state import BlendShare, given_shares
 from lazyshard.format.cursor import Cursor
-from lazyshard.inspection.band import Band, ChunkState, OpenWindow
-from lazyshard.inspection.outlook import ConsumerOutlook, Outlook
+from lazyshard.inspection.outlook import Band, ChunkState, ConsumerOutlook, OpenWindow, Outlook
 from lazyshard.stream.listing import has_unpublished_rows
 from lazyshard.stream.pacing import describe_silence, failure_words, is_silent
 
 WIDTH: Final = 80
 _LABEL: Final = 14
-_OLD_RATE_S: Final = 10.0  # Producers tell their rate every 5 s; an older one comes with its age
-_OLD_MARK_S: Final = 600.0  # A reader whose mark is older has ended, or waits: it reads nothing now
+_SHOWN_CHUNKS: Final = 32  # The chunks of each rank are listed where there are no more of either
+_ROOM: Final = ("--max-disk ", "--min-free-disk ")  # How the notes of a producer that waits for room begin
 
 SIGNS: Final[dict[ChunkState, str]] = {
     "deleted": ".", "done": "-", "taken": "=", "reading": "#", "ready": "+", "awaited": "?",
 }  # fmt: skip
-
 _PRECEDENCE: Final[tuple[ChunkState, ...]] = ("deleted", "done", "taken", "ready", "awaited", "reading")
 """Of several that share a column, the last of these is shown: what is read now is seen, however long the stream is."""
-
-_SHOWN_RANKS: Final = 8
-_SHOWN_CHUNKS: Final = 32  # The chunks of each rank are listed where there are no more of either
-_CLOCK_AHEAD_S: Final = 5.0
-_ROOM: Final = ("--max-disk ", "--min-free-disk ")  # How the notes of a producer that waits for room begin
 
 Facts = Iterator[tuple[str, str]]  # Labels and texts
 
@@ -39,9 +32,9 @@ def status_lines(outlook: Outlook, *, watching: bool, width: int = WIDTH) -> lis
     """Returns the page of a look; where others follow (`watching`), rates which take two will be known."""
     width, lines = max(width, 2 * _LABEL), []
     for label, text in _page(outlook, watching, width - _LABEL):
-        indents = (f"{label:{_LABEL}}", " " * _LABEL) if label else ("", "")
+        begin, further = (f"{label:{_LABEL}}", " " * _LABEL) if label else ("", "")
         lines += textwrap.wrap(
-            one_line(text), width, initial_indent=indents[0], subsequent_indent=indents[1],
+            one_line(text), width, initial_indent=begin, subsequent_indent=further,
             break_long_words=False, break_on_hyphens=False,
         ) or [""]  # fmt: skip
     return lines
@@ -58,7 +51,7 @@ def _page(outlook: Outlook, watching: bool, room: int) -> Facts:
         yield " ", legend(outlook.band)
     for number, source in enumerate(outlook.survey.mixture):
         aim = "finished" if source.finished else f"weight {source.weight:.1%}"
-        yield " " if number else "mixture", mix_words(source.name, source.share, count(source.rows, "row"), aim)
+        yield " " if number else "mixture", _mixed(source.name, source.share, count(source.rows, "row"), aim)
     yield "", ""
     yield "producer", _producer_state(outlook)
     yield from ((f"  {label}", text) for label, text in producer_facts(outlook))
@@ -70,20 +63,19 @@ def _page(outlook: Outlook, watching: bool, room: int) -> Facts:
         yield from ((f"  {label}", text) for label, text in consumer_facts(outlook, one, unknown))
         for number, (share, given) in enumerate(blend_of(one)):
             amount = count(share.consumed, "sample")
-            yield " " if number else "  blend", mix_words(share.stream, given, amount, f"weight {share.weight:.1%}")
-        if one.chunk_rate is None:
+            yield " " if number else "  blend", _mixed(share.stream, given, amount, f"weight {share.weight:.1%}")
+        if one.read_chunks_per_s is None:
             unknown = "not known yet" if watching else "not known"
     if not outlook.consumers:
         yield "", ""
         yield "consumers", "none has registered"
-    found = problems(outlook)
-    if found:
+    if found := problems(outlook):
         yield "", ""
-    yield from (("problem", problem) for problem in found)
+        yield from (("problem", problem) for problem in found)
 
 
 def _stream_facts(outlook: Outlook) -> Facts:
-    survey, census = outlook.survey, outlook.survey.census
+    survey, census, about = outlook.survey, outlook.survey.census, "" if outlook.survey.disk.exact else "about "
     published = count(census.chunks, "chunk")
     if census.samples is not None:
         published += f", {count(census.samples, 'sample')}"
@@ -94,16 +86,12 @@ def _stream_facts(outlook: Outlook) -> Facts:
     if census.retired:
         left = census.chunks - census.retired
         yield "deleted", f"{count(census.retired, 'chunk')}; {left:,} {'is' if left == 1 else 'are'} there"
-    disk = f"{'' if survey.disk.exact else 'about '}{size(survey.disk.size)} used"
-    if survey.free is not None:
-        disk += f", {size(survey.free)} free"
-    if outlook.full_in_s is not None:
-        disk += f"; full in about {duration(outlook.full_in_s)} at this rate"
-    yield "disk", disk
-    if survey.quarantine is not None:
-        about = "" if survey.quarantine.exact else "about "
-        rows = f"{about}{count(survey.quarantine.lines, 'row')} refused so far"
-        yield "quarantine", f"{rows}, {size(survey.quarantine.size)}"
+    free = "" if survey.free is None else f", {size(survey.free)} free"
+    full = "" if outlook.full_in_s is None else f"; full in about {duration(outlook.full_in_s)} at this rate"
+    yield "disk", f"{about}{size(survey.disk.size)} used{free}{full}"
+    if (refused := survey.quarantine) is not None:
+        rows = f"{'' if refused.exact else 'about '}{count(refused.lines, 'row')} refused so far"
+        yield "quarantine", f"{rows}, {size(refused.size)}"
 
 
 def _producer_state(outlook: Outlook) -> str:
@@ -118,7 +106,7 @@ def _producer_state(outlook: Outlook) -> str:
 
 def producer_facts(outlook: Outlook) -> Facts:
     """Yields what is known of the producer, but for its state."""
-    survey, head = outlook.survey, outlook.survey.census.head
+    survey, head, grows = outlook.survey, outlook.survey.census.head, ""
     if head is not None:
         process = f"{head.pid} on {head.host}, heartbeat {duration(outlook.heartbeat_age_s or 0.0)} old"
         if survey.ended and outlook.state == "dead":
@@ -126,7 +114,6 @@ def producer_facts(outlook: Outlook) -> Facts:
         elif survey.gone and outlook.state in ("running", "waiting", "dead"):
             process += "; it is not to be seen on this machine"
         yield "process", process
-    grows = ""
     if outlook.byte_rate:
         verb = "grows" if outlook.byte_rate > 0 else "shrinks"
         grows = f"; the stream {verb} by {size(abs(outlook.byte_rate))}/s"
@@ -144,12 +131,13 @@ def rate_words(outlook: Outlook, chunks: float | None) -> str | None:
 def told_words(outlook: Outlook) -> str:
     """Returns how old the producer's rate is, where it is that: what one that is silent has told last."""
     age = outlook.heartbeat_age_s or 0.0
-    return f", told {duration(age)} ago" if outlook.chunk_rate and age > _OLD_RATE_S else ""
+    # Producers tell their rate every 5 s; an older one comes with its age.
+    return f", told {duration(age)} ago" if outlook.chunk_rate and age > 10.0 else ""
 
 
 def consumer_facts(outlook: Outlook, one: ConsumerOutlook, unknown: str = "not known yet") -> Facts:
     """Yields what is known of a consumer; `unknown` stands for a rate that is not."""
-    cursor, reading = one.consumer.cursor, one.consumer.reading
+    cursor, reading, age = one.consumer.cursor, one.consumer.reading, one.reading_age_s or 0.0
     if one.consumer.problem is not None:
         yield "checkpoint", "not known, see the problem"
     else:
@@ -163,15 +151,16 @@ def consumer_facts(outlook: Outlook, one: ConsumerOutlook, unknown: str = "not k
         ahead = f", {ahead} ahead of it" if one.ahead_chunks >= 0 else f", waits for {ahead}"
         # Of a stream that has ended all is there, whatever a window would take.
         told = "" if outlook.survey.census.ended else ahead
-        yield "reading", f"needs {count(reading.needs_chunks, 'chunk')}{told}; {duration(one.reading_age_s or 0.0)} old"
+        yield "reading", f"needs {count(reading.needs_chunks, 'chunk')}{told}; {duration(age)} old"
     window, published = outlook.band.windows.get(one.consumer.name), outlook.survey.census.chunks
     if window is not None:
-        reads = "reads now" if (one.reading_age_s or 0.0) <= _OLD_MARK_S else "read last"
+        # A reader whose mark is older has ended, or waits: it reads nothing now.
+        reads = "reads now" if age <= 600.0 else "read last"
         yield reads if window.stop <= published else "waits for", window_words(window, published)
     supply = "; does not have to wait at these rates" if one.supply == "steady" else ""
     if one.supply == "shrinking":
-        supply = f"; has to wait in about {duration(one.dry_in_s or 0.0)} at these rates"
-    yield "rate", (rate_words(outlook, one.chunk_rate) or unknown) + supply
+        supply = f"; has to wait in about {duration(one.starving_in_s or 0.0)} at these rates"
+    yield "rate", (rate_words(outlook, one.read_chunks_per_s) or unknown) + supply
 
 
 def checkpoint_words(cursor: Cursor, age_s: float) -> str:
@@ -183,7 +172,7 @@ def checkpoint_words(cursor: Cursor, age_s: float) -> str:
 def band_line(band: Band, width: int) -> str:
     """Returns the band in characters, at most `width`.
 
-    >>> from lazyshard.inspection.band import ChunkStretch
+    >>> from lazyshard.inspection.outlook import ChunkStretch
     >>> band_line(Band(10, (ChunkStretch(0, 6, "done"), ChunkStretch(6, 10, "reading")), (), {}), 5)
     '---##'
     """
@@ -198,28 +187,25 @@ def band_line(band: Band, width: int) -> str:
 def legend(band: Band) -> str:
     """Returns what the characters of its line mean, of the states that are in it."""
     there = {one.state for one in band.stretches}
-    return ", ".join(
-        f"{sign} {'read now' if state == 'reading' else state}" for state, sign in SIGNS.items() if state in there
-    )
+    words = SIGNS.items()
+    return ", ".join(f"{sign} {'read now' if name == 'reading' else name}" for name, sign in words if name in there)
 
 
 def window_words(window: OpenWindow, published: int) -> str:
     """Returns which chunks a consumer reads now, and which rank which of them; or which it waits for, to read those."""
-    chunks = range(window.first, window.stop)
-    words = chunk_range(chunks.start, chunks.stop)
+    words, by_rank = chunk_range(window.first, window.stop), dict[int | None, list[str]]()
     if window.first < published < window.stop:
         words = f"{chunk_range(published, window.stop)}, to read {words}"
-    by_rank: dict[int | None, list[str]] = {}
-    for chunk in chunks[: _SHOWN_CHUNKS + 1]:
+    for chunk in range(window.first, min(window.stop, window.first + _SHOWN_CHUNKS + 1)):
         by_rank.setdefault(window.rank(chunk), []).append(f"{chunk:,}")
-    if len(chunks) > _SHOWN_CHUNKS or len(by_rank) > _SHOWN_RANKS:
+    if window.stop - window.first > _SHOWN_CHUNKS or len(by_rank) > 8:
         return f"{words}, by {count(window.dp, 'rank')}"
     ranks = sorted(by_rank.items(), key=lambda item: (item[0] is None, item[0] or 0))
     parts = [f"{'shared by ranks' if rank is None else f'rank {rank}'}: {', '.join(found)}" for rank, found in ranks]
     return f"{words} ({'; '.join(parts)})"
 
 
-def mix_words(name: str, share: float | None, amount: str, aim: str) -> str:
+def _mixed(name: str, share: float | None, amount: str, aim: str) -> str:
     """Returns how much a source or a stream has given of all so far, and what it aims at now."""
     return f"{one_line(name)}: {'none yet' if share is None else f'{share:.1%}, {amount}'}; {aim}"
 
@@ -251,24 +237,29 @@ def problems(outlook: Outlook) -> list[str]:
                 f"consumer {one.name!r}: is done with {count(one.chunks_before, 'chunk')} only, but "
                 f"{retired:,} {'is' if retired == 1 else 'are'} deleted, so it cannot go on"
             )
-    if outlook.clock_ahead_s > _CLOCK_AHEAD_S:
+    if outlook.clock_ahead_s > 5.0:
         ahead = duration(outlook.clock_ahead_s)
         found.append(f"the producer's clock is {ahead} ahead of this machine's, so the ages are wrong")
     return found
 
 
 def _of_producer(outlook: Outlook) -> str:
-    head, age = outlook.survey.census.head, duration(outlook.heartbeat_age_s or 0.0)
-    if outlook.survey.census.ended:
+    survey, head, age = outlook.survey, outlook.survey.census.head, duration(outlook.heartbeat_age_s or 0.0)
+    if survey.census.ended:
         return "the stream has ended"
     if head is None:
         return "nothing is known of the producer"
-    again = f"{_room_first(outlook)}start it again"
+    again = "start it again"
+    # Room is needed first where a further chunk has none, or where that is what it waited for last.
+    if survey.free is not None and survey.free < (survey.disk.chunk_size or 1.0):
+        again = f"make room, the disk is full, and {again}"
+    elif head.state == "waiting" and head.note.removeprefix("deadlock: ").startswith(_ROOM):
+        again = f"make room, for which it waited ({head.note}), and {again}"
     match outlook.state:
-        case "dead" if outlook.survey.ended:
+        case "dead" if survey.ended:
             return f"the producer is dead, its process has ended: {again}, it goes on where it was"
         case "dead":
-            gone = " and its process is gone" if outlook.survey.gone else ""
+            gone = " and its process is gone" if survey.gone else ""
             return f"the producer is dead, no sign of it for {age}{gone}: {again}, it goes on where it was"
         case "failed":
             what = failure_words(head.note) if head.note else "look at its log, start it again"
@@ -282,30 +273,18 @@ def _of_producer(outlook: Outlook) -> str:
     return "the producer is running" if dry or outlook.slowest is None else ""
 
 
-def _room_first(outlook: Outlook) -> str:
-    """Returns that room is needed first: where a further chunk has none, or where that is what it waited for last."""
-    survey, head = outlook.survey, outlook.survey.census.head
-    if survey.free is not None and survey.free < (survey.disk.chunk_size or 1.0):
-        return "make room, the disk is full, and "
-    if head is not None and head.state == "waiting" and head.note.removeprefix("deadlock: ").startswith(_ROOM):
-        return f"make room, for which it waited ({head.note}), and "
-    return ""
-
-
 def _of_readers(outlook: Outlook) -> str:
-    head, ended = outlook.survey.census.head, outlook.survey.census.ended
+    head, consumers, slowest = outlook.survey.census.head, outlook.consumers, outlook.slowest
     # What a producer waits for says how far ahead of whom it is.
     told = outlook.state == "waiting" and head is not None and head.note
-    if not outlook.consumers:
+    if not consumers:
         return "" if told else "no consumer has registered"
-    if ended:
-        known = all(one.lag_chunks is not None for one in outlook.consumers)
+    if outlook.survey.census.ended:
+        known = all(one.lag_chunks is not None for one in consumers)
         return _behind(outlook) or ("every consumer is done with it" if known else "")
-    dry = [one for one in outlook.consumers if one.supply == "dry"]
-    if dry:
+    if dry := [one for one in consumers if one.supply == "dry"]:
         waits = ", ".join(f"{one.consumer.name!r} for {count(-(one.ahead_chunks or 0), 'chunk')}" for one in dry)
         return f"waiting for data: {waits}"
-    slowest = outlook.slowest
     if told or slowest is None:
         return "" if told else _behind(outlook)
     ahead = count(slowest.ahead_chunks or 0, "chunk")
@@ -313,22 +292,22 @@ def _of_readers(outlook: Outlook) -> str:
 
 
 def _behind(outlook: Outlook) -> str:
-    """Returns whose checkpoints are furthest behind, or what one keeps that is not; nothing where there is none."""
-    behind = sorted(outlook.consumers, key=lambda one: (one.remainder is None, one.lag_chunks or 0, one.consumer.name))
-    last = next((one for one in reversed(behind) if one.lag_chunks), None)
-    if last is None or last.remainder is not None:
-        return "" if last is None else _of_remainder(last, outlook.survey.census.ended)
-    return f"{last.consumer.name!r} is furthest behind, its checkpoints by {count(last.lag_chunks or 0, 'chunk')}"
+    """Returns whose checkpoints are furthest behind; nothing where there is none.
 
-
-def _of_remainder(one: ConsumerOutlook, ended: bool) -> str:
-    """Returns what holds a consumer back that has trained all that there is for it."""
-    left, first = one.remainder, one.consumer.chunks_before
-    assert left is not None
-    which = " that its max_total_samples lets it take" if left.limited else "" if ended else " that is published"
+    Of one that has trained all that there is for it, what holds it back.
+    """
+    behind = [one for one in outlook.consumers if one.lag_chunks]
+    last = max(behind, key=lambda one: (one.remainder is None, one.lag_chunks, one.consumer.name), default=None)
+    if last is None:
+        return ""
+    name, left, first = last.consumer.name, last.remainder, last.consumer.chunks_before
+    if left is None:
+        return f"{name!r} is furthest behind, its checkpoints by {count(last.lag_chunks or 0, 'chunk')}"
+    which = " that is published" if not outlook.survey.census.ended else ""
+    which = " that its max_total_samples lets it take" if left.limited else which
     but = f"{which} but {count(left.samples, 'sample')}, fewer than its next step takes" if left.samples else ""
-    text = f"{one.consumer.name!r} has trained all{but or which or ' of it'}"
+    kept = ""
     if left.keeps > first:
         why = "as long as it is registered" if left.limited else "for an older checkpoint or another epoch"
-        text += f", and keeps {chunk_range(first, left.keeps)} {why}"
-    return text
+        kept = f", and keeps {chunk_range(first, left.keeps)} {why}"
+    return f"{name!r} has trained all{but or which or ' of it'}{kept}"

@@ -1,4 +1,11 @@
-"""`lazyshard verify`: looks at everything in a stream's directory, and says what is not as it should be."""
+"""Looks at everything in a stream's directory, and says what is not as it should be.
+
+Every chunk's data against its seal (size, number of rows, row starts, digests), every row as a JSON object; numbers
+without a gap, names, what head.json, stream.end, retired.json and the cursors say; what a crash has left over.
+
+Changes nothing, and can run at any time: a producer at work is no fault, what it had published at the start is what is
+looked at.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -24,21 +31,13 @@ from lazyshard.cli.output import (
     say,
     size,
 )
-from lazyshard.inspection.verification import Verified, verify
+from lazyshard.inspection.verification import verify
 from lazyshard.inspection.verification_chunks import Severity
 from lazyshard.store.urls import stream_path
 
-_MAX_JOBS: Final = 1024
-
 _WORDS: Final[dict[Severity, str]] = {"damage": "damaged", "unchecked": "not to be read", "leftover": "left over"}
 
-HELP: Final = """Looks at everything in a stream's directory, and says what is not as it should be.
-
-Every chunk's data against its seal (size, number of rows, row starts, digests), every row as a JSON object; numbers
-without a gap, names, what head.json, stream.end, retired.json and the cursors say; what a crash has left over.
-
-Changes nothing, and can run at any time: a producer at work is no fault, what it had published at the start is what is
-looked at."""
+HELP: Final = __doc__
 
 EPILOG: Final = epilog(
     [
@@ -57,14 +56,9 @@ EPILOG: Final = epilog(
 
 def command(
     stream: StreamArgument,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Leave the rows unread: look at names, numbers, seals and sizes alone.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Look at names, numbers, seals, sizes; not at rows.")] = False,
     jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", "-j", metavar="N", min=1, max=_MAX_JOBS, help="Processes that look. Default: one for each core."
-        ),
+        int | None, typer.Option("--jobs", "-j", metavar="N", min=1, max=1024, help="Processes. Default: one a core.")
     ] = None,
     as_json: JsonOption = False,
     samples_per_chunk: SamplesPerChunkOption = None,
@@ -77,45 +71,27 @@ def command(
 def _run(stream: Path, samples_per_chunk: int | None, quick: bool, jobs: int, as_json: bool) -> int:
     started = time.monotonic()
     with chunk_bar() as show:
-        verified = verify(stream, samples_per_chunk, quick=quick, jobs=jobs, report=show)
+        found = verify(stream, samples_per_chunk, quick=quick, jobs=jobs, report=show)
     seconds = time.monotonic() - started
+    counts = {severity: found.count(severity) for severity in _WORDS}
     if as_json:
-        say(json.dumps(_values(stream, verified, seconds)))
+        values = asdict(found)
+        bad = {"damage": counts["damage"], "unchecked": counts["unchecked"]}
+        told = {"stream": str(stream), "ok": not any(bad.values()), **bad, "leftovers": counts["leftover"]}
+        say(json.dumps(told | {"bytes": values.pop("size"), "seconds": round(seconds, 3)} | values))
     else:
-        for finding in verified.findings:
+        for finding in found.findings:
             say(f"{finding.severity}: {finding}")
-        counts = ((verified.count(severity), word) for severity, word in _WORDS.items())
-        result = ", ".join(f"{number:,} {word}" for number, word in counts if number) or "all is well"
-        effort = "rows not read" if quick else f"{size(verified.size / max(seconds, 1e-3))}/s"
-        say(f"{stream}: {_facts(verified)}: {result} ({seconds:.1f} s, {effort})")
-    if verified.count("damage"):
+        result = ", ".join(f"{counts[name]:,} {word}" for name, word in _WORDS.items() if counts[name]) or "all is well"
+        effort = "rows not read" if quick else f"{size(found.size / max(seconds, 1e-3))}/s"
+        facts = [
+            count(found.chunks - found.retired, "chunk"),
+            *([f"from {found.retired:,} on"] if found.retired else []),
+            *(count(found.samples, "sample"), size(found.size)),
+            "ended" if found.ended else "live" if found.running else "open",
+            *([] if found.native else ["without stream.json, so there are no digests"]),
+        ]
+        say(f"{stream}: {', '.join(facts)}: {result} ({seconds:.1f} s, {effort})")
+    if counts["damage"]:
         return exits.STREAM_DAMAGED
-    return exits.FILESYSTEM if verified.count("unchecked") else exits.DONE
-
-
-def _facts(verified: Verified) -> str:
-    facts = [
-        count(verified.chunks - verified.retired, "chunk"),
-        count(verified.samples, "sample"),
-        size(verified.size),
-        "ended" if verified.ended else "live" if verified.running else "open",
-    ]
-    if verified.retired:
-        facts.insert(1, f"from {verified.retired:,} on")
-    if not verified.native:
-        facts.append("without stream.json, so there are no digests")
-    return ", ".join(facts)
-
-
-def _values(stream: Path, verified: Verified, seconds: float) -> dict[str, Any]:
-    values = asdict(verified)
-    counts = {"damage": verified.count("damage"), "unchecked": verified.count("unchecked")}
-    return {
-        "stream": str(stream),
-        "ok": not any(counts.values()),
-        **counts,
-        "leftovers": verified.count("leftover"),
-        "bytes": values.pop("size"),
-        "seconds": round(seconds, 3),
-        **values,
-    }
+    return exits.FILESYSTEM if counts["unchecked"] else exits.DONE

@@ -20,10 +20,9 @@ from lazyshard.cli import exits, output
 from lazyshard.cli.status import INTERVAL_S, status_values
 from lazyshard.cli.watch_server import NO_PAGE, LastLook, PageAnswer, SharedLooks, WatchServer, is_loopback
 from lazyshard.errors import ExportExists
-from lazyshard.inspection.disk_use import LostChunks
-from lazyshard.inspection.history import History, take_history
+from lazyshard.inspection.inspection import History, take_history
 from lazyshard.inspection.outlook import Looks, Outlook
-from lazyshard.inspection.survey import take_survey
+from lazyshard.inspection.survey import LostChunks, take_survey
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.urls import is_url, stream_path
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lazyshard.cli.output import one_line
-from lazyshard.inspection.history import History, rates
+from lazyshard.inspection.inspection import History, rates
 from lazyshard.inspection.row_facts import Lengths
 
 SHARES: Final = (("median", 0.5, "-"), ("p90", 0.9, "--"), ("p99", 0.99, ":"))  # Of lengths: share not above

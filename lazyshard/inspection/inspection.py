@@ -1,4 +1,4 @@
-"""What a stream holds, at a glance: its facts, how long its rows are, and what is in the first ones; what to change.
+"""What a stream holds, at a glance: facts, lengths, what is in the first rows; what to change; how it came to be.
 
 Nothing is waited for and nothing is changed. Lengths come from the seals, so that rows need not be read; of a stream
 with many chunks evenly spaced ones are looked at, so that the cost does not grow with it. Savings are arithmetic on
@@ -18,49 +18,39 @@ import numpy as np
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.batch import decode_pack
-from lazyshard.format.names import chunk_name
+from lazyshard.format.names import QUARANTINE, chunk_name
 from lazyshard.format.records import Manifest
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import DealtByCost, Made, Seal, SourceRows
-from lazyshard.inspection.disk_use import sampled_chunks
-from lazyshard.inspection.row_facts import Keys, Lengths
+from lazyshard.inspection.row_facts import Keys, Lengths, RefusedRows, read_refusals
+from lazyshard.inspection.survey import sampled_chunks, tolerate
 from lazyshard.plan.balance import Cost
 from lazyshard.plan.shuffle import expected_neighbours
-from lazyshard.store.files import read_seal
-from lazyshard.stream.consumers import Consumer
+from lazyshard.store.files import read_seal, size_of
+from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.listing import Published
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.stream import Stream, open_now
 
 SAMPLED_CHUNKS: Final = 200  # Seals looked at: enough for a median to a percent, and read within seconds from a share
-SAMPLED_ROWS: Final = 4_000_000
-SCANNED_ROWS: Final = 200_000  # Rows at most, where chunks are large: by seals with 27 bytes a row, or by themselves
+_SAMPLED_ROWS: Final = 4_000_000  # Rows at most, where chunks are large: by seals with 27 bytes a row
+_SCANNED_ROWS: Final = 200_000  # The same where rows themselves are read
 GIVE_UP_CHUNKS: Final = 1000  # After so many chunks in turn that could not be looked at, the others count as such too
-FIRST_ROWS: Final = 100
-_FIRST_BYTES: Final = 8 << 20  # First rows whose keys are told; no more of them than fit into so many bytes
 LOOKED_AT_PACKS: Final = 100_000
 _PACKS_BYTES: Final = 64 << 20  # Packs whose rows are counted, as many as fit into these bytes; two chunks in any case
 FEW_ROWS: Final = 200  # Of fewer rows nothing is advised: they may be an attempt
-RANKS: Final = 8  # A node's, where no consumer tells how many there are
 _MOST_RANKS: Final = 1024  # So many are drawn from the lengths for the balance; with more, steps are hardly less even
 _STEPS: Final = 200
 _QUANTILES: Final = 256
-_WORTH_PACKING: Final = 0.2
 _FULL: Final = 0.95
-_UNEVEN: Final = 1.1
-_WINDOW: Final = 8  # Chunks of a rank that are shuffled together: the default of ms-swift, where a stream has enough
-_LARGE_CHUNK: Final = 2e9
-_SMALL_CHUNK: Final = 100e3
-_MANY_CHUNKS: Final = 10_000
+MOST_TRAINED: Final = 20  # Consumers that a history tells of: those furthest behind
 
 
-class ChunkPoint(NamedTuple):
-    """A chunk that was looked at."""
+class At(NamedTuple):
+    """An amount at a time."""
 
-    chunk: int
-    rows: int
-    size: int  # bytes of its data file
-    sealed_at: float  # seconds since 1970
+    time: float
+    amount: float
 
 
 @dataclass(slots=True)
@@ -85,7 +75,7 @@ class Overview:
     source_rows: SourceRows | None = None  # source rows up to it
     made: Made = field(default_factory=Made)  # how its rows were made
     dealt: DealtByCost | None = None  # for which training they were dealt by cost
-    points: list[ChunkPoint] = field(default_factory=list)  # the chunks looked at; none of a foreign directory
+    course: list[At] = field(default_factory=list)  # rows by the ends of these chunks; none of a foreign directory
 
     @property
     def chunks(self) -> int:
@@ -143,13 +133,9 @@ def _most_chunks(samples_per_chunk: int, rows: int) -> int:
 def overview(
     directory: Path, samples_per_chunk: int | None = None, *, every: bool = False, rows: bool = True
 ) -> Overview:
-    """Looks at a stream. Raises as `open_stream` and `Stream.published`.
+    """Looks at a stream: at every chunk, or some; without `rows` at seals alone. Raises as `open_now` and `published`.
 
-    Args:
-        directory: the stream's directory.
-        samples_per_chunk: of a foreign directory, rows in every chunk but the last; None for those of its first one.
-        every: whether to look at every chunk.
-        rows: whether to look into rows too, for their keys and what packs hold. Without, seals alone are read.
+    `samples_per_chunk` is of a foreign directory: rows in every chunk but the last; None for those of its first one.
     """
     stream = open_now(directory, samples_per_chunk)
     published = stream.published()
@@ -164,16 +150,13 @@ def overview(
 
 
 def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview) -> None:
-    most = _most_chunks(stream.samples_per_chunk, SCANNED_ROWS if found.manifest is None else SAMPLED_ROWS)
-    numbers = chunks if every else sampled_chunks(chunks.start, chunks.stop, most)
+    most = _most_chunks(stream.samples_per_chunk, _SCANNED_ROWS if found.manifest is None else _SAMPLED_ROWS)
     failed = 0
-    for number in numbers:
+    for number in chunks if every else sampled_chunks(chunks.start, chunks.stop, most):
         try:
             shown = describe_chunk(stream, number)
         except (LazyShardError, OSError) as error:
-            found.unread += 1
-            found.reason = found.reason or str(error)
-            failed += 1
+            found.unread, found.reason, failed = found.unread + 1, found.reason or str(error), failed + 1
             if failed >= GIVE_UP_CHUNKS:
                 # The stream's files name chunks that are not there, and no number is too large to be named.
                 found.unread += chunks.stop - 1 - number if every else 0
@@ -186,7 +169,7 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
         if (seal := shown.seal) is not None:
             found.last_sealed_at, found.source_rows = seal.sealed_at, SourceRows.read_source(seal.source)
             found.made, found.dealt = Made.read_source(seal.source), DealtByCost.read(seal.source)
-            found.points.append(ChunkPoint(shown.number, shown.rows, shown.size, seal.sealed_at))
+            found.course.append(At(seal.sealed_at, shown.first + shown.rows))
             if seal.arrays is not None:
                 found.arrays.add(np.diff(seal.arrays.offsets.astype(np.int64)))
 
@@ -224,10 +207,10 @@ def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[Sh
 def _count_keys(stream: Stream, chunk: int, found: Overview) -> None:
     size = 0
     try:
-        for shown in read_rows(stream, chunk, 0, FIRST_ROWS):
+        for shown in read_rows(stream, chunk, 0, 100):
             found.keys.add(shown.value)
             size += len(shown.line) + (shown.arrays or 0)
-            if size > _FIRST_BYTES:
+            if size > 8 << 20:
                 break
     except (LazyShardError, OSError) as error:
         found.unread += not found.unread
@@ -263,7 +246,7 @@ class Advice(NamedTuple):
 class Training(NamedTuple):
     """How a stream is trained, as far as its consumers tell."""
 
-    ranks: int = RANKS
+    ranks: int = 8  # a node's, where no consumer tells how many there are
     micro_batch_size: int = 1  # samples of a rank
     window: int | None = None  # chunks of a rank that are shuffled together, 0 in order; None where nothing tells
 
@@ -282,16 +265,15 @@ def advise(found: Overview, training: Training) -> list[Advice]:
     """Returns what to change about a stream, the most useful first; nothing for less than `FEW_ROWS` rows."""
     if found.samples < FEW_ROWS or not found.lengths.count:
         return []
-    return [*_of_lengths(found), *_of_order(found, training), *_of_chunks(found, training), *_of_refusals(found)]
+    return [*_of_lengths(found), *_of_order(found, training), *_of_chunks(found, training)]
 
 
 def _of_lengths(found: Overview) -> Iterator[Advice]:
     tokens, made, run = found.tokens, found.made, "lazyshard-producer run"
     full = tokens.mean / made.size if made.size else 1.0
     if not tokens.count:
-        stream = shlex.quote(str(found.directory))
         text = "lengths in tokens are not known, so packing and balance cannot be judged: have a producer seal them"
-        yield Advice(text, f"{run} --source {stream} --out NEW --measure TOKENIZER …")
+        yield Advice(text, f"{run} --source {shlex.quote(str(found.directory))} --out NEW --measure TOKENIZER …")
     elif made.form == "pad" and full < _FULL:
         text = f"{100 - 100 * full:.0f} % of the padded sequences is padding: pack the rows in place of padding them"
         yield Advice(text, f"{run} … --pack {made.size}")
@@ -301,54 +283,49 @@ def _of_lengths(found: Overview) -> Iterator[Advice]:
     elif made.form is None and not found.packs:
         size = pack_size(tokens.largest)
         saved = 1 - tokens.mean / size
-        if saved >= _WORTH_PACKING:
+        if saved >= 0.2:
             text = f"rows have {tokens.mean:,.0f} of at most {size:,} tokens on average: packed they make up to "
             yield Advice(f"{text}{100 * saved:.0f} % fewer sequences", f"{run} … --pack {size}")
 
 
 def _of_order(found: Overview, training: Training) -> Iterator[Advice]:
-    rows = found.made.form is None and not found.packs
-    if rows and found.tokens.count and found.dealt is None:
+    ranks, size, chunks = training.ranks, found.samples_per_chunk, found.published.chunks // training.ranks
+    if found.made.form is None and not found.packs and found.tokens.count and found.dealt is None:
         uneven = unevenness(found.tokens, training)
-        if uneven >= _UNEVEN:
+        if uneven >= 1.1:
             yield Advice(
-                f"in a step of {training.ranks:,} ranks the slowest one has {uneven:.2f} times the work of the mean, "
+                f"in a step of {ranks:,} ranks the slowest one has {uneven:.2f} times the work of the mean, "
                 f"where rows of these lengths meet by chance: deal them by cost",
-                f"lazyshard-producer run … --balance {training.ranks} --micro-batch-size {training.micro_batch_size}",
+                f"lazyshard-producer run … --balance {ranks} --micro-batch-size {training.micro_batch_size}",
             )
-    chunks = found.published.chunks // training.ranks
-    if training.window or found.made.shuffled or found.dealt is not None or chunks < 2:
-        return
-    size, window = found.samples_per_chunk, min(_WINDOW, chunks)
-    now, then = (expected_neighbours(training.ranks, size, width * size, None) for width in (0, window))
-    text = (
-        f"neither the producer nor a reader in order shuffles the rows, unless they came in an order by chance: a "
-        f"window puts {then:,.0f} draws of a rank between two neighbours in place of {now:.1f}"
-    )
-    yield Advice(text, f"shuffle_window={window}")
+    if not (training.window or found.made.shuffled or found.dealt is not None or chunks < 2):
+        # The default of ms-swift, where a stream has enough chunks
+        window = min(8, chunks)
+        now, then = (expected_neighbours(ranks, size, width * size, None) for width in (0, window))
+        text = (
+            f"neither the producer nor a reader in order shuffles the rows, unless they came in an order by chance: a "
+            f"window puts {then:,.0f} draws of a rank between two neighbours in place of {now:.1f}"
+        )
+        yield Advice(text, f"shuffle_window={window}")
 
 
 def _of_chunks(found: Overview, training: Training) -> Iterator[Advice]:
-    chunks, size, rows = found.published.chunks, found.lengths.mean * found.samples_per_chunk, found.samples_per_chunk
+    chunks, rows, told = found.published.chunks, found.samples_per_chunk, found.source_rows
+    size, text = found.lengths.mean * rows, ""
     if found.published.ended and chunks < training.ranks:
         text = (
             f"there are fewer chunks ({chunks:,}) than ranks ({training.ranks:,}), so each row is dealt, and read, by "
             f"itself: make smaller chunks"
         )
-        rows = max(1, found.samples // (2 * training.ranks))
-    elif size > _LARGE_CHUNK and found.samples_per_chunk > 1:
+        rows = found.samples // (2 * training.ranks)
+    elif size > 2e9 and rows > 1:
         text = f"a chunk has {size / 1e9:,.1f} GB, and no row of it is trained before all is there: make smaller chunks"
-        rows = max(1, int(rows * 256e6 / size))
-    elif size < _SMALL_CHUNK and chunks >= _MANY_CHUNKS:
+        rows = int(rows * 256e6 / size)
+    elif size < 100e3 and chunks >= 10_000:
         text = f"{chunks:,} chunks of {size / 1e3:,.1f} kB cost more to open than to read: make larger chunks"
         rows = int(rows * 1e6 / size)
-    else:
-        return
-    yield Advice(text, f"lazyshard-producer run … --samples-per-chunk {rows}")
-
-
-def _of_refusals(found: Overview) -> Iterator[Advice]:
-    told = found.source_rows
+    if text:
+        yield Advice(text, f"lazyshard-producer run … --samples-per-chunk {max(1, rows)}")
     if told is not None and told.refused:
         text = f"{told.refused:,} of {told.read:,} source rows were refused: see why, and correct their sources"
         yield Advice(text, f"lazyshard-producer quarantine {shlex.quote(str(found.directory))}")
@@ -365,11 +342,69 @@ def pack_size(longest: int) -> int:
 
 def unevenness(tokens: Lengths, training: Training) -> float:
     """Returns the work of the slowest rank over that of the mean one, in steps drawn from the lengths, always alike."""
-    lengths = [tokens.quantile((index + 0.5) / _QUANTILES) for index in range(_QUANTILES)]
-    costs = Cost().of(lengths)
-    drawn = np.random.default_rng(0).integers(
-        0, _QUANTILES, (_STEPS, min(training.ranks, _MOST_RANKS), min(training.micro_batch_size, 64))
-    )
-    steps = costs[drawn].sum(axis=2)
+    costs = Cost().of([tokens.quantile((index + 0.5) / _QUANTILES) for index in range(_QUANTILES)])
+    shape = _STEPS, min(training.ranks, _MOST_RANKS), min(training.micro_batch_size, 64)
+    steps = costs[np.random.default_rng(0).integers(0, _QUANTILES, shape)].sum(axis=2)
     mean = float(steps.mean())
     return float(steps.max(axis=1).mean()) / mean if mean else 1.0
+
+
+class Trained(NamedTuple):
+    """A consumer's last checkpoint: its name, when it was saved, and the samples in it."""
+
+    name: str
+    time: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """How a stream came to be."""
+
+    found: Overview | None  # what the seals tell; None without `stream.json`, where rows would have to be read
+    course: tuple[At, ...] = ()  # how many rows were published when
+    trained: tuple[Trained, ...] = ()  # of the consumers that are furthest behind, at most `MOST_TRAINED`
+    refusals: RefusedRows | None = None  # None where there is no file of them
+    refusals_size: int | None = None  # bytes of that file
+
+
+def take_history(directory: Path, before: History | None = None) -> History:
+    """Looks at how a stream came to be; `before` is what was found last. Raises as `overview` and `read_refusals`."""
+    size, before = None, before or History(None)
+    with contextlib.suppress(FileNotFoundError):
+        size = size_of(directory / QUARANTINE)
+    refusals = before.refusals if size == before.refusals_size else read_refusals(directory)
+    if read_manifest(directory, None) is None:
+        return History(None, refusals=refusals, refusals_size=size)
+    stream = open_now(directory)
+    published, found = stream.published(), before.found
+    state = (published.chunks, published.ended, stream.retired())
+    if found is None or state != (found.published.chunks, found.published.ended, found.retired):
+        found = overview(directory, rows=False)
+    cursors = [one.cursor for one in tolerate(lambda: list_consumers(directory, published.chunks), []) or ()]
+    trained = [Trained(one.consumer, one.updated_at, one.consumed) for one in cursors if one is not None]
+    trained.sort(key=lambda one: (one.samples, one.name))
+    return History(found, tuple(evened(found.course)), tuple(trained[:MOST_TRAINED]), refusals, size)
+
+
+def evened(course: Sequence[At]) -> list[At]:
+    """Returns a course of which times that go back are evened out.
+
+    >>> evened([At(5.0, 10), At(4.0, 20)])
+    [At(time=5.0, amount=10), At(time=5.0, amount=20)]
+    """
+    times = np.maximum.accumulate([one.time for one in course]).tolist()
+    return [At(time, one.amount) for time, one in zip(times, course, strict=True)]
+
+
+def rates(course: Sequence[At], most: int) -> list[At]:
+    """Returns the mean rate per second in at most so many equal stretches of time, each at the end of its stretch.
+
+    >>> rates([At(0.0, 0), At(10.0, 100), At(20.0, 100)], 2)
+    [At(time=10.0, amount=10.0), At(time=20.0, amount=0.0)]
+    """
+    if len(course) < 2 or course[-1].time <= course[0].time:
+        return []
+    edges = np.linspace(course[0].time, course[-1].time, min(most, len(course) - 1) + 1)
+    found = np.diff(np.interp(edges, *np.transpose(course))) / np.diff(edges)
+    return [At(*one) for one in zip(edges[1:].tolist(), found.tolist(), strict=True)]

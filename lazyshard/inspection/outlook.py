@@ -1,18 +1,28 @@
-"""What a look at a stream means: who is how far behind, at which rate, and when something runs out.
+"""What a look at a stream means: who is how far behind, at which rate, when something runs out; its chunks as a band.
 
 Decisions only: time goes in as numbers. What cannot be known is None; nothing is guessed. A rate of a consumer or of
 deletion takes two looks at least, since the files say where each is, not how fast.
+
+The cost of a band grows with the consumers, never with the chunks. What a consumer reads now follows from its reading
+mark, which says which window of which length is open, and its cursor, which says how the run deals; together they give
+the chunks of the window, as in `lazyshard.plan`: of 2 ranks, 1 chunk a stripe and 2 chunks a window, window 3 is chunks
+12 to 15, for ranks 0, 1, 0, 1. The cursor is that of the last checkpoint. Where a run has since been resumed with other
+ranks, the two contradict each other, and nothing is claimed.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
+from lazyshard.errors import LazyShardError
+from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Head, ProducerState
-from lazyshard.inspection.band import Band, make_band
+from lazyshard.format.state import RunState
 from lazyshard.inspection.survey import Census, Survey
 from lazyshard.stream.consumers import Consumer
 from lazyshard.stream.pacing import STALE_HEARTBEAT_S, is_silent
@@ -20,6 +30,7 @@ from lazyshard.stream.run_state import course_of
 
 _DEAD_HEARTBEAT_S: Final = 60.0  # A producer gives a sign every few seconds; after a minute nobody should rely on it
 _FORESEEABLE_S: Final = 10 * 365 * 86400.0  # What is further away at a rate that has faded does not happen
+_MEMORY_S: Final = 120.0  # A rate is that of so many seconds, of two steps at least: it follows a change within minutes
 
 State = Literal[ProducerState, "dead"]
 
@@ -27,12 +38,20 @@ Supply = Literal["dry", "shrinking", "steady", "complete", "unknown"]
 """What a reader has to expect: dry: it waits; shrinking: it reads faster than rows come; steady: it does not; complete:
 the stream has ended, so all that it needs is there; unknown: it leaves no reading mark, or a rate is not known."""
 
-_MEMORY_S: Final = 120.0  # A rate is that of so many seconds, of two steps at least: it follows a change within minutes
+ChunkState = Literal["deleted", "done", "taken", "reading", "ready", "awaited"]
+"""deleted: or being deleted; done: in durable checkpoints of every consumer; taken: every consumer has read on behind
+it, but not all have it in a checkpoint; reading: in the open window of a consumer, all of which is published; ready:
+published, and some consumer has not come to it, or waits for the rest of its window; awaited: not published, and a
+consumer needs it to read on."""
+
+CLOSE_UP: Final = 96  # Chunks of the close-up: three lines of a laptop's screen, and as many as a phone's holds
+_BEHIND: Final = 16  # Chunks of the close-up before those that are read
+_MAX_RANKS: Final = 1 << 20  # Of a longer history or more ranks nothing is told: a look must not become costly by files
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOutlook:
-    """Where a consumer is, and what it has to expect; None where that is not known."""
+    """Where a consumer is, and what it has to expect; None where that is not known. Names are those of the JSON."""
 
     consumer: Consumer
     checkpoint_age_s: float | None  # since its cursor was written
@@ -41,9 +60,9 @@ class ConsumerOutlook:
     lag_samples: int | None  # published samples that are not in its durable checkpoints
     lag_s: float | None  # how long ago the first of those chunks was published, 0 if there are none
     ahead_chunks: int | None  # published chunks beyond those that it needs to read on; negative: it waits for so many
-    chunk_rate: float | None  # chunks per second that it takes
+    read_chunks_per_s: float | None  # that it takes
     supply: Supply
-    dry_in_s: float | None  # in how many seconds it has to wait at these rates: 0 if it does, None if never too
+    starving_in_s: float | None  # when it has to wait at these rates: 0 if it does, None if never too
     remainder: Remainder | None = None  # of what is published, where it has trained all whole steps
 
 
@@ -72,23 +91,24 @@ class Looks:
     """Looks at one stream, one after another: the later ones can tell how fast things go."""
 
     def __init__(self) -> None:
-        self._published = _ObservedGrowth()
-        self._retired = _ObservedGrowth()
-        self._readings: dict[str, Growth] = {}
-        self._cursors: dict[str, Growth] = {}
+        self._published, self._retired = Growth(), Growth()
+        self._readings, self._cursors = defaultdict[str, Growth](Growth), defaultdict[str, Growth](Growth)
 
     def add(self, survey: Survey) -> Outlook:
         """Takes a look and returns what it means."""
-        now, census = survey.looked_at, survey.census
+        now, census, head = survey.looked_at, survey.census, survey.census.head
         self._published.look(now, census.chunks)
         self._retired.look(now, census.retired)
-        head, age, ahead, state = census.head, None, 0.0, None
+        age, ahead, state = None, 0.0, None
         if head is not None:
             age, ahead = max(0.0, now - head.updated_at), max(0.0, head.updated_at - now)
             state = producer_state(head, age, survey.gone is True, survey.ended)
-        coming = self._coming(survey, state)
-        growth = self._growth(survey, coming)
-        full_in_s = None
+        coming, growth, full_in_s = self._coming(survey, state), None, None
+        leaving = self._retired.rate(now) if census.retired else 0.0
+        if coming == 0:
+            growth = 0.0
+        elif coming is not None and leaving is not None and survey.disk.chunk_size is not None:
+            growth = (coming - leaving) * survey.disk.chunk_size
         # What is held back does not fill the disk at the rate that it had before.
         if survey.free is not None and growth is not None and state != "waiting":
             full_in_s = _time_to_use(survey.free, growth)
@@ -98,26 +118,24 @@ class Looks:
 
     def _coming(self, survey: Survey, state: State | None) -> float | None:
         census, head = survey.census, survey.census.head
-        if census.ended or state in ("idle", "failed", "finished", "dead"):
-            return 0.0
-        if head is not None and is_silent(head, survey.looked_at):
+        silent = head is not None and is_silent(head, survey.looked_at)
+        if census.ended or silent or state in ("idle", "failed", "finished", "dead"):
             return 0.0
         if head is not None and census.manifest is not None and head.rate > 0:
             return head.rate / census.manifest.samples_per_chunk
         return self._published.rate(survey.looked_at)
 
-    def _growth(self, survey: Survey, coming: float | None) -> float | None:
-        if coming == 0:
-            return 0.0
-        leaving = self._retired.rate(survey.looked_at) if survey.census.retired else 0.0
-        if coming is None or leaving is None or survey.disk.chunk_size is None:
-            return None
-        return (coming - leaving) * survey.disk.chunk_size
-
     def _consumer(self, survey: Survey, consumer: Consumer, coming: float | None) -> ConsumerOutlook:
         now, census = survey.looked_at, survey.census
         reading, cursor = consumer.reading, consumer.cursor
-        rate = self._consumer_rate(survey, consumer)
+        read, trained = self._readings[consumer.name], self._cursors[consumer.name]
+        if reading is not None:
+            read.step(reading.updated_at, reading.needs_chunks)
+        if cursor is not None and census.manifest is not None:
+            trained.step(cursor.updated_at, cursor.consumed / census.manifest.samples_per_chunk)
+        rate = read.rate(now)
+        if rate is None:
+            rate = trained.rate(now)
         lag_chunks = lag_samples = lag_s = None
         if consumer.problem is None:
             lag_chunks = census.chunks - consumer.chunks_before
@@ -132,16 +150,6 @@ class Looks:
         left, lags = remainder(consumer, census), (lag_chunks, lag_samples, lag_s)
         return ConsumerOutlook(consumer, aged, marked, *lags, ahead, rate, supply, dry_in_s, left)
 
-    def _consumer_rate(self, survey: Survey, consumer: Consumer) -> float | None:
-        now, manifest = survey.looked_at, survey.census.manifest
-        read, trained = (growths.setdefault(consumer.name, Growth()) for growths in (self._readings, self._cursors))
-        if consumer.reading is not None:
-            read.step(consumer.reading.updated_at, consumer.reading.needs_chunks)
-        if consumer.cursor is not None and manifest is not None:
-            trained.step(consumer.cursor.updated_at, consumer.cursor.consumed / manifest.samples_per_chunk)
-        rate = read.rate(now)
-        return trained.rate(now) if rate is None else rate
-
 
 def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> State:
     """Returns what a producer does that said so `age` seconds ago.
@@ -149,7 +157,7 @@ def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> S
     That its process is `gone`, not to be seen, counts only once heartbeats are missed too: it may be in a container.
     That it has `ended` counts at once.
     """
-    silent = ended or age > _DEAD_HEARTBEAT_S or (gone and age > STALE_HEARTBEAT_S)
+    silent = ended or age > (STALE_HEARTBEAT_S if gone else _DEAD_HEARTBEAT_S)
     return "dead" if silent and head.state in ("running", "waiting") else head.state
 
 
@@ -163,11 +171,9 @@ def outlook_of_reader(
     """
     if ended:
         return "complete", None
-    if ahead is None:
-        return "unknown", None
-    if ahead < 0:
+    if ahead is not None and ahead < 0:
         return "dry", 0.0
-    if taking is None or coming is None:
+    if ahead is None or taking is None or coming is None:
         return "unknown", None
     seconds = _time_to_use(ahead, taking - coming)
     return "steady" if seconds is None else "shrinking", seconds
@@ -183,6 +189,14 @@ class Growth:
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float]] = deque()
+        self._last: float | None = None
+
+    def look(self, now: float, value: float) -> None:
+        """Takes what a number is at a time of which only the changes tell when it had a value."""
+        # When it came to have the value that the first look finds is not known.
+        if self._last is not None and value != self._last:
+            self.step(now, value)
+        self._last = value
 
     def step(self, at: float, value: float) -> None:
         """Takes what the number was at a time, in seconds; one that goes back makes everything before it void."""
@@ -201,25 +215,9 @@ class Growth:
         """
         if len(self._steps) < 2:
             return None
-        times = [at for at, _ in self._steps]
-        longest = max(later - earlier for earlier, later in itertools.pairwise(times))
-        until = now if now - times[-1] > 2 * longest else times[-1]
-        return (self._steps[-1][1] - self._steps[0][1]) / (until - times[0])
-
-
-class _ObservedGrowth(Growth):
-    """The growth of a number of which only the changes tell when it had a value."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last: int | None = None
-
-    def look(self, now: float, value: int) -> None:
-        """Takes what the number is at a time, in seconds."""
-        # When it came to have the value that the first look finds is not known.
-        if self._last is not None and value != self._last:
-            self.step(now, value)
-        self._last = value
+        longest = max(later - earlier for (earlier, _), (later, _) in itertools.pairwise(self._steps))
+        (first, begun), (last, value) = self._steps[0], self._steps[-1]
+        return (value - begun) / ((now if now - last > 2 * longest else last) - first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,3 +256,147 @@ def remainder(consumer: Consumer, census: Census) -> Remainder | None:
         course = course_of(state)
         keeps = course.done_before(course.current.draws, total) // state.samples_per_chunk
     return Remainder(left, keeps, limited)
+
+
+class ChunkStretch(NamedTuple):
+    """Chunks of the half-open range [first, stop), all in the same state."""
+
+    first: int
+    stop: int
+    state: ChunkState
+
+
+class ChunkReader(NamedTuple):
+    """Who reads a chunk now: which rank of which consumer; None where several share the chunk."""
+
+    consumer: str
+    rank: int | None
+
+
+class Cell(NamedTuple):
+    """A chunk of the close-up."""
+
+    chunk: int
+    state: ChunkState
+    readers: tuple[ChunkReader, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A stream as a band of the chunks of [0, stop): those published, and those that are awaited."""
+
+    stop: int
+    stretches: tuple[ChunkStretch, ...]  # of all of them, in order; neighbours differ
+    cells: tuple[Cell, ...]  # the close-up: `CLOSE_UP` chunks around those the slowest reader reads, or the newest ones
+    windows: dict[str, OpenWindow]  # what each consumer reads now, by name, as far as its files tell
+
+
+def make_band(census: Census, consumers: Sequence[Consumer], close_up: int = CLOSE_UP) -> Band:
+    """Returns a stream as a band, with at most `close_up` chunks in its close-up."""
+    # Of more consumers, those furthest behind are drawn.
+    drawn = sorted(consumers, key=lambda one: (one.chunks_before, one.name))[:64]
+    found = {one.name: open_window(one, census) for one in drawn}
+    windows = {name: window for name, window in sorted(found.items()) if window is not None}
+    needs = max((one.reading.needs_chunks for one in consumers if one.reading is not None), default=0)
+    stop = census.chunks if census.ended else max(census.chunks, needs)
+    stretches = _stretches(census, consumers, windows, stop)
+    read = min((window.first for window in windows.values()), default=None)
+    newest = min(stop, census.chunks + _BEHIND) - close_up
+    first = max(0, newest if read is None else min(read - _BEHIND, stop - close_up))
+    cells, end = [], min(stop, first + close_up)
+    for start, over, state in stretches:
+        for chunk in range(max(first, start), min(end, over)):
+            readers = ((name, one.rank(chunk)) for name, one in windows.items() if one.first <= chunk < one.stop)
+            cells.append(Cell(chunk, state, tuple(itertools.starmap(ChunkReader, readers))))
+    return Band(stop, stretches, tuple(cells), windows)
+
+
+def _stretches(
+    census: Census, consumers: Sequence[Consumer], windows: dict[str, OpenWindow], stop: int
+) -> tuple[ChunkStretch, ...]:
+    done = min((one.chunks_before for one in consumers), default=0)
+    # What a consumer has not read on behind, as far as is known.
+    firsts = {name: window.first for name, window in windows.items()}
+    taken = min((max(one.chunks_before, firsts.get(one.name, 0)) for one in consumers), default=0)
+    # One of which chunks are still to come is waited for, on all ranks: none reads in it.
+    read = [(window.first, window.stop) for window in windows.values() if window.stop <= census.chunks]
+    cuts = {0, census.retired, done, taken, census.chunks, stop, *itertools.chain(*read)}
+    found: list[ChunkStretch] = []
+    for first, end in itertools.pairwise(sorted(cut for cut in cuts if 0 <= cut <= stop)):
+        state: ChunkState = "done" if first < done else "taken" if first < taken else "ready"
+        if first < census.retired:
+            state = "deleted"
+        elif first >= census.chunks:
+            state = "awaited"
+        elif any(start <= first < over for start, over in read):
+            state = "reading"
+        begin = found.pop().first if found and found[-1].state == state else first
+        found.append(ChunkStretch(begin, end, state))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWindow:
+    """What a consumer reads, or waits for: chunks of [first, stop); those in [dealt_from, dealt_until) have a rank."""
+
+    first: int
+    stop: int
+    dp: int
+    unit_chunks: int = 0  # so many chunks in turn are dealt to a rank; 0 where chunks are shared by ranks
+    dealt_from: int = 0
+    dealt_until: int | None = None  # from here on is the tail, which is dealt row by row; None where the end is open
+
+    def rank(self, chunk: int) -> int | None:
+        """Returns the one rank that reads a chunk; None where several do."""
+        behind = self.dealt_until is not None and chunk >= self.dealt_until
+        if not self.unit_chunks or chunk < self.dealt_from or behind:
+            return None
+        return (chunk - self.dealt_from) // self.unit_chunks % self.dp
+
+
+def open_window(consumer: Consumer, census: Census) -> OpenWindow | None:
+    """Returns what a consumer reads now; None where its files do not tell, or where it reads a later epoch."""
+    reading, cursor = consumer.reading, consumer.cursor
+    if reading is None or cursor is None or cursor.state is None:
+        return None
+    parts = cursor.state.parts
+    costly = parts[-1].dp > _MAX_RANKS or len(parts) > 64
+    # What is left out would have to be looked up sample by sample.
+    if costly or parts[-1].dp != reading.dp_size or any(part.skip for part in parts):
+        return None
+    try:
+        return _window(cursor, cursor.state, reading.window, reading.needs_chunks, census)
+    except (LazyShardError, ValueError, IndexError, OverflowError):
+        # Numbers that no run can have.
+        return None
+
+
+def _window(cursor: Cursor, state: RunState, window: int, needs_chunks: int, census: Census) -> OpenWindow | None:
+    size, limit = state.samples_per_chunk, state.max_total_samples
+    total = census.samples if census.ended else None
+    if total is not None and limit is not None:
+        total = min(total, limit)
+    course = course_of(state)
+    begin, span = course.begin(total), course.rules.span
+    positions = range(window * span, (window + 1) * span)
+    # A mark may have been left before the end was known.
+    most = course.needed(positions[-1]) if limit is None else min(course.needed(positions[-1]), limit)
+    least = min(one for one in (course.needed(positions[0]), limit, total) if one is not None)
+    # Where it is not so, the mark is of another part of the run than the cursor, or of a later epoch: marks are of the
+    # one in which the part begins.
+    fits = -(-least // size) <= needs_chunks <= -(-most // size)
+    if not fits or (total is not None and state.parts[-1].draws >= begin.length):
+        return None
+    # The first of these positions that needs so much: after a change of ranks windows begin in between.
+    position = positions.start + bisect_left(positions, (needs_chunks - 1) * size + 1, key=course.needed)
+    first = max(cursor.chunks_before, course.done_before(position, total) // size)
+    stop = min(needs_chunks, census.chunks) if census.ended else needs_chunks
+    if first >= stop:
+        return None
+    unit, start, until = course.rules.unit, begin.segment.start, None
+    if unit % size or start % size:
+        return OpenWindow(first, stop, course.dp)
+    if total is not None:
+        stripe = course.dp * unit
+        until = (start + max(0, total - start) // stripe * stripe) // size
+    return OpenWindow(first, stop, course.dp, unit // size, start // size, until)

@@ -1,26 +1,36 @@
 """What rows are like, counted so that memory does not grow with their number: how long, with which keys and values.
 
 Lengths below 2,048 are counted one by one; above that a bucket is as wide as a thousandth of what is in it. And the
-weights of a blend by tokens.
+weights of a blend by tokens. Refused rows are counted by reason, of a file that other processes append to
+(docs/format.md), without a last line that is not complete yet.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format.arrays import DTYPES
-from lazyshard.store.files import read_seal
-from lazyshard.store.urls import stream_path
+from lazyshard.format.names import QUARANTINE
+from lazyshard.memory import loads
+from lazyshard.store.files import open_file, read_file, read_seal
+from lazyshard.store.urls import UrlPath, stream_path
 from lazyshard.stream.stream import open_now
 from lazyshard.stream.token_lengths import lengths_missing
+
+OTHERS: Final = "other reasons"
+MOST_TOLD_APART: Final = 200  # Reasons for which rows were refused, and as many sources of each
+_MOST_BYTES: Final = 64 << 20  # Read of refused rows, unless all is asked for
 
 _STEPS: Final = 1024  # Buckets between a power of two and the next
 _LOWEST: Final = np.concatenate(
@@ -168,12 +178,104 @@ def _simple_kind(value: Any) -> str:
     return _KINDS[type(value)]
 
 
+class RefusedRow(NamedTuple):
+    """A refused row: its source, its line there from 1, why, and its beginning (None where it is no text)."""
+
+    source: str
+    line: int
+    reason: str
+    row: str | None
+
+
+@dataclass(slots=True)
+class RefusedFor:
+    """Rows refused for reasons that differ by nothing but their numbers, in as many sources as were told apart."""
+
+    reason: str  # that of the first
+    first: RefusedRow
+    rows: int = 0
+    names: set[str] = field(default_factory=set)
+
+    @property
+    def sources(self) -> int:
+        """In how many sources."""
+        return len(self.names)
+
+
+class RefusedRows(NamedTuple):
+    """What is in the file: refused rows that were read, the most frequent reasons first, and lines that are none."""
+
+    rows: int
+    reasons: tuple[RefusedFor, ...]
+    unreadable: int
+    complete: bool  # all of the file was read
+
+
+def read_refusals(directory: Path, *, whole: bool = False) -> RefusedRows | None:
+    """Counts the rows that were refused, of all of the file if `whole`, however large it is; None without such a file.
+
+    Raises FileRefused: it is no plain file, or an object of more than 64 MiB; LazyShardError, OSError: as it is read.
+    """
+    path = directory / QUARANTINE
+    try:
+        if isinstance(path, UrlPath):
+            return count_refusals(iter(read_file(path, _MOST_BYTES).splitlines(keepends=True)), complete=True)
+        opened = open_file(path)
+    except FileNotFoundError:
+        return None
+    # A longer line is none that is looked into.
+    limits = (sys.maxsize, sys.maxsize) if whole else (_MOST_BYTES, 16 << 20)
+    return count_refusals(_lines(opened.fd, *limits), complete=whole or opened.size <= _MOST_BYTES)
+
+
+def _lines(fd: int, most_bytes: int, most_line: int) -> Iterator[bytes]:
+    read = 0
+    with os.fdopen(os.dup(fd), "rb") as file:
+        while read < most_bytes and (line := file.readline(most_line)):
+            read += len(line)
+            yield line
+
+
+def count_refusals(lines: Iterator[bytes], *, complete: bool) -> RefusedRows:
+    """Counts the rows of the file's lines, which hold their ends; `complete` where they are all of it."""
+    groups: dict[str, RefusedFor] = {}
+    rows = unreadable = 0
+    for line in lines:
+        if not line.endswith(b"\n"):
+            continue
+        one = _decode(line)
+        if one is None:
+            unreadable += 1
+            continue
+        rows += 1
+        # A reason may hold a place or a value of the row.
+        key = re.sub(r"\d+", "0", one.reason)
+        if key not in groups and len(groups) >= MOST_TOLD_APART:
+            key = OTHERS
+        group = groups.get(key) or groups.setdefault(key, RefusedFor(OTHERS if key == OTHERS else one.reason, one))
+        group.rows += 1
+        if len(group.names) < MOST_TOLD_APART:
+            group.names.add(one.source)
+    ordered = sorted(groups.values(), key=lambda group: (group.reason == OTHERS, -group.rows, group.reason))
+    return RefusedRows(rows, tuple(ordered), unreadable, complete)
+
+
+def _decode(line: bytes) -> RefusedRow | None:
+    try:
+        entry: Any = loads(line)
+    except ValueError:
+        return None
+    names = ("source", "line", "reason", "row")
+    source, number, reason, row = (entry.get(name) for name in names) if isinstance(entry, dict) else [None] * 4
+    if not isinstance(source, str) or not isinstance(reason, str) or type(number) is not int:
+        return None
+    return RefusedRow(source, number, reason, row[:160] if isinstance(row, str) else None)
+
+
 def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUNKS) -> float:
     """Returns how many tokens a sample of a stream has in the mean, as far as it is published.
 
-    Args:
-        directory: of the stream.
-        most_chunks: how many chunks to look at at the most, evenly spaced over the chunks that are there.
+    At most `most_chunks` are looked at, evenly spaced over the chunks that are there.
 
     Raises:
         StreamMissing: there is no stream.

@@ -7,7 +7,6 @@ back: this process alone answers it. Memory of each: 16 bytes for each row of a 
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -18,19 +17,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Literal
 
-from lazyshard.errors import (
-    ChunkCorrupt,
-    FileRefused,
-    FileUnreadable,
-    FormatInvalid,
-    LazyShardError,
-    RowInvalid,
-    VersionUnsupported,
-)
+from lazyshard import errors
+from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.batch import check_lines
 from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS
@@ -46,15 +39,9 @@ from lazyshard.stream.chunk_files import ChunkArrays
 Severity = Literal["damage", "unchecked", "leftover"]
 
 RESTORE: Final = "restore the file from a copy"
-REMOVED: Final = "nothing to do: the producer's next start removes it"
-
-
 _BLOCK_BYTES: Final = 1 << 20  # Rows are read in pieces of about this size; more gains nothing
-_SMALL_BLOCK_BYTES: Final = 4096
-
 _MEND: Final = "restore the file from a copy, or have its producer make it anew: readers refuse this row"
 _ALONE_S: Final = 0.5  # So long this process works alone: to start another one takes about as long
-_AHEAD: Final = 4  # Batches a process that may be done before their turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +51,13 @@ class Fault:
     `kind` is a word for programs; `docs/checking.md` lists them.
     """
 
-    severity: Severity
     kind: str
     file: str
     expected: str
     found: str
-    remedy: str
+    remedy: str = RESTORE
     chunk: int | None = None
+    severity: Severity = "damage"
     field: str | None = None
     row: int | None = None
     byte: int | None = None
@@ -86,14 +73,7 @@ class Fault:
         return f"{where}: expected {self.expected}, found {self.found}; {self.remedy}"
 
 
-def damage(kind: str, file: str, expected: str, found: str, remedy: str = RESTORE, chunk: int | None = None) -> Fault:
-    """Returns a fault of what is published."""
-    return Fault("damage", kind, file, expected, found, remedy, chunk)
-
-
-def leftover(kind: str, file: str, expected: str, found: str, remedy: str, chunk: int | None = None) -> Fault:
-    """Returns a fault that harms nobody."""
-    return Fault("leftover", kind, file, expected, found, remedy, chunk)
+leftover: Final = partial(Fault, severity="leftover")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +84,6 @@ class ChunkFiles:
     data: str
     seal: str | None
     arrays: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkBatch:
-    """Chunks that one process looks at, one after the other; if `quick`, it leaves their rows unread."""
-
-    directory: Path
-    files: tuple[ChunkFiles, ...]
-    quick: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +101,7 @@ class ChunkVerdict:
     missing: str | None = None
 
 
-def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerdict:
+def check_chunk(directory: Path, quick: bool, files: ChunkFiles) -> ChunkVerdict:
     """Looks at a chunk; `quick` compares sizes with the seal alone, but counts the rows of a foreign chunk too."""
     name = files.data
     samples = size = None
@@ -141,15 +112,18 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
         else:
             name = files.seal
             seal = Seal.decode(read_file(directory / name), files.chunk, name)
-            if (seal.arrays is None) is not (files.arrays is None):
-                return _of_another_format(files, seal)
-            name = files.data
             samples, size = seal.samples, seal.size
-            how = open_unread if quick else open_file
-            rows, side = how(directory / name), None
+            if (seal.arrays is None) is not (files.arrays is None):
+                expected, actual = FORMAT, FORMAT_WITH_ARRAYS
+                if seal.arrays is None:
+                    expected, actual = actual, expected
+                raise errors.SealInvalid(field="format", expected=f"{expected}, as {MANIFEST} says", actual=str(actual))
+            opened = open_unread if quick else open_file
+            name, side = files.data, None
+            rows = opened(directory / name)
             if seal.arrays is not None and files.arrays is not None:
                 name, size = files.arrays, size + seal.arrays.size
-                side = how(directory / name)
+                side = opened(directory / name)
                 ChunkArrays(side, files.chunk, seal.arrays)
                 name = files.data
             chunk = open_copy(rows, seal, side)
@@ -157,43 +131,33 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
     except FileNotFoundError:
         return ChunkVerdict(files.chunk, files.data, samples, size, (), name)
     except (LazyShardError, OSError) as error:
-        faults = (file_finding(name, error, files.chunk),)
+        faults = (file_fault(name, error, files.chunk),)
     return ChunkVerdict(files.chunk, files.data, samples, size, faults)
-
-
-def _of_another_format(files: ChunkFiles, seal: Seal) -> ChunkVerdict:
-    expected, found = (FORMAT_WITH_ARRAYS, FORMAT) if seal.arrays is None else (FORMAT, FORMAT_WITH_ARRAYS)
-    fault = damage("invalid", str(files.seal), f"{expected}, as {MANIFEST} says", str(found), chunk=files.chunk)
-    return ChunkVerdict(files.chunk, files.data, seal.samples, seal.size, (replace(fault, field="format"),))
 
 
 def _bad_rows(files: ChunkFiles, chunk: Chunk) -> tuple[Fault, ...]:
     """Returns the first bad row of each kind, and how many there are of it."""
-    first: dict[str, Fault] = {}
+    first: dict[tuple[str, str], Fault] = {}
     for row, error in _faults(chunk, sealed=files.seal is not None):
-        found = _row_finding(files, error, row, chunk.offset(row))
-        kind = f"{found.file} {found.kind}"
-        before = first.get(kind, found)
-        first[kind] = replace(before, rows=before.rows + 1)
+        found = _row_fault(files, error, row, chunk.offset(row))
+        before = first.get(key := (found.file, found.kind), found)
+        first[key] = replace(before, rows=before.rows + 1)
     return tuple(first.values())
 
 
-def _faults(chunk: Chunk, *, sealed: bool) -> Iterator[tuple[int, LazyShardError]]:
+def _faults(chunk: Chunk, *, sealed: bool) -> Iterator[tuple[int, RowInvalid | ChunkCorrupt]]:
     """Yields each bad row with what is wrong with it. Raises ChunkCorrupt where the file was cut meanwhile."""
-    row = 0
-    budget = _BLOCK_BYTES
+    row, budget = 0, _BLOCK_BYTES
     while row < len(chunk):
         try:
             lines = chunk.lines(row, len(chunk), 1, budget)
         except (ChunkCorrupt, RowInvalid) as error:
-            if isinstance(error, ChunkCorrupt) and error.row is None:
-                raise
-            yield row, error
+            yield row, _of_row(error)
             row += 1
             # The whole block is read again for each bad row in it, so after one they are read singly for a while.
             budget = 0
             continue
-        budget = min(_BLOCK_BYTES, max(2 * budget, _SMALL_BLOCK_BYTES))
+        budget = min(_BLOCK_BYTES, max(2 * budget, 4096))
         # Without digests the reader has held the rows to the rules already.
         if sealed and not (all(line.endswith(b"\n") for line in lines) and check_lines(lines).refused is None):
             for at, line in enumerate(lines, row):
@@ -204,125 +168,116 @@ def _faults(chunk: Chunk, *, sealed: bool) -> Iterator[tuple[int, LazyShardError
                 except RowInvalid as error:
                     yield at, error
         if chunk.arrays is not None:
-            yield from _bad_arrays(chunk, lines, row)
+            yield from _bad_arrays(chunk.arrays, lines, row)
         row += len(lines)
 
 
-def _bad_arrays(chunk: Chunk, lines: list[bytes], first: int) -> Iterator[tuple[int, LazyShardError]]:
+def _bad_arrays(arrays: ChunkArrays, lines: list[bytes], first: int) -> Iterator[tuple[int, RowInvalid | ChunkCorrupt]]:
     """Yields each row whose arrays are not what was sealed, or are described wrongly. Raises as `_faults`."""
-    assert chunk.arrays is not None
     for row, line in enumerate(lines, first):
         try:
-            data = chunk.arrays.read(row)
+            data = arrays.read(row)
             # Of what is no JSON object it was told before.
             if may_hold_arrays(line) and parse_lines([line]):
                 fill_row(parse_row(line), data)
         except (ChunkCorrupt, RowInvalid) as error:
-            if isinstance(error, ChunkCorrupt) and error.row is None:
-                raise
-            yield row, error
+            yield row, _of_row(error)
 
 
-def _row_finding(files: ChunkFiles, error: LazyShardError, row: int, start: int) -> Fault:
-    file = files.data
+def _of_row(error: RowInvalid | ChunkCorrupt) -> RowInvalid | ChunkCorrupt:
+    """Returns an error that is one of a row; raises one that is of the whole file."""
+    if isinstance(error, ChunkCorrupt) and error.row is None:
+        raise error
+    return error
+
+
+def _row_fault(files: ChunkFiles, error: RowInvalid | ChunkCorrupt, row: int, start: int) -> Fault:
     if isinstance(error, RowInvalid):
         # Of a sealed row it is told where in the row, of another one where in the file.
         byte = (error.byte or 0) + (start if error.file is None else 0)
-        reason = str(error.reason).removeprefix("expected a JSON object, found ")
-        kind, expected, found, remedy = "row", "a JSON object on a line", f"{reason} (byte {byte})", _MEND
-    else:
-        assert isinstance(error, ChunkCorrupt)
-        kind, expected, found, remedy = "digest", str(error.expected), str(error.actual), RESTORE
-        if files.arrays is not None and error.file is not None and error.file.endswith(files.arrays):
-            file, start = files.arrays, error.byte or 0
-    return replace(damage(kind, file, expected, found, remedy, files.chunk), row=row, byte=start)
+        found = f"{str(error.reason).removeprefix('expected a JSON object, found ')} (byte {byte})"
+        return Fault("row", files.data, "a JSON object on a line", found, _MEND, files.chunk, row=row, byte=start)
+    file = files.data
+    if files.arrays is not None and error.file is not None and error.file.endswith(files.arrays):
+        file, start = files.arrays, error.byte or 0
+    return Fault("digest", file, str(error.expected), str(error.actual), chunk=files.chunk, row=row, byte=start)
 
 
-def file_finding(file: str, error: LazyShardError | OSError, chunk: int | None = None) -> Fault:
-    """Returns the finding for a file that cannot be opened, read or used as a whole."""
+def file_fault(file: str, error: LazyShardError | OSError, chunk: int | None = None) -> Fault:
+    """Returns the fault of a file that cannot be opened, read or used as a whole."""
     expected, found = str(getattr(error, "expected", None)), str(getattr(error, "actual", None))
-    if isinstance(error, VersionUnsupported):
-        to_do = "install a newer lazyshard"
-        return damage("version", file, f"stream format {expected}", f"format {found}", to_do, chunk)
-    if isinstance(error, FormatInvalid):
-        return replace(damage("invalid", file, expected, found, chunk=chunk), field=error.field)
+    if isinstance(error, errors.VersionUnsupported):
+        way = "install a newer lazyshard"
+        return Fault("version", file, f"stream format {expected}", f"format {found}", way, chunk)
+    if isinstance(error, errors.FormatInvalid):
+        return Fault("invalid", file, expected, found, chunk=chunk, field=error.field)
     if isinstance(error, ChunkCorrupt):
-        return damage("size", file, expected, found, chunk=chunk)
-    if isinstance(error, FileRefused):
-        return damage("not-a-file", file, "a plain file", str(error.kind), chunk=chunk)
+        return Fault("size", file, expected, found, chunk=chunk)
+    if isinstance(error, errors.FileRefused):
+        return Fault("not-a-file", file, "a plain file", str(error.kind), chunk=chunk)
     found, mend = getattr(error, "strerror", None) or str(error), "mend the filesystem"
-    if isinstance(error, FileUnreadable):
+    if isinstance(error, errors.FileUnreadable):
         found, mend = f"that uid {error.uid} may not read it", "check the permissions"
-    remedy = f"{mend}, and run the same command again"
-    return Fault("unchecked", "unreadable", file, "a readable file", found, remedy, chunk)
+    way = f"{mend}, and run the same command again"
+    return Fault("unreadable", file, "a readable file", found, way, chunk, "unchecked")
 
 
-def _check_batch(batch: ChunkBatch) -> list[ChunkVerdict]:
-    return [check_chunk(batch.directory, files, quick=batch.quick) for files in batch.files]
+Batch = Sequence[ChunkFiles]
 
 
-def check_in_order(batches: Sequence[ChunkBatch], jobs: int, alone_s: float = _ALONE_S) -> Iterator[list[ChunkVerdict]]:
+def _check_batch(directory: Path, quick: bool, batch: Batch) -> list[ChunkVerdict]:
+    return [check_chunk(directory, quick, files) for files in batch]
+
+
+def check_in_order(
+    directory: Path, quick: bool, batches: Sequence[Batch], jobs: int, alone_s: float = _ALONE_S
+) -> Iterator[list[ChunkVerdict]]:
     """Yields what is found in each batch, in their order, by at most so many processes at a time.
 
     This one works alone for `alone_s` seconds before it starts others. Raises ChildProcessError: a process has ended
     before its work was done; MemoryError: there is not enough memory for a row.
     """
-    started = time.monotonic()
-    done = 0
+    check, started, done = partial(_check_batch, directory, quick), time.monotonic(), 0
     while done < len(batches) and (jobs == 1 or time.monotonic() - started < alone_s):
-        yield _check_batch(batches[done])
+        yield check(batches[done])
         done += 1
-    if done < len(batches):
-        yield from _check_by_others(batches[done:], min(jobs, len(batches) - done))
-
-
-def _check_by_others(batches: Sequence[ChunkBatch], jobs: int) -> Iterator[list[ChunkVerdict]]:
+    if done == len(batches):
+        return
     # Spawned, since a fork of a process with threads may hang.
-    others = set(multiprocessing.active_children())
+    others, jobs = set(multiprocessing.active_children()), min(jobs, len(batches) - done)
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_work)
     waiting: deque[Future[list[ChunkVerdict]]] = deque()
     ready: SimpleQueue[Future[list[ChunkVerdict]]] = SimpleQueue()
     known: set[Future[list[ChunkVerdict]]] = set()
-
-    def first() -> list[ChunkVerdict]:
-        # An interrupt within a wait for a future may leave its lock held, and the pool's own thread would wait for that
-        # for ever. This queue has no such lock, and of a future that is done nobody else wants it any more.
-        while waiting[0] not in known:
-            known.add(ready.get())
-        known.remove(waiting[0])
-        return waiting.popleft().result()
-
-    done = False
     try:
-        for batch in batches:
-            with _interrupt_held():
-                waiting.append(pool.submit(_check_batch, batch))
-                waiting[-1].add_done_callback(ready.put)
-            if len(waiting) == _AHEAD * jobs:
-                yield first()
-        while waiting:
-            yield first()
-        done = True
+        while waiting or done < len(batches):
+            # So many batches a process may be done before their turn.
+            if done < len(batches) and len(waiting) < 4 * jobs:
+                # What is started meanwhile holds Ctrl-C back as long as it runs.
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                try:
+                    waiting.append(pool.submit(check, batches[done]))
+                    waiting[-1].add_done_callback(ready.put)
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                done += 1
+                continue
+            # An interrupt within a wait for a future may leave its lock held, and the pool's own thread would wait for
+            # that for ever. This queue has no such lock, and of a future that is done nobody else wants it any more.
+            while waiting[0] not in known:
+                known.add(ready.get())
+            known.remove(waiting[0])
+            yield waiting.popleft().result()
+        others = set(multiprocessing.active_children())
     except BrokenProcessPool as cause:
         raise ChildProcessError(
             "a process that looked at chunks ended before its work was done; if memory was short, use fewer --jobs"
         ) from cause
     finally:
-        if not done:
-            # Nobody wants what they do, and a share that gives no answer would hold them up.
-            for process in set(multiprocessing.active_children()) - others:
-                process.kill()
+        # Unless all is done, nobody wants what they do, and a share that gives no answer would hold them up.
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()
         pool.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _interrupt_held() -> Iterator[None]:
-    """Holds Ctrl-C back; what is started meanwhile does so as long as it runs."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin_work() -> None:

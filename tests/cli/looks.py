@@ -7,9 +7,8 @@ from typing import Any, Final
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.records import Head, Manifest
 from lazyshard.format.state import RunState
-from lazyshard.inspection.disk_use import DiskUse, canonical_names
 from lazyshard.inspection.outlook import Looks, Outlook
-from lazyshard.inspection.survey import Census, Survey
+from lazyshard.inspection.survey import Census, DiskUse, Survey, chunk_files
 from lazyshard.part import Part
 from lazyshard.stream.consumers import Consumer
 
@@ -19,7 +18,7 @@ HEAD: Final = Head(1234, 12340, False, "running", 50.0, "node7", 12345, NOW - 2)
 SURVEY: Final = Survey(
     directory=Path("/data/stream"),
     looked_at=NOW,
-    census=Census(True, Manifest(ID, 10, NOW), HEAD, 1234, 12340, False, 0, canonical_names),
+    census=Census(True, Manifest(ID, 10, NOW), HEAD, 1234, 12340, False, 0, chunk_files),
     gone=None,
     consumers=(),
     unread_since={},

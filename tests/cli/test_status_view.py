@@ -22,9 +22,8 @@ from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.format.seal import MixedSource
 from lazyshard.format.state import RunState
-from lazyshard.inspection.band import Band, ChunkState, ChunkStretch, OpenWindow
-from lazyshard.inspection.disk_use import DiskUse, Lines
-from lazyshard.inspection.survey import Survey
+from lazyshard.inspection.outlook import Band, ChunkState, ChunkStretch, OpenWindow
+from lazyshard.inspection.survey import DiskUse, Lines, Survey
 from lazyshard.part import Part
 from lazyshard.stream.consumers import Consumer
 from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey, told

@@ -121,8 +121,8 @@ import os, sys
 from lazyshard.inspection import verification, verification_chunks
 check = verification.check_in_order
 
-def check_by_others(batches, jobs):
-    for found in check(batches * 1000, 2, alone_s=0.0):
+def check_by_others(directory, quick, batches, jobs):
+    for found in check(directory, quick, batches * 1000, 2, alone_s=0.0):
         os.write(1, b"begun\\n")  # not by print, which an interrupt may have write a part once more
         yield found
 

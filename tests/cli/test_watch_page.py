@@ -25,9 +25,10 @@ from lazyshard.format.blend_state import BlendShare
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.seal import MixedSource
 from lazyshard.format.state import RunState
-from lazyshard.inspection.disk_use import DiskUse, Lines
-from lazyshard.inspection.history import History, count_refusals
+from lazyshard.inspection.inspection import History
 from lazyshard.inspection.outlook import Outlook
+from lazyshard.inspection.row_facts import count_refusals
+from lazyshard.inspection.survey import DiskUse, Lines
 from lazyshard.part import Part
 from lazyshard.stream.consumers import Consumer, write_reading
 from lazyshard.stream.cursor import write_cursor

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.records import Manifest
 from lazyshard.format.state import RunState
-from lazyshard.inspection.band import (
+from lazyshard.inspection.outlook import (
     CLOSE_UP,
     Band,
     Cell,
@@ -19,8 +19,7 @@ from lazyshard.inspection.band import (
     make_band,
     open_window,
 )
-from lazyshard.inspection.disk_use import canonical_names
-from lazyshard.inspection.survey import Census
+from lazyshard.inspection.survey import Census, chunk_files
 from lazyshard.part import Part
 from lazyshard.stream.consumers import Consumer
 from lazyshard.stream.run_state import course_of
@@ -28,7 +27,7 @@ from tests.cli.looks import ID, consumer, told
 
 
 def census(chunks: int, *, retired: int = 0, ended: bool = False) -> Census:
-    return Census(True, None, None, chunks, chunks * 10, ended, retired, canonical_names)
+    return Census(True, None, None, chunks, chunks * 10, ended, retired, chunk_files)
 
 
 def stretches(band: Band) -> list[tuple[int, int, str]]:
@@ -118,9 +117,7 @@ PER_CHUNK = 4
 
 
 def census_of(chunks: int, *, ended: bool = False, short: int = 0) -> Census:
-    return Census(
-        True, Manifest(ID, PER_CHUNK, 0.0), None, chunks, chunks * PER_CHUNK - short, ended, 0, canonical_names
-    )
+    return Census(True, Manifest(ID, PER_CHUNK, 0.0), None, chunks, chunks * PER_CHUNK - short, ended, 0, chunk_files)
 
 
 def run_of(*parts: Part, unit: int = PER_CHUNK, window: int = 0, limit: int | None = None) -> RunState:

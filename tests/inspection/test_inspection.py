@@ -16,21 +16,20 @@ from hypothesis import strategies as st
 from lazyshard import ChunkWriter
 from lazyshard.errors import ChunkCorrupt, StreamInvalid, StreamMissing, StreamUnsealed
 from lazyshard.format.cursor import Cursor
-from lazyshard.inspection import history, inspection
-from lazyshard.inspection.history import (
+from lazyshard.inspection import inspection, row_facts
+from lazyshard.inspection.inspection import (
     MOST_TRAINED,
-    OTHERS,
     At,
     History,
+    Overview,
     Trained,
-    count_refusals,
-    published_rows,
+    evened,
+    overview,
     rates,
-    read_refusals,
+    read_rows,
     take_history,
 )
-from lazyshard.inspection.inspection import ChunkPoint, Overview, overview, read_rows
-from lazyshard.inspection.row_facts import MAX_BINS, Bin, Keys, Lengths
+from lazyshard.inspection.row_facts import MAX_BINS, OTHERS, Bin, Keys, Lengths, count_refusals, read_refusals
 from lazyshard.stream.cursor import write_cursor
 from lazyshard.stream.retire import retire
 from lazyshard.stream.stream import open_now
@@ -261,7 +260,7 @@ def nothing(*_: Any, **__: Any) -> Any:
 
 
 def test_course_and_rates_of_a_clock_that_was_set_back() -> None:
-    course = published_rows([ChunkPoint(0, 10, 1, 5.0), ChunkPoint(1, 10, 1, 3.0), ChunkPoint(2, 4, 1, 9.0)], 10)
+    course = evened([At(5.0, 10), At(3.0, 20), At(9.0, 24)])
     assert course == [At(5.0, 10), At(5.0, 20), At(9.0, 24)]
     # No rate of one moment.
     assert rates([At(1.0, 5), At(1.0, 9)], 10) == rates([At(1.0, 5)], 10) == []
@@ -300,12 +299,12 @@ def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     refuse(tmp_path, "torn")
     before = take_history(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(history, "overview", nothing)
-        patch.setattr(history, "read_refusals", nothing)
+        patch.setattr(inspection, "overview", nothing)
+        patch.setattr(inspection, "read_refusals", nothing)
         assert take_history(tmp_path, before) == before
     refuse(tmp_path, "torn")
     with monkeypatch.context() as patch:
-        patch.setattr(history, "overview", nothing)
+        patch.setattr(inspection, "overview", nothing)
         found = take_history(tmp_path, before)
     assert found.found is before.found and found.refusals is not None
     assert found.refusals.rows == 2
@@ -327,7 +326,7 @@ def test_deleted_chunks_are_not_looked_at_and_of_many_consumers_those_furthest_b
 
 def test_of_a_foreign_directory_no_chunk_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign(tmp_path, b'{"id":0}\n{"id":1}\n')
-    monkeypatch.setattr(history, "overview", nothing)
+    monkeypatch.setattr(inspection, "overview", nothing)
     assert take_history(tmp_path) == History(None)
 
 
@@ -348,13 +347,13 @@ def test_reasons_that_differ_by_numbers_are_one() -> None:
 
 
 def test_of_many_reasons_those_met_late_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MOST_TOLD_APART", 2)
+    monkeypatch.setattr(row_facts, "MOST_TOLD_APART", 2)
     found = count_refusals((refusal(f"reason {name}") for name in "abcddd"), complete=True)
     assert [(one.reason, one.rows) for one in found.reasons] == [("reason a", 1), ("reason b", 1), (OTHERS, 4)]
 
 
 def test_a_long_file_of_refused_rows_is_read_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_MOST_BYTES", 250)
+    monkeypatch.setattr(row_facts, "_MOST_BYTES", 250)
     (tmp_path / "quarantine.jsonl").write_bytes(refusal("x") * 100)
     found = read_refusals(tmp_path)
     assert found is not None and found.rows < 5 and not found.complete

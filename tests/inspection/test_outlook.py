@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.format.state import RunState
-from lazyshard.inspection.disk_use import DiskUse
 from lazyshard.inspection.outlook import Growth, Looks, Remainder, Supply, outlook_of_reader, producer_state, remainder
-from lazyshard.inspection.survey import Survey
+from lazyshard.inspection.survey import DiskUse, Survey
 from lazyshard.part import Part
 from lazyshard.stream.consumers import Consumer
 from tests.cli.looks import ID, NOW
@@ -90,7 +89,7 @@ def test_one_look_tells_lags_and_what_the_producer_tells() -> None:
     one = found.consumers[0]
     assert (one.checkpoint_age_s, one.reading_age_s) == (4.0, 4.0)
     assert (one.lag_chunks, one.lag_samples, one.lag_s, one.ahead_chunks) == (11, 105, 30.0, 8)
-    assert (one.chunk_rate, one.supply, one.dry_in_s) == (None, "unknown", None)
+    assert (one.read_chunks_per_s, one.supply, one.starving_in_s) == (None, "unknown", None)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +127,9 @@ def test_rate_of_a_reader_takes_two_marks() -> None:
     looks = Looks()
     looks.add(survey((consumer(needs=10, at=NOW),)))
     same = looks.add(survey((consumer(needs=10, at=NOW),), at=NOW + 2)).consumers[0]
-    assert same.chunk_rate is None
+    assert same.read_chunks_per_s is None
     one = looks.add(survey((consumer(needs=14, at=NOW + 4),), at=NOW + 5)).consumers[0]
-    assert (one.chunk_rate, one.supply, one.dry_in_s) == (1.0, "shrinking", 12.0)
+    assert (one.read_chunks_per_s, one.supply, one.starving_in_s) == (1.0, "shrinking", 12.0)
 
 
 def test_rates_of_readers_are_kept_apart_and_one_without_marks_has_that_of_its_checkpoints() -> None:
@@ -143,8 +142,8 @@ def test_rates_of_readers_are_kept_apart_and_one_without_marks_has_that_of_its_c
         consumer("c", consumed=140, done=13, at=at),
     )
     found = looks.add(survey(told, at)).consumers
-    assert [(one.chunk_rate, one.supply) for one in found[1:]] == [(2.0, "shrinking"), (2.0, "unknown")]
-    assert found[0].chunk_rate == 0.5
+    assert [(one.read_chunks_per_s, one.supply) for one in found[1:]] == [(2.0, "shrinking"), (2.0, "unknown")]
+    assert found[0].read_chunks_per_s == 0.5
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_nothing_comes_from_a_producer_that_does_not_work(head: Head, state: str
     looks.add(survey((consumer(needs=10),), head=head))
     found = looks.add(survey((consumer(needs=14, at=NOW + 4),), at=NOW + 4, head=head))
     assert (found.state, found.chunk_rate, found.byte_rate, found.full_in_s) == (state, 0.0, 0.0, None)
-    assert (found.consumers[0].supply, found.consumers[0].dry_in_s) == ("shrinking", 6.0)
+    assert (found.consumers[0].supply, found.consumers[0].starving_in_s) == ("shrinking", 6.0)
 
 
 def test_rate_of_a_stream_without_a_head_takes_two_changes() -> None:

@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,20 +15,21 @@ from hypothesis import strategies as st
 
 from lazyshard.errors import StreamMissing, StreamUnsealed
 from lazyshard.format.seal import MixedSource
-from lazyshard.inspection import disk_use, survey
-from lazyshard.inspection.disk_use import (
+from lazyshard.inspection import survey
+from lazyshard.inspection.survey import (
     SAMPLED_CHUNKS,
     DiskUse,
     Lines,
     LostChunks,
+    Survey,
+    chunk_files,
     count_lines,
     estimate_size,
     free_bytes,
     measure_disk,
-    names_with_arrays,
     sampled_chunks,
+    take_survey,
 )
-from lazyshard.inspection.survey import Survey, take_survey
 from lazyshard.stream.retire import retire
 from lazyshard_producer.cli import main
 from tests.cli.commands import as_another_user
@@ -273,12 +275,12 @@ def test_a_chunk_that_is_not_looked_at_is_missed_all_the_same(tmp_path: Path, ki
         chunk(tmp_path, number, 80, 10)
         (tmp_path / f"chunk_{number:05d}.arrays").write_bytes(b"a" * 10)
     lost = LostChunks()
-    found = measure_disk(tmp_path, first, stop, names_with_arrays, lost)
+    found = measure_disk(tmp_path, first, stop, partial(chunk_files, arrays=True), lost)
     assert found == DiskUse(100 * 2 * SAMPLED_CHUNKS, False, 100.0, ())
     gone = first + 101
     assert gone not in sampled_chunks(first, stop)
     os.unlink(tmp_path / f"chunk_{gone:05d}.{kind}")
-    assert measure_disk(tmp_path, first, stop, names_with_arrays, LostChunks()).missing == (gone,)
+    assert measure_disk(tmp_path, first, stop, partial(chunk_files, arrays=True), LostChunks()).missing == (gone,)
 
 
 def chunks(directory: Path) -> int:
@@ -295,12 +297,12 @@ def test_many_chunks_are_estimated_and_one_that_an_old_listing_lacks_is_looked_u
     fifth = sampled_chunks(0, stop)[5]
     os.unlink(tmp_path / f"chunk_{fifth:05d}.jsonl")
     assert measure_disk(tmp_path, 0, stop) == replace(whole, missing=(fifth,))
-    with mock.patch.object(disk_use, "unlisted_chunks", return_value=[fifth + 1, fifth]):
+    with mock.patch.object(survey, "unlisted_chunks", return_value=[fifth + 1, fifth]):
         assert measure_disk(tmp_path, 0, stop, lost=LostChunks()).missing == (fifth,)
 
 
 def test_a_stale_directory_is_listed_anew_and_all_chunks_can_be_missing(tmp_path: Path) -> None:
-    with mock.patch.object(disk_use, "unlisted_chunks", side_effect=[OSError(errno.ESTALE, "stale"), [7]]):
+    with mock.patch.object(survey, "unlisted_chunks", side_effect=[OSError(errno.ESTALE, "stale"), [7]]):
         assert LostChunks().unlisted(tmp_path, 0, 1000, arrays=False) == [7]
     assert measure_disk(tmp_path, 5, 3000, lost=LostChunks()).missing == tuple(range(5, 3000))
 
@@ -313,8 +315,8 @@ def test_listings_take_a_twentieth_of_the_time(tmp_path: Path, monkeypatch: pyte
         clock[0] += 2.0
         return [7, 9]
 
-    monkeypatch.setattr(disk_use, "unlisted_chunks", list_for_two_seconds)
-    monkeypatch.setattr("lazyshard.inspection.disk_use.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(survey, "unlisted_chunks", list_for_two_seconds)
+    monkeypatch.setattr("lazyshard.inspection.survey.time.monotonic", lambda: clock[0])
     lost = LostChunks()
     for _ in range(50):
         # What is retired meanwhile is not missed.
@@ -325,8 +327,8 @@ def test_listings_take_a_twentieth_of_the_time(tmp_path: Path, monkeypatch: pyte
 
 
 def test_lines_are_counted_and_those_of_a_long_file_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_use, "_COUNTED_BYTES", 40)
-    monkeypatch.setattr(disk_use, "_READ_BYTES", 20)
+    monkeypatch.setattr(survey, "_COUNTED_BYTES", 40)
+    monkeypatch.setattr(survey, "_READ_BYTES", 20)
     path = tmp_path / "q"
     for data, lines in (
         (b"1\n22\n333\n", Lines(3, 9, True)),

@@ -12,11 +12,11 @@ from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.inspection.verification import Verified, verify
 from lazyshard.inspection.verification_files import (
     LAGGING,
-    ChunkNames,
-    Extent,
+    StreamFiles,
+    chunks_to_check,
+    cut_batches,
     leftovers,
     missing_chunks,
-    plan_batches,
     sort_names,
 )
 from tests.cli.commands import as_another_user, contents
@@ -245,19 +245,21 @@ def test_memory_does_not_grow_with_the_chunk(tmp_path: Path) -> None:
     assert peaks[1] - peaks[0] < 20_000, "kB for a chunk of 100 MB"
 
 
-def names_of(data: set[int], seals: set[int]) -> ChunkNames:
-    return sort_names([*map(chunk_name, data), *map(seal_name, seals)], native=True)
+def listed(*names: str, native: bool = True, first: int = 0, stop: int = 3, running: bool = False) -> StreamFiles:
+    files = StreamFiles(Path(), native, running=running, first=first, stop=stop, names=list(names))
+    sort_names(files)
+    return files
 
 
-def extent(first: int = 0, stop: int = 3, *, native: bool = True, ended: bool = False, running: bool = False) -> Extent:
-    return Extent(first, stop, native, ended, running)
+def chunk_files(data: set[int], seals: set[int], first: int, stop: int, *, running: bool = False) -> StreamFiles:
+    return listed(*map(chunk_name, data), *map(seal_name, seals), first=first, stop=stop, running=running)
 
 
 FAR, FAR_SEAL = "chunk_100000.jsonl", "chunk_100000.jsonl.completed"
 
 
 @pytest.mark.parametrize(
-    ("listed", "native", "data", "seals"),
+    ("names", "native", "data", "seals"),
     [
         (["stream.json", f"{C0}.gz", "chunk_.jsonl", f"x{C0}", f"{S0}.1"], True, {}, {}),
         ([FAR, FAR_SEAL], True, {100000: FAR}, {100000: FAR_SEAL}),
@@ -265,14 +267,13 @@ FAR, FAR_SEAL = "chunk_100000.jsonl", "chunk_100000.jsonl.completed"
         (["chunk_7.jsonl", "chunk_007.jsonl.completed"], False, {7: "chunk_7.jsonl"}, {7: "chunk_007.jsonl.completed"}),
     ],
 )
-def test_names(listed: list[str], native: bool, data: dict[int, str], seals: dict[int, str]) -> None:
-    names = sort_names(listed, native=native)
-    assert names == ChunkNames(data, seals, ())
-    assert names.sealed_before == max(seals, default=-1) + 1
+def test_names(names: list[str], native: bool, data: dict[int, str], seals: dict[int, str]) -> None:
+    files = listed(*names, native=native)
+    assert (files.data, files.seals, files.findings) == (data, seals, [])
 
 
 def test_three_files_for_a_chunk() -> None:
-    [finding] = sort_names(["chunk_7.jsonl", "chunk_007.jsonl", "chunk_00007.jsonl"], native=False).findings
+    [finding] = listed("chunk_7.jsonl", "chunk_007.jsonl", "chunk_00007.jsonl", native=False).findings
     assert (finding.file, finding.found) == ("chunk_00007.jsonl", "also chunk_007.jsonl, chunk_7.jsonl")
 
 
@@ -283,7 +284,7 @@ chunks = st.sets(st.integers(0, 12))
 def test_missing_chunks_are_told_once(data: set[int], seals: set[int], there: set[int], first: int, count: int) -> None:
     """Against a list: each published chunk of which nothing is there is in exactly one gap, and no other is."""
     stop = first + count
-    found = list(missing_chunks(names_of(data, seals), extent(first, stop), {}, there))
+    found = list(missing_chunks(chunk_files(data, seals, first, stop), first, {}, there))
     told: list[int] = []
     for finding in found:
         words = finding.expected.split()
@@ -294,28 +295,24 @@ def test_missing_chunks_are_told_once(data: set[int], seals: set[int], there: se
 
 @given(data=chunks, seals=chunks, first=st.integers(0, 6), count=st.integers(0, 6))
 def test_each_file_is_looked_at_or_left_over(data: set[int], seals: set[int], first: int, count: int) -> None:
-    names, stop = names_of(data, seals), first + count
-    looked_at = [
-        files.chunk
-        for batch in plan_batches(Path(), names, extent(first, stop), 1000, quick=False)
-        for files in batch.files
-    ]
+    stop = first + count
+    files = chunk_files(data, seals, first, stop)
+    looked_at = [one.chunk for one in chunks_to_check(files)]
     # So few are all among the newest, which are looked for by name.
     assert count < LAGGING
     assert looked_at == list(range(first, stop))
-    told = {(finding.file, finding.kind) for finding in leftovers(names, extent(first, stop))}
+    told = {(finding.file, finding.kind) for finding in leftovers(files)}
     assert told == (
         {(chunk_name(chunk), "retired") for chunk in data if chunk < first}
         | {(seal_name(chunk), "retired") for chunk in seals if chunk < first}
         | {(chunk_name(chunk), "unpublished") for chunk in data - seals if chunk >= stop}
         | {(seal_name(chunk), "beyond-end") for chunk in seals if chunk >= stop}
     )
-    assert not list(leftovers(names, extent(first, stop, running=True)))
+    assert not list(leftovers(chunk_files(data, seals, first, stop, running=True)))
 
 
 def test_only_the_newest_chunks_are_looked_for_unlisted() -> None:
-    batches = plan_batches(Path(), names_of({3}, {3}), extent(0, 10**15), 4096, quick=False)
-    looked_at = [files.chunk for batch in batches for files in batch.files]
+    looked_at = [one.chunk for one in chunks_to_check(chunk_files({3}, {3}, 0, 10**15))]
     assert looked_at == [3, *range(10**15 - LAGGING, 10**15)]
 
 
@@ -330,9 +327,8 @@ def test_only_the_newest_chunks_are_looked_for_unlisted() -> None:
     ],
 )
 def test_batches_are_of_chunks_or_rows(per_chunk: int | None, quick: bool, sizes: list[int]) -> None:
-    names = names_of(set(range(200)), set(range(200)))
-    batches = plan_batches(Path(), names, extent(0, 200), per_chunk, quick=quick)
-    assert [len(batch.files) for batch in batches] == sizes
+    chunks = chunks_to_check(chunk_files(set(range(200)), set(range(200)), 0, 200))
+    assert list(map(len, cut_batches(chunks, per_chunk, quick=quick))) == sizes
 
 
 ROWS = (b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}\n', b'{"id":4}\n')

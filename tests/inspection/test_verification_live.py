@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,12 +16,9 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import StreamMismatch
-from lazyshard.format.records import Head
 from lazyshard.inspection import verification, verification_chunks
 from lazyshard.inspection.verification import verify
-from lazyshard.inspection.verification_chunks import ChunkBatch, ChunkFiles, check_in_order
-from lazyshard.inspection.verification_files import SILENT_S, is_running
-from lazyshard.stream.pacing import STALE_HEARTBEAT_S
+from lazyshard.inspection.verification_chunks import ChunkFiles, check_in_order
 from lazyshard.stream.retire import retire
 from tests.stream.damage import cut, delete, edit, flip, found, head, move, put, shortened, stream
 from tests.stream.streams import HERE, produce, wait_until
@@ -34,7 +30,6 @@ PRODUCER: Final = """
 import sys
 from pathlib import Path
 from lazyshard import ChunkWriter
-from lazyshard.stream.pacing import STALE_HEARTBEAT_S
 from lazyshard.stream.retire import retire
 
 directory, keep = Path(sys.argv[1]), int(sys.argv[2])
@@ -120,29 +115,6 @@ def after(seconds: float) -> float:
 
 def is_published(directory: Path, chunks: int) -> bool:
     return head(directory).chunks >= chunks
-
-
-HEAD: Final = Head(1, 2, False, "running", 0.0, "host", 1, 1000.0)
-
-
-@pytest.mark.parametrize(
-    ("told", "gone", "now", "running"),
-    [
-        (HEAD, None, 1001.0, True),
-        (HEAD, False, 1000.0 + SILENT_S, True),
-        (HEAD, False, 1001.0 + SILENT_S, False),
-        (HEAD, True, 1000.0 + STALE_HEARTBEAT_S, True),
-        (HEAD, True, 1001.0 + STALE_HEARTBEAT_S, False),
-        # The producer's clock is ahead.
-        (HEAD, None, 900.0, True),
-        (replace(HEAD, state="waiting"), None, 1001.0, True),
-        (replace(HEAD, state="idle"), False, 1001.0, False),
-        (replace(HEAD, state="failed"), False, 1001.0, False),
-        (replace(HEAD, state="finished", ended=True), False, 1001.0, False),
-    ],
-)
-def test_whether_a_producer_is_at_work(told: Head, gone: bool | None, now: float, running: bool) -> None:
-    assert is_running(told, gone, now) is running
 
 
 def live(directory: Path) -> Path:
@@ -232,9 +204,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes work from the start, a chunk at a time."""
     check = verification_chunks.check_in_order
 
-    def check_by_others(batches: list[ChunkBatch], jobs: int) -> Any:
-        single = [ChunkBatch(batch.directory, (files,), batch.quick) for batch in batches for files in batch.files]
-        return check(single, jobs, alone_s=0.0)
+    def check_by_others(directory: Path, quick: bool, batches: list[list[ChunkFiles]], jobs: int) -> Any:
+        return check(directory, quick, [[files] for batch in batches for files in batch], jobs, alone_s=0.0)
 
     monkeypatch.setattr(verification, "check_in_order", check_by_others)
 
@@ -260,15 +231,15 @@ def test_progress_is_told_in_order(tmp_path: Path, at_once: None) -> None:
     assert told == [(done, CHUNKS) for done in range(CHUNKS + 1)]
 
 
-def batches(directory: Path) -> list[ChunkBatch]:
+def batches() -> list[list[ChunkFiles]]:
     names = ((chunk, f"chunk_{chunk:05d}.jsonl") for chunk in range(CHUNKS))
-    return [ChunkBatch(directory, (ChunkFiles(chunk, name, f"{name}.completed"),), False) for chunk, name in names]
+    return [[ChunkFiles(chunk, name, f"{name}.completed")] for chunk, name in names]
 
 
 @pytest.mark.parametrize("fate", [None, signal.SIGKILL, signal.SIGSTOP])
 def test_no_process_is_left_whatever_comes_to_them(fate: signal.Signals | None, tmp_path: Path) -> None:
     """Who listens stops to; one that is killed is told; one that gives no answer holds up nobody who wants no more."""
-    results = check_in_order(batches(stream(tmp_path, 2 * CHUNKS)) * 1000, 2, alone_s=0.0)
+    results = check_in_order(stream(tmp_path, 2 * CHUNKS), False, batches() * 1000, 2, alone_s=0.0)
     assert [verdict.samples for verdict in next(results)] == [2]
     children = multiprocessing.active_children()
     assert len(children) == 2
@@ -288,7 +259,7 @@ import multiprocessing, sys, time
 from pathlib import Path
 from tests.inspection.test_verification_live import batches
 from lazyshard.inspection.verification_chunks import check_in_order
-results = check_in_order(batches(Path(sys.argv[1])), 2, alone_s=0.0)
+results = check_in_order(Path(sys.argv[1]), False, batches(), 2, alone_s=0.0)
 next(results)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 time.sleep(60)

@@ -14,8 +14,7 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import RowInvalid, StreamMismatch
 from lazyshard.format.batch import check_lines
-from lazyshard.inspection.disk_use import measure_disk
-from lazyshard.inspection.survey import take_census
+from lazyshard.inspection.survey import measure_disk, take_census
 from lazyshard.stream import list_kept
 from lazyshard.stream.retire import retire
 from tests.stream.arrays import expected, produce, row, values

@@ -17,7 +17,7 @@ import pytest
 from lazyshard.errors import CursorTaken, VersionUnsupported
 from lazyshard.format.cursor import Cursor, CursorToken
 from lazyshard.format.state import RunState
-from lazyshard.inspection.verification_files import gather_facts
+from lazyshard.inspection.verification_files import read_files
 from lazyshard.part import Part
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, write_cursor
 from tests.stream.streams import forked, names, produce, raising, reap, signalled_at, wait_until
@@ -280,7 +280,7 @@ def test_lock_files_are_nobodys_cursor_and_go_with_a_consumer_that_is_forgotten(
     owners[0].begin(at(0))
     assert names(stream / "cursors") == [".a.json.lock", ".sft.lock", ".sft2.lock", "sft.json"]
     assert [one.name for one in list_consumers(stream)] == ["sft"]
-    facts = gather_facts(stream, 0.0)
+    facts = read_files(stream, 0.0)
     assert ([file for file, _ in facts.cursors], facts.findings) == (["cursors/sft.json"], [])
     for owner in owners:
         owner.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from lazyshard.format.names import parse_arrays_name, parse_chunk_name
-from lazyshard.inspection import disk_use
+from lazyshard.inspection import survey
 from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.retire import read_retired, retire
@@ -73,8 +73,8 @@ class Shelf:
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
         """Looks at all files of chunks, O(chunks), or estimates from some of [first, stop)."""
         if not exact:
-            sizes = {chunk: self.chunk_size(chunk) for chunk in disk_use.sampled_chunks(first, stop)}
-            size = disk_use.estimate_size(stop - first, sizes, stop - 1)
+            sizes = {chunk: self.chunk_size(chunk) for chunk in survey.sampled_chunks(first, stop)}
+            size = survey.estimate_size(stop - first, sizes, stop - 1)
             return Stock(first=first, stop=stop, size=size, largest=max(sizes.values(), default=0))
         size = data = seal = side = 0
         with os.scandir(self.directory) as entries:
@@ -102,14 +102,14 @@ class Shelf:
 
     def used_bytes(self, published: int) -> int:
         """Returns about how many bytes the stream takes, so many chunks of it being published."""
-        return disk_use.measure_disk(self.directory, self.first(), published, self._names).size
+        return survey.measure_disk(self.directory, self.first(), published, self._names).size
 
     def free_bytes(self) -> int | None:
         """Returns how many bytes are free beside the chunks, None where nobody can tell."""
-        return disk_use.free_bytes(self.directory)
+        return survey.free_bytes(self.directory)
 
     def _names(self, chunk: int) -> tuple[str, ...]:
-        return disk_use.names_with_arrays(chunk) if self.has_arrays() else disk_use.canonical_names(chunk)
+        return survey.chunk_files(chunk, arrays=self.has_arrays())
 
 
 class Gate(Protocol):

@@ -22,8 +22,8 @@ import pybase64
 from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.names import QUARANTINE
-from lazyshard.inspection.history import MOST_TOLD_APART, read_refusals
-from lazyshard.inspection.history import RefusedRows as QuarantineSummary
+from lazyshard.inspection.row_facts import MOST_TOLD_APART, read_refusals
+from lazyshard.inspection.row_facts import RefusedRows as QuarantineSummary
 from lazyshard.memory import loads
 from lazyshard.store.durable import create, open_own, rename, sync, sync_directory, write_all
 from lazyshard.store.files import open_file

@@ -18,7 +18,7 @@ from typing import Final
 from lazyshard.format.cursor import CURSOR_SUFFIX
 from lazyshard.format.names import CURSORS, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import Retired
-from lazyshard.inspection.disk_use import names_with_arrays
+from lazyshard.inspection.survey import chunk_files
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.manifest import read_manifest
@@ -45,7 +45,7 @@ class ObjectShelf(Shelf):
         # Eight bytes a chunk: a stream of a million of them takes 8 MB. 0 for those that are retired.
         self._sizes = array("Q", [0] * found.listing.first)
         for chunk in range(found.listing.first, found.chunks):
-            self._sizes.append(sum(found.sizes.get(name, 0) for name in names_with_arrays(chunk)))
+            self._sizes.append(sum(found.sizes.get(name, 0) for name in chunk_files(chunk, arrays=True)))
         self._changed = threading.Condition()
         self._news = False
         self._leftovers = list(found.listing.leftovers)

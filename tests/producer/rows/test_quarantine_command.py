@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.inspection.history import MOST_TOLD_APART
+from lazyshard.inspection.row_facts import MOST_TOLD_APART
 from lazyshard_producer.cli import main
 from lazyshard_producer.rows.refusals import MAX_SHOWN, Refused, read_refused, summarize, summary_lines
 from tests.harness.processes.environment import environment

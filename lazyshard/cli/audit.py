@@ -1,4 +1,19 @@
-"""`lazyshard audit`: proves that a run trained no sample twice and passed none over, or names those."""
+"""Proves that a run trained no sample twice and passed none over, or names those.
+
+It reads the states in the checkpoints of the folders given (checkpoint-N/lazyshard.json, also one folder deeper, where
+ms-swift puts those of each start), and the run's cursor in the stream. From the one that was saved last it computes
+every draw of the run and counts them, sample by sample: each must be trained once an epoch, or be still to come, left
+over at an epoch's end, or skipped on purpose. Checkpoints from which the run has turned back are told apart, with what
+they trained that is not in the model.
+
+That is a proof where steps bear out the states' count of samples: where a checkpoint says after which step it was saved
+(in its file, or by the name of its folder), and the state what a step takes, as those of `dataset.batches()` and of
+ms-swift do. Otherwise the run is consistent, if the loop has counted `consumed` right.
+
+It also looks whether steps, consumed samples and states agree, whether the stream is the one of the states and holds
+what they tell, and whether any chunk is deleted, or given free, that the newest checkpoint still needs. Rows are not
+read: `lazyshard verify` does that.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +28,10 @@ import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.output import JsonOption, StreamArgument, check_stream, chunk_bar, complain, count, epilog, say
-from lazyshard.cli.trace_view import ranges_text
+from lazyshard.cli.trace import ranges_text
 from lazyshard.errors import FormatInvalid, LazyShardError, StateMismatch
-from lazyshard.inspection.auditing import Audit, AuditedState, AuditFinding, Note, audit, consumed_at, newest
-from lazyshard.inspection.auditing_counts import EpochAudit
+from lazyshard.inspection.auditing import Audit, Remark, audit, newest
+from lazyshard.inspection.auditing_counts import AuditedState
 from lazyshard.inspection.tracing import Tracing, facts_of
 from lazyshard.inspection.tracing_states import (
     NAME,
@@ -32,29 +47,11 @@ from lazyshard.stream.stream import open_now
 
 # What becomes of a sample that is not trained once, in words
 _FATES: Final = {
-    "to_come": "to come",
-    "left_over": "left over",
-    "skipped": "skipped on purpose",
-    "twice": "TRAINED TWICE",
-    "again": "TRAINED AND COMING AGAIN",
-    "missing": "PASSED OVER",
+    **{"to_come": "to come", "left_over": "left over", "skipped": "skipped on purpose", "twice": "TRAINED TWICE"},
+    **{"again": "TRAINED AND COMING AGAIN", "missing": "PASSED OVER"},
 }
 
-HELP: Final = """Proves that a run trained no sample twice and passed none over, or names those.
-
-It reads the states in the checkpoints of the folders given (checkpoint-N/lazyshard.json, also one folder deeper, where
-ms-swift puts those of each start), and the run's cursor in the stream. From the one that was saved last it computes
-every draw of the run and counts them, sample by sample: each must be trained once an epoch, or be still to come, left
-over at an epoch's end, or skipped on purpose. Checkpoints from which the run has turned back are told apart, with what
-they trained that is not in the model.
-
-That is a proof where steps bear out the states' count of samples: where a checkpoint says after which step it was saved
-(in its file, or by the name of its folder), and the state what a step takes, as those of `dataset.batches()` and of
-ms-swift do. Otherwise the run is consistent, if the loop has counted `consumed` right.
-
-It also looks whether steps, consumed samples and states agree, whether the stream is the one of the states and holds
-what they tell, and whether any chunk is deleted, or given free, that the newest checkpoint still needs. Rows are not
-read: `lazyshard verify` does that."""
+HELP: Final = __doc__
 
 EPILOG: Final = epilog(
     [
@@ -83,18 +80,10 @@ def command(
         ),
     ] = None,
     state: Annotated[
-        Path | None,
-        typer.Option(
-            "--state", metavar="FILE", exists=True, help="Audit this state instead of the one that was saved last."
-        ),
+        Path | None, typer.Option(metavar="FILE", exists=True, help="Audit this state, not the one saved last.")
     ] = None,
     consumer: Annotated[
-        str | None,
-        typer.Option(
-            "--consumer",
-            metavar="NAME",
-            help="The run's name among the cursors. Default: as the checkpoints say, or the only one.",
-        ),
+        str | None, typer.Option(metavar="NAME", help="The run's cursor. Default: as checkpoints say, or the only one.")
     ] = None,
     as_json: JsonOption = False,
 ) -> Callable[[], int]:
@@ -114,19 +103,21 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
             )
             return exits.REFUSED
         files += found_files
-    notes: list[Note] = []
-    states, unusable = _states(files, directory, notes)
+    read = [_read(file, directory) for file in dict.fromkeys(files)]
+    states = [one for one in read if isinstance(one, SavedState)]
+    remarks = [one for one in read if isinstance(one, Remark)]
     head = None if state is None else read_state(state, directory)
     if head is not None:
-        file = os.path.realpath(head.file)
-        states = [saved for saved in states if os.path.realpath(saved.file) != file] + [head]
-    consumers = _consumers(directory, states, consumer, notes)
+        real = os.path.realpath(head.file)
+        states = [saved for saved in states if os.path.realpath(saved.file) != real] + [head]
+    consumers = _consumers(directory, states, consumer, remarks)
     cursors = [one.cursor for one in consumers if one.cursor is not None]
-    unusable += [AuditFinding("unusable", one.name, one.problem) for one in consumers if one.problem is not None]
+    remarks += [Remark("unusable", one.name, one.problem) for one in consumers if one.problem is not None]
     states += [saved for cursor in cursors if (saved := state_of_cursor(directory, cursor)) is not None]
     if not states:
-        for _, file, why in unusable:
-            complain(why if why.startswith(file) else f"{file}: {why}")
+        unusable = [one for one in remarks if one.kind != "note"]
+        for one in unusable:
+            complain(one.what if one.what.startswith(one.where) else f"{one.where}: {one.what}")
         complain(
             f"{directory}: there is no state to audit: neither in a checkpoint in the folders given, nor in a cursor; "
             f"give the folder in which the checkpoints lie"
@@ -134,43 +125,34 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
         return exits.STREAM_DAMAGED if unusable else exits.REFUSED
     if head is None:
         head, chosen = newest(states)
-        notes += [] if chosen is None else [Note(str(head.file), chosen)]
+        remarks += [] if chosen is None else [Remark("note", str(head.file), chosen)]
     stream = open_now(directory, head.state.samples_per_chunk if head.state.stream_id is None else None)
     with chunk_bar() as show:
-        found = audit(
-            stream, facts_of(stream), states, head, cursors=cursors, unusable=unusable, notes=notes, report=show
-        )
-    values = _values(found, str(directory))
+        result = audit(stream, facts_of(stream), states, head, cursors=cursors, remarks=remarks, report=show)
+    values = _values(result, str(directory))
     for line in [json.dumps(values)] if as_json else _lines(values):
         say(line)
-    if not found.ok:
-        return exits.STREAM_DAMAGED
-    return exits.DONE if found.proven else exits.NOT_PROVEN
+    return (exits.DONE if result.proven else exits.NOT_PROVEN) if result.ok else exits.STREAM_DAMAGED
 
 
-def _states(files: Sequence[Path], directory: Path, notes: list[Note]) -> tuple[list[SavedState], list[AuditFinding]]:
-    """Returns the states of all checkpoints, and the files that hold none that can be used, each with the reason.
+def _read(file: Path, directory: Path) -> SavedState | Remark:
+    """Returns a checkpoint's state; what is wrong with one that cannot be used.
 
-    A note says which are of a blend that this stream was no part of yet.
+    Of a state of a blend that this stream was no part of yet that is noted.
     """
-    states: list[SavedState] = []
-    unusable: list[AuditFinding] = []
-    for file in dict.fromkeys(files):
-        try:
-            states.append(read_state(file, directory))
-        except StateMismatch as error:
-            notes.append(Note(str(file), str(error).removeprefix(f"{file}: ")))
-        except FormatInvalid as error:
-            contradicts = (error.field or "").endswith("consumed")
-            why = str(error).removeprefix(f"{file}: ")
-            unusable.append(AuditFinding("samples" if contradicts else "unusable", str(file), why))
-        except LazyShardError as error:
-            unusable.append(AuditFinding("unusable", str(file), str(error)))
-    return states, unusable
+    try:
+        return read_state(file, directory)
+    except StateMismatch as error:
+        return Remark("note", str(file), str(error).removeprefix(f"{file}: "))
+    except FormatInvalid as error:
+        contradicts = (error.field or "").endswith("consumed")
+        return Remark("samples" if contradicts else "unusable", str(file), str(error).removeprefix(f"{file}: "))
+    except LazyShardError as error:
+        return Remark("unusable", str(file), str(error))
 
 
 def _consumers(
-    directory: Path, states: Sequence[SavedState], consumer: str | None, notes: list[Note]
+    directory: Path, states: Sequence[SavedState], consumer: str | None, remarks: list[Remark]
 ) -> list[Consumer]:
     """Returns the run's cursors: those that were asked for, or that its checkpoints name, or the only one.
 
@@ -179,25 +161,29 @@ def _consumers(
     known = list_consumers(directory)
     there = ", ".join(one.name for one in known)
     named = {saved.consumer for saved in states if saved.consumer is not None} if consumer is None else {consumer}
-    found = [one for one in known if one.name in named] if named else list(known)
+    found, what = [one for one in known if one.name in named or not named], None
     if consumer is not None and not found:
         others = f"there are: {there}" if known else "there is none"
         raise typer.BadParameter(f"no consumer {consumer!r}; {others}", param_hint="--consumer")
-    if not named and len(known) > 1 and not states:
-        raise typer.BadParameter(f"{directory} has the cursors of {there}: choose one", param_hint="--consumer")
-    what = None
     if named and known and not found:
         what = f"the checkpoints are of {', '.join(sorted(named))}, and there are the cursors of {there}"
     elif not named and len(known) > 1:
+        if not states:
+            raise typer.BadParameter(f"{directory} has the cursors of {there}: choose one", param_hint="--consumer")
         what, found = f"there are those of {there}, and the checkpoints name none", []
     if what is not None:
-        notes.append(Note(str(directory), f"no cursor is looked at: {what}; name the run's with --consumer"))
+        remarks.append(
+            Remark("note", str(directory), f"no cursor is looked at: {what}; name the run's with --consumer")
+        )
     return found
 
 
 def _values(found: Audit, where: str) -> dict[str, Any]:
     """Returns the report as JSON values."""
-    newest_epoch = found.epochs[-1]
+    epochs = [{"proven": one.proven, **asdict(one), "fewer_than_step": None} for one in found.epochs]
+    epochs[-1]["fewer_than_step"] = found.fewer_than_step
+    for one in epochs:
+        del one["whole"]
     return {
         "stream": where,
         "ok": found.ok,
@@ -208,9 +194,9 @@ def _values(found: Audit, where: str) -> dict[str, Any]:
         "consumed": found.head.state.consumed,
         "steps": _steps(found.tracing),
         "states": [_state_values(one) for one in found.states],
-        "epochs": [_epoch_values(one, found.fewer_than_step if one is newest_epoch else None) for one in found.epochs],
-        "findings": [finding._asdict() for finding in found.findings],
-        "notes": [note._asdict() for note in found.notes],
+        "epochs": epochs,
+        "findings": [one._asdict() for one in found.findings],
+        "notes": [one._asdict() for one in found.remarks if one.kind == "note"],
     }
 
 
@@ -219,24 +205,18 @@ def _steps(tracing: Tracing | None) -> int | None:
 
 
 def _state_values(one: AuditedState) -> dict[str, Any]:
-    relation, fork, branch = one.related.relation, one.related.fork, one.branch
-    again = None if branch is None else {str(epoch): asdict(found) for epoch, found in branch.again.items()}
+    parts, branch = zip(one.saved.state.parts, one.shared, strict=False), one.trained is not None
+    shared = sum(part.dp * draws for part, draws in parts if part.trained)
     return {
         "file": str(one.saved.file),
-        "relation": "audited" if relation == "head" else relation,
-        "cursor": None if one.saved.cursor is None else one.saved.cursor.consumer,
+        "relation": one.relation,
+        "cursor": one.saved.cursor and one.saved.cursor.consumer,
         "consumed": one.saved.state.consumed,
         "steps": _steps(one.tracing),
-        "left_after": consumed_at(one.saved, *fork) if relation == "abandoned" and fork is not None else None,
-        "trained_beyond": None if branch is None else branch.trained,
-        "trained_again": again,
+        "left_after": shared if one.relation == "abandoned" else None,
+        "trained_beyond": one.trained,
+        "trained_again": {str(epoch): asdict(found) for epoch, found in one.again.items()} if branch else None,
     }
-
-
-def _epoch_values(one: EpochAudit, step: int | None) -> dict[str, Any]:
-    values = {"epoch": one.epoch, "proven": one.proven} | asdict(one) | {"fewer_than_step": step}
-    del values["whole"]
-    return values
 
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:
@@ -258,27 +238,19 @@ def _lines(values: dict[str, Any]) -> Iterator[str]:
         for epoch, again in one["trained_again"].items():
             where = f"on the course in epoch {epoch}: {ranges_text(again['ranges'])}"
             yield f"  {again['samples']:,} of them were trained again {where}"
-    for epoch in values["epochs"]:
-        yield _epoch_line(epoch, values["ended"])
-    for note in values["notes"]:
-        yield f"note: {note['where']}: {note['what']}"
-    for finding in values["findings"]:
-        yield f"not in order: {finding['where']}: {finding['what']}"
+    for one in values["epochs"]:
+        parts, step = [f"{one['trained']:,} trained"], one["fewer_than_step"]
+        for kind, word in _FATES.items():
+            told = ranges_text(one[kind]["ranges"])
+            if kind == "to_come":
+                told = step and f"fewer than the {step:,} of a step: left over too, if training stops here"
+            if number := one[kind]["samples"]:
+                parts.append(f"{number:,} {word}" + (f" ({told})" if told else ""))
+        far = "" if values["ended"] else " published so far"
+        yield f"epoch {one['epoch']}: {count(one['samples'], 'sample')}{far}: {', '.join(parts)}"
+    for begin, said in (("note", values["notes"]), ("not in order", values["findings"])):
+        yield from (f"{begin}: {one['where']}: {one['what']}" for one in said)
     yield _verdict(values)
-
-
-def _epoch_line(one: dict[str, Any], ended: bool) -> str:
-    parts = [f"{one['trained']:,} trained"]
-    for name, word in _FATES.items():
-        if not one[name]["samples"]:
-            continue
-        told = ranges_text(one[name]["ranges"])
-        if name == "to_come":
-            step = one["fewer_than_step"]
-            told = "" if step is None else f"fewer than the {step:,} of a step: left over too, if training stops here"
-        parts.append(f"{one[name]['samples']:,} {word}" + (f" ({told})" if told else ""))
-    far = "" if ended else " published so far"
-    return f"epoch {one['epoch']}: {count(one['samples'], 'sample')}{far}: {', '.join(parts)}"
 
 
 def _verdict(values: dict[str, Any]) -> str:

@@ -15,17 +15,15 @@ from typing import Final, Literal, NamedTuple
 from lazyshard.errors import LazyShardError, StateMismatch
 from lazyshard.format.cursor import Cursor, cursor_name
 from lazyshard.format.names import CURSORS
-from lazyshard.inspection.auditing_counts import Branch, BranchAudit, EpochAudit, Related, count_epochs, relate
+from lazyshard.inspection.auditing_counts import SETTINGS, AuditedState, EpochAudit, count_epochs, relate, shared_draws
 from lazyshard.inspection.tracing import StreamFacts, Tracing
 from lazyshard.inspection.tracing_states import SavedState, folder_of
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.stream import Stream
 
-_SAME_TIME_SECONDS: Final = 2.0
-
 _Kind = Literal[
     "twice", "missing", "count", "steps", "samples", "ahead", "other-settings", "other-stream", "unusable", "cursor",
-    "deleted", "stream",
+    "deleted", "stream", "note",
 ]  # fmt: skip
 
 # Findings by which what the states say, or the stream does, is not so: a count that leans on it proves nothing
@@ -33,34 +31,16 @@ _CONTRADICTIONS: Final = frozenset({"steps", "samples", "ahead", "stream"})
 _NAMED: Final = 3  # Checkpoints that are named of those that have the same to be said of them; a long run has hundreds
 
 
-class AuditFinding(NamedTuple):
-    """Something that is not in order, about a file or the stream's directory."""
+class Remark(NamedTuple):
+    """Something that is not in order, about a file or the stream's directory; or a note, which is good to know.
+
+    `files` are those that it is about where these are several.
+    """
 
     kind: _Kind
     where: str
     what: str
-
-
-class Note(NamedTuple):
-    """Something that is in order, and good to know; `files` are those that it is about where these are several."""
-
-    where: str
-    what: str
     files: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class AuditedState:
-    """A state of the run's history, and what it is to the one that is audited.
-
-    `tracing` is the run as it tells it, None where it does not fit the stream; `branch`, of an abandoned one, what it
-    trained behind the fork, None where a longer one on its branch tells it.
-    """
-
-    saved: SavedState
-    tracing: Tracing | None
-    related: Related
-    branch: BranchAudit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +52,12 @@ class Audit:
     tracing: Tracing
     states: tuple[AuditedState, ...]
     epochs: tuple[EpochAudit, ...]
-    findings: tuple[AuditFinding, ...]
-    notes: tuple[Note, ...]
+    remarks: tuple[Remark, ...]
+
+    @property
+    def findings(self) -> list[Remark]:
+        """What is not in order."""
+        return [one for one in self.remarks if one.kind != "note"]
 
     @property
     def consistent(self) -> bool:
@@ -115,15 +99,13 @@ def newest(states: Sequence[SavedState]) -> tuple[SavedState, str | None]:
     dated = all(saved.dated for saved in files)
     if dated:
         last = max(saved.saved_at for saved in files)
-        files = [saved for saved in files if last - saved.saved_at <= _SAME_TIME_SECONDS]
-    steps = {id(saved): saved.folder_step if saved.step is None else saved.step for saved in files}
-    known = None not in steps.values()
+        files = [saved for saved in files if last - saved.saved_at <= 2.0]
+    known = all(saved.step is not None or saved.folder_step is not None for saved in files)
 
     def trained(saved: SavedState) -> tuple[int, int, int, float, str]:
         # A run that begins its epochs by itself counts the samples of each anew.
-        epoch = saved.state.parts[0].epoch or 0
-        step = (steps[id(saved)] or 0) if known else 0
-        return step, epoch, saved.state.consumed, saved.saved_at, str(saved.file)
+        epoch, step = saved.state.parts[0].epoch or 0, saved.folder_step if saved.step is None else saved.step
+        return (step or 0) if known else 0, epoch, saved.state.consumed, saved.saved_at, str(saved.file)
 
     chosen = max(files, key=trained)
     if dated or len(files) == 1:
@@ -141,84 +123,64 @@ def audit(
     head: SavedState,
     *,
     cursors: Sequence[Cursor] = (),
-    unusable: Sequence[AuditFinding] = (),
-    notes: Sequence[Note] = (),
+    remarks: Sequence[Remark] = (),
     report: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> Audit:
     """Audits a run by one of the states of its history, `head`.
 
-    `unusable` are files of states that cannot be used, `notes` what is to be told besides. `report` is told a phase,
-    how many chunks of it are done, and how many there are. Raises StateMismatch: the audited state is of another
-    stream, or ahead of what is published.
+    `remarks` are of states that cannot be used, and what is to be told besides. `report` is told a phase, how many
+    chunks of it are done, and how many there are. Raises StateMismatch: the audited state is of another stream, or
+    ahead of what is published.
     """
     where = str(stream.directory)
     tracing = Tracing(head, facts, where)
-    findings = [*unusable, *_of_stream(stream, facts)]
-    related = [_related(saved, head, tracing, where, findings) for saved in states]
-    chosen = _longest(related)
-    branches = [Branch(one.tracing, one.related.beyond) for one in chosen if one.tracing is not None]
-    epochs, branched = count_epochs(tracing, branches, report)
-    # By identity: the same state may lie in two files.
-    told = {id(one): result for one, result in zip(chosen, branched, strict=True)}
-    found = [AuditedState(one.saved, one.tracing, one.related, told.get(id(one))) for one in related]
-    findings += _of_epochs(str(head.file), epochs)
-    kept = [(one.saved, one.tracing) for one in found if one.tracing is not None]
-    for saved, run in kept:
-        findings += [AuditFinding("steps", str(saved.file), what) for what in _of_steps(saved, run)]
-    told_of_chunks = list(_of_chunks(kept, (head, newest(states)[0]), facts, cursors, where))
-    findings += [one for one in told_of_chunks if isinstance(one, AuditFinding)]
-    said = (*notes, *(one for one in told_of_chunks if isinstance(one, Note)))
-    order = sorted(found, key=lambda one: (one.saved.state.consumed, one.saved.saved_at, str(one.saved.file)))
-    return Audit(facts, head, tracing, tuple(order), tuple(epochs), tuple(findings), said)
+    found = [*remarks, *_of_stream(stream, facts)]
+    audited = [_related(saved, head, tracing, where, found) for saved in states]
+    epochs = count_epochs(tracing, _branches(audited), report)
+    found += (remark for one in epochs for remark in _of_epoch(str(head.file), one))
+    kept = [(one.saved, one.tracing) for one in audited if one.tracing is not None]
+    found += (Remark("steps", str(saved.file), what) for saved, run in kept for what in _of_steps(saved, run))
+    found += _of_chunks(kept, (head, newest(states)[0]), facts, cursors, where)
+    audited.sort(key=lambda one: (one.saved.state.consumed, one.saved.saved_at, str(one.saved.file)))
+    return Audit(facts, head, tracing, tuple(audited), tuple(epochs), tuple(found))
 
 
-def _related(
-    saved: SavedState, head: SavedState, tracing: Tracing, where: str, findings: list[AuditFinding]
-) -> AuditedState:
+def _related(saved: SavedState, head: SavedState, tracing: Tracing, where: str, found: list[Remark]) -> AuditedState:
+    state, file, own, ahead = saved.state, str(saved.file), None, None
     if saved is head:
-        return AuditedState(saved, tracing, Related("head"))
-    file, own = str(saved.file), None
-    if saved.state.stream_id == head.state.stream_id:
+        return AuditedState(saved, tracing, "audited")
+    if state.stream_id == head.state.stream_id:
         try:
             own = Tracing(saved, tracing.facts, where)
         except StateMismatch as error:
-            related = relate(saved.state, head.state, range(0), tracing.epochs)
-            if related.relation != "other settings":
-                findings.append(AuditFinding("ahead", file, str(error)))
-                return AuditedState(saved, None, related)
-    related = relate(saved.state, head.state, range(0) if own is None else own.epochs, tracing.epochs)
-    if related.relation == "head":
-        # The same as the audited one, in another place: a cursor, or a copy.
-        related = Related("on the course")
-    elif related.relation == "other stream":
-        what = f"of stream {saved.state.stream_id}, not of {head.state.stream_id}"
-        findings.append(AuditFinding("other-stream", file, what))
-    elif related.relation == "other settings":
-        differ = ", ".join(
-            f"{name} {getattr(saved.state, name)}, not {getattr(head.state, name)}" for name in related.differs
-        )
+            ahead = Remark("ahead", file, str(error))
+    relation = relate(state, head.state, range(0) if own is None else own.epochs, tracing.epochs)
+    if relation == "audited":
+        # The same in another place: a cursor, or a copy.
+        relation = "on the course"
+    elif relation == "other stream":
+        what = f"of stream {state.stream_id}, not of {head.state.stream_id}"
+        found.append(Remark("other-stream", file, what))
+    elif relation == "other settings":
+        values = ((name, getattr(state, name), getattr(head.state, name)) for name in SETTINGS)
+        differ = ", ".join(f"{name} {its}, not {audited}" for name, its, audited in values if its != audited)
         what = f"{differ}: it drew in another order, so it is of another run on the stream"
-        findings.append(AuditFinding("other-settings", file, what))
-        own = None
-    return AuditedState(saved, own, related)
+        found.append(Remark("other-settings", file, what))
+        own = ahead = None
+    found += [] if ahead is None else [ahead]
+    return AuditedState(saved, own, relation, shared_draws(state, head.state))
 
 
-def _longest(states: Sequence[AuditedState]) -> list[AuditedState]:
+def _branches(states: Sequence[AuditedState]) -> list[AuditedState]:
     """Returns the abandoned states that no other one goes on from: what they trained holds that of the others."""
-    abandoned = [one for one in states if one.related.relation == "abandoned" and one.tracing is not None]
     chosen: list[AuditedState] = []
-    for one in sorted(abandoned, key=lambda one: -one.saved.state.consumed):
-        covered = (relate(one.saved.state, other.saved.state, range(0), range(0)).relation for other in chosen)
-        if not any(relation in ("head", "on the course") for relation in covered):
+    for one in sorted(states, key=lambda one: -one.saved.state.consumed):
+        covered = (relate(one.saved.state, other.saved.state) for other in chosen)
+        left = one.relation == "abandoned" and one.tracing is not None
+        if left and not any(relation in ("audited", "on the course") for relation in covered):
+            one.trained = 0
             chosen.append(one)
     return chosen
-
-
-def consumed_at(saved: SavedState, part: int, draws: int) -> int:
-    """Returns how many samples a run had trained after so many positions of a part."""
-    parts = saved.state.parts
-    whole = sum(one.dp * one.draws for one in parts[:part] if one.trained)
-    return whole + (parts[part].dp * draws if parts[part].trained else 0)
 
 
 def _needed_chunk(tracing: Tracing, newest_epoch: int) -> int:
@@ -234,12 +196,10 @@ def _needed_chunk(tracing: Tracing, newest_epoch: int) -> int:
         full = course.full_epoch_length(total)
         draws, course = (draws - length - 1) % full + 1, course.in_epoch(epoch)
     done = course.done_before(draws, total)
-    if total is not None and done >= total:
-        return tracing.facts.chunks
-    return done // tracing.facts.samples_per_chunk
+    return tracing.facts.chunks if total is not None and done >= total else done // tracing.facts.samples_per_chunk
 
 
-def _of_stream(stream: Stream, facts: StreamFacts) -> Iterator[AuditFinding]:
+def _of_stream(stream: Stream, facts: StreamFacts) -> Iterator[Remark]:
     """Yields what the stream tells of itself and its last chunk does not bear out."""
     where, last = str(stream.directory), facts.chunks - 1
     if last < facts.retired:
@@ -248,26 +208,24 @@ def _of_stream(stream: Stream, facts: StreamFacts) -> Iterator[AuditFinding]:
         held = last * facts.samples_per_chunk + len(stream.open_chunk(last))
     except (LazyShardError, OSError) as error:
         what = f"how many samples it has cannot be checked: its last chunk, {last}: {error}"
-        yield AuditFinding("stream", where, what)
-        return
-    if facts.samples != held:
-        yield AuditFinding("stream", where, f"{facts.samples:,} samples are told, but its chunks hold {held:,}")
+        yield Remark("stream", where, what)
+    else:
+        if facts.samples != held:
+            yield Remark("stream", where, f"{facts.samples:,} samples are told, but its chunks hold {held:,}")
 
 
-def _of_epochs(file: str, epochs: Sequence[EpochAudit]) -> Iterator[AuditFinding]:
+def _of_epoch(file: str, one: EpochAudit) -> Iterator[Remark]:
     """Yields what was counted and must not be."""
-    for one in epochs:
-        counted: tuple[tuple[_Kind, int, str], ...] = (
-            ("twice", one.twice.samples, "were trained more than once"),
-            ("twice", one.again.samples, "were trained and come again"),
-            ("missing", one.missing.samples, "were passed over"),
-        )
-        for kind, samples, what in counted:
-            if samples:
-                yield AuditFinding(kind, file, f"epoch {one.epoch}: {samples:,} samples {what}")
-        if not one.whole:
-            what = f"epoch {one.epoch}: the count is not sound: draws overlap or lie outside"
-            yield AuditFinding("count", file, what)
+    counted: tuple[tuple[_Kind, int, str], ...] = (
+        ("twice", one.twice.samples, "were trained more than once"),
+        ("twice", one.again.samples, "were trained and come again"),
+        ("missing", one.missing.samples, "were passed over"),
+    )
+    for kind, samples, what in counted:
+        if samples:
+            yield Remark(kind, file, f"epoch {one.epoch}: {samples:,} samples {what}")
+    if not one.whole:
+        yield Remark("count", file, f"epoch {one.epoch}: the count is not sound: draws overlap or lie outside")
 
 
 def _told_steps(saved: SavedState) -> int | None:
@@ -303,7 +261,7 @@ def _of_chunks(
     facts: StreamFacts,
     cursors: Sequence[Cursor],
     where: str,
-) -> Iterator[AuditFinding | Note]:
+) -> Iterator[Remark]:
     """Yields what is deleted, or may be, although a checkpoint that is there still needs it.
 
     Of those that are wanted, by identity, it is not in order: from the newest and the audited one the run must be able
@@ -313,53 +271,49 @@ def _of_chunks(
     files = [(saved, _needed_chunk(tracing, epoch)) for saved, tracing in states if saved.cursor is None]
     lost: dict[str, int] = {}
     soon: dict[str, int] = {}
+    named = [(cursor, str(stream_path(where) / CURSORS / cursor_name(cursor.consumer))) for cursor in cursors]
     free = max((cursor.chunks_before for cursor in cursors), default=0)
     for saved, need in files:
         must, file = any(saved is one for one in wanted), str(saved.file)
         if need < facts.retired and must:
             what = f"it cannot be gone on from: that needs chunk {need}, and those below {facts.retired} are deleted"
-            yield AuditFinding("deleted", file, what)
+            yield Remark("deleted", file, what)
         elif need < facts.retired:
             lost[file] = need
         elif need < free and not must:
             soon[file] = need
-        for cursor in cursors if must else ():
+        for cursor, name in named if must else ():
             if cursor.chunks_before > need:
                 what = f"it lets the chunks below {cursor.chunks_before} be deleted, but {file} needs chunk {need}"
-                yield AuditFinding("cursor", _file(where, cursor), what)
+                yield Remark("cursor", name, what)
     yield from _in_one_note(where, lost, "can no longer be gone on from", f"below {facts.retired} are deleted")
     by = "by the run's cursor"
     yield from _in_one_note(where, soon, "may soon no longer be gone on from", f"below {free} may be deleted, {by}")
-    for cursor in cursors:
-        name = _file(where, cursor)
-        yield from (AuditFinding("cursor", name, what) for what in _of_cursor(cursor, [saved for saved, _ in files]))
+    for cursor, name in named:
+        yield from (Remark("cursor", name, what) for what in _of_cursor(cursor, [saved for saved, _ in files]))
 
 
-def _in_one_note(where: str, files: Mapping[str, int], fate: str, why: str) -> Iterator[Note]:
+def _in_one_note(where: str, files: Mapping[str, int], fate: str, why: str) -> Iterator[Remark]:
     """Yields one line, however many checkpoints lose their chunks; by file, the first chunk that each needs."""
     if len(files) == 1:
         [(file, need)] = files.items()
-        yield Note(file, f"{fate}: needs chunk {need}, and those {why}")
+        yield Remark("note", file, f"{fate}: needs chunk {need}, and those {why}")
     elif files:
         named = ", ".join(folder_of(Path(file)) for file in [*files][:_NAMED])
         more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
         what = f"{len(files)} checkpoints {fate}: they need chunks from {min(files.values())} on, and those {why}"
-        yield Note(where, f"{what}: {named}{more}", tuple(files))
-
-
-def _file(where: str, cursor: Cursor) -> str:
-    return str(stream_path(where) / CURSORS / cursor_name(cursor.consumer))
+        yield Remark("note", where, f"{what}: {named}{more}", tuple(files))
 
 
 def _of_cursor(cursor: Cursor, files: Sequence[SavedState]) -> Iterator[str]:
+    """Yields what a run's cursor says that its checkpoints do not."""
     if not files:
         return
-    state = files[-1].state
+    state, most = files[-1].state, max(saved.state.consumed for saved in files)
     if cursor.stream_id != state.stream_id:
         yield f"of stream {cursor.stream_id}, not of {state.stream_id}"
     for field, value in (("unit", state.unit), ("window", state.window), ("seed", state.seed)):
         if (found := cursor.plan.get(field, value)) != value:
             yield f"its plan has {field} {found}, the checkpoints have {value}"
-    most = max(saved.state.consumed for saved in files)
     if cursor.state is None and cursor.consumed > most:
         yield f"it has consumed {cursor.consumed:,} samples, the checkpoints at most {most:,}; are all given?"

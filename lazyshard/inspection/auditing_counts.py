@@ -15,36 +15,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshard.format.state import RunState
 from lazyshard.inspection.tracing import Tracing, UnbrokenParts
+from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 
 _BLOCK: Final = 1 << 19  # Draws that are computed at a time: about 60 MB with all that is made on the way
 _LOOKED_AT: Final = 1 << 22  # Samples that are looked at at a time
+_MAX_RANGES: Final = 1000  # Ranges that are kept of each kind; how many samples there are is counted in any case
 
-# Ranges of samples that are kept of each kind; how many samples there are is counted in any case
-_MAX_RANGES: Final = 1000
-
+TRAINED: Final = 0
 SKIPPED: Final = 1
 TO_COME: Final = 2
 _LEFT_OVER: Final = 3
 LEFT_OUT: Final = 4
 _ONE: Final = np.uint8(1)  # Of the array's own type: `np.add.at` is fifty times slower with any other
 
-_Array = npt.NDArray[np.uint8]
 _Mask = npt.NDArray[np.bool_]
 
-# What a state is to the one that is audited: itself; earlier on its course; later on the same course; on a branch that
-# was given up; of epochs that this one does not tell of; or of no run that this one can be of
-_Relation = Literal["head", "on the course", "beyond", "abandoned", "another epoch", "other settings", "other stream"]
-
-_SETTINGS = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples")
+SETTINGS: Final = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,79 +71,80 @@ class EpochAudit:
         return self.whole and not (self.twice.samples or self.again.samples or self.missing.samples)
 
 
-class Branch(NamedTuple):
-    """A branch that was given up: the run as its state tells it, and the positions that it drew behind the fork."""
-
-    tracing: Tracing
-    beyond: tuple[Span, ...]
+# What a state is to the audited one: itself; earlier on its course; later on the same course; on a branch that was
+# given up; of epochs that this one does not tell of; or of no run that this one can be of
+Relation = Literal["audited", "on the course", "beyond", "abandoned", "another epoch", "other settings", "other stream"]
 
 
 @dataclass(slots=True)
-class BranchAudit:
-    """How many samples a branch trained behind the fork; by epoch, those that the audited course trained there too."""
+class AuditedState:
+    """A state of the run's history, and what it is to the one that is audited.
 
-    trained: int = 0
+    `tracing` is the run as it tells it, None where it does not fit the stream; `shared` are the draws of each of its
+    parts that the audited one has too. Of an abandoned one it is counted how many samples it trained behind those, and
+    by epoch those of them that the audited course trained too; None where a longer one on its branch tells it.
+    """
+
+    saved: SavedState
+    tracing: Tracing | None
+    relation: Relation
+    shared: tuple[int, ...] = ()
+    trained: int | None = None
     again: dict[int, Ranges] = field(default_factory=dict)
 
 
 def count_epochs(
     tracing: Tracing,
-    branches: Sequence[Branch] = (),
+    branches: Sequence[AuditedState] = (),
     report: Callable[[str, int, int], None] = lambda phase, done, total: None,
-) -> tuple[list[EpochAudit], list[BranchAudit]]:
-    """Counts every draw of a run and of the branches that have left its course.
+) -> list[EpochAudit]:
+    """Counts every draw of a run, and of the branches that have left its course.
 
     `report` is told a phase, how many chunks of it are done, and how many there are.
     """
-    found: list[EpochAudit] = []
-    left = [BranchAudit() for _ in branches]
-    others = {epoch for branch in branches if branch.beyond for epoch in branch.tracing.epochs}
-    each = tracing.facts.samples_per_chunk
+    found, each = [], tracing.facts.samples_per_chunk
     chunks = -(-tracing.end // each)
-    for epoch in sorted({*tracing.epochs} | others):
+    left = {epoch for branch in branches if branch.tracing is not None for epoch in branch.tracing.epochs}
+    for epoch in sorted({*tracing.epochs, *left}):
 
         def show(drawn: int, phase: str = f"counting epoch {epoch}") -> None:
             report(phase, drawn // each, chunks)
 
-        counts = _count_epoch(tracing, epoch, show)
+        counts = Counts(tracing.end, epoch, show)
+        _count_epoch(tracing, counts)
         if epoch in tracing.epochs:
             found.append(_audit(counts))
-        for branch, audit in zip(branches, left, strict=True):
-            _count_branch(branch, epoch, counts, audit)
-    return found, left
+        for branch in branches:
+            _count_branch(branch, counts)
+    return found
 
 
-def _count_epoch(tracing: Tracing, epoch: int, report: Callable[[int], None]) -> Counts:
-    total = tracing.end
-    counts = Counts(total, epoch, report)
+def _count_epoch(tracing: Tracing, counts: Counts) -> None:
     gaps: list[tuple[int, int]] = []
-    for section in tracing.sections if total else ():
-        if epoch > section.last_epoch:
+    for section in tracing.sections if counts.total else ():
+        if counts.epoch > section.last_epoch:
             continue
         _count_section(tracing, section, counts)
         for number, part in enumerate(section.course.parts):
-            if section.course.until(number).epoch(total) <= epoch:
+            if section.course.until(number).epoch(counts.total) <= counts.epoch:
                 gaps += part.skip
     for start, stop in gaps:
         counts.leave_out(start, stop)
-    return counts
 
 
 def _span_of(course: Course, epoch: int, total: int) -> tuple[int, int] | None:
     """Returns the positions of the current part in an epoch, drawn or not; None if it begins behind it."""
-    first = course.epoch(total)
-    if epoch < first:
+    begin = course.begin(total)
+    later = epoch - begin.segment.epoch
+    if later < 0:
         return None
-    length, full = course.epoch_length(total), course.full_epoch_length(total)
-    if epoch == first:
-        return 0, length
-    start = length + (epoch - first - 1) * full
-    return start, start + full
+    start = begin.length + (later - 1) * begin.full
+    return (start, start + begin.full) if later else (0, begin.length)
 
 
 def _count_section(tracing: Tracing, section: UnbrokenParts, counts: Counts) -> None:
     total, current = counts.total, tracing.is_current(section, counts.epoch)
-    ends: tuple[Course, int] | None = None
+    ends: tuple[Course, int, int] | None = None
     for number in range(len(section.course.parts)):
         course = section.course.until(number)
         span = _span_of(course, counts.epoch, total)
@@ -158,125 +154,102 @@ def _count_section(tracing: Tracing, section: UnbrokenParts, counts: Counts) -> 
         drawn = min(stop, course.current.draws)
         if start > drawn or (start == drawn and start):
             continue
-        if course.current.trained:
-            counts.train(course, start, drawn)
-        else:
-            counts.mark(course, start, drawn, SKIPPED)
-        ends = course, stop
+        counts.mark(course, start, drawn, TRAINED if course.current.trained else SKIPPED)
+        ends = course, drawn, stop
     if ends is None:
         return
-    course, stop = ends
-    drawn = min(stop, course.current.draws)
+    course, drawn, stop = ends
     if drawn < stop and not current:
         # Another epoch was begun before this one was over: what is left of it is nobody's.
         return
     if current and len(course.parts) == len(section.course.parts):
         counts.mark(course, drawn, stop, TO_COME)
-    rest = _rest(course, counts.epoch, total)
-    if rest is not None:
+    own = course if counts.epoch == course.epoch(total) else course.in_epoch(counts.epoch)
+    if not own.leftover(total):
+        return
+    # A course of one lane draws what a part leaves over at the end of the epoch.
+    now = own.current
+    ended = Part(own.dp, own.batch_size, own.epoch_length(total), now.epoch, skip=now.skip)
+    rest = Course(own.rules, [*own.parts[:-1], ended, Part(1)])
+    if rest.epoch(total) == counts.epoch:
         # Of a stream that has not ended the end is still open, so nothing is left over yet.
         kind = TO_COME if current and tracing.total is None else _LEFT_OVER
         counts.mark(rest, 0, rest.epoch_length(total), kind)
 
 
-def _rest(course: Course, epoch: int, total: int) -> Course | None:
-    """Returns a course of one lane that draws what a part leaves over at the end of an epoch; None if it is nothing."""
-    own = course if epoch == course.epoch(total) else course.in_epoch(epoch)
-    if not own.leftover(total):
-        return None
-    now = own.current
-    ended = Part(own.dp, own.batch_size, own.epoch_length(total), now.epoch, skip=now.skip)
-    rest = Course(own.rules, [*own.parts[:-1], ended, Part(1)])
-    return rest if rest.epoch(total) == epoch else None
-
-
 def _audit(counts: Counts) -> EpochAudit:
-    def untrained(kind: int) -> Ranges:
-        return counts.ranges(lambda trained, kinds: (kinds == kind) & (trained == 0))
+    def found(which: Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], _Mask]) -> Ranges:
+        return ranges_where(counts.total, lambda a, b: which(counts.trained[a:b], counts.kinds[a:b]))
 
     return EpochAudit(
         epoch=counts.epoch,
         samples=counts.total,
-        trained=counts.ranges(lambda trained, kinds: trained > 0).samples,
-        to_come=untrained(TO_COME),
-        left_over=untrained(_LEFT_OVER),
-        skipped=counts.ranges(lambda trained, kinds: ((kinds == SKIPPED) | (kinds == LEFT_OUT)) & (trained == 0)),
-        twice=counts.ranges(lambda trained, kinds: trained > 1),
-        again=counts.ranges(lambda trained, kinds: (trained > 0) & (kinds != 0) & (kinds != LEFT_OUT)),
-        missing=untrained(0),
+        trained=int(np.count_nonzero(counts.trained)),
+        to_come=found(lambda trained, kinds: (kinds == TO_COME) & (trained == 0)),
+        left_over=found(lambda trained, kinds: (kinds == _LEFT_OVER) & (trained == 0)),
+        skipped=found(lambda trained, kinds: ((kinds == SKIPPED) | (kinds == LEFT_OUT)) & (trained == 0)),
+        twice=found(lambda trained, kinds: trained > 1),
+        again=found(lambda trained, kinds: (trained > 0) & (kinds != 0) & (kinds != LEFT_OUT)),
+        missing=found(lambda trained, kinds: (kinds == 0) & (trained == 0)),
         whole=counts.is_whole(),
     )
 
 
-def _count_branch(branch: Branch, epoch: int, counts: Counts, audit: BranchAudit) -> None:
-    total = counts.total
+def _count_branch(branch: AuditedState, counts: Counts) -> None:
     marks: _Mask | None = None
-    for part, start, stop in branch.beyond:
-        course = branch.tracing.course.until(part)
-        if not course.current.trained or (span := _span_of(course, epoch, total)) is None:
+    assert branch.tracing is not None
+    for number, shared in enumerate(branch.shared):
+        course = branch.tracing.course.until(number)
+        if not course.current.trained or (span := _span_of(course, counts.epoch, counts.total)) is None:
             continue
-        for samples, _ in _draws_of(course, max(start, span[0]), min(stop, span[1]), total):
-            marks = np.zeros(total, dtype=np.bool_) if marks is None else marks
+        start, stop = max(shared, span[0]), min(course.current.draws, span[1])
+        for samples, _ in _draws_of(course, start, stop, counts.total):
+            marks = np.zeros(counts.total, dtype=np.bool_) if marks is None else marks
             marks[samples] = True
-            audit.trained += len(samples)
-    if marks is None:
-        return
-    found = marks
-    again = ranges_where(total, lambda a, b: found[a:b] & (counts.trained[a:b] > 0))
-    if again.samples:
-        audit.again[epoch] = again
+            branch.trained = (branch.trained or 0) + len(samples)
+    if (found := marks) is not None:
+        again = ranges_where(counts.total, lambda a, b: found[a:b] & (counts.trained[a:b] > 0))
+        if again.samples:
+            branch.again[counts.epoch] = again
 
 
 class Counts:
     """Draws of one epoch over the samples [0, total); `report` is told how many are counted."""
 
     def __init__(self, total: int, epoch: int, report: Callable[[int], None] = lambda drawn: None) -> None:
-        self.total = total
-        self.epoch = epoch
-        self.trained: _Array = np.zeros(total, dtype=np.uint8)  # how often each sample was trained
-        self.kinds: _Array = np.zeros(total, dtype=np.uint8)  # why it was not; 0 where nothing is known
+        self.total, self.epoch = total, epoch
+        self.trained = np.zeros(total, dtype=np.uint8)  # how often each sample was trained
+        self.kinds = np.zeros(total, dtype=np.uint8)  # why it was not; 0 where nothing is known
         self.impossible = 0  # draws that the arithmetic puts into another epoch than it should, or past the end
         self._drawn = self._marked = 0
         self._report = report
 
-    def train(self, course: Course, start: int, stop: int) -> None:
-        """Counts positions [start, stop) of each lane of a course as trained."""
-        for samples in self._draws(course, start, stop):
-            np.add.at(self.trained, samples, _ONE)
-            self._drawn += len(samples)
-
     def mark(self, course: Course, start: int, stop: int, kind: int) -> None:
-        """Marks what a course draws at positions [start, stop) of each lane as not trained, and why."""
-        for samples in self._draws(course, start, stop):
-            self.kinds[samples] = kind
-            self._marked += len(samples)
+        """Counts what a course draws at positions [start, stop) of each lane: as trained, or why it is not."""
+        for samples, epochs in _draws_of(course, start, stop, self.total):
+            wrong = (epochs != self.epoch) | (samples < 0) | (samples >= self.total)
+            self.impossible += int(np.count_nonzero(wrong))
+            counted = samples[~wrong] if wrong.any() else samples
+            if kind == TRAINED:
+                np.add.at(self.trained, counted, _ONE)
+                self._drawn += len(counted)
+            else:
+                self.kinds[counted] = kind
+                self._marked += len(counted)
+            self._report(self._drawn + self._marked)
 
     def leave_out(self, start: int, stop: int) -> None:
         """Marks those of a range as left out on purpose for which nothing else is known."""
-        for first, last in _blocks(min(start, self.total), min(stop, self.total)):
+        for first, last in _blocks(start, min(stop, self.total)):
             kinds = self.kinds[first:last]
-            kinds[(kinds == 0) & (self.trained[first:last] == 0)] = LEFT_OUT
+            unknown = (kinds == 0) & (self.trained[first:last] == 0)
+            kinds[unknown] = LEFT_OUT
+            self._marked += int(np.count_nonzero(unknown))
 
     def is_whole(self) -> bool:
         """Whether the array holds every draw, and no draw was marked twice: then what it says is all."""
-        counted = marked = 0
-        for first, last in _blocks(0, self.total):
-            kinds = self.kinds[first:last]
-            marked += int(np.count_nonzero(kinds)) - int(np.count_nonzero(kinds == LEFT_OUT))
-            counted += int(self.trained[first:last].sum(dtype=np.int64))
-        return counted == self._drawn and marked == self._marked and not self.impossible
-
-    def ranges(self, which: Callable[[_Array, _Array], _Mask]) -> Ranges:
-        """Returns the samples that a function of `trained` and `kinds` picks."""
-        return ranges_where(self.total, lambda a, b: which(self.trained[a:b], self.kinds[a:b]))
-
-    def _draws(self, course: Course, start: int, stop: int) -> Iterator[npt.NDArray[np.int64]]:
-        for samples, epochs in _draws_of(course, start, stop, self.total):
-            wrong = (epochs != self.epoch) | (samples < 0) | (samples >= self.total)
-            bad = int(np.count_nonzero(wrong))
-            self.impossible += bad
-            yield samples[~wrong] if bad else samples
-            self._report(self._drawn + self._marked)
+        counted, marked = int(self.trained.sum(dtype=np.int64)), int(np.count_nonzero(self.kinds))
+        return (counted, marked, self.impossible) == (self._drawn, self._marked, 0)
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -302,8 +275,7 @@ def _draws_of(
 
 def ranges_where(total: int, picked: Callable[[int, int], _Mask]) -> Ranges:
     """Returns the samples of [0, total) that are picked; `picked` tells which of a half-open range of samples are."""
-    samples = 0
-    found: list[tuple[int, int]] = []
+    samples, found = 0, list[tuple[int, int]]()
     for first, last in _blocks(0, total):
         mask = picked(first, last)
         number = int(np.count_nonzero(mask))
@@ -318,77 +290,33 @@ def ranges_where(total: int, picked: Callable[[int, int], _Mask]) -> Ranges:
     return Ranges(samples, tuple(found[:_MAX_RANGES]))
 
 
-class Fork(NamedTuple):
-    """Where two courses part: after `draws` positions of each lane of a part."""
-
-    part: int
-    draws: int
-
-
-class Span(NamedTuple):
-    """Positions of the half-open range [start, stop) of each lane of a part."""
-
-    part: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Related:
-    """What a state is to the one that is audited."""
-
-    relation: _Relation  # see `_Relation`
-    fork: Fork | None = None  # where it has left the course; None where it has nothing to do with it
-    beyond: tuple[Span, ...] = ()  # what it drew behind the fork
-    differs: tuple[str, ...] = ()  # the settings in which it differs
-
-
-def relate(state: RunState, head: RunState, epochs: range, head_epochs: range) -> Related:
+def relate(state: RunState, head: RunState, epochs: range = range(0), head_epochs: range = range(0)) -> Relation:
     """Returns what a state is to the audited one; of each the epochs are given of which it has drawn anything."""
     if state == head:
-        return Related("head")
+        return "audited"
     if state.stream_id != head.stream_id:
-        return Related("other stream")
-    differs = tuple(name for name in _SETTINGS if getattr(state, name) != getattr(head, name))
-    if differs:
-        return Related("other settings", differs=differs)
-    fork = fork_of(state, head)
-    beyond = spans_behind(state, fork)
-    if not beyond:
-        return Related("on the course", fork)
-    if not spans_behind(head, fork):
-        return Related("beyond", fork, beyond)
-    if fork == Fork(0, 0) and (epochs.stop <= head_epochs.start or head_epochs.stop <= epochs.start):
-        return Related("another epoch", fork, beyond)
-    return Related("abandoned", fork, beyond)
+        return "other stream"
+    if any(getattr(state, name) != getattr(head, name) for name in SETTINGS):
+        return "other settings"
+    shared = shared_draws(state, head)
+    if shared == tuple(part.draws for part in state.parts):
+        return "on the course"
+    if shared_draws(head, state) == tuple(part.draws for part in head.parts):
+        return "beyond"
+    apart = epochs.stop <= head_epochs.start or head_epochs.stop <= epochs.start
+    return "another epoch" if apart and not any(shared) else "abandoned"
 
 
-def fork_of(one: RunState, other: RunState) -> Fork:
-    """Returns up to where two states have drawn the same: the end of the shorter one if they never part."""
-    a, b = _drawn(one), _drawn(other)
-    for number, (left, right) in enumerate(zip(a, b, strict=False)):
-        if _kind(left) != _kind(right):
-            return Fork(number, 0)
-        if left.draws != right.draws:
-            return Fork(number, min(left.draws, right.draws))
-    shorter = min(a, b, key=len)
-    return Fork(len(shorter) - 1, shorter[-1].draws) if shorter else Fork(0, 0)
-
-
-def spans_behind(state: RunState, fork: Fork) -> tuple[Span, ...]:
-    """Returns what a state has drawn behind a fork."""
-    spans = []
-    for number, part in enumerate(state.parts):
-        start = part.draws if number < fork.part else fork.draws if number == fork.part else 0
-        if start < part.draws:
-            spans.append(Span(number, start, part.draws))
-    return tuple(spans)
-
-
-def _drawn(state: RunState) -> list[Part]:
-    """Returns the parts up to the last one that has drawn anything: one that has not decides nothing yet."""
-    stop = max((number + 1 for number, part in enumerate(state.parts) if part.draws), default=0)
-    return list(state.parts[:stop])
+def shared_draws(state: RunState, other: RunState) -> tuple[int, ...]:
+    """Returns how many of the positions that each part of a state has drawn another state has drawn the same."""
+    shared = [0] * len(state.parts)
+    for number, (own, its) in enumerate(zip(state.parts, other.parts, strict=False)):
+        if _kind(own) != _kind(its):
+            break
+        shared[number] = min(own.draws, its.draws)
+        if own.draws != its.draws:
+            break
+    return tuple(shared)
 
 
 def _kind(part: Part) -> tuple[Any, ...]:

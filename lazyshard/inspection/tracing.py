@@ -29,38 +29,30 @@ Became = Literal[
 
 # The work grows with their square: a run that was resumed with other ranks so often takes some 5 s
 MAX_PARTS: Final = 1000
-
-MAX_EPOCHS: Final = 100_000
 # More than any run has. What a file says is not walked through, nor held in memory, without a look at how much.
+MAX_EPOCHS: Final = 100_000
 MAX_STEP_DRAWS: Final = 100_000_000
 
 
-class TracedDraw(NamedTuple):
-    """One draw of a rank, at a position that is counted from the part's beginning.
+class Fate(NamedTuple):
+    """What became of a sample in one epoch: drawn by a rank, at a position that is counted from the part's beginning.
 
-    `step` is None where it is not known, or was skipped; `became` is "trained", "skipped" or "to come".
+    `step` is None where it is not known, or was skipped. Where there is no draw, or it is not certain yet, so are
+    `rank` and `position`, and `part` is the one from which on the sample was left out on purpose.
     """
 
     step: int | None
-    part: int
-    rank: int
-    position: int
+    part: int | None
+    rank: int | None
+    position: int | None
     epoch: int
     sample: int
     became: Became
 
-
-class Fate(NamedTuple):
-    """What became of a sample in one epoch.
-
-    `drawn` is None also where it is not certain yet; `part` is the one from which on it was left out on purpose.
-    """
-
-    sample: int
-    epoch: int
-    became: Became
-    drawn: TracedDraw | None = None
-    part: int | None = None
+    @classmethod
+    def undrawn(cls, epoch: int, sample: int, became: Became, part: int | None = None) -> Fate:
+        """Returns that of a sample without a draw."""
+        return cls(None, part, None, None, epoch, sample, became)
 
 
 class Tracing:
@@ -73,18 +65,24 @@ class Tracing:
 
     def __init__(self, saved: SavedState, facts: StreamFacts, where: str) -> None:
         self.state = state = saved.state
-        self.facts = facts
-        self._where = where
+        self.facts, self._where = facts, where
         self.left_out = saved.member is not None and not saved.member.blended  # of the blend that the run is over
         if len(state.parts) > MAX_PARTS:
             raise self._impossible(saved, f"it has {len(state.parts)} parts, and at most {MAX_PARTS} are traced")
         here = replace(state, stream_id=facts.stream_id, samples_per_chunk=facts.samples_per_chunk)
         check_fits(state, here, where)
-        self.total = _total_of(facts, state.max_total_samples)
-        # As long as it is open, fewer are published than `max_total_samples` allows.
-        self.end = facts.samples if self.total is None else self.total
+        limit = state.max_total_samples
+        total = facts.samples if limit is None else min(facts.samples, limit)
+        self.total = total if facts.ended or total == limit else None
+        self.end = total
         self.course = course_of(state)
-        self._check_published(saved)
+        for number, part in enumerate(state.parts if self.total is None else ()):
+            needed = self.course.until(number).needed(part.draws - 1) if part.draws else 0
+            if needed > facts.samples:
+                raise self._mismatch(
+                    f"{saved.file}: the state has drawn what needs {needed} samples, but {facts.samples} are "
+                    f"published in {where}: it is ahead of the stream, which may be an older copy"
+                )
         try:
             self.sections = tuple(_sections_of(self.course, self.total))
             first = min(section.first_epoch for section in self.sections)
@@ -100,32 +98,29 @@ class Tracing:
 
         Raises StateMismatch: the state does not know it, or it is not certain before more is published.
         """
-        place = self.steps.place(step)
+        place, unknown = self.steps.place(step), self.steps.unknown
         if place is None:
-            unknown = self.steps.unknown
             why = "it begins after that step"
             if unknown is not None:
                 why = f"part {unknown} of {len(self.state.parts)} does not say how many samples a step had"
-            raise StateMismatch(
+            raise self._mismatch(
                 f"the state does not tell what step {step + 1} took: {why}. Ask by --sample, or take the state of a "
                 f"checkpoint that knows its steps: Order(micro_batches_per_step=...) writes such ones",
-                directory=self._where,
                 field="draws_per_step",
             )
         # Of a blend a step may take nothing of this stream.
         if self.total is None and place.start < place.stop:
             needed = self.course.until(place.part).needed(place.stop - 1)
             if needed > self.facts.samples:
-                raise StateMismatch(
+                raise self._mismatch(
                     f"{self._where}: what step {step + 1} takes is certain once {needed:,} samples are published, or "
                     f"the stream has ended; {self.facts.samples} are published",
-                    directory=self._where,
                     expected=str(needed),
                     actual=str(self.facts.samples),
                 )
         return place
 
-    def at_step(self, step: int, rank: int | None = None) -> Iterator[TracedDraw]:
+    def at_step(self, step: int, rank: int | None = None) -> Iterator[Fate]:
         """Yields what the ranks of a step draw, rank by rank, in the order of positions; of one rank if it is given."""
         place = self.place(step)
         course = self.course.until(place.part)
@@ -141,12 +136,13 @@ class Tracing:
             rows = zip(positions.tolist(), epochs[at].tolist(), samples[at].tolist(), strict=True)
             for position, epoch, sample in rows:
                 became: Became = "trained" if position < draws else "to come"
-                yield TracedDraw(step, place.part, number, position, epoch, sample, became)
+                yield Fate(step, place.part, number, position, epoch, sample, became)
 
     def fates(self, sample: int) -> Iterator[Fate]:
         """Yields what became of a sample in each epoch that was begun; more than once where one was begun anew."""
         if self.total is not None and sample >= self.total:
-            yield Fate(sample, self.epochs[-1], "not published" if sample >= self.facts.samples else "beyond the end")
+            beyond: Became = "not published" if sample >= self.facts.samples else "beyond the end"
+            yield Fate.undrawn(self.epochs[-1], sample, beyond)
             return
         for section in self.sections:
             for epoch in range(section.first_epoch, section.last_epoch + 1):
@@ -161,76 +157,62 @@ class Tracing:
 
         Such a step takes the first of the next epoch too, unless the run stops where the epoch ends.
         """
-        drawn = fate.drawn
-        if fate.became != "to come" or drawn is None or drawn.step is None or self.total is None:
+        step, number, steps = fate.step, fate.part, self.steps
+        if fate.became != "to come" or step is None or number is None or fate.position is None or self.total is None:
             return None
-        place = None if isinstance(self.steps, MemberSteps) else self.steps.place(drawn.step)
-        if place is None or place.stop <= self.course.until(drawn.part).epoch_stop(drawn.position + 1, self.total):
+        place = None if isinstance(steps, MemberSteps) else steps.place(step)
+        if place is None or place.stop <= self.course.until(number).epoch_stop(fate.position + 1, self.total):
             return None
-        part = self.state.parts[drawn.part]
-        return part.dp * part.draws_per_step
+        return self.state.parts[number].dp * self.state.parts[number].draws_per_step
 
     def _fate(self, sample: int, epoch: int, section: UnbrokenParts) -> Fate:
         course, current = section.course, self.is_current(section, epoch)
         place = course.place(sample, self.total, epoch)
+        became: Became
         if place is not None:
-            part = section.first + place.part
+            part, at = section.first + place.part, place.position
             of = self.state.parts[part]
-            drawn = TracedDraw(
-                self.steps.step_of(part, place.position), part, place.lane, place.position, epoch, sample, "to come"
-            )
-            if place.position < of.draws:
-                became: Became = "trained" if of.trained else "skipped"
-                return Fate(sample, epoch, became, drawn._replace(became=became))
-            if not current:
-                return Fate(sample, epoch, "cut short")
-            if sample >= self.facts.samples:
-                return Fate(sample, epoch, "not published")
-            if self.left_out:
-                return Fate(sample, epoch, "left out")
-            certain = self.total is not None or place.position < course.drawable(self.facts.samples)
-            return Fate(sample, epoch, "to come", drawn if certain else None)
+            if at < of.draws:
+                became = "trained" if of.trained else "skipped"
+            elif not current:
+                return Fate.undrawn(epoch, sample, "cut short")
+            elif sample >= self.facts.samples:
+                return Fate.undrawn(epoch, sample, "not published")
+            elif self.left_out:
+                return Fate.undrawn(epoch, sample, "left out")
+            elif self.total is not None or at < course.drawable(self.facts.samples):
+                became = "to come"
+            else:
+                return Fate.undrawn(epoch, sample, "to come")
+            return Fate(self.steps.step_of(part, at), part, place.lane, at, epoch, sample, became)
         for number, own in enumerate(course.parts):
             # What a later part leaves out, it leaves out of the epochs that it is in.
             if sample in Gaps(own.skip) and course.until(number).epoch(self.total) <= epoch:
-                left_out = next(n for n, part in enumerate(self.state.parts) if sample in Gaps(part.skip))
-                return Fate(sample, epoch, "skipped", part=left_out)
-        over = current or epoch < section.last_epoch or _is_over(course, self.total)
-        return Fate(sample, epoch, "left over" if over else "cut short")
+                left_out = next(n for n, one in enumerate(self.state.parts) if sample in Gaps(one.skip))
+                return Fate.undrawn(epoch, sample, "skipped", left_out)
+        # Whether the section has drawn its last epoch to the end, where that is known
+        draws = course.current.draws
+        whole = self.total is not None and draws == course.epoch_stop(draws, self.total)
+        over = current or epoch < section.last_epoch or whole
+        return Fate.undrawn(epoch, sample, "left over" if over else "cut short")
 
     def _steps(self, saved: SavedState) -> Steps | MemberSteps:
         """Returns the steps; those of a trainer that ends them with epochs where only these fit what the file says."""
         if saved.member is not None:
             return MemberSteps(saved.member)
-        even = Steps([self._part_steps(number, None) for number in range(len(self.state.parts))])
-        if self.total is None or _agrees(even, saved.step):
+        every = [PartSteps(one.first_step, one.draws, one.draws_per_step, one.trained) for one in self.state.parts]
+        even, total = Steps(every), self.total
+        if total is None or _agrees(even, saved.step):
             return even
-        cut = Steps([self._part_steps(number, self.total) for number in range(len(self.state.parts))])
+        begins = [self.course.until(number).begin(total) for number in range(len(every))]
+        cut = Steps([replace(one, cut=(at.length, at.full)) for one, at in zip(every, begins, strict=True)])
         return cut if _agrees(cut, saved.step) else even
-
-    def _part_steps(self, number: int, cut: int | None) -> PartSteps:
-        part, lengths = self.state.parts[number], None
-        if cut is not None:
-            course = self.course.until(number)
-            lengths = course.epoch_length(cut), course.full_epoch_length(cut)
-        return PartSteps(part.first_step, part.draws, part.draws_per_step, part.trained, lengths)
-
-    def _check_published(self, saved: SavedState) -> None:
-        if self.total is not None:
-            return
-        for number, part in enumerate(self.course.parts):
-            needed = self.course.until(number).needed(part.draws - 1) if part.draws else 0
-            if needed > self.facts.samples:
-                raise self._mismatch(
-                    f"{saved.file}: the state has drawn what needs {needed} samples, but {self.facts.samples} are "
-                    f"published in {self._where}: it is ahead of the stream, which may be an older copy"
-                )
 
     def _impossible(self, saved: SavedState, why: str) -> StateMismatch:
         return self._mismatch(f"{saved.file}: the state cannot be of this stream: {why}")
 
-    def _mismatch(self, message: str) -> StateMismatch:
-        return StateMismatch(message, directory=self._where)
+    def _mismatch(self, message: str, **fields: str) -> StateMismatch:
+        return StateMismatch(message, directory=self._where, **fields)
 
 
 def _agrees(steps: Steps, trained: int | None) -> bool:
@@ -253,9 +235,8 @@ class UnbrokenParts(NamedTuple):
 
 def _sections_of(course: Course, total: int | None) -> Iterator[UnbrokenParts]:
     """Yields the sections of a course; what was left out before one is left out of it too."""
-    parts = course.parts
+    parts, gaps = course.parts, Gaps()
     starts = [number for number, part in enumerate(parts) if not number or part.epoch is not None]
-    gaps: Gaps = Gaps()
     for start, stop in zip(starts, [*starts[1:], len(parts)], strict=True):
         own = parts[start:stop]
         alone = Course(course.rules, [replace(own[0], skip=gaps.joined(own[0].skip).ranges), *own[1:]])
@@ -263,14 +244,6 @@ def _sections_of(course: Course, total: int | None) -> Iterator[UnbrokenParts]:
         last = alone.epoch(total) if not draws or total is None else alone.draw(0, draws - 1, total).epoch
         yield UnbrokenParts(start, alone, alone.until(0).epoch(total), last)
         gaps = gaps.joined(one for part in own for one in part.skip)
-
-
-def _is_over(course: Course, total: int | None) -> bool:
-    """Whether a section has drawn its last epoch to the end."""
-    if total is None:
-        return False
-    length, full, draws = course.epoch_length(total), course.full_epoch_length(total), course.current.draws
-    return draws == length or (draws > length and full > 0 and (draws - length) % full == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +262,3 @@ def facts_of(stream: Stream) -> StreamFacts:
     """Looks what is published now. Raises as `Stream.published` and `Stream.retired` do."""
     now = stream.published()
     return StreamFacts(stream.stream_id, stream.samples_per_chunk, now.chunks, now.samples, now.ended, stream.retired())
-
-
-def _total_of(facts: StreamFacts, max_total_samples: int | None) -> int | None:
-    """Returns the end of the samples to draw, None as long as it is open."""
-    if facts.ended:
-        return facts.samples if max_total_samples is None else min(facts.samples, max_total_samples)
-    if max_total_samples is not None and facts.samples >= max_total_samples:
-        return max_total_samples
-    return None

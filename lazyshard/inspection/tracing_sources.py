@@ -13,18 +13,18 @@ import json
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
 
 from lazyshard.errors import LazyShardError, StateMismatch
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.names import chunk_name
 from lazyshard.format.seal import Seal
 from lazyshard.part import MAX_SAMPLES
-from lazyshard.store.files import open_given_file, read_file
+from lazyshard.store.files import open_given_file, read_seal
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.stream import Stream
@@ -32,10 +32,9 @@ from lazyshard.stream.stream import Stream
 # Kinds of sources whose positions are bytes and lines of a text
 _OF_LINES: Final = frozenset({"jsonl", "stdin", "jsonl.gz", "jsonl.zst"})
 _MAX_LINE_BYTES: Final = 256 << 20  # More than a producer takes for a row
-_SCAN_BYTES: Final = 1 << 20
-
 _PACKED: Final = (b"\x1f\x8b", b"\x28\xb5")
 _BUDGET_BYTES: Final = 4 << 20  # Bytes that are read at a time
+_BY_TEXT: Final = "`--text` searches the published rows"
 _NO_LINE: Final = "no line there equals the row"
 
 
@@ -80,21 +79,20 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     """
     if not chunks:
         raise _unknown(f"{directory}: no chunk is there")
-    newest = _read_seal(directory, chunks[-1])
+    newest = read_seal(directory, chunks[-1])
     name = _name(directory, newest, place)
-    by_line = place.line is not None
     wanted = (place.byte or 0) if place.line is None else place.line - 1
 
     def mark(chunk: int) -> _SourcePosition:
-        return _position_in(newest if chunk == chunks[-1] else _read_seal(directory, chunk), name)
+        return _position_in(newest if chunk == chunks[-1] else read_seal(directory, chunk), name)
 
     def reached(chunk: int) -> int:
-        return mark(chunk).line if by_line else mark(chunk).offset
+        return mark(chunk).offset if place.line is None else mark(chunk).line
 
     # The first chunk whose seal is past the place.
     at = chunks.start + bisect_right(chunks, wanted, key=reached)
     if at == chunks.stop and not mark(chunks[-1]).open_unit:
-        unit = "lines" if by_line else "bytes"
+        unit = "bytes" if place.line is None else "lines"
         raise _unknown(f"{place}: of this source {reached(chunks[-1])} {unit} are published so far")
     first, last, begin = 0, min(at, chunks[-1]), _SourcePosition()
     if at > chunks.start:
@@ -102,18 +100,21 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
         if begin.open_unit:
             # What is made of a row or a block of which a part is published may have begun in any chunk since.
             first = chunks.start + bisect_left(chunks, reached(at - 1), key=reached)
-    within = first, last + 1
+    within, line = (first, last + 1), b""
     try:
-        digests = [xxhash.xxh3_64_intdigest(text) for text in _line(name, place, begin)]
-    except StateMismatch:
-        raise
-    except OSError as error:
-        return PlaceRows(within, why=f"the file cannot be read ({error.strerror or error})")
-    except ValueError as error:
-        return PlaceRows(within, why=f"{error}; `--text` searches the published rows")
-    found: list[int] = []
+        for number, stop, text in _lines(Path(place.path if os.path.exists(place.path) else name), begin):
+            if wanted < (stop if place.line is None else number):
+                line = text
+                break
+    except (OSError, _Unreadable) as error:
+        return PlaceRows(within, why=f"{_why(error)}; {_BY_TEXT}")
+    if not line:
+        return PlaceRows(within, why=f"the file is shorter now; {_BY_TEXT}")
+    if not line.strip():
+        raise _unknown(f"{place}: that line is blank, so no row is made of it")
+    digests, found = _digests(line), list[int]()
     for chunk in range(max(first, chunks.start), last + 1):
-        rows = np.flatnonzero(np.isin(_read_seal(directory, chunk).digests, digests))
+        rows = np.flatnonzero(np.isin(read_seal(directory, chunk).digests, digests))
         found += (chunk * samples_per_chunk + rows).tolist()
     if found:
         return PlaceRows(within, tuple(found))
@@ -134,17 +135,15 @@ def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
     if len(same) != 1:
         some = ", ".join(list(kinds)[:5]) + (", ..." if len(kinds) > 5 else "")
         raise _unknown(f"{place.path}: none of the stream's sources, which are: {some}")
-    [name] = same
-    if kinds[name] not in _OF_LINES | {None}:
-        raise _unknown(f"{name}: a source of kind {kinds[name]}, which has no bytes and lines to be found by")
-    return name
+    if kinds[same[0]] not in _OF_LINES | {None}:
+        raise _unknown(f"{same[0]}: a source of kind {kinds[same[0]]}, which has no bytes and lines to be found by")
+    return same[0]
 
 
-def _position_in(seal: Seal, name: str) -> _SourcePosition:
+def _position_in(seal: Seal | None, name: str) -> _SourcePosition:
     """Returns how far a seal says that a source of lines was read; 0 where it was not begun, or not given yet."""
-    open_unit = isinstance(seal.source, dict) and bool(seal.source.get("skip"))
-    entry = _entries(seal).get(name)
-    if entry is None or entry.get("kind") is None:
+    open_unit, entry = seal is not None and bool(_counted(seal.source, "skip")), _entries(seal).get(name)
+    if seal is None or entry is None or entry.get("kind") is None:
         return _SourcePosition(open_unit=open_unit)
     numbers: list[Any] = [entry.get("offset"), entry.get("line")]
     if any(type(one) is not int or not 0 <= one <= MAX_SAMPLES for one in numbers):
@@ -152,59 +151,32 @@ def _position_in(seal: Seal, name: str) -> _SourcePosition:
     return _SourcePosition(numbers[0], numbers[1], open_unit)
 
 
-def _line(name: str, place: SourcePlace, begin: _SourcePosition) -> list[bytes]:
-    """Returns the `_line_forms` of the line at a place.
-
-    Raises OSError: the file cannot be read; ValueError: its lines are not to be had; the message says why;
-    StateMismatch: the line is blank.
-    """
-    with _open_text(Path(place.path if os.path.exists(place.path) else name)) as file:
-        if place.line is None:
-            file.seek(_line_start(file, place.byte or 0))
-        else:
-            file.seek(begin.offset)
-            for _ in range(place.line - 1 - begin.line):
-                if not file.readline(_MAX_LINE_BYTES):
-                    break
-        line = file.readline(_MAX_LINE_BYTES)
-    if not line:
-        raise ValueError("the file is shorter now")
-    if not line.strip():
-        raise _unknown(f"{place}: that line is blank, so no row is made of it")
-    return _line_forms(line)
+class _Unreadable(Exception):
+    """The lines of a file are not to be had."""
 
 
-@contextlib.contextmanager
-def _open_text(path: Path) -> Iterator[BinaryIO]:
+def _why(error: OSError | _Unreadable) -> str:
+    return f"the file cannot be read: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+
+
+def _lines(path: Path, begin: _SourcePosition, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
+    """Yields the lines of a source from a position on up to a byte: number, from 1, and byte behind it, and text."""
     # The name is what a seal says: it may be that of anything, and nothing is shown of what is in it.
     opened = open_given_file(path)
     with os.fdopen(os.dup(opened.fd), "rb") as file:
         if file.read(2) in _PACKED:
-            raise ValueError("the file is compressed")
-        yield file
+            raise _Unreadable("the file is compressed")
+        file.seek(begin.offset)
+        number, at = begin.line, begin.offset
+        while (end is None or at < end) and (line := file.readline(_MAX_LINE_BYTES)):
+            number, at = number + 1, at + len(line)
+            yield number, at, line
 
 
-def _line_forms(line: bytes) -> list[bytes]:
-    """Returns what the row may be that is made of a line: as it is, or without white space around it."""
+def _digests(line: bytes) -> list[int]:
+    """Returns the digests of what the row may be that is made of a line: as it is, or without white space around it."""
     line = line.removeprefix(b"\xef\xbb\xbf")
-    return [line.rstrip(b"\r\n") + b"\n", line.strip() + b"\n"]
-
-
-def _line_start(file: BinaryIO, byte: int) -> int:
-    stop = byte
-    while stop:
-        start = max(0, stop - _SCAN_BYTES)
-        file.seek(start)
-        at = file.read(stop - start).rfind(b"\n")
-        if at >= 0:
-            return start + at + 1
-        stop = start
-    return 0
-
-
-def _read_seal(directory: Path, chunk: int) -> Seal:
-    path = directory / seal_name(chunk)
-    return Seal.decode(read_file(path), chunk, str(path))
+    return [xxhash.xxh3_64_intdigest(form + b"\n") for form in {line.rstrip(b"\r\n"), line.strip()}]
 
 
 def _unknown(what: str) -> StateMismatch:
@@ -242,12 +214,9 @@ class Origins:
     """Tells where rows of a stream of ours came from; `chunks` are those that are there."""
 
     def __init__(self, directory: Path, chunks: range) -> None:
-        self._directory = directory
-        self._chunks = chunks
+        self._directory, self._chunks = directory, chunks
         # Of the chunk that was asked for last: rows that are asked for one after another are mostly of one.
-        self._chunk = -1
-        self._seal: Seal | None = None
-        self._read: list[_Lines] = []
+        self._last: tuple[Seal, list[_Lines]] | None = None
 
     def of(self, chunk: int, row: int) -> tuple[Origin, ...]:
         """Returns where a row may have come from: one source where its line was found, or else all that may be.
@@ -258,29 +227,26 @@ class Origins:
         """
         if chunk not in self._chunks or max(0, chunk - 1) not in self._chunks:
             return ()
-        if self._seal is None or chunk != self._chunk:
-            self._seal = _read_seal(self._directory, chunk)
-            self._read = list(self._look(self._seal))
-            self._chunk = chunk
-        digest = int(self._seal.digests[row])
-        found = [
-            Origin(origin.path, tuple(lines[digest]), origin.among) for origin, lines in self._read if digest in lines
-        ]
-        return tuple(found) or tuple(origin for origin, _ in self._read)
+        if self._last is None or self._last[0].chunk != chunk:
+            seal = read_seal(self._directory, chunk)
+            self._last = seal, list(self._look(seal))
+        seal, read = self._last
+        digest = int(seal.digests[row])
+        found = (replace(one, lines=tuple(lines[digest]), why=None) for one, lines in read if digest in lines)
+        return tuple(found) or tuple(one for one, _ in read)
 
     def _look(self, seal: Seal) -> Iterator[_Lines]:
         if not _entries(seal):
             what = f"the seal of chunk {seal.chunk} does not say which sources it was read from"
             raise StateMismatch(f"{self._directory}: {what}; leave out --origins")
-        begin = _read_seal(self._directory, seal.chunk - 1) if seal.chunk else None
-        end = self._end(seal)
-        known = _entries(begin)
+        begin = read_seal(self._directory, seal.chunk - 1) if seal.chunk else None
+        end, known = self._end(seal), _entries(begin)
         for name, entry in _entries(end).items():
             kind = entry.get("kind")
-            if end is None or entry == known.get(name) or kind is None:
+            if entry == known.get(name) or kind is None:
                 continue
             if kind in _OF_LINES:
-                yield _look_into(name, _SourcePosition() if begin is None else _position_in(begin, name), end)
+                yield _look_into(name, _position_in(begin, name), _position_in(end, name))
             elif kind == "stream":
                 yield from _look_into_stream(name, _counted(known.get(name), "sample"), _counted(entry, "sample"))
             else:
@@ -294,11 +260,12 @@ class Origins:
         """
         if not _counted(seal.source, "skip"):
             return seal
-        read = _counted(seal.source, "rows")
-        at = self._chunks.start + bisect_right(
-            self._chunks, read, key=lambda chunk: _counted(_read_seal(self._directory, chunk).source, "rows")
-        )
-        return _read_seal(self._directory, at) if at in self._chunks else None
+
+        def rows(chunk: int) -> int:
+            return _counted(read_seal(self._directory, chunk).source, "rows")
+
+        at = self._chunks.start + bisect_right(self._chunks, _counted(seal.source, "rows"), key=rows)
+        return read_seal(self._directory, at) if at in self._chunks else None
 
 
 def _counted(entry: Any, name: str) -> int:
@@ -316,24 +283,17 @@ def _entries(seal: Seal | None) -> dict[str, dict[str, Any]]:
     return {str(entry["path"]): entry for entry in entries if isinstance(entry, dict) and "path" in entry}
 
 
-def _look_into(name: str, begin: _SourcePosition, seal: Seal) -> _Lines:
-    """Reads the part of a source from a position on up to that of a seal."""
-    end = _position_in(seal, name)
-    among = (begin.line + 1, max(begin.line + 1, end.line) + 1)
+def _look_into(name: str, begin: _SourcePosition, end: _SourcePosition) -> _Lines:
+    """Reads the part of a source from one position up to another."""
+    origin = Origin(name, (), (begin.line + 1, max(begin.line + 1, end.line) + 1), _NO_LINE)
     lines: dict[int, list[int]] = {}
     try:
-        with _open_text(Path(name)) as file:
-            file.seek(begin.offset)
-            number = begin.line
-            while file.tell() < end.offset and (line := file.readline(_MAX_LINE_BYTES)):
-                number += 1
-                for form in set(_line_forms(line)):
-                    lines.setdefault(xxhash.xxh3_64_intdigest(form), []).append(number)
-    except OSError as error:
-        return Origin(name, (), among, f"the file cannot be read: {error.strerror or error}"), {}
-    except ValueError as error:
-        return Origin(name, (), among, str(error)), {}
-    return Origin(name, (), among, _NO_LINE), lines
+        for number, _, line in _lines(Path(name), begin, end.offset):
+            for digest in _digests(line):
+                lines.setdefault(digest, []).append(number)
+    except (OSError, _Unreadable) as error:
+        return replace(origin, why=_why(error)), {}
+    return origin, lines
 
 
 def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[_Lines]:
@@ -348,7 +308,7 @@ def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[_Lines]:
         for chunk in range(begin // size, -(-stop // size)):
             first, last = max(begin - chunk * size, 0), min(stop - chunk * size, size)
             lines: dict[int, list[int]] = {}
-            for row, digest in enumerate(_read_seal(directory, chunk).digests[first:last].tolist(), first + 1):
+            for row, digest in enumerate(read_seal(directory, chunk).digests[first:last].tolist(), first + 1):
                 lines.setdefault(digest, []).append(row)
             yield Origin(str(directory / chunk_name(chunk)), (), (first + 1, last + 1), _NO_LINE), lines
     except (LazyShardError, OSError) as error:
@@ -364,7 +324,10 @@ def find_text(
     text that is escaped in another way, "\/" for "/" for instance, or that goes over the end of a string. Raises
     ChunkCorrupt, RowInvalid, FileNotFoundError, OSError: a chunk cannot be read; those before it are searched.
     """
-    wanted = _spellings(text)
+    wanted = {text.encode("utf-8", "surrogateescape")}
+    # JSON has no lone surrogates.
+    with contextlib.suppress(UnicodeEncodeError):
+        wanted |= {json.dumps(text, ensure_ascii=only)[1:-1].encode() for only in (False, True)}
     for number, chunk in enumerate(chunks):
         report("searching", number, len(chunks))
         opened = stream.open_chunk(chunk)
@@ -376,17 +339,3 @@ def find_text(
                     yield chunk * stream.samples_per_chunk + at
             row += len(lines)
     report("searching", len(chunks), len(chunks))
-
-
-def _spellings(text: str) -> list[bytes]:
-    r"""Returns how a text may stand in a row.
-
-    >>> _spellings('a"b'), len(_spellings("\u00e4")), len(_spellings("plain"))
-    ([b'a"b', b'a\\"b'], 2, 1)
-    """
-    raw = text.encode("utf-8", "surrogateescape")
-    try:
-        escaped = [json.dumps(text, ensure_ascii=ascii_only)[1:-1].encode() for ascii_only in (False, True)]
-    except UnicodeEncodeError:
-        escaped = []
-    return list(dict.fromkeys([raw, *escaped]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,7 +22,7 @@ from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
 from lazyshard.memory import loads
 from lazyshard.part import Part
-from lazyshard.plan.blend import BlendCourse, BlendPiece
+from lazyshard.plan.blend import BlendCourse
 from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.store.files import read_given_file
 from lazyshard.store.urls import stream_name
@@ -67,17 +66,17 @@ def read_state(path: Path, directory: Path | None = None) -> SavedState:
     file = path / NAME if path.is_dir() else path
     try:
         data = read_given_file(file)
+        if data[:2] in _PICKLED:
+            advice = "as reading it would run what is in it; write the state beside it, with"
+            way = f"{advice} {_WRITE}, as checkpoint-N/{NAME}"
+            raise _refused(file, "a JSON object", "a file of torch.save", way)
+        value = loads(data)
     except FileNotFoundError as cause:
         raise StateInvalid(
             f"{file}: there is no such file; give the file with the state, or a checkpoint's folder that holds {NAME} "
             f"(`lazyshard audit` takes the folder of all checkpoints as an argument)",
             file=str(file),
         ) from cause
-    if data[:2] in _PICKLED:
-        advice = "as reading it would run what is in it; write the state beside it, with"
-        raise _refused(file, "a JSON object", "a file of torch.save", f"{advice} {_WRITE}, as checkpoint-N/{NAME}")
-    try:
-        value = loads(data)
     except orjson.JSONDecodeError as cause:
         raise _refused(file, "a JSON object", f"{len(data)} bytes that are torn or no JSON ({cause})") from cause
     state, member = _state(value, str(file)), None
@@ -85,13 +84,13 @@ def read_state(path: Path, directory: Path | None = None) -> SavedState:
         member = _member_of(state, directory or file.parent, str(file))
         state = state.members[member.number]
     match = _CHECKPOINT.fullmatch(file.resolve().parent.name)
-    saved_at = value.get("saved_at")
+    saved_at, consumer = value.get("saved_at"), value.get("consumer")
     dated = isinstance(saved_at, int | float)
     return SavedState(
         state,
         file,
         step=_count(value.get("step")),
-        consumer=value["consumer"] if isinstance(value.get("consumer"), str) else None,
+        consumer=consumer if isinstance(consumer, str) else None,
         saved_at=float(saved_at) if dated else file.stat().st_mtime,
         folder_step=None if match is None else int(match[1]),
         dated=dated,
@@ -114,25 +113,12 @@ def folder_of(path: Path) -> str:
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """Returns the state files of the checkpoints in a folder: its own, its checkpoints', those of its versions'."""
-    if folder.is_file():
-        return [folder]
-    own = folder / NAME
-    return [own] if own.is_file() else sorted(set(_inside(folder, 1)), key=_by_number)
-
-
-def _inside(folder: Path, depth: int) -> Iterator[Path]:
-    for entry in sorted(folder.iterdir()):
-        if _CHECKPOINT.fullmatch(entry.name) and (entry / NAME).is_file():
-            yield entry / NAME
-        elif depth and not entry.name.startswith(".") and entry.is_dir():
-            # ms-swift makes a folder of its own for the checkpoints of each start.
-            with contextlib.suppress(PermissionError):
-                yield from _inside(entry, depth - 1)
-
-
-def _by_number(file: Path) -> tuple[str, int]:
-    match = _CHECKPOINT.fullmatch(file.parent.name)
-    return str(file.parent.parent), int(match[1]) if match else -1
+    if folder.is_file() or (folder / NAME).is_file():
+        return [folder if folder.is_file() else folder / NAME]
+    # ms-swift makes a folder of its own for the checkpoints of each start.
+    inside = (file for depth in ("", "[!.]*/") for file in folder.glob(f"{depth}checkpoint-*/{NAME}"))
+    found = {file: match for file in inside if (match := _CHECKPOINT.fullmatch(file.parent.name)) and file.is_file()}
+    return sorted(found, key=lambda file: (str(file.parent.parent), int(found[file][1])))
 
 
 def _count(value: Any) -> int | None:
@@ -150,16 +136,15 @@ def _state(value: Any, file: str) -> RunState | BlendState:
             file=file,
             field="layout",
         )
+    places = {"": value, "state": value.get("state"), "data": value.get("data")}
+    objects = {within: one for within, one in places.items() if isinstance(one, dict)}
     state: RunState | BlendState
-    blends = (one for one in (value, value.get("state"), value.get("data")) if isinstance(one, dict))
-    if (blend := next((one for one in blends if one.get("kind") == BLEND), None)) is not None:
+    if (blend := next((one for one in objects.values() if one.get("kind") == BLEND), None)) is not None:
         state = BlendState.from_dict(blend, file)
     elif "state" in value:
         state = RunState.from_dict(value["state"], file, within="state")
-    elif "parts" in value:
-        return RunState.from_dict(value, file)
-    elif isinstance(data := value.get("data"), dict) and "parts" in data:
-        state = RunState.from_dict(data, file, within="data")
+    elif (within := next((name for name, one in objects.items() if "parts" in one), None)) is not None:
+        state = RunState.from_dict(objects[within], file, within=within)
     elif "dp_size" in value and "consumed" in value:
         state = _of_format_1(value, file)
     else:
@@ -174,30 +159,20 @@ def _state(value: Any, file: str) -> RunState | BlendState:
 
 def _of_format_1(value: dict[str, Any], file: str) -> RunState:
     """Returns the state of a run with the same ranks from its beginning, from the numbers of ms-swift's format 1."""
-    counts = {}
-    for name in ("consumed", "step", "dp_size", "batch_size", "samples_per_chunk", "window", "seed"):
-        found = _count(value.get(name))
-        if found is None:
+    names = ("consumed", "step", "dp_size", "batch_size", "samples_per_chunk", "window", "seed")
+    counts = {name: count for name in names if (count := _count(value.get(name))) is not None}
+    for name in names:
+        if name not in counts:
             raise _refused(file, f"{name}: an integer from 0", repr(value.get(name))[:80])
-        counts[name] = found
-    dp, step, unit = counts["dp_size"], counts["step"], counts["samples_per_chunk"]
-    if not dp or counts["consumed"] % dp:
-        raise _refused(file, f"consumed: a multiple of dp_size = {dp}", str(counts["consumed"]))
-    draws = counts["consumed"] // dp
+    consumed, step, dp, batch_size, unit, window, seed = (counts[name] for name in names)
+    if not dp or consumed % dp:
+        raise _refused(file, f"consumed: a multiple of dp_size = {dp}", str(consumed))
+    draws, stream = consumed // dp, value.get("stream")
     each = -(-draws // step) if step else 0
     # The last step of an epoch may hold fewer: then nothing says how many the others do.
-    each = each if step and draws == step * each else 0
-    stream = value.get("stream")
-    return RunState(
-        stream_id=stream if is_stream_id(stream) else None,
-        samples_per_chunk=unit,
-        unit=unit,
-        window=counts["window"] * unit,
-        seed=counts["seed"],
-        max_total_samples=None,
-        parts=(Part(dp, max(1, counts["batch_size"]), draws, draws_per_step=each),),
-        consumed=counts["consumed"],
-    )
+    part = Part(dp, max(1, batch_size), draws, draws_per_step=each if draws == step * each else 0)
+    stream_id = stream if is_stream_id(stream) else None
+    return RunState(stream_id, unit, unit, window * unit, seed, None, (part,), consumed)
 
 
 def _refused(
@@ -249,14 +224,6 @@ def _member_of(blend: BlendState, directory: Path, file: str) -> Member:
     )
 
 
-class _MemberPartSteps(NamedTuple):
-    """The half-open range of steps in which a part of the stream's own state was drawn from."""
-
-    first_step: int
-    stop_step: int
-    known: bool
-
-
 class _MemberPart(NamedTuple):
     """A part of the blend, as it concerns one stream: its place among those that are blended, None if it is not.
 
@@ -277,26 +244,25 @@ class _MemberPart(NamedTuple):
 class MemberSteps:
     """The steps of a run over a blend, by the draws of one of its streams: as `lazyshard.plan.steps.Steps`.
 
-    `parts` has the steps of each part of the stream's own state.
+    `parts` has the steps in which each part of the stream's own state was drawn from.
     """
 
     def __init__(self, member: Member) -> None:
         self._own: list[_MemberPart] = []
-        part, stop = 0, 0
+        part, stop, last = 0, 0, len(member.blend.parts) - 1
         for number, state in enumerate(member.blend.parts):
             steps = PartSteps(state.first_step, state.draws, state.draws_per_step)
-            course = BlendCourse([BlendPiece(*piece) for piece in state.pieces])
-            if member.number not in state.members:
-                self._own.append(_MemberPart(steps, course, None, part, stop, stop))
-                continue
-            place = state.members.index(member.number)
-            part, begin = state.begins[place]
-            stop = begin + course.counts(state.draws)[place]
-            last = number == len(member.blend.parts) - 1
-            self._own.append(_MemberPart(steps, course, place, part, begin, None if last else stop))
+            course, place = BlendCourse(state.pieces), None
+            begin = stop
+            end: int | None = stop
+            if member.number in state.members:
+                place = state.members.index(member.number)
+                part, begin = state.begins[place]
+                stop = begin + course.counts(state.draws)[place]
+                end = None if number == last else stop
+            self._own.append(_MemberPart(steps, course, place, part, begin, end))
         self._blend = Steps([one.steps for one in self._own])
-        count = len(member.blend.members[member.number].parts)
-        self.parts = tuple(self._of_part(number) for number in range(count))
+        self.parts = [self._of_part(number) for number in range(len(member.blend.members[member.number].parts))]
 
     @property
     def trained(self) -> int:
@@ -319,9 +285,8 @@ class MemberSteps:
     def step_of(self, part: int, position: int) -> int | None:
         """As of `Steps`."""
         for own in self._own:
-            if own.place is None or own.part != part or position < own.begin:
-                continue
-            if own.stop is None or position < own.stop:
+            inside = own.begin <= position and (own.stop is None or position < own.stop)
+            if own.place is not None and own.part == part and inside:
                 at = own.course.position(own.place, position - own.begin)
                 return None if at is None else own.steps.step_of(at)
         return None
@@ -334,9 +299,10 @@ class MemberSteps:
         """As of `Steps`."""
         return [(self._own[number].part, before, first) for number, before, first in self._blend.breaks()]
 
-    def _of_part(self, number: int) -> _MemberPartSteps:
+    def _of_part(self, number: int) -> PartSteps:
         own = [one.steps for one in self._own if one.place is not None and one.part == number]
         if not own:
             # Nothing was drawn from it: it was left behind before.
-            return _MemberPartSteps(0, 0, True)
-        return _MemberPartSteps(own[0].first_step, own[-1].stop_step, all(one.known for one in own))
+            return PartSteps(0, 0, 1)
+        first, steps = own[0].first_step, own[-1].stop_step - own[0].first_step
+        return PartSteps(first, steps, 1) if all(one.known for one in own) else PartSteps(first, 0, 0)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,18 +14,16 @@ from lazyshard.inspection.auditing_counts import (
     LEFT_OUT,
     SKIPPED,
     TO_COME,
-    Branch,
+    TRAINED,
+    AuditedState,
     Counts,
-    Fork,
     Ranges,
-    Related,
-    Span,
     count_epochs,
-    fork_of,
     ranges_where,
     relate,
-    spans_behind,
+    shared_draws,
 )
+from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
@@ -45,7 +44,7 @@ def test_counts_are_what_the_oracle_draws(case: tuple[RunState, int]) -> None:
             trained.update(drawn)
         else:
             skipped.update(drawn)
-    audits, _ = count_epochs(tracing)
+    audits = count_epochs(tracing)
     assert [one.epoch for one in audits] == list(tracing.epochs)
     for one in audits:
         assert one.proven
@@ -72,8 +71,8 @@ def test_what_is_counted_live_is_what_is_counted_after_the_end(case: tuple[RunSt
     needed = max(
         [course.until(n).needed(part.draws - 1) for n, part in enumerate(state.parts) if part.draws], default=0
     )
-    [live], _ = count_epochs(traced(state, facts(needed + more, ended=False)))
-    [whole], _ = count_epochs(ended)
+    [live] = count_epochs(traced(state, facts(needed + more, ended=False)))
+    [whole] = count_epochs(ended)
     assert live.proven
     assert live.trained == whole.trained
     assert live.left_over == Ranges()
@@ -87,10 +86,10 @@ def samples_of(found: Ranges) -> list[int]:
 
 def test_an_epoch_that_was_begun_twice_is_trained_twice_and_one_that_was_cut_short_passes_samples_over() -> None:
     begun = Part(2, 1, 3, draws_per_step=1)
-    [one], _ = count_epochs(traced(run_state(begun, Part(2, 1, 2, 0, first_step=3, draws_per_step=1)), facts(12)))
+    [one] = count_epochs(traced(run_state(begun, Part(2, 1, 2, 0, first_step=3, draws_per_step=1)), facts(12)))
     assert (one.proven, one.twice) == (False, Ranges(4, ((0, 2), (3, 5))))
     state = run_state(begun, Part(2, 1, 2, 1, first_step=3, draws_per_step=1))
-    first, second = count_epochs(traced(state, facts(12)))[0]
+    first, second = count_epochs(traced(state, facts(12)))
     assert (first.proven, first.missing) == (False, Ranges(6, ((6, 12),)))
     assert (second.proven, second.to_come) == (True, Ranges(8, ((2, 3), (5, 12))))
 
@@ -98,19 +97,19 @@ def test_an_epoch_that_was_begun_twice_is_trained_twice_and_one_that_was_cut_sho
 def test_counting_does_not_trust_the_arithmetic() -> None:
     often = Counts(1, 0)
     for _ in range(256):
-        often.train(Course(Rules(1), [Part(1)]), 0, 1)
+        often.mark(Course(Rules(1), [Part(1)]), 0, 1, TRAINED)
     assert not often.is_whole(), "more than 255 times passes for none"
     course = Course(Rules(2), [Part(2, draws=3)])
     counts = Counts(8, 0)
-    counts.train(course, 0, 3)
-    counts.train(course, 2, 3)
+    counts.mark(course, 0, 3, TRAINED)
+    counts.mark(course, 2, 3, TRAINED)
     counts.mark(course, 2, 3, TO_COME)
-    assert counts.ranges(lambda trained, kinds: trained > 1) == Ranges(2, ((4, 5), (6, 7)))
+    assert ranges_where(8, lambda first, last: counts.trained[first:last] > 1) == Ranges(2, ((4, 5), (6, 7)))
     assert counts.is_whole()
     counts.mark(course, 2, 3, SKIPPED)
     assert not counts.is_whole()
     other_epoch = Counts(8, 1)
-    other_epoch.train(course, 0, 3)
+    other_epoch.mark(course, 0, 3, TRAINED)
     assert (other_epoch.impossible, other_epoch.is_whole()) == (6, False)
 
 
@@ -132,51 +131,55 @@ A = run_state(Part(4, 1, 10, draws_per_step=1), Part(2, 1, 3, first_step=10, dra
 
 
 @pytest.mark.parametrize(
-    ("other", "fork"),
+    ("other", "shared"),
     [
-        (A, Fork(1, 3)),
-        (run_state(Part(4, 1, 7, draws_per_step=1)), Fork(0, 7)),
-        (run_state(Part(4, 1, 12, draws_per_step=1)), Fork(0, 10)),
-        (run_state(Part(4, 1, 10), Part(3, 1, 5)), Fork(1, 0)),
-        (run_state(Part(4, 1, 10), Part(2, 1, 5, skip=((1, 2),))), Fork(1, 0)),
-        (run_state(Part(4, 2, 10)), Fork(0, 0)),
+        (A, (10, 3)),
+        (run_state(Part(4, 1, 7, draws_per_step=1)), (7, 0)),
+        (run_state(Part(4, 1, 12, draws_per_step=1)), (10, 0)),
+        (run_state(Part(4, 1, 10), Part(3, 1, 5)), (10, 0)),
+        (run_state(Part(4, 1, 10), Part(2, 1, 5, skip=((1, 2),))), (10, 0)),
+        (run_state(Part(4, 2, 10)), (0, 0)),
         # Nothing is drawn in its last part yet, so it decides nothing.
-        (run_state(Part(4, 1, 10), Part(3)), Fork(0, 10)),
-        (run_state(Part(4)), Fork(0, 0)),
+        (run_state(Part(4, 1, 10), Part(3)), (10, 0)),
+        (run_state(Part(4)), (0, 0)),
     ],
 )
-def test_forks(other: RunState, fork: Fork) -> None:
-    assert fork_of(A, other) == fork_of(other, A) == fork
+def test_what_two_states_share(other: RunState, shared: tuple[int, ...]) -> None:
+    assert shared_draws(A, other) == shared
+    assert sum(shared_draws(other, A)) == sum(shared)
 
 
 @PROPERTY
 @given(states(), states())
-def test_behind_a_fork_nothing_is_shared_and_before_it_all(a: tuple[RunState, int], b: tuple[RunState, int]) -> None:
+def test_two_states_share_as_much_of_one_as_of_the_other(a: tuple[RunState, int], b: tuple[RunState, int]) -> None:
     one, other = a[0], replace(b[0], unit=a[0].unit, window=a[0].window, seed=a[0].seed)
-    fork = fork_of(one, other)
-    before = sum(part.dp * part.draws for part in one.parts[: fork.part]) + one.parts[fork.part].dp * fork.draws
-    behind = sum(one.parts[part].dp * (stop - start) for part, start, stop in spans_behind(one, fork))
-    assert before + behind == sum(part.dp * part.draws for part in one.parts)
+    pairs = ((one, shared_draws(one, other)), (other, shared_draws(other, one)))
+    trained = [
+        [part.dp * draws for part, draws in zip(state.parts, shared, strict=True) if draws] for state, shared in pairs
+    ]
+    assert trained[0] == trained[1]
+    assert all(draws <= part.draws for state, shared in pairs for part, draws in zip(state.parts, shared, strict=True))
 
 
 def test_relations() -> None:
     epoch = range(1)
     shorter, longer = run_state(Part(4, 1, 7)), run_state(Part(4, 1, 12, draws_per_step=1))
-    assert relate(A, A, epoch, epoch).relation == "head"
-    assert relate(shorter, A, epoch, epoch) == Related("on the course", Fork(0, 7))
-    assert relate(A, shorter, epoch, epoch).relation == "beyond"
-    assert relate(longer, A, epoch, epoch) == Related("abandoned", Fork(0, 10), (Span(0, 10, 12),))
-    assert relate(replace(A, seed=3), A, epoch, epoch) == Related("other settings", differs=("seed",))
-    assert relate(replace(A, stream_id="1" * 32), A, epoch, epoch).relation == "other stream"
+    assert relate(A, A, epoch, epoch) == "audited"
+    assert relate(shorter, A, epoch, epoch) == "on the course"
+    assert relate(A, shorter, epoch, epoch) == "beyond"
+    assert relate(longer, A, epoch, epoch) == "abandoned"
+    assert relate(replace(A, seed=3), A, epoch, epoch) == "other settings"
+    assert relate(replace(A, stream_id="1" * 32), A, epoch, epoch) == "other stream"
     later = run_state(Part(4, 1, 2, 1))
-    assert relate(later, A, range(1, 2), epoch).relation == "another epoch"
+    assert relate(later, A, range(1, 2), epoch) == "another epoch"
 
 
 def test_what_a_branch_trained_is_compared_with_the_course() -> None:
     """The branch: lanes 0 1 2 | 6 7 and 3 4 5 | 9 10. The course goes on after 3 draws with one rank: 6 7 8."""
     head = run_state(Part(2, 1, 3), Part(1, 1, 2))
     branch = run_state(Part(2, 1, 5))
-    related = relate(branch, head, range(1), range(1))
-    _, [left] = count_epochs(traced(head, facts(12)), [Branch(traced(branch, facts(12)), related.beyond)])
-    assert left.trained == 4
-    assert left.again == {0: Ranges(2, ((6, 8),))}
+    saved, left = SavedState(branch, Path("state")), traced(branch, facts(12))
+    one = AuditedState(saved, left, "abandoned", shared_draws(branch, head))
+    count_epochs(traced(head, facts(12)), [one])
+    assert one.trained == 4
+    assert one.again == {0: Ranges(2, ((6, 8),))}

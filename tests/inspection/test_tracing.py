@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.state import RunState
-from lazyshard.inspection.tracing import Became, Fate, StreamFacts, TracedDraw, Tracing
+from lazyshard.inspection.tracing import Became, Fate, StreamFacts, Tracing
 from lazyshard.inspection.tracing_states import SavedState, checkpoint_files, read_state, state_of_cursor
 from lazyshard.part import Part
 from tests.plan import oracle
@@ -69,7 +69,7 @@ def test_steps_take_what_the_oracle_draws(case: tuple[RunState, int]) -> None:
         each = part.draws_per_step
         for step in range(part.draws // each if part.trained else 0):
             expected = [
-                TracedDraw(part.first_step + step, number, rank, at, *lane[at], "trained")
+                Fate(part.first_step + step, number, rank, at, *lane[at], "trained")
                 for rank, lane in enumerate(lanes)
                 for at in range(step * each, (step + 1) * each)
             ]
@@ -82,20 +82,20 @@ def test_steps_take_what_the_oracle_draws(case: tuple[RunState, int]) -> None:
 def test_fates_are_what_the_oracle_draws_and_all_else_has_a_reason(case: tuple[RunState, int]) -> None:
     state, total = case
     tracing = traced(state, facts(total))
-    expected: dict[tuple[int, int], TracedDraw] = {}
+    expected: dict[tuple[int, int], Fate] = {}
     for number, (part, lanes) in enumerate(zip(state.parts, lists(state, total), strict=True)):
         for rank, lane in enumerate(lanes):
             for at, (epoch, sample) in enumerate(lane):
                 step = part.first_step + at // part.draws_per_step if part.trained else None
                 became: Became = "trained" if part.trained else "skipped"
-                expected[epoch, sample] = TracedDraw(step, number, rank, at, epoch, sample, became)
+                expected[epoch, sample] = Fate(step, number, rank, at, epoch, sample, became)
     for sample in range(total):
         fates = list(tracing.fates(sample))
         assert [fate.epoch for fate in fates] == list(tracing.epochs)
         for fate in fates:
             drawn = expected.get((fate.epoch, sample))
             if drawn is not None:
-                assert (fate.became, fate.drawn) == (drawn.became, drawn)
+                assert fate == drawn
             else:
                 assert fate.became in ("to come", "left over", "skipped")
                 assert fate.became != "to come" or fate.epoch == tracing.epochs[-1]
@@ -104,7 +104,7 @@ def test_fates_are_what_the_oracle_draws_and_all_else_has_a_reason(case: tuple[R
         fate.epoch
         for sample in range(total)
         for fate in tracing.fates(sample)
-        if fate.drawn is not None and fate.became != "to come"
+        if fate.rank is not None and fate.became != "to come"
     )
 
 
@@ -122,18 +122,18 @@ def test_left_out_skipped_and_left_over_are_told_apart() -> None:
     # 0 1 and 3 4 are trained, 2 6 and 5 9 skipped; 8 is left out of 7 10 12 13 14 18 and 11 15 16 17 21 22.
     became = {sample: next(iter(tracing.fates(sample))) for sample in range(24)}
     assert [s for s, fate in became.items() if fate.became == "skipped"] == [2, 5, 6, 8, 9]
-    assert (became[2].drawn, became[2].part) == (TracedDraw(None, 1, 0, 0, 0, 2, "skipped"), None)
-    assert (became[8].drawn, became[8].part) == (None, 2)
+    assert became[2] == Fate(None, 1, 0, 0, 0, 2, "skipped")
+    assert became[8] == Fate.undrawn(0, 8, "skipped", 2)
     assert [s for s, fate in became.items() if fate.became == "left over"] == [19, 20, 23]
 
 
 def test_a_live_stream_tells_what_is_certain() -> None:
     tracing = traced(TWO_PARTS, facts(21, ended=False))
     assert tracing.total is None
-    assert list(tracing.fates(20)) == [Fate(20, 0, "to come", TracedDraw(5, 1, 2, 3, 0, 20, "to come"))]
-    assert list(tracing.fates(21)) == [Fate(21, 0, "not published")]
+    assert list(tracing.fates(20)) == [Fate(5, 1, 2, 3, 0, 20, "to come")]
+    assert list(tracing.fates(21)) == [Fate.undrawn(0, 21, "not published")]
     # Published, but of a stripe that is not: if the stream ends now, another rank may draw it.
-    assert list(traced(TWO_PARTS, facts(24, ended=False)).fates(23)) == [Fate(23, 0, "to come")]
+    assert list(traced(TWO_PARTS, facts(24, ended=False)).fates(23)) == [Fate.undrawn(0, 23, "to come")]
     with pytest.raises(StateMismatch, match="30 samples"):
         list(tracing.at_step(7))
 
@@ -149,7 +149,7 @@ def test_an_epoch_that_is_begun_anew_cuts_the_one_before_short() -> None:
 def test_max_total_samples_is_the_end() -> None:
     tracing = traced(replace(TWO_PARTS, max_total_samples=30), facts(40, ended=False))
     assert tracing.total == 30
-    assert list(tracing.fates(30)) == [Fate(30, 0, "beyond the end")]
+    assert list(tracing.fates(30)) == [Fate.undrawn(0, 30, "beyond the end")]
 
 
 def test_steps_that_end_with_epochs_are_known_by_the_number_that_the_file_says() -> None:
@@ -175,7 +175,7 @@ def test_a_state_that_does_not_know_its_steps_says_so() -> None:
     assert [drawn.sample for drawn in tracing.at_step(2)] == [7, 10, 11]
     with pytest.raises(StateMismatch, match="step 2"):
         tracing.place(1)
-    assert next(iter(tracing.fates(5))).drawn == TracedDraw(None, 0, 1, 2, 0, 5, "trained")
+    assert next(iter(tracing.fates(5))) == Fate(None, 0, 1, 2, 0, 5, "trained")
 
 
 def test_what_a_later_epoch_leaves_out_was_left_over_before() -> None:

@@ -14,7 +14,7 @@ from lazyshard.cli.watch_server import LastLook
 from lazyshard.format.blend_state import BlendShare
 from lazyshard.format.seal import MixedSource
 from lazyshard.inspection.outlook import Outlook
-from lazyshard_producer.display.metrics import Metrics
+from lazyshard_producer.display import Metrics
 from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
 from tests.producer.display.test_metrics import scrape
 

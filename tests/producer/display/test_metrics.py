@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.display.metrics import MAX_LABELS, OTHERS, Metrics, WaitClock
+from lazyshard_producer.display import MAX_LABELS, OTHERS, Metrics, Reason
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
 from tests.harness.processes.producing import assert_one_line, rows, run_arguments
 
@@ -66,8 +66,8 @@ def test_what_is_counted(metrics: Metrics) -> None:
     metrics.refused("skipped")
     metrics.refused("quarantined", 4)
     metrics.disk(12345)
-    metrics.state("waiting")
-    metrics.state("running")
+    metrics.waits("rate")
+    metrics.waits(None)
     found = scrape(metrics)
     expected = {
         "samples_total": 13,
@@ -175,22 +175,20 @@ def test_without_prometheus_the_extra_is_named_where_there_is_a_port(monkeypatch
     assert Metrics("127.0.0.1", None).address is None
 
 
-REASONS = ("source", "limit")
-STEPS = st.tuples(st.sampled_from((None, *REASONS)), st.integers(0, 100), st.booleans())
+STEPS = st.tuples(st.sampled_from((None, "source", "limit")), st.integers(0, 100), st.booleans())
 
 
 @given(st.lists(STEPS, max_size=20))
-def test_looks_change_nothing_and_sums_never_fall(steps: list[tuple[str | None, int, bool]]) -> None:
+def test_looks_change_nothing_and_sums_never_fall(steps: list[tuple[Reason | None, int, bool]]) -> None:
     now = 0.0
-    waits = WaitClock(REASONS, lambda: now)
-    expected = dict.fromkeys(REASONS, 0.0)
+    metrics = Metrics(clock=lambda: now)
+    expected = metrics.waited()
     for reason, seconds, look in steps:
-        waits.wait(reason)
-        before = waits.seconds()
-        assert before == expected
+        metrics.waits(reason)
+        assert metrics.waited() == expected
         now += seconds
         if reason is not None:
             expected[reason] += seconds
         if look:
-            assert waits.seconds() == expected
-    assert waits.seconds() == expected
+            assert metrics.waited() == expected
+    assert metrics.waited() == expected

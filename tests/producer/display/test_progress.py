@@ -11,23 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.display.progress import BAR_EVERY_S, Bar, Display, RecentRate
-from lazyshard_producer.wording import Outcome, Tally, error_line, log_line, summary
+from lazyshard_producer.display import BAR_EVERY_S, Bar, Display, Outcome, Tally, log_line, summary
+from lazyshard_producer.wording import one_line
 from tests.harness.processes.environment import environment
 from tests.harness.processes.producing import rows, run_arguments, start
 from tests.producer.display.test_metrics import Clock
 
-COUNTS = {"samples": 1234, "published": 1200, "chunks": 12, "new": 234, "blank": 1, "duplicate": 2}
-TALLY = Tally(**COUNTS, bytes_read=10, bytes_total=20, seconds=2.0)
+COUNTS = {"samples": 1234, "published": 1200, "chunks": 12, "new": 234, "blank_lines": 1, "duplicate_key_rows": 2}
+TALLY = Tally(**COUNTS, bytes=10, bytes_total=20, seconds=2.0)
 
 
 def test_the_last_line_tells_the_end_and_the_counts() -> None:
-    finished = summary(Outcome("finished", "out", replace(TALLY, refused=3)))
+    finished = summary(Outcome("finished", "out", replace(TALLY, refused_rows=3)))
     for part in ("finished: out", "1,234", "12 chunks", "117 samples/s", "1 blank line", "3 rows refused"):
         assert part in finished
     # 34 rows of the chunk in hand are not published.
@@ -44,7 +42,7 @@ def test_the_log_tells_the_rate_of_late_and_of_the_whole_run_at_its_end(capsys: 
     log = Display(True, 60.0)
     log.start("out", replace(TALLY, new=0, seconds=0.0, sources=3, bytes_total=None))
     log.show(replace(TALLY, new=600, seconds=60.0))
-    log.show(replace(TALLY, new=606, seconds=120.0, refused=2))
+    log.show(replace(TALLY, new=606, seconds=120.0, refused_rows=2))
     log.finish(Outcome("finished", "out", replace(TALLY, new=600, seconds=120.0)))
     first, second, third, last = map(fields, capsys.readouterr().err.splitlines())
     # What nobody can know is left out.
@@ -126,24 +124,11 @@ def test_quiet_says_nothing_but_warnings(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "lazyshard-producer: warning: odd\n"
 
 
-@given(st.lists(st.tuples(st.integers(0, 1000), st.floats(0.01, 100)), min_size=1), st.floats(0, 100))
-def test_the_rate_of_late_is_that_of_the_window(steps: list[tuple[int, float]], window: float) -> None:
-    recent = RecentRate(window)
-    noted = [(0.0, 0)]
-    recent.note(0, 0.0)
-    for rows_, seconds in steps:
-        noted.append((noted[-1][0] + seconds, noted[-1][1] + rows_))
-        now, done = noted[-1]
-        # From the last look that is at least a window ago, or from the first one.
-        since, before = max((one for one in noted[:-1] if one[0] <= now - window), default=noted[0])
-        assert recent.note(done, now) == pytest.approx((done - before) / (now - since))
-
-
 def test_lines_are_one_line_whatever_they_tell_and_can_be_split_again() -> None:
     assert log_line("end", "now", out='a "b"\n=', path="", rate=1.26, chunks=3) == (
         'time=now event=end out="a \\"b\\"\\n=" path="" rate=1.3 chunks=3'
     )
-    assert error_line("a\nb\x1b[31m\u2028").isprintable()
+    assert one_line("a\nb\x1b[31m\u2028").isprintable()
 
 
 def test_a_log_has_a_line_at_the_start_and_at_the_end_or_at_the_end_alone(

@@ -35,10 +35,10 @@ from lazyshard.simulation.run import (
     simulate,
 )
 from lazyshard.simulation.setting import Setting
+from lazyshard_producer import holding as holdback
 from lazyshard_producer import loop
 from lazyshard_producer.configuration.quantities import parse_amount
-from lazyshard_producer.holding import holdback
-from lazyshard_producer.holding.limits import ahead_in_chunks
+from lazyshard_producer.holding import ahead_in_chunks
 from tests.cli.commands import lazyshard
 from tests.harness.simulated.real import measure
 

@@ -17,7 +17,7 @@ from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, open_chunk, retire
 from lazyshard.stream.manifest import read_manifest
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding.holdback import Holdback, Shelf
+from lazyshard_producer.holding import Holdback, Shelf
 from lazyshard_producer.out_directory import complete_end, find_end
 from tests.harness.disks import fast_folder
 from tests.harness.model.disk import Content, Step

@@ -16,7 +16,7 @@ from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.inspection.verification import verify
 from lazyshard.store.room import AHEAD_VARIABLE, BYTES_VARIABLE
 from lazyshard.store.urls import UrlPath
-from lazyshard_producer.holding.holdback import Shelf
+from lazyshard_producer.holding import Shelf
 from lazyshard_producer.shipping.object_shelf import ObjectShelf
 from lazyshard_producer.shipping.shipper import Shipper, put_chunk
 from lazyshard_producer.shipping.spool import Spool, restore

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lazyshard.store.urls import is_url
 from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.holding.holdback import Gate, Holdback, Shelf
+from lazyshard_producer.holding import Gate, Holdback, Shelf
 from lazyshard_producer.stop import Stop
 
 

@@ -22,8 +22,7 @@ from lazyshard.inspection.survey import chunk_files
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.manifest import read_manifest
-from lazyshard_producer.holding.holdback import Shelf
-from lazyshard_producer.holding.limits import Stock
+from lazyshard_producer.holding import Shelf, Stock
 from lazyshard_producer.shipping.store import Found, StreamStore
 
 PULL_S: Final = 1.0  # how old what is known of the consumers may get: a listing, and a request for each

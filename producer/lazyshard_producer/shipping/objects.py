@@ -35,8 +35,7 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
-from lazyshard_producer.holding.holdback import Gate, Holdback
-from lazyshard_producer.holding.limits import Hold
+from lazyshard_producer.holding import Gate, Hold, Holdback
 from lazyshard_producer.shipping import Destination
 from lazyshard_producer.shipping.object_shelf import ObjectShelf
 from lazyshard_producer.shipping.shipper import Shipper, is_same_chunk

@@ -79,7 +79,7 @@ def cut_forgotten() -> None:
 
 
 def _deletable(before: Callable[[int], int]) -> None:
-    from lazyshard_producer.holding import limits
+    from lazyshard_producer import holding as limits
 
     everywhere(limits.deletable, lambda claims, limits, published: before(published))
 

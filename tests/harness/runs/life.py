@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid, StateInvalid, StateMismatch, WaitTimeout
+from lazyshard_producer import holding as holdback
 from lazyshard_producer.cli import main as produce
-from lazyshard_producer.holding import holdback
 from tests.harness.processes.lockstep import Ranks
 from tests.harness.processes.nursery import forked, kill, last_words, reap, reap_group
 from tests.harness.runs.history import OF_A_STREAM

@@ -44,7 +44,7 @@ class Scene:
 
 
 def look_quickly() -> None:
-    from lazyshard_producer.holding import holdback
+    from lazyshard_producer import holding as holdback
 
     holdback.LOOK_S = 0.0  # type: ignore[misc]
     holdback.HELD_LOOK_S = 0.002  # type: ignore[misc]

@@ -16,8 +16,7 @@ from lazyshard.stream import ChunkWriter, write_cursor
 from lazyshard.stream.consumers import forget_consumer, list_consumers, write_reading
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding.holdback import Holdback, Shelf, retry_s
-from lazyshard_producer.holding.limits import SILENT_S, Stock
+from lazyshard_producer.holding import SILENT_S, Holdback, Shelf, Stock, retry_s
 
 SAMPLES_PER_CHUNK = 2
 
@@ -321,7 +320,7 @@ def test_consumers_that_cannot_be_listed_are_told_once_and_nothing_is_deleted(be
 
 
 def test_many_chunks_are_deleted_bit_by_bit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard_producer.holding.holdback.DELETED_AT_ONCE", 2)
+    monkeypatch.setattr("lazyshard_producer.holding.DELETED_AT_ONCE", 2)
     bench.limited(retain="consumed")
     bench.publish(6)
     bench.commit("a", 5)
@@ -353,7 +352,7 @@ def recording(function: Callable[..., Any], seen: list[str]) -> Callable[..., An
 
 def test_the_consumers_are_looked_at_twice_a_second_at_most(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[str] = []
-    monkeypatch.setattr("lazyshard_producer.holding.holdback.list_consumers", recording(list_consumers, looks))
+    monkeypatch.setattr("lazyshard_producer.holding.list_consumers", recording(list_consumers, looks))
     bench.limited(retain="consumed", max_ahead=chunks(1000))
     for _ in range(100):
         assert bench.ask(0.0) is None

@@ -18,8 +18,7 @@ from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding.holdback import Holdback, Shelf
-from lazyshard_producer.holding.limits import Hold, Stock
+from lazyshard_producer.holding import Hold, Holdback, Shelf, Stock
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=150)
 STREAM: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"

@@ -13,7 +13,7 @@ from lazyshard.plan.deal import Rules
 from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding.limits import (
+from lazyshard_producer.holding import (
     SILENT_S,
     KeptChunks,
     age_of_oldest,
@@ -25,7 +25,6 @@ from lazyshard_producer.holding.limits import (
     needs,
     publishable,
     seen_at,
-    slowest,
     why_kept,
 )
 
@@ -160,9 +159,6 @@ def test_deadlock_at_a_hard_limit_with_ten_chunks_published(
 
 
 def test_ages_of_consumers() -> None:
-    claims = [claim("a", done=3), claim("b", needs=3), claim("c", done=4)]
-    assert [one.name for one in slowest(claims)] == ["a", "b"]
-    assert slowest([]) == ()
     assert age_of_oldest([50.0, None, 40.0], 100.0) == 60.0
     assert age_of_oldest([None], 100.0) is age_of_oldest([], 1.0) is None
     # Its clock is ahead of ours.

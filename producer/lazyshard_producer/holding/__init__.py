@@ -1,1 +1,0 @@
-"""Held back at limits, and deleting what nobody needs."""

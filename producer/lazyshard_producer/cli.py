@@ -21,39 +21,25 @@ This module imports nothing slow, so that Ctrl-C is answered before the rest is 
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 
 from lazyshard_producer.stop import Stop
-
-_REQUIRED = ("typer", "rich", "click", "pydantic")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command, with the arguments of the process or others, and returns its exit code."""
     with Stop() as stop:
         try:
-            # It is imported late, where the value of an option is read.
-            if not _is_installed("pydantic"):
-                raise ModuleNotFoundError(name="pydantic")
             from lazyshard.cli.output import drop_what_nobody_reads
             from lazyshard_producer.command import execute
         except ModuleNotFoundError as cause:
             missing = (cause.name or "").partition(".")[0]
-            if missing not in _REQUIRED:
+            if missing not in ("typer", "rich", "click", "pydantic"):
                 raise
-            message = f"lazyshard-producer needs {missing}, which is not installed: pip install 'lazyshard[producer]'"
-            print(message, file=sys.stderr)
+            install = "which is not installed: pip install 'lazyshard[producer]'"
+            print(f"lazyshard-producer needs {missing}, {install}", file=sys.stderr)
             return 1
         code = execute(sys.argv[1:] if arguments is None else arguments, stop)
         drop_what_nobody_reads()
         return code
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:
-        # None stands for it in sys.modules: it cannot be imported.
-        return False

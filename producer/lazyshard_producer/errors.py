@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import (
     FileUnreadable,
@@ -15,6 +16,7 @@ from lazyshard.errors import (
     StreamMissing,
     WriterFailed,
 )
+from lazyshard.lazy import FunctionMissing, named_function
 from lazyshard.memory import is_short
 
 
@@ -25,14 +27,10 @@ class SettingInvalid(LazyShardError, ValueError):
 
 
 class Problem(NamedTuple):
-    """What cannot be about a setting: what was expected and found, and what would do.
-
-    `option` is as on the command line, `source` the one that it is about, from 0; None for none or all.
-    """
+    """What cannot be about a setting, as the user calls it: what was expected and found, and what would do."""
 
     option: str
     text: str
-    source: int | None = None
 
 
 class SettingsInvalid(SettingInvalid):
@@ -60,19 +58,17 @@ class WorkerFailed(LazyShardError, RuntimeError):
     """A worker process has ended in the middle of its work."""
 
 
-FINISHED: Final = 0
-NO_EXTRA: Final = 1
-USAGE: Final = 2
-BAD_ROW: Final = 3
-SOURCE_REFUSED: Final = 4
-STREAM_REFUSED: Final = 5
-OTHER_PRODUCER: Final = 6
-FILESYSTEM: Final = 7
-WORKER_FAILED: Final = 8
+def load_function(name: str, option: str) -> Callable[..., Any]:
+    """Returns the function of the user's that is called `MODULE:FUNCTION`; SettingInvalid: there is none."""
+    try:
+        return named_function(name)
+    except FunctionMissing as cause:
+        raise SettingInvalid(f"{option}: {name}: {cause}", option=option) from cause.__cause__
+
+
+FINISHED, NO_EXTRA, USAGE, BAD_ROW, SOURCE_REFUSED, STREAM_REFUSED, OTHER_PRODUCER, FILESYSTEM, WORKER_FAILED = range(9)
 # EX_SOFTWARE and EX_OSERR of sysexits.h; 128 + SIGINT, as shells have it.
-UNEXPECTED: Final = 70
-OUT_OF_MEMORY: Final = 71
-INTERRUPTED: Final = 130
+UNEXPECTED, OUT_OF_MEMORY, INTERRUPTED = 70, 71, 130
 
 TABLE: Final = (
     (

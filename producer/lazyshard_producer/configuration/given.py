@@ -1,35 +1,49 @@
-"""What the user says, read into values that are not yet settings: the command line, and a TOML file.
+"""Settings from flags and a TOML file; flags come first. All that is wrong is said at once.
 
 Sources are taken out of a command line before the rest is parsed: several files may follow one --source, and a weight
 belongs to the source before it. The file has the names of the flags, with underscores: those of the panel "Stream" at
 its top, the others in tables, and a [[source]] for each --source (as path) or --follow. What nobody knows is refused,
 with the nearest name that is known: a limit that was misspelt must not be no limit.
+
+A problem is called by what the user wrote: a flag, or a key with its file. Where sources are given as flags, those of
+the file are left aside, all of them.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import os
 import re
+import reprlib
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final
+from functools import cache
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from lazyshard.store.durable import NEW_FILE_MODE
-from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, PANELS, SOURCE_OPTIONS, Option, flag
-from lazyshard_producer.errors import ExtraMissing, Problem, SettingInvalid
+from lazyshard_producer.configuration.blends import FoundSource, expand_source, is_indexed, is_pipe
+from lazyshard_producer.configuration.problems import find_problems
+from lazyshard_producer.configuration.settings import (
+    BY_NAME,
+    HELP,
+    OPTIONS,
+    PANELS,
+    SOURCE_OPTIONS,
+    Limits,
+    Option,
+    Settings,
+    SourceSettings,
+    flag,
+)
+from lazyshard_producer.errors import ExtraMissing, Problem, SettingInvalid, SettingsInvalid
 
-COMMANDS: Final = ("run", "check")  # those that take sources
 TABLES: Final = ("rows", "encoding", "limits")
 PATH_KEYS: Final = ("path", "follow")  # what a ``[[source]]`` is: a --source or a --follow
-_SOURCE: Final = "source"
 _SOURCES: Final = {"--source": "path", "--follow": "follow"}
-_WEIGHT: Final = "--weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,193 +51,160 @@ class Given:
     """What the command line says, or a file: each --source, --follow or ``[[source]]``, and options by name."""
 
     sources: Sequence[Mapping[str, Any]] = ()  # the paths under "path" or "follow", and options
-    values: Mapping[str, Any] = field(default_factory=dict)  # as they are in the file, or all texts behind a flag
+    values: Mapping[str, Any] = field(default_factory=dict)  # as in the file; behind a flag a text, or a tuple of all
     problems: Sequence[Problem] = ()
     rest: Sequence[str] = ()  # the arguments that have nothing to do with sources
     file: str = ""  # its path; "" for the command line
 
-    def where(self, option: str) -> str:
-        """Returns how messages call an option of the file."""
-        table = BY_NAME[option].table
-        return f"{self.file}: {table}.{option}" if table else f"{self.file}: {option}"
-
-    def where_in_source(self, number: int, option: str) -> str:
-        """Returns how messages call an option of the source of this number, from 0; "" is all of it."""
-        key = {"": "", "source": ": path"}.get(option, f": {option}")
-        return f"{self.file}: [[source]] {number + 1}{key}" if self.file else flag(option)
+    def where(self, option: str, source: int | None = None) -> str:
+        """Returns how messages call an option, or one of the source of this number, of which "" is all."""
+        if not self.file:
+            return flag(option)
+        if source is None:
+            table = BY_NAME[option].table
+            return f"{self.file}: {table}{'.' if table else ''}{option}"
+        return f"{self.file}: [[source]] {source + 1}" + {"": "", "source": ": path"}.get(option, f": {option}")
 
     def with_values(self, given: Mapping[str, Any]) -> Given:
-        """Returns the flags with the values of options that a command got, by name, None where there was none."""
-        values = {}
-        for option in (*SOURCE_OPTIONS, *OPTIONS):
-            texts = given[option.name]
-            found = [] if texts is None else list(texts) if option.repeat else [texts]
-            if found and option.name != "weight":
-                values[option.name] = found
+        """Returns the flags with the values of options that a command got, by name, None or [] where there was none."""
+        options = [one for one in BY_NAME.values() if given.get(one.name) not in (None, []) and one.name != "weight"]
+        values = {one.name: tuple(given[one.name]) if one.repeat else given[one.name] for one in options}
         return replace(self, values=values)
 
 
 def sort_arguments(arguments: Sequence[str]) -> Given:
     """Takes the sources out of a command line."""
-    if not arguments or arguments[0] not in COMMANDS:
-        return Given([], {}, [], list(arguments))
+    if not arguments or arguments[0] not in ("run", "check"):
+        return Given(rest=list(arguments))
     sources: list[dict[str, Any]] = []
     problems: list[Problem] = []
     rest: list[str] = []
     paths: list[str] | None = None  # takes files that follow
     left = iter(arguments)
     for argument in left:
-        flag, equals, value = argument.partition("=")
-        if flag in _SOURCES:
+        name, equals, value = argument.partition("=")
+        if paths is not None and (argument == "-" or not argument.startswith("-")):
+            paths.append(argument)
+            continue
+        paths = None
+        if name in _SOURCES:
             found = [value] if equals else []
-            sources.append({_SOURCES[flag]: found})
+            sources.append({_SOURCES[name]: found})
             paths = None if equals else found
-        elif flag == _WEIGHT:
-            problems += _take_weight(sources, value if equals else next(left, None))
-            paths = None
+        elif name == "--weight":
+            weight = value if equals else next(left, None)
+            if weight is None:
+                problems.append(Problem(name, "a number is needed behind it, got none"))
+            elif not sources:
+                problems.append(Problem(name, f"it belongs behind the --source that it is for, got {weight} first"))
+            elif "weight" in sources[-1]:
+                problems.append(Problem(name, "one for each --source or --follow is needed, got two"))
+            else:
+                sources[-1]["weight"] = weight
         elif argument == "--":
             rest += [argument, *left]
-        elif paths is not None and (argument == "-" or not argument.startswith("-")):
-            paths.append(argument)
         else:
-            paths = None
             rest.append(argument)
-    for flag, key in _SOURCES.items():
-        problems += [Problem(flag, "a path is needed behind it, got none") for one in sources if one.get(key) == []]
+    for name, key in _SOURCES.items():
+        if any(one.get(key) == [] for one in sources):
+            problems.append(Problem(name, "a path is needed behind it, got none"))
     return Given(sources, {}, list(dict.fromkeys(problems)), rest)
 
 
-def _take_weight(sources: list[dict[str, Any]], value: str | None) -> Iterator[Problem]:
-    if value is None:
-        yield Problem(_WEIGHT, "a number is needed behind it, got none")
-    elif not sources:
-        yield Problem(_WEIGHT, f"it belongs behind the --source that it is for, got {value} first")
-    elif "weight" in sources[-1]:
-        yield Problem(_WEIGHT, "one for each --source or --follow is needed, got two")
-    else:
-        sources[-1]["weight"] = value
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-_SOURCE_HELP: Final = (
-    "Where rows come from: JSON lines (.gz and .zst too), Parquet, Arrow, the directory of a Hugging Face data set, a "
-    "stream (a directory with stream.json, or with chunk files and their .completed markers; a URL), - for "
-    "standard input, a named pipe, python:MODULE:FUNCTION (which runs that code, with all rights of this command), "
-    "PREFIX.idx or megatron:PREFIX for Megatron's IndexedDataset, megatron-blend:FILE for a file of such prefixes. "
-    "Repeat it, or give several files after it, or a quoted pattern; they are read in this order."
-)
-
-_FOLLOW_HELP: Final = "A directory into which other programs write files: takes them as they are completed."
-
-
-def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the command with a parameter behind its own for each option, by name, which is None if not given."""
-    own = inspect.signature(command, eval_str=True).parameters.values()
+def with_options(command: _Command) -> _Command:
+    """Has typer give a command its own parameters, and those of all options by name, which are None if not given."""
+    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.kind != one.VAR_KEYWORD]
     parameters = [
-        *(one for one in own if one.kind is not one.VAR_KEYWORD),
-        _parameter("source", "--source", list[str] | None, "FILE...", _SOURCE_HELP, _SOURCE),
-        _parameter("follow", "--follow", list[str] | None, "DIRECTORY", _FOLLOW_HELP, _SOURCE),
+        *(one.replace(kind=one.KEYWORD_ONLY) for one in own),
+        _parameter("source", "--source", list[str] | None, "FILE...", _help("path"), "source"),
+        _parameter("follow", "--follow", list[str] | None, "DIRECTORY", _help("follow"), "source"),
     ]
     for one in (*SOURCE_OPTIONS, *OPTIONS):
         kind = list[str] | None if one.repeat else str | None
         parameters.append(_parameter(one.name, one.flag, kind, one.metavar, one.help, one.table))
-    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-
-    def taking_options(**given: Any) -> Any:
-        return command(**given)
-
-    # What typer asks for. A wrapper of functools would lead it to the signature of `command`.
-    taking_options.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    taking_options.__doc__ = command.__doc__
-    taking_options.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
-    return taking_options
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
 
 
-def _parameter(name: str, flag: str, kind: Any, metavar: str, text: str, table: str) -> inspect.Parameter:
+def _help(field: str) -> str:
+    return HELP.get((SourceSettings.__name__, field), "")
+
+
+def _parameter(name: str, option: str, kind: Any, metavar: str, text: str, table: str) -> inspect.Parameter:
     # A bracket would be taken for markup.
-    shown = typer.Option(flag, metavar=metavar, help=text.replace("[", r"\["), rich_help_panel=PANELS[table])
+    shown = typer.Option(option, metavar=metavar, help=text.replace("[", r"\["), rich_help_panel=PANELS[table])
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, shown])
 
 
-_AT_LINE: Final = re.compile(r"at line (\d+)")
-_BARE_TEXT: Final = re.compile(r"\s*([\w.-]+)\s*=\s*([A-Za-z/.~*][^\s\"'#]*)\s*(#.*)?")
-
-
-def read_config(path: str) -> Given:
-    """Reads a configuration file."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read().decode("utf-8-sig")
-    except (OSError, ValueError) as cause:
-        raise _refuse(path, getattr(cause, "strerror", None) or str(cause)) from None
-    return sort_config(path, _parse(path, text))
-
-
-def sort_config(name: str, document: dict[str, Any]) -> Given:
-    """Sorts what stands in a TOML document."""
-    problems: list[Problem] = []
-    values: dict[str, Any] = {}
-    sources: Any = []
-    for key, value in document.items():
-        if key == _SOURCE:
-            sources = value
-        elif key in TABLES:
-            if isinstance(value, dict):
-                values |= {inner: item for inner, item in value.items() if inner in _names(key)}
-                problems += _unknown(f"{name}: {key}.", value, key)
-            else:
-                problems.append(Problem(f"{name}: {key}", f"a table [{key}] is needed, got {value!r}"))
-        elif key in _names(""):
-            values[key] = value
-        else:
-            problems += _unknown(f"{name}: ", [key], "")
-    if not isinstance(sources, list) or not all(isinstance(source, dict) for source in sources):
-        problems.append(Problem(f"{name}: source", "tables [[source]] are needed, with two brackets on each side"))
-        sources = []
-    for number, source in enumerate(sources, 1):
-        problems += _unknown(f"{name}: [[source]] {number}: ", source, _SOURCE)
-    return Given(tuple(sources), values, tuple(problems), file=name)
-
-
-def _parse(path: str, text: str) -> dict[str, Any]:
+def read_config(path: str | None) -> Given:
+    """Reads a configuration file, if there is one."""
+    if path is None:
+        return Given()
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         try:
             import tomli as tomllib
         except ModuleNotFoundError:
-            raise ExtraMissing(
-                "a configuration file needs tomli on this Python, which is not installed: "
-                "pip install 'lazyshard[producer]'",
-                package="tomli",
-                extra="producer",
-            ) from None
+            text = "a configuration file needs tomli on this Python, which is not installed"
+            install = "pip install 'lazyshard[producer]'"
+            raise ExtraMissing(f"{text}: {install}", package="tomli", extra="producer") from None
+    text = ""
     try:
-        return tomllib.loads(text)
+        with open(path, "rb") as file:
+            text = file.read().decode("utf-8-sig")
+        return sort_config(path, tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as cause:
-        raise _refuse(path, f"no TOML: {cause}{_hint(text, str(cause))}") from None
+        reason = f"no TOML: {cause}{_hint(text, str(cause))}"
+    except (OSError, ValueError) as cause:
+        reason = getattr(cause, "strerror", None) or str(cause)
+    raise SettingInvalid(f"{path}: cannot be read as a configuration file: {reason}", option="--config")
 
 
 def _hint(text: str, message: str) -> str:
     """Returns what may be wrong in the line that is no TOML: mostly a text without quotes, such as none."""
-    at = _AT_LINE.search(message)
     lines = text.split("\n")
-    number = int(at[1]) if at is not None else len(lines)
-    bare = _BARE_TEXT.fullmatch(lines[number - 1].rstrip()) if 0 < number <= len(lines) else None
+    number = int(at[1]) if (at := re.search(r"at line (\d+)", message)) else len(lines)
+    line = lines[number - 1].rstrip() if 0 < number <= len(lines) else ""
+    bare = re.fullmatch(r"\s*([\w.-]+)\s*=\s*([A-Za-z/.~*][^\s\"'#]*)\s*(#.*)?", line)
     return "" if bare is None else f'; text has to be quoted: {bare[1]} = "{bare[2]}"'
 
 
-def _refuse(path: str, reason: str) -> SettingInvalid:
-    return SettingInvalid(f"{path}: cannot be read as a configuration file: {reason}", option="--config")
+def sort_config(name: str, document: dict[str, Any]) -> Given:
+    """Sorts what stands in a TOML document."""
+    problems: list[Problem] = []
+    values: dict[str, Any] = {}
+    sources: Any = document.get("source", [])
+    top = {key: value for key, value in document.items() if key not in ("source", *TABLES)}
+    for table, inner in (("", top), *((key, document[key]) for key in document if key in TABLES)):
+        if isinstance(inner, dict):
+            problems += _unknown(f"{name}: {table}{'.' if table else ''}", inner, table)
+            values |= {key: value for key, value in inner.items() if _TABLE_OF.get(key) == table}
+        else:
+            problems.append(Problem(f"{name}: {table}", f"a table [{table}] is needed, got {inner!r}"))
+    if not isinstance(sources, list) or not all(isinstance(source, dict) for source in sources):
+        problems.append(Problem(f"{name}: source", "tables [[source]] are needed, with two brackets on each side"))
+        sources = []
+    for number, source in enumerate(sources, 1):
+        problems += _unknown(f"{name}: [[source]] {number}: ", source, "source")
+    return Given(tuple(sources), values, tuple(problems), file=name)
 
 
-def _names(table: str) -> tuple[str, ...]:
-    if table == _SOURCE:
-        return (*PATH_KEYS, *(option.name for option in SOURCE_OPTIONS))
-    return tuple(option.name for option in OPTIONS if option.table == table)
+_TABLE_OF: Final = {option.name: option.table for option in BY_NAME.values()} | dict.fromkeys(PATH_KEYS, "source")
+_HEADINGS: Final = {**{table: f"[{table}]" for table in TABLES}, "source": "[[source]]"}
+_TOP: Final = "at the top of the file, before the first table"
+_PLACES: Final = {name: f"in {_HEADINGS[table]}" if table else _TOP for name, table in _TABLE_OF.items()} | {
+    table: f"as a table {heading}" for table, heading in _HEADINGS.items()
+}
+"""Where each name belongs, in words."""
 
 
-def _unknown(where: str, names: Sequence[str] | dict[str, Any], table: str) -> Iterator[Problem]:
-    here = _names(table)
+def _unknown(where: str, names: Iterable[str], table: str) -> Iterator[Problem]:
+    here = [name for name, home in _TABLE_OF.items() if home == table]
     for name in names:
         if name not in here:
             yield Problem(where + name, f"unknown here; {_nearest(name.replace('-', '_').lower(), here, table)}")
@@ -231,80 +212,199 @@ def _unknown(where: str, names: Sequence[str] | dict[str, Any], table: str) -> I
 
 def _nearest(name: str, here: Sequence[str], table: str) -> str:
     """Returns in words what may have been meant."""
-    everywhere = (*BY_NAME, *PATH_KEYS, *TABLES, _SOURCE)
-    if name in everywhere and name not in here:
-        return f"it belongs {_place(name)}"
-    for meant in (name, *difflib.get_close_matches(name, here, 1), *difflib.get_close_matches(name, everywhere, 1)):
-        if meant in here:
-            return f"is {meant} meant?"
-        if meant in everywhere:
-            return f"is {meant} meant, {_place(meant)}?"
-    known = [*here, *([f"[{other}]" for other in TABLES] + ["[[source]]"] if not table else [])]
-    return f"known are {', '.join(known)}"
+    if name in _PLACES and name not in here:
+        return f"it belongs {_PLACES[name]}"
+    for meant in (name, *difflib.get_close_matches(name, here, 1), *difflib.get_close_matches(name, _PLACES, 1)):
+        if meant in _PLACES:
+            return f"is {meant} meant?" if meant in here else f"is {meant} meant, {_PLACES[meant]}?"
+    return f"known are {', '.join([*here, *([] if table else _HEADINGS.values())])}"
 
 
-def _place(name: str) -> str:
-    """Returns in words where a name belongs."""
-    if name in (*TABLES, _SOURCE):
-        return "as a table [[source]]" if name == _SOURCE else f"as a table [{name}]"
-    table = _SOURCE if name in PATH_KEYS else BY_NAME[name].table
-    if not table:
-        return "at the top of the file, before the first table"
-    return "in [[source]]" if table == _SOURCE else f"in [{table}]"
+_FOLLOWS_FROM: Final = {
+    **{"max_bad_rows": "on_bad_row", "consumers": "retain", "marker": "finished_by", "idle_seconds": "finished_by"},
+    **{option.name: option.needs for option in OPTIONS if option.needs is not None},
+}
+"""What may be wrong only because something else could not be read."""
+
+_ABOUT: Final = {"resume": ("standard input and pipes", is_pipe), "indexed_rows": ("Megatron's .idx files", is_indexed)}
+"""What those options of sources are for that are not for followed directories, and what tells it of a path."""
 
 
-DEFAULT_FILE: Final = "lazyshard-producer.toml"
+def assemble(flags: Given, file: Given | None) -> Settings:
+    """Returns the settings. Looks for the files that match patterns, reads blend files, and looks at nothing else."""
+    assembly = _Assembly(flags, file or Given())
+    settings = assembly.settings()
+    if found := tuple(dict.fromkeys(assembly.problems)):
+        message = "; ".join(f"{problem.option}: {problem.text}" for problem in found)
+        raise SettingsInvalid(message, option=found[0].option, problems=found)
+    return settings
+
+
+class _Assembly:
+    """The work of `assemble`, with the problems found so far."""
+
+    def __init__(self, flags: Given, file: Given) -> None:
+        self.problems = [*flags.problems, *file.problems]
+        self._flags = flags
+        self._file = file
+        self._sources = flags if flags.sources else file  # where the sources come from
+        self._unread: set[tuple[int | None, str]] = set()  # options that cannot be read, and of which source, from 0
+        self._fits: set[str] = set()  # flags about sources that some source can have
+
+    def settings(self) -> Settings:
+        """Returns the settings, with stand-ins for what cannot be."""
+        sources: list[SourceSettings] = []
+        owners: list[int] = []
+        for number in range(len(self._sources.sources)):
+            found = self._source(number)
+            sources += found
+            owners += [number] * len(found)
+        for option in SOURCE_OPTIONS:
+            if owners and option.name in self._flags.values and option.name not in self._fits:
+                kind = _ABOUT.get(option.name, ("directories given with --follow", None))[0]
+                self.problems.append(Problem(option.flag, f"it is for {kind}, and there are none; leave it out"))
+        values: dict[str, Any] = {}
+        for option in OPTIONS:
+            given = self._given(option.name)
+            if option.name in given.values:
+                values |= self._read(option, given.values[option.name], given, None)
+        names = frozenset(values)
+        for name, stand_in in (("out", "out"), ("samples_per_chunk", 1)):
+            if name not in values and (None, name) not in self._unread:
+                option, place = BY_NAME[name], f", or {name} in {self._file.file}" if self._file.file else ""
+                self._add(f"needed, found none; give {option.flag} {option.metavar}{place}", name, None)
+                self._unread.add((None, name))
+            values.setdefault(name, stand_in)
+        if values.get("on_bad_row", "fail") != "fail":
+            # So a broken transform is noticed before it has eaten a data set.
+            values.setdefault("max_bad_rows", 1000)
+        limits = Limits(**_fields(values, Limits))
+        settings = Settings(sources=tuple(sources), limits=limits, **_fields(values, Settings))
+        for name, text, source in find_problems(settings, names):
+            # Sources that cannot be are told already.
+            if name != "source" or source is not None or owners or not self._sources.sources:
+                self._add(text, name, None if source is None else owners[source])
+        return settings
+
+    def _given(self, name: str) -> Given:
+        return self._file if name in self._file.values and name not in self._flags.values else self._flags
+
+    def _add(self, text: str, name: str, source: int | None) -> None:
+        """Adds a problem that follows from no other, as the user calls it; once for all files of a pattern."""
+        if (source, name) in self._unread or (source, _FOLLOWS_FROM.get(name)) in self._unread:
+            return
+        if source is not None:
+            self._unread.add((source, name))
+        given = self._given(name) if source is None else self._sources
+        self.problems.append(Problem(given.where(name, source), text))
+
+    def _read(self, option: Option, value: Any, given: Given, source: int | None) -> dict[str, Any]:
+        """Returns what a value means, by name; nothing where it cannot be. TOML has types, and is taken at its word."""
+        try:
+            return {option.name: _reader(option).validate_python(value, strict=bool(given.file))}
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+        self._unread.add((source, option.name))
+        cause = first.get("ctx", {}).get("error")
+        why = f"should be {cause}" if cause is not None else first["msg"].removeprefix("Input ")
+        shown = reprlib.repr(value[-1] if isinstance(value, list | tuple) and value else value)
+        text = f"{option.metavar} is needed, got {shown}: {why}"
+        self.problems.append(Problem(given.where(option.name, source), text))
+        return {}
+
+    def _source(self, number: int) -> list[SourceSettings]:
+        """Returns the sources that were given as one: with the flags about sources that they can have."""
+        given, source = self._sources, self._sources.sources[number]
+        keys = [key for key in PATH_KEYS if key in source]
+        if len(keys) != 1:
+            found = " and ".join(keys) or "neither"
+            self._add(f"either path or follow is needed, got {found}", "", number)
+            return []
+        key, paths = keys[0], source[keys[0]] if isinstance(source[keys[0]], list) else [source[keys[0]]]
+        if not paths or not all(isinstance(path, str) for path in paths):
+            # Of a flag without a path that was told already.
+            if given.file:
+                self._add(f"a path or a list of paths is needed, got {paths!r}", key, number)
+            return []
+        values: dict[str, Any] = {}
+        for option in SOURCE_OPTIONS:
+            _, fits = _ABOUT.get(option.name, ("", None))
+            about = key == "follow" if fits is None else key == "path"
+            if option.name in self._flags.values and about and (fits is None or any(map(fits, paths))):
+                self._fits.add(option.name)
+                values |= self._read(option, self._flags.values[option.name], self._flags, number)
+            elif option.name in source:
+                values |= self._read(option, source[option.name], given, number)
+        if (number, "weight") in self._unread:
+            values["weight"] = 1.0
+        try:
+            return _expanded(key == "follow", paths, _fields(values, SourceSettings))
+        except ValueError as cause:
+            self._add(str(cause), "source", number)
+            return []
+
+
+def _expanded(follow: bool, paths: Sequence[str], values: dict[str, Any]) -> list[SourceSettings]:
+    """Returns the sources of some paths, their weight divided among them: evenly, or as a blend file says."""
+    found = [one for path in paths for one in ([FoundSource(path)] if follow else expand_source(path))]
+    weight = values.pop("weight", None)
+    if weight is not None and len(paths) > 1 and any(one.weight is not None for one in found):
+        raise ValueError("a blend file with weights shares a --weight with nothing else; give it a --source of its own")
+    total = sum(one.weight or 1.0 for one in found)
+    # Files beside IndexedDatasets have not all of their options.
+    beside = {
+        name: value for name, value in values.items() if name != "indexed_rows" or not any(map(is_indexed, paths))
+    }
+    return [
+        SourceSettings(
+            path=one.path,
+            weight=one.weight if weight is None else weight * (one.weight or 1.0) / total,
+            follow=follow,
+            **(values if is_indexed(one.path) else beside),
+        )
+        for one in found
+    ]
+
+
+def _fields(values: Mapping[str, Any], owner: type) -> dict[str, Any]:
+    """Returns the values of options, by name, that belong to a class of settings, by field."""
+    return {BY_NAME[name].field: value for name, value in values.items() if BY_NAME[name].owner is owner}
+
+
+@cache
+def _reader(option: Option) -> TypeAdapter[Any]:
+    """Returns what reads the value of an option: pydantic, by the type of its field."""
+    hint = get_type_hints(option.owner, include_extras=True)[option.field]
+    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
+
 
 _START: Final = """\
 # What `lazyshard-producer run --config FILE` is to do. `lazyshard-producer check FILE` shows what that means.
-#
-# Each key is a flag with underscores, and the flag counts where both are given. Lines that begin with "#" are
-# examples: take the "#" away to use one. Paths are relative to the directory in which the command is started.
-#
-# A file like this one is to be trusted like a program: transform, where, encode and "python:" sources name code
-# that is run.
-"""
-
-_EXAMPLE_SOURCES: Final = """\
-
-# Where rows come from: a [[source]] for each. Without weights they are read one after another, in this order.
-[[source]]
-# JSON lines (.gz and .zst too), a pattern such as "data/*.jsonl", or a list of these; Parquet or Arrow files; a
-# directory of a Hugging Face data set; "-" for standard input, or a named pipe; "python:MODULE:FUNCTION".
-path = "data.jsonl"
-
-# Or a directory into which other programs write, for as long as they do:
-# [[source]]
-# follow = "incoming"
+# Each key is a flag with underscores, and the flag counts where both are given. Take the "#" away to use an example.
+# Paths are relative to the directory in which the command is started. A file like this one is to be trusted like a
+# program: transform, where, encode and "python:" sources name code that is run.
 """
 
 
 def example() -> str:
     """Returns the text of the example."""
-    parts = [_START, *_entries(""), _EXAMPLE_SOURCES, *map(_entry, SOURCE_OPTIONS)]
+    order = "\n# Without weights sources are read one after another, in this order.\n[[source]]"
+    parts = [_START, *_entries(""), order]
+    parts += [_entry(_help("path"), 'path = "data.jsonl"'), _entry(_help("follow"), '# follow = "incoming"')]
+    parts += _entries("source")
     for table in TABLES:
         parts += [f"\n# {PANELS[table]}\n[{table}]\n", *_entries(table)]
     return "".join(parts)
 
 
-def write_example(path: str) -> None:
-    """Writes the example to a file that is not there yet; SettingInvalid where there is something of this name."""
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, NEW_FILE_MODE)
-    except FileExistsError:
-        raise SettingInvalid(
-            f"{path}: there is a file of this name already, and it is left as it is; give another name", option="FILE"
-        ) from None
-    with open(fd, "w", encoding="utf-8") as file:
-        file.write(example())
-
-
 def _entries(table: str) -> Iterator[str]:
-    return (_entry(option) for option in OPTIONS if option.table == table)
+    for option in BY_NAME.values():
+        if option.table == table:
+            # These two every run needs; the rest of the example is commented out.
+            mark = "" if option.name in ("out", "samples_per_chunk") else "# "
+            yield _entry(option.help, f"{mark}{option.name} = {option.example}")
 
 
-def _entry(option: Option) -> str:
-    lines = "".join(f"# {line}\n" for line in textwrap.wrap(option.help, 100, break_on_hyphens=False))
-    # These two every run needs; the rest of the example is commented out.
-    mark = "" if option.name in ("out", "samples_per_chunk") else "# "
-    return f"\n{lines}{mark}{option.name} = {option.example}\n"
+def _entry(text: str, line: str) -> str:
+    lines = "".join(f"# {line}\n" for line in textwrap.wrap(text, 100, break_on_hyphens=False))
+    return f"\n{lines}{line}\n"

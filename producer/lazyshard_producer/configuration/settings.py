@@ -9,37 +9,24 @@ import ast
 import inspect
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
-from annotated_types import Interval, Le, MinLen
+from annotated_types import Ge, Gt, Interval, Le, MinLen
+from pydantic import AfterValidator, BeforeValidator, StringConstraints
 
+from lazyshard.format.cursor import check_consumer
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
 from lazyshard.plan.splitting import SplitRule
-from lazyshard_producer.configuration.quantities import (
-    MAX_ROW_BYTES,
-    OR_NONE,
-    AheadAmount,
-    Bytes,
-    BytesFromZero,
-    Columns,
-    FromOne,
-    FromZero,
-    Names,
-    NotNegative,
-    Pairs,
-    Positive,
-    Retain,
-    Whole,
-)
+from lazyshard_producer.configuration import quantities
+from lazyshard_producer.configuration.quantities import MAX_AMOUNT, MAX_ROW_BYTES, Amount
 
 SWIFT: Final = "swift"  # what --encode calls ms-swift
 MAX_SHUFFLE: Final = 10**9  # rows that are held to be put into another order
 MAX_LENGTH: Final = 2**31 - 1  # tokens of a sample that ms-swift can be told
-DEFAULT_MAX_BAD_ROWS: Final = 1000  # so a broken transform is noticed before it has eaten a data set
 PANELS: Final = {
     "source": "Sources",
     "": "Stream",
@@ -49,6 +36,30 @@ PANELS: Final = {
 }
 """Headings of the help, by TOML table: "" for the top of the file, "source" for each ``[[source]]``."""
 
+
+def _written(parse: Callable[[str], Any]) -> BeforeValidator:
+    """Reads a value that is written as text, as a flag or in TOML, or as a whole number there."""
+    return BeforeValidator(lambda value: parse(str(value) if type(value) in (str, int) else ""))
+
+
+OR_NONE: Final = BeforeValidator(lambda value: None if value == "none" else value)
+"""Of a value that may be "none": no limit, also where a configuration file sets one."""
+
+Whole = Annotated[int, BeforeValidator(quantities.read_whole)]
+FromZero = Annotated[Whole, Interval(ge=0, le=MAX_AMOUNT)]
+FromOne = Annotated[Whole, Interval(ge=1, le=MAX_AMOUNT)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Bytes = Annotated[int, Interval(ge=1, le=MAX_AMOUNT), _written(quantities.parse_bytes)]
+BytesFromZero = Annotated[int, Interval(ge=0, le=MAX_AMOUNT), _written(quantities.parse_bytes)]
+AheadAmount = Annotated[Amount, _written(quantities.parse_amount)]
+Retain = Annotated[Literal["all", "consumed"] | int, _written(quantities.parse_retain)]
+Text = Annotated[str, StringConstraints(pattern="^[^\0]+$")]
+OldName = Annotated[str, StringConstraints(pattern="^[^=]+$")]
+SwiftName = Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]*$")]
+Names = Annotated[tuple[Annotated[str, AfterValidator(check_consumer)], ...], BeforeValidator(quantities.read_names)]
+Columns = Annotated[tuple[tuple[Text, OldName], ...], BeforeValidator(quantities.read_columns)]
+Pairs = Annotated[tuple[tuple[SwiftName, str], ...], BeforeValidator(quantities.read_pairs)]
 Buffer = Annotated[Whole, Interval(ge=1, le=MAX_SHUFFLE)]
 Sequence = Annotated[Whole, Interval(ge=0, le=2**24)]
 Token = Annotated[Whole, Interval(ge=0, le=2**31 - 1)]
@@ -59,7 +70,7 @@ def _stream(default: Any, metavar: str, example: str = "", **more: Any) -> Any:
     """Returns the field of an option, see `Option`; one with the default ... has to be given."""
     shown = f'"{default}"' if isinstance(default, str) else f"{default:g}" if isinstance(default, float) else default
     about = {"metavar": metavar, "example": example or str(shown), **more}
-    return field(default=MISSING if default is ... else default, metadata={"option": about})
+    return field(default=MISSING if default is ... else default, metadata=about)
 
 
 _source = partial(_stream, table="source")
@@ -110,8 +121,7 @@ class SplitSettings:
     @property
     def rule(self) -> SplitRule:
         """What it comes to, whichever tokens these are. Raises as `SplitRule`."""
-        kinds = ("bos", "eos", "every_bos", "every_eos")
-        given = {kind: getattr(self, kind) is not None for kind in kinds}
+        given = {kind: getattr(self, kind) is not None for kind in ("bos", "eos", "every_bos", "every_eos")}
         return SplitRule(size=self.size, overlap=self.overlap, **given)
 
 
@@ -128,8 +138,14 @@ class SourceSettings:
     """Where rows come from: `path` is as the user gave it, `follow` a directory that other programs write into."""
 
     path: str
+    """Where rows come from: JSON lines (.gz and .zst too), Parquet, Arrow, the directory of a Hugging Face data set, a
+    stream (a directory with stream.json, or with chunk files and their .completed markers; a URL), - for standard
+    input, a named pipe, python:MODULE:FUNCTION (which runs that code, with all rights of this command), PREFIX.idx or
+    megatron:PREFIX for Megatron's IndexedDataset, megatron-blend:FILE for a file of such prefixes. Repeat it, or give
+    several files after it, or a quoted pattern; they are read in this order."""
     follow: bool = False
-    weight: float | None = _source(None, "NUMBER", "0.7", repeat=True)
+    """A directory into which other programs write files: takes them as they are completed."""
+    weight: Positive | None = _source(None, "NUMBER", "0.7", repeat=True)
     """Mix the sources by these shares, not one after another. Belongs to the --source or --follow before it: all have
     one, or none. Several files of one --source divide theirs evenly."""
     pattern: str = _source("*.jsonl", "GLOB", needs="follow")
@@ -183,7 +199,7 @@ class Settings:
     """Publish no faster than this. Default: none, no limit."""
     metrics_port: Annotated[Port | None, OR_NONE] = _stream(None, "PORT|none", "9464")
     """Serve metrics for Prometheus on this TCP port; 0 takes a free one and says which. Default: none are served."""
-    metrics_host: Annotated[str, MinLen(1)] = _stream("127.0.0.1", "ADDRESS")
+    metrics_host: Text = _stream("127.0.0.1", "ADDRESS")
     """Address of that port. Whoever reaches it can read the metrics. Default: 127.0.0.1."""
     log_every_s: Positive = _stream(60.0, "SECONDS", name="log_every_seconds", reload=True)
     """Time between two lines of the log, where there is no terminal. Default: 60."""
@@ -292,37 +308,25 @@ class Settings:
         return MeasureSettings(measure=self.measure, field=self.measure_field, encoding=encoding)
 
     def _encoding(self, encode: str) -> EncodingSettings:
-        longest = self.max_length
-        if longest is None and self.split and encode == SWIFT:
-            # Rows that are cut may be longer than what the model takes.
-            longest = MAX_LENGTH
-        return EncodingSettings(
-            encode=encode,
-            model=self.model,
-            template=self.template,
-            max_length=longest,
-            options=self.encode_option,
-            form="split" if self.split else "pad" if self.pad else None,
-        )
+        swift: dict[str, Any] = {"model": self.model, "template": self.template, "options": self.encode_option}
+        # Rows that are cut may be longer than what the model takes.
+        longest = MAX_LENGTH if self.max_length is None and self.split and encode == SWIFT else self.max_length
+        form: Literal["split", "pad"] | None = "split" if self.split else "pad" if self.pad else None
+        return EncodingSettings(encode=encode, max_length=longest, form=form, **swift)
 
     @property
     def splitting(self) -> SplitSettings | None:
         """How rows are cut into sequences; None where they are not."""
-        if not self.split:
-            return None
-        return SplitSettings(
-            size=self.split,
-            bos=self.split_bos,
-            eos=self.split_eos,
-            every_bos=self.split_every_bos,
-            every_eos=self.split_every_eos,
-            overlap=self.split_overlap,
-        )
+        more = {name: getattr(self, f"split_{name}") for name in ("bos", "eos", "every_bos", "every_eos", "overlap")}
+        return SplitSettings(size=self.split, **more) if self.split else None
 
     @property
     def padding(self) -> PadSettings | None:
         """How rows are padded; None where they are not."""
         return PadSettings(size=self.pad, token=self.pad_token) if self.pad else None
+
+
+AnySettings: TypeAlias = Settings | SourceSettings
 
 
 class Option(NamedTuple):
@@ -344,21 +348,23 @@ class Option(NamedTuple):
         """What it is called on the command line."""
         return flag(self.name)
 
+    def of(self, settings: AnySettings) -> Any:
+        """Returns its value."""
+        return getattr(settings.limits if self.owner is Limits else settings, self.field)  # type: ignore[union-attr]
+
+    def show(self, settings: AnySettings) -> str:
+        """Returns its value for people."""
+        value = self.of(settings)
+        if isinstance(value, tuple):
+            return ", ".join(one if isinstance(one, str) else "=".join(one) for one in value) or "none"
+        if value is not None and self.metavar.startswith("SIZE"):
+            return quantities.show_bytes(value)
+        return "none" if value is None else str(value)
+
 
 def flag(name: str) -> str:
     """Returns the flag of an option."""
     return "--" + name.replace("_", "-")
-
-
-def _options(owner: Any) -> Iterator[Option]:
-    for one in fields(owner):
-        if "option" in one.metadata:
-            yield Option(
-                one.name,
-                owner,
-                _HELP.get((owner.__name__, one.name), ""),
-                **{"name": one.name, **one.metadata["option"]},
-            )
 
 
 def _docstrings() -> Iterator[tuple[tuple[str, str], str]]:
@@ -374,12 +380,20 @@ def _docstrings() -> Iterator[tuple[tuple[str, str], str]]:
                     yield (one.name, ast.unparse(before.target)), " ".join(ast.literal_eval(after.value).split())
 
 
-_HELP: Final = dict(_docstrings())
+HELP: Final = dict(_docstrings())
+"""Of each field of a class of settings: its docstring, on one line."""
 
-SOURCE_OPTIONS: Final = tuple(_options(SourceSettings))
+SOURCE_OPTIONS, _LIMITS, _OTHERS = (
+    tuple(
+        Option(one.name, owner, HELP.get((owner.__name__, one.name), ""), **{"name": one.name, **one.metadata})
+        for one in fields(owner)
+        if one.metadata
+    )
+    for owner in (SourceSettings, Limits, Settings)
+)
 """Those of a source. On the command line all but the weight hold for every source that they can be about."""
 
-OPTIONS: Final = tuple(sorted((*_options(Settings), *_options(Limits)), key=lambda one: list(PANELS).index(one.table)))
+OPTIONS: Final = tuple(sorted((*_OTHERS, *_LIMITS), key=lambda one: list(PANELS).index(one.table)))
 """Those of a run, in the order of the help."""
 
 BY_NAME: Final = {one.name: one for one in (*SOURCE_OPTIONS, *OPTIONS)}

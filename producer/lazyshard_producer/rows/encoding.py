@@ -25,15 +25,15 @@ from lazyshard.format.arrays import fill_row, pack_row
 from lazyshard.format.batch import ADDED_LEVELS, EncodedRow
 from lazyshard.format.records import Encoding, check_encoding
 from lazyshard.format.row import encode_row
+from lazyshard.lazy import name_error, name_value
 from lazyshard.memory import loads, raise_if_short
 from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, pad_tokens, tokens_of
 from lazyshard_producer.configuration.problems import FUNCTION
 from lazyshard_producer.configuration.settings import SWIFT, EncodingSettings, MeasureSettings, PadSettings, Settings
-from lazyshard_producer.errors import ExtraMissing, SettingInvalid
+from lazyshard_producer.errors import ExtraMissing, SettingInvalid, load_function
 from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name
 from lazyshard_producer.sources.source import bad_row
-from lazyshard_producer.user_functions import load_function, name_error, name_value
 
 _SWIFT_OPENER: Final = "lazyshard_swift.rows:open_encoder"
 """Takes model, template, max_length and options; returns a function of a row, and the encoding."""

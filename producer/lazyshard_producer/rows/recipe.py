@@ -32,7 +32,7 @@ from lazyshard.format.arrays import fill_row, pack_row, refuse_array_key
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import check_row, encode_row, has_duplicate_keys
 from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.errors import WorkerFailed
+from lazyshard_producer.errors import WorkerFailed, load_function
 from lazyshard_producer.rows.encoding import (
     Measure,
     call_user,
@@ -44,7 +44,6 @@ from lazyshard_producer.rows.encoding import (
 )
 from lazyshard_producer.rows.reader import Line, line_size
 from lazyshard_producer.sources.source import bad_row, too_long
-from lazyshard_producer.user_functions import load_function
 
 
 def by_length(settings: Settings) -> bool:

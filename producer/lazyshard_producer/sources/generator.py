@@ -20,12 +20,12 @@ import orjson
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.row import encode_row
+from lazyshard.lazy import name_error, name_value
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.errors import SourceRefused, load_function
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
 from lazyshard_producer.sources.source import PYTHON, Context, RowOrigin, Rows, Source, bad_row, refuse_source, too_long
-from lazyshard_producer.user_functions import load_function, name_error, name_value
 
 _FRAMES: Final = 3
 """So many of the user's lines are named when the function raises: where it went wrong, and from where it came there."""

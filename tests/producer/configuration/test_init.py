@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.given import TABLES, Given, example, read_config
+from lazyshard_producer.configuration.given import TABLES, Given, assemble, example, read_config
 from lazyshard_producer.configuration.settings import BY_NAME, OPTIONS, SOURCE_OPTIONS, Settings
-from lazyshard_producer.display.metrics import Metrics
+from lazyshard_producer.display import Metrics
 from lazyshard_producer.errors import SettingsInvalid
 from tests.harness.processes.environment import ROOT
 from tests.harness.processes.producing import assert_one_line, plain_sources, rows

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.configuration.assembly import expand_path, parse_blend
+from lazyshard_producer.configuration.blends import expand_path, parse_blend
 from lazyshard_producer.configuration.given import sort_arguments
 from tests.conversion import megatron_core
 
@@ -42,8 +42,8 @@ from tests.conversion import megatron_core
 def test_sources_are_taken_out(line: str, rest: str, sources: list[dict[str, Any]]) -> None:
     found = sort_arguments(line.split())
     assert found.rest == rest.split()
-    assert found.sources == sources
-    assert found.problems == []
+    assert list(found.sources) == sources
+    assert not found.problems
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard_producer.configuration.assembly import assemble
-from lazyshard_producer.configuration.given import Given
-from lazyshard_producer.configuration.problems import is_live
-from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.configuration.given import Given, assemble
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
 
 
@@ -234,13 +231,11 @@ def test_a_live_source_comes_last_or_all_are_mixed(live: dict[str, Any]) -> None
     assert refused(live, plain) == list(live)
     assert refused(plain, live) == []
     assert refused({**live, "weight": 1}, {**plain, "weight": 2}) == []
-    assert is_live(SourceSettings(path=str(live.get("path", "d")), follow="follow" in live))
-    assert not is_live(SourceSettings(path="a"))
 
 
 def test_an_option_of_swift_is_given_once() -> None:
-    values = {"encode": ["swift"], "model": ["m"], "encode_option": ["a=1", "a=2"]}
-    given = Given([{"path": ["a"]}], {"out": ["o"], "samples_per_chunk": ["1"], **values})
+    values = {"encode": "swift", "model": "m", "encode_option": ("a=1", "a=2")}
+    given = Given([{"path": ["a"]}], {"out": "o", "samples_per_chunk": "1", **values})
     with pytest.raises(SettingsInvalid) as error:
         assemble(given, None)
     assert [problem.option for problem in error.value.problems] == ["--encode-option"]

@@ -150,28 +150,28 @@ def check_sources(settings: Settings) -> None:
             open_source_file(source.path).close()
         elif kind not in ("stdin", "follow"):  # these are not opened for a try
             open_source(source, None, context).close()
-    check_not_own(settings)
     _check_distinct([source.path for source in settings.sources], settings.out)
     _check_apart(settings.sources)
 
 
 def check_not_own(settings: Settings) -> None:
     """Checks that the stream is no source of its own, and does not lie in the directory of one."""
-    out = stream_path(settings.out) if is_url(settings.out) else Path(os.path.realpath(settings.out))
+    out = stream_path(settings.out) if is_url(settings.out) else _real(settings.out)
     for source in settings.sources:
-        if is_url(source.path):
-            place = stream_path(source.path)
-        elif not source.follow and os.path.isdir(source.path) and source_kind(source) == "stream":
-            place = Path(os.path.realpath(source.path))
-        else:
+        remote, path = is_url(source.path), source.path
+        if not remote and (source.follow or not os.path.isdir(path) or source_kind(source) != "stream"):
             continue
-        if place in (out, *out.parents):
-            raise refuse_source(plain_name(source.path), "a stream apart from --out", "the same, or one around it")
+        if (stream_path(path) if remote else _real(path)) in (out, *out.parents):
+            raise refuse_source(plain_name(path), "a stream apart from --out", "the same, or one around it")
+
+
+def _real(path: str) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def _check_distinct(paths: Sequence[str], out: str) -> None:
     seen: dict[tuple[int, int], str] = {}
-    stream = Path(out).resolve()
+    stream = _real(out)
     for path in paths:
         try:
             status = os.fstat(0) if path == STANDARD_INPUT else os.stat(path)
@@ -181,16 +181,15 @@ def _check_distinct(paths: Sequence[str], out: str) -> None:
         if identity in seen:
             raise refuse_source(path, "every source once", f"the same file as {seen[identity]}")
         seen[identity] = path
-        if path != STANDARD_INPUT and stream in (Path(path).resolve(), *Path(path).resolve().parents):
+        if path != STANDARD_INPUT and stream in ((real := _real(path)), *real.parents):
             raise refuse_source(path, f"a file outside the stream's directory {out}", "one inside it")
 
 
 def _check_apart(sources: Sequence[SourceSettings]) -> None:
     directories = [source for source in sources if os.path.isdir(source.path)]
-    files = [Path(os.path.realpath(source.path)) for source in sources] if directories else []
+    files = [_real(source.path) for source in sources] if directories else []
     for directory in directories:
-        place = Path(os.path.realpath(directory.path))
-        rules = NameRules(directory.pattern, directory.marker, directory.end_marker)
+        place, rules = _real(directory.path), NameRules(directory.pattern, directory.marker, directory.end_marker)
         for file, source in zip(files, sources, strict=True):
             part = file.suffix in _TABLES or parse_chunk_name(file.name) is not None
             if file.parent == place and (rules.is_data(file.name) if directory.follow else part):

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, StreamInvalid, StreamMismatch
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, seal_name
@@ -25,8 +25,8 @@ from lazyshard.stream.listing import list_chunks
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.recovery import find_manifest
 from lazyshard.stream.retire import list_kept
-from lazyshard_producer.configuration.problems import MAX_NAME_BYTES, is_python
-from lazyshard_producer.configuration.settings import Settings, SourceSettings
+from lazyshard_producer.configuration.problems import MAX_NAME_BYTES
+from lazyshard_producer.configuration.settings import Settings, SourceSettings, flag
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.following.directory import list_unread
 from lazyshard_producer.following.journal import DIRECTORY, named_journals, remove_journals
@@ -42,30 +42,29 @@ from lazyshard_producer.position import (
 )
 from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.pipeline import changes, describe
-from lazyshard_producer.sources.source import STANDARD_INPUT, Context, file_size
+from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, file_size
 from lazyshard_producer.wording import count
 
 
 def check_out(out: str) -> None:
     """Checks that a directory can have this name, or has it."""
+    long: list[str] = []
     try:
-        mode = os.stat(out).st_mode
+        there = stat.S_ISDIR(os.stat(out).st_mode)
+        problem = "" if there else "expected a directory (or nothing yet), found a file"
     except FileNotFoundError:
-        if os.path.islink(out):
-            raise StreamInvalid(f"{out}: expected a directory, found a link to nothing", directory=out) from None
+        problem = "expected a directory, found a link to nothing" if os.path.islink(out) else ""
         # The filesystem says so only once the directories above it are there, that is after some were made.
-        for part in Path(out).parts:
-            if len(os.fsencode(part)) > MAX_NAME_BYTES:
-                raise _name_too_long(part) from None
-        return
+        long = [part for part in Path(out).parts if len(os.fsencode(part)) > MAX_NAME_BYTES]
     except OSError as cause:
-        if cause.errno == errno.ENAMETOOLONG:
-            raise _name_too_long(out) from None
-        if cause.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise StreamInvalid(f"{out}: cannot be a directory: {cause.strerror}", directory=out) from None
-        raise
-    if not stat.S_ISDIR(mode):
-        raise StreamInvalid(f"{out}: expected a directory (or nothing yet), found a file", directory=out)
+        if cause.errno not in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP):
+            raise
+        problem = f"cannot be a directory: {cause.strerror}"
+        long = [out] if cause.errno == errno.ENAMETOOLONG else []
+    for name in long:
+        raise SettingInvalid(f"--out: a name of {len(name)} characters is too long: {name[:40]}...", option="--out")
+    if problem:
+        raise StreamInvalid(f"{out}: {problem}", directory=out)
 
 
 def is_gone(out: str) -> bool:
@@ -75,10 +74,6 @@ def is_gone(out: str) -> bool:
     except OSError as cause:
         return cause.errno in (errno.ENOENT, errno.ENOTDIR)
     return False
-
-
-def _name_too_long(name: str) -> SettingInvalid:
-    return SettingInvalid(f"--out: a name of {len(name)} characters is too long: {name[:40]}...", option="--out")
 
 
 _MOST_NAMED: Final = 5  # files that are named where a stream that has ended lacks many
@@ -94,34 +89,6 @@ def find_end(out: str, samples_per_chunk: int) -> End | None:
     return End.decode(data, str(Path(out, END))) if there else None
 
 
-def check_made_alike(settings: Settings, end: End, warn: Callable[[str], None]) -> None:
-    """Compares how the rows of an ended stream were made with how they would be: nobody is to take it for another one.
-
-    `warn` is told where only the mix would be another.
-    """
-    # A source that has gone would tell what rows are.
-    with contextlib.suppress(SourceRefused):
-        form = form_of(settings)
-        find_manifest(Path(settings.out), settings.samples_per_chunk, form.arrays, form.encoding)
-    if not end.chunks:
-        return
-    try:
-        position, _ = _last_position(settings.out, end)
-    except (LazyShardError, OSError):
-        # Of another program, or deleted.
-        return
-    changed = changes(position.recipe, describe(settings))
-    names = ", ".join(changed.values())
-    if changed.keys() == {"weights"}:
-        warn(f"the stream was mixed otherwise: {names}")
-    elif changed:
-        raise SettingInvalid(
-            f"the stream has ended, and its rows were made in another way than is asked for: {names}; nothing can be "
-            f"added to it. Go on with the settings of before, or choose another --out",
-            option=f"--{next(iter(changed)).replace('_', '-')}",
-        )
-
-
 @contextlib.contextmanager
 def telling_how_to_begin_anew(out: str) -> Iterator[None]:
     """Has the refusal of a stream that does not fit say what to do where no row is published in it.
@@ -132,25 +99,17 @@ def telling_how_to_begin_anew(out: str) -> Iterator[None]:
     try:
         yield
     except StreamMismatch as error:
-        files = [] if is_url(out) else _files_without_rows(Path(out))
-        if files:
-            error.args = (
-                f"{error}. No row is published in it: to begin anew in the same place, stop what waits for its rows, "
-                f"remove {' and '.join(files)} in it, and run the same command again",
-            )
+        names: list[str] = []
+        # A URL is no such directory.
+        with contextlib.suppress(LazyShardError, OSError):
+            listing, there = list_chunks(Path(out)), os.listdir(out)
+            if not (listing.data or listing.seals or RETIRED in there):
+                names = [name for name in (MANIFEST, HEAD, END) if name in there]
+        if names:
+            begin = "to begin anew in the same place, stop what waits for its rows, remove"
+            again = f"{begin} {' and '.join(names)} in it, and run the same command again"
+            error.args = (f"{error}. No row is published in it: {again}",)
         raise
-
-
-def _files_without_rows(out: Path) -> list[str]:
-    """Returns the names of the files that make a directory a stream, if it is one into which no row has come."""
-    try:
-        listing = list_chunks(out)
-        names = set(os.listdir(out))
-    except (LazyShardError, OSError):
-        return []
-    if listing.data or listing.seals or RETIRED in names:
-        return []
-    return [name for name in (MANIFEST, HEAD, END) if name in names]
 
 
 def complete_end(out: str, end: End) -> None:
@@ -158,9 +117,14 @@ def complete_end(out: str, end: End) -> None:
 
     Nothing is touched where all is done, which is so as good as always. Raises as `ChunkWriter`.
     """
-    manifest = read_manifest(Path(out), None)
+    stream, told = Path(out), False
+    manifest = read_manifest(stream, None)
     assert manifest is not None
-    if not _is_complete(Path(out), end, manifest.arrays):
+    with contextlib.suppress(FileNotFoundError, LazyShardError):
+        head = Head.decode(read_file(stream / HEAD), str(stream / HEAD))
+        told = head.ended and (head.chunks, head.samples) == (end.chunks, end.samples)
+    # Deleting may have failed as the run was ending, which has told of it and gone on.
+    if not told or os.path.lexists(stream / TEMPORARY) or list_kept(stream, arrays=manifest.arrays).leftovers:
         # Opening does it. One that holds the lock is at it.
         with contextlib.suppress(StreamEnded, ProducerLocked):
             ChunkWriter(out, arrays=manifest.arrays, encoding=manifest.encoding)
@@ -174,85 +138,77 @@ def clear_journals(out: str) -> None:
         remove_journals(Path(out, DIRECTORY), named_journals(end.source))
 
 
-def _is_complete(out: Path, end: End, arrays: bool) -> bool:
-    try:
-        head = Head.decode(read_file(out / HEAD), str(out / HEAD))
-    except (FileNotFoundError, LazyShardError):
-        return False
-    told = head.ended and (head.chunks, head.samples) == (end.chunks, end.samples)
-    # Deleting may have failed as the run was ending, which has told of it and gone on.
-    return told and not os.path.lexists(out / TEMPORARY) and not list_kept(out, arrays=arrays).leftovers
+_Entry: TypeAlias = dict[str, Any]
+_Tell: TypeAlias = Callable[[str], None]
+_Asked: TypeAlias = Callable[[], bool] | None
 
 
-def check_all_taken(
-    settings: Settings, end: End, warn: Callable[[str], None], stopped: Callable[[], bool] | None = None
-) -> None:
-    """Looks whether sources hold rows that are not in a stream that has ended.
+def check_ended(settings: Settings, end: End, warn: _Tell, stopped: _Asked = None) -> None:
+    """Looks whether a stream that has ended is the one asked for: its rows made alike, and all rows of the sources.
 
     What was deleted since holds none. Pipes and functions cannot be looked at without taking their rows, nor standard
-    input where no run asks (`stopped`, whether to stop waiting for it, is None): that is told, as are lacking sources.
+    input where no run asks (`stopped`, whether to stop waiting for it, is None): that is told, as are lacking sources,
+    and that only the mix would be another.
     """
-    found = _final_position(settings.out, end)
-    if found is None:
-        warn("the stream was ended by an earlier release; rows that were added to its sources since are not noticed")
+    # A source that has gone would tell what rows are.
+    with contextlib.suppress(SourceRefused):
+        form = form_of(settings)
+        find_manifest(Path(settings.out), settings.samples_per_chunk, form.arrays, form.encoding)
+    source = end.source
+    earlier = "the stream was ended by an earlier release; rows that were added to its sources since are not noticed"
+    if source is None:
+        path = Path(settings.out, seal_name(max(0, end.chunks - 1)))
+        try:
+            source = Seal.decode(read_file(path), end.chunks - 1, str(path)).source
+        except OSError:
+            warn(earlier)
+            return
+    position, names = decode_position(source, settings.out), source_names(source)
+    changed = changes(position.recipe, describe(settings)) if end.chunks else {}
+    if changed.keys() - {"weights"}:
+        text = "the stream has ended, and its rows were made in another way than is asked for"
+        advice = "nothing can be added to it. Go on with the settings of before, or choose another --out"
+        raise SettingInvalid(f"{text}: {', '.join(changed.values())}; {advice}", option=flag(next(iter(changed))))
+    if changed:
+        warn(f"the stream was mixed otherwise: {', '.join(changed.values())}")
+    # Behind the last of full chunks there may have been rows that were left out.
+    if end.source is None and not end.samples % settings.samples_per_chunk:
+        warn(earlier)
         return
-    position, names = found
     entries = dict(zip(names, position.sources, strict=True))
     missing: list[str] = []
-    for source in settings.sources:
-        entry = entries.get(plain_name(source.path))
-        missing += _not_taken(source) if entry is None else _behind(settings, source, entry, warn, stopped)
+    for one in settings.sources:
+        entry = entries.get(plain_name(one.path))
+        missing += _not_taken(one) if entry is None else _behind(settings, one, entry, warn, stopped)
     if missing:
         more = f" and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
-        raise StreamEnded(
-            f"the stream has ended with {count(end.samples, 'sample')}, and these rows are not in it: "
-            f"{', '.join(missing[:_MOST_NAMED])}{more}. Publish them as a stream of their own, with another --out",
-            samples=end.samples,
-        )
-    difference = compare_sources(names, [source.path for source in settings.sources])
+        text = f"the stream has ended with {count(end.samples, 'sample')}, and these rows are not in it: "
+        advice = "Publish them as a stream of their own, with another --out"
+        raise StreamEnded(f"{text}{', '.join(missing[:_MOST_NAMED])}{more}. {advice}", samples=end.samples)
+    difference = compare_sources(names, [one.path for one in settings.sources])
     if difference is not None:
         number, expected, actual = difference
         warn(f"the stream was made from other sources: source {number} was {expected}, now it is {actual}")
 
 
-def _final_position(out: str, end: End) -> tuple[RunPosition, list[str]] | None:
-    """Returns where all sources ended, and their names; None where that is not known."""
-    if end.source is not None:
-        return decode_position(end.source, out), source_names(end.source)
-    try:
-        manifest = read_manifest(Path(out), None)
-        position = _last_position(out, end)
-    except OSError:
-        return None
-    # Behind the last of full chunks there may have been rows that were left out.
-    exact = end.chunks and manifest is not None and end.samples % manifest.samples_per_chunk
-    return position if exact else None
-
-
 def _not_taken(source: SourceSettings) -> list[str]:
     """Returns a source of which nothing is in the stream, unless there is nothing in it."""
-    if glob.has_magic(source.path) and not os.path.lexists(source.path):
-        return []
-    if source.path == STANDARD_INPUT:
+    path = source.path
+    if path == STANDARD_INPUT:
         return ["standard input"]
+    if glob.has_magic(path) and not os.path.lexists(path):
+        return []
     if source_kind(source) != "jsonl":
-        return [plain_name(source.path)]
-    size = file_size(source.path)
-    return [f"{plain_name(source.path)} ({count(size, 'byte')})"] if size else []
+        return [plain_name(path)]
+    return [_grown(path, 0, size)] if (size := file_size(path)) else []
 
 
-def _behind(
-    settings: Settings,
-    source: SourceSettings,
-    entry: dict[str, Any],
-    warn: Callable[[str], None],
-    stopped: Callable[[], bool] | None,
-) -> list[str]:
-    """Returns what a source holds behind the place where it ended."""
+def _behind(settings: Settings, source: SourceSettings, entry: _Entry, warn: _Tell, stopped: _Asked) -> list[str]:
+    """Returns the source, or files of it, if it holds rows behind the place where it ended."""
     path = source.path
     if path == STANDARD_INPUT and stopped is not None:
         return ["standard input"] if _has_more(settings, source, entry, stopped) else []
-    if is_python(path) or entry["kind"] == "stdin":
+    if path.startswith(PYTHON) or entry["kind"] == "stdin":
         warn(f"{path}: not looked at; nothing can be added to a stream that has ended")
         return []
     if not (is_there(stream_path(path) / MANIFEST) if is_url(path) else os.path.lexists(path)):
@@ -262,16 +218,18 @@ def _behind(
         return [_grown(*one) for one in unread]
     size, is_file = file_size(path), os.path.isfile(path)
     # Of a directory the size says nothing. A compressed file is read from its start only if it is another size.
-    if is_file and size in (0, entry.get(PACKED_SIZE)):
+    if (is_file and size in (0, entry.get(PACKED_SIZE))) or not _has_more(settings, source, entry, None):
         return []
-    if not _has_more(settings, source, entry, None):
-        return []
-    return [_grown(path, entry.get(PACKED_SIZE, entry.get("offset", 0)), size) if is_file else plain_name(path)]
+    read = int(entry.get(PACKED_SIZE) or entry.get("offset") or 0)
+    return [_grown(path, read, size) if is_file else plain_name(path)]
 
 
-def _has_more(
-    settings: Settings, source: SourceSettings, entry: dict[str, Any], stopped: Callable[[], bool] | None
-) -> bool:
+def _grown(path: str, read: int, there: int) -> str:
+    behind = f" behind byte {read:,}" if read else ""
+    return f"{plain_name(path)} ({count(there - read, 'byte')}{behind})"
+
+
+def _has_more(settings: Settings, source: SourceSettings, entry: _Entry, stopped: _Asked) -> bool:
     """Returns whether a source holds a row behind those that were read; standard input is waited for, till then."""
     opened = open_source(source, entry, Context(Path(settings.out), settings.max_row_bytes))
     with contextlib.closing(opened):
@@ -286,27 +244,11 @@ def _has_more(
     return False
 
 
-def _grown(path: str, read: int, there: int) -> str:
-    behind = f" behind byte {read:,}" if read else ""
-    return f"{plain_name(path)} ({count(there - read, 'byte')}{behind})"
-
-
 def leftovers(position: RunPosition, sources: Sequence[str]) -> list[str]:
     """Returns a sentence for each plain file that holds more than was read of it; `sources` are the paths."""
-    found = []
-    for entry, path in zip(position.sources, sources, strict=False):
-        if entry is None or entry["kind"] != "jsonl":
-            continue
-        more = file_size(path) - entry["offset"]
-        if more > 0:
-            added = count(more, "byte")
-            found.append(f"{plain_name(path)}: has grown by {added} since its end was read; they are not in the stream")
-    return found
-
-
-def _last_position(out: str, end: End) -> tuple[RunPosition, list[str]]:
-    if not end.chunks:
-        return RunPosition(sources=()), []
-    path = Path(out, seal_name(end.chunks - 1))
-    source = Seal.decode(read_file(path), end.chunks - 1, str(path)).source
-    return decode_position(source, out), source_names(source)
+    since = "since its end was read; they are not in the stream"
+    return [
+        f"{plain_name(path)}: has grown by {count(more, 'byte')} {since}"
+        for entry, path in zip(position.sources, sources, strict=False)
+        if entry is not None and entry["kind"] == "jsonl" and (more := file_size(path) - entry["offset"]) > 0
+    ]

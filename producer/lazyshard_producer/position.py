@@ -8,9 +8,10 @@ is the affair of its kind. Unknown fields are ignored, a later version is refuse
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypedDict
 
+import msgspec
 import xxhash
 
 from lazyshard.errors import StreamMismatch, redact
@@ -21,9 +22,7 @@ VERSION: Final = 1
 PACKED_SIZE: Final = "packed"
 """Key of a compressed file's size in its entry: with it a later run sees without reading that nothing was appended."""
 
-_COUNTS: Final = ("skip", "lead", "cut", "rows", "refused", "duplicate", "blocks", "quarantine_bytes")
-_SELDOM: Final = ("lead", "cut")
-
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _TYPES: Final[dict[type, str]] = {int: "a count", bool: "true or false", str: "a text", list: "a list"}
 
 
@@ -53,17 +52,17 @@ class RunPosition:
     """
 
     sources: tuple[dict[str, Any] | None, ...]
-    skip: int = 0
-    lead: int = 0
-    cut: int = 0
-    rows: int = 0
-    refused: int = 0
-    duplicate: int = 0
-    blocks: int = 0
-    quarantine_bytes: int = 0
-    drawn: tuple[int, ...] = ()
+    skip: Count = 0
+    lead: Count = 0
+    cut: Count = 0
+    rows: Count = 0
+    refused: Count = 0
+    duplicate: Count = 0
+    blocks: Count = 0
+    quarantine_bytes: Count = 0
+    drawn: tuple[Count, ...] = ()
     finished: tuple[bool, ...] = ()
-    unit: tuple[int, ...] = ()
+    unit: tuple[Count, ...] = ()
     skipped: str = ""
     recipe: dict[str, Any] = field(default_factory=dict)
 
@@ -73,53 +72,45 @@ class RunPosition:
         Only at the `end` of all sources it tells how large a compressed file is: when that is found depends on how far
         ahead is read, and the same rows make the same seals.
         """
-        entries = [
-            {"kind": None, "path": name}
-            if entry is None
-            else {key: value for key, value in entry.items() if end or key != PACKED_SIZE}
-            for entry, name in zip(self.sources, names, strict=True)
-        ]
-        values = {name: getattr(self, name) for name in _COUNTS if name not in _SELDOM or getattr(self, name)}
-        lists = {name: list(getattr(self, name)) for name in ("drawn", "finished", "unit")}
-        return {"version": VERSION, "sources": entries, **values, **lists} | {
-            "skipped": self.skipped,
-            "recipe": self.recipe,
-        }
+        given = [entry or {"kind": None, "path": name} for entry, name in zip(self.sources, names, strict=True)]
+        entries = [{key: one[key] for key in one if end or key != PACKED_SIZE} for one in given]
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        lists = {name: list(values[name]) for name in ("drawn", "finished", "unit")}
+        values = {name: value for name, value in values.items() if value or name not in ("lead", "cut")}
+        return {"version": VERSION, **values, "sources": entries, **lists}
+
+
+class _SourceEntry(TypedDict):
+    kind: Any
+    path: str
 
 
 def decode_position(value: Any, directory: str) -> RunPosition:
-    """Reads what `RunPosition.encode` returned."""
-
-    def check(good: bool, expected: str, actual: object) -> None:
-        if not good:
-            shown = actual if isinstance(actual, str) else repr(actual)[:120]
-            message = _no_position(directory, expected, shown)
-            raise StreamMismatch(message, directory=directory, expected=expected, actual=shown)
-
+    """Reads what `RunPosition.encode` returned. Raises StreamMismatch."""
     sources: Any = value.get("sources") if isinstance(value, dict) else None
-    found = "none: another program wrote the stream"
-    check(isinstance(sources, list), "source positions of lazyshard-producer", found)
-    version = value.get("version")
-    check(version == VERSION, f"source positions of version {VERSION}", f"version {version!r}")
-    for entry in sources:
-        good = isinstance(entry, dict) and isinstance(entry.get("path"), str) and "kind" in entry
-        check(good, "a source with its kind and path", entry)
-    values: dict[str, Any] = {name: value.get(name, 0) for name in _COUNTS}
-    for name, count in values.items():
-        check(type(count) is int and count >= 0, f"{name}: a count", count)
-    check(values["lead"] <= values["skip"], "lead: at most the rows that are skipped", values["lead"])
-    check(not values["cut"] or values["skip"], "cut: of rows that are skipped, and there are none", values["cut"])
-    for name, kind in (("drawn", int), ("finished", bool), ("unit", int)):
-        numbers = value.get(name, [])
-        good = isinstance(numbers, list) and all(type(item) is kind and item >= 0 for item in numbers)
-        check(good and len(numbers) in (0, len(sources)), f"{name}: one for each of {len(sources)} sources", numbers)
-        values[name] = tuple(numbers)
-    skipped, recipe = value.get("skipped", ""), value.get("recipe", {})
-    good = isinstance(skipped, str) and bool(values["skip"]) == bool(skipped and any(values["unit"]))
-    check(good, "of rows that are skipped what they are made of, and a digest", repr(skipped)[:120])
-    check(isinstance(recipe, dict), "recipe: an object", recipe)
-    entries = tuple(None if entry["kind"] is None else entry for entry in sources)
-    return RunPosition(sources=entries, **values, skipped=skipped, recipe=recipe)
+    if not isinstance(sources, list):
+        found = "none: another program wrote the stream"
+        raise _mismatch(directory, "source positions of lazyshard-producer", found)
+    if (version := value.get("version")) != VERSION:
+        raise _mismatch(directory, f"source positions of version {VERSION}", f"version {version!r}")
+    try:
+        msgspec.convert(sources, list[_SourceEntry])
+        entries = [None if entry["kind"] is None else entry for entry in sources]
+        position = msgspec.convert({**value, "sources": entries}, RunPosition)
+    except msgspec.ValidationError as cause:
+        raise _mismatch(directory, "source positions", str(cause)) from None
+    skip, unit = position.skip, position.unit
+    if not {len(position.drawn), len(position.finished), len(unit)} <= {0, len(sources)}:
+        raise _mismatch(directory, f"counts for each of {len(sources)} sources", repr(value)[:120])
+    made = bool(position.skipped and any(unit))
+    if made != (skip > 0) or position.lead > skip or (position.cut and not skip):
+        raise _mismatch(directory, "of rows that are skipped what they are made of, and a digest", f"skip {skip}")
+    return position
+
+
+def _mismatch(directory: str, expected: str, actual: str) -> StreamMismatch:
+    message = _no_position(directory, expected, actual)
+    return StreamMismatch(message, directory=directory, expected=expected, actual=actual)
 
 
 def source_names(value: Any) -> list[str]:
@@ -132,13 +123,9 @@ def resume(position: RunPosition, committed: Sequence[str], given: Sequence[str]
     difference = compare_sources(committed, given)
     if difference is not None:
         number, expected, actual = difference
-        raise SourceRefused(
-            f"source {number} was {expected}, now it is {actual}; give the sources of the first start in the same "
-            f"order (more may follow them), or another --out",
-            file=actual,
-            expected=expected,
-            actual=actual,
-        )
+        text = f"source {number} was {expected}, now it is {actual}; give the sources of the first start in the same"
+        advice = "order (more may follow them), or another --out"
+        raise SourceRefused(f"{text} {advice}", file=actual, expected=expected, actual=actual)
     more = len(given) - len(committed)
     mixed = more if position.drawn else 0
     return replace(

@@ -1,37 +1,41 @@
-"""One run of the command: from the settings to a stream that has ended, or that can be resumed."""
+"""One run of the command, from the settings to a stream that has ended or can be resumed; and what it would do."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
-import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
-from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamMissing, WriterFailed
+from lazyshard.errors import LazyShardError, ProducerFenced, RowInvalid, StreamEnded, StreamMissing, WriterFailed
+from lazyshard.format.batch import EncodedRow
+from lazyshard.format.names import seal_name
 from lazyshard.format.records import End
+from lazyshard.format.row import check_row
+from lazyshard.format.seal import Seal
+from lazyshard.store.files import read_file
 from lazyshard.store.urls import is_url
 from lazyshard.stream import ChunkWriter
-from lazyshard.stream.waiting import Watchdog
+from lazyshard.stream.recovery import find_manifest
+from lazyshard.stream.stream import open_stream
 from lazyshard_producer import out_directory
-from lazyshard_producer.configuration.quantities import Amount, show_amount, show_bytes
-from lazyshard_producer.configuration.settings import OPTIONS, Limits, Settings
-from lazyshard_producer.display.metrics import Metrics
-from lazyshard_producer.display.progress import Display
+from lazyshard_producer.configuration.quantities import show_bytes
+from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, Limits, Option, Settings, SourceSettings
+from lazyshard_producer.display import Display, Metrics, Outcome
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.holding.holdback import Gate, Holdback
-from lazyshard_producer.loop import Pace, RowLoop, RunWatch
-from lazyshard_producer.opening import check_not_own, check_sources
+from lazyshard_producer.loop import RowLoop, stopped
+from lazyshard_producer.opening import check_not_own, check_sources, source_kind, source_size
 from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.pipeline import Pipeline
-from lazyshard_producer.shipping import Destination, open_destination
+from lazyshard_producer.rows.refusals import Refusals
+from lazyshard_producer.shipping import open_destination
 from lazyshard_producer.shipping.store import GivenUp
+from lazyshard_producer.sources.source import RowOrigin
 from lazyshard_producer.stop import Stop
-from lazyshard_producer.wording import Outcome, Tally, count, explain
-
-_FREED_BYTES: Final = 16 << 20  # several times what a batch of rows takes while it is read, checked and written
+from lazyshard_producer.wording import count, explain, holding, one_line
 
 
 def keep_freed_memory() -> None:
@@ -40,213 +44,56 @@ def keep_freed_memory() -> None:
     When a block that came straight from the kernel is freed, glibc takes twice its size as the limit from which it
     gives memory back (mallopt(3), M_MMAP_THRESHOLD). The block is never touched, so it costs nothing.
     """
-    bytes(_FREED_BYTES)
+    bytes(16 << 20)  # several times what a batch of rows takes while it is read, checked and written
 
 
-Reload = Callable[[Settings], Settings]
-"""Returns the settings as they are to be from now on; says what it has to say by itself."""
-
-_MAY_CHANGE: Final = [option for option in OPTIONS if option.reload]
-
-
-def reloaded(old: Settings, new: Settings) -> tuple[Settings, list[str]]:
-    """Returns the settings to go on with, and the names of those in which `new` differs and may not."""
-    changing = {option.field for option in _MAY_CHANGE if option.owner is Settings} | {"limits"}
-    # With another policy its number means something else.
-    taken = changing if new.on_bad_row == old.on_bad_row else changing - {"max_bad_rows"}
-    names = {"sources": "source"} | {option.field: option.name for option in OPTIONS}
-    kept = [one.name for one in fields(Settings) if one.name not in changing]
-    refused = [names[name] for name in kept if getattr(old, name) != getattr(new, name)]
-    return replace(old, **{name: getattr(new, name) for name in taken}), refused
-
-
-def reload_settings(
-    old: Settings, load: Callable[[], Settings], file: str, note: Callable[[str], None], warn: Callable[[str], None]
-) -> Settings:
-    """Returns the settings to go on with, read anew from that file; `note` and `warn` are told. Raises nothing."""
+def _open(settings: Settings) -> ChunkWriter | End:
+    """Returns the writer, or how much the stream holds where it has ended."""
+    if end := out_directory.find_end(settings.out, settings.samples_per_chunk):
+        return end
+    check_sources(settings)
+    form = form_of(settings)
+    # As many as the system allows: sources that are shuffled or mixed are open at a time.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Where nothing holds it back, the next rows are read while a chunk is published.
+    free = settings.rate is None and settings.limits == Limits()
+    size, arrays = settings.samples_per_chunk, form.arrays
     try:
-        new = load()
-    except (LazyShardError, OSError) as error:
-        warn(f"nothing is reloaded: {error}")
-        return old
-    settings, refused = reloaded(old, new)
-    for name in refused:
-        warn(f"{file}: {name} cannot change while it runs; stop it and start it again for that")
-    note(f"reloaded {file}: {', '.join(_changes(old, settings)) or 'nothing has changed'}")
-    return settings
-
-
-def _changes(old: Settings, new: Settings) -> Iterator[str]:
-    for option in _MAY_CHANGE:
-        before, after = (getattr(one.limits if option.owner is Limits else one, option.field) for one in (old, new))
-        if before != after:
-            yield f"{option.name} from {_shown(option.name, before)} to {_shown(option.name, after)}"
-
-
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, Amount):
-        return show_amount(value)
-    if value is not None and name.endswith("_disk"):
-        return show_bytes(value)
-    return "none" if value is None or value == () else str(value)
-
-
-def named_end(stop: Stop) -> Literal["interrupted", "terminated"]:
-    """Returns how a run ends that a signal stops."""
-    return "interrupted" if stop.requested is signal.SIGINT else "terminated"
-
-
-@dataclass
-class _Going:
-    """A run, `settings.out` being the directory in which it publishes."""
-
-    settings: Settings
-    destination: Destination
-    display: Display
-    stop: Stop
-    metrics: Metrics
-    reload: Reload
-    clock: Callable[[], float]
-    sleep: Callable[[float], None]
-
-    def result(self) -> Outcome | End:
-        """Does the run."""
-        settings, out = self.settings, self.settings.out
-        end = out_directory.find_end(out, settings.samples_per_chunk)
-        if end is None:
-            check_sources(settings)
-            form = form_of(settings)
-            # As many as the system allows: sources that are shuffled or mixed are open at a time.
-            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            with contextlib.suppress(OSError, ValueError):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            # Where nothing holds it back, the next rows are read while a chunk is published.
-            free = settings.rate is None and settings.limits == Limits()
-            try:
-                writer = ChunkWriter(
-                    out, settings.samples_per_chunk, overlap=free, arrays=form.arrays, encoding=form.encoding
-                )
-            except StreamEnded:
-                # A crash had left only the end to be written, which the writer has done.
-                end = out_directory.find_end(out, settings.samples_per_chunk)
-                if end is None:
-                    raise
-        if end is not None:
-            out_directory.check_made_alike(settings, end, self.display.warn)
-            out_directory.complete_end(out, end)
-            if not self.destination.settle(end.chunks, self.display.wait):
-                return _nothing(settings, self.stop)
-            out_directory.check_all_taken(settings, end, self.display.warn, lambda: self.stop.requested is not None)
+        return ChunkWriter(settings.out, size, overlap=free, arrays=arrays, encoding=form.encoding)
+    except StreamEnded:
+        # A crash had left only the end to be written, which the writer has done.
+        if end := out_directory.find_end(settings.out, size):
             return end
-        try:
-            self.destination.begin(writer.published_chunks)
-            return self._publish(writer)
-        except Exception as error:
-            # Before it is closed: that lets others in.
-            fenced = _find_fenced(writer, error)
-            writer.close(end=False, state="failed", note=explain(error))
-            if isinstance(error, OSError | ProducerFenced) and out_directory.is_gone(out):
-                raise StreamMissing(
-                    f"{out}: the stream's directory is gone, with what was published in it: it was removed, moved or "
-                    f"unmounted meanwhile. Put it back and run the same command again to go on; without it that "
-                    f"command begins anew",
-                    directory=out,
-                ) from error
-            if fenced is not None:
-                raise fenced from error
-            raise
-        finally:
-            # Does nothing if the run has closed it.
-            writer.close(end=False, state="failed")
+        raise
 
-    def _publish(self, writer: ChunkWriter) -> Outcome:
-        """Moves the rows and closes the writer, unless something raises."""
-        settings, display, destination = self.settings, self.display, self.destination
-        self._writer = writer
-        watchdog = Watchdog(display.warn)
-        with contextlib.ExitStack() as sources:
-            pipeline = self._pipeline = Pipeline(
-                settings,
-                # What another program left there is no position, and is refused as such.
-                (writer.source or {}) if writer.published_chunks else None,
-                samples=writer.published_samples,
-                warn=display.warn,
-                check_owner=writer.check_owner,
-                watchdog=watchdog,
-            )
-            sources.callback(pipeline.close)
-            kind: Literal["skipped", "quarantined"] = (
-                "quarantined" if settings.on_bad_row == "quarantine" else "skipped"
-            )
-            watch = RunWatch(pipeline, writer, destination.shelf, display, self.metrics, self.clock, kind)
-            self._watch = watch
-            self._loop = RowLoop(
-                pipeline.reader,
-                pipeline.stats,
-                writer,
-                pace=self._pace(),
-                gate=self._gate(),
-                stop=self.stop,
-                watch=watch,
-                watchdog=watchdog,
-                reload=self._take_settings,
-                check=destination.check,
-                clock=self.clock,
-                sleep=self.sleep,
-            )
-            sources.callback(watchdog.close)
-            display.start(destination.shelf.name, watch.tally())
-            watchdog.start()
-            if self._loop.run():
-                return self._end(watchdog)
-            tally = watch.tally()
-            # Before the writer: what was refused is written down while the stream is still ours.
-            sources.close()
-            writer.close(end=False)
-            # The chunk in hand is published by now.
-            tally = replace(tally, published=writer.published_samples, chunks=writer.published_chunks)
-            destination.settle(writer.published_chunks, display.wait)
-            return Outcome(named_end(self.stop), settings.out, tally)
 
-    def _end(self, watchdog: Watchdog) -> Outcome:
-        """Ends the stream, all rows being in it."""
-        out, pipeline, writer = self.settings.out, self._pipeline, self._writer
-        watchdog.ask(lambda: f"writing to {out}")
-        last = pipeline.stats.reached()
-        if not self._loop.rows and not writer.published_samples:
-            # A stream without a row is not to pass for what was asked for.
-            rows = pipeline.stats.rows
-            pipeline.stats.refusals.check_empty(rows)
-            if rows:
-                left_out = f"--where or --transform left out all of {count(rows, 'row')}"
-                self.display.warn(f"{left_out}: the stream ends empty")
-        writer.close(end=True, source=last.encode(pipeline.names, end=True))
-        watchdog.answered()
-        out_directory.clear_journals(out)
-        for note in out_directory.leftovers(last, [source.path for source in self.settings.sources]):
-            self.display.warn(note)
-        there = self.destination.settle(writer.published_chunks, self.display.wait)
-        return Outcome("finished" if there else named_end(self.stop), out, self._watch.tally())
-
-    def _pace(self) -> Pace | None:
-        return Pace(self.settings.rate, self.clock()) if self.settings.rate is not None else None
-
-    def _gate(self) -> Gate | None:
-        limits, writer, shelf = self.settings.limits, self._writer, self.destination.shelf
-        if limits == Limits():
-            return self.destination.gate(None)
-        size, warn = writer.samples_per_chunk, self.display.warn
-        return self.destination.gate(Holdback(limits, shelf, size, check=writer.check_owner, warn=warn))
-
-    def _take_settings(self) -> None:
-        before, self.settings = self.settings, self.reload(self.settings)
-        if self.settings.rate != before.rate:
-            self._loop.pace = self._pace()
-        if self.settings.limits != before.limits:
-            self._loop.gate = self._gate()
-        if self.settings.log_every_s != before.log_every_s:
-            self.display.log_every(self.settings.log_every_s)
-        self._pipeline.stats.refusals.most = self.settings.max_bad_rows
+def _publish(loop: RowLoop) -> Outcome:
+    writer, out = loop.writer, loop.inner.out
+    try:
+        loop.destination.begin(writer.published_chunks)
+        return loop.publish()
+    except Exception as error:
+        fenced = None
+        if isinstance(error, OSError | SourceRefused) and not isinstance(error, WriterFailed):
+            # Another producer may have removed a file. Before ours is closed: that lets others in.
+            with contextlib.suppress(OSError):
+                try:
+                    writer.check_owner()
+                except ProducerFenced as other:
+                    fenced = other
+        writer.close(end=False, state="failed", note=explain(error))
+        if isinstance(error, OSError | ProducerFenced) and out_directory.is_gone(out):
+            text = "the stream's directory is gone, with what was published in it: it was removed, moved or unmounted"
+            advice = "Put it back and run the same command again to go on; without it that command begins anew"
+            raise StreamMissing(f"{out}: {text} meanwhile. {advice}", directory=out) from error
+        if fenced is not None:
+            raise fenced from error
+        raise
+    finally:
+        # Does nothing if the run has closed it.
+        writer.close(end=False, state="failed")
 
 
 def run(
@@ -255,14 +102,14 @@ def run(
     stop: Stop,
     *,
     metrics: Metrics | None = None,
-    reload: Reload = lambda settings: settings,
+    load: Callable[[], Settings] | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Outcome | End:
     """Publishes the sources as a stream, from where the last run came to, and ends it.
 
     Nothing is made before the sources were found to be readable. Returns how it came out; the end that was found if the
-    stream had ended before.
+    stream had ended before. `load` reads the settings anew when SIGHUP has come.
     """
     with _named(settings.out):
         keep_freed_memory()
@@ -274,33 +121,18 @@ def run(
             begin_anew = out_directory.telling_how_to_begin_anew(settings.out)
             with opened as destination, _named(destination.directory), begin_anew:
                 inner = replace(settings, out=destination.directory, spool=None)
-
-                def reload_inner(now: Settings) -> Settings:
-                    taken = reload(replace(now, out=settings.out, spool=settings.spool))
-                    return replace(taken, out=inner.out, spool=None)
-
-                going = _Going(inner, destination, display, stop, metrics or Metrics(), reload_inner, clock, sleep)
-                result = going.result()
-                return replace(result, out=settings.out) if isinstance(result, Outcome) else result
+                found, metrics = _open(inner), metrics or Metrics()
+                if isinstance(found, ChunkWriter):
+                    more = (load, clock, sleep)
+                    return _publish(RowLoop(settings, inner, found, destination, display, metrics, stop, *more))
+                out_directory.complete_end(inner.out, found)
+                if not destination.settle(found.chunks, display.wait):
+                    return stopped(settings, stop)
+                out_directory.check_ended(inner, found, display.warn, lambda: stop.requested is not None)
+                return found
         except GivenUp:
             # A signal has come while an object store was being waited for.
-            return _nothing(settings, stop)
-
-
-def _nothing(settings: Settings, stop: Stop) -> Outcome:
-    return Outcome(named_end(stop), settings.out, Tally(sources=len(settings.sources)))
-
-
-def _find_fenced(writer: ChunkWriter, error: Exception) -> ProducerFenced | None:
-    """Returns what has ended a run from which another producer has removed a file, None where none has."""
-    if isinstance(error, OSError | SourceRefused) and not isinstance(error, WriterFailed):
-        try:
-            writer.check_owner()
-        except ProducerFenced as fenced:
-            return fenced
-        except OSError:
-            pass
-    return None
+            return stopped(settings, stop)
 
 
 @contextlib.contextmanager
@@ -312,3 +144,115 @@ def _named(out: str) -> Iterator[None]:
         if error.filename is None and not isinstance(error, LazyShardError):
             error.filename = out
         raise
+
+
+PATIENCE_S: Final = 2.0  # how long to wait for rows of live sources in all
+MAX_SHOWN: Final = 400  # characters of a row that are shown: enough to see what it is, no screenful
+MAX_SOURCES_SHOWN: Final = 20  # sources that are shown one by one: a pattern may match thousands of files
+
+
+def describe_run(settings: Settings, rows: int, directory: str) -> Iterator[str]:
+    """Yields the lines that say what a run would do, with so many rows; raises as the run would, of rows once shown.
+
+    `directory` tells how far the stream is, where `settings.out` is none; see `as_directory`.
+    """
+    there = replace(settings, out=directory, spool=None)
+    out_directory.check_out(directory)
+    check_not_own(settings)
+    notes: list[str] = []
+    with out_directory.telling_how_to_begin_anew(settings.out):
+        end = out_directory.find_end(directory, settings.samples_per_chunk)
+        if end is None:
+            form = form_of(settings)
+            find_manifest(Path(directory), settings.samples_per_chunk, form.arrays, form.encoding)
+        else:
+            out_directory.check_ended(there, end, notes.append)
+    stream = open_stream(Path(directory), None)
+    published = None if stream is None else stream.published()
+    size = f"{count(settings.samples_per_chunk, 'sample')} a chunk"
+    if end is not None:
+        text = f"has ended with {holding(end.samples, end.chunks)}; a run would do nothing"
+    elif published is None:
+        text = f"not there yet; {size}"
+    else:
+        text = f"holds {holding(published.samples, published.chunks)}; a run would go on after them, {size}"
+    yield _field("stream", f"{settings.out}: {text}")
+    yield from (_field("", note) for note in notes)
+    if end is None:
+        check_sources(there)
+    yield from _sources(settings.sources)
+    plain = Settings(sources=(), out=settings.out, samples_per_chunk=settings.samples_per_chunk)
+    for name, table in (("run", ""), ("rows", "rows"), ("encoding", "encoding"), ("limits", "limits")):
+        told = _told((option for option in OPTIONS if option.table == table), settings, plain)
+        yield _field(name, "; ".join(told) or "as by default")
+    if end is None and rows:
+        yield from _first_rows(there, published.chunks if published else 0, published.samples if published else 0, rows)
+
+
+def _told(
+    options: Iterable[Option], settings: Settings | SourceSettings, plain: Settings | SourceSettings
+) -> list[str]:
+    """Returns the options whose values are not those of `plain`."""
+    return [f"{one.name} = {one.show(settings)}" for one in options if one.of(settings) != one.of(plain)]
+
+
+def _sources(sources: Sequence[SourceSettings]) -> Iterator[str]:
+    order = "mixed by weight" if sources[0].weight is not None else "one after another"
+    yield _field("sources", f"{count(len(sources), 'source')}{f', {order}' if len(sources) > 1 else ''}")
+    for number, source in enumerate(sources[:MAX_SOURCES_SHOWN], 1):
+        size = source_size(source)
+        parts = [source.path, source_kind(source), *([] if size is None else [show_bytes(size)])]
+        parts += _told(SOURCE_OPTIONS, source, SourceSettings(path=source.path))
+        yield one_line(f"  {number:>6}  {', '.join(parts)}")
+    if len(sources) > MAX_SOURCES_SHOWN:
+        yield f"     ...  and {len(sources) - MAX_SOURCES_SHOWN:,} more"
+
+
+def _first_rows(settings: Settings, chunks: int, samples: int, rows: int) -> Iterator[str]:
+    """Yields so many of the rows that a run would publish next, those refused on the way among them. Makes nothing."""
+    if any(source_kind(source) == "stdin" for source in settings.sources):
+        yield _field("next", "not looked at: what is read from standard input or a pipe is gone")
+        return
+    committed = None
+    if chunks:
+        path = Path(settings.out, seal_name(chunks - 1))
+        committed = Seal.decode(read_file(path), chunks - 1, str(path)).source or {}
+    found: list[tuple[RowOrigin, bytes, str | None]] = []
+
+    def refuse(error: RowInvalid, place: RowOrigin, line: bytes | None) -> None:
+        found.append((place, line or b"", error.reason or str(error)))
+
+    refusals = Refusals("skip", None, None, 0, tell=refuse)
+    plain = replace(settings, workers=0)
+    pipeline = Pipeline(plain, committed, samples=samples, warn=lambda text: None, refusals=refusals)
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        while len(found) < rows and (batch := pipeline.reader.read()) is not None:
+            for index, line in enumerate(batch.lines[: rows - len(found)]):
+                try:
+                    if isinstance(line, RowInvalid):
+                        raise line
+                    text = line.line if isinstance(line, EncodedRow) else line
+                    check_row(text)
+                except RowInvalid as error:
+                    batch.refuse(index, error)
+                else:
+                    found.append((batch.place(index), text, None))
+            left = deadline - time.monotonic()
+            if not batch.lines and pipeline.stats.mixer.wait(max(0.0, left)) and left <= 0:
+                break
+    finally:
+        pipeline.close()
+    yield _field("next", count(len(found), "row") if found else "no rows")
+    for place, row, refused in found:
+        shown = row.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
+        cut = f" ... ({count(len(row), 'byte')})" if len(shown) > MAX_SHOWN else ""
+        where, why = f"{place.file}:{place.line}", "" if refused is None else f"refused: {refused}: "
+        yield one_line(f"  {where}  {why}{shown[:MAX_SHOWN]}{cut}")
+        if refused is not None and settings.on_bad_row == "fail":
+            message = f"{where}: {refused}; a run would end here with --on-bad-row fail"
+            raise RowInvalid(message, reason=refused, file=place.file, line=place.line, byte=place.byte)
+
+
+def _field(name: str, text: str) -> str:
+    return one_line(f"{name:<8}  {text}")

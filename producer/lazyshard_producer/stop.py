@@ -41,15 +41,13 @@ class Stop:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Puts back what was in force before."""
-        self.release()
-
-    def release(self) -> None:
+    def release(self, *_: object) -> None:
         """Puts back what was in force before; for what may be broken off anywhere. May be called twice."""
         while self._before:
             number, before = self._before.popitem()
             signal.signal(number, before if before is not None else signal.SIG_DFL)
+
+    __exit__ = release
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:

@@ -17,8 +17,8 @@ import lazyshard.errors
 import lazyshard_producer.errors
 import lazyshard_swift.errors
 from lazyshard.format.records import STATES
-from lazyshard_producer.display import metrics
-from lazyshard_producer.holding.limits import KeptChunks
+from lazyshard_producer import display as metrics
+from lazyshard_producer.holding import KeptChunks
 from tests.packaging.guide_programs import GUIDES, blocks, variables
 from tests.packaging.messages import GOLDEN, LOGGED, collect, read_golden
 from tests.packaging.test_import_directions import MAY_IMPORT, ROOT

@@ -11,12 +11,13 @@ from typing import Final
 PACKAGE: Final = Path(__file__).resolve().parents[2] / "producer" / "lazyshard_producer"
 
 ORDER: Final = (
-    {"errors", "position", "stop", "user_functions", "wording"},
+    {"errors", "position", "stop", "wording"},
     {"configuration"},
     {"sources"},
     {"following"},
     {"opening"},
     {"rows", "holding", "display"},
+    {"shipping"},
     {"loop", "out_directory", "ray"},
 )
 

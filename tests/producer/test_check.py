@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard_producer.check import MAX_SHOWN
 from lazyshard_producer.cli import main
+from lazyshard_producer.run import MAX_SHOWN
 from tests.harness.processes.producing import rows
 
 
@@ -41,9 +41,10 @@ def test_a_run_from_its_start(capsys: pytest.CaptureFixture[str]) -> None:
         "stream    out: not there yet; 10 samples a chunk",
         "sources   1 source",
         "       1  a.jsonl, jsonl, 630 bytes",
-        "rows      as they are",
-        "bad rows  the first one ends the run",
-        "limits    every chunk stays",
+        "run       as by default",
+        "rows      as by default",
+        "encoding  as by default",
+        "limits    as by default",
         "next      3 rows",
         '  a.jsonl:1  {"id":0,"text":"row 0"}',
         '  a.jsonl:2  {"id":1,"text":"row 1"}',
@@ -116,7 +117,6 @@ def test_nothing_is_taken_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> Non
 
 COUNTED = "tests.producer.encoders:counted"
 TWICE = "tests.producer.recipes:twice"
-PACK = "packed to 10 tokens by "
 MIX = ["--weight", "3", "--follow", "in", "--weight", "1", "--rows", "0"]
 LIMITS = ["--max-disk", "500GB", "--min-free-disk", "1GB", "--retain", "100", "--consumers", "train,eval"]
 
@@ -124,39 +124,29 @@ LIMITS = ["--max-disk", "500GB", "--min-free-disk", "1GB", "--retain", "100", "-
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["--transform", TWICE, "--workers", "2"], [f"transform {TWICE} in 2 workers", '{"id":0,"length":6']),
-        (["--columns", "n=id,length"], ["columns n=id, length", '{"n":0,"length":6}']),
-        (["--where", "tests.producer.recipes:even"], ["where tests.producer.recipes:even"]),
-        (["--encode", COUNTED], [f"encoded by {COUNTED}", '{"id":0,"copy":null,"length":6,"input_ids":{"$array":']),
-        (["--pack", "10"], [f"{PACK}'length', among 10,000 rows at a time", '{"pack":[{"id":0,']),
+        (["--transform", TWICE, "--workers", "2"], [f"transform = {TWICE}; workers = 2", '{"id":0,"length":6']),
+        (["--columns", "n=id,length"], ["columns = n=id, length=length", '{"n":0,"length":6}']),
+        (["--where", "tests.producer.recipes:even"], ["where = tests.producer.recipes:even"]),
+        (["--encode", COUNTED], [f"encode = {COUNTED}", '{"id":0,"copy":null,"length":6,"input_ids":{"$array":']),
+        (["--pack", "10"], ["pack = 10", '{"pack":[{"id":0,']),
         (
-            ["--pack", "10", "--encode", COUNTED, "--balance", "2"],
-            [f"{PACK}the encoder's length, among 10,000 rows at a time, fewer where they hold ", "; dealt by cost to"],
+            ["--pack", "10", "--encode", COUNTED, "--balance", "2", "--pack-buffer-bytes", "2kB"],
+            ["balance = 2; pack = 10; pack_buffer_bytes = 2.0 kB"],
         ),
-        (
-            ["--balance", "64", "--micro-batch-size", "5"],
-            ["dealt by cost to 64 ranks, 640 at a time, micro batches of 5, lengths in 'length'"],
-        ),
+        (["--balance", "64", "--micro-batch-size", "5"], ["balance = 64; micro_batch_size = 5"]),
         (
             ["--split", "4", "--split-bos", "0"],
-            ["cut into sequences of 4 tokens, bos 0", '{"input_ids":[0,10,11,12],"position_ids":[0,1,2,3],"length":4}'],
+            ["split = 4; split_bos = 0", '{"input_ids":[0,10,11,12],"position_ids":[0,1,2,3],"length":4}'],
         ),
-        (["--pad", "7"], ["padded to 7 tokens with 0", '{"id":0,"length":6,"input_ids":[10,11,12,13,14,15,0],']),
-        (
-            ["--shuffle", "5000", "--seed", "7", "--rate", "2.5"],
-            ["shuffled 5,000 at a time with seed 7; at most 2.5 a second"],
-        ),
-        (["--on-bad-row", "skip", "--max-bad-rows", "1000"], ["bad rows  left out, 1,000 at the most"]),
-        (["--metrics-port", "9464"], ["http://127.0.0.1:9464/metrics"]),
-        (["--max-ahead", "64"], ["at most 64 chunks ahead of the slowest reader"]),
-        (
-            LIMITS,
-            ["at most 500.0 GB on disk; 1.0 GB stay free; ", "but for the last 100; none before train, eval have "],
-        ),
-        (["--retain", "1", "--consumers", "train"], ["but for the last one; none before train has registered"]),
+        (["--pad", "7"], ["pad = 7", '{"id":0,"length":6,"input_ids":[10,11,12,13,14,15,0],']),
+        (["--shuffle", "5000", "--seed", "7", "--rate", "2.5"], ["rate = 2.5", "shuffle = 5000; seed = 7"]),
+        (["--on-bad-row", "skip"], ["on_bad_row = skip; max_bad_rows = 1000"]),
+        (["--metrics-port", "9464"], ["metrics_port = 9464"]),
+        (["--max-ahead", "64"], ["max_ahead = 64 chunks"]),
+        (LIMITS, ["max_disk = 500.0 GB; min_free_disk = 1.0 GB; retain = 100; consumers = train, eval"]),
         (
             [*MIX, "--finished-by", "idle", "--idle-seconds", "2.5"],
-            ["2 sources, mixed by weight", " 75.0% of the rows", "  in, follow, files *.jsonl, ", "grown for 2.5 s, "],
+            ["2 sources, mixed by weight", "weight = 3.0", "  in, follow, weight = 1.0, finished_by = idle, idle_sec"],
         ),
     ],
 )

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import WaitTimeout
 from lazyshard.stream.waiting import Watchdog
-from lazyshard_producer import run as runs
+from lazyshard_producer import loop as loops
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.display.progress import Display
+from lazyshard_producer.display import Display, Outcome, Tally
 from lazyshard_producer.loop import BURST_S, Pace, RowLoop
 from lazyshard_producer.run import run
+from lazyshard_producer.shipping import open_destination
 from lazyshard_producer.stop import Stop
-from lazyshard_producer.wording import Outcome, Tally
 from tests.cli.commands import lazyshard
 from tests.harness.processes.producing import head, ids, plain_sources, rows, run_arguments
 from tests.stream.streams import python
@@ -35,6 +35,11 @@ from tests.stream.waiting_by_hand import World as WaitingWorld
 
 class World:
     """Gives `rows` of these numbers, one read after another, and waits a second where there are none."""
+
+    address = None
+    every_s = 1e9
+    names = ("a",)
+    duplicate = count = 0
 
     def __init__(self, rows: list[int]) -> None:
         self.now = 0.0
@@ -48,43 +53,36 @@ class World:
         place = SimpleNamespace(file="a", line=1)
         return SimpleNamespace(lines=[b"{}"] * count, checked=True, tokens=None, place=lambda index: place)
 
-    def wait(self, seconds: float) -> str:
-        self.now += 1
+    def wait(self, seconds: float | str | None) -> str:
+        if isinstance(seconds, float):
+            self.now += 1
         return "new rows"
 
-    def waiting(self, why: str | None, text: str) -> None:
+    def waits(self, why: str | None) -> None:
         self.told.append((self.now, why))
-
-    def look(self) -> None:
-        pass
 
     def taken(self, source: str, rows: int) -> None:
         pass
 
+    warn = taken
+
     @property
-    def mixer(self) -> World:
+    def reader(self) -> World:
         return self
 
-    metrics = mixer
+    stats = mixer = refusals = reader
 
 
 def test_a_wait_for_rows_is_over_when_they_come_and_not_only_with_the_next_chunk(tmp_path: Path) -> None:
     world = World([1, 0, 0, 0, 1, 0, 0, 1])
     anything: Any = world
-    with ChunkWriter(tmp_path, 100) as writer:
-        loop = RowLoop(
-            anything,
-            anything,
-            writer,
-            pace=None,
-            gate=None,
-            stop=Stop(),
-            watch=anything,
-            watchdog=Watchdog(),
-            reload=lambda: None,
-            clock=lambda: world.now,
-        )
-        assert loop.run()
+    settings = Settings(sources=plain_sources(["a"]), out=str(tmp_path), samples_per_chunk=100)
+    stop = Stop()
+    destination = open_destination(settings, warn=anything, stop=stop, prepare=lambda: None)
+    with ChunkWriter(tmp_path, 100) as writer, destination as opened:
+        loop = RowLoop(settings, settings, writer, opened, anything, anything, stop, clock=lambda: world.now)
+        loop.begin(anything)
+        assert loop.move()
         assert (loop.rows, writer.published_chunks, writer.state) == (3, 0, "running")
     assert world.told == [(2.0, "source"), (3.0, None), (5.0, "source"), (5.0, None)]
 
@@ -245,7 +243,7 @@ class Listening(Display):
 def test_a_function_that_does_not_come_back_is_named_with_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "Watchdog", lambda tell: Watchdog(tell, 0.05))
+    monkeypatch.setattr(loops, "Watchdog", lambda tell: Watchdog(tell, 0.05))
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 6))
     settings = Settings(

@@ -105,10 +105,7 @@ def sort_arguments(arguments: Sequence[str]) -> Given:
             rest += [argument, *left]
         else:
             rest.append(argument)
-    for name, key in _SOURCES.items():
-        if any(one.get(key) == [] for one in sources):
-            problems.append(Problem(name, "a path is needed behind it, got none"))
-    return Given(sources, {}, list(dict.fromkeys(problems)), rest)
+    return Given(sources, {}, problems, rest)
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -322,9 +319,8 @@ class _Assembly:
             return []
         key, paths = keys[0], source[keys[0]] if isinstance(source[keys[0]], list) else [source[keys[0]]]
         if not paths or not all(isinstance(path, str) for path in paths):
-            # Of a flag without a path that was told already.
-            if given.file:
-                self._add(f"a path or a list of paths is needed, got {paths!r}", key, number)
+            name = "source" if key == "path" else key
+            self._add(f"a path or a list of paths is needed, got {paths!r}", name, number)
             return []
         values: dict[str, Any] = {}
         for option in SOURCE_OPTIONS:

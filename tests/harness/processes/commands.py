@@ -140,7 +140,7 @@ def _run(arguments: list[str], point: Any, no_answer_s: float | None, prepare: S
     from lazyshard_producer.cli import main
 
     if no_answer_s is not None:
-        going: Any = importlib.import_module("lazyshard_producer.run")
+        going: Any = importlib.import_module("lazyshard_producer.loop")
         going.Watchdog = partial(going.Watchdog, no_answer_s=no_answer_s)
     signal.setitimer(signal.ITIMER_REAL, most_s)
     call_first(prepare)

@@ -11,7 +11,7 @@ import pytest
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits, Settings
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.run import reload_settings, reloaded
+from lazyshard_producer.loop import reload_settings
 from tests.harness.processes.producing import ids, plain_sources, rows, start, wait_until
 
 OLD: Final = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10, on_bad_row="skip", max_bad_rows=5)
@@ -33,9 +33,16 @@ class Teller:
         self.warnings.append(text)
 
 
+def reloaded(new: Settings) -> tuple[Settings, list[str]]:
+    """The settings to go on with, and the names of those that may not change."""
+    teller: Any = Teller()
+    settings = reload_settings(OLD, lambda: new, teller)
+    return settings, [text.partition(" cannot change ")[0] for text in teller.warnings]
+
+
 def test_what_may_change() -> None:
     new = replace(OLD, **CHANGING)
-    assert reloaded(OLD, new) == (new, [])
+    assert reloaded(new) == (new, [])
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(Settings) if one.name not in CHANGING])
@@ -43,28 +50,28 @@ def test_what_may_not_change(name: str) -> None:
     # What may change does beside it.
     other: Any = "other"
     new = replace(OLD, rate=3.0, **{name: other})
-    assert reloaded(OLD, new) == (replace(OLD, rate=3.0), [CALLED.get(name, name)])
+    assert reloaded(new) == (replace(OLD, rate=3.0), [CALLED.get(name, name)])
 
 
 @pytest.mark.parametrize("policy", ["fail", "quarantine"])
 def test_the_cap_on_bad_rows_stays_where_the_policy_would_change(policy: Any) -> None:
     new = replace(OLD, on_bad_row=policy, max_bad_rows=None)
-    assert reloaded(OLD, new) == (OLD, ["on_bad_row"])
+    assert reloaded(new) == (OLD, ["on_bad_row"])
 
 
 def test_changes_are_told() -> None:
-    teller = Teller()
+    teller: Any = Teller()
     ahead = Limits(max_ahead=Amount(number=64, unit="chunks"), max_disk=10**9, consumers=("train",))
     new = replace(OLD, rate=2.5, limits=ahead, log_every_s=5.0, out="other")
-    assert reload_settings(OLD, lambda: new, "run.toml", teller.note, teller.warn) == replace(new, out="out")
+    assert reload_settings(OLD, lambda: new, teller) == replace(new, out="out")
     (warning,), (note,) = teller.warnings, teller.notes
-    assert warning.startswith("run.toml: out ")
+    assert warning.startswith("out ")
     assert note.partition(": ")[2].split(", ") == [
         "rate from none to 2.5",
         "log_every_seconds from 60.0 to 5.0",
         "max_ahead from none to 64 chunks",
         "max_disk from none to 1.0 GB",
-        "consumers from none to ('train',)",
+        "consumers from none to train",
     ]
 
 
@@ -72,12 +79,12 @@ def test_what_changes_nothing() -> None:
     def fail(error: Exception) -> Settings:
         raise error
 
-    teller = Teller()
-    assert reload_settings(OLD, lambda: OLD, "run.toml", teller.note, teller.warn) == OLD
+    teller: Any = Teller()
+    assert reload_settings(OLD, lambda: OLD, teller) == OLD
     assert (len(teller.notes), teller.warnings) == (1, [])
     for error in (SettingInvalid("run.toml: no TOML"), OSError(5, "Input/output error")):
         load = partial(fail, error)
-        assert reload_settings(OLD, load, "run.toml", teller.note, teller.warn) is OLD
+        assert reload_settings(OLD, load, teller) is OLD
         assert str(error) in teller.warnings[-1]
     assert len(teller.notes) == 1
 

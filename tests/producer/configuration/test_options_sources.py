@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.blends import expand_path, parse_blend
-from lazyshard_producer.configuration.given import sort_arguments
+from lazyshard_producer.configuration.given import Given, assemble, sort_arguments
+from lazyshard_producer.errors import SettingsInvalid
 from tests.conversion import megatron_core
 
 
@@ -58,7 +59,9 @@ def test_sources_are_taken_out(line: str, rest: str, sources: list[dict[str, Any
     ],
 )
 def test_sources_that_cannot_be(line: str, option: str) -> None:
-    assert [found.option for found in sort_arguments(["run", *line.split()]).problems] == [option]
+    with pytest.raises(SettingsInvalid) as error:
+        assemble(sort_arguments(["run", *line.split()]), Given(values={"out": "o", "samples_per_chunk": 3}, file="x"))
+    assert [found.option for found in error.value.problems] == [option]
 
 
 @given(st.lists(st.sampled_from(["--source", "--source=a", "--weight", "--weight=1", "--out", "a", "-", "--", "b"])))

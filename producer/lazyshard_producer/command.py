@@ -117,7 +117,7 @@ def _print_rows(stream: str, directory: str) -> int:
     lost = 0
     try:
         for refused in read_refused(directory):
-            row = b"" if refused is None else refused.row
+            row = refused or b""
             if not row:
                 lost += 1
                 continue

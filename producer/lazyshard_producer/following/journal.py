@@ -305,15 +305,10 @@ class Ledger:
     """Turns what is read into positions. `serial` is the number of the last piece, `totals` the sums behind it."""
 
     def __init__(
-        self,
-        name: str,
-        directory: Path,
-        known: Resumed,
-        entry: dict[str, Any] | None,
-        check_owner: Callable[[], object],
+        self, name: str, folder: Path, known: Resumed, entry: dict[str, Any] | None, check_owner: Callable[[], object]
     ) -> None:
         self.serial, self.totals = 0, known.totals
-        self._name, self._directory, self._check_owner = name, directory, check_owner
+        self._name, self._folder, self._check_owner = name, folder, check_owner
         self._new: list[_Read] = []  # read since the last position
         self._pieces: deque[_Read] = deque()  # in the journal, and behind the last position
         self._committed, self._committed_totals = known.state, known.totals  # before them
@@ -324,7 +319,7 @@ class Ledger:
         # As long as nothing is read.
         self._unread: dict[str, Any] | None = entry or self._encode(None, known.totals)
         # Journals, and the number of the entry at which each was replaced.
-        stale = [path for path in list_journals(directory, name) if path != known.journal]
+        stale = [path for path in list_journals(folder, name) if path != known.journal]
         self._replaced = deque([(path, -_KEPT_ENTRIES) for path in stale])
         if known.journal is not None:
             self._replaced.append((known.journal, 0))
@@ -398,7 +393,7 @@ class Ledger:
 
     def _begin(self) -> None:
         """Begins a new journal with all that is known before the pieces behind the position, and these."""
-        journal = Journal(self._directory, self._name)
+        journal = Journal(self._folder, self._name)
         with contextlib.ExitStack() as stack:
             stack.callback(journal.close)
             at = journal.append(self._committed.lines())[-1]

@@ -15,16 +15,8 @@ from typing import NamedTuple
 
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import FilePosition, plain_name
-from lazyshard_producer.sources.files import (
-    FINGERPRINT_BYTES,
-    check_ends,
-    committed_ends,
-    digest,
-    open_regular,
-    refuse_source,
-    refuse_truncated,
-    refusing,
-)
+from lazyshard_producer.sources import files
+from lazyshard_producer.sources.files import FINGERPRINT_BYTES, digest
 from lazyshard_producer.sources.lines import DigestedText, LineSplitter
 from lazyshard_producer.sources.sequential import PackedText
 from lazyshard_producer.sources.source import PIECE_BYTES, Rows
@@ -123,14 +115,14 @@ class PlainFile(_FollowedFile):
     @contextmanager
     def _opened(self) -> Iterator[int]:
         # A link was looked at when the name came, and may lead elsewhere since.
-        file = open_regular(self._path, 0, links_out=False, expected="the plain file that it was")
-        with file, refusing(self._path):
+        file = files.open_regular(self._path, 0, links_out=False, expected="the plain file that it was")
+        with file, files.refusing(self._path):
             yield file.fileno()
 
     def _shrink(self, size: int) -> None:
         """Takes notice that some of what was seen behind the lines that were taken is not there any more."""
         if self._end is not None:
-            raise refuse_truncated(self._path, self._end, size)
+            raise files.refuse_truncated(self._path, self._end, size)
         self._splitter = None
         self._looked = self.state.offset
         self.state = self.state._replace(seen=max(size, self.state.offset))
@@ -210,10 +202,10 @@ class PlainFile(_FollowedFile):
 
     def _check_part(self, fd: int) -> bytes:
         """Checks the part that was read; returns its last bytes, 4 KiB at the most."""
-        head, tail = committed_ends(fd, self._path, self.state.offset)
+        head, tail = files.committed_ends(fd, self._path, self.state.offset)
         if head and not self.state.head:
             self.state = self.state._replace(head=digest(head))
-        check_ends(self._path, self.state, head, tail)
+        files.check_ends(self._path, self.state, head, tail)
         return tail
 
 
@@ -224,7 +216,7 @@ def refuse_growth(path: str, expected: int, actual: int) -> SourceRefused:
         "when they are complete (or, with markers, the marker made last); to take the rest of this one, start again "
         "with --finished-by idle"
     )
-    return refuse_source(path, f"{expected} bytes", f"{actual} bytes", hint, where="taken for complete: ")
+    return files.refuse_source(path, f"{expected} bytes", f"{actual} bytes", hint, where="taken for complete: ")
 
 
 class PackedFile(_FollowedFile):

@@ -77,18 +77,7 @@ class _Input:
         self.position: Position = None
         self._known: tuple[Position, dict[str, Any] | None] = (None, entry)
         self._progress: tuple[int, int | None, int] = (0, size, 0)
-        self._read_before = self._read_after = 0  # bytes, without and with those of `rows`
-
-    def open(self, source: Source) -> None:
-        self.source = source
-        if self.position is None:
-            self.position = source.start
-        self._read_before = self._read_after = source.progress[0]
-
-    def hold(self, rows: Rows, read: int) -> None:
-        self.rows, self.next, self.stop = rows, 0, len(rows.lines)
-        self.is_empty &= not rows.lines
-        self._read_before, self._read_after = self._read_after, read
+        self.read_before = self.read_after = 0  # bytes, without and with those of `rows`
 
     def entry_at(self, position: Position) -> dict[str, Any] | None:
         """Returns the entry of a position, None for a source that is not begun. Raises as `Source.entry` does."""
@@ -107,7 +96,7 @@ class _Input:
         read, there = self.source.progress
         if self.stop > self.next:
             # Of rows that were read and not given out yet only their share counts.
-            read = self._read_before + (read - self._read_before) * self.next // self.stop
+            read = self.read_before + (read - self.read_before) * self.next // self.stop
         return read, there, self.source.blank
 
     def close(self) -> None:
@@ -324,7 +313,9 @@ class Mixer:
         finally:
             self.watchdog.answered()
         if rows is not None:
-            one.hold(rows, source.progress[0])
+            one.rows, one.next, one.stop = rows, 0, len(rows.lines)
+            one.is_empty &= not rows.lines
+            one.read_before, one.read_after = one.read_after, source.progress[0]
             return True
         one.position = source.reached
         if not self.ahead:
@@ -334,10 +325,12 @@ class Mixer:
 
     def _opened(self, index: int) -> Source:
         one = self._inputs[index]
-        if one.source is None:
-            source = self.open_source(index, one.entry)
-            one.open(source)
+        source = one.source
+        if source is None:
+            source = one.source = self.open_source(index, one.entry)
+            if one.position is None:
+                one.position = source.start
+            one.read_before = one.read_after = source.progress[0]
             if self._ending:
                 source.end()
-            return source
-        return one.source
+        return source

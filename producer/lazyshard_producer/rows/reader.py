@@ -187,8 +187,10 @@ class BegunUnit(NamedTuple):
     def lose(self) -> None:
         """Lets other rows come than those that are published, if they are of inputs that are taken as new ones."""
         if self.new:
-            lost = f"what is not published of the last {self.rows} that were read before is lost"
-            self.warn(f"{self.names}: goes on with new rows; {lost}")
+            self.warn(
+                f"{self.names}: goes on with new rows; what is not published of the last {self.rows} that were read "
+                f"before is lost"
+            )
             return
         raise SourceRefused(
             f"{self.names}: the last chunk ends within the rows that are made of {count(self.rows, 'row')} of it, and "

@@ -342,17 +342,10 @@ class Splitter(Units):
     """
 
     def __init__(
-        self,
-        stats: RowStats,
-        begun: BegunUnit | None,
-        settings: SplitSettings,
-        *,
-        arrays: bool,
-        follows: bool,
-        cut: int,
+        self, stats: RowStats, begun: BegunUnit | None, split: SplitSettings, *, arrays: bool, follows: bool, cut: int
     ) -> None:
         super().__init__(stats, begun, measured=True)
-        self._settings, self._rule = settings, settings.rule
+        self._split, self._rule = split, split.rule
         self._frame = self._rule.bos + self._rule.eos
         self._arrays, self._follows, self._cut = arrays, follows, cut
         self._documents: list[_OpenDocument] = []
@@ -417,17 +410,11 @@ class Splitter(Units):
         return self.batch(rows, lambda index: ends[index]())
 
     def _make(self, sequence: SplitSequence) -> MadeRow:
-        settings, first = self._settings, self._documents[sequence.pieces[0].document]
+        split, first = self._split, self._documents[sequence.pieces[0].document]
         documents = {piece.document: self._documents[piece.document].tokens for piece in sequence.pieces}
         try:
-            tokens = cut_tokens(
-                sequence,
-                documents,
-                bos=settings.bos,
-                eos=settings.eos,
-                every_bos=settings.every_bos,
-                every_eos=settings.every_eos,
-            )
+            ends = {"bos": split.bos, "eos": split.eos, "every_bos": split.every_bos, "every_eos": split.every_eos}
+            tokens = cut_tokens(sequence, documents, **ends)
         except ValueError as cause:
             # Whoever leaves a row out moves all tokens behind it, so that is no choice.
             other = next((number for number, one in documents.items() if one.keys() != first.tokens.keys()), None)

@@ -36,12 +36,7 @@ _PACKED: Final = (
 
 
 def open_regular(
-    path: str,
-    buffer_bytes: int = 1 << 20,
-    *,
-    links_out: bool = True,
-    expected: str = "a plain file",
-    pipe: bool = False,
+    path: str, buffer: int = 1 << 20, *, links_out: bool = True, expected: str = "a plain file", pipe: bool = False
 ) -> BinaryIO:
     """Opens a plain file for reading, or a `pipe`. Raises SourceRefused where there is none, from its OSError.
 
@@ -54,7 +49,7 @@ def open_regular(
     if kind != (stat.S_IFIFO if pipe else stat.S_IFREG):
         os.close(fd)
         raise refuse_source(path, expected, KINDS.get(kind, "something else"))
-    return os.fdopen(fd, "rb", buffering=buffer_bytes)
+    return os.fdopen(fd, "rb", buffering=buffer)
 
 
 def open_source_file(path: str) -> BinaryIO:

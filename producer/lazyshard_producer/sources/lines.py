@@ -22,16 +22,8 @@ from lazyshard.format.row import parse_row
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import EMPTY, PLAIN_FIELDS, FilePosition, plain_name
-from lazyshard_producer.sources.files import (
-    FINGERPRINT_BYTES,
-    check_ends,
-    committed_ends,
-    digest,
-    open_source_file,
-    refuse_source,
-    refuse_truncated,
-    refusing,
-)
+from lazyshard_producer.sources import files
+from lazyshard_producer.sources.files import FINGERPRINT_BYTES, digest
 from lazyshard_producer.sources.source import PIECE_BYTES, Context, RowOrigin, Rows, Source, too_long
 
 _BOM: Final = b"\xef\xbb\xbf"
@@ -111,7 +103,8 @@ class LineSplitter:
         newline = next((end for end in (b"\n", b"\r\n") if rest.startswith(end)), None)
         if newline is None:
             where = f"the row of line {at.line} was taken as it stood at the end, byte {at.offset}: "
-            raise refuse_source(self._name, "a line end", repr(rest[:1]), ": the line was continued since", where=where)
+            hint = ": the line was continued since"
+            raise files.refuse_source(self._name, "a line end", repr(rest[:1]), hint, where=where)
         self.position = FilePosition(at.offset + len(newline), at.line, at.blank)
         return rest[len(newline) :]
 
@@ -246,7 +239,7 @@ class DigestedText(LineSplitter):
             if not self.behind and (actual := self._digest.hexdigest()) != self._known.digest:
                 at, where = self._known, "not the text whose rows are published: "
                 expected = f"XXH3 {at.digest} of the first {at.offset} bytes ({at.line} lines)"
-                raise refuse_source(self._name, expected, actual, self._remedy, where=where)
+                raise files.refuse_source(self._name, expected, actual, self._remedy, where=where)
         if block:
             self._digest_at = partial(_digest, self._digest.copy(), self.read, block)
             self._digest.update(block)
@@ -257,7 +250,7 @@ class DigestedText(LineSplitter):
         """Returns the row of the last line, which has no newline; see `LineSplitter.finish`."""
         if self.behind and not only_row:
             expected = f"at least the {self._known.offset} bytes that were read"
-            raise refuse_source(self._name, expected, f"{self.read}: it was truncated or replaced", self._remedy)
+            raise files.refuse_source(self._name, expected, f"{self.read}: it was truncated or replaced", self._remedy)
         return super().finish(only_row=only_row)
 
     def _rows(self, start: FilePosition, lines: Sequence[bytes | RowInvalid], table: _Table | None = None) -> Rows:
@@ -280,11 +273,11 @@ class JsonLinesFile(Source):
         self.name = plain_name(settings.path)
         self._path = settings.path
         at = decode_start(position, (KIND,), self.name, PLAIN_FIELDS)
-        self._file = open_source_file(self._path)
+        self._file = files.open_source_file(self._path)
         self._fd: Final = self._file.fileno()
         with contextlib.ExitStack() as stack:
             stack.callback(self._file.close)
-            check_ends(self._path, at, *committed_ends(self._fd, self._path, at.offset))
+            files.check_ends(self._path, at, *files.committed_ends(self._fd, self._path, at.offset))
             self._file.seek(at.offset)
             stack.pop_all()
         self.start = at.place
@@ -299,14 +292,14 @@ class JsonLinesFile(Source):
     def read(self) -> Rows | None:
         """Returns the next rows; None at the end of the file. Raises SourceRefused where it was truncated."""
         while not self._finished:
-            with refusing(self._path):
+            with files.refusing(self._path):
                 block = self._file.read(PIECE_BYTES)
             if block:
                 self._block = block
                 rows = self._splitter.feed(block)
             else:
                 if (size := os.fstat(self._fd).st_size) < self._splitter.fed:
-                    raise refuse_truncated(self._path, self._splitter.fed, size)
+                    raise files.refuse_truncated(self._path, self._splitter.fed, size)
                 self._finished = True
                 rows = self._splitter.finish()
             self._reach(self._splitter.position)
@@ -317,7 +310,7 @@ class JsonLinesFile(Source):
     def entry(self, position: FilePosition) -> dict[str, Any]:
         """Returns the entry of a position, with the fingerprint of all before it."""
         offset = position.offset
-        head, tail = committed_ends(self._fd, self._path, offset)
+        head, tail = files.committed_ends(self._fd, self._path, offset)
         begin = self._splitter.fed - len(self._block)
         read = self._block[: max(0, offset - begin)][-FINGERPRINT_BYTES:]
         if not tail.endswith(read):

@@ -224,6 +224,7 @@ class _TextSource(Source):
     """
 
     _lines: DigestedText
+    _what: str  # as messages call it
     _finished = False
     _blank_before = 0
 
@@ -239,12 +240,19 @@ class _TextSource(Source):
         self.blank = self._blank_before + self.reached.at.blank
         return rows
 
+    def waits_for(self) -> str:
+        """Returns in words what it waits for, or what takes long at a restart."""
+        done, behind = self._lines.read, self._lines.behind
+        if behind:
+            return f"the part of {self._what} that is published, once more: {done} of {done + behind} bytes have come"
+        return f"rows on {self._what}" if self.live else ""
+
 
 class CompressedJsonLines(_TextSource):
     """One compressed file. Memory: blocks of 1 MiB that are read ahead, and the row in hand."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
-        self.name = plain_name(settings.path)
+        self.name = self._what = plain_name(settings.path)
         at = decode_start(position, (GZIP, ZSTD), self.name, TEXT_FIELDS)
         self._begin(at, context, "; put the old file back (appending is fine), or choose another --out")
         self._packed = PackedText(settings.path)
@@ -263,11 +271,6 @@ class CompressedJsonLines(_TextSource):
             if rows.lines:
                 break
         return rows
-
-    def waits_for(self) -> str:
-        """Returns in words what takes long at a restart."""
-        done, behind = self._lines.read, self._lines.behind
-        return f"the part of {self.name} that is published: {done} of {done + behind} bytes" if behind else ""
 
     def entry(self, position: TextPosition) -> dict[str, Any]:
         """Returns the entry of a position."""
@@ -330,13 +333,6 @@ class StandardInput(_TextSource):
         """Returns when something has come, the input has ended, or so many seconds have passed."""
         if not self._finished:
             self._poll.poll(seconds * 1000)
-
-    def waits_for(self) -> str:
-        """Returns in words what it waits for."""
-        done, behind = self._lines.read, self._lines.behind
-        if behind:
-            return f"the part of {self._what} that is published, once more: {done} of {done + behind} bytes have come"
-        return f"rows on {self._what}"
 
     def entry(self, position: TextPosition) -> dict[str, Any]:
         """Returns the entry of a position."""

@@ -16,17 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
-from lazyshard.errors import (
-    ChunkCorrupt,
-    ChunkMissing,
-    FileRefused,
-    LazyShardError,
-    RowInvalid,
-    SealInvalid,
-    StoreRefused,
-    StoreUnavailable,
-    WaitTimeout,
-)
+from lazyshard import errors
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.names import MANIFEST, chunk_name, seal_name
 from lazyshard.format.seal import Seal
@@ -45,7 +35,7 @@ from lazyshard_producer.sources.source import Context, Line, RowOrigin, Rows, So
 
 KIND: Final = "stream"
 
-_LOST: Final = (ChunkCorrupt, SealInvalid, FileRefused)
+_LOST: Final = (errors.ChunkCorrupt, errors.SealInvalid, errors.FileRefused)
 """What a chunk raises of which no row can be read, unless somebody restores its files."""
 
 _BLANKS: Final = b" \t\r"
@@ -173,10 +163,10 @@ class StreamSource(Source):
             if self._reader.stream_id is not None and (self._seal is None or self._seal.chunk != number):
                 path = self._directory / seal_name(number)
                 self._seal = Seal.decode(read_file(path), number, str(path))
-        except (WaitTimeout, ChunkMissing, *_LOST) as cause:
+        except (errors.WaitTimeout, errors.ChunkMissing, *_LOST) as cause:
             # A chunk of a foreign directory lacks its marker although later ones have theirs; from now on it counts.
-            now, wait = self._clock(), isinstance(cause, WaitTimeout)
-            if isinstance(cause, ChunkMissing):
+            now, wait = self._clock(), isinstance(cause, errors.WaitTimeout)
+            if isinstance(cause, errors.ChunkMissing):
                 # A network filesystem may remember for a while that a name was not there.
                 self._missing_since = self._missing_since or now
                 wait = now - self._missing_since < GRACE_S
@@ -187,7 +177,7 @@ class StreamSource(Source):
         self._missing_since = None
         try:
             lines = self._lines(first, stop)
-        except (ChunkCorrupt, RowInvalid) as cause:
+        except (errors.ChunkCorrupt, errors.RowInvalid) as cause:
             return [_refused(cause)]
         reason = too_long(self._most, ": {} bytes, its arrays included")
         sizes = [_line_size(line) - 1 for line in lines]
@@ -199,7 +189,7 @@ class StreamSource(Source):
         ]
 
     def _lines(self, first: int, stop: int) -> Sequence[bytes | EncodedRow]:
-        """Returns rows up to a bad one. Raises ChunkCorrupt, RowInvalid: that is the first."""
+        """Returns rows up to a bad one. Raises errors.ChunkCorrupt, errors.RowInvalid: that is the first."""
         reader, seal, row = self._reader, self._seal, first % self._size
         lines = reader.lines_published(first, reader.stop_for_arrays(first, stop) if reader.arrays else stop)
         if reader.stream_id is None or seal is None:
@@ -214,7 +204,7 @@ class StreamSource(Source):
         """Returns the bytes of the arrays of rows up to the first whose arrays are bad; raises if that is the first."""
         try:
             found = self._reader.arrays_published(first, first + count)
-        except ChunkCorrupt as cause:
+        except errors.ChunkCorrupt as cause:
             good = 0 if cause.row is None else cause.row - first % self._size
             if not good:
                 raise
@@ -228,7 +218,7 @@ class StreamSource(Source):
         Of a stream of ours it is empty: its identity tells more.
         """
         if samples and self._reader.stream_id is None:
-            with contextlib.suppress(*_LOST, RowInvalid, ChunkMissing, IndexError):
+            with contextlib.suppress(*_LOST, errors.RowInvalid, errors.ChunkMissing, IndexError):
                 return xxhash.xxh3_64_hexdigest(plain_line(self._reader.line(samples - 1)))
         return ""
 
@@ -270,9 +260,9 @@ def _refusing(name: str) -> Iterator[None]:
     """Has what a stream raises say that it is refused as a source; what an object store raises stays."""
     try:
         yield
-    except (SourceRefused, StoreRefused, StoreUnavailable):
+    except (SourceRefused, errors.StoreRefused, errors.StoreUnavailable):
         raise
-    except LazyShardError as cause:
+    except errors.LazyShardError as cause:
         facts = {field: getattr(cause, field, None) for field in ("expected", "actual")}
         raise SourceRefused(str(cause), file=name, **facts) from cause
     except OSError as cause:
@@ -285,9 +275,9 @@ def _line_size(line: Line) -> int:
     return len(line) if isinstance(line, bytes) else 0
 
 
-def _refused(cause: LazyShardError) -> RowInvalid:
-    if isinstance(cause, RowInvalid):
+def _refused(cause: errors.LazyShardError) -> errors.RowInvalid:
+    if isinstance(cause, errors.RowInvalid):
         return bad_row(cause.reason or str(cause))
-    if isinstance(cause, ChunkCorrupt):
+    if isinstance(cause, errors.ChunkCorrupt):
         return bad_row(f"damaged: expected {cause.expected}, found {cause.actual}")
     return bad_row(f"its chunk cannot be read: {cause}")

@@ -22,16 +22,9 @@ import pybase64
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
+from lazyshard_producer.sources import files
 from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
-from lazyshard_producer.sources.files import (
-    KnownFile,
-    file_size,
-    open_regular,
-    read_at,
-    refuse_changed,
-    refuse_source,
-    refusing,
-)
+from lazyshard_producer.sources.files import KnownFile, refuse_source, refusing
 from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, Rows, Source, number_rows
 
 _Pieces = Generator[tuple[Any, float], None, None]
@@ -72,7 +65,7 @@ class TableSource(Source):
         self.reached: TablePosition = self.start
         self._stack = contextlib.ExitStack()  # what is open of a file
         self._rows: Iterator[tuple[Sequence[Any], float]] | None = None  # the pieces of one that is open, encoded
-        self._ends = [0, *accumulate(map(file_size, self._files))]
+        self._ends = [0, *accumulate(map(files.file_size, self._files))]
         self.progress = self._ends[min(self.start.file, len(self._files))], self._ends[-1]
         # At once, so that what cannot be read is refused before anything is published.
         if self.start.file < len(self._files):
@@ -114,7 +107,7 @@ class TableSource(Source):
         path = self._files[index]
         file = self._known[index] = KnownFile(path)
         if index < len(self._fingerprints) and self._fingerprints[index] != file.digest:
-            raise refuse_changed(path)
+            raise files.refuse_changed(path)
         self._fingerprints[index:] = [file.digest]
         with contextlib.ExitStack() as stack:
             schema, pieces = stack.enter_context((_open_parquet if self._kind == "parquet" else _open_arrow)(path, row))
@@ -128,29 +121,29 @@ class TableSource(Source):
         return ((encoder.encode(batch), fraction) for batch, fraction in pieces)
 
     def _decode(self, entry: dict[str, Any]) -> tuple[TablePosition, list[int]]:
-        files, row, digests = read_entry(entry, self.name, self._kind, files=int, row=int, xxh3=str)
+        file, row, digests = read_entry(entry, self.name, self._kind, files=int, row=int, xxh3=str)
         try:
             fingerprints = np.frombuffer(pybase64.b64decode(digests, validate=True), dtype="<u8").tolist()
         except ValueError:
             raise refuse_position(self.name, "fingerprints in base64", repr(digests)[:120]) from None
-        if len(fingerprints) != files + (row > 0):
+        if len(fingerprints) != file + (row > 0):
             raise refuse_position(self.name, "a fingerprint of each file that was begun", f"{len(fingerprints)}")
-        return TablePosition(files, row), fingerprints
+        return TablePosition(file, row), fingerprints
 
     def _check_read(self) -> None:
         """Checks that the files which were read are still there, as they were, with no other before or between them."""
-        files, read = self._files, self._fingerprints
+        paths, read = self._files, self._fingerprints
         for index, expected in enumerate(read):
-            if index < len(files) and KnownFile(files[index]).digest == expected:
+            if index < len(paths) and KnownFile(paths[index]).digest == expected:
                 continue
-            there = [KnownFile(path).digest for path in files[index:]]
+            there = [KnownFile(path).digest for path in paths[index:]]
             if expected in there:
-                new = plain_name(os.path.basename(files[index]))
+                new = plain_name(os.path.basename(paths[index]))
                 actual = f"{new}, which is new and comes before files already read"
             elif not there or there[0] in read[index:]:
                 actual = "that one gone"
             else:
-                raise refuse_changed(files[index])
+                raise files.refuse_changed(paths[index])
             hint = "; put them back as they were (others may follow, by the order of names), or choose another --out"
             raise refuse_source(self.name, f"as file {index + 1} the one whose rows were read", actual, hint)
 
@@ -200,7 +193,7 @@ _BUFFER_BYTES: Final = 64 << 10
 def _open_parquet(path: str, row: int) -> Iterator[tuple[Any, _Pieces]]:
     """Opens a file; gives its columns, a `pyarrow.Schema`, and its rows from one on."""
     parquet = load_pyarrow(path, "pyarrow.parquet")
-    with open_regular(path, 0) as handle:
+    with files.open_regular(path, 0) as handle:
         _check_magic(handle.fileno(), path)
         with _readable(path, _PARQUET):
             # No pre-buffering and no threads: both hold more of a row group than is asked for.
@@ -228,7 +221,7 @@ def _parquet_pieces(path: str, file: Any, row: int) -> _Pieces:
 
 def _check_magic(fd: int, path: str) -> None:
     size = os.fstat(fd).st_size
-    head, tail = (read_at(fd, path, len(_MAGIC), max(0, offset)) for offset in (0, size - len(_MAGIC)))
+    head, tail = (files.read_at(fd, path, len(_MAGIC), max(0, offset)) for offset in (0, size - len(_MAGIC)))
     if b"PARE" in (head, tail):
         raise refuse_source(path, _PARQUET, "an encrypted one, which is not read")
     if head != _MAGIC:
@@ -246,7 +239,7 @@ _MAGIC_FILE: Final = b"ARROW1"
 def _open_arrow(path: str, row: int) -> Iterator[tuple[Any, _Pieces]]:
     """Opens a file; see `_open_parquet`."""
     pa, ipc = load_pyarrow(path), load_pyarrow(path, "pyarrow.ipc")
-    with open_regular(path, 0) as handle, contextlib.ExitStack() as stack:
+    with files.open_regular(path, 0) as handle, contextlib.ExitStack() as stack:
         size = os.fstat(handle.fileno()).st_size
         if size == 0:
             raise refuse_source(path, _ARROW, "an empty file")
@@ -265,7 +258,7 @@ def _open_arrow(path: str, row: int) -> Iterator[tuple[Any, _Pieces]]:
 
         def check() -> None:
             if os.fstat(handle.fileno()).st_size < size:
-                raise refuse_changed(path)
+                raise files.refuse_changed(path)
 
         pieces = _arrow_pieces(path, batches, data, row, check)
         stack.callback(pieces.close)

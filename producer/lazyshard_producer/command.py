@@ -81,7 +81,7 @@ _QUARANTINE_EPILOG: Final = epilog(
 def _kept_rows(stream: str, directory: str) -> Iterator[bytes]:
     lost = 0
     for refused in read_refused(directory):
-        row = b"" if refused is None else refused.row
+        row = refused or b""
         lost += not row
         if row and sys.stdout.isatty():
             # What is in it comes from somebody else.

@@ -18,17 +18,8 @@ from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.listing import NameRules
 from lazyshard_producer.position import plain_name
-from lazyshard_producer.sources.source import (
-    PYTHON,
-    STANDARD_INPUT,
-    Context,
-    Source,
-    open_source_file,
-    read_magic,
-    refuse_os_error,
-    refuse_source,
-    refusing,
-)
+from lazyshard_producer.sources.files import open_source_file, read_magic, refuse_os_error, refuse_source, refusing
+from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, Source
 
 _MAGIC: Final = {
     b"\x1f\x8b": "jsonl.gz",

@@ -42,7 +42,8 @@ from lazyshard_producer.position import (
 )
 from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.pipeline import changes, describe
-from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, file_size
+from lazyshard_producer.sources.files import file_size
+from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context
 from lazyshard_producer.wording import count
 
 

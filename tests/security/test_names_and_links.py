@@ -33,7 +33,8 @@ from lazyshard_producer.following.reading import PlainFile
 from lazyshard_producer.position import FilePosition
 from lazyshard_producer.ray.pieces import PieceReader, list_pieces
 from lazyshard_producer.rows.refusals import Quarantine
-from lazyshard_producer.sources.source import RowOrigin, open_regular
+from lazyshard_producer.sources.files import open_regular
+from lazyshard_producer.sources.source import RowOrigin
 from lazyshard_swift.checkpoints import parse
 from lazyshard_swift.errors import PositionInvalid
 from tests.security.guards import (
@@ -274,7 +275,7 @@ def test_followed_file_that_became_a_link_is_not_read(tmp_path: Path, elsewhere:
     path.parent.mkdir()
     path.symlink_to(elsewhere / "secret")
     with pytest.raises(LazyShardError):
-        PlainFile(str(path), "a.jsonl", 1000, FilePosition()).read()
+        PlainFile(str(path), 1000, FilePosition()).read()
     with pytest.raises(LazyShardError):
         open_regular(str(path), links_out=False)
     # A source that the user names may be a link to anywhere.

@@ -2,209 +2,40 @@
 
 A name is taken once: what has been read of a file must stay as it is until that file was read to its end; after that it
 may be deleted, and a new file of the same name is not read. The order in which rows of several files follow each other
-is decided while they are written. So it is put into a journal, up to the last row that was read, before any position is
-told: a seal names a place in the journal, and the rows behind that place come in the same order again.
+is decided while they are written, and kept in a journal.
+
+Complete files are read one after another as they were found, those found together by name. Files that grow take turns,
+of 1 MiB at the most, with each other and with the complete one. A file is complete, by `finished_by`: when it has its
+name (rename), its marker (marker), or has not grown for `idle_s` seconds of this process (idle). Until then whole lines
+of plain files are taken; compressed files are left alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from lazyshard.store.durable import remove
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.following.files import FollowedFiles
-from lazyshard_producer.following.journal import (
-    DIRECTORY,
-    KIND,
-    Journal,
-    JournalPosition,
-    Resumed,
-    Totals,
-    apply,
-    decode_line,
-    finished_line,
-    list_journals,
-    resume,
-    segment_line,
-)
-from lazyshard_producer.following.listing import DirectoryListing, DirectoryWatch, NameRules, is_packed
-from lazyshard_producer.following.reading import FollowedLines
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.following.journal import DIRECTORY, FollowPosition, Ledger, apply, decode_line, resume
+from lazyshard_producer.following.listing import DirectoryListing, DirectoryWatch, Look, NameRules, is_packed
+from lazyshard_producer.following.reading import Completion, PackedFile, PlainFile, refuse_growth
 from lazyshard_producer.position import FilePosition, plain_name, refuse_position
-from lazyshard_producer.sources.decompression import BLOCK_BYTES
+from lazyshard_producer.sources.files import open_regular, refuse_source
 from lazyshard_producer.sources.lines import LineSplitter
-from lazyshard_producer.sources.source import Context, Rows, Source, open_regular
+from lazyshard_producer.sources.source import PIECE_BYTES, Context, Rows, Source
 from lazyshard_producer.wording import count
 
-_LONG_BYTES: Final = 4 << 20
-"""A journal is begun anew at twice the size of what is known at its start, but not below this."""
+_LOOKS: Final = 100
+"""So many unfinished files, whose size a network share may know late, and finished ones are looked at each time."""
 
-_KEPT_ENTRIES: Final = 16
-"""A journal that was replaced is deleted after so many further entries: by then a seal names the new one."""
-
-_STEPS: Final = 64  # so many files are looked into for a row at a time: signals are looked at in between
 _log = logging.getLogger("lazyshard")
-
-
-class FollowPosition(NamedTuple):
-    """A place between two rows: in the piece of this number, behind this row of it, or after it (None)."""
-
-    serial: int
-    piece: FollowedLines | None = None
-    row: int = -1
-
-
-@dataclass(slots=True)
-class _Read:
-    """What was read in one go of a file, and the sums behind it; or that its end was met, at the size `finished`.
-
-    `position`: of the last piece of a line of the journal: that behind the line.
-    """
-
-    serial: int
-    name: str
-    begin: int
-    end: FilePosition
-    totals: Totals
-    rows: bool = False
-    finished: int | None = None
-    position: JournalPosition | None = None
-
-    def before(self, position: FollowPosition) -> bool:
-        return not self.rows or self.serial < position.serial + (position.piece is None)
-
-
-class _Ledger:
-    """Turns what is read into positions. `serial` is the number of the last piece, `totals` the sums behind it."""
-
-    def __init__(
-        self, name: str, directory: Path, known: Resumed, entry: dict[str, Any] | None, context: Context
-    ) -> None:
-        self.serial, self.totals = 0, known.totals
-        self._name = name
-        self._directory = directory
-        self._entry = entry
-        self._check_owner = context.check_owner
-        self._begun = False  # something was read in this run
-        self._new: list[_Read] = []  # read since the last position
-        self._pieces: deque[_Read] = deque()  # in the journal, and behind the last position
-        self._committed, self._committed_totals = known.state, known.totals  # before them
-        self._at = JournalPosition()
-        self._within: tuple[str, FilePosition] | None = None  # how far that file is read behind `_at`
-        self._journal: Journal | None = None
-        self._begun_bytes = 0
-        self._entries = 0
-        # Journals, and the number of the entry at which each was replaced.
-        stale = [path for path in list_journals(directory, name) if path != known.journal]
-        self._replaced = deque([(path, -_KEPT_ENTRIES) for path in stale])
-        if known.journal is not None:
-            self._replaced.append((known.journal, 0))
-
-    def add_piece(self, name: str, piece: FollowedLines) -> Rows:
-        self.serial += 1
-        serial, (begin, end) = self.serial, piece[1:]
-        size, blank = self.totals
-        self.totals = Totals(size + end.offset - begin.offset, blank + end.blank - begin.blank)
-        last = len(piece.rows.lines) - 1
-        self._add(_Read(serial, name, begin.offset, end, self.totals, rows=last >= 0))
-
-        def position(index: int) -> FollowPosition:
-            return FollowPosition(serial) if index == last else FollowPosition(serial, piece, index)
-
-        return piece.rows._replace(position=position)
-
-    def add_finished(self, name: str, size: int) -> None:
-        self._add(_Read(self.serial, name, 0, FilePosition(), self.totals, finished=size))
-
-    def _add(self, piece: _Read) -> None:
-        self._begun = True
-        self._new.append(piece)
-
-    def entry(self, position: FollowPosition) -> dict[str, Any]:
-        """Returns the entry of a position, with all that was read so far durable in the journal."""
-        self._entries += 1
-        new, self._new = self._new, []
-        if self._journal is not None:
-            self._append(new)
-        self._pieces.extend(new)
-        while self._pieces and self._pieces[0].before(position):
-            piece = self._pieces.popleft()
-            self._committed_totals = piece.totals
-            if piece.finished is not None:
-                self._committed.finish(piece.name, piece.finished)
-            else:
-                self._committed.files[piece.name] = piece.end
-            self._within = (piece.name, piece.end)
-            if piece.position is not None:
-                self._at, self._within = piece.position, None
-        if self._journal is None and not self._begun:
-            return self._encode(None, self._committed_totals) if self._entry is None else self._entry
-        if self._journal is None or self._journal.size > max(_LONG_BYTES, 2 * self._begun_bytes):
-            self._begin()
-        while self._replaced and self._entries - self._replaced[0][1] > _KEPT_ENTRIES:
-            # Those that no seal can name any more. They were listed, or made, before: whoever takes the stream over
-            # from here on has none among them.
-            self._check_owner()
-            remove(self._replaced.popleft()[0])
-        at, totals = self._within, self._committed_totals
-        if position.piece is not None and self._pieces and self._pieces[0].serial == position.serial:
-            begin, end = position.piece.begin, position.piece.rows.position(position.row)
-            at = self._pieces[0].name, end
-            totals = Totals(totals.size + end.offset - begin.offset, totals.blank + end.blank - begin.blank)
-        return self._encode(at, totals)
-
-    def close(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
-
-    def _append(self, pieces: Iterable[_Read]) -> None:
-        """Writes pieces to the journal: those of one file that follow each other as one line."""
-        assert self._journal is not None
-        lines, last = [], []
-        for _, group in groupby(pieces, key=lambda piece: piece.name if piece.finished is None else id(piece)):
-            first, *rest = group
-            last.append(rest[-1] if rest else first)
-            if first.finished is None:
-                lines.append(segment_line(first.name, first.begin, last[-1].end))
-            else:
-                lines.append(finished_line(first.name, first.finished))
-        for piece, at in zip(last, self._journal.append(lines), strict=True):
-            piece.position = at
-
-    def _begin(self) -> None:
-        """Begins a new journal with all that is known before the pieces behind the position, and these."""
-        journal = Journal(self._directory, self._name)
-        with contextlib.ExitStack() as stack:
-            stack.callback(journal.close)
-            at = journal.append(self._committed.lines())[-1]
-            stack.pop_all()
-        if self._journal is not None:
-            self._journal.close()
-            self._replaced.append((self._journal.path, self._entries))
-        self._journal, self._at, self._within, self._begun_bytes = journal, at, None, at.size
-        for piece in self._pieces:
-            piece.position = None
-        self._append(self._pieces)
-
-    def _encode(self, at: tuple[str, FilePosition] | None, totals: Totals) -> dict[str, Any]:
-        value = {
-            "kind": KIND,
-            "path": self._name,
-            "journal": "" if self._journal is None else self._journal.path.name,
-            "bytes": self._at.size,
-            "digest": self._at.digest,
-            "read": totals.size,
-            "blank": totals.blank,
-        }
-        return value if at is None else value | {"at": segment_line(at[0], at[1].offset, at[1])}
 
 
 class FollowedDirectory(Source):
@@ -224,32 +55,43 @@ class FollowedDirectory(Source):
     ) -> None:
         self.name = plain_name(settings.path)
         self.start = self.reached = FollowPosition(0)
-        self._path = settings.path
-        self._end_marker = settings.end_marker
-        journals = context.out / DIRECTORY
-        known = resume(position, journals, self.name)
-        self._plan = deque(known.plan)
-        self._ledger = _Ledger(self.name, journals, known, position, context)
-        self.progress, self.blank = (known.totals.size, None), known.totals.blank
-        record, record_end = self._ledger.add_piece, self._ledger.add_finished
-        self._files = FollowedFiles(settings, context.max_row_bytes, known.state, record, record_end, clock)
+        self._settings, self._max_row_bytes, self._clock = settings, context.max_row_bytes, clock
+        known = resume(position, context.out / DIRECTORY, self.name)
+        self._plan = deque(known.plan)  # lines of the journal: what an earlier run read next
+        self._ledger = Ledger(self.name, context.out / DIRECTORY, known, position, context.check_owner)
+        self._rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
+        self._listing = DirectoryListing(settings.path, self._rules, known.state.finished.copy())
         self._watch = DirectoryWatch(settings.path, clock)
+        self._files: dict[str, PlainFile | PackedFile] = {}  # that are not read to their end
+        self._turns: deque[str] = deque()  # names of those that may have something to read
+        self._backlog: deque[str] = deque()  # names of complete files that are not begun
+        self._current: str | None = None  # the complete file that is being read
+        self._ending: Completion | None = None
+        self._round: Iterator[str] = iter(())
         self._asked = self._marker_seen = self._last = False
-        if not self._plan:
-            self._files.begin()
+        self._reach()
+        for name, state in known.state.files.items():
+            file = self._open(name, state)
+            if isinstance(file, PlainFile):
+                try:
+                    file.check()
+                except SourceRefused as error:
+                    self._gone(name, file, error)
+        self._begin()
 
     def read(self) -> Rows | None:
         """Returns the next rows, none where there are none now; None where the directory has ended."""
-        for _ in range(_STEPS):
+        # Signals are looked at in between.
+        for _ in range(64):
             if self._plan:
                 found = self._replay()
+                self._begin()
             else:
                 self._look()
-                if not self._files.has_turns:
+                if not self._turns and not self._backlog:
                     return None if self._last else Rows()
-                found = self._files.step()
-            self.reached = FollowPosition(self._ledger.serial)
-            self.progress, self.blank = (self._ledger.totals.size, None), self._ledger.totals.blank
+                found = self._step()
+            self._reach()
             if found is not None:
                 self._watch.active()
                 if found.lines:
@@ -258,16 +100,16 @@ class FollowedDirectory(Source):
 
     def wait(self, seconds: float) -> None:
         """Returns when something has happened in the directory, when it is time to look, or after so many seconds."""
-        if not self._plan and not self._files.has_turns and not self._last:
+        if not (self._plan or self._turns or self._backlog or self._last):
             self._watch.wait(seconds)
 
     def waits_for(self) -> str:
         """Returns in words what it waits for."""
-        unfinished = count(self._files.unfinished, "file")
-        return f"new lines in {self.name} ({unfinished} unfinished), or {self._end_marker} there"
+        unfinished = count(len(self._files) + len(self._backlog), "file")
+        return f"new lines in {self.name} ({unfinished} unfinished), or {self._settings.end_marker} there"
 
     def entry(self, position: FollowPosition) -> dict[str, Any]:
-        """Returns the entry of a position; see `_Ledger.entry`."""
+        """Returns the entry of a position; see `Ledger.entry`."""
         return self._ledger.entry(position)
 
     def end(self) -> None:
@@ -277,8 +119,77 @@ class FollowedDirectory(Source):
     def close(self) -> None:
         """Lets go of what is open. May be called twice."""
         self._watch.close()
-        self._files.close()
+        for file in self._files.values():
+            file.close()
         self._ledger.close()
+
+    def _reach(self) -> None:
+        size, self.blank = self._ledger.totals
+        self.reached, self.progress = FollowPosition(self._ledger.serial), (size, None)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._settings.path, name)
+
+    def _begin(self) -> None:
+        """Gives all files a turn that are begun, once all is read again that an earlier run read."""
+        for name in () if self._plan else self._files:
+            self._take_turn(name)
+
+    def _replay(self) -> Rows | None:
+        """Returns what an earlier run read next."""
+        try:
+            name, until, size = decode_line(self._plan[0])
+        except ValueError as cause:
+            raise refuse_position(self.name, "a line of a journal", str(cause)[:120]) from cause
+        file, rows = self._begun(name), None
+        if size is not None:
+            self._finish(name, file, size)
+        elif file.state.offset < until.offset:
+            try:
+                rows = self._rows(name, file, until) or Rows()
+            except SourceRefused as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+                expected = f"the file of which {until.offset} bytes were read, and not all is published"
+                hint = "; put it back, or choose another --out"
+                raise refuse_source(self._path(name), expected, "none", hint) from error
+        if size is None and file.diverged:
+            # Somebody has mended a line, say. Nothing behind these rows is published, so any order will do.
+            path = plain_name(self._path(name))
+            _log.warning("%s was changed behind what is published of it; it is taken as it is now", path)
+            self._plan.clear()
+        elif rows is None:
+            self._plan.popleft()
+        return rows
+
+    def _step(self) -> Rows | None:
+        """Returns the next rows of the file whose turn it is; None if it has no lines now."""
+        if self._current is None and self._backlog:
+            name = self._current = self._backlog.popleft()
+            self._open(name, FilePosition(), complete=True)
+            self._take_turn(name)
+        name = self._turns.popleft()
+        file = self._files[name]
+        file.in_turn = False
+        try:
+            rows = self._rows(name, file)
+        except SourceRefused as error:
+            self._gone(name, file, error)
+            return None
+        if file.finished:
+            self._finish(name, file)
+        elif not file.at_end:
+            self._take_turn(name)
+        elif name == self._current:
+            self._current = None
+        if isinstance(file, PlainFile) and file.seen > file.size:
+            file.size, file.still_since = file.seen, self._clock()
+        return rows
+
+    def _rows(self, name: str, file: PlainFile | PackedFile, until: FilePosition | None = None) -> Rows | None:
+        """Returns the next rows of a file, put down in the ledger; None where there are no more lines."""
+        piece = file.read(until)
+        return None if piece is None or piece.end == piece.begin else self._ledger.add_piece(name, piece)
 
     def _look(self) -> None:
         """Looks at the directory if it is time, and finds out whether all is there that will come."""
@@ -287,33 +198,144 @@ class FollowedDirectory(Source):
         # What was there before the marker is seen by a look that begins after it.
         last = self._asked or self._marker_seen
         self._watch.look()
-        changed, self._marker_seen = self._files.look()
+        now, look = self._clock(), self._listing.look(self._files)
+        changed, self._marker_seen = self._take_up(look, now), look.ended
+        self._complete(look, now)
+        # Some unfinished files are read without regard to their size, and some finished ones may have grown.
+        names = list(islice(self._round, _LOOKS))
+        if len(names) < _LOOKS:
+            self._round = iter(list(self._files))
+            names += islice(self._round, _LOOKS - len(names))
+        for name in names:
+            if name in self._files:
+                self._take_turn(name)
+        for name, size in self._listing.look_again(_LOOKS):
+            if name not in self._files:
+                self._grown(name, size)
         self._watch.looked(changed)
         if last and (self._asked or self._marker_seen):
             self._last = True
-            self._files.complete_all(asked=self._asked and not self._marker_seen)
+            self._complete_all(asked=self._asked and not self._marker_seen)
 
-    def _replay(self) -> Rows | None:
-        """Returns what an earlier run read next."""
-        try:
-            name, until, size = decode_line(self._plan[0])
-        except ValueError as cause:
-            raise refuse_position(self.name, "a line of a journal", str(cause)[:120]) from cause
-        rows = None
-        if size is not None:
-            self._files.finish(name, size)
+    def _take_up(self, look: Look, now: float) -> bool:
+        """Takes up what a look has found; returns whether that is anything new."""
+        changed = bool(look.new or look.grown)
+        for name, size in look.new.items():
+            if self._settings.finished_by == "rename" or self._is_marked(name, look):
+                self._put_off(name)
+            else:
+                file = self._open(name, FilePosition())
+                file.size, file.begun = size, not is_packed(name)
+                self._take_turn(name)
+        for name, size in look.grown.items():
+            self._grown(name, size)
+        for name, size in look.sizes.items():
+            file = self._files[name]
+            if size != file.size:
+                changed = True
+                file.size, file.still_since = size, now
+                self._take_turn(name)
+        there = look.sizes.keys() | look.new.keys()
+        for name in [name for name, file in self._files.items() if not file.begun and name not in there]:
+            del self._files[name]
+        return changed
+
+    def _complete(self, look: Look, now: float) -> None:
+        by = self._settings.finished_by
+        # One that is complete by its name, without a last newline, may still be written.
+        still_s = 1.0 if by == "rename" else self._settings.idle_s
+        for name, file in list(self._files.items()):
+            done = self._is_marked(name, look) if by == "marker" else now - file.still_since >= still_s
+            if done and not file.in_turn:
+                self._start(name, file, Completion.IDLE if by == "idle" else Completion.FINAL)
+
+    def _complete_all(self, asked: bool) -> None:
+        """Takes all files for complete: because the directory has its end marker, or because the run is to end."""
+        self._ending = Completion.ASKED if asked else Completion.FINAL
+        for name, file in list(self._files.items()):
+            if file.begun or not asked:
+                self._start(name, file, self._ending)
+            else:
+                del self._files[name]
+                _log.warning("%s is left out: it is not complete", self._path(name))
+
+    def _is_marked(self, name: str, look: Look) -> bool:
+        return self._settings.finished_by == "marker" and (name in look.marked or "" in look.marked)
+
+    def _start(self, name: str, file: PlainFile | PackedFile, completion: Completion) -> None:
+        """Has a complete file read to its end: now if it is begun, else after those before it."""
+        if file.begun:
+            file.completion = completion
+            self._take_turn(name)
         else:
-            rows, diverged = self._files.read(name, until)
-            if diverged:
-                # Somebody has mended a line, say. Nothing behind these rows is published, so any order will do.
-                path = plain_name(os.path.join(self._path, name))
-                _log.warning("%s was changed behind what is published of it; it is taken as it is now", path)
-                self._plan.clear()
-        if rows is None and self._plan:
-            self._plan.popleft()
-        if not self._plan:
-            self._files.begin()
-        return rows
+            del self._files[name]
+            self._put_off(name)
+
+    def _put_off(self, name: str) -> None:
+        self._listing.settled.add(name)
+        self._backlog.append(name)
+
+    def _grown(self, name: str, size: int) -> None:
+        """Takes up a file again that was finished and has grown since, or refuses it."""
+        if self._settings.finished_by != "idle" or is_packed(name):
+            known = self._listing.finished.get(name)
+            raise refuse_growth(self._path(name), known.offset if known else 0, size)
+        self._listing.settled.discard(name)
+        self._begun(name)
+        self._take_turn(name)
+
+    def _gone(self, name: str, file: PlainFile | PackedFile, error: SourceRefused) -> None:
+        """Deals with a file that is not there although it is not read to its end; raises any other error."""
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise error
+        path, offset = self._path(name), file.state.offset
+        if offset == 0:
+            _log.warning("%s was deleted before anything of it was read", path)
+            self._forget(name)
+            return
+        all_taken = isinstance(file, PlainFile) and file.seen <= offset and self._settings.finished_by != "rename"
+        marker = self._rules.marker_of(name)
+        if not all_taken and not os.path.lexists(self._path(marker)):
+            actual = "none of this name: it was deleted or renamed before its end was met"
+            hint = f"; put it back, or, to go on without the rest of it, make a file {marker}"
+            raise refuse_source(path, f"the file that was read up to byte {offset}", actual, hint) from error
+        _log.warning("%s was deleted; what was there of it is taken, up to byte %d", path, offset)
+        self._finish(name, file)
+
+    def _finish(self, name: str, file: PlainFile | PackedFile, size: int | None = None) -> None:
+        """Takes notice that a file was read to its end, being of this size; None: the size that was found."""
+        if isinstance(file, PlainFile) and file.seen > file.state.offset:
+            _log.warning("%s: its last line is incomplete and left out", self._path(name))
+        if size is None:
+            size = file.state.offset if isinstance(file, PlainFile) else file.end
+        self._forget(name)
+        self._listing.finish(name, file.state, size)
+        self._ledger.add_finished(name, size)
+
+    def _forget(self, name: str) -> None:
+        self._files.pop(name).close()
+        self._listing.settled.discard(name)
+        if name == self._current:
+            self._current = None
+
+    def _take_turn(self, name: str) -> None:
+        file = self._files[name]
+        if file.begun and not file.in_turn:
+            file.in_turn = True
+            self._turns.append(name)
+
+    def _begun(self, name: str) -> PlainFile | PackedFile:
+        """Returns the file of this name, opened at its start if it is not begun, and at its end if it was finished."""
+        file = self._files.get(name) or self._open(name, self._listing.finished.get(name) or FilePosition())
+        file.begun = True
+        return file
+
+    def _open(self, name: str, state: FilePosition, complete: bool = False) -> PlainFile | PackedFile:
+        what = (self._path(name), self._max_row_bytes, state, self._clock())
+        file = self._files[name] = PackedFile(*what) if is_packed(name) else PlainFile(*what)
+        by_name = Completion.SETTLING if self._settings.finished_by == "rename" else None
+        file.completion = self._ending or by_name or (Completion.FINAL if complete else None)
+        return file
 
 
 def list_unread(
@@ -342,7 +364,7 @@ def _holds_row(path: str, offset: int, max_row_bytes: int) -> bool:
     splitter = LineSplitter(path, max_row_bytes, FilePosition(offset))
     with open_regular(path, links_out=False) as file:
         file.seek(offset)
-        while block := file.read(BLOCK_BYTES):
+        while block := file.read(PIECE_BYTES):
             if splitter.feed(block).lines:
                 return True
     return bool(splitter.finish(only_row=True).lines)

@@ -11,15 +11,21 @@ again writes into no file that anybody reads. A line is a JSON object, of one of
     {"finished_files": {...}}
         Files that were read to their end before; only at the start of a journal.
 
-Fields that are not there are 0, empty or false; unknown ones are ignored.
+Fields that are not there are 0, empty or false; unknown ones are ignored. What was read is put into the journal, up to
+the last row, before any position is told: a seal names a place in the journal, and the rows behind that place come in
+the same order again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
-from collections.abc import Container, Iterable
+from collections import deque
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +37,9 @@ from lazyshard.memory import loads
 from lazyshard.store.durable import NEW_FILE_MODE, remove, sync, sync_directory, write_all
 from lazyshard.store.files import check_folder, read_file
 from lazyshard_producer.following.listing import FinishedFiles
+from lazyshard_producer.following.reading import FollowedLines
 from lazyshard_producer.position import FilePosition, read_entry, refuse_position
+from lazyshard_producer.sources.source import Rows
 
 KIND: Final = "follow"
 
@@ -42,8 +50,12 @@ _BYTES: Final = "\0"
 
 _NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.jsonl")
 
-_MAX_BYTES: Final = 4 << 30
-"""Far more than any journal has: a line is some 200 bytes, and it is begun anew at twice what is known."""
+
+_LONG_BYTES: Final = 4 << 20
+"""A journal is begun anew at twice the size of what is known at its start, but not below this."""
+
+_KEPT_ENTRIES: Final = 16
+"""A journal that was replaced is deleted after so many further entries: by then a seal names the new one."""
 
 
 class FollowState:
@@ -62,11 +74,7 @@ class FollowState:
         if size is None:
             self.files[name] = position
         else:
-            self.finish(name, size)
-
-    def finish(self, name: str, size: int) -> None:
-        """Takes notice that a file was read to its end, being of this size in bytes."""
-        self.finished.add(name, self.files.pop(name, FilePosition()), size)
+            self.finished.add(name, self.files.pop(name, FilePosition()), size)
 
     def lines(self) -> Iterable[dict[str, Any]]:
         """Returns lines that say all this."""
@@ -87,11 +95,6 @@ def decode_line(line: dict[str, Any]) -> tuple[str, FilePosition, int | None]:
     if "finished" in line and (type(size) is not int or size < 0):
         raise ValueError(f"finished = {size!r}")
     return name, FilePosition.of(line), size
-
-
-def finished_line(name: str, size: int) -> dict[str, Any]:
-    """Returns the line that says that a file was read to its end, at this size."""
-    return {"file": encode_name(name), "finished": size}
 
 
 def encode_name(name: str) -> str:
@@ -164,14 +167,19 @@ class Journal:
             os.close(fd)
 
 
-def list_journals(directory: Path, source: str) -> list[Path]:
-    """Returns the journals of a source. Raises FileRefused where somebody has put a link in the directory's place."""
-    return [path for path in _list(directory) if path.name.startswith(_prefix(source))]
+def list_journals(directory: Path, source: str | None = None) -> list[Path]:
+    """Returns the journals of a source, or of all. Raises FileRefused where the directory is somebody's link."""
+    prefix = "" if source is None else _prefix(source)
+    # Files are deleted by these names, so they must be ours, and no others.
+    with contextlib.suppress(FileNotFoundError):
+        names = (path for path in check_folder(directory).iterdir() if is_journal_name(path.name))
+        return [path for path in names if path.name.startswith(prefix)]
+    return []
 
 
 def remove_journals(directory: Path, kept: Container[str] = ()) -> None:
     """Deletes the journals of all sources but those of some names, and their directory if nothing else is in it."""
-    for path in _list(directory):
+    for path in list_journals(directory):
         if path.name not in kept:
             # A power cut may bring it back, which harms nobody.
             remove(path)
@@ -184,14 +192,6 @@ def named_journals(source: Any) -> set[str]:
     entries = source.get("sources") if isinstance(source, dict) else None
     named = (entry.get("journal") for entry in entries or () if isinstance(entry, dict))
     return {name for name in named if isinstance(name, str) and is_journal_name(name)}
-
-
-def _list(directory: Path) -> list[Path]:
-    # Files are deleted by these names, so they must be ours, and no others.
-    try:
-        return [path for path in check_folder(directory).iterdir() if is_journal_name(path.name)]
-    except FileNotFoundError:
-        return []
 
 
 def is_journal_name(name: str) -> bool:
@@ -208,7 +208,7 @@ def read_journal(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the lines before a place, and those after it that are whole."""
     try:
-        data = read_file(path, _MAX_BYTES)
+        data = read_file(path, 4 << 30)
     except (OSError, LazyShardError) as cause:
         found = cause.strerror.lower() if isinstance(cause, OSError) and cause.strerror else str(cause)
         raise refuse_position(source, f"the journal {path}", found) from cause
@@ -237,21 +237,14 @@ def _whole(data: bytes) -> list[dict[str, Any]]:
     return lines
 
 
-class Totals(NamedTuple):
-    """Sums over all files and runs: bytes read (of text), blank lines among what was read."""
-
-    size: int = 0
-    blank: int = 0
-
-
 class Resumed(NamedTuple):
-    """What an entry says: how far all files are read, the sums up to there, and its journal with the lines behind it.
+    """What an entry says: how far all files are read, and the bytes (of text) and blank lines read up to there.
 
-    These are the `plan`: what was read next, in this order.
+    `plan`: the lines of its `journal` behind that, what was read next, in this order.
     """
 
     state: FollowState
-    totals: Totals
+    totals: tuple[int, int]
     plan: list[dict[str, Any]]
     journal: Path | None
 
@@ -260,7 +253,7 @@ def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> Resumed:
     """Returns what an entry says, None for the very start."""
     state = FollowState()
     if entry is None:
-        return Resumed(state, Totals(), [], None)
+        return Resumed(state, (0, 0), [], None)
     fields: dict[str, type] = {"bytes": int, "digest": str, "read": int, "blank": int, "journal": str}
     size, digest, read, blank, journal = read_entry(entry, name, KIND, **fields)
     at = entry.get("at", {})
@@ -269,11 +262,11 @@ def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> Resumed:
     if not isinstance(at, dict):
         raise refuse_position(name, "at: an object", repr(at)[:120])
     if not journal:
-        return Resumed(state, Totals(read, blank), [], None)
+        return Resumed(state, (read, blank), [], None)
     path = directory / journal
     before, behind = read_journal(path, JournalPosition(size, digest), name)
     apply(state, [*before, *([at] if "at" in entry else [])], name)
-    return Resumed(state, Totals(read, blank), behind, path)
+    return Resumed(state, (read, blank), behind, path)
 
 
 def apply(state: FollowState, lines: Iterable[dict[str, Any]], name: str) -> None:
@@ -283,3 +276,142 @@ def apply(state: FollowState, lines: Iterable[dict[str, Any]], name: str) -> Non
             state.apply(line)
     except (TypeError, AttributeError, ValueError) as cause:
         raise refuse_position(name, "lines of a journal", str(cause)[:120]) from cause
+
+
+class FollowPosition(NamedTuple):
+    """A place between two rows: in the piece of this number, behind this row of it, or after it (None)."""
+
+    serial: int
+    piece: FollowedLines | None = None
+    row: int = -1
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was read in one go, or that the end of a file was met: as a line of the journal, and the sums behind it.
+
+    `place`: of the last piece of a line that was written: that behind the line.
+    """
+
+    serial: int
+    name: str
+    line: dict[str, Any]
+    totals: tuple[int, int]
+    rows: bool
+    place: JournalPosition | None = None
+
+
+class Ledger:
+    """Turns what is read into positions. `serial` is the number of the last piece, `totals` the sums behind it."""
+
+    def __init__(
+        self, name: str, folder: Path, known: Resumed, entry: dict[str, Any] | None, check_owner: Callable[[], object]
+    ) -> None:
+        self.serial, self.totals = 0, known.totals
+        self._name, self._folder, self._check_owner = name, folder, check_owner
+        self._new: list[_Read] = []  # read since the last position
+        self._pieces: deque[_Read] = deque()  # in the journal, and behind the last position
+        self._committed, self._committed_totals = known.state, known.totals  # before them
+        self._at = JournalPosition()
+        self._within: dict[str, Any] | None = None  # how far a file is read behind `_at`
+        self._journal: Journal | None = None
+        self._begun_bytes = self._entries = 0
+        # As long as nothing is read.
+        self._unread: dict[str, Any] | None = entry or self._encode(None, known.totals)
+        # Journals, and the number of the entry at which each was replaced.
+        stale = [path for path in list_journals(folder, name) if path != known.journal]
+        self._replaced = deque([(path, -_KEPT_ENTRIES) for path in stale])
+        if known.journal is not None:
+            self._replaced.append((known.journal, 0))
+
+    def add_piece(self, name: str, piece: FollowedLines) -> Rows:
+        """Puts down that this was read of a file; returns its rows with their positions."""
+        self.serial += 1
+        serial, last = self.serial, len(piece.rows.lines) - 1
+        self.totals = _add(self.totals, piece.begin, piece.end)
+        self._put(_Read(serial, name, segment_line(name, piece.begin.offset, piece.end), self.totals, rows=last >= 0))
+
+        def position(index: int) -> FollowPosition:
+            return FollowPosition(serial) if index == last else FollowPosition(serial, piece, index)
+
+        return piece.rows._replace(position=position)
+
+    def add_finished(self, name: str, size: int) -> None:
+        """Puts down that a file was read to its end, at this size."""
+        self._put(_Read(self.serial, name, {"file": encode_name(name), "finished": size}, self.totals, rows=False))
+
+    def entry(self, position: FollowPosition) -> dict[str, Any]:
+        """Returns the entry of a position, with all that was read so far durable in the journal."""
+        if self._unread is not None:
+            return self._unread
+        self._entries += 1
+        if self._journal is not None:
+            self._append(self._new)
+        self._pieces.extend(self._new)
+        self._new = []
+        after = position.serial + (position.piece is None)
+        while self._pieces and (not self._pieces[0].rows or self._pieces[0].serial < after):
+            piece = self._pieces.popleft()
+            self._committed.apply(piece.line)
+            self._committed_totals = piece.totals
+            self._at, self._within = (piece.place, None) if piece.place else (self._at, piece.line)
+        if self._journal is None or self._journal.size > max(_LONG_BYTES, 2 * self._begun_bytes):
+            self._begin()
+        while self._replaced and self._entries - self._replaced[0][1] > _KEPT_ENTRIES:
+            # Those that no seal can name any more. They were listed, or made, before: whoever takes the stream over
+            # from here on has none among them.
+            self._check_owner()
+            remove(self._replaced.popleft()[0])
+        at, totals = self._within, self._committed_totals
+        if at is not None:
+            at = at | {"from": at.get("offset", 0)}
+        if position.piece is not None and self._pieces and self._pieces[0].serial == position.serial:
+            end = position.piece.rows.position(position.row)
+            at = segment_line(self._pieces[0].name, end.offset, end)
+            totals = _add(totals, position.piece.begin, end)
+        return self._encode(at, totals)
+
+    def close(self) -> None:
+        """Closes the journal. May be called twice."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _put(self, piece: _Read) -> None:
+        self._unread = None
+        self._new.append(piece)
+
+    def _append(self, pieces: Iterable[_Read]) -> None:
+        """Writes pieces to the journal: those of one file that follow each other as one line."""
+        assert self._journal is not None
+        lines, last = [], []
+        for _, group in groupby(pieces, key=lambda piece: id(piece) if "finished" in piece.line else piece.name):
+            first, *rest = group
+            last.append(rest[-1] if rest else first)
+            lines.append({**rest[-1].line, "from": first.line["from"]} if rest else first.line)
+        for piece, at in zip(last, self._journal.append(lines), strict=True):
+            piece.place = at
+
+    def _begin(self) -> None:
+        """Begins a new journal with all that is known before the pieces behind the position, and these."""
+        journal = Journal(self._folder, self._name)
+        with contextlib.ExitStack() as stack:
+            stack.callback(journal.close)
+            at = journal.append(self._committed.lines())[-1]
+            stack.pop_all()
+        if self._journal is not None:
+            self._journal.close()
+            self._replaced.append((self._journal.path, self._entries))
+        self._journal, self._at, self._within, self._begun_bytes = journal, at, None, at.size
+        for piece in self._pieces:
+            piece.place = None
+        self._append(self._pieces)
+
+    def _encode(self, at: dict[str, Any] | None, totals: tuple[int, int]) -> dict[str, Any]:
+        journal, (size, digest), (read, blank) = self._journal, self._at, totals
+        value: dict[str, Any] = {"kind": KIND, "path": self._name, "journal": journal.path.name if journal else ""}
+        value |= {"bytes": size, "digest": digest, "read": read, "blank": blank}
+        return value if at is None else value | {"at": at}
+
+
+def _add(totals: tuple[int, int], begin: FilePosition, end: FilePosition) -> tuple[int, int]:
+    return totals[0] + end.offset - begin.offset, totals[1] + end.blank - begin.blank

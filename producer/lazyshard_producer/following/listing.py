@@ -26,7 +26,7 @@ import pybase64
 import xxhash
 
 from lazyshard_producer.position import FilePosition
-from lazyshard_producer.sources.source import file_size, refusing
+from lazyshard_producer.sources.files import file_size, refusing
 
 PACKED: Final = (".gz", ".zst")  # endings of compressed files
 _TEMPORARY: Final = (".tmp", ".temp", ".part", ".partial", ".crdownload", ".filepart", ".swp", "~")
@@ -79,7 +79,6 @@ def is_packed(name: str) -> bool:
 
 
 _OPEN_END: Final = 1 << 63  # the bit of the number of lines that says that the last line had no newline
-_MERGE: Final = 4096  # so many are kept apart before they are sorted in
 _COLUMNS: Final = ("size", "line", "tail")
 
 
@@ -92,17 +91,13 @@ class FinishedFiles:
     def __init__(self) -> None:
         self._keys: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self._values: npt.NDArray[np.uint64] = np.empty((0, len(_COLUMNS)), np.uint64)
-        self._recent: dict[int, tuple[int, int, int]] = {}
-
-    def __len__(self) -> int:
-        self._merge()
-        return len(self._keys)
+        self._recent: dict[int, tuple[int, int, int]] = {}  # not sorted in yet
 
     def add(self, name: str, at: FilePosition, size: int) -> None:
         """Adds a file that was read to its end at this position, being of this size in bytes."""
         lines = at.line | (_OPEN_END if at.open_end else 0)
         self._recent[_key(name)] = size, lines, int(at.tail or "0", 16)  # compressed ones have no tail
-        if len(self._recent) >= _MERGE:
+        if len(self._recent) >= 4096:
             self._merge()
 
     def get(self, name: str) -> FilePosition | None:
@@ -138,11 +133,8 @@ class FinishedFiles:
     def encode(self) -> dict[str, Any]:
         """Returns all of them as JSON: packed columns, as in seals."""
         self._merge()
-        columns = {"name": self._keys, **dict(zip(_COLUMNS, self._values.T, strict=True))}
-        return {
-            name: pybase64.b64encode(np.ascontiguousarray(column, "<u8").tobytes()).decode()
-            for name, column in columns.items()
-        }
+        columns = zip(("name", *_COLUMNS), (self._keys, *self._values.T), strict=True)
+        return {name: pybase64.b64encode(column.astype("<u8").tobytes()).decode() for name, column in columns}
 
     @classmethod
     def decode(cls, value: Any) -> FinishedFiles:
@@ -156,8 +148,7 @@ class FinishedFiles:
             raise ValueError(f"not packed columns: {cause!r}") from cause
         if any(len(column) != len(keys) for column in columns) or np.any(keys[1:] <= keys[:-1]):
             raise ValueError("columns of unequal length, or not sorted")
-        files._keys = keys.astype(np.uint64)
-        files._values = np.stack(columns, axis=1).astype(np.uint64)
+        files._keys, files._values = keys.astype(np.uint64), np.stack(columns, axis=1).astype(np.uint64)
         return files
 
     def _merge(self) -> None:
@@ -174,9 +165,6 @@ class FinishedFiles:
 def _key(name: str) -> int:
     return xxhash.xxh3_64_intdigest(os.fsencode(name))
 
-
-_RECENT: Final = 100
-"""The files finished last are looked at every time: those that were taken for complete too early are among them."""
 
 _log = logging.getLogger("lazyshard")
 
@@ -204,10 +192,10 @@ class DirectoryListing:
 
     def __init__(self, path: str, rules: NameRules, finished: FinishedFiles) -> None:
         self.finished: Final = finished
-        self._path = path
-        self._rules = rules
+        self._path, self._rules = path, rules
         self.settled: set[str] = set()  # names that need no attention, as long as they are there
-        self._recent: deque[str] = deque(maxlen=_RECENT)
+        # The files finished last are looked at every time: those taken for complete too early are among them.
+        self._recent: deque[str] = deque(maxlen=100)
         self._next = 0
 
     def finish(self, name: str, at: FilePosition, size: int) -> None:
@@ -255,33 +243,27 @@ class DirectoryListing:
                 yield name, size
 
     def _is_plain(self, entry: os.DirEntry[str]) -> bool:
+        reason = ""
         try:
-            if entry.is_symlink():
-                reason = self._refuse_link(entry)
+            if not entry.is_symlink():
+                if not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                    reason = "a directory, pipe, socket or device"
             else:
-                mode = entry.stat(follow_symlinks=False).st_mode
-                reason = "" if stat.S_ISREG(mode) else "a directory, pipe, socket or device"
+                directory, target = os.path.realpath(self._path), os.path.realpath(entry.path)
+                if os.path.commonpath([directory, target]) != directory:
+                    reason = f"a link out of the directory, to {target}"
+                elif os.path.dirname(target) == directory and self._rules.is_data(os.path.basename(target)):
+                    reason = f"a link to {target}, which is taken itself"
+                elif not os.path.isfile(target):
+                    reason = f"a link to {target}, which is none"
         except FileNotFoundError:
             return True  # opening it will tell
         if reason:
             _log.warning("%s is passed over: expected a plain file, found %s", entry.path, reason)
         return not reason
 
-    def _refuse_link(self, entry: os.DirEntry[str]) -> str:
-        directory, target = os.path.realpath(self._path), os.path.realpath(entry.path)
-        if os.path.commonpath([directory, target]) != directory:
-            return f"a link out of the directory, to {target}"
-        if os.path.dirname(target) == directory and self._rules.is_data(os.path.basename(target)):
-            return f"a link to {target}, which is taken itself"
-        return "" if os.path.isfile(target) else f"a link to {target}, which is none"
-
 
 FIRST_PAUSE_S: Final = 0.2
-LAST_PAUSE_S: Final = 2.0
-"""Pauses between two looks while nothing happens: the longest that a line of a file that is kept open lies unseen."""
-
-_COST_SHARE: Final = 10.0
-"""A look is followed by a pause of ten times its duration: one at a directory of 100,000 files takes 0.1 s and more."""
 
 
 class DirectoryWatch:
@@ -293,8 +275,7 @@ class DirectoryWatch:
     """
 
     def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._directory = directory
-        self._clock = clock
+        self._directory, self._clock = directory, clock
         self._woken = threading.Event()
         self._pause = FIRST_PAUSE_S
         self._began = self._earliest = self._latest = clock()
@@ -314,10 +295,10 @@ class DirectoryWatch:
     def looked(self, changed: bool) -> None:
         """Takes notice that a look is over, and whether it found anything new."""
         now = self._clock()
-        self._pause = FIRST_PAUSE_S if changed else min(LAST_PAUSE_S, 1.5 * self._pause)
-        rest = _COST_SHARE * (now - self._began)
-        self._earliest = now + rest
-        self._latest = now + max(rest, self._pause)
+        self._pause = FIRST_PAUSE_S if changed else min(2.0, 1.5 * self._pause)
+        # One at a directory of 100,000 files takes 0.1 s and more: that is a tenth of the time at the most.
+        rest = 10.0 * (now - self._began)
+        self._earliest, self._latest = now + rest, now + max(rest, self._pause)
 
     def active(self) -> None:
         """Takes notice that lines came: more of them are likely."""

@@ -8,28 +8,18 @@ must be what they were; this fingerprint is made of the bytes in hand, so the fi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import FilePosition
-from lazyshard_producer.sources.decompression import BLOCK_BYTES, PackedText
-from lazyshard_producer.sources.lines import LineSplitter
-from lazyshard_producer.sources.sequential import DigestedText
-from lazyshard_producer.sources.source import (
-    FINGERPRINT_BYTES,
-    Rows,
-    check_ends,
-    committed_ends,
-    digest,
-    find_line_end,
-    open_regular,
-    refuse_source,
-    refuse_truncated,
-    refusing,
-)
+from lazyshard_producer.position import FilePosition, plain_name
+from lazyshard_producer.sources import files
+from lazyshard_producer.sources.files import FINGERPRINT_BYTES, digest
+from lazyshard_producer.sources.lines import DigestedText, LineSplitter
+from lazyshard_producer.sources.sequential import PackedText
+from lazyshard_producer.sources.source import PIECE_BYTES, Rows
 
 
 class FollowedLines(NamedTuple):
@@ -43,31 +33,6 @@ class FollowedLines(NamedTuple):
     end: FilePosition
 
 
-def _lines(rows: Rows, begin: FilePosition, end: FilePosition, of: Callable[[Any], FilePosition]) -> FollowedLines:
-    return FollowedLines(rows._replace(position=lambda index: of(rows.position(index))), begin, end)
-
-
-class _Reading:
-    """Where the reading of a file is, in the middle of a line perhaps: `fed` bytes of it.
-
-    `before` are the last of them, 4 KiB at the most, and `head` the first; nothing if they are not at hand. `identity`
-    is the device and inode of the file.
-    """
-
-    def __init__(self, splitter: LineSplitter, before: bytes, identity: tuple[int, int]) -> None:
-        self.splitter = splitter
-        self.fed = splitter.position.offset
-        self.before = before
-        self.head = before if self.fed < FINGERPRINT_BYTES else b""
-        self.identity = identity
-
-    def feed(self, data: bytes) -> Rows:
-        if self.fed < FINGERPRINT_BYTES:
-            self.head = (self.head + data)[:FINGERPRINT_BYTES]
-        self.fed += len(data)
-        return self.splitter.feed(data)
-
-
 class Completion(Enum):
     """Why a file is taken for complete, and so what holds for its last line and for growth."""
 
@@ -79,27 +44,38 @@ class Completion(Enum):
     ASKED = "the run is to end"
 
 
-class PlainFile:
-    """A plain file of a followed directory. Memory: nothing of the file between two reads, unless within a line.
+class _FollowedFile:
+    """A file of a followed directory.
 
     Attributes:
-        completion: whether it is taken for complete.
         state: how far it is read.
+        completion: whether it is taken for complete.
+        begun: it is being read; not a compressed file that is not complete.
         finished: it was read to its end.
         at_end: at the last read there was nothing more to be had for now.
         diverged: it was found not to be what an earlier run has read here; it is read as it is now.
+        size, still_since: its size at the last look, and when (monotonic) that was found first.
+        in_turn: it waits for its turn to be read.
     """
 
-    def __init__(self, path: str, name: str, max_row_bytes: int, state: FilePosition) -> None:
+    def __init__(self, path: str, max_row_bytes: int, state: FilePosition, now: float = 0.0) -> None:
         self.state = state
         self.completion: Completion | None = None
-        self.finished = False
-        self.at_end = False
-        self.diverged = False
-        self._path = path
-        self._name = name
-        self._max_row_bytes = max_row_bytes
-        self._reading: _Reading | None = None
+        self.begun = True
+        self.finished = self.at_end = self.diverged = self.in_turn = False
+        self.size, self.still_since = state.seen, now
+        self._path, self._max_row_bytes = path, max_row_bytes
+
+
+class PlainFile(_FollowedFile):
+    """A plain file. Memory: nothing of the file between two reads, unless within a line."""
+
+    def __init__(self, path: str, max_row_bytes: int, state: FilePosition, now: float = 0.0) -> None:
+        super().__init__(path, max_row_bytes, state, now)
+        self._identity: tuple[int, int] | None = None  # device and inode
+        self._splitter: LineSplitter | None = None  # in the middle of a line perhaps
+        # The first bytes of the file, if they are at hand, and the last that the splitter was fed: 4 KiB at the most.
+        self._head = self._before = b""
         self._looked = state.offset  # no newline from `state` up to here
         self._end: int | None = None  # of the file that was taken for complete
 
@@ -120,62 +96,62 @@ class PlainFile:
         """
         with self._opened() as fd:
             status = os.fstat(fd)
-            identity = (status.st_dev, status.st_ino)
-            if self._reading is not None and self._reading.identity != identity:
-                self._reading = None
+            if self._identity != (identity := (status.st_dev, status.st_ino)):
+                self._splitter, self._identity = None, identity
             if status.st_size < self.seen:
                 self._shrink(status.st_size)
-            if self._reading is None:
+            if self._splitter is None:
                 if until is None and self.completion is None and not self._has_line_end(fd):
                     return None
-                before = self._check_part(fd)
-                if self.state.open_end:
-                    before = self._close_line(fd, before)
-                splitter = LineSplitter(self._name, self._max_row_bytes, self.state.place)
-                self._reading = _Reading(splitter, before, identity)
-            return self._read_on(fd, self._reading, until)
+                self._before = self._check_part(fd)
+                self._head = self._before if self.state.offset < FINGERPRINT_BYTES else b""
+                self._splitter = LineSplitter(plain_name(self._path), self._max_row_bytes, self.state.place)
+            return self._read_on(fd, self._splitter, until)
 
     def close(self) -> None:
         """Forgets what is known of the line in hand."""
-        self._reading = None
+        self._splitter = None
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
         # A link was looked at when the name came, and may lead elsewhere since.
-        file = open_regular(self._path, 0, links_out=False, expected="the plain file that it was")
-        with file, refusing(self._path):
+        file = files.open_regular(self._path, 0, links_out=False, expected="the plain file that it was")
+        with file, files.refusing(self._path):
             yield file.fileno()
 
     def _shrink(self, size: int) -> None:
         """Takes notice that some of what was seen behind the lines that were taken is not there any more."""
         if self._end is not None:
-            raise refuse_truncated(self._path, self._end, size)
-        self._reading = None
+            raise files.refuse_truncated(self._path, self._end, size)
+        self._splitter = None
         self._looked = self.state.offset
         self.state = self.state._replace(seen=max(size, self.state.offset))
 
     def _has_line_end(self, fd: int) -> bool:
         """Looks at what was appended, 1 MiB at the most; returns whether a line may be complete now."""
-        data = os.pread(fd, BLOCK_BYTES, self._looked)
+        data = os.pread(fd, PIECE_BYTES, self._looked)
         if not data and os.fstat(fd).st_size < self._looked:
             self._check_part(fd)
             self._looked = self.state.offset  # what was cut is a line that nobody has seen
-        self.at_end = len(data) < BLOCK_BYTES
+        self.at_end = len(data) < PIECE_BYTES
         if b"\n" in data:
             return True
         self._looked += len(data)
         return False
 
-    def _read_on(self, fd: int, reading: _Reading, until: FilePosition | None) -> FollowedLines:
-        wanted = BLOCK_BYTES if until is None else min(BLOCK_BYTES, until.offset - reading.fed)
-        data = os.pread(fd, wanted, reading.fed)
+    def _read_on(self, fd: int, splitter: LineSplitter, until: FilePosition | None) -> FollowedLines:
+        fed = splitter.fed
+        wanted = PIECE_BYTES if until is None else min(PIECE_BYTES, until.offset - fed)
+        data = os.pread(fd, wanted, fed)
         self.at_end = until is None and len(data) < wanted
         if until is not None and len(data) < wanted:
             self.diverged = True
         if data and self._end is not None:
-            self._grow(reading.fed + len(data))
-        rows = reading.feed(data) if data else self._last_line(reading, until)
-        begin, text, fed, head = self.state, reading.before + data, reading.fed, reading.head
+            self._grow(fed + len(data))
+        if fed < FINGERPRINT_BYTES:
+            self._head = (self._head + data)[:FINGERPRINT_BYTES]
+        rows = splitter.feed(data) if data else self._last_line(splitter, until)
+        begin, text, fed, head = self.state, self._before + data, fed + len(data), self._head
 
         def of(at: FilePosition) -> FilePosition:
             """Returns how far the file is read at a place in the text, which ends where it was read to."""
@@ -183,40 +159,38 @@ class PlainFile:
             known = begin.head if begin.offset >= FINGERPRINT_BYTES else digest(head[: at.offset])
             return at._replace(seen=fed, head=known, tail=digest(text[max(0, stop - FINGERPRINT_BYTES) : stop]))
 
-        at = reading.splitter.position
-        reading.before = text[-FINGERPRINT_BYTES:]
+        at = splitter.position
+        self._before, self._looked = text[-FINGERPRINT_BYTES:], fed
         self.state = begin if at == begin.place else of(at)
-        self._looked = fed
         if until is not None:
             if self.state.offset >= until.offset:
                 # Where an earlier run was: whether it was there.
-                self._reading = None
+                self._splitter = None
                 self.diverged = self.state.place != until.place or self.state.tail != until.tail
         elif self.at_end:
-            self._meet_end(reading, bool(data))
-        return _lines(rows, begin, self.state, of)
+            self._meet_end(splitter, bool(data))
+        return FollowedLines(rows._replace(position=lambda index: of(rows.position(index))), begin, self.state)
 
-    def _last_line(self, reading: _Reading, until: FilePosition | None) -> Rows:
+    def _last_line(self, splitter: LineSplitter, until: FilePosition | None) -> Rows:
         """Returns the row of a last line without newline, if it is to be taken."""
         taken = self.completion in (Completion.FINAL, Completion.IDLE)
         if until is not None:
             # Of another text it would be a line that is cut.
-            taken = until.open_end and not self.diverged and digest(reading.before) == until.tail
+            taken = until.open_end and not self.diverged and digest(self._before) == until.tail
             self.diverged = not taken
         if taken or self.completion is Completion.ASKED:
-            return reading.splitter.finish(only_row=not taken)
+            return splitter.finish(only_row=not taken)
         return Rows()
 
-    def _meet_end(self, reading: _Reading, more: bool) -> None:
+    def _meet_end(self, splitter: LineSplitter, more: bool) -> None:
         """Takes notice that there is nothing behind what was read; `more`: the last look still found something."""
         if self.completion is None:
-            self._reading = None
+            self._splitter = None
             return
-        self._end = reading.fed
-        settling = self.completion is Completion.SETTLING
-        if not reading.splitter.pending or not (more or settling):
-            self.finished = True
-            self._reading = None
+        self._end, settling = splitter.fed, self.completion is Completion.SETTLING
+        self.finished = not splitter.pending or not (more or settling)
+        if self.finished:
+            self._splitter = None
         self.at_end = self.finished or settling
 
     def _grow(self, size: int) -> None:
@@ -228,22 +202,11 @@ class PlainFile:
 
     def _check_part(self, fd: int) -> bytes:
         """Checks the part that was read; returns its last bytes, 4 KiB at the most."""
-        head, tail = committed_ends(fd, self._path, self.state.offset)
+        head, tail = files.committed_ends(fd, self._path, self.state.offset)
         if head and not self.state.head:
             self.state = self.state._replace(head=digest(head))
-        check_ends(self._path, self.state, head, tail)
+        files.check_ends(self._path, self.state, head, tail)
         return tail
-
-    def _close_line(self, fd: int, before: bytes) -> bytes:
-        """Moves behind the newline that the last line lacked; returns what is before that then."""
-        state = self.state
-        newline = find_line_end(self._path, state, os.pread(fd, 2, state.offset))
-        before = (before + newline)[-FINGERPRINT_BYTES:]
-        if newline:
-            offset = state.offset + len(newline)
-            head = digest(before) if offset <= FINGERPRINT_BYTES else state.head
-            self.state = state._replace(offset=offset, open_end=False, tail=digest(before), head=head)
-        return before
 
 
 def refuse_growth(path: str, expected: int, actual: int) -> SourceRefused:
@@ -253,28 +216,25 @@ def refuse_growth(path: str, expected: int, actual: int) -> SourceRefused:
         "when they are complete (or, with markers, the marker made last); to take the rest of this one, start again "
         "with --finished-by idle"
     )
-    return refuse_source(path, f"{expected} bytes", f"{actual} bytes", hint, where="taken for complete: ")
+    return files.refuse_source(path, f"{expected} bytes", f"{actual} bytes", hint, where="taken for complete: ")
 
 
-class PackedFile:
-    """A compressed file of a followed directory. Memory: some MiB while it is open. Attributes: see `PlainFile`."""
+class PackedFile(_FollowedFile):
+    """A compressed file. Memory: some MiB while it is open."""
 
-    def __init__(self, path: str, name: str, max_row_bytes: int, state: FilePosition) -> None:
-        self.state = state
-        self.finished = False
-        self.at_end = False
-        self.diverged = False
-        self.size = 0
-        self._path = path
-        self._lines = DigestedText(name, max_row_bytes, state, "; put the old file back, or choose another --out")
+    def __init__(self, path: str, max_row_bytes: int, state: FilePosition, now: float = 0.0) -> None:
+        super().__init__(path, max_row_bytes, state, now)
+        remedy = "; put the old file back, or choose another --out"
+        self._lines = DigestedText(plain_name(path), max_row_bytes, state, remedy)
         self._text: PackedText | None = None
         self._left = b""
+        self.end = 0  # of the file when it was opened
 
     def read(self, until: FilePosition | None = None) -> FollowedLines | None:
         """Returns the next lines; see `PlainFile.read`."""
         if self._text is None:
             self._text = PackedText(self._path, links_out=False)
-            self.size = self._text.size
+            self.end = self._text.size
         left = self._left or self._text.read()
         room = len(left) if until is None else max(0, until.offset - self._lines.read)
         block, self._left = left[:room], left[room:]
@@ -289,7 +249,7 @@ class PackedFile:
         begin, self.state = self.state, self._lines.reached.digested()
         if until is not None and self.state.offset >= until.offset:
             self.diverged = self.state != until
-        return _lines(rows, begin, self.state, lambda position: position.digested())
+        return FollowedLines(rows._replace(position=lambda index: rows.position(index).digested()), begin, self.state)
 
     def close(self) -> None:
         """Closes the file."""

@@ -8,6 +8,7 @@ stream's manifest keeps: a function's name, and what it tells in an attribute `f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
@@ -35,18 +36,12 @@ from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name
 from lazyshard_producer.sources.source import bad_row
 
-_SWIFT_OPENER: Final = "lazyshard_swift.rows:open_encoder"
-"""Takes model, template, max_length and options; returns a function of a row, and the encoding."""
-
 _VALUE_CHARACTERS: Final = 120  # so much of a value is told where it is no row at all
 _SHOWN: Final = 60  # characters of a key or a length that are told
 MAX_TOKENS: Final = 2**32 - 1  # the longest row that a seal can tell of
 _MAX_LEVELS: Final = 1024  # how deep readers nest
 _BESIDE: Final = ("loss_mask", "loss_scale", "token_type_ids")
 """Keys under which rows hold something else for each token."""
-
-_REPLACED: Final = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)  # keys of which sequences have their own
-Tokens = Mapping[str, npt.NDArray[np.int64]]
 
 
 class _EncodeTask(NamedTuple):
@@ -58,25 +53,24 @@ class _EncodeTask(NamedTuple):
     def encode(self, row: dict[str, Any]) -> EncodedRow:
         """Returns an encoded row. Raises RowInvalid where the encoder did, or returned what cannot be published."""
         found = call_user("--encode", self.function, row)
+        if not isinstance(found, Mapping):
+            raise bad_row(f"--encode returned {name_value(found, _VALUE_CHARACTERS)}, expected a dict")
+        row = dict(found)
+        if isinstance(tokens := row.get("length"), np.integer):
+            # The number of an array's length: a whole number to whoever wrote it.
+            row["length"] = tokens = int(tokens)
+        if type(tokens) is not int:
+            tokens = None
+        elif not 0 <= tokens <= MAX_TOKENS:
+            raise bad_row(f"--encode returned a length of {tokens}, expected one from 0 to {MAX_TOKENS}")
+        ids = row.get("input_ids", ())
+        listed = isinstance(ids, list) and ids and type(ids[0]) is int
+        if tokens is not None and (listed or (isinstance(ids, np.ndarray) and ids.ndim == 1)) and len(ids) > tokens:
+            raise bad_row(f"--encode returned a length of {tokens}, but {len(ids)} input_ids")
         try:
-            if not isinstance(found, Mapping):
-                raise bad_row(f"--encode returned {name_value(found, _VALUE_CHARACTERS)}, expected a dict")
-            row = dict(found)
-            length = row.get("length")
-            if isinstance(length, np.integer):
-                # The number of an array's length: a whole number to whoever wrote it.
-                row["length"] = length = int(length)
-            tokens, ids = length if type(length) is int else None, row.get("input_ids", ())
-            if tokens is not None and not 0 <= tokens <= MAX_TOKENS:
-                raise bad_row(f"--encode returned a length of {tokens}, expected one from 0 to {MAX_TOKENS}")
-            listed = isinstance(ids, list) and ids and type(ids[0]) is int
-            if tokens is not None and (listed or (isinstance(ids, np.ndarray) and ids.ndim == 1)) and len(ids) > tokens:
-                raise bad_row(f"--encode returned a length of {tokens}, but {len(ids)} input_ids")
-            packed = pack_row(row)
+            return EncodedRow(*pack_row(row), tokens)
         except RowInvalid as cause:
-            reason = cause.reason or str(cause)
-            raise (cause if reason.startswith("--") else bad_row(f"--encode made what is no row: {reason}")) from cause
-        return EncodedRow(*packed, tokens)
+            raise bad_row(f"--encode made what is no row: {cause.reason or cause}") from cause
 
 
 def call_user(option: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -112,11 +106,9 @@ class Form(NamedTuple):
 
 def form_of(settings: Settings) -> Form:
     """Returns what the rows of a run will be, by its options, and by the streams among its sources."""
-    names = [plain_name(source.path) for source in settings.sources]
-    streams = [stream_form(source) or (False, None) for source in settings.sources]
-    arrays = any(holds for holds, _ in streams)
-    pairs = [(name, encoding) for name, (_, encoding) in zip(names, streams, strict=True)]
-    encoded = next(((name, encoding) for name, encoding in pairs if encoding is not None), None)
+    forms = [(plain_name(source.path), *(stream_form(source) or (False, None))) for source in settings.sources]
+    arrays = any(holds for _, holds, _ in forms)
+    encoded = next(((name, encoding) for name, _, encoding in forms if encoding is not None), None)
     if settings.encoding is not None:
         if encoded is not None:
             hint = "leave it out, or take the rows before they were encoded"
@@ -126,7 +118,7 @@ def form_of(settings: Settings) -> Form:
         # What a function has made of encoded rows is no longer what the encoder made.
         return Form(arrays, None, arrays)
     first, encoding = encoded
-    for name, other in pairs:
+    for name, _, other in forms:
         if other != encoding:
             alike = "and all rows of a stream are encoded alike; make a stream of each"
             raise _setting("--source", f"the rows of {first} are encoded otherwise than those of {name}, {alike}")
@@ -148,9 +140,10 @@ def load_encoder(settings: EncodingSettings) -> _EncodeTask:
 
 def open_swift(settings: EncodingSettings, option: str) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
     """Returns what encodes a row as ms-swift would before training it, and what it encodes with."""
-    opener = load_function(_SWIFT_OPENER, option)
+    opener = load_function("lazyshard_swift.rows:open_encoder", option)
     try:
-        function, encoding = opener(settings.model, settings.template, settings.max_length, settings.options)
+        opened: tuple[Any, Encoding] = opener(settings.model, settings.template, settings.max_length, settings.options)
+        return opened
     except KeyboardInterrupt:
         raise
     except LazyShardError as cause:
@@ -158,19 +151,18 @@ def open_swift(settings: EncodingSettings, option: str) -> tuple[Callable[[dict[
     except BaseException as error:
         # SystemExit too, with which parsers of options end.
         raise _setting(option, f"ms-swift raised {name_error(error)}") from error
-    return function, encoding
 
 
 def _facts(own: dict[str, Any], function: Callable[..., Any]) -> Encoding:
-    told = getattr(function, "fingerprint", {})
-    if isinstance(told, Mapping) and (taken := [name for name in own if name in told]):
+    name, told = own["function"], getattr(function, "fingerprint", {})
+    if isinstance(told, Mapping) and (taken := [fact for fact in own if fact in told]):
         reason = f"its fingerprint has a fact {taken[0]!r}, which lazyshard tells itself: give yours another name"
-        raise _setting("--encode", f"{own['function']}: {reason}")
+        raise _setting("--encode", f"{name}: {reason}")
     try:
-        return check_encoding({**told, **own}, f"the attribute fingerprint of {own['function']}")
+        return check_encoding({**told, **own}, f"the attribute fingerprint of {name}")
     except TypeError as cause:
         reason = f"its fingerprint is a dict of plain values, got {name_value(told, _VALUE_CHARACTERS)}"
-        raise _setting("--encode", f"{own['function']}: {reason}") from cause
+        raise _setting("--encode", f"{name}: {reason}") from cause
     except ValueError as cause:
         raise _setting("--encode", str(cause)) from cause
 
@@ -185,7 +177,8 @@ def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[Encode
     tokens = _tokens("--split", fields, _BESIDE)
     if isinstance(line, EncodedRow):
         # Of images, for instance: the tokens that stand for them would be trained without.
-        others = [name for name, value in fields.items() if name not in _REPLACED and _holds_array(value)]
+        replaced = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)  # of which sequences have their own
+        others = [name for name, value in fields.items() if name not in replaced and _holds_array(value)]
         if others:
             raise bad_row(f"--split: there is an array under {others[0]!r:.80}, which would be lost")
     count = len(tokens[INPUT_IDS])
@@ -214,7 +207,7 @@ def pad_row(settings: PadSettings, row: dict[str, Any], line: bytes | EncodedRow
 
 
 def write_tokens(
-    tokens: Tokens, length: int, *, arrays: bool, of: Mapping[str, Any] | None = None
+    tokens: Mapping[str, npt.NDArray[np.int64]], length: int, *, arrays: bool, of: Mapping[str, Any] | None = None
 ) -> bytes | EncodedRow:
     """Returns a row that holds tokens, as it is published."""
     row: dict[str, Any] = {**(of or {})}  # as int32, which they fit: `tokens_of` has seen to it
@@ -227,10 +220,13 @@ def _tokens(option: str, fields: dict[str, Any], beside: tuple[str, ...]) -> dic
     for name in beside:
         if fields.get(name) is not None:
             raise bad_row(f"{option}: {name!r} holds something for each token, which would no longer fit; leave it out")
-    mask = fields.get(ATTENTION_MASK)
-    if mask is not None and not _is_full(mask):
-        hint = "all of which would be attended to; leave out these tokens and the mask"
-        raise bad_row(f"{option}: {ATTENTION_MASK!r} leaves out some tokens of the row, {hint}")
+    if (mask := fields.get(ATTENTION_MASK)) is not None:
+        full: Any = False
+        with contextlib.suppress(TypeError, ValueError):
+            full = np.all(np.asarray(mask) == 1)
+        if not full:
+            hint = "all of which would be attended to; leave out these tokens and the mask"
+            raise bad_row(f"{option}: {ATTENTION_MASK!r} leaves out some tokens of the row, {hint}")
     try:
         tokens = tokens_of(fields)
     except ValueError as cause:
@@ -240,68 +236,62 @@ def _tokens(option: str, fields: dict[str, Any], beside: tuple[str, ...]) -> dic
     return tokens
 
 
-def _is_full(mask: Any) -> bool:
-    try:
-        return bool(np.all(np.asarray(mask) == 1))
-    except (TypeError, ValueError):
-        return False
-
-
 def _holds_array(value: Any) -> bool:
     pending = [value]
     while pending:
         one = pending.pop()
-        if isinstance(one, np.ndarray):
+        if isinstance(one, dict | list):
+            pending.extend(one.values() if isinstance(one, dict) else one)
+        elif isinstance(one, np.ndarray):
             return True
-        if isinstance(one, dict):
-            pending.extend(one.values())
-        elif isinstance(one, list):
-            pending.extend(one)
     return False
 
 
-class Measure:
-    """Tells how many tokens a row has that is to be packed (in packs of so many) or, if 0, dealt by cost."""
+class Lengths:
+    """Tells how many tokens rows have: as --measure counts them, as their encoder told, or else as they say themselves.
 
-    def __init__(self, field: str, pack: int) -> None:
-        self.field = field
-        self._pack = pack
-        self._option: Final = "--pack" if pack else "--balance"
+    Rows that are packed, or dealt by cost, have one at least.
+    """
 
-    def tokens(self, row: dict[str, Any], line: bytes) -> int:
-        """Returns the tokens of a row."""
-        tokens, where = row.get(self.field), f"under {self.field!r}"
+    def __init__(self, settings: Settings) -> None:
+        self._counter = load_counter(settings.measuring) if settings.measuring else None
+        self._field, self._pack, self._encodes = settings.length_field, settings.pack, settings.encode is not None
+        self._option = "--pack" if settings.pack else "--balance" if settings.balance is not None else None
+
+    def of(self, row: dict[str, Any], line: bytes | EncodedRow) -> int:
+        """Returns the tokens of a row. Raises RowInvalid where they cannot be told, or are too many."""
+        told = isinstance(line, EncodedRow) and line.tokens is not None and self._field not in row
+        if self._counter is not None:
+            tokens, by = self._counter(row), "--measure"
+            if self._option is None:
+                return tokens
+        elif isinstance(line, EncodedRow) and (told or self._encodes):
+            if line.tokens is None:
+                expected = "a whole number of tokens under 'length', such as .item() makes of an array"
+                found = _found(loads(line.line), "length")
+                raise bad_row(f"{self._option}: --encode returned no length: expected {expected}, found {found}")
+            tokens, by = line.tokens, "--encode"
+        else:
+            tokens, by = self._own(row), ""
+        if not tokens:
+            raise bad_row(f"{self._option}: {by} returned a length of 0, expected one from 1")
+        if self._pack:
+            where = f"as {by} returned it" if by else f"under {self._field!r}"
+            self._check_pack(tokens, where, line if isinstance(line, bytes) else line.line)
+        return tokens
+
+    def _own(self, row: dict[str, Any]) -> int:
+        tokens, ids, where = row.get(self._field), row.get("input_ids"), f"under {self._field!r}"
         if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
-            found = reprlib.repr(tokens) if self.field in row else f"none among its keys ({key_names(row)})"
-            option = self._option if self._pack else f"--length-field {self.field}"
-            expected = f"a whole number of tokens from 1 to {MAX_TOKENS}"
-            raise bad_row(f"{option}: expected {expected} {where}, found {found}")
-        self._check_pack(tokens, where, line)
-        ids = row.get("input_ids")
+            option = self._option if self._pack else f"--length-field {self._field}"
+            expected = f"a whole number of tokens from 1 to {MAX_TOKENS} {where}"
+            raise bad_row(f"{option}: expected {expected}, found {_found(row, self._field)}")
         # Fewer are right, where images stand for some.
         if isinstance(ids, list) and len(ids) > tokens:
             raise bad_row(f"{self._option}: {tokens} tokens {where}, but {len(ids)} input_ids")
         return tokens
 
-    def encoded_tokens(self, row: EncodedRow) -> int:
-        """Returns the tokens of an encoded row, which its encoder tells. Raises as `tokens` does."""
-        if row.tokens is None:
-            made = loads(row.line)
-            found = reprlib.repr(made["length"]) if "length" in made else f"none among its keys ({key_names(made)})"
-            expected = "a whole number of tokens under 'length', such as .item() makes of an array"
-            raise bad_row(f"{self._option}: --encode returned no length: expected {expected}, found {found}")
-        self.check(row.tokens, row.line, "--encode")
-        return row.tokens
-
-    def check(self, tokens: int, line: bytes, told_by: str) -> None:
-        """Looks whether a row of this length can be packed, or dealt. Raises as `tokens` does."""
-        if not tokens:
-            raise bad_row(f"{self._option}: {told_by} returned a length of 0, expected one from 1")
-        self._check_pack(tokens, f"as {told_by} returned it", line)
-
     def _check_pack(self, tokens: int, where: str, line: bytes) -> None:
-        if not self._pack:
-            return
         if tokens > self._pack:
             raise bad_row(f"--pack: {tokens} tokens {where}, more than the {self._pack} of a pack")
         # Every level takes an opening bracket, so few rows are parsed a second time.
@@ -316,7 +306,14 @@ def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
     """Returns what tells how many tokens a row has; it raises `RowInvalid` where it cannot be told."""
     function: Callable[[dict[str, Any]], Any]
     if settings.encoding is not None:
-        function = _longest(open_swift(settings.encoding, "--measure")[0])
+        encode, _ = open_swift(settings.encoding, "--measure")
+
+        def longest(row: dict[str, Any]) -> int:
+            encoded = encode(row)
+            # As ms-swift groups rows: of one with several sequences the longest counts.
+            return int(encoded["length"] if encoded.get("lengths") is None else max(encoded["lengths"]))
+
+        function = longest
     elif FUNCTION.fullmatch(settings.measure):
         function = load_function(settings.measure, "--measure")
     else:
@@ -324,27 +321,15 @@ def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
 
     def count(row: dict[str, Any]) -> int:
         found = call_user("--measure", function, row)
-        try:
+        tokens = -1
+        with contextlib.suppress(TypeError):
             tokens = -1 if isinstance(found, bool) else operator.index(found)
-        except TypeError:
-            tokens = -1
         if not 0 <= tokens <= MAX_TOKENS:
             expected = f"expected a whole number of tokens from 0 to {MAX_TOKENS}"
             raise bad_row(f"--measure returned {name_value(found, _SHOWN)}, {expected}")
         return tokens
 
     return count
-
-
-def _longest(encode: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], int]:
-    """Returns what measures rows as ms-swift groups them: of one with several sequences the longest counts."""
-
-    def measure(row: dict[str, Any]) -> int:
-        encoded = encode(row)
-        lengths = encoded.get("lengths")
-        return int(encoded["length"]) if lengths is None else int(max(lengths))
-
-    return measure
 
 
 def _tokenizer(folder: str, field: str | None) -> Callable[[dict[str, Any]], int]:
@@ -376,6 +361,10 @@ def _tokenizer(folder: str, field: str | None) -> Callable[[dict[str, Any]], int
         return len(tokenizer(row[key])["input_ids"])
 
     return measure
+
+
+def _found(row: dict[str, Any], key: str) -> str:
+    return reprlib.repr(row[key]) if key in row else f"none among its keys ({key_names(row)})"
 
 
 def key_names(row: dict[str, Any]) -> str:

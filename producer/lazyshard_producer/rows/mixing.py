@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from lazyshard.plan.blend import next_stream, shares
 from lazyshard.stream.waiting import Watchdog
+from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.opening import source_size
 from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.sources.source import Line, Position, RowOrigin, Rows, Source
 
@@ -35,7 +37,7 @@ class MixPosition:
 
 @dataclass(frozen=True, slots=True)
 class SourceSpan:
-    """Rows of one source that follow each other in the run: of what it gave, those from index `first` on.
+    """Rows of one source that follow each other: of what it gave, those from index `first` on.
 
     `before` is where all sources stand before them.
     """
@@ -61,55 +63,41 @@ class SourceSpan:
 
 
 class _Input:
-    """A source, opened at `entry` (None: its start), and how many of its rows were given out.
+    """A source, opened at `entry` (None: its start); of `rows`, which it gave last, [0, next) of `stop` were given out.
 
-    Of `rows`, which it gave last, these are [0, next) of `stop`; `position` is where it stands after them.
+    `position` is where it stands after these.
     """
 
     def __init__(self, entry: dict[str, Any] | None, size: int | None) -> None:
         self.entry = entry
         self.source: Source | None = None
-        self.rows: Rows | None = None
-        self.next = 0
-        self.stop = 0
+        self.rows = Rows()
+        self.next = self.stop = 0
         self.is_empty = True
         self.position: Position = None
         self._known: tuple[Position, dict[str, Any] | None] = (None, entry)
-        self._progress: tuple[tuple[int, int | None], int] = ((0, size), 0)
-        self._read_before = self._read_after = 0  # bytes, without and with those of `rows`
-
-    def open(self, source: Source) -> None:
-        self.source = source
-        if self.position is None:
-            self.position = source.start
-        self._read_before = self._read_after = source.progress[0]
-
-    def hold(self, rows: Rows) -> None:
-        assert self.source is not None
-        self.rows, self.next, self.stop = rows, 0, len(rows.lines)
-        self.is_empty &= not rows.lines
-        self._read_before, self._read_after = self._read_after, self.source.progress[0]
+        self._progress: tuple[int, int | None, int] = (0, size, 0)
+        self.read_before = self.read_after = 0  # bytes, without and with those of `rows`
 
     def entry_at(self, position: Position) -> dict[str, Any] | None:
         """Returns the entry of a position, None for a source that is not begun. Raises as `Source.entry` does."""
-        # By identity: positions are what a source likes, and one that has not moved is the same object. Of a live
-        # source an entry also makes durable what lies behind the position, so it is asked each time.
-        if self._known[0] is not position or (self.source is not None and self.source.live):
-            if position is None:
-                return self.entry
-            assert self.source is not None
+        # By identity: a position that has not moved is the same object. Of a live source an entry also makes durable
+        # what lies behind the position, so it is asked each time.
+        if position is None:
+            return self.entry
+        if self.source is not None and (self.source.live or self._known[0] is not position):
             self._known = (position, self.source.entry(position))
         return self._known[1]
 
-    def progress(self) -> tuple[tuple[int, int | None], int]:
-        """Returns ((bytes given out, bytes there are), blank lines skipped)."""
+    def progress(self) -> tuple[int, int | None, int]:
+        """Returns (bytes given out, bytes there are, blank lines skipped)."""
         if self.source is None:
             return self._progress
         read, there = self.source.progress
         if self.stop > self.next:
             # Of rows that were read and not given out yet only their share counts.
-            read = self._read_before + (read - self._read_before) * self.next // self.stop
-        return (read, there), self.source.blank
+            read = self.read_before + (read - self.read_before) * self.next // self.stop
+        return read, there, self.source.blank
 
     def close(self) -> None:
         if self.source is not None:
@@ -118,93 +106,44 @@ class _Input:
             self.source = None
 
 
-class _Turns:
-    """Which source gives the next row: the first that is not finished, or by weights the one that lags most."""
-
-    def __init__(self, weights: Sequence[float] | None, drawn: Sequence[int], finished: Sequence[bool]) -> None:
-        self.weights: Final = weights
-        self.drawn = list(drawn)
-        self.finished = list(finished)
-        self._choose()
-
-    def next(self) -> int | None:
-        if not self._active:
-            return None
-        return self._active[0] if self._alone else next_stream(self._shares, self.drawn, self._active)
-
-    def take(self, index: int, most: int) -> int:
-        """Counts the rows that the source in turn gives one after another; returns how many, 1 to `most`."""
-        count = most if self._alone else 1
-        self.drawn[index] += count
-        while count < most and next_stream(self._shares, self.drawn, self._active) == index:
-            count += 1
-            self.drawn[index] += 1
-        return count
-
-    def set_finished(self, index: int, finished: bool) -> None:
-        """Notes that a source has met its end, or has more rows after all: all shares are counted anew."""
-        self.finished[index] = finished
-        self.drawn = [0] * len(self.drawn)
-        self._choose()
-
-    def _choose(self) -> None:
-        self._active = [index for index, finished in enumerate(self.finished) if not finished]
-        self._alone = self.weights is None or len(self._active) == 1
-        if self.weights is not None and self._active:
-            normal = iter(shares([self.weights[index] for index in self._active]))
-            self._shares = [0.0 if finished else next(normal) for finished in self.finished]
-
-
+@dataclass(eq=False)
 class Mixer:
     """Gives the rows of all sources in the run's order, by their shares; without weights one after another.
 
-    `weights_before` are those with which the unit was begun in which the position is, if it is in one; `block` is how
-    many rows a unit has, 0 for one: where sources that have grown come back. `ahead`: positions are asked for rows
-    behind those read last, so a source at its end stays open. `most` rows are in a piece, None for all at hand: so
-    finely `totals` tells how far it is. `empty` is told each source that has met its end without a single row.
+    `block` is how many rows a unit has, 0 for one: where sources that have grown come back. `ahead`: positions are
+    asked for rows behind those read last, so a source at its end stays open.
     """
 
-    def __init__(
-        self,
-        open_source: Callable[[int, dict[str, Any] | None], Source],
-        paths: Sequence[str],
-        weights: Sequence[float] | None,
-        position: RunPosition,
-        *,
-        weights_before: Sequence[float] | None,
-        block: int,
-        sizes: Sequence[int | None],
-        ahead: bool,
-        watchdog: Watchdog,
-        most: int | None = None,
-        empty: Callable[[str], None],
-    ) -> None:
-        self.names: Final = [plain_name(path) for path in paths]
-        self._open_source = open_source
-        self._weights = weights
-        self._block = block
-        self._ahead = ahead
-        self._watchdog = watchdog
-        self._most = most
-        self._empty = empty
+    settings: Settings
+    start: RunPosition
+    open_source: Callable[[int, dict[str, Any] | None], Source]
+    block: int
+    ahead: bool
+    watchdog: Watchdog
+    warn: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        """Opens the sources where they are mixed: one that cannot be read is refused before anything is published."""
+        position, sources = self.start, self.settings.sources
+        self.names = [plain_name(source.path) for source in sources]
+        self._weights = [source.weight for source in sources if source.weight is not None] or None
         self._ending = False
         self._waiting: int | None = None
-        self._inputs = [_Input(entry, size) for entry, size in zip(position.sources, sizes, strict=True)]
+        self._inputs = [_Input(entry, source_size(one)) for entry, one in zip(position.sources, sources, strict=True)]
         self._in_unit = 0  # rows since its start
         self._again: list[int] | None = None  # rows of each source to come of the unit
-        self._added = range(0)
-        drawn = list(position.drawn) or [0] * len(paths)
-        finished = list(position.finished) or [False] * len(paths)
+        self._added = range(0)  # sources that were not there when the unit was begun
+        nothing = [False] * len(sources)
+        weights, finished = self._weights, list(position.finished) or nothing
         if weights is None and not position.skip:
-            finished = [False] * len(paths)
+            finished = nothing
         self._unsure = [index for index, was in enumerate(finished) if was]  # may have grown
         if position.skip:
-            self._again = list(position.unit)
-            self._added = range(len(paths if weights_before is None else weights_before), len(paths))
+            weights, self._again = position.recipe.get("weights"), list(position.unit)
+            self._added = range(len(sources if weights is None else weights), len(sources))
             finished = [done or index in self._added for index, done in enumerate(finished)]
-        self._turns = _Turns(weights_before if position.skip else weights, drawn, finished)
-        if weights is not None:
-            # All of them: one that cannot be read is refused before anything is published.
+        self._set_shares(weights, position.drawn or [0] * len(sources), finished)
+        if self._weights is not None:
             try:
                 for index in range(len(self._inputs)):
                     self._opened(index)
@@ -221,31 +160,30 @@ class Mixer:
             if self._again is None and not self._in_unit:
                 for finished in tuple(self._unsure):
                     self._look_again(finished)
-            index = self._turns.next()
-            if index is None:
+            if not self._active:
                 if not self._unsure:
                     return None
                 if not self._come_back():
                     return self._nothing(self._unsure[0])
                 continue
+            index = self._active[0] if self._alone else next_stream(self._shares, self._drawn, self._active)
             one = self._inputs[index]
             if one.next == one.stop and not self._fill(index):
-                if self._turns.finished[index]:
+                if self._finished[index]:
                     continue
                 return self._nothing(index)
             if self._again is None or self._again[index]:
                 return self._take(index)
             # It was at its end here when the unit was begun, and has grown since.
-            self._turns.set_finished(index, True)
+            self._set_finished(index, True)
             self._unsure.append(index)
 
     def position(self, counts: Mapping[str, Any]) -> MixPosition:
-        """Returns where all sources stand after the last piece, with so much counted up to there."""
-        each = tuple(one.position for one in self._inputs)
-        turns, again = self._turns, self._again is not None
-        if turns.weights is None:
+        """Returns where all sources stand after the last span, with so much counted up to there."""
+        each, again = tuple(one.position for one in self._inputs), self._again is not None
+        if self._in_force is None:
             return MixPosition(each, (), (), again, counts)
-        return MixPosition(each, tuple(turns.drawn), tuple(self._finished()), again, counts)
+        return MixPosition(each, tuple(self._drawn), tuple(self._told_finished()), again, counts)
 
     def entries(self, position: MixPosition) -> tuple[dict[str, Any] | None, ...]:
         """Returns the entry of each source, as seals keep it. Does I/O."""
@@ -253,10 +191,9 @@ class Mixer:
 
     def wait(self, seconds: float) -> str:
         """Waits until the source that had nothing may have more, so many seconds at the most; says what for."""
-        if self._waiting is None:
+        source = None if self._waiting is None else self._inputs[self._waiting].source
+        if source is None:
             return ""
-        source = self._inputs[self._waiting].source
-        assert source is not None
         source.wait(seconds)
         return source.waits_for()
 
@@ -269,36 +206,45 @@ class Mixer:
 
     def totals(self) -> tuple[int, int | None, int]:
         """Returns (bytes read, bytes there are or None, blank lines skipped) of all sources and runs."""
-        found = [one.progress() for one in self._inputs]
-        sizes = [there for (_, there), _ in found if there is not None]
-        there = sum(sizes) if len(sizes) == len(found) else None
-        return sum(read for (read, _), _ in found), there, sum(blank for _, blank in found)
+        read, there, blank = zip(*(one.progress() for one in self._inputs), strict=True)
+        return sum(read), None if None in there else sum(there), sum(blank)
 
     def close(self) -> None:
         """Closes all sources that are open."""
         for one in self._inputs:
             one.close()
 
+    def _set_shares(self, weights: Sequence[float] | None, drawn: Sequence[int], finished: Sequence[bool]) -> None:
+        """Sets by which weights (None: by their order) the sources that are not finished take turns, and from where."""
+        self._in_force, self._drawn, self._finished = weights, list(drawn), list(finished)
+        self._active = [index for index, done in enumerate(finished) if not done]
+        self._alone = weights is None or len(self._active) == 1
+        if weights is not None and self._active:
+            normal = iter(shares([weights[index] for index in self._active]))
+            self._shares = [0.0 if done else next(normal) for done in finished]
+
+    def _set_finished(self, index: int, done: bool) -> None:
+        """Notes that a source has met its end, or has more rows after all: all shares are counted anew."""
+        self._finished[index] = done
+        self._set_shares(self._in_force, [0] * len(self._drawn), self._finished)
+
     def _nothing(self, index: int) -> SourceSpan:
         self._waiting = index
-        rows = self._inputs[index].rows
-        assert rows is not None
-        return SourceSpan(index, rows, 0, (), self.position({}))
+        return SourceSpan(index, Rows(), 0, (), self.position({}))
 
-    def _finished(self) -> list[bool]:
+    def _told_finished(self) -> list[bool]:
         """Returns whether the end of each source was met. Those added stay out of a unit that was begun before."""
         added = self._added if self._again is not None else ()
-        return [done and index not in added for index, done in enumerate(self._turns.finished)]
+        return [done and index not in added for index, done in enumerate(self._finished)]
 
     def _leave_unit(self) -> None:
         """Goes on behind the unit: with the weights of now, and with all sources."""
-        before = self._turns
-        drawn = before.drawn if self._weights == before.weights else [0] * len(before.drawn)
-        finished = self._finished()
-        if self._weights is None or before.weights is None:
+        drawn = self._drawn if self._weights == self._in_force else [0] * len(self._drawn)
+        finished = self._told_finished()
+        if self._weights is None or self._in_force is None:
             # As at any other start: those that are at their end show it in turn.
             finished, self._unsure = [False] * len(finished), []
-        self._turns = _Turns(self._weights, drawn, finished)
+        self._set_shares(self._weights, drawn, finished)
         self._again = None
 
     def _come_back(self) -> bool:
@@ -307,40 +253,43 @@ class Mixer:
             return self._look_again(self._unsure[0])
         back = next(index for index, left in enumerate(self._again) if left)
         self._unsure.remove(back)
-        self._turns.set_finished(back, False)
+        self._set_finished(back, False)
         return True
 
     def _look_again(self, index: int) -> bool:
         """Looks whether a source that was finished has grown; returns False if that cannot be told yet."""
         one = self._inputs[index]
-        if one.next == one.stop and not self._read(index):
+        ended = one.next == one.stop and not self._read(index)
+        if ended or one.stop:
             self._unsure.remove(index)
-            return True
-        if one.stop:
-            self._unsure.remove(index)
-            self._turns.set_finished(index, False)
-        return one.stop > 0
+        if not ended and one.stop:
+            self._set_finished(index, False)
+        return ended or one.stop > 0
 
     def _take(self, index: int) -> SourceSpan:
         """Moves past the rows that follow each other: as many as are at hand, and as it is the source's turn."""
         one = self._inputs[index]
-        assert one.rows is not None
         before, first, most = self.position({}), one.next, one.stop - one.next
-        if self._most is not None:
-            most = min(most, self._most)
+        if self.settings.rate is not None:
+            # So finely `totals` tells how far it is.
+            most = min(most, max(1, int(self.settings.rate)))
         if self._again is not None:
             most = min(most, self._again[index])
-        elif self._unsure and self._block:
-            most = min(most, self._block - self._in_unit)
-        count = self._turns.take(index, most)
+        elif self._unsure and self.block:
+            most = min(most, self.block - self._in_unit)
+        taken = most if self._alone else 1
+        self._drawn[index] += taken
+        while taken < most and next_stream(self._shares, self._drawn, self._active) == index:
+            taken += 1
+            self._drawn[index] += 1
         if self._again is not None:
-            self._again[index] -= count
-        elif self._block:
-            self._in_unit = (self._in_unit + count) % self._block
-        one.next += count
+            self._again[index] -= taken
+        elif self.block:
+            self._in_unit = (self._in_unit + taken) % self.block
+        one.next += taken
         one.position = one.rows.position(one.next - 1)
         lines = one.rows.lines
-        return SourceSpan(index, one.rows, first, lines if count == len(lines) else lines[first : one.next], before)
+        return SourceSpan(index, one.rows, first, lines if taken == len(lines) else lines[first : one.next], before)
 
     def _fill(self, index: int) -> bool:
         """Reads on in a source; returns whether there is a row, and notes where its end is met."""
@@ -348,8 +297,8 @@ class Mixer:
         if self._read(index):
             return one.stop > 0
         if one.is_empty and one.entry is None:
-            self._empty(self.names[index])
-        self._turns.set_finished(index, True)
+            self.warn(f"{self.names[index]}: holds no rows")
+        self._set_finished(index, True)
         if self._again is not None:
             self._again[index] = 0
         return False
@@ -357,26 +306,31 @@ class Mixer:
     def _read(self, index: int) -> bool:
         """Holds the next rows of a source, none where there are none now; returns False where it is at its end."""
         one = self._inputs[index]
-        self._watchdog.ask(lambda: f"reading {self.names[index]}")
+        self.watchdog.ask(lambda: f"reading {self.names[index]}")
         try:
             source = self._opened(index)
             rows = source.read()
         finally:
-            self._watchdog.answered()
+            self.watchdog.answered()
         if rows is not None:
-            one.hold(rows)
+            one.rows, one.next, one.stop = rows, 0, len(rows.lines)
+            one.is_empty &= not rows.lines
+            one.read_before, one.read_after = one.read_after, source.progress[0]
             return True
         one.position = source.reached
-        if not self._ahead:
+        if not self.ahead:
             one.entry_at(one.position)
             one.close()
         return False
 
     def _opened(self, index: int) -> Source:
         one = self._inputs[index]
-        if one.source is None:
-            one.open(self._open_source(index, one.entry))
-            assert one.source is not None
+        source = one.source
+        if source is None:
+            source = one.source = self.open_source(index, one.entry)
+            if one.position is None:
+                one.position = source.start
+            one.read_before = one.read_after = source.progress[0]
             if self._ending:
-                one.source.end()
-        return one.source
+                source.end()
+        return source

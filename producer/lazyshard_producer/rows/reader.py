@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import xxhash
 
@@ -21,26 +21,27 @@ from lazyshard_producer.wording import count
 Line: TypeAlias = bytes | EncodedRow  # A row as it is published: a line of JSON with its newline, or an encoded row
 
 
+def line_size(line: Line) -> int:
+    """Returns the bytes of a row, its newline and its arrays included."""
+    return len(line) if isinstance(line, bytes) else len(line.line) + len(line.arrays)
+
+
+@dataclass(eq=False)
 class RowStats:
-    """What was counted of the rows of a run, and the positions that seals keep.
+    """What was counted of the rows of a run from `start` on, and the positions that seals keep.
 
     In a unit that was begun before, these keep the recipe of then.
     """
 
-    def __init__(
-        self,
-        mixer: Mixer,
-        refusals: Refusals,
-        start: RunPosition,
-        recipe: dict[str, Any],
-        warn: Callable[[str], None],
-    ) -> None:
-        self.mixer = mixer
-        self.refusals = refusals
-        self.rows, self.duplicate, self.blocks = start.rows, start.duplicate, start.blocks
-        self._recipe = recipe
-        self._recipe_before = start.recipe
-        self._warn = warn
+    mixer: Mixer
+    refusals: Refusals
+    start: RunPosition
+    recipe: dict[str, Any]
+    warn: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        """Begins with the counts of earlier runs."""
+        self.rows, self.duplicate, self.blocks = self.start.rows, self.start.duplicate, self.start.blocks
         self._warned: set[str] = set()
 
     def count_duplicate(self, place: RowOrigin) -> None:
@@ -48,7 +49,7 @@ class RowStats:
         self.duplicate += 1
         if place.file not in self._warned:
             self._warned.add(place.file)
-            self._warn(
+            self.warn(
                 f"{place.file}:{place.line}: a key is named twice in one object (readers keep one of the values); "
                 f"further such rows of this source are only counted"
             )
@@ -69,7 +70,7 @@ class RowStats:
     def position(self, at: MixPosition, **unit: Any) -> RunPosition:
         """Returns what a seal keeps of a place; `unit` are the fields of one that is begun there. Does I/O."""
         self.refusals.sync()
-        recipe = self._recipe_before if at.again else self._recipe
+        recipe = self.start.recipe if at.again else self.recipe
         entries = self.mixer.entries(at)
         return RunPosition(sources=entries, drawn=at.drawn, finished=at.finished, recipe=recipe, **unit, **at.counts)
 
@@ -98,34 +99,24 @@ class Batch:
         self.stats.refusals.take(error, self.place(index), self.lines[index])
 
 
-class Reader(Protocol):
-    """Gives the rows to be published."""
-
-    def read(self) -> Batch | None:
-        """Returns the next rows; None when all is given. Raises as `Mixer.read` and `Refusals.take` do."""
-
-
-class PlainReader:
-    """Gives the rows of the sources as they are."""
+class Reader:
+    """Gives the rows to be published: those of the sources as they are."""
 
     def __init__(self, stats: RowStats) -> None:
         self._stats = stats
-        self._read = stats.rows
 
     def read(self) -> Batch | None:
-        """Returns the next rows of one source."""
-        stats = self._stats
-        piece = stats.mixer.read()
-        before = stats.rows = self._read
-        if piece is None:
+        """Returns the next rows; None when all is given. Raises as `Mixer.read` and `Refusals.take` do."""
+        stats, span = self._stats, self._stats.mixer.read()
+        if span is None:
             return None
-        self._read += len(piece.lines)
+        before = stats.rows
+        stats.rows += len(span.lines)
 
         def position(index: int) -> RunPosition:
-            stats.rows = before + index + 1
-            return stats.position(piece.after(index, stats.counts()))
+            return stats.position(span.after(index, {**stats.counts(), "rows": before + index + 1}))
 
-        return Batch(stats, piece.lines, piece.place, position, checked=False)
+        return Batch(stats, span.lines, span.place, position, checked=False)
 
 
 class MadeRow(NamedTuple):
@@ -145,43 +136,38 @@ class MadeRow(NamedTuple):
         return self.line if isinstance(self.line, bytes) else self.line.data
 
 
-def line_size(line: Line) -> int:
-    """Returns the bytes of a row, its newline and its arrays included."""
-    return len(line) if isinstance(line, bytes) else len(line.line) + len(line.arrays)
-
-
 class Unit:
-    """A source row of which several are made, or a block of rows that are shuffled or packed: what is made of it."""
+    """A source row of which several are made, or a block of rows that are shuffled or packed: what is `made` of it.
+
+    It is made of so many rows `of` each source, after the place `before`.
+    """
 
     def __init__(self, stats: RowStats, made: Sequence[MadeRow], before: MixPosition, of: Mapping[int, int]) -> None:
-        self.made: Final = made
+        self.made, self.before, self.of = made, before, of
         self._stats = stats
-        self._before = before
-        self._of = of
         self._digest = xxhash.xxh3_64()
         self._digested = 0
 
     def position(self, skip: int, *, lead: int = 0, cut: int = 0) -> RunPosition:
         """Returns the position after so many of its rows; never fewer than in the last call. See `RunPosition`."""
         if not skip:
-            return self._stats.position(self._before)
+            return self._stats.position(self.before)
         for row in self.made[self._digested : skip]:
             self._digest.update(row.data)
         self._digested = skip
-        unit = tuple(self._of.get(source, 0) for source in range(len(self._stats.mixer.names)))
-        begun: dict[str, Any] = {"unit": unit, "skipped": self._digest.hexdigest()}
-        return self._stats.position(self._before, skip=skip, lead=lead, cut=cut, **begun)
+        unit = tuple(self.of.get(source, 0) for source in range(len(self._stats.mixer.names)))
+        digest = self._digest.hexdigest()
+        return self._stats.position(self.before, skip=skip, lead=lead, cut=cut, unit=unit, skipped=digest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BegunUnit:
+class BegunUnit(NamedTuple):
     """A unit of which an earlier run has published a part: of these sources, of so many of their rows.
 
     Of the rows made of them `skip` are published; `digest` is their XXH3. `new`: all its sources are inputs that are
     taken as new ones, so that other rows than before are no fault.
     """
 
-    names: Sequence[str]
+    names: str
     rows: int
     skip: int
     digest: str
@@ -190,31 +176,28 @@ class BegunUnit:
 
     def find(self, rows: Iterable[bytes]) -> bool:
         """Returns whether these rows begin with those that are published. Raises SourceRefused as `lose`."""
-        digest = xxhash.xxh3_64()
-        left = self.skip
-        for line in islice(rows, self.skip):
+        digest, found = xxhash.xxh3_64(), 0
+        for found, line in enumerate(islice(rows, self.skip), 1):  # noqa: B007
             digest.update(line)
-            left -= 1
-        if not left and digest.hexdigest() == self.digest:
+        if found == self.skip and digest.hexdigest() == self.digest:
             return True
         self.lose()
         return False
 
     def lose(self) -> None:
         """Lets other rows come than those that are published, if they are of inputs that are taken as new ones."""
-        names = ", ".join(self.names)
         if self.new:
             self.warn(
-                f"{names}: goes on with new rows; what is not published of the last {self.rows} that were read before "
-                f"is lost"
+                f"{self.names}: goes on with new rows; what is not published of the last {self.rows} that were read "
+                f"before is lost"
             )
             return
         raise SourceRefused(
-            f"{names}: the last chunk ends within the rows that are made of {count(self.rows, 'row')} of it, and the "
-            f"first {self.skip} of them come out otherwise now than they were published: the source was changed in a "
-            f"part that was read, or a function does not give the same rows for the same row; put back what it was, or "
-            f"choose another --out",
-            file=names,
+            f"{self.names}: the last chunk ends within the rows that are made of {count(self.rows, 'row')} of it, and "
+            f"the first {self.skip} of them come out otherwise now than they were published: the source was changed in "
+            f"a part that was read, or a function does not give the same rows for the same row; put back what it was, "
+            f"or choose another --out",
+            file=self.names,
             expected=f"XXH3 {self.digest} of the first {count(self.skip, 'row')}",
             actual="another one",
         )

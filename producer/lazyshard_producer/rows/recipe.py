@@ -4,7 +4,7 @@
     transform(row) or transform(row, index)        -> a row, None for none, or an iterable of rows
 
 `index` counts the rows read from all sources, from 0, over all runs. Rows are made in this process, or by workers: they
-come back in the order in which they went in, and about `TARGET_S` of work travels at a time.
+come back in the order in which they went in.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as NotReady
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from multiprocessing import resource_tracker
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -33,15 +32,7 @@ from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import check_row, encode_row, has_duplicate_keys
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import WorkerFailed, load_function
-from lazyshard_producer.rows.encoding import (
-    Measure,
-    call_user,
-    key_names,
-    load_counter,
-    load_encoder,
-    pad_row,
-    read_document,
-)
+from lazyshard_producer.rows.encoding import Lengths, call_user, key_names, load_encoder, pad_row, read_document
 from lazyshard_producer.rows.reader import Line, line_size
 from lazyshard_producer.sources.source import bad_row, too_long
 
@@ -49,12 +40,6 @@ from lazyshard_producer.sources.source import bad_row, too_long
 def by_length(settings: Settings) -> bool:
     """Whether rows go together by their lengths: how many source rows a unit has shows only as they are made then."""
     return settings.pack > 0 or settings.balance is not None
-
-
-def makes_rows(settings: Settings) -> bool:
-    """Whether rows are not just passed on as they are."""
-    chosen = settings.columns or settings.where or settings.transform or settings.split or settings.pad
-    return bool(chosen or settings.encode or settings.measure) or by_length(settings)
 
 
 _Lines = Sequence[Line | RowInvalid]
@@ -83,15 +68,11 @@ class Maker:
     rows: Final = 1
 
     def __init__(self, settings: Settings, arrays: bool = False) -> None:
-        self._columns = settings.columns
-        self._most = settings.max_row_bytes
-        self._split = settings.split > 0
-        self._padding = settings.padding
-        self._arrays = arrays
-        self._measure = Measure(settings.length_field, settings.pack) if by_length(settings) else None
+        self._columns, self._most, self._arrays = settings.columns, settings.max_row_bytes, arrays
+        self._split, self._padding = settings.split > 0, settings.padding
+        self._lengths = Lengths(settings) if by_length(settings) or settings.measure else None
         self._where = _load(settings.where, "--where") if settings.where else None
         self._transform = _load(settings.transform, "--transform") if settings.transform else None
-        self._counter = load_counter(settings.measuring) if settings.measuring else None
         self._encoder = load_encoder(settings.encoding) if settings.encoding else None
 
     def make(self, line: Line | RowInvalid, index: int) -> MadeOfRow:
@@ -106,11 +87,12 @@ class Maker:
             if isinstance(line, EncodedRow) and self._arrays:
                 # Writable, as the arrays of rows that are read for training.
                 fill_row(row, np.frombuffer(bytearray(line.arrays), np.uint8))
-            if self._transform is None and not self._columns and self._encoder is None:
-                kept = self._where is None or call_user("--where", self._where, row, index)
-                return self._made([self._as_it_is(line, row)] if kept else [], [row], duplicate)
-            rows = list(self._rows(row, index))
-            return self._made([self._encode(made) for made in rows], rows, duplicate)
+            rows = self._rows(row, index)
+            as_it_is = self._transform is None and not self._columns and self._encoder is None
+            lines = [self._as_it_is(line, row) if as_it_is else self._encode(one) for one in rows]
+            made = [self._finish(one, line) for one, line in zip(rows, lines, strict=True)]
+            tokens = [length for _, length in made if length is not None]
+            return MadeOfRow([line for line, _ in made], None, duplicate, tokens or ())
         except RowInvalid as refused:
             return MadeOfRow([], refused, duplicate)
 
@@ -121,44 +103,6 @@ class Maker:
     def result(self, work: list[MadeOfRow], timeout: float) -> list[MadeOfRow] | None:
         """Returns what was made of them."""
         return work
-
-    def _made(self, lines: Sequence[Line], rows: Sequence[dict[str, Any]], duplicate: bool) -> MadeOfRow:
-        pairs = zip(rows, lines, strict=False)
-        if self._split or self._padding is not None:
-            make = partial(pad_row, self._padding) if self._padding is not None else read_document
-            made = [make(*pair) for pair in pairs]
-            if self._padding is not None:
-                made = [(self._checked("--pad", line), tokens) for line, tokens in made]
-            return MadeOfRow([line for line, _ in made], None, duplicate, [tokens for _, tokens in made])
-        if self._measure is None and self._counter is None:
-            return MadeOfRow(lines, None, duplicate)
-        tokens = [self._tokens(*pair) for pair in pairs]
-        if not self._arrays and self._encoder is None:
-            lines = [line if isinstance(line, bytes) else line.line for line in lines]
-        return MadeOfRow(lines, None, duplicate, tokens)
-
-    def _tokens(self, row: dict[str, Any], line: Line) -> int:
-        measure, text = self._measure, line if isinstance(line, bytes) else line.line
-        if self._counter is not None:
-            tokens = self._counter(row)
-            if measure is not None:
-                measure.check(tokens, text, "--measure")
-            return tokens
-        assert measure is not None
-        if isinstance(line, EncodedRow) and (
-            self._encoder is not None or (line.tokens is not None and measure.field not in row)
-        ):
-            return measure.encoded_tokens(line)
-        return measure.tokens(row, text)
-
-    def _as_it_is(self, line: Line, row: dict[str, Any]) -> Line:
-        if isinstance(line, EncodedRow):
-            return line.line if not self._arrays and (self._split or self._padding) else line
-        line = line.rstrip(b"\r\n") + b"\n"
-        if not self._arrays:
-            return line
-        refuse_array_key(row)
-        return EncodedRow(line, b"")
 
     def _rows(self, row: dict[str, Any], index: int) -> Sequence[Any]:
         if self._columns:
@@ -174,23 +118,43 @@ class Maker:
         made: list[Any] = call_user("--transform", lambda row, index: _as_rows(transform(row, index)), row, index)
         return made
 
-    def _encode(self, made: Any) -> Line:
-        if self._encoder is None:
-            return self._line(made)
-        # What a transform has made need not be JSON yet, but a dict.
-        if not isinstance(made, dict):
-            line = self._line(made)
-            made = check_row(line if isinstance(line, bytes) else line.line)
-        return self._checked("--encode", self._encoder.encode(made))
+    def _as_it_is(self, line: Line, row: dict[str, Any]) -> Line:
+        if isinstance(line, EncodedRow):
+            return line.line if not self._arrays and (self._split or self._padding) else line
+        line = line.rstrip(b"\r\n") + b"\n"
+        if not self._arrays:
+            return line
+        refuse_array_key(row)
+        return EncodedRow(line, b"")
 
-    def _line(self, made: Any) -> Line:
+    def _encode(self, made: Any) -> Line:
+        if self._encoder is not None and isinstance(made, dict):
+            return self._checked("--encode", self._encoder.encode(made))
         option = "--columns" if self._transform is None else "--transform"
         try:
             line = EncodedRow(*pack_row(made)) if self._arrays else encode_row(made)
         except RowInvalid as cause:
             # What is wrong is not the line that it was made of.
             raise bad_row(f"{option} made what is no row: {cause.reason}") from cause
-        return self._checked(option, line)
+        self._checked(option, line)
+        if self._encoder is None:
+            return line
+        # What a transform has made need not be JSON yet, but a dict.
+        return self._encode(check_row(line if isinstance(line, bytes) else line.line))
+
+    def _finish(self, row: dict[str, Any], line: Line) -> tuple[Line, int | None]:
+        """Returns a row as it is published, and its length if somebody asks for that."""
+        if self._split:
+            return read_document(row, line)
+        if self._padding is not None:
+            line, tokens = pad_row(self._padding, row, line)
+            return self._checked("--pad", line), tokens
+        if self._lengths is None:
+            return line, None
+        tokens = self._lengths.of(row, line)
+        if isinstance(line, EncodedRow) and not self._arrays and self._encoder is None:
+            line = line.line
+        return line, tokens
 
     def _checked(self, option: str, line: Line) -> Line:
         if (size := line_size(line) - 1) > self._most:
@@ -210,26 +174,11 @@ def _as_rows(made: Any) -> list[Any]:
 
 def _load(name: str, option: str) -> Callable[[dict[str, Any], int], Any]:
     """Returns the function, taking (row, index) whatever it takes itself."""
-    function = load_function(name, option)
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        parameters = {}.values()
-    required = [
-        one
-        for one in parameters
-        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-        and (one.default is one.empty or one.name == "index")
-    ]
-    return function if len(required) > 1 else lambda row, index: function(row)
-
-
-TARGET_S: Final = 0.05  # work that travels at a time: far more than the way takes, far less than anybody waits for
-MAX_ROWS: Final = 256  # rows that travel at a time at the most: they bound the memory
-_PER_WORKER: Final = 2  # pieces of work under way for each worker: one in hand, one at the door
-_PR_SET_PDEATHSIG: Final = 1
-
-Work: TypeAlias = "Future[tuple[list[MadeOfRow], float]]"  # rows that were sent off
+    function, wanted = load_function(name, option), 0
+    with contextlib.suppress(TypeError, ValueError):
+        for one in inspect.signature(function).parameters.values():
+            wanted += one.kind <= one.POSITIONAL_OR_KEYWORD and (one.default is one.empty or one.name == "index")
+    return function if wanted > 1 else lambda row, index: function(row)
 
 
 class Workers:
@@ -244,17 +193,17 @@ class Workers:
             initializer=_begin,
             initargs=(settings, arrays, os.getpid()),
         )
-        self.most: Final = count * _PER_WORKER
+        self.most: Final = 2 * count  # for each worker one in hand, and one at the door
         self.rows = 1
 
-    def submit(self, lines: _Lines, index: int) -> Work:
+    def submit(self, lines: _Lines, index: int) -> Future[tuple[list[MadeOfRow], float]]:
         """Sends rows off; the first has this index."""
         try:
             return self._pool.submit(_make, list(lines), index)
         except BrokenProcessPool as cause:
             raise _died() from cause
 
-    def result(self, work: Work, timeout: float) -> list[MadeOfRow] | None:
+    def result(self, work: Future[tuple[list[MadeOfRow], float]], timeout: float) -> list[MadeOfRow] | None:
         """Returns what was made of rows that were sent off, None if that is not ready within so many seconds."""
         try:
             made, seconds = work.result(timeout)
@@ -262,8 +211,9 @@ class Workers:
             return None
         except BrokenProcessPool as cause:
             raise _died() from cause
-        each = seconds / max(1, len(made))
-        self.rows = max(1, min(MAX_ROWS, int(TARGET_S / each) if each > 0 else MAX_ROWS, 2 * self.rows))
+        # 50 ms of work travel at a time: far more than the way takes, far less than anybody waits for. At most 256 rows
+        # bound the memory.
+        self.rows = max(1, min(256, 2 * self.rows, int(0.05 * len(made) / max(seconds, 1e-9))))
         return made
 
     def close(self) -> None:
@@ -305,7 +255,7 @@ def _begin(settings: Settings, arrays: bool, parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         # Linux: nobody is left behind when the parent is killed.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         # It was killed before that was said.
         os._exit(1)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import orjson
 import pybase64
@@ -30,8 +30,6 @@ from lazyshard.store.files import open_file
 from lazyshard_producer.sources.source import RowOrigin
 from lazyshard_producer.wording import count, one_line
 
-OnBadRow = Literal["fail", "skip", "quarantine"]
-
 _BUFFER_BYTES: Final = 1 << 20
 
 
@@ -46,12 +44,10 @@ class Quarantine:
     def __init__(
         self, out: Path, committed: int, *, check_owner: Callable[[], Path], clock: Callable[[], float] = time.time
     ) -> None:
-        self.path: Final = out / QUARANTINE
-        self._check_owner = check_owner
-        self._clock = clock
+        self._path: Final = out / QUARANTINE
+        self._check_owner, self._clock = check_owner, clock
         self._fd: int | None = None
-        self._buffer = bytearray()
-        self._dirty = False
+        self._buffer, self._dirty = bytearray(), False
         self.size = self._kept = 0
         self.size = self._find_kept(committed)
 
@@ -59,15 +55,15 @@ class Quarantine:
         """Adds a row, its line None where nobody has it."""
         # Functions of the user's may give reasons of their own, and JSON has no lone surrogates.
         reason = reason.encode("utf-8", "backslashreplace").decode("utf-8")
-        entry = {"source": place.file, "line": place.line, "byte": place.byte, "reason": reason}
+        entry: dict[str, Any] = {"source": place.file, "line": place.line, "byte": place.byte, "reason": reason}
         text = (line or b"").rstrip(b"\r\n")
         try:
-            row = {"row": text.decode("utf-8")}
+            entry["row"] = text.decode()
         except UnicodeDecodeError:
-            row = {"row_base64": pybase64.b64encode(text).decode("ascii")}
+            entry["row_base64"] = pybase64.b64encode(text).decode()
+        entry["at"] = int(self._clock())
         # Not by orjson, which needs many times the memory of a long row, and dies where that is not there.
-        values = entry | row | {"at": int(self._clock())}
-        written = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        written = json.dumps(entry, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         self._buffer += written
         self.size += len(written)
         if len(self._buffer) >= _BUFFER_BYTES:
@@ -76,8 +72,7 @@ class Quarantine:
     def sync(self) -> None:
         """Returns when all rows so far are on the device."""
         self._flush()
-        if self._dirty:
-            assert self._fd is not None
+        if self._dirty and self._fd is not None:
             sync(self._fd)
             self._dirty = False
 
@@ -96,7 +91,7 @@ class Quarantine:
     def _find_kept(self, committed: int) -> int:
         """Returns how much of the file stays, and cuts off what is behind that."""
         try:
-            found = os.lstat(self.path).st_size
+            found = os.lstat(self._path).st_size
         except FileNotFoundError:
             # Moved away by somebody who has dealt with these rows: sizes go on from there all the same.
             return 0
@@ -110,39 +105,37 @@ class Quarantine:
             self._check_owner()
             # Whatever comes of it, nothing goes behind a line that is torn.
             data, self._buffer = self._buffer, bytearray()
-            if self._fd is None:
-                self._take()
-            assert self._fd is not None
+            fd = self._take() if self._fd is None else self._fd
             self._dirty = True
-            write_all(self._fd, data)
+            write_all(fd, data)
 
-    def _take(self) -> None:
-        """Puts a copy of what stays of the file in its place, which is this run's."""
+    def _take(self) -> int:
+        """Puts a copy of what stays of the file in its place, which is this run's, and returns it opened."""
         temporary = self._check_owner() / QUARANTINE
         try:
             fd = create(temporary)
             try:
                 left = self._copy(fd)
                 sync(fd)
-                rename(temporary, self.path)
+                rename(temporary, self._path)
             except BaseException:
                 os.close(fd)
                 raise
-            sync_directory(self.path.parent)
+            sync_directory(self._path.parent)
         except OSError:
             self._check_owner()
             raise
         self._fd = fd
         # Less than there was before where somebody has moved it away meanwhile.
-        self.size -= left
-        self._kept -= left
+        self.size, self._kept = self.size - left, self._kept - left
+        return fd
 
     def _copy(self, fd: int) -> int:
         """Copies what stays of the file; returns how many bytes of that are not there."""
         left = self._kept
-        if not os.path.lexists(self.path):
+        if not os.path.lexists(self._path):
             return left
-        with os.fdopen(open_own(self.path), "rb", buffering=0) as before:
+        with os.fdopen(open_own(self._path), "rb", buffering=0) as before:
             while left and (data := before.read(min(left, _BUFFER_BYTES))):
                 write_all(fd, data)
                 left -= len(data)
@@ -157,7 +150,7 @@ class Refusals:
     far, `quarantine_bytes` were kept by earlier runs; `tell` is called with each that does not end the run.
     """
 
-    policy: OnBadRow
+    policy: Literal["fail", "skip", "quarantine"]
     most: int | None
     quarantine: Quarantine | None
     count: int
@@ -178,7 +171,7 @@ class Refusals:
             most = count(self.most, "bad row")
             hint = "Look at what they have in common, or allow more; nothing is lost"
             message = f"more than {most} (--max-bad-rows), the last one: {_found(error, place)} {hint}"
-            raise _at(place, error, message) from error
+            raise _at(error, place, message) from error
         self.count += 1
         self.first = self.first or (error, place)
         text = line if isinstance(line, bytes) else None
@@ -198,7 +191,7 @@ class Refusals:
             why = f"of {rows:,} rows {self.count:,} were refused, and the others left out"
         hint = "Look at what they have in common, mend the rows or what refuses them, and run the same command again"
         where = f"so nothing is published, and the stream is not ended; the first one: {_found(error, place)}"
-        raise _at(place, error, f"{why}, {where} {hint}; nothing is lost") from error
+        raise _at(error, place, f"{why}, {where} {hint}; nothing is lost") from error
 
     def sync(self) -> None:
         """Returns when all that is kept is on the device. Raises as `Quarantine.sync` does."""
@@ -214,18 +207,18 @@ class Refusals:
 def locate(error: RowInvalid, place: RowOrigin) -> RowInvalid:
     """Returns the error for a refused row with its place: file, line, and byte in the file."""
     mend = "Mend the row, or what refuses it," if place.byte is None or _is_made(error) else "Mend that line"
-    return _at(place, error, f"{_found(error, place)} {mend} and run the same command again; nothing is lost")
+    return _at(error, place, f"{_found(error, place)} {mend} and run the same command again; nothing is lost")
 
 
-def _at(place: RowOrigin, error: RowInvalid, message: str) -> RowInvalid:
+def _at(error: RowInvalid, place: RowOrigin, message: str) -> RowInvalid:
     return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=_byte(error, place))
 
 
 def _found(error: RowInvalid, place: RowOrigin) -> str:
     byte = _byte(error, place)
     name, text = ("standard input", "input") if place.file == "-" else (place.file, "file")
-    where = "" if byte is None or _is_made(error) else f" byte {byte} of the {text}:"
     reason = error.reason or str(error)
+    where = "" if byte is None or _is_made(error) else f" byte {byte} of the {text}:"
     return f"{name}:{place.line}:{where} {reason}{'' if reason.endswith('?') else '.'}"
 
 
@@ -240,21 +233,11 @@ def _is_made(error: RowInvalid) -> bool:
 MAX_SHOWN: Final = 20  # reasons that people get to see, the most frequent first
 
 
-class Refused(NamedTuple):
-    """A refused row: `RowOrigin`'s fields, why it was refused, and its bytes without a line end.
+def read_refused(stream: str) -> Iterator[bytes | None]:
+    """Yields the refused rows of a stream in order, without their line ends, or nothing where nobody has them.
 
-    `row` is empty where nobody has them, as of a row that was too long.
+    None for each line that is none of ours; no row at all without a file.
     """
-
-    source: str
-    line: int
-    byte: int | None
-    reason: str
-    row: bytes
-
-
-def read_refused(stream: str) -> Iterator[Refused | None]:
-    """Yields the refused rows of a stream in order, None for each line that is none of ours; nothing without a file."""
     try:
         opened = open_file(Path(stream, QUARANTINE))
     except FileNotFoundError:
@@ -284,10 +267,8 @@ def summary_lines(stream: str, summary: QuarantineSummary) -> Iterator[str]:
             sources = "source" if group.sources == 1 else "sources"
             where = f"first {where}, in {group.sources:,}{more} {sources}"
         yield one_line(f"  {group.rows:>9,}  {group.reason}; {where}")
-    others = summary.reasons[MAX_SHOWN:]
-    if others:
-        them = "it" if len(others) == 1 else "them"
-        rest = sum(group.rows for group in others)
+    if others := summary.reasons[MAX_SHOWN:]:
+        rest, them = sum(group.rows for group in others), "it" if len(others) == 1 else "them"
         yield f"  {rest:>9,}  for {count(len(others), 'other reason')}; --json lists {them}"
     if summary.unreadable:
         yield f"  {count(summary.unreadable, 'line')} of {QUARANTINE} could not be read"
@@ -296,22 +277,18 @@ def summary_lines(stream: str, summary: QuarantineSummary) -> Iterator[str]:
 def summary_json(summary: QuarantineSummary) -> str:
     """Returns a summary as one line of JSON."""
     reasons = [
-        {"reason": one.reason, "rows": one.rows, "sources": one.sources, "source": first.source, "line": first.line}
+        {"reason": one.reason, "rows": one.rows, "sources": one.sources}
+        | {"source": one.first.source, "line": one.first.line}
         for one in summary.reasons
-        for first in (one.first,)
     ]
     return orjson.dumps({"rows": summary.rows, "reasons": reasons, "unreadable_lines": summary.unreadable}).decode()
 
 
-def _decode(line: bytes) -> Refused | None:
+def _decode(line: bytes) -> bytes | None:
     try:
         entry: Any = loads(line)
-        if not isinstance(entry, dict):
-            return None
-        source, number, byte, reason = (entry.get(name) for name in ("source", "line", "byte", "reason"))
-        row = entry["row"].encode() if "row" in entry else pybase64.b64decode(entry["row_base64"], validate=True)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        told = isinstance(entry["source"], str) and isinstance(entry["reason"], str) and type(entry["line"]) is int
+        row: bytes = entry["row"].encode() if "row" in entry else pybase64.b64decode(entry["row_base64"], validate=True)
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
-    if not isinstance(source, str) or not isinstance(reason, str) or type(number) is not int:
-        return None
-    return Refused(source, number, byte if type(byte) is int else None, reason, row)
+    return row if told else None

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -27,7 +28,8 @@ import pybase64
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.row import encode_row
-from lazyshard_producer.sources.source import bad_row, load_extra, too_long
+from lazyshard_producer.sources.files import load_extra
+from lazyshard_producer.sources.source import bad_row, too_long
 
 
 def load_pyarrow(path: str, module: str = "pyarrow") -> Any:
@@ -39,13 +41,11 @@ Reader = Callable[[Any], "list[Any]"]
 """Takes an array of one type, returns its values; None for null."""
 
 _TEXT: Final = ("string", "large_string", "string_view")
-_BINARY: Final = ("binary", "large_binary", "fixed_size_binary", "binary_view")
 _LIST: Final = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
 _PLAIN: Final = ("null", "boolean", "integer", "float32", "float64", *_TEXT)
 """Types by their names in `pyarrow.types`, some of which older releases do not have; of the last ones pyarrow's own
 Python values are those of JSON."""
 
-_DATE_CHARACTERS: Final = len("2026-01-02")
 _TIME_CHARACTERS: Final = {"s": 19, "ms": 23, "us": 26, "ns": 29}
 """Of 2026-01-02T03:04:05 and as many digits as each unit has."""
 
@@ -111,10 +111,10 @@ def _by_structure(pa: Any, kind: Any) -> Reader:
             lambda array: array.cast(pa.timestamp(kind.unit)).cast(pa.string()),
         )
     if _is(pa, kind, "date"):
-        return _each(lambda text: _dated(text, _DATE_CHARACTERS), lambda array: array.cast(pa.string()))
+        return _each(lambda text: _dated(text, len("2026-01-02")), lambda array: array.cast(pa.string()))
     if _is(pa, kind, "time"):
         return lambda array: array.cast(pa.string()).to_pylist()
-    if _is(pa, kind, *_BINARY):
+    if _is(pa, kind, "binary", "large_binary", "fixed_size_binary", "binary_view"):
         return _each(lambda value: pybase64.b64encode(value).decode("ascii"))
     if _is(pa, kind, *_PLAIN):
         return lambda array: array.to_pylist()
@@ -161,12 +161,8 @@ def _list(pa: Any, kind: Any) -> Reader:
 
 def _map(pa: Any, kind: Any) -> Reader:
     entry = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
-    lists = _list(pa, pa.list_(entry))
-    if not _is(pa, kind.key_type, *_TEXT):
-        return lambda array: lists(array.cast(pa.list_(entry)))
-    return lambda array: [
-        None if entries is None else _as_object(entries) for entries in lists(array.cast(pa.list_(entry)))
-    ]
+    lists, convert = _list(pa, pa.list_(entry)), _as_object if _is(pa, kind.key_type, *_TEXT) else list
+    return lambda array: [None if one is None else convert(one) for one in lists(array.cast(pa.list_(entry)))]
 
 
 def _as_object(entries: list[dict[str, Any]]) -> Any:
@@ -239,11 +235,10 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _check_names(pa: Any, what: str, fields: Any) -> None:
-    seen: set[str] = set()
+    for name, times in Counter(field.name for field in fields).items():
+        if times > 1:
+            raise ValueError(f"two {what} named {name!r}")
     for field in fields:
-        if field.name in seen:
-            raise ValueError(f"two {what} named {field.name!r}")
-        seen.add(field.name)
         _check_within(pa, field.name, field.type)
 
 

@@ -8,12 +8,13 @@ block; when the run stops its iterator is closed, and one that does not come bac
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -25,12 +26,17 @@ from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused, load_function
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
-from lazyshard_producer.sources.source import PYTHON, Context, RowOrigin, Rows, Source, bad_row, refuse_source, too_long
-
-_FRAMES: Final = 3
-"""So many of the user's lines are named when the function raises: where it went wrong, and from where it came there."""
+from lazyshard_producer.sources.files import refuse_source
+from lazyshard_producer.sources.source import PYTHON, Context, Rows, Source, bad_row, number_rows, too_long
 
 _SHOWN: Final = 120  # characters of a value that are shown
+_END: Final = object()
+
+
+AHEAD_ROWS: Final = 1024
+"""How far the thread runs ahead; never more than a chunk: rows that are dear are not made long before their time."""
+
+CLOSE_S: Final = 2.0  # how long `close` waits for the function: for a clean end, not for a call that hangs
 
 
 class FunctionPosition(NamedTuple):
@@ -53,79 +59,6 @@ def _encode(position: Any) -> bytes:
     return encode_row({"position": position})
 
 
-_Given = tuple[bytes | RowInvalid, FunctionPosition]
-
-
-def _call(
-    name: str, function: Callable[..., Any], start: FunctionPosition, max_row_bytes: int
-) -> Generator[_Given, None, None]:
-    """Calls the function and yields its rows, each a line of JSON or why it is none, with the position after it.
-
-    Closing this iterator closes the function's.
-    """
-    try:
-        rows = function(start.value)
-    except BaseException as error:
-        raise _raised(name, error) from error
-    if not isinstance(rows, Iterator):
-        raise _broke(name, "it to return an iterator of pairs (row, position), as a generator does", rows)
-    at = start
-    try:
-        while True:
-            try:
-                pair = next(rows)
-            except StopIteration:
-                return
-            except BaseException as error:
-                raise _raised(name, error) from error
-            line, written = _examine(name, at.rows + 1, pair, max_row_bytes)
-            at = FunctionPosition(at.rows + 1, at.length + (len(line) if isinstance(line, bytes) else 0), written)
-            yield line, at
-    finally:
-        getattr(rows, "close", lambda: None)()
-
-
-def _examine(name: str, number: int, pair: Any, max_row_bytes: int) -> tuple[bytes | RowInvalid, bytes]:
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        raise _broke(name, f"a pair (row, position) as row {number}", pair)
-    row, position = pair
-    if not isinstance(row, (dict, bytes)):
-        raise _broke(name, f"a dict or the bytes of one line as row {number}", row)
-    try:
-        written = _encode(position)
-    except RowInvalid as error:
-        expected = f"a value of JSON as the position after row {number}"
-        raise _broke(name, expected, position, f" ({error.reason})") from None
-    try:
-        line = row if isinstance(row, bytes) else encode_row(row)
-    except RowInvalid as error:
-        return error, written
-    if len(line) > max_row_bytes and len(line.rstrip(b"\r\n")) > max_row_bytes:
-        return bad_row(too_long(max_row_bytes)), written
-    return line, written
-
-
-def _raised(name: str, error: BaseException) -> SourceRefused:
-    """Returns the error for what the function has raised, with its innermost lines: ``file:line (function)``."""
-    raise_if_short(error)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    lines = [f"{os.path.basename(frame.filename)}:{frame.lineno} ({frame.name})" for frame in frames[-_FRAMES:]]
-    where = f" at {', called from '.join(reversed(lines))}" if lines else ""
-    hint = "mend it and run the same command again, nothing is lost"
-    return SourceRefused(f"{name}: raised {name_error(error)}{where}; {hint}", file=name)
-
-
-def _broke(name: str, expected: str, value: Any, more: str = "") -> SourceRefused:
-    return refuse_source(name, expected, name_value(value, _SHOWN) + more)
-
-
-AHEAD_BYTES: Final = 1 << 20
-AHEAD_ROWS: Final = 1024
-"""How far the thread runs ahead; never more than a chunk: rows that are dear are not made long before their time."""
-
-CLOSE_S: Final = 2.0  # how long `close` waits for the function: for a clean end, not for a call that hangs
-
-
 class GeneratorSource(Source):
     """Rows of a function, which is called at the first `read` or `wait`. Live: nobody knows when the next row comes."""
 
@@ -133,7 +66,12 @@ class GeneratorSource(Source):
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
-        self.start = FunctionPosition(0, 0, _encode(None)) if position is None else self._decode(position)
+        self.start = FunctionPosition(0, 0, _encode(None))
+        if position is not None:
+            rows, length = read_entry(position, self.name, "python", rows=int, bytes=int)
+            if "position" not in position:
+                raise refuse_position(self.name, "a position", repr(position)[:120])
+            self.start = FunctionPosition(rows, length, _encode(position["position"]))
         self.reached: FunctionPosition = self.start
         self.progress = self.start.length, None
         self._function = load_function(settings.path[len(PYTHON) :], f"--source {self.name}")
@@ -142,11 +80,10 @@ class GeneratorSource(Source):
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         # All below is shared with the thread, under the condition's lock.
-        self._given: deque[_Given] = deque()
+        self._given: deque[tuple[bytes | RowInvalid, FunctionPosition]] = deque()
         self._given_bytes = 0
         self._failure: BaseException | None = None
-        self._finished = False
-        self._stopping = False
+        self._finished = self._stopping = False
         self._asked_at: float | None = None
 
     def read(self) -> Rows | None:
@@ -159,11 +96,8 @@ class GeneratorSource(Source):
         if rows:
             self.reached = rows[-1][1]
             self.progress = self.reached.length, None
-            return Rows(
-                [line for line, _ in rows],
-                lambda index: rows[index][1],
-                lambda index: RowOrigin(self.name, rows[index][1].rows, None),
-            )
+            before = rows[0][1].rows - 1
+            return number_rows([line for line, _ in rows], self.name, before, lambda index: rows[index][1])
         if failure is not None:
             raise failure
         return None if finished else Rows()
@@ -206,31 +140,80 @@ class GeneratorSource(Source):
 
     def _run(self) -> None:
         failure: BaseException | None = None
-        rows = _call(self.name, self._function, self.start, self._max_row_bytes)
         try:
-            while self._may_ask() and (given := next(rows, None)) is not None:
-                line, position = given
-                with self._changed:
-                    self._given.append(given)
-                    self._given_bytes += len(position.position) + (len(line) if isinstance(line, bytes) else 0)
-                    self._changed.notify_all()
-            rows.close()
+            self._take_all()
         except BaseException as error:
             failure = error
         with self._changed:
             self._failure, self._finished = failure, True
             self._changed.notify_all()
 
+    def _take_all(self) -> None:
+        """Calls the function and takes its rows, each a line of JSON or why it is none, with the position after it."""
+        rows: Any = None
+        with self._raising():
+            rows = self._function(self.start.value)
+        if not isinstance(rows, Iterator):
+            raise self._broke("it to return an iterator of pairs (row, position), as a generator does", rows)
+        at = self.start
+        try:
+            while self._may_ask():
+                pair: Any = None
+                with self._raising():
+                    # Not the end of what stands around this: a function may give None, which is refused.
+                    pair = next(rows, _END)
+                if pair is _END:
+                    return
+                line, written = self._examine(at.rows + 1, pair)
+                size = len(line) if isinstance(line, bytes) else 0
+                at = FunctionPosition(at.rows + 1, at.length + size, written)
+                with self._changed:
+                    self._given.append((line, at))
+                    self._given_bytes += len(written) + size
+                    self._changed.notify_all()
+        finally:
+            getattr(rows, "close", lambda: None)()
+
     def _may_ask(self) -> bool:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._stopping or (self._given_bytes < AHEAD_BYTES and len(self._given) < self._ahead_rows)
+                lambda: self._stopping or (self._given_bytes < 1 << 20 and len(self._given) < self._ahead_rows)
             )
             self._asked_at = time.monotonic()
             return not self._stopping
 
-    def _decode(self, entry: dict[str, Any]) -> FunctionPosition:
-        rows, length = read_entry(entry, self.name, "python", rows=int, bytes=int)
-        if "position" not in entry:
-            raise refuse_position(self.name, "a position", repr(entry)[:120])
-        return FunctionPosition(rows, length, _encode(entry["position"]))
+    def _examine(self, number: int, pair: Any) -> tuple[bytes | RowInvalid, bytes]:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise self._broke(f"a pair (row, position) as row {number}", pair)
+        row, position = pair
+        if not isinstance(row, (dict, bytes)):
+            raise self._broke(f"a dict or the bytes of one line as row {number}", row)
+        try:
+            written = _encode(position)
+        except RowInvalid as error:
+            expected = f"a value of JSON as the position after row {number}"
+            raise self._broke(expected, position, f" ({error.reason})") from None
+        try:
+            line = row if isinstance(row, bytes) else encode_row(row)
+        except RowInvalid as error:
+            return error, written
+        if len(line) > self._max_row_bytes and len(line.rstrip(b"\r\n")) > self._max_row_bytes:
+            return bad_row(too_long(self._max_row_bytes)), written
+        return line, written
+
+    @contextlib.contextmanager
+    def _raising(self) -> Iterator[None]:
+        """Has what the function raises name the function's innermost lines: ``file:line (function)``."""
+        try:
+            yield
+        except BaseException as error:
+            raise_if_short(error)
+            frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
+            # Where it went wrong, and from where it came there.
+            lines = [f"{os.path.basename(one.filename)}:{one.lineno} ({one.name})" for one in frames[-3:]]
+            where = f" at {', called from '.join(reversed(lines))}" if lines else ""
+            hint = "mend it and run the same command again, nothing is lost"
+            raise SourceRefused(f"{self.name}: raised {name_error(error)}{where}; {hint}", file=self.name) from error
+
+    def _broke(self, expected: str, value: Any, more: str = "") -> SourceRefused:
+        return refuse_source(self.name, expected, name_value(value, _SHOWN) + more)

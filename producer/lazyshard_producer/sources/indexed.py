@@ -21,18 +21,15 @@ from lazyshard.memory import dumps
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
+from lazyshard_producer.sources.files import KnownFile, refuse_changed, refuse_os_error, refuse_source
 from lazyshard_producer.sources.source import (
     PIECE_BYTES,
     PIECE_ROWS,
     Context,
-    KnownFile,
     RowOrigin,
     Rows,
     Source,
     bad_row,
-    refuse_changed,
-    refuse_os_error,
-    refuse_source,
     too_long,
 )
 from lazyshard_producer.wording import count

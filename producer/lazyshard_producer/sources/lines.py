@@ -9,32 +9,22 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import xxhash
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.row import parse_row
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import PLAIN_FIELDS, FilePosition, plain_name
-from lazyshard_producer.sources.source import (
-    FINGERPRINT_BYTES,
-    Context,
-    RowOrigin,
-    Rows,
-    Source,
-    check_ends,
-    committed_ends,
-    digest,
-    find_line_end,
-    open_source_file,
-    read_at,
-    refuse_truncated,
-    refusing,
-    too_long,
-)
+from lazyshard_producer.position import EMPTY, PLAIN_FIELDS, FilePosition, plain_name
+from lazyshard_producer.sources import files
+from lazyshard_producer.sources.files import FINGERPRINT_BYTES, digest
+from lazyshard_producer.sources.source import PIECE_BYTES, Context, RowOrigin, Rows, Source, too_long
 
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -43,72 +33,47 @@ _HINT_BYTES: Final = 4096  # so much of a line that is too long is looked at to 
 _CARRIAGE_RETURN: Final = 13
 """A line that begins with a greater byte is not blank, and hardly any line begins with a smaller one."""
 
-_first_byte: Final = itemgetter(0)
 
 _Table = Sequence[tuple[int, int, FilePosition]]
 """Of each row where its line begins (bytes and lines before it), and where the text stands after it."""
-
-
-def _line_rows(
-    name: str,
-    start: FilePosition,
-    end: FilePosition,
-    lines: Sequence[bytes | RowInvalid] = (),
-    table: _Table | None = None,
-) -> Rows:
-    """Returns rows of the text between two places; without a table no other lines lie between them."""
-    offsets: list[int] = []
-
-    def offset(index: int) -> int:
-        # Not before somebody asks: most blocks are never asked for any.
-        if not offsets:
-            lengths = (len(line) for line in lines if isinstance(line, bytes))
-            offsets.extend(accumulate(lengths, initial=start.offset))
-        return offsets[index]
-
-    def position(index: int) -> FilePosition:
-        if index == len(lines) - 1:
-            return end  # behind the blank lines that follow it too
-        if table is not None:
-            return table[index][2]
-        return FilePosition(offset(index + 1), start.line + index + 1, start.blank)
-
-    def place(index: int) -> RowOrigin:
-        begin, line = (offset(index), start.line + index) if table is None else table[index][:2]
-        return RowOrigin(name, line + 1, begin)
-
-    return Rows(lines, position, place)
 
 
 class LineSplitter:
     """Cuts a text that comes in blocks into lines. Memory: the block in hand, and a line that goes on in the next one.
 
     A line longer than `max_row_bytes` is never held whole: a `RowInvalid` stands in its place. `position` is where the
-    text stands after the lines given so far, `pending` are the bytes of the line that has begun.
+    text stands after the lines given so far, `pending` are the bytes of the line that has begun. Where the last line
+    before the start had no newline, that comes first now, or the text is refused.
     """
 
     def __init__(self, name: str, max_row_bytes: int, start: FilePosition | None = None) -> None:
         self.position = start or FilePosition()
         self.pending = 0
-        self._name = name
-        self._max_row_bytes = max_row_bytes
+        self._name, self._max_row_bytes = name, max_row_bytes
         self._held: list[bytes] = []
+
+    @property
+    def fed(self) -> int:
+        """Bytes of the text up to the end of the last block."""
+        return self.position.offset + self.pending
 
     def feed(self, block: bytes) -> Rows:
         """Returns the rows of the lines that end in this block, which follows the one before; there may be none."""
+        if self.position.open_end:
+            block = self._close_line(block)
         # BytesIO does not copy the block, and its lines end at newlines only, which they keep.
         lines = io.BytesIO(block).readlines()
         rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
         if not lines:
             self._hold(rest)
-            return _line_rows(self._name, self.position, self.position)
+            return Rows()
         complete = self.pending + len(block) - len(rest)
         self._hold(lines[0])
         lines[0], first_bytes = self._release()
         start = self.position
-        if start.offset and complete <= self._max_row_bytes and min(map(_first_byte, lines)) > _CARRIAGE_RETURN:
+        if start.offset and complete <= self._max_row_bytes and min(map(itemgetter(0), lines)) > _CARRIAGE_RETURN:
             self.position = FilePosition(start.offset + complete, start.line + len(lines), start.blank)
-            rows = _line_rows(self._name, start, self.position, lines)
+            rows = self._rows(start, lines)
         else:
             rows = self._examine(lines, first_bytes)
         self._hold(rest)
@@ -120,13 +85,28 @@ class LineSplitter:
         `only_row`: of a text that may go on: only if it is a JSON object. No object's beginning is one, so then nothing
         of it is missing.
         """
-        if not self.pending or (only_row and not self._holds_row()):
-            return _line_rows(self._name, self.position, self.position)
+        if not self.pending or self.position.open_end or (only_row and not self._holds_row()):
+            return Rows()
         line, length = self._release()
         if self.position.offset == 0 and line == _BOM:
             self.position = FilePosition(length)
-            return _line_rows(self._name, self.position, self.position)
+            return Rows()
         return self._examine([line], length, open_end=True)
+
+    def _close_line(self, block: bytes) -> bytes:
+        """Takes the newline that the last line lacked; returns what follows it."""
+        at, (held, _) = self.position, self._release()
+        rest = held + block
+        if rest in (b"", b"\r"):
+            self._hold(rest)
+            return b""
+        newline = next((end for end in (b"\n", b"\r\n") if rest.startswith(end)), None)
+        if newline is None:
+            where = f"the row of line {at.line} was taken as it stood at the end, byte {at.offset}: "
+            hint = ": the line was continued since"
+            raise files.refuse_source(self._name, "a line end", repr(rest[:1]), hint, where=where)
+        self.position = FilePosition(at.offset + len(newline), at.line, at.blank)
+        return rest[len(newline) :]
 
     def _holds_row(self) -> bool:
         if self.pending > self._max_row_bytes:
@@ -139,8 +119,7 @@ class LineSplitter:
 
     def _examine(self, lines: list[bytes], first_bytes: int, open_end: bool = False) -> Rows:
         """Returns the rows of lines of which some may be blank or too long, or begin with a byte order mark."""
-        start = self.position
-        offset, number, blank = start.offset, start.line, start.blank
+        start, (offset, number, blank, *_) = self.position, self.position
         rows: list[bytes | RowInvalid] = []
         table: list[tuple[int, int, FilePosition]] = []
         length, most = first_bytes, self._max_row_bytes
@@ -158,7 +137,32 @@ class LineSplitter:
                 table.append((*begin, FilePosition(offset, number, blank, open_end)))
             length = 0
         self.position = FilePosition(offset, number, blank, open_end)
-        return _line_rows(self._name, start, self.position, rows, table)
+        return self._rows(start, rows, table)
+
+    def _rows(self, start: FilePosition, lines: Sequence[bytes | RowInvalid], table: _Table | None = None) -> Rows:
+        """Returns rows of the text from a place up to `position`; without a table no other lines lie between them."""
+        name, end = self._name, self.position
+        offsets: list[int] = []
+
+        def offset(index: int) -> int:
+            # Not before somebody asks: most blocks are never asked for any.
+            if not offsets:
+                lengths = (len(line) for line in lines if isinstance(line, bytes))
+                offsets.extend(accumulate(lengths, initial=start.offset))
+            return offsets[index]
+
+        def position(index: int) -> FilePosition:
+            if index == len(lines) - 1:
+                return end  # behind the blank lines that follow it too
+            if table is not None:
+                return table[index][2]
+            return FilePosition(offset(index + 1), start.line + index + 1, start.blank)
+
+        def place(index: int) -> RowOrigin:
+            begin, line = (offset(index), start.line + index) if table is None else table[index][:2]
+            return RowOrigin(name, line + 1, begin)
+
+        return Rows(lines, position, place)
 
     def _too_long(self, line: bytes) -> RowInvalid:
         hint = ""
@@ -184,9 +188,82 @@ class LineSplitter:
         return line, length
 
 
-KIND: Final = "jsonl"
+class TextPosition(NamedTuple):
+    """A place between two lines of the text, and what tells the digest of the text up to a byte near it."""
 
-_BLOCK_BYTES: Final = 1 << 20
+    at: FilePosition
+    digest: Callable[[int], str]
+
+    def digested(self) -> FilePosition:
+        """Returns the position with the digest: costs one of 1 MiB at the most."""
+        return self.at._replace(digest=self.digest(self.at.offset))
+
+
+def _digest(before: xxhash.xxh3_64, begin: int, block: bytes, offset: int) -> str:
+    state = before.copy()
+    state.update(memoryview(block)[: offset - begin])
+    return state.hexdigest()
+
+
+class DigestedText(LineSplitter):
+    """Cuts a text into lines after the part that was read before, whose digest it checks.
+
+    `remedy` says what to do about another text than that of the position. `read` bytes of the text came so far. The
+    positions of its rows are `TextPosition`.
+    """
+
+    def __init__(self, name: str, max_row_bytes: int, position: FilePosition, remedy: str) -> None:
+        super().__init__(name, max_row_bytes, position.place)
+        self.read = 0
+        self._known = position._replace(digest=position.digest or EMPTY)
+        self._remedy = remedy
+        self._digest = xxhash.xxh3_64()
+        self._digest_at: Callable[[int], str] = lambda offset: self._known.digest
+
+    @property
+    def behind(self) -> int:
+        """Bytes still to come of the part that was read before."""
+        return max(0, self._known.offset - self.read)
+
+    @property
+    def reached(self) -> TextPosition:
+        """Where the text stands after all lines that were given, and after blank lines behind them."""
+        return TextPosition(self.position, self._digest_at)
+
+    def feed(self, block: bytes) -> Rows:
+        """Returns the rows of the lines that end in this block; there may be none."""
+        if behind := self.behind:
+            self._digest.update(block[:behind])
+            self.read += len(block[:behind])
+            block = block[behind:]
+            if not self.behind and (actual := self._digest.hexdigest()) != self._known.digest:
+                at, where = self._known, "not the text whose rows are published: "
+                expected = f"XXH3 {at.digest} of the first {at.offset} bytes ({at.line} lines)"
+                raise files.refuse_source(self._name, expected, actual, self._remedy, where=where)
+        if block:
+            self._digest_at = partial(_digest, self._digest.copy(), self.read, block)
+            self._digest.update(block)
+            self.read += len(block)
+        return super().feed(block)
+
+    def finish(self, *, only_row: bool = False) -> Rows:
+        """Returns the row of the last line, which has no newline; see `LineSplitter.finish`."""
+        if self.behind and not only_row:
+            expected = f"at least the {self._known.offset} bytes that were read"
+            raise files.refuse_source(self._name, expected, f"{self.read}: it was truncated or replaced", self._remedy)
+        return super().finish(only_row=only_row)
+
+    def _rows(self, start: FilePosition, lines: Sequence[bytes | RowInvalid], table: _Table | None = None) -> Rows:
+        rows, digest = super()._rows(start, lines, table), self._digest_at
+        return rows._replace(position=lambda index: TextPosition(rows.position(index), digest))
+
+
+def decode_start(entry: dict[str, Any] | None, kinds: Sequence[str], name: str, fields: Sequence[str]) -> FilePosition:
+    """Returns the position of an entry; that of the start for None. Raises SourceRefused."""
+    return FilePosition() if entry is None else FilePosition.decode(entry, kinds, name, fields)
+
+
+KIND: Final = "jsonl"
 
 
 class JsonLinesFile(Source):
@@ -195,26 +272,18 @@ class JsonLinesFile(Source):
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name = plain_name(settings.path)
         self._path = settings.path
-        at = FilePosition()
-        if position is not None:
-            at = FilePosition.decode(position, (KIND,), self.name, PLAIN_FIELDS)
-        self._file = open_source_file(self._path)
+        at = decode_start(position, (KIND,), self.name, PLAIN_FIELDS)
+        self._file = files.open_source_file(self._path)
         self._fd: Final = self._file.fileno()
         with contextlib.ExitStack() as stack:
             stack.callback(self._file.close)
-            check_ends(self._path, at, *committed_ends(self._fd, self._path, at.offset))
-            start = at.place
-            if at.open_end:
-                newline = find_line_end(self._path, at, read_at(self._fd, self._path, 2, at.offset))
-                start = start._replace(offset=at.offset + len(newline), open_end=not newline)
-            self._file.seek(start.offset)
+            files.check_ends(self._path, at, *files.committed_ends(self._fd, self._path, at.offset))
+            self._file.seek(at.offset)
             stack.pop_all()
-        self.start = start
-        self._reach(start)
-        self._splitter = LineSplitter(self.name, context.max_row_bytes, start)
-        self._block = b""
-        self._block_end = start.offset
-        self._finished = False
+        self.start = at.place
+        self._reach(self.start)
+        self._splitter = LineSplitter(self.name, context.max_row_bytes, self.start)
+        self._block, self._finished = b"", False
 
     def _reach(self, at: FilePosition) -> None:
         self.reached, self.blank = at, at.blank
@@ -223,14 +292,14 @@ class JsonLinesFile(Source):
     def read(self) -> Rows | None:
         """Returns the next rows; None at the end of the file. Raises SourceRefused where it was truncated."""
         while not self._finished:
-            with refusing(self._path):
-                block = self._file.read(_BLOCK_BYTES)
+            with files.refusing(self._path):
+                block = self._file.read(PIECE_BYTES)
             if block:
-                self._block, self._block_end = block, self._block_end + len(block)
+                self._block = block
                 rows = self._splitter.feed(block)
             else:
-                if (size := os.fstat(self._fd).st_size) < self._block_end:
-                    raise refuse_truncated(self._path, self._block_end, size)
+                if (size := os.fstat(self._fd).st_size) < self._splitter.fed:
+                    raise files.refuse_truncated(self._path, self._splitter.fed, size)
                 self._finished = True
                 rows = self._splitter.finish()
             self._reach(self._splitter.position)
@@ -241,8 +310,8 @@ class JsonLinesFile(Source):
     def entry(self, position: FilePosition) -> dict[str, Any]:
         """Returns the entry of a position, with the fingerprint of all before it."""
         offset = position.offset
-        head, tail = committed_ends(self._fd, self._path, offset)
-        begin = self._block_end - len(self._block)
+        head, tail = files.committed_ends(self._fd, self._path, offset)
+        begin = self._splitter.fed - len(self._block)
         read = self._block[: max(0, offset - begin)][-FINGERPRINT_BYTES:]
         if not tail.endswith(read):
             raise SourceRefused(f"{self._path}: changed in its first {offset} bytes while it was read", file=self._path)

@@ -2,6 +2,9 @@
 
 To go on from a position the text is read up to there once more and its digest compared; nothing cheaper would know it
 again. What was read from a pipe is gone: a restart expects the same input once more, or takes all as new (`resume`).
+
+Of a compressed file all members or frames are read, one after another, to a clean end. A file that ends within one was
+cut or is still being written, and a wrong checksum tells damage: both are refused with the byte, after the text before.
 """
 
 from __future__ import annotations
@@ -10,129 +13,208 @@ import contextlib
 import fcntl
 import os
 import select
-import stat
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Final, NamedTuple
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, BinaryIO, Final
 
-import xxhash
-
+from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.position import EMPTY, PACKED_SIZE, TEXT_FIELDS, FilePosition, plain_name, read_entry
-from lazyshard_producer.sources.decompression import PackedText
-from lazyshard_producer.sources.lines import LineSplitter
-from lazyshard_producer.sources.source import (
-    STANDARD_INPUT,
-    Context,
-    Rows,
-    Source,
-    find_line_end,
-    refuse_source,
-    refusing,
-)
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.position import PACKED_SIZE, TEXT_FIELDS, FilePosition, plain_name, read_entry
+from lazyshard_producer.sources.files import load_extra, open_regular, refuse_source, refusing
+from lazyshard_producer.sources.lines import DigestedText, TextPosition, decode_start
+from lazyshard_producer.sources.source import PIECE_BYTES, STANDARD_INPUT, Context, Rows, Source
+
+_SLICE_BYTES: Final = 256 << 10
+_FIRST_SLICE_BYTES: Final = 4096
+"""What is left of a slice at the end of a gzip member is read once more, so the first slices of a member are small."""
+
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_ZSTD_SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
+_CHECKS: Final = {"incorrect data check": "a wrong checksum (CRC)", "incorrect length check": "a wrong length"}
+"""What gzip's library calls its checks, and what they are."""
 
 
-class TextPosition(NamedTuple):
-    """A place between two lines of the text, and what tells the digest of the text up to a byte near it."""
+class PackedText:
+    """A compressed file: its text, in blocks, read ahead by a thread where the file is large enough for one.
 
-    at: FilePosition
-    digest: Callable[[int], str]
-
-    def digested(self) -> FilePosition:
-        """Returns the position with the digest: costs one of 1 MiB at the most."""
-        return self.at._replace(digest=self.digest(self.at.offset))
-
-
-def _digest(before: xxhash.xxh3_64, begin: int, block: bytes, offset: int) -> str:
-    state = before.copy()
-    state.update(memoryview(block)[: offset - begin])
-    return state.hexdigest()
-
-
-class DigestedText:
-    """Cuts a text that comes in blocks into lines, after the part that was read before.
-
-    `remedy` says what to do about another text than that of the position. `read` bytes of the text came so far.
+    Memory: a few MiB at any ratio. `consumed` compressed bytes were read, ahead of what was taken. Its first bytes tell
+    the kind.
     """
 
-    def __init__(self, name: str, max_row_bytes: int, position: FilePosition, remedy: str) -> None:
-        self._position = position._replace(digest=position.digest or EMPTY)
-        self._digest_at: Callable[[int], str] = lambda offset: self._position.digest
-        self.start = TextPosition(position.place, self._digest_at)
-        self.read = 0
-        self._name = name
-        self._max_row_bytes = max_row_bytes
-        self._remedy = remedy
-        self._digest = xxhash.xxh3_64()
-        self._unclosed = position.open_end
-        self._unclosed_end = b""
-        self._splitter = LineSplitter(name, max_row_bytes, position.place)
+    def __init__(self, path: str, *, links_out: bool = True) -> None:
+        self._path, self._file = path, open_regular(path, links_out=links_out)
+        self._thread: ThreadPoolExecutor | None = None
+        self._ahead: deque[Future[bytes]] = deque()
+        self._begin = -1  # of the member or frame in hand, or the last one
+        self._ended = False
+        self._failure: SourceRefused | None = None
+        self.consumed = 0
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._file.close)
+            self.size: Final = os.fstat(self._file.fileno()).st_size
+            start = self._take(4)
+            self._back(len(start))
+            self.is_zstd: Final = _is_zstd(start)
+            self._what: Final = "zstd frame" if self.is_zstd else "gzip member"
+            if self.is_zstd:
+                self._parts = self._zstd(load_extra(path, "zstandard", "producer"))
+            elif start.startswith(_GZIP_MAGIC):
+                self._parts = self._gzip()
+            else:
+                found = f"a file that begins with {start!r}" if start else "an empty file: cut, or still being written"
+                raise self._refuse("a file compressed by gzip or zstd", found)
+            stack.pop_all()
 
-    @property
-    def behind(self) -> int:
-        """Bytes still to come of the part that was read before."""
-        return max(0, self._position.offset - self.read)
+    def read(self) -> bytes:
+        """Returns the next block of text; nothing at the clean end of the file."""
+        # From this size on a thread is worth its start.
+        if self.size <= 4 * PIECE_BYTES:
+            return self._block()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "lazyshard-decompress")
+        # Enough to ride over a publish, some MiB.
+        while len(self._ahead) < 4:
+            self._ahead.append(self._thread.submit(self._block))
+        return self._ahead.popleft().result()
 
-    @property
-    def reached(self) -> TextPosition:
-        """Where the text stands after all lines that were given, and after blank lines behind them."""
-        return TextPosition(self._splitter.position, self._digest_at)
+    def close(self) -> None:
+        """Closes the file. May be called twice."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self._file.close()
 
-    def feed(self, block: bytes) -> Rows:
-        """Returns the rows of the lines that end in this block; there may be none."""
-        if behind := self.behind:
-            self._add(block[:behind])
-            block = block[behind:]
-            if not self.behind and (actual := self._digest.hexdigest()) != self._position.digest:
-                committed = f"the first {self._position.offset} bytes ({self._position.line} lines)"
-                expected = f"XXH3 {self._position.digest} of {committed}"
-                where = "not the text whose rows are published: "
-                raise refuse_source(self._name, expected, actual, self._remedy, where=where)
-        if self._unclosed and block:
-            block = self._close_line(block)
-        if block:
-            self._digest_at = partial(_digest, self._digest.copy(), self.read, block)
-            self._add(block)
-        return self._rows(self._splitter.feed(block))
+    def _block(self) -> bytes:
+        block = bytearray()
+        # The end is met once: what is appended after that is nothing that `consumed` may count.
+        while not self._ended and len(block) < PIECE_BYTES // 2:
+            try:
+                part = next(self._parts, None)
+            except SourceRefused as error:
+                self._failure, part = error, None
+            self._ended = part is None
+            block += part or b""
+            self.consumed = self._file.tell()
+        if self._failure is not None and not block:
+            raise self._failure
+        return bytes(block)
 
-    def finish(self, *, only_row: bool = False) -> Rows:
-        """Returns the row of the last line, which has no newline; see `LineSplitter.finish`."""
-        if self.behind and not only_row:
-            expected = f"at least the {self._position.offset} bytes that were read"
-            raise refuse_source(self._name, expected, f"{self.read}: it was truncated or replaced", self._remedy)
-        return self._rows(self._splitter.finish(only_row=only_row))
+    def _gzip(self) -> Iterator[bytes]:
+        while self._find_member():
+            engine, size = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), _FIRST_SLICE_BYTES
+            while not engine.eof:
+                part = self._take(size)
+                try:
+                    text = engine.decompress(part, PIECE_BYTES)
+                except zlib.error as cause:
+                    raise_if_short(cause)
+                    reason = str(cause).rpartition(": ")[2]  # without the library's number for it
+                    raise self._damaged(f"{_CHECKS.get(reason, reason)}, in the {len(part)} bytes before") from cause
+                # At the end of a member the library may give the rest under both names.
+                self._back(len(engine.unused_data if engine.eof else engine.unconsumed_tail))
+                if not (engine.eof or part or text):
+                    raise self._cut()
+                size = min(2 * size, _SLICE_BYTES)
+                yield text
 
-    def _add(self, data: bytes) -> None:
-        self._digest.update(data)
-        self.read += len(data)
+    def _find_member(self) -> bool:
+        begun, rest = self._begin >= 0, b""
+        while not rest:
+            start = self._take(_FIRST_SLICE_BYTES)
+            if not start:
+                return False
+            # NUL bytes behind a member are padding: tapes had them, and a crash may leave some.
+            rest = start.lstrip(b"\0") if begun else start
+        self._back(len(rest))
+        self._begin = self._file.tell()
+        if not rest.startswith(_GZIP_MAGIC) and rest != _GZIP_MAGIC[:1]:
+            raise self._other(rest)
+        return True
 
-    def _rows(self, rows: Rows) -> Rows:
-        digest = self._digest_at
-        return rows._replace(position=lambda index: TextPosition(rows.position(index), digest))
+    def _zstd(self, library: Any) -> Iterator[bytes]:
+        """Takes frames apart (RFC 8878, 3.1.1) and hands them to the library block by block.
 
-    def _close_line(self, block: bytes) -> bytes:
-        """Takes the newline that the last line lacked; returns what follows it."""
-        rest = self._unclosed_end + block
-        newline = find_line_end(self._name, self._position, rest)
-        if not newline:
-            self._unclosed_end = rest
-            return b""
-        self._unclosed = False
-        self._add(newline)
-        at = self._position
-        start = FilePosition(at.offset + len(newline), at.line, at.blank)
-        self._splitter = LineSplitter(self._name, self._max_row_bytes, start)
-        self._digest_at = partial(_digest, self._digest.copy(), self.read, b"")
-        return rest[len(newline) :]
+        So no call can expand without bound, and the end of a file within a frame is seen, which the library's own
+        readers take for a clean one.
+        """
+        while True:
+            self._begin = self._file.tell()
+            start = self._take(4)
+            if not start:
+                return
+            if not _is_zstd(start):
+                raise self._other(start)
+            if int.from_bytes(start, "little") in _ZSTD_SKIPPABLE:
+                left = int.from_bytes(self._need(4), "little")
+                while left:
+                    left -= len(self._need(min(left, _SLICE_BYTES)))
+                continue
+            engine = library.ZstdDecompressor().decompressobj()
+            descriptor = self._need(1)
+            flags, single = descriptor[0], descriptor[0] >> 5 & 1
+            size_bytes = (single, 2, 4, 8)[flags >> 6]
+            block = start + descriptor + self._need(1 - single + (0, 1, 2, 4)[flags & 3] + size_bytes)
+            last = 0
+            while True:
+                try:
+                    yield engine.decompress(block)
+                except library.ZstdError as cause:
+                    raise_if_short(cause)
+                    raise self._damaged(f"{cause}, in the {len(block)} bytes before") from cause
+                if last:
+                    break
+                head = self._need(3)
+                field = int.from_bytes(head, "little")
+                last, kind, size = field & 1, field >> 1 & 3, field >> 3
+                # As much text is in a block at the most.
+                if kind == 3 or size > 128 << 10:
+                    raise self._damaged(f"a block header {head.hex()}")
+                block = head + self._need(1 if kind == 1 else size)
+                if last and flags & 4:  # a checksum
+                    block += self._need(4)
+
+    def _take(self, size: int) -> bytes:
+        with refusing(self._path):
+            return self._file.read(size)
+
+    def _need(self, size: int) -> bytes:
+        data = self._take(size)
+        if len(data) < size:
+            raise self._cut()
+        return data
+
+    def _back(self, size: int) -> None:
+        """Takes back the last bytes that were read; they are in the file's buffer still, so this costs nothing."""
+        if size:
+            self._file.seek(-size, 1)
+
+    def _refuse(self, expected: str, actual: str) -> SourceRefused:
+        where = f"byte {self._file.tell()} of the compressed file: "
+        hint = "; what was published of it stays, and a sound file is gone on with"
+        return refuse_source(self._path, expected, actual, hint, where=where)
+
+    def _cut(self) -> SourceRefused:
+        expected = f"the rest of the {self._what} that begins at byte {self._begin}"
+        return self._refuse(expected, "the end of the file: cut, or still being written")
+
+    def _damaged(self, reason: str) -> SourceRefused:
+        return self._refuse(f"a sound {self._what} (it begins at byte {self._begin})", reason)
+
+    def _other(self, start: bytes) -> SourceRefused:
+        self._back(self._file.tell() - self._begin)
+        return self._refuse(f"the end of the file or another {self._what}", f"a part beginning {start[:8]!r}")
+
+
+def _is_zstd(start: bytes) -> bool:
+    magic = int.from_bytes(start, "little")
+    return len(start) == 4 and (magic == 0xFD2FB528 or magic in _ZSTD_SKIPPABLE)
 
 
 GZIP: Final = "jsonl.gz"
 ZSTD: Final = "jsonl.zst"
 STDIN: Final = "stdin"
-
-_BLOCKS: Final = 16  # so many blocks are looked at for a row at a time: signals are looked at in between
-_BLOCK_BYTES: Final = 1 << 20
-"""So much is read at a time where it is there. Pipes are given this size too: it is what Linux allows to everybody."""
 
 
 class _TextSource(Source):
@@ -142,12 +224,13 @@ class _TextSource(Source):
     """
 
     _lines: DigestedText
+    _what: str  # as messages call it
     _finished = False
     _blank_before = 0
 
     def _begin(self, at: FilePosition, context: Context, remedy: str) -> None:
         self._lines = DigestedText(self.name, context.max_row_bytes, at, remedy)
-        self.start = self.reached = self._lines.start
+        self.start = self.reached = self._lines.reached
         self.blank = self._blank_before + at.blank
 
     def _give(self, block: bytes, ended: bool, *, only_row: bool = False) -> Rows:
@@ -157,15 +240,20 @@ class _TextSource(Source):
         self.blank = self._blank_before + self.reached.at.blank
         return rows
 
+    def waits_for(self) -> str:
+        """Returns in words what it waits for, or what takes long at a restart."""
+        done, behind = self._lines.read, self._lines.behind
+        if behind:
+            return f"the part of {self._what} that is published, once more: {done} of {done + behind} bytes have come"
+        return f"rows on {self._what}" if self.live else ""
+
 
 class CompressedJsonLines(_TextSource):
     """One compressed file. Memory: blocks of 1 MiB that are read ahead, and the row in hand."""
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
-        self.name = plain_name(settings.path)
-        at = FilePosition()
-        if position is not None:
-            at = FilePosition.decode(position, (GZIP, ZSTD), self.name, TEXT_FIELDS)
+        self.name = self._what = plain_name(settings.path)
+        at = decode_start(position, (GZIP, ZSTD), self.name, TEXT_FIELDS)
         self._begin(at, context, "; put the old file back (appending is fine), or choose another --out")
         self._packed = PackedText(settings.path)
         self.progress = 0, self._packed.size
@@ -173,7 +261,8 @@ class CompressedJsonLines(_TextSource):
     def read(self) -> Rows | None:
         """Returns the next rows; none while the published part is read again; None at the end."""
         rows = None
-        for _ in range(_BLOCKS):
+        # Signals are looked at in between.
+        for _ in range(16):
             if self._finished:
                 return None
             block = self._packed.read()
@@ -182,11 +271,6 @@ class CompressedJsonLines(_TextSource):
             if rows.lines:
                 break
         return rows
-
-    def waits_for(self) -> str:
-        """Returns in words what takes long at a restart."""
-        done, behind = self._lines.read, self._lines.behind
-        return f"the part of {self.name} that is published: {done} of {done + behind} bytes" if behind else ""
 
     def entry(self, position: TextPosition) -> dict[str, Any]:
         """Returns the entry of a position."""
@@ -210,9 +294,9 @@ class StandardInput(_TextSource):
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name = plain_name(settings.path)
         self._what = "standard input" if settings.path == STANDARD_INPUT else f"the pipe {self.name}"
-        at, self._bytes_before, self._blank_before = FilePosition(), 0, 0
+        at = decode_start(position, (STDIN,), self.name, TEXT_FIELDS)
+        self._bytes_before = self._blank_before = 0
         if position is not None:
-            at = FilePosition.decode(position, (STDIN,), self.name, TEXT_FIELDS)
             before = read_entry(position, self.name, STDIN, bytes_before=int, blank_before=int)
             self._bytes_before, self._blank_before = before
         if settings.resume == "append":
@@ -225,13 +309,15 @@ class StandardInput(_TextSource):
         )
         self._begin(at, context, remedy)
         self.progress = self._bytes_before + at.offset, None
-        self._fd = 0 if settings.path == STANDARD_INPUT else _open_pipe(settings.path)
-        self._ended = False
-        self._ending = False
+        self._pipe: BinaryIO | None = None
+        if settings.path != STANDARD_INPUT:
+            self._pipe = open_regular(settings.path, 0, expected="a named pipe", pipe=True)
+        self._fd: Final = 0 if self._pipe is None else self._pipe.fileno()
+        self._ended = self._ending = False
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _BLOCK_BYTES)
+        with contextlib.suppress(OSError):  # it is what Linux allows to everybody
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIECE_BYTES)
 
     def read(self) -> Rows | None:
         """Returns the rows that have come; None where the input is at its end."""
@@ -248,13 +334,6 @@ class StandardInput(_TextSource):
         if not self._finished:
             self._poll.poll(seconds * 1000)
 
-    def waits_for(self) -> str:
-        """Returns in words what it waits for."""
-        done, behind = self._lines.read, self._lines.behind
-        if behind:
-            return f"the part of {self._what} that is published, once more: {done} of {done + behind} bytes have come"
-        return f"rows on {self._what}"
-
     def entry(self, position: TextPosition) -> dict[str, Any]:
         """Returns the entry of a position."""
         before = {"bytes_before": self._bytes_before, "blank_before": self._blank_before}
@@ -266,26 +345,15 @@ class StandardInput(_TextSource):
 
     def close(self) -> None:
         """Closes a named pipe."""
-        if self._fd > 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._pipe is not None:
+            self._pipe.close()
 
     def _read_block(self) -> bytes:
         block = bytearray()
         with refusing(self.name), contextlib.suppress(BlockingIOError):
-            while len(block) < _BLOCK_BYTES and not self._ended and self._poll.poll(0):
+            while len(block) < PIECE_BYTES and not self._ended and self._poll.poll(0):
                 # It does not block although standard input may: something has come, or the end.
-                part = os.read(self._fd, _BLOCK_BYTES - len(block))
+                part = os.read(self._fd, PIECE_BYTES - len(block))
                 self._ended = not part
                 block += part
         return bytes(block)
-
-
-def _open_pipe(path: str) -> int:
-    with refusing(path):
-        # O_NONBLOCK: opening would wait for a writer.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise refuse_source(path, "a named pipe", "something else")
-    return fd

@@ -16,17 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
-from lazyshard.errors import (
-    ChunkCorrupt,
-    ChunkMissing,
-    FileRefused,
-    LazyShardError,
-    RowInvalid,
-    SealInvalid,
-    StoreRefused,
-    StoreUnavailable,
-    WaitTimeout,
-)
+from lazyshard import errors
 from lazyshard.format.batch import EncodedRow
 from lazyshard.format.names import MANIFEST, chunk_name, seal_name
 from lazyshard.format.seal import Seal
@@ -40,21 +30,12 @@ from lazyshard.stream.stream import rows_of_first_chunk
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import plain_name, read_entry
-from lazyshard_producer.sources.source import (
-    Context,
-    Line,
-    RowOrigin,
-    Rows,
-    Source,
-    bad_row,
-    refuse_os_error,
-    refuse_source,
-    too_long,
-)
+from lazyshard_producer.sources.files import refuse_os_error, refuse_source
+from lazyshard_producer.sources.source import Context, Line, RowOrigin, Rows, Source, bad_row, too_long
 
 KIND: Final = "stream"
 
-_LOST: Final = (ChunkCorrupt, SealInvalid, FileRefused)
+_LOST: Final = (errors.ChunkCorrupt, errors.SealInvalid, errors.FileRefused)
 """What a chunk raises of which no row can be read, unless somebody restores its files."""
 
 _BLANKS: Final = b" \t\r"
@@ -83,8 +64,7 @@ class StreamSource(Source):
     ) -> None:
         self.name: Final = plain_name(settings.path)
         self._directory = stream_path(settings.path)
-        self._most = context.max_row_bytes
-        self._clock = clock
+        self._most, self._clock = context.max_row_bytes, clock
         self._reader = open_reader(settings.path)
         self._size: Final = self._reader.samples_per_chunk
         self.live = not self._reader.seen.ended
@@ -93,7 +73,13 @@ class StreamSource(Source):
         self._looked_at = self._row_at = clock()
         self._missing_since: float | None = None
         self._seal: Seal | None = None
-        self.start = StreamPosition(0, 0) if position is None else self._decode(position)
+        self.start = StreamPosition(0, 0)
+        if position is not None:
+            self.start = StreamPosition(*read_entry(position, self.name, KIND, sample=int, bytes=int))
+            if self.start.sample:
+                self._check_same("stream_id", position.get("stream_id"), self._reader.stream_id)
+            if self.start.sample and self._reader.stream_id is None and (xxh3 := position.get("xxh3")):
+                self._check_same("XXH3 of the last row read", xxh3, self._digest(self.start.sample))
         self._reach(self.start)
         if self._reader.stream_id is not None:
             with _refusing(self.name):
@@ -111,25 +97,17 @@ class StreamSource(Source):
 
     def read(self) -> Rows | None:
         """Returns the next rows, none where none is published now; None where the stream has ended."""
+        sample, size = self.reached
         with _refusing(self.name):
             published = self._look()
-            first = self.reached.sample
-            lines: Sequence[Line] = ()
-            if first < published.samples:
-                lines = self._take(first, published.samples)
-            elif published.ended and first > published.samples:
-                raise refuse_source(self.name, f"at least the {first} samples that were read", str(published.samples))
-            elif published.ended or self._ending:
-                return None
+            if sample < published.samples:
+                lines = self._take(sample, published.samples)
+            elif published.ended and sample > published.samples:
+                raise refuse_source(self.name, f"at least the {sample} samples that were read", str(published.samples))
+            else:
+                return None if published.ended or self._ending else Rows()
         if not lines:
             return Rows()
-        rows = self._rows(lines)
-        self._reach(rows.position(len(lines) - 1))
-        self._row_at = self._clock()
-        return rows
-
-    def _rows(self, lines: Sequence[Line]) -> Rows:
-        sample, size = self.reached
 
         def position(index: int) -> StreamPosition:
             return StreamPosition(sample + index + 1, size + sum(map(_line_size, lines[: index + 1])))
@@ -138,6 +116,8 @@ class StreamSource(Source):
             number, row = divmod(sample + index, self._size)
             return RowOrigin(str(self._directory / chunk_name(number)), row + 1, None)
 
+        self._reach(position(len(lines) - 1))
+        self._row_at = self._clock()
         return Rows(lines, position, place)
 
     def wait(self, seconds: float) -> None:
@@ -174,65 +154,57 @@ class StreamSource(Source):
         waited = max(0.0, self._looked_at - self._row_at)
         return self._looked_at + next_poll(waited, expected, self._least_poll)
 
-    def _take(self, first: int, stop: int) -> list[Line]:
+    def _take(self, first: int, stop: int) -> Sequence[Line]:
         """Returns rows of [first, stop) from the first on: at least one, of one chunk; none while its files lack."""
         number = first // self._size
         stop = min(stop, (number + 1) * self._size)
         try:
-            self._open(number)
-        except WaitTimeout:
+            self._reader.chunk(number)
+            if self._reader.stream_id is not None and (self._seal is None or self._seal.chunk != number):
+                path = self._directory / seal_name(number)
+                self._seal = Seal.decode(read_file(path), number, str(path))
+        except (errors.WaitTimeout, errors.ChunkMissing, *_LOST) as cause:
             # A chunk of a foreign directory lacks its marker although later ones have theirs; from now on it counts.
-            self._looked_at = self._clock()
-            return []
-        except (ChunkMissing, *_LOST) as cause:
-            if isinstance(cause, ChunkMissing):
-                self._missing_since = self._missing_since or self._clock()
-                if self._clock() - self._missing_since < GRACE_S:
-                    # A network filesystem may remember for a while that a name was not there.
-                    self._looked_at = self._clock()
-                    return []
+            now, wait = self._clock(), isinstance(cause, errors.WaitTimeout)
+            if isinstance(cause, errors.ChunkMissing):
+                # A network filesystem may remember for a while that a name was not there.
+                self._missing_since = self._missing_since or now
+                wait = now - self._missing_since < GRACE_S
+            if wait:
+                self._looked_at = now
+                return []
             return [_refused(cause) for _ in range(first, stop)]
         self._missing_since = None
         try:
-            lines: Sequence[bytes | EncodedRow] = self._lines(first, stop)
-        except (ChunkCorrupt, RowInvalid) as cause:
+            lines = self._lines(first, stop)
+        except (errors.ChunkCorrupt, errors.RowInvalid) as cause:
             return [_refused(cause)]
-        most, hint = self._most, ": {} bytes, its arrays included"
+        reason = too_long(self._most, ": {} bytes, its arrays included")
         sizes = [_line_size(line) - 1 for line in lines]
+        if max(sizes) <= self._most:
+            return lines
         return [
-            line if size <= most else bad_row(too_long(most, hint.format(size)))
+            line if size <= self._most else bad_row(reason.format(size))
             for line, size in zip(lines, sizes, strict=True)
         ]
 
-    def _open(self, number: int) -> None:
-        self._reader.chunk(number)
-        if self._reader.stream_id is not None and (self._seal is None or self._seal.chunk != number):
-            path = self._directory / seal_name(number)
-            self._seal = Seal.decode(read_file(path), number, str(path))
-
-    def _lines(self, first: int, stop: int) -> list[bytes] | list[EncodedRow]:
-        """Returns rows up to a bad one. Raises ChunkCorrupt, RowInvalid: that is the first."""
-        reader = self._reader
-        if reader.arrays:
-            stop = reader.stop_for_arrays(first, stop)
-        lines = reader.lines_published(first, stop)
-        if reader.stream_id is None:
+    def _lines(self, first: int, stop: int) -> Sequence[bytes | EncodedRow]:
+        """Returns rows up to a bad one. Raises errors.ChunkCorrupt, errors.RowInvalid: that is the first."""
+        reader, seal, row = self._reader, self._seal, first % self._size
+        lines = reader.lines_published(first, reader.stop_for_arrays(first, stop) if reader.arrays else stop)
+        if reader.stream_id is None or seal is None:
             return [plain_line(line) for line in lines]
-        assert self._seal is not None
-        if self._seal.tokens is None and not reader.arrays:
+        if seal.tokens is None and not reader.arrays:
             return lines
         parts = self._arrays(first, len(lines)) if reader.arrays else [b""] * len(lines)
-        row = first % self._size
-        tokens = [None] * len(parts)
-        if self._seal.tokens is not None:
-            tokens = self._seal.tokens[row : row + len(parts)].tolist()
+        tokens = [None] * len(parts) if seal.tokens is None else seal.tokens[row : row + len(parts)].tolist()
         return [EncodedRow(*of) for of in zip(lines[: len(parts)], parts, tokens, strict=True)]
 
     def _arrays(self, first: int, count: int) -> list[bytes]:
         """Returns the bytes of the arrays of rows up to the first whose arrays are bad; raises if that is the first."""
         try:
             found = self._reader.arrays_published(first, first + count)
-        except ChunkCorrupt as cause:
+        except errors.ChunkCorrupt as cause:
             good = 0 if cause.row is None else cause.row - first % self._size
             if not good:
                 raise
@@ -245,20 +217,10 @@ class StreamSource(Source):
 
         Of a stream of ours it is empty: its identity tells more.
         """
-        if not samples or self._reader.stream_id is not None:
-            return ""
-        try:
-            return xxhash.xxh3_64_hexdigest(plain_line(self._reader.line(samples - 1)))
-        except (*_LOST, RowInvalid, ChunkMissing, IndexError):
-            return ""
-
-    def _decode(self, entry: dict[str, Any]) -> StreamPosition:
-        sample, size = read_entry(entry, self.name, KIND, sample=int, bytes=int)
-        if sample:
-            self._check_same("stream_id", entry.get("stream_id"), self._reader.stream_id)
-            if self._reader.stream_id is None and entry.get("xxh3"):
-                self._check_same("XXH3 of the last row read", entry.get("xxh3"), self._digest(sample))
-        return StreamPosition(sample, size)
+        if samples and self._reader.stream_id is None:
+            with contextlib.suppress(*_LOST, errors.RowInvalid, errors.ChunkMissing, IndexError):
+                return xxhash.xxh3_64_hexdigest(plain_line(self._reader.line(samples - 1)))
+        return ""
 
     def _check_same(self, what: str, expected: Any, actual: Any) -> None:
         if expected != actual:
@@ -298,24 +260,24 @@ def _refusing(name: str) -> Iterator[None]:
     """Has what a stream raises say that it is refused as a source; what an object store raises stays."""
     try:
         yield
-    except (SourceRefused, StoreRefused, StoreUnavailable):
+    except (SourceRefused, errors.StoreRefused, errors.StoreUnavailable):
         raise
-    except LazyShardError as cause:
-        expected, actual = (getattr(cause, field, None) for field in ("expected", "actual"))
-        raise SourceRefused(str(cause), file=name, expected=expected, actual=actual) from cause
+    except errors.LazyShardError as cause:
+        facts = {field: getattr(cause, field, None) for field in ("expected", "actual")}
+        raise SourceRefused(str(cause), file=name, **facts) from cause
     except OSError as cause:
         raise refuse_os_error(name, cause, "a readable stream") from cause
 
 
 def _line_size(line: Line) -> int:
-    if isinstance(line, RowInvalid):
-        return 0
-    return len(line) if isinstance(line, bytes) else len(line.line) + len(line.arrays)
+    if isinstance(line, EncodedRow):
+        return len(line.line) + len(line.arrays)
+    return len(line) if isinstance(line, bytes) else 0
 
 
-def _refused(cause: LazyShardError) -> RowInvalid:
-    if isinstance(cause, RowInvalid):
+def _refused(cause: errors.LazyShardError) -> errors.RowInvalid:
+    if isinstance(cause, errors.RowInvalid):
         return bad_row(cause.reason or str(cause))
-    if isinstance(cause, ChunkCorrupt):
+    if isinstance(cause, errors.ChunkCorrupt):
         return bad_row(f"damaged: expected {cause.expected}, found {cause.actual}")
     return bad_row(f"its chunk cannot be read: {cause}")

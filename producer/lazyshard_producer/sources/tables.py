@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -21,33 +22,13 @@ import pybase64
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
+from lazyshard_producer.sources import files
 from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
-from lazyshard_producer.sources.source import (
-    PIECE_BYTES,
-    PIECE_ROWS,
-    Context,
-    KnownFile,
-    RowOrigin,
-    Rows,
-    Source,
-    file_size,
-    open_regular,
-    read_at,
-    refuse_changed,
-    refuse_source,
-    refusing,
-)
+from lazyshard_producer.sources.files import KnownFile, refuse_source, refusing
+from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, Rows, Source, number_rows
 
 _Pieces = Generator[tuple[Any, float], None, None]
 """Pieces of rows, `pyarrow.RecordBatch` of about 1 MiB, and how much of the file is read with each, from 0 to 1."""
-
-
-class _Table(NamedTuple):
-    """A file of rows that is open, from a row on, with its columns, a `pyarrow.Schema`."""
-
-    schema: Any
-    pieces: _Pieces
-    close: Callable[[], None]
 
 
 class TablePosition(NamedTuple):
@@ -82,40 +63,30 @@ class TableSource(Source):
             self._check_read()
         self._known: dict[int, KnownFile] = {}
         self.reached: TablePosition = self.start
-        self._table: _Table | None = None
-        self._encoder: ArrowRowEncoder | None = None
-        self._ends = [0, *accumulate(map(file_size, self._files))]
+        self._stack = contextlib.ExitStack()  # what is open of a file
+        self._rows: Iterator[tuple[Sequence[Any], float]] | None = None  # the pieces of one that is open, encoded
+        self._ends = [0, *accumulate(map(files.file_size, self._files))]
         self.progress = self._ends[min(self.start.file, len(self._files))], self._ends[-1]
         # At once, so that what cannot be read is refused before anything is published.
         if self.start.file < len(self._files):
-            self._open()
+            self._rows = self._open(*self.start)
 
     def read(self) -> Rows | None:
         """Returns the next rows; None when all files are read."""
-        while (file := self.reached.file) < len(self._files):
-            if self._table is None:
-                self._open()
-            assert self._table is not None and self._encoder is not None
-            with _readable(self._files[file], _PARQUET if self._kind == "parquet" else _ARROW):
-                found = next(self._table.pieces, None)
-            if found is not None:
-                batch, fraction = found
-                self.progress = int(self._ends[file] * (1 - fraction) + self._ends[file + 1] * fraction), self._ends[-1]
-                return self._rows(self._encoder.encode(batch))
+        ends = self._ends
+        while self.reached.file < len(self._files):
+            file, before = self.reached
+            rows = self._rows = self._rows or self._open(file, before)
+            lines, fraction = next(rows, ((), 1.0))
+            self.progress = int(ends[file] * (1 - fraction) + ends[file + 1] * fraction), ends[-1]
+            if lines:
+                self.reached = TablePosition(file, before + len(lines))
+                after = partial(_after, file, before)
+                return number_rows(lines, plain_name(self._files[file]), before, after)
             self._known[file].check()
             self.close()
-            self.reached, self.progress = TablePosition(file + 1, 0), (self._ends[file + 1], self._ends[-1])
+            self.reached = TablePosition(file + 1, 0)
         return None
-
-    def _rows(self, lines: Sequence[Any]) -> Rows:
-        file, before = self.reached
-        name = plain_name(self._files[file])
-        self.reached = TablePosition(file, before + len(lines))
-        return Rows(
-            lines,
-            lambda index: TablePosition(file, before + index + 1),
-            lambda index: RowOrigin(name, before + index + 1, None),
-        )
 
     def entry(self, position: TablePosition) -> dict[str, Any]:
         """Returns the entry of a position. It grows by 11 bytes with each file that was begun."""
@@ -128,55 +99,57 @@ class TableSource(Source):
 
     def close(self) -> None:
         """Closes the file that is open."""
-        table, self._table, self._encoder = self._table, None, None
-        if table is not None:
-            table.close()
+        self._rows = None
+        self._stack.close()
 
-    def _open(self) -> None:
-        index, row = self.reached
+    def _open(self, index: int, row: int) -> Iterator[tuple[Sequence[Any], float]]:
+        """Opens a file; returns its rows from one on in pieces, and how much of the file is read with each."""
         path = self._files[index]
         file = self._known[index] = KnownFile(path)
         if index < len(self._fingerprints) and self._fingerprints[index] != file.digest:
-            raise refuse_changed(path)
+            raise files.refuse_changed(path)
         self._fingerprints[index:] = [file.digest]
-        self._table = (_open_parquet if self._kind == "parquet" else _open_arrow)(path, row)
-        try:
-            self._encoder = ArrowRowEncoder(self._pa, self._table.schema, self._max_row_bytes)
+        with contextlib.ExitStack() as stack:
+            schema, pieces = stack.enter_context((_open_parquet if self._kind == "parquet" else _open_arrow)(path, row))
+            try:
+                encoder = ArrowRowEncoder(self._pa, schema, self._max_row_bytes)
+            except ValueError as cause:
+                raise refuse_source(path, "every column under a name of its own", str(cause)) from None
             # What was opened is what the fingerprint is of.
             file.check()
-        except BaseException as cause:
-            self.close()
-            if type(cause) is ValueError:
-                raise refuse_source(path, "every column under a name of its own", str(cause)) from None
-            raise
+            self._stack = stack.pop_all()
+        return ((encoder.encode(batch), fraction) for batch, fraction in pieces)
 
     def _decode(self, entry: dict[str, Any]) -> tuple[TablePosition, list[int]]:
-        files, row, digests = read_entry(entry, self.name, self._kind, files=int, row=int, xxh3=str)
-        position = TablePosition(files, row)
+        file, row, digests = read_entry(entry, self.name, self._kind, files=int, row=int, xxh3=str)
         try:
             fingerprints = np.frombuffer(pybase64.b64decode(digests, validate=True), dtype="<u8").tolist()
         except ValueError:
             raise refuse_position(self.name, "fingerprints in base64", repr(digests)[:120]) from None
-        if len(fingerprints) != position.file + (position.row > 0):
+        if len(fingerprints) != file + (row > 0):
             raise refuse_position(self.name, "a fingerprint of each file that was begun", f"{len(fingerprints)}")
-        return position, fingerprints
+        return TablePosition(file, row), fingerprints
 
     def _check_read(self) -> None:
         """Checks that the files which were read are still there, as they were, with no other before or between them."""
-        files, read = self._files, self._fingerprints
+        paths, read = self._files, self._fingerprints
         for index, expected in enumerate(read):
-            if index < len(files) and KnownFile(files[index]).digest == expected:
+            if index < len(paths) and KnownFile(paths[index]).digest == expected:
                 continue
-            there = [KnownFile(path).digest for path in files[index:]]
+            there = [KnownFile(path).digest for path in paths[index:]]
             if expected in there:
-                new = plain_name(os.path.basename(files[index]))
+                new = plain_name(os.path.basename(paths[index]))
                 actual = f"{new}, which is new and comes before files already read"
             elif not there or there[0] in read[index:]:
                 actual = "that one gone"
             else:
-                raise refuse_changed(files[index])
+                raise files.refuse_changed(paths[index])
             hint = "; put them back as they were (others may follow, by the order of names), or choose another --out"
             raise refuse_source(self.name, f"as file {index + 1} the one whose rows were read", actual, hint)
+
+
+def _after(file: int, before: int, index: int) -> TablePosition:
+    return TablePosition(file, before + index + 1)
 
 
 def list_table_files(directory: str, suffix: str) -> list[str]:
@@ -211,44 +184,45 @@ def _piece_rows(rows: int, size: int) -> int:
 
 _PARQUET: Final = "a Parquet file"
 _MAGIC: Final = b"PAR1"
-_MAGIC_ENCRYPTED: Final = b"PARE"
 
 _BUFFER_BYTES: Final = 64 << 10
 """How much of each column is read ahead; without it pyarrow reads a row group's columns whole."""
 
 
-def _open_parquet(path: str, row: int) -> _Table:
+@contextlib.contextmanager
+def _open_parquet(path: str, row: int) -> Iterator[tuple[Any, _Pieces]]:
+    """Opens a file; gives its columns, a `pyarrow.Schema`, and its rows from one on."""
     parquet = load_pyarrow(path, "pyarrow.parquet")
-    with contextlib.ExitStack() as stack:
-        handle = stack.enter_context(open_regular(path, 0))
+    with files.open_regular(path, 0) as handle:
         _check_magic(handle.fileno(), path)
         with _readable(path, _PARQUET):
             # No pre-buffering and no threads: both hold more of a row group than is asked for.
             file = parquet.ParquetFile(handle, pre_buffer=False, buffer_size=_BUFFER_BYTES)
             schema = file.schema_arrow
-        return _Table(schema, _parquet_pieces(file, row), stack.pop_all().close)
+        yield schema, _parquet_pieces(path, file, row)
 
 
-def _parquet_pieces(file: Any, row: int) -> _Pieces:
+def _parquet_pieces(path: str, file: Any, row: int) -> _Pieces:
     """Yields from a row on: whole row groups before it are passed over, and in its own what is before."""
     metadata, read = file.metadata, row
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        if row >= group.num_rows:
-            row -= group.num_rows
-            continue
-        most = _piece_rows(group.num_rows, group.total_byte_size)
-        for batch in file.iter_batches(batch_size=most, row_groups=[number], use_threads=False):
-            if row < batch.num_rows:
-                read += batch.num_rows - row
-                yield batch.slice(row), read / max(1, metadata.num_rows)
-            row = max(0, row - batch.num_rows)
+    with _readable(path, _PARQUET):
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            if row >= group.num_rows:
+                row -= group.num_rows
+                continue
+            most = _piece_rows(group.num_rows, group.total_byte_size)
+            for batch in file.iter_batches(batch_size=most, row_groups=[number], use_threads=False):
+                if row < batch.num_rows:
+                    read += batch.num_rows - row
+                    yield batch.slice(row), read / metadata.num_rows
+                row = max(0, row - batch.num_rows)
 
 
 def _check_magic(fd: int, path: str) -> None:
     size = os.fstat(fd).st_size
-    head, tail = (read_at(fd, path, len(_MAGIC), max(0, offset)) for offset in (0, size - len(_MAGIC)))
-    if _MAGIC_ENCRYPTED in (head, tail):
+    head, tail = (files.read_at(fd, path, len(_MAGIC), max(0, offset)) for offset in (0, size - len(_MAGIC)))
+    if b"PARE" in (head, tail):
         raise refuse_source(path, _PARQUET, "an encrypted one, which is not read")
     if head != _MAGIC:
         raise refuse_source(path, _PARQUET, f"something else, which begins with {head!r}")
@@ -259,48 +233,42 @@ def _check_magic(fd: int, path: str) -> None:
 
 _ARROW: Final = "an Arrow IPC file or stream"
 _MAGIC_FILE: Final = b"ARROW1"
-_MAGIC_STREAM: Final = b"\xff\xff\xff\xff"
-
-_LET_GO_BYTES: Final = 16 << 20
-"""After so much was read the mapped pages are let go of, so that they do not count as this process's memory."""
 
 
-def _open_arrow(path: str, row: int) -> _Table:
+@contextlib.contextmanager
+def _open_arrow(path: str, row: int) -> Iterator[tuple[Any, _Pieces]]:
+    """Opens a file; see `_open_parquet`."""
     pa, ipc = load_pyarrow(path), load_pyarrow(path, "pyarrow.ipc")
-    with contextlib.ExitStack() as stack:
-        handle = stack.enter_context(open_regular(path, 0))
+    with files.open_regular(path, 0) as handle, contextlib.ExitStack() as stack:
         size = os.fstat(handle.fileno()).st_size
         if size == 0:
             raise refuse_source(path, _ARROW, "an empty file")
         data = mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ)
         stack.callback(_unmap, data)
         start = data[: len(_MAGIC_FILE)]
-        if start != _MAGIC_FILE and not start.startswith(_MAGIC_STREAM):
+        if start != _MAGIC_FILE and not start.startswith(b"\xff\xff\xff\xff"):
             raise refuse_source(path, _ARROW, f"something else, which begins with {start!r}")
         source = pa.BufferReader(pa.py_buffer(data))
         with _readable(path, _ARROW):
             reader = (ipc.open_file if start == _MAGIC_FILE else ipc.open_stream)(source)
-        batches = _file_batches(reader) if start == _MAGIC_FILE else _stream_batches(reader, source, size)
+        batches = _stream_batches(reader, source, size)
+        if start == _MAGIC_FILE:
+            count = reader.num_record_batches
+            batches = ((reader.get_batch(number), number / count, (number + 1) / count) for number in range(count))
 
         def check() -> None:
             if os.fstat(handle.fileno()).st_size < size:
-                raise refuse_changed(path)
+                raise files.refuse_changed(path)
 
-        pieces = _arrow_pieces(pa, batches, data, row, check)
+        pieces = _arrow_pieces(path, batches, data, row, check)
         stack.callback(pieces.close)
-        return _Table(reader.schema, pieces, stack.pop_all().close)
+        yield reader.schema, pieces
 
 
 def _unmap(data: mmap.mmap) -> None:
     # Refused while a batch that was given is still in use; it is unmapped with the last of them.
     with contextlib.suppress(BufferError):
         data.close()
-
-
-def _file_batches(file: Any) -> Iterator[tuple[Any, float, float]]:
-    count = file.num_record_batches
-    for number in range(count):
-        yield file.get_batch(number), number / count, (number + 1) / count
 
 
 def _stream_batches(stream: Any, source: Any, size: int) -> Iterator[tuple[Any, float, float]]:
@@ -312,40 +280,41 @@ def _stream_batches(stream: Any, source: Any, size: int) -> Iterator[tuple[Any, 
 
 
 def _arrow_pieces(
-    pa: Any, batches: Iterator[tuple[Any, float, float]], data: mmap.mmap, row: int, check: Callable[[], None]
+    path: str, batches: Iterator[tuple[Any, float, float]], data: mmap.mmap, row: int, check: Callable[[], None]
 ) -> _Pieces:
     """Yields from a row on; of batches before it only the lengths are looked at."""
-    touched = 0
+    pa, touched = load_pyarrow(path), 0
     check()
-    for batch, before, after in batches:
-        if row >= batch.num_rows:
-            row -= batch.num_rows
-            continue
-        batch.validate()
-        most = _piece_rows(batch.num_rows, batch.nbytes)
-        while row < batch.num_rows:
-            piece = batch.slice(row, most)
-            _check_piece(pa, piece)
-            row += piece.num_rows
-            yield piece, before + (after - before) * row / batch.num_rows
-            touched += piece.nbytes
-            if touched >= _LET_GO_BYTES:
-                touched = 0
-                data.madvise(mmap.MADV_DONTNEED)
-            check()
-        row = 0
+    with _readable(path, _ARROW):
+        for batch, before, after in batches:
+            if row >= batch.num_rows:
+                row -= batch.num_rows
+                continue
+            batch.validate()
+            most = _piece_rows(batch.num_rows, batch.nbytes)
+            while row < batch.num_rows:
+                piece = batch.slice(row, most)
+                _check_piece(pa, piece)
+                row += piece.num_rows
+                yield piece, before + (after - before) * row / batch.num_rows
+                touched += piece.nbytes
+                # So that the mapped pages that were read do not count as this process's memory.
+                if touched >= 16 << 20:
+                    touched = 0
+                    data.madvise(mmap.MADV_DONTNEED)
+                check()
+            row = 0
 
 
 def _check_piece(pa: Any, piece: Any) -> None:
     # Offsets that point out of their buffers would have Python read whatever lies there. Nested columns are taken
     # on trust: pyarrow checks all of them, however small the piece.
     for column in piece.columns:
-        if not pa.types.is_nested(column.type):
-            try:
-                column.validate(full=True)
-            except ValueError as cause:
-                if "UTF8" not in str(cause):  # that is one row's affair
-                    raise
+        try:
+            column.validate(full=not pa.types.is_nested(column.type))
+        except ValueError as cause:
+            if "UTF8" not in str(cause):  # that is one row's affair
+                raise
 
 
 STATE: Final = "state.json"
@@ -381,13 +350,12 @@ def find_data_files(directory: str) -> list[str]:
 
 def _load(directory: str, name: str) -> dict[str, Any]:
     path = os.path.join(directory, name)
+    with refusing(path), open(path, "rb") as file:
+        data = file.read()
     try:
-        with refusing(path), open(path, "rb") as file:
-            found: Any = json.load(file)
-        if not isinstance(found, dict):
-            raise TypeError(f"found {type(found).__name__}")
-    except SourceRefused:
-        raise
-    except (ValueError, TypeError) as cause:
+        found: Any = json.loads(data)
+    except ValueError as cause:
         raise refuse_source(path, "a JSON object", str(cause), _HINT) from cause
+    if not isinstance(found, dict):
+        raise refuse_source(path, "a JSON object", type(found).__name__, _HINT)
     return found

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.following.directory import FollowedDirectory, FollowPosition
+from lazyshard_producer.following.directory import FollowedDirectory
+from lazyshard_producer.following.journal import FollowPosition
 from lazyshard_producer.sources.source import Context, Line, RowOrigin
 
 

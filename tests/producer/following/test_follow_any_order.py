@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from lazyshard_producer.following import directory as following
+from lazyshard_producer.following import journal
 from lazyshard_producer.sources.source import Line
 from tests.producer.following.followed import Follower
 
@@ -114,7 +114,7 @@ def test_every_row_comes_once_whatever_is_killed_when(
     long_bytes: int, finished_by: Any, steps: list[tuple[str, int, int]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(following, "_LONG_BYTES", long_bytes)
+        patch.setattr(journal, "_LONG_BYTES", long_bytes)
         directory = Path(folder) / "in"
         directory.mkdir()
         writers = [Writer(directory, number, finished_by) for number in range(5)]

@@ -11,7 +11,6 @@ import pytest
 import xxhash
 
 from lazyshard.errors import FileRefused, ProducerFenced
-from lazyshard_producer.following import directory as following
 from lazyshard_producer.following import journal as journals
 from lazyshard_producer.out_directory import clear_journals
 from tests.producer.following.followed import Follow, Follower, append
@@ -335,7 +334,7 @@ def test_consecutive_blocks_of_a_file_are_one_line(follow: Follow, directory: Pa
 def test_journals_are_begun_anew_and_the_old_ones_deleted(
     follow: Follow, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_LONG_BYTES", 1000)
+    monkeypatch.setattr(journals, "_LONG_BYTES", 1000)
     follower = follow()
     names = []
     for number in range(100):

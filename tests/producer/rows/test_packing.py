@@ -20,7 +20,6 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.rows import sequences
 from lazyshard_producer.rows.reader import MadeRow
-from lazyshard_producer.rows.sequences import packing
 from lazyshard_producer.sources.source import RowOrigin
 from tests.harness.processes.producing import lengths, plain_sources, run_arguments
 from tests.plan.evenness import evenness, step_costs
@@ -70,7 +69,7 @@ def test_a_pack_holds_no_more_bytes_than_readers_take(monkeypatch: pytest.Monkey
     place = RowOrigin("a", 1, 0)
     rows = [MadeRow(b'{"a":%d}\n' % number, place, 1, 1) for number in range(5)]  # of 8 bytes
     rows.append(MadeRow(b'{"a":"%s"}\n' % (b"x" * 20), place, 1, 1))
-    packs = packing(10, 1000, 10).arrange(rows, 0)
+    packs = sequences.pack(10, rows, 0)
     assert [json.loads(pack.data)["lengths"] for pack in packs] == [[1, 1], [1, 1], [1], [1]]
     assert [(pack.tokens, pack.squares) for pack in packs] == [(2, 2), (2, 2), (1, 1), (1, 1)]
 

@@ -13,7 +13,6 @@ import pytest
 import zstandard
 
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
-from lazyshard_producer.sources.decompression import open_text
 from lazyshard_producer.sources.sequential import CompressedJsonLines
 from lazyshard_producer.sources.source import Line
 from tests.producer.sources.reading import TEXT, lines, open_kind, plain_lines, refusal
@@ -154,8 +153,3 @@ def test_a_large_file_is_decompressed_in_a_thread_that_ends(pack: Pack, path: Pa
     with open_at(path) as source:
         for _ in range(2):
             assert "a sound" in str(refusal(lines, source).expected)
-
-
-def test_text_of_a_file_is_told_by_its_first_bytes() -> None:
-    for pack in PACKERS:
-        assert open_text(io.BufferedReader(io.BytesIO(pack(b"1")), 64), "a").read() == b"1"

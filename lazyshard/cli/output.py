@@ -23,7 +23,7 @@ from lazyshard.errors import StreamMissing, redact
 from lazyshard.format.arrays import DTYPES
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.store.urls import check_place, is_folder
-from lazyshard.stream.pacing import format_seconds
+from lazyshard.stream.head import format_seconds
 
 NAME: Final = "lazyshard"
 _SIZES: Final = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))

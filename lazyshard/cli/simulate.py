@@ -15,7 +15,7 @@ from lazyshard.cli import exits
 from lazyshard.cli.output import epilog, say, size
 from lazyshard.simulation.run import outcome
 from lazyshard.simulation.setting import Setting
-from lazyshard.stream.pacing import format_seconds
+from lazyshard.stream.head import format_seconds
 
 MAX_WAIT_S: Final = 600.0  # A reader gives up after so long, unless it is told otherwise
 

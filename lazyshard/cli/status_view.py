@@ -11,8 +11,8 @@ from lazyshard.cli.output import chunk_range, count, duration, one_line, per_sec
 from lazyshard.format.blend_state import BlendShare, given_shares
 from lazyshard.format.cursor import Cursor
 from lazyshard.inspection.outlook import Band, ChunkState, ConsumerOutlook, OpenWindow, Outlook
+from lazyshard.stream.head import describe_silence, failure_words, is_silent
 from lazyshard.stream.listing import has_unpublished_rows
-from lazyshard.stream.pacing import describe_silence, failure_words, is_silent
 
 WIDTH: Final = 80
 _LABEL: Final = 14

@@ -21,7 +21,7 @@ from lazyshard.conversion.indexed_writer import IndexedWriter
 from lazyshard.errors import RowInvalid, StreamInvalid
 from lazyshard.format.names import chunk_name
 from lazyshard.stream.reader import StreamReader
-from lazyshard.stream.retire import read_retired
+from lazyshard.stream.retention import read_retired
 from lazyshard.stream.stream import open_now, rows_of_first_chunk
 
 _ROWS_AT_ONCE: Final = 1024  # What a chunk has of them is read together; large rows come in smaller pieces

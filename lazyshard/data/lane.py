@@ -17,8 +17,7 @@ from lazyshard.data.samples import RowsOf, SampleMaker
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid
 from lazyshard.plan.course import Draw, Run
 from lazyshard.stream import StreamReader
-from lazyshard.stream.chunk import LARGE_ROW_BYTES
-from lazyshard.stream.scattered import Held, ScatteredReader
+from lazyshard.stream.chunk import LARGE_ROW_BYTES, Held, ScatteredReader
 
 _NOTHING: Final[tuple[int, list[bytes], int]] = (0, [], 0)
 

@@ -28,8 +28,7 @@ from lazyshard.plan.balance import Cost
 from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.store.files import read_seal, size_of
 from lazyshard.stream.consumers import Consumer, list_consumers
-from lazyshard.stream.listing import Published
-from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.listing import Published, read_manifest
 from lazyshard.stream.stream import Stream, open_now
 
 SAMPLED_CHUNKS: Final = 200  # Seals looked at: enough for a median to a percent, and read within seconds from a share

@@ -25,7 +25,7 @@ from lazyshard.format.records import Head, ProducerState
 from lazyshard.format.state import RunState
 from lazyshard.inspection.survey import Census, Survey
 from lazyshard.stream.consumers import Consumer
-from lazyshard.stream.pacing import STALE_HEARTBEAT_S, is_silent
+from lazyshard.stream.head import STALE_HEARTBEAT_S, is_silent
 from lazyshard.stream.run_state import course_of
 
 _DEAD_HEARTBEAT_S: Final = 60.0  # A producer gives a sign every few seconds; after a minute nobody should rely on it

@@ -41,17 +41,16 @@ from lazyshard.store.files import (
     modified_at,
     open_file,
     read_file,
-    read_replaced_file,
+    read_record,
     read_seal,
     size_of,
 )
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.head import process_ended, process_gone
-from lazyshard.stream.listing import list_chunks, unlisted_chunks
-from lazyshard.stream.manifest import how_to_mark, read_manifest, stream_missing
+from lazyshard.stream.listing import how_to_mark, list_chunks, read_manifest, stream_missing, unlisted_chunks
 from lazyshard.stream.reader import GRACE_S
-from lazyshard.stream.retire import read_retired
+from lazyshard.stream.retention import read_retired
 
 _T = TypeVar("_T")
 Names = Callable[[int], tuple[str, ...]]  # Of a chunk's data file and seal, and of what else belongs to it
@@ -203,7 +202,7 @@ def _retired_chunks(directory: Path, manifest: Manifest | None) -> int:
 def _decoded(path: Path, decode: Callable[[bytes, str], _T]) -> _T | None:
     """Returns what a file says that is replaced now and then, None where there is none."""
     try:
-        return read_replaced_file(path, lambda data: decode(data, str(path)))
+        return read_record(path, decode)
     except FileNotFoundError:
         return None
 

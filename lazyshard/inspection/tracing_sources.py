@@ -26,7 +26,7 @@ from lazyshard.format.seal import Seal
 from lazyshard.part import MAX_SAMPLES
 from lazyshard.store.files import open_given_file, read_seal
 from lazyshard.store.urls import stream_path
-from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.listing import read_manifest
 from lazyshard.stream.stream import Stream
 
 # Kinds of sources whose positions are bytes and lines of a text

@@ -26,7 +26,7 @@ from lazyshard.plan.blend import BlendCourse
 from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.store.files import read_given_file
 from lazyshard.store.urls import stream_name
-from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.listing import read_manifest
 
 NAME: Final = "lazyshard.json"  # The file in a checkpoint's folder
 _WRITE: Final = 'json.dump({"state": dataset.state_dict(consumed)}, file)'

@@ -33,7 +33,7 @@ from lazyshard.inspection.verification_files import (
     missing_chunks,
     read_files,
 )
-from lazyshard.stream.manifest import read_manifest, stream_missing
+from lazyshard.stream.listing import read_manifest, stream_missing
 from lazyshard.stream.reader import GRACE_S
 
 _LOOK_S: Final = 1.0  # How often a file is looked for again that is to appear

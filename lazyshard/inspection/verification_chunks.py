@@ -176,7 +176,7 @@ def _bad_arrays(arrays: ChunkArrays, lines: list[bytes], first: int) -> Iterator
     """Yields each row whose arrays are not what was sealed, or are described wrongly. Raises as `_faults`."""
     for row, line in enumerate(lines, first):
         try:
-            data = arrays.read(row)
+            data = arrays.read_rows(row, row + 1)
             # Of what is no JSON object it was told before.
             if may_hold_arrays(line) and parse_lines([line]):
                 fill_row(parse_row(line), data)

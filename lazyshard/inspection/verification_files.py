@@ -36,7 +36,7 @@ from lazyshard.inspection.verification_chunks import RESTORE, ChunkFiles, Fault,
 from lazyshard.store.files import check_folder, is_there, list_names, read_file
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.head import process_ended, process_gone
-from lazyshard.stream.retire import read_retired
+from lazyshard.stream.retention import read_retired
 
 _BATCH_ROWS: Final = 4096  # Looked at before a word is said: at 2 KB a row 8 MB, a few hundredths of a second
 _BATCH_CHUNKS: Final = 64

@@ -2,7 +2,7 @@
 
 Chunks come by the rules of `lazyshard-producer run`: by its rate and head start; with `--max-ahead` one is not begun
 before it is allowed, and rows of at most a second are made up for afterwards. Waiting readers look at `head.json`,
-paced by the product's own rule (`lazyshard.stream.pacing`): all ranks begin to wait at the same moment, so one is
+paced by the product's own rule (`lazyshard.stream.head`): all ranks begin to wait at the same moment, so one is
 simulated for all, and one process of each node looks for all. Only steps are looked at that need more than was seen
 before: from one of them to the next is arithmetic. On disk are the published chunks, less those that the checkpoints
 let go.
@@ -23,8 +23,8 @@ import numpy.typing as npt
 from lazyshard.format.records import Head
 from lazyshard.simulation.setting import CHUNK_OPENS, CHUNK_STATS, PREFETCH, Setting
 from lazyshard.stream import Published
+from lazyshard.stream.head import expected_wait, next_poll
 from lazyshard.stream.node_poll import LATER_S
-from lazyshard.stream.pacing import expected_wait, next_poll
 from lazyshard.stream.writer import HEARTBEAT_S
 
 BURST_S: Final = 1.0  # Seconds of rows that a producer makes up for after it was held (`lazyshard_producer.loop`)

@@ -20,7 +20,7 @@ from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
 from lazyshard.plan.shuffle import expected_neighbours
-from lazyshard.stream.chunk import OPEN_CHUNKS, OPEN_ROWS
+from lazyshard.stream.reader import OPEN_CHUNKS, OPEN_ROWS
 
 _SEAL_ROW_BYTES: Final = 27  # Bytes of a seal for each row, see docs/retention.md
 PREFETCH: Final = 2  # Batches that each worker of a DataLoader has under way: torch's default

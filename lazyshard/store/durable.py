@@ -24,8 +24,6 @@ NEW_FILE_MODE: Final = 0o666  # before the user's umask
 _NO_LINKS: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL)
 """What filesystems say that have no hard links. Some say the first to a name that is taken, too."""
 
-_CREATE_TRIES: Final = 5  # a name is free after the first one unless somebody plays with it
-
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     """Writes all the bytes, however many calls it takes. After an OSError some of them may have been written."""
@@ -97,46 +95,18 @@ def create(path: Path) -> int:
     Nothing that was there is ever opened: a link would lead elsewhere, a second name of another file would have that
     overwritten, and a named pipe would block.
     """
-    for _ in range(_CREATE_TRIES - 1):
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    for _ in range(4):  # the name is free after the first one unless somebody plays with it
         try:
-            return _create(path)
+            return os.open(path, flags, NEW_FILE_MODE)
         except FileExistsError:
             remove(path)
-    return _create(path)
+    return os.open(path, flags, NEW_FILE_MODE)
 
 
 def write_new(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Makes a file with this content under its own name; see `create`."""
     _fill(create(path), data, durable=durable)
-
-
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, NEW_FILE_MODE)
-
-
-def publish_bytes(data: bytes, target: Path, temporary: Path, *, durable: bool = True) -> None:
-    """Makes a file appear with its whole content, or not at all; what had its name is replaced.
-
-    It is written under a `temporary` name on the same filesystem, which may be left after an OSError. Not `durable`, it
-    may return before content and name are on the device: for a hint that is rebuilt anyway.
-    """
-    write_new(temporary, data, durable=durable)
-    _name(temporary, target, durable=durable)
-
-
-def reserve(path: Path, size: int) -> None:
-    """Makes a file of so many bytes, for `publish_reserved`; after an OSError it is not there."""
-    try:
-        write_new(path, bytes(size))
-    except OSError:
-        remove(path)
-        raise
-
-
-def publish_reserved(data: bytes, target: Path, reserved: Path, *, durable: bool) -> None:
-    """As `publish_bytes`, written into a file that has its room already, for a disk that has none left."""
-    _fill(open_own(reserved), data, durable=durable, cut=True)
-    _name(reserved, target, durable=durable)
 
 
 def _fill(fd: int, data: bytes, *, durable: bool, cut: bool = False) -> None:
@@ -150,7 +120,22 @@ def _fill(fd: int, data: bytes, *, durable: bool, cut: bool = False) -> None:
         os.close(fd)
 
 
-def _name(temporary: Path, target: Path, *, durable: bool) -> None:
+def overwrite(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Writes a file in place, see `open_own`. What lies behind the new content is cut off last: it is never empty."""
+    _fill(open_own(path), data, durable=durable, cut=True)
+
+
+def publish_bytes(data: bytes, target: Path, temporary: Path, *, durable: bool = True, reserved: bool = False) -> None:
+    """Makes a file appear with its whole content, or not at all; what had its name is replaced.
+
+    It is written under a `temporary` name on the same filesystem, which may be left after an OSError. Not `durable`, it
+    may return before content and name are on the device: for a hint that is rebuilt anyway. `reserved`: the temporary
+    file is there and has its room already, for a disk that has none left.
+    """
+    if reserved:
+        overwrite(temporary, data, durable=durable)
+    else:
+        write_new(temporary, data, durable=durable)
     rename(temporary, target)
     if durable:
         sync_directory(target.parent)
@@ -170,11 +155,11 @@ def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
         with contextlib.suppress(OSError):
             remove(temporary)
         raise
+    if not linked:
+        rename(temporary, target)
+    sync_directory(target.parent)
     if linked:
-        sync_directory(target.parent)
         remove(temporary)
-    else:
-        _name(temporary, target, durable=True)
 
 
 def _link(source: Path, target: Path) -> bool:
@@ -205,28 +190,29 @@ def open_own(path: Path) -> int:
     Such a name stands for years where others may write. So what is opened must be a plain file of no other name, or it
     raises FileRefused: bytes must not go to somebody's file, through a link, or to a pipe or device.
     """
-    try:
-        return open_plain(path, os.O_CREAT)
-    except OSError as cause:
-        if cause.errno in (errno.ELOOP, errno.ENXIO):
-            raise _not_own(path, "a link" if cause.errno == errno.ELOOP else "a named pipe") from cause
-        raise
+    return open_plain(path, os.O_CREAT)
 
 
 def open_plain(path: Path, flags: int = 0) -> int:
-    """As `open_own`, of a file that must be there unless `flags` has `os.O_CREAT`. Raises OSError: it is a link."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, NEW_FILE_MODE)
+    """As `open_own`, of a file that must be there unless `flags` has `os.O_CREAT`."""
+    way = "; remove it, after a look at who has made it"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, NEW_FILE_MODE)
+    except OSError as cause:
+        if cause.errno in (errno.ELOOP, errno.ENXIO):
+            raise refused(path, "a file", "a link" if cause.errno == errno.ELOOP else "a named pipe", way) from cause
+        raise
     found = os.fstat(fd)
     if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
         return fd
     os.close(fd)
-    raise _not_own(path, "one with a second name" if stat.S_ISREG(found.st_mode) else "a named pipe or a device")
+    kind = "one with a second name" if stat.S_ISREG(found.st_mode) else "a named pipe or a device"
+    raise refused(path, "a file", kind, way)
 
 
-def _not_own(path: Path, kind: str) -> FileRefused:
-    return FileRefused(
-        f"{path}: expected a file, found {kind}; remove it, after a look at who has made it", file=str(path), kind=kind
-    )
+def refused(path: Path, expected: str, kind: str, way: str = "") -> FileRefused:
+    """Returns the error of a path at which something else was found than expected; `way`: what to do, behind that."""
+    return FileRefused(f"{path}: expected {expected}, found {kind}{way}", file=str(path), kind=kind)
 
 
 def remove(path: Path) -> None:
@@ -251,6 +237,7 @@ def clear_folder(folder: Path) -> bool:
         with os.scandir(fd) as entries:
             found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
         for name, is_folder in found:
+            left |= is_folder
             try:
                 if not is_folder:
                     os.unlink(name, dir_fd=fd)
@@ -260,7 +247,6 @@ def clear_folder(folder: Path) -> bool:
                 if cause.errno != errno.EBUSY:
                     raise
                 left = True
-            left |= is_folder
     finally:
         os.close(fd)
     return left

@@ -12,14 +12,15 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from lazyshard.errors import FileRefused, FileUnreadable, FormatInvalid
+from lazyshard.errors import FileUnreadable, FormatInvalid
 from lazyshard.format.fields import printable
 from lazyshard.format.names import SEAL_SUFFIX, seal_name
 from lazyshard.format.seal import Seal
-from lazyshard.store.durable import write_all
+from lazyshard.store.durable import refused, write_all
 from lazyshard.store.room import cache_folder
 from lazyshard.store.urls import UrlPath
 
@@ -29,10 +30,8 @@ STALE_TRIES: Final = 5
 FORGOTTEN: Final = (errno.ESTALE, errno.ENOTCONN)
 """The server has forgotten the file; the client was ended, and may have been started again."""
 
-_TORN_TRIES: Final = 3
-"""A reader as fast as it can be met one replacement in hundreds; one after another is replaced seconds later."""
-
 _READ_BYTES: Final = 1 << 20
+_TOO_LARGE: Final = "; no file of this name is so large"
 
 PART_BYTES: Final = 16 << 20
 """An object is got in pieces of this size, so that memory does not grow with it: 16 ms at 1 GB/s."""
@@ -44,8 +43,11 @@ MAX_PLAIN_BYTES: Final = 64 << 20
 """What is no seal is below 1 MiB; a cursor grows by some bytes with each change of ranks."""
 
 _T = TypeVar("_T")
+_Given = TypeVar("_Given")
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+_BY_ERROR: Final = {errno.ENXIO: "a named pipe, socket or device", errno.ELOOP: "a link that leads to itself"}
 
 KINDS: Final = {
     stat.S_IFDIR: "a directory",
@@ -57,15 +59,43 @@ KINDS: Final = {
 """What a file is that is no plain one, by its type."""
 
 
+@dataclass(eq=False, slots=True)
 class OpenFile:
     """A descriptor that is closed when nothing refers to this object any more, so not while a thread reads from it."""
 
-    __slots__ = ("fd", "path", "size")
+    fd: int
+    path: Path
+    size: int
 
-    def __init__(self, fd: int, path: Path, size: int) -> None:
-        self.fd = fd
-        self.path = path
-        self.size = size
+    def read(self, start: int, size: int) -> bytes:
+        """Reads bytes from a place on, in one system call as a rule; fewer where the file ends before.
+
+        As `read_into`, of a file that is complete: where its server has forgotten it, it is opened again.
+        """
+        data = self._ask(os.pread, size, start)
+        while len(data) < size and (part := self._ask(os.pread, size - len(data), start + len(data))):
+            data += part
+        return data
+
+    def read_into(self, memory: memoryview, start: int) -> int:
+        """Reads bytes from a place on into memory; returns how many. Raises as `read`."""
+        done = 0
+        while done < len(memory) and (read := self._ask(os.preadv, [memory[done:]], start + done)):
+            done += read
+        return done
+
+    def _ask(self, call: Callable[[int, _Given, int], _T], given: _Given, start: int) -> _T:
+        """Calls `os.pread` or `os.preadv`, and again where the server has forgotten the file."""
+        for _ in range(STALE_TRIES):
+            try:
+                return call(self.fd, given, start)
+            except OSError as error:
+                if error.errno not in FORGOTTEN:
+                    raise
+                # In place, since other threads may be reading by this descriptor.
+                again = open_file(self.path)
+                os.dup2(again.fd, self.fd, inheritable=False)
+        return call(self.fd, given, start)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # A network filesystem whose client was ended reports that here too; nothing that was read is in doubt.
@@ -105,7 +135,7 @@ def read_file(path: Path, most: int | None = None) -> bytes:
     if isinstance(path, UrlPath):
         data = path.store.get(path.key, limit + 1)
         if len(data) > limit:
-            raise _too_large(path, "more", limit)
+            raise refused(path, f"at most {limit} bytes", "a file of more bytes", _TOO_LARGE)
         return data
     return again_if_stale(lambda: _read(_open(path), limit))
 
@@ -147,16 +177,18 @@ def modified_at(path: Path) -> float:
     return os.stat(path).st_mtime
 
 
-def read_replaced_file(path: Path, decode: Callable[[bytes], _T]) -> _T:
-    """Reads a small file of a stream that somebody may be replacing right now, and returns what `decode` makes of it.
+def read_record(path: Path, decode: Callable[[bytes, str], _T]) -> _T:
+    """Reads a small file of a stream, and returns what `decode` makes of its bytes and its name for messages.
 
-    A client that asks for the size by the name, as sshfs does, may give the old content cut at the size of the new
-    file. So what cannot be decoded is read again before it is believed. Raises as `decode` and `read_file`.
+    Somebody may be replacing it right now, and a client that asks for the size by the name, as sshfs does, may give the
+    old content cut at the size of the new file. So what cannot be decoded is read again before it is believed: who is
+    as fast as can be met one replacement in hundreds, and one after another comes seconds later. Raises as `decode` and
+    `read_file`.
     """
-    for _ in range(_TORN_TRIES - 1):
+    for _ in range(2):
         with contextlib.suppress(FormatInvalid):
-            return decode(read_file(path))
-    return decode(read_file(path))
+            return decode(read_file(path), str(path))
+    return decode(read_file(path), str(path))
 
 
 def read_given_file(path: Path, most: int = MAX_PLAIN_BYTES) -> bytes:
@@ -172,29 +204,19 @@ def open_given_file(path: Path) -> OpenFile:
 def check_folder(folder: Path) -> Path:
     """Returns a folder in a stream's directory. Raises FileRefused: it is a link, which may lead to somebody else's."""
     if not isinstance(folder, UrlPath) and folder.is_symlink():
-        raise FileRefused(f"{folder}: expected a directory, found a link", file=str(folder), kind="a link")
+        raise refused(folder, "a directory", "a link")
     return folder
 
 
 def _read(file: OpenFile, most: int) -> bytes:
-    parts = []
-    offset = 0
+    parts, offset = [], 0
     # Not more than is there: memory for a mebibyte, of which a seal fills some kilobytes, would come and go each time.
     while part := os.pread(file.fd, min(_READ_BYTES, max(file.size - offset, 0) + 1), offset):
         parts.append(part)
         offset += len(part)
         if max(offset, file.size) > most:
-            raise _too_large(file.path, str(max(offset, file.size)), most)
+            raise refused(file.path, f"at most {most} bytes", f"a file of {max(offset, file.size)} bytes", _TOO_LARGE)
     return b"".join(parts)
-
-
-def _too_large(path: Path, size: str, most: int) -> FileRefused:
-    kind = f"a file of {size} bytes"
-    return FileRefused(
-        f"{path}: expected at most {most} bytes, found {kind}; no file of this name is so large",
-        file=str(path),
-        kind=kind,
-    )
 
 
 def _copy(path: UrlPath) -> OpenFile:
@@ -226,15 +248,14 @@ def _open(path: Path, *, links: bool = False) -> OpenFile:
     except PermissionError as cause:
         raise unreadable(path) from cause
     except OSError as cause:
-        if cause.errno == errno.ENXIO:
-            raise _refused(path, "a named pipe, socket or device") from cause
-        if cause.errno == errno.ELOOP:
-            raise _refused(path, "a link that leads to itself") from cause
-        raise
+        kind = _BY_ERROR.get(cause.errno or 0)
+        if kind is None:
+            raise
+        raise refused(path, "a plain file", kind) from cause
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise _refused(path, KINDS.get(stat.S_IFMT(status.st_mode), "something else"))
+            raise refused(path, "a plain file", KINDS.get(stat.S_IFMT(status.st_mode), "something else"))
     except BaseException:
         os.close(fd)
         raise
@@ -255,19 +276,12 @@ def open_inside(path: Path) -> int:
     # `Path.resolve` raises a RuntimeError for a circle of links in some releases of Python, this never does.
     target = Path(os.path.realpath(path))
     if Path(os.path.realpath(path.parent)) not in target.parents:
-        raise _refused(path, f"a link to {printable(str(target))}, out of the stream")
+        raise refused(path, "a plain file", f"a link to {printable(str(target))}, out of the stream")
     return os.open(target, _FLAGS | os.O_NOFOLLOW)
-
-
-def _refused(path: Path, kind: str) -> FileRefused:
-    return FileRefused(f"{path}: expected a plain file, found {kind}", file=str(path), kind=kind)
 
 
 def unreadable(path: Path) -> FileUnreadable:
     """Returns the error for what this process may not read."""
     uid = os.geteuid()
-    return FileUnreadable(
-        f"{path}: uid {uid} may not read it; check the permissions of the file and of the directories above it",
-        file=str(path),
-        uid=uid,
-    )
+    what = f"{path}: uid {uid} may not read it; check the permissions of the file and of the directories above it"
+    return FileUnreadable(what, file=str(path), uid=uid)

@@ -24,41 +24,23 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from lazyshard.errors import FileRefused
-from lazyshard.format.kept_sample import (
-    HEAD_BYTES,
-    KEPT_VERSION,
-    MAX_RECORD_BYTES,
-    SLOT_BYTES,
-    Kept,
-    Slot,
-    decode_record,
-    decode_slot,
-    encode_head,
-    encode_slot,
-    slot_at,
-    slot_of,
-    table_size,
-)
+from lazyshard.format import kept_sample
+from lazyshard.format.kept_sample import MAX_RECORD_BYTES, SLOT_BYTES, Kept, decode_slot, slot_at, table_size
 from lazyshard.store import room
-from lazyshard.store.durable import open_plain, remove, write_at
+from lazyshard.store.durable import open_plain, refused, remove, write_at
 from lazyshard.store.files import OpenFile
 
-FOLDER: Final = f"lazyshard-kept-{KEPT_VERSION}"
+FOLDER: Final = f"lazyshard-kept-{kept_sample.KEPT_VERSION}"
 
 KEPT_SUFFIX: Final = ".kept"  # of the file of a chunk, behind its key
 
 _NAME: Final = re.compile(rf"[0-9a-f]{{32}}{re.escape(KEPT_SUFFIX)}")
 """What has another name is not ours, and neither counted nor removed."""
 
-_CLAIMS: Final = ".claims"
-
 _SPARE: Final = 16
 """When room is made, a part of it as large as this is left free: the files are then not looked at for each sample."""
 
 _COUNT: Final = struct.Struct("<Q8sQ")  # bytes taken, which start of the machine it was, digest of both
-
-_FOLDER_MODE: Final = 0o775  # before the umask
 
 _OPEN_FILES: Final = 64
 _OPEN_ROWS: Final = 1 << 20
@@ -117,7 +99,7 @@ class _ChunkFile:
         """Adds the record of a row, for which there is room; the folder is locked. On an OSError nothing is added."""
         fd = self.file.fd
         end = os.fstat(fd).st_size
-        slot = encode_slot(slot_of(record, end))
+        slot = kept_sample.encode_slot(kept_sample.slot_of(record, end))
         try:
             write_at(fd, record, end)
             write_at(fd, slot, slot_at(row))
@@ -127,40 +109,30 @@ class _ChunkFile:
             raise
         self._slots[row * SLOT_BYTES : (row + 1) * SLOT_BYTES] = slot
 
-    def note_use(self) -> None:
-        """Notes that it is used now: its time of modification decides what goes first."""
-        with contextlib.suppress(OSError):
-            os.utime(self.file.fd)
-
-    def _record(self, slot: Slot, row: int, line: int) -> Kept | None:
+    def _record(self, slot: kept_sample.Slot, row: int, line: int) -> Kept | None:
         offset, size, digest = slot
         if not 0 < size <= MAX_RECORD_BYTES or offset >= 1 << 62:
             return None
         data = np.empty(size, np.uint8)
         if os.preadv(self.file.fd, [data.data], offset) != size:
             return None
-        return decode_record(data, digest, self._key, row, line)
+        return kept_sample.decode_record(data, digest, self._key, row, line)
 
 
-def _open_file(path: Path, key: bytes, rows: int) -> _ChunkFile | None:
+def _open_file(path: Path, key: bytes, rows: int, *, make: bool = False) -> _ChunkFile | None:
+    """Opens the file of a chunk, None where there is none that is whole; or makes it, for which there is room."""
+    head, size = kept_sample.encode_head(key, rows), table_size(rows)
     try:
-        file = OpenFile(open_plain(path), path, 0)
+        file = OpenFile(open_plain(path, os.O_CREAT | os.O_EXCL if make else 0), path, 0)
     except FileNotFoundError:
         return None
-    size = table_size(rows)
+    if make:
+        os.ftruncate(file.fd, size)
+        write_at(file.fd, head, 0)
     data = os.pread(file.fd, size, 0)
-    if len(data) != size or data[:HEAD_BYTES] != encode_head(key, rows):
+    if len(data) != size or not data.startswith(head):
         return None
-    return _ChunkFile(file, key, bytearray(data[HEAD_BYTES:]))
-
-
-def _create_file(path: Path, key: bytes, rows: int) -> _ChunkFile:
-    """Makes the file of a chunk, for which there is room. What an OSError leaves of it is none to `_open_file`."""
-    fd = open_plain(path, os.O_CREAT | os.O_EXCL)
-    file = OpenFile(fd, path, 0)
-    os.ftruncate(fd, table_size(rows))
-    write_at(fd, encode_head(key, rows), 0)
-    return _ChunkFile(file, key, bytearray(rows * SLOT_BYTES))
+    return _ChunkFile(file, key, bytearray(data[len(head) :]))
 
 
 class KeptSamples:
@@ -231,7 +203,9 @@ class KeptSamples:
             if file is None:
                 # One that begins otherwise than it should.
                 drop(path)
-                file = self._hold(key, rows, _create_file(path, key, rows))
+                if (made := _open_file(path, key, rows, make=True)) is None:
+                    return False
+                file = self._hold(key, rows, made)
             file.append(row, record)
         return True
 
@@ -239,7 +213,7 @@ class KeptSamples:
         """Takes the right to encode a row; returns whether it was free. It ends by `release`, or with this process."""
         if self._claims is None:
             self._open()
-            path = self.folder / _CLAIMS
+            path = self.folder / ".claims"
             self._claims = OpenFile(open_plain(path, os.O_CREAT), path, 0)
         try:
             fcntl.lockf(self._claims.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(key, row))
@@ -259,7 +233,7 @@ class KeptSamples:
             for folder in (self.folder.parent, self.folder):
                 # Not writable to everybody, whatever the umask says.
                 with contextlib.suppress(FileExistsError):
-                    folder.mkdir(mode=_FOLDER_MODE)
+                    folder.mkdir(mode=0o775)
                 _check(folder, own=folder == self.folder)
             boot = room.this_boot()
             self._boot = xxhash.xxh3_64_digest(boot.encode()) if boot else bytes(8)
@@ -306,7 +280,9 @@ class KeptSamples:
         return None if file is None else self._hold(key, rows, file)
 
     def _hold(self, key: bytes, rows: int, file: _ChunkFile) -> _ChunkFile:
-        file.note_use()
+        # Its time of modification decides what goes first.
+        with contextlib.suppress(OSError):
+            os.utime(file.file.fd)
         self._files[key] = (file, time.monotonic())
         most = min(_OPEN_FILES, max(1, _OPEN_ROWS // max(1, rows)))
         for old in list(self._files)[:-most]:
@@ -335,11 +311,6 @@ def _check(folder: Path, *, own: bool) -> None:
         kind = kind if own else "no directory"
     elif found.st_uid in trusted and (not found.st_mode & stat.S_IWOTH or (not own and found.st_mode & stat.S_ISVTX)):
         return
-    root = "" if own else " or of root"
-    sticky = "" if own else ", unless it is sticky"
-    raise FileRefused(
-        f"{folder}: expected a folder of uid {uid}{root} to which not everybody may write{sticky}, found {kind}; name "
-        f"another place for encoded samples",
-        file=str(folder),
-        kind=kind,
-    )
+    expected = f"a folder of uid {uid}{'' if own else ' or of root'} to which not everybody may write"
+    way = "; name another place for encoded samples"
+    raise refused(folder, expected if own else f"{expected}, unless it is sticky", kind, way)

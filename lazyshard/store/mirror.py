@@ -16,32 +16,18 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import xxhash
 
 from lazyshard.errors import LazyShardError, SealInvalid
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
+from lazyshard.store import room
 from lazyshard.store.durable import remove, write_at, write_new
 from lazyshard.store.files import PART_BYTES, OpenFile, read_file, size_of
-from lazyshard.store.room import (
-    BYTES_VARIABLE,
-    FOLDER_VARIABLE,
-    PART_SUFFIX,
-    cache_bytes,
-    drop,
-    folder_of,
-    held,
-    is_at,
-    lock,
-    note_use,
-    part_of,
-    reserve,
-)
 from lazyshard.store.urls import UrlPath
 
 _CHECK_BYTES: Final = 8 << 20
@@ -54,27 +40,35 @@ _LOOK_S: Final = 0.02  # how often to look whether another process has fetched w
 _STALLED_S: Final = 60.0
 """One that fetches and gets no byte for so long has failed many times, or was stopped, and is not waited for."""
 
-_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-
-_Copy = tuple[Seal, OpenFile, OpenFile | None]
+_Copy: TypeAlias = tuple[Seal, OpenFile, OpenFile | None]
 """Of a chunk: its seal, its data file and its side file, if it has one. Files are closed with their last reference."""
 
 
 class Mirror:
     """The copies of one stream; `check_identity` raises if another stream is at the URL now.
 
+    A thread, one in each process that opens chunks, fetches so many `ahead`; it ends with this object. What is raised
+    there is met again by who asks for that chunk.
+
     Attributes:
         folder: where they lie; made if it was not there.
-        fetched: how many data files of chunks this process has fetched.
     """
 
-    def __init__(self, directory: UrlPath, stream_id: str, check_identity: Callable[[], None]) -> None:
+    def __init__(
+        self, directory: UrlPath, stream_id: str, check_identity: Callable[[], None], *, ahead: int = 0
+    ) -> None:
         self._directory = directory
         self._check_identity = check_identity
-        self._most = cache_bytes()
-        self.folder = folder_of(str(directory), stream_id)
+        self._most = room.cache_bytes()
+        self.folder = room.folder_of(str(directory), stream_id)
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        self.fetched = 0
+        self._ahead = ahead
+        self._recent: deque[int] = deque(maxlen=_REMEMBERED)
+        self._wanted: queue.SimpleQueue[list[int] | None] | None = None
+        self._pid = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_wanted": None, "_pid": 0}
 
     def open(self, chunk: int) -> _Copy:
         """Opens a chunk's copy, fetched if it is not there yet: its data file, and its side file if it has one.
@@ -85,9 +79,17 @@ class Mirror:
         """
         found = self._get(chunk, ahead=False)
         assert found is not None
-        for file in found[1:]:
-            if file is not None:
-                file.size = os.fstat(file.fd).st_size
+        for file in filter(None, found[1:]):
+            file.size = os.fstat(file.fd).st_size
+        self._recent.append(chunk)
+        if wanted := guess_next(self._recent, self._ahead):
+            if self._wanted is None or self._pid != os.getpid():
+                self._pid, self._wanted = os.getpid(), queue.SimpleQueue()
+                weakref.finalize(self, self._wanted.put, None)
+                # A daemon: what it is fetching when the process ends is fetched anew by whoever wants it.
+                given = (self._wanted, weakref.ref(self))
+                threading.Thread(target=_run, args=given, name="lazyshard-read-ahead", daemon=True).start()
+            self._wanted.put(wanted)
         return found
 
     def fetch(self, chunk: int) -> None:
@@ -101,7 +103,7 @@ class Mirror:
 
     def _get(self, chunk: int, *, ahead: bool) -> _Copy | None:
         data = self.folder / chunk_name(chunk)
-        part = part_of(data)
+        part = room.part_of(data)
         moved_at, progress = time.monotonic(), -1
         while True:
             try:
@@ -112,11 +114,16 @@ class Mirror:
                 continue
             if found is not None:
                 return found
-            file = self._part(part, data.name)
-            with held(file.fd):
-                mine = lock(file.fd, shared=False)
+            try:
+                file = self._file(data.name, os.O_CREAT, local=part)
+            except FileNotFoundError:
+                # Whoever removed the last copy has removed the folder.
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                continue
+            with room.held(file.fd):
+                mine = room.lock(file.fd, shared=False)
                 # Since it was opened it may have been fetched and renamed, or removed.
-                if mine and is_at(file.fd, part):
+                if mine and room.is_at(file.fd, part):
                     if not data.exists():
                         return self._fill(file, part, chunk, ahead=ahead)
                     # Between the look and the lock another one has come to its end.
@@ -133,159 +140,146 @@ class Mirror:
                 return self._alone(chunk)
             time.sleep(_LOOK_S)
 
-    def _file(self, local: Path, name: str, flags: int = 0) -> OpenFile:
-        return OpenFile(os.open(local, _FLAGS | flags, 0o600), self._directory / name, 0)
-
-    def _part(self, part: Path, name: str) -> OpenFile:
-        try:
-            return self._file(part, name, os.O_CREAT)
-        except FileNotFoundError:
-            # Whoever removed the last copy has removed the folder.
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return self._file(part, name, os.O_CREAT)
+    def _file(self, name: str, flags: int = 0, *, local: Path | None = None) -> OpenFile:
+        flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        return OpenFile(os.open(local or self.folder / name, flags, 0o600), self._directory / name, 0)
 
     def _opened(self, chunk: int, *, read: bool) -> _Copy | None:
         """Opens a copy that is there, None if there is none that is whole. Raises BlockingIOError: it is locked."""
         data, side = self.folder / chunk_name(chunk), None
         try:
-            file = self._file(data, data.name)
+            file = self._file(data.name)
         except FileNotFoundError:
             return None
-        if not lock(file.fd, shared=True):
+        if not room.lock(file.fd, shared=True):
             raise BlockingIOError(errno.EAGAIN, "is locked", str(data))
-        if not is_at(file.fd, data):
+        if not room.is_at(file.fd, data):
             return None
         with contextlib.suppress(FileNotFoundError, SealInvalid):
-            sealed = self.folder / seal_name(chunk)
-            seal = Seal.decode(read_file(sealed), chunk, str(self._directory / sealed.name))
+            sealed = seal_name(chunk)
+            seal = Seal.decode(read_file(self.folder / sealed), chunk, str(self._directory / sealed))
             whole = os.fstat(file.fd).st_size == seal.size
             if seal.arrays is not None:
-                side = self._file(self.folder / arrays_name(chunk), arrays_name(chunk))
+                side = self._file(arrays_name(chunk))
                 whole &= os.fstat(side.fd).st_size == seal.arrays.size
-                if not is_at(file.fd, data):
+                if not room.is_at(file.fd, data):
                     # Found to be damaged by another process, and fetched again since: the side file may be the new one.
                     return None
             if whole:
                 if read:
-                    note_use(file.fd, read=True)
+                    room.note_use(file.fd, read=True)
                 return seal, file, side
         # Nobody of ours has left it so; another program has been here.
         del file
-        drop(data)
+        room.drop(data)
         return None
 
     def _fill(self, file: OpenFile, part: Path, chunk: int, *, ahead: bool) -> _Copy | None:
         """Fetches a chunk into its part, which is locked, and gives it its name; None if there is no room for it."""
+        data, beside = self.folder / chunk_name(chunk), self.folder / arrays_name(chunk)
         side: OpenFile | None = None
+
+        def give_up() -> None:
+            # Before the part's name that of the side file beside it, if one was made.
+            if side is not None:
+                remove(beside)
+            remove(part)
+
         try:
             seal, sealed = self._seal(chunk)
             wanted: list[tuple[OpenFile, Seal | SealedArrays]] = [(file, seal)]
             if seal.arrays is not None:
                 # In place, as the seal: nobody looks at them before the data has its name.
-                remove(self.folder / arrays_name(chunk))
-                side = self._file(self.folder / arrays_name(chunk), arrays_name(chunk), os.O_CREAT | os.O_EXCL)
+                remove(beside)
+                side = self._file(beside.name, os.O_CREAT | os.O_EXCL)
                 wanted.append((side, seal.arrays))
-            others = [self._is_other_size(*one) for one in wanted]
-            if any(others):
-                self._drop_part(part, chunk, side)
-                for one, other in zip(wanted, others, strict=True):
-                    if not other:
-                        self._download(*one)
+            tries = [_tries(*one) for one in wanted]
+            if not all(tries):
+                give_up()
+                for one, most in zip(wanted, tries, strict=True):
+                    _download(*one, most)
                 return seal, file, side
             size = sum(one.size for _, one in wanted)
-            if not reserve(self.folder.parent, file.fd, size + len(sealed), self._most, ahead=ahead):
-                self._drop_part(part, chunk, side)
+            if not room.reserve(self.folder.parent, file.fd, size + len(sealed), self._most, ahead=ahead):
+                give_up()
                 return None
             if side is not None and seal.arrays is not None:
                 # Each file has what it takes from here on, so that nothing is counted twice.
                 os.ftruncate(side.fd, seal.arrays.size)
                 os.ftruncate(file.fd, seal.size + len(sealed))
-            whole = [self._download(*one) for one in wanted]
+            whole = [_download(*one, 2) for one in wanted]
             # After all was fetched: a stream that was made anew in the same place has its manifest before its chunks.
             self._check_identity()
             if whole[0]:
                 os.ftruncate(file.fd, seal.size)
             if not all(whole):
-                self._drop_part(part, chunk, side)
+                give_up()
                 return seal, file, side
             write_new(self.folder / seal_name(chunk), sealed)
-            note_use(file.fd, read=not ahead)
-            os.rename(part, self.folder / chunk_name(chunk))
-            lock(file.fd, shared=True)
+            room.note_use(file.fd, read=not ahead)
+            os.rename(part, data)
+            room.lock(file.fd, shared=True)
             return seal, file, side
         except BaseException as error:
-            if is_at(file.fd, self.folder / chunk_name(chunk)):
+            if room.is_at(file.fd, data):
                 raise  # it is whole, and others may read it already
-            self._drop_part(part, chunk, side)
-            for opened in (file, side):
+            give_up()
+            for opened in filter(None, (file, side)):
                 # The error keeps them open as long as somebody keeps it.
-                if opened is not None:
-                    os.ftruncate(opened.fd, 0)
+                os.ftruncate(opened.fd, 0)
             if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
                 raise
-            raise OSError(
-                errno.ENOSPC,
-                f"no space left for a copy of chunk {chunk} of {self._directory}: free some, or set {BYTES_VARIABLE}, "
-                f"or {FOLDER_VARIABLE} to a folder on another disk",
-                str(self.folder),
-            ) from error
-
-    def _drop_part(self, part: Path, chunk: int, side: OpenFile | None) -> None:
-        """Takes a part's name away, and before that the name of the side file beside it, if one was made."""
-        if side is not None:
-            remove(self.folder / arrays_name(chunk))
-        remove(part)
+            what = f"no space left for a copy of chunk {chunk} of {self._directory}: free some, or set"
+            way = f"{room.BYTES_VARIABLE}, or {room.FOLDER_VARIABLE} to a folder on another disk"
+            raise OSError(errno.ENOSPC, f"{what} {way}", str(self.folder)) from error
 
     def _alone(self, chunk: int) -> _Copy:
         """Fetches a chunk for this process alone, into files without a name."""
         seal, _ = self._seal(chunk)
-        files: list[OpenFile] = []
-        parts: tuple[tuple[str, Seal | SealedArrays | None], ...]
-        parts = ((chunk_name(chunk), seal), (arrays_name(chunk), seal.arrays))
+        files: list[OpenFile | None] = []
+        parts: list[tuple[str, Seal | SealedArrays | None]]
+        parts = [(chunk_name(chunk), seal), (arrays_name(chunk), seal.arrays)]
         for name, sealed in parts:
             if sealed is not None:
-                path = self.folder / f".{name}.{os.getpid()}{PART_SUFFIX}"
-                files.append(self._file(path, name, os.O_CREAT | os.O_EXCL))
+                path = self.folder / f".{name}.{os.getpid()}{room.PART_SUFFIX}"
+                files.append(file := self._file(name, os.O_CREAT | os.O_EXCL, local=path))
                 remove(path)
-                if not self._is_other_size(files[-1], sealed):
-                    self._download(files[-1], sealed)
+                _download(file, sealed, _tries(file, sealed))
         self._check_identity()
-        return seal, files[0], files[1] if len(files) > 1 else None
+        data, side = (*files, None)[:2]
+        assert data is not None
+        return seal, data, side
 
     def _seal(self, chunk: int) -> tuple[Seal, bytes]:
         path = self._directory / seal_name(chunk)
         data = read_file(path)
         return Seal.decode(data, chunk, str(path)), data
 
-    def _is_other_size(self, file: OpenFile, seal: Seal | SealedArrays) -> bool:
-        """Looks whether a large object has another size than the seal tells, which the file gets then."""
-        if seal.size <= PART_BYTES:
-            return False
-        found = size_of(file.path)
-        if found != seal.size:
-            os.ftruncate(file.fd, found)
-        return found != seal.size
 
-    def _download(self, file: OpenFile, seal: Seal | SealedArrays) -> bool:
-        """Fetches an object of a chunk; returns whether it is what the seal tells."""
-        path = file.path
-        assert isinstance(path, UrlPath)
-        for _ in range(2):
-            start = 0
-            while start < seal.size:
-                # One byte more than there should be, to see that there are no more.
-                wanted = min(PART_BYTES, seal.size + 1 - start)
-                data = path.store.get_range(path.key, start, start + wanted)
-                write_at(file.fd, data, start)
-                start += len(data)
-                if len(data) < wanted:
-                    break
-            self.fetched += isinstance(seal, Seal)
-            if start == seal.size and _rows_are(file.fd, seal):
-                return True
-        # So that who opens it says what it has found.
-        os.ftruncate(file.fd, size_of(path) if start != seal.size else start)
-        return False
+def _tries(file: OpenFile, seal: Seal | SealedArrays) -> int:
+    """Returns how often to fetch an object: what is large is not fetched to learn that it has another size."""
+    return 2 if seal.size <= PART_BYTES or size_of(file.path) == seal.size else 0
+
+
+def _download(file: OpenFile, seal: Seal | SealedArrays, tries: int) -> bool:
+    """Fetches an object of a chunk; returns whether it is what the seal tells."""
+    path, size = file.path, seal.size
+    assert isinstance(path, UrlPath)
+    for _ in range(tries):
+        start = 0
+        while start < size:
+            # One byte more than there should be, to see that there are no more.
+            wanted = min(PART_BYTES, size + 1 - start)
+            data = path.store.get_range(path.key, start, start + wanted)
+            write_at(file.fd, data, start)
+            start += len(data)
+            if len(data) < wanted:
+                break
+        if start == size and _rows_are(file.fd, seal):
+            return True
+    # So that who opens it says what it has found.
+    os.ftruncate(file.fd, size_of(path))
+    return False
 
 
 def _rows_are(fd: int, seal: Seal | SealedArrays) -> bool:
@@ -304,56 +298,18 @@ def _rows_are(fd: int, seal: Seal | SealedArrays) -> bool:
     return True
 
 
-class ReadAhead:
-    """A thread that fetches so many chunks ahead. One for each process; a fork begins with none.
-
-    What `fetch` raises is met again by who asks for that chunk.
-    """
-
-    def __init__(self, fetch: Callable[[int], None], count: int) -> None:
-        self._fetch = fetch
-        self._count = count
-        self._opened: deque[int] = deque(maxlen=_REMEMBERED)
-        self._wanted: queue.SimpleQueue[list[int] | None] | None = None
-        self._pid = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_wanted": None, "_pid": 0}
-
-    def opened(self, chunk: int) -> None:
-        """Notes that a chunk was opened, and has those fetched that come next."""
-        self._opened.append(chunk)
-        wanted = guess_next(self._opened, self._count)
-        if not wanted:
-            return
-        if self._wanted is None or self._pid != os.getpid():
-            self._pid, self._wanted = os.getpid(), queue.SimpleQueue()
-            # It ends with its reader.
-            weakref.finalize(self, self._wanted.put, None)
-            # A daemon: what it is fetching when the process ends is fetched anew by whoever wants it.
-            run = partial(_run, self._wanted, weakref.ref(self))
-            threading.Thread(target=run, name="lazyshard-read-ahead", daemon=True).start()
-        self._wanted.put(wanted)
-
-    def fetch(self, chunk: int) -> bool:
-        """Fetches a chunk; returns whether that went well."""
-        try:
-            self._fetch(chunk)
-        except (LazyShardError, OSError):
-            # Not published yet, most often. Whoever comes to it meets the same.
-            return False
-        return True
-
-
-def _run(wanted: queue.SimpleQueue[list[int] | None], owner: weakref.ref[ReadAhead]) -> None:
+def _run(wanted: queue.SimpleQueue[list[int] | None], owner: weakref.ref[Mirror]) -> None:
     # Held while it fetches, and not while it waits: the reader may be gone by then.
     while (chunks := wanted.get()) is not None:
-        ahead = owner()
-        for chunk in chunks:
-            # The reader is on: what it comes to next is more urgent.
-            if ahead is None or not wanted.empty() or not ahead.fetch(chunk):
-                break
-        ahead = None
+        mirror = owner()
+        # Not published yet, most often. Whoever comes to it meets the same.
+        with contextlib.suppress(LazyShardError, OSError):
+            for chunk in chunks:
+                # The reader is on: what it comes to next is more urgent.
+                if mirror is None or not wanted.empty():
+                    break
+                mirror.fetch(chunk)
+        mirror = None
 
 
 def guess_next(opened: Sequence[int], count: int) -> list[int]:

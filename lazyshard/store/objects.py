@@ -17,8 +17,8 @@ import os
 import random
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from lazyshard.errors import StoreRefused, StoreUnavailable, redact
 
@@ -36,7 +36,6 @@ _MOST_BYTES: Final = 4 << 30
 """More than any object has that is read at once. Without an end, S3's driver would ask for the size first."""
 
 FIRST_PAUSE_S: Final = 0.1
-_LAST_PAUSE_S: Final = 5.0
 
 _PASSING_STATUS: Final = (408, 409, 425, 429)
 """Of the client's faults, by their numbers: too slow, somebody else was writing it just then, too often."""
@@ -50,33 +49,25 @@ _NO_CREDENTIALS: Final = (
 )
 _OWN_MISTAKES: Final = ("ParamValidationError", "InvalidEndpointURLError", "NoRegionError", "UnknownServiceError")
 
-_CREDENTIALS_ADVICE: Final = (
-    "Give this process credentials of the store: for S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or "
-    "a role of the machine"
-)
-_RIGHTS_ADVICE: Final = (
-    "See to the credentials and their rights: reading takes s3:GetObject and s3:ListBucket (without the latter S3 says "
-    "403 of what is only not there yet), cursors and a producer take s3:PutObject"
-)
-_DRIVER_ADVICE: Final = (
-    "Install what reads such URLs: pip install 'lazyshard[objects]' for s3://, fsspec's driver for others"
-)
-_BUCKET_ADVICE: Final = "Make the bucket, or correct the URL or the endpoint (AWS_ENDPOINT_URL for S3)"
-_ENDPOINT_ADVICE: Final = "An endpoint is a URL, like http://host:9000: correct AWS_ENDPOINT_URL"
+_NO_PLACE: Final = (errno.ENOSPC, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSYS)
+
+_DRIVER_ADVICE: Final = "Install what reads such URLs: pip install 'lazyshard[objects]' for s3://, or fsspec's driver"
 _REQUEST_ADVICE: Final = "Correct the URL, or the settings of the store"
 
 _T = TypeVar("_T")
 _log = logging.getLogger("lazyshard")
 
+_Kind: TypeAlias = Literal["missing", "passing", "refused", "unknown"]
+
 
 class Failure(NamedTuple):
     """Why a call has failed; "unknown": by none of the store's errors."""
 
-    kind: Literal["missing", "passing", "refused", "unknown"]
+    kind: _Kind
     words: str  # what the store or its driver said, on one line
-    advice: str = ""  # what to do, where it was refused
-    status: int | None = None  # of the HTTP answer
-    code: str = ""  # the store's own word for it
+    advice: str  # what to do, where it was refused
+    status: int | None  # of the HTTP answer
+    code: str  # the store's own word for it
 
 
 class ObjectStore:
@@ -89,8 +80,8 @@ class ObjectStore:
 
     Attributes:
         url: without the credentials that the given one may hold, for people, as is what `name_of` returns.
-        patience_s: as given, or what the environment says.
-        is_s3: whether the store speaks S3.
+        conditional: whether the store itself decides which of two conditional puts comes first, as S3 does; else a look
+            goes before.
 
     All methods raise, beside what they say:
         FileNotFoundError: there is no such object; its `filename` is the URL.
@@ -100,8 +91,8 @@ class ObjectStore:
 
     def __init__(self, url: str, *, patience_s: float | None = None, options: Mapping[str, Any] | None = None) -> None:
         self.url = redact(url.rstrip("/"))
-        self.patience_s = _patience() if patience_s is None else patience_s
-        self.is_s3 = url.partition("://")[0] in ("s3", "s3a")
+        self.conditional = self._is_s3 = url.partition("://")[0] in ("s3", "s3a")
+        self._patience_s = _patience() if patience_s is None else patience_s
         self._url = url.rstrip("/")
         self._options = dict(options or {})
         # By process. Those of a parent are kept: to close what a fork has inherited would wait for a thread that only
@@ -110,11 +101,6 @@ class ObjectStore:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_systems": {}}
-
-    @property
-    def conditional(self) -> bool:
-        """Whether the store itself decides which of two conditional puts comes first; else a look goes before."""
-        return self.is_s3
 
     def name_of(self, name: str) -> str:
         """Returns the URL of an object, or of the folder, without credentials."""
@@ -147,7 +133,7 @@ class ObjectStore:
                 return bytes(await body.read()), str(answer["ETag"])
 
         def call(fs: Any, path: str) -> tuple[bytes, str]:
-            if self.is_s3:
+            if self._is_s3:
                 from fsspec.asyn import sync
 
                 found: tuple[bytes, str] = _ending(fs, _MOST_BYTES, sync, fs.loop, read, fs, path)
@@ -171,19 +157,15 @@ class ObjectStore:
 
     def modified(self, name: str) -> float | None:
         """Returns when an object was put, in seconds since 1970; None where that is not told."""
-
-        def call(fs: Any, path: str) -> float | None:
-            found = fs.info(path)
-            at = found.get("LastModified", found.get("mtime", found.get("created")))
-            return None if at is None else float(at.timestamp() if hasattr(at, "timestamp") else at)
-
-        return self._do(name, "looking at", call)
+        found = self._do(name, "looking at", lambda fs, path: dict(fs.info(path)))
+        at = found.get("LastModified", found.get("mtime", found.get("created")))
+        return None if at is None else float(at.timestamp() if hasattr(at, "timestamp") else at)
 
     def list(self, folder: str = "") -> dict[str, int]:
         """Returns the names right under a folder, those of folders included, each with its size."""
 
         def call(fs: Any, path: str) -> dict[str, int]:
-            found = fs.ls(path, detail=True, refresh=True) if self.is_s3 else fs.ls(path, detail=True)
+            found = fs.ls(path, detail=True, **({"refresh": True} if self._is_s3 else {}))
             names = {str(entry["name"]).rstrip("/"): int(entry["size"] or 0) for entry in found}
             # An object may have the name of the folder itself: some programs make folders so.
             names.pop(path.rstrip("/"), None)
@@ -217,7 +199,7 @@ class ObjectStore:
             nonlocal tries
             tries += 1
             try:
-                if self.is_s3:
+                if self._is_s3:
                     put = self._put_if(fs, path, data, **condition)
                 elif put := may(fs, path):
                     self._pipe(fs, path, data)
@@ -228,19 +210,6 @@ class ObjectStore:
                 return False
 
         return self._do(name, "writing", call)
-
-    def delete(self, name: str) -> None:
-        """Deletes an object if it is there."""
-
-        def call(fs: Any, path: str) -> None:
-            if self.is_s3:
-                bucket, key, _ = fs.split_path(path)
-                _ending(fs, 0, fs.call_s3, "delete_object", Bucket=bucket, Key=key)
-            else:
-                fs.rm_file(path)
-
-        with contextlib.suppress(FileNotFoundError):
-            self._do(name, "deleting", call)
 
     def _put_if(self, fs: Any, path: str, data: bytes, **condition: str) -> bool:
         bucket, key, _ = fs.split_path(path)
@@ -253,9 +222,22 @@ class ObjectStore:
         return True
 
     def _pipe(self, fs: Any, path: str, data: bytes) -> None:
-        if not self.is_s3:
+        if not self._is_s3:
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         _ending(fs, len(data), fs.pipe_file, path, data)
+
+    def delete(self, name: str) -> None:
+        """Deletes an object if it is there."""
+
+        def call(fs: Any, path: str) -> None:
+            if self._is_s3:
+                bucket, key, _ = fs.split_path(path)
+                _ending(fs, 0, fs.call_s3, "delete_object", Bucket=bucket, Key=key)
+            else:
+                fs.rm_file(path)
+
+        with contextlib.suppress(FileNotFoundError):
+            self._do(name, "deleting", call)
 
     def _url_of(self, name: str) -> str:
         return f"{self._url}/{name}" if name else self._url
@@ -266,9 +248,8 @@ class ObjectStore:
         `name` of an object, or empty for the folder; `doing` in words, like "reading"; `call` takes fsspec's driver and
         the path of the object there.
         """
-        most = self.patience_s if patience_s is None else patience_s
-        started = time.monotonic()
-        pause, told = FIRST_PAUSE_S, False
+        most = self._patience_s if patience_s is None else patience_s
+        started, pause, told = time.monotonic(), FIRST_PAUSE_S, False
         url = self.name_of(name)
         while True:
             try:
@@ -283,46 +264,37 @@ class ObjectStore:
             if failure.kind == "unknown":
                 raise cause
             if failure.kind == "refused":
-                raise StoreRefused(
-                    f"{url}: {doing} it was refused: {failure.words}. {failure.advice}", url=url
-                ) from cause
+                what = f"{url}: {doing} it was refused: {failure.words}. {failure.advice}"
+                raise StoreRefused(what, url=url) from cause
             if waited + pause > most:
-                raise StoreUnavailable(
-                    f"{url}: {doing} it has failed for {waited:.0f} s: {failure.words}. Is the store reachable from "
-                    f"this machine, and its endpoint right (AWS_ENDPOINT_URL for S3)? When it is there again, go on "
-                    f"from the last checkpoint; {PATIENCE_VARIABLE} says how long to try",
-                    url=url,
-                    waited=waited,
-                ) from cause
+                what = f"{url}: {doing} it has failed for {waited:.0f} s: {failure.words}. Is it reachable, and its"
+                way = "endpoint right (AWS_ENDPOINT_URL for S3)? When it is back, go on from the last checkpoint"
+                what = f"{what} {way}; {PATIENCE_VARIABLE} says how long to try"
+                raise StoreUnavailable(what, url=url, waited=waited) from cause
             if waited >= _TELL_S and not told:
                 told = True
-                _log.warning(
-                    "%s %s fails for %.0f s now (%s); trying for %.0f s more",
-                    *(doing, url, waited, failure.words, most - waited),
-                )
+                given = (doing, url, waited, failure.words, most - waited)
+                _log.warning("%s %s fails for %.0f s now (%s); trying for %.0f s more", *given)
             time.sleep(pause)
             pause = next_pause(pause)
 
     def _system(self) -> tuple[Any, str]:
-        if os.getpid() not in self._systems:
-            self._systems[os.getpid()] = self._open()
-        return self._systems[os.getpid()]
-
-    def _open(self) -> tuple[Any, str]:
+        if (found := self._systems.get(os.getpid())) is not None:
+            return found
         import fsspec
         from fsspec.config import conf
 
         options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False, **self._options}
-        if self.is_s3:
+        if self._is_s3:
             # Repeated here, where the patience is known, and nowhere below.
             own: dict[str, Any] = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
             for settings in (conf.get("s3", {}), self._options):
                 own |= dict(settings.get("config_kwargs", {}))
             options["config_kwargs"] = own
         fs, path = fsspec.core.url_to_fs(self._url, **options)
-        if self.is_s3:
+        if self._is_s3:
             fs.retries = 1
-        return fs, str(path).rstrip("/")
+        return self._systems.setdefault(os.getpid(), (fs, str(path).rstrip("/")))
 
 
 def _without_credentials(error: Exception, failure: Failure, url: str) -> Exception:
@@ -351,13 +323,10 @@ def _ending(fs: Any, size: int, request: Callable[..., Any], *arguments: Any, **
 
 def _patience() -> float:
     text = os.environ.get(PATIENCE_VARIABLE, "")
-    try:
-        found = float(text or PATIENCE_S)
-    except ValueError:
-        found = -1.0
-    if not found >= 0:
-        raise StoreRefused(f"{PATIENCE_VARIABLE} is a number of seconds from 0 on, got {text!r}")
-    return found
+    with contextlib.suppress(ValueError):
+        if (found := float(text or PATIENCE_S)) >= 0:
+            return found
+    raise StoreRefused(f"{PATIENCE_VARIABLE} is a number of seconds from 0 on, got {text!r}")
 
 
 def _tag(data: bytes) -> str:
@@ -366,50 +335,50 @@ def _tag(data: bytes) -> str:
 
 def next_pause(pause: float) -> float:
     """Returns the pause in seconds after one of so many: twice as long, and not the same for all who were refused."""
-    return min(_LAST_PAUSE_S, 2 * pause) * random.uniform(0.75, 1.0)  # noqa: S311
+    return min(5.0, 2 * pause) * random.uniform(0.75, 1.0)  # noqa: S311
 
 
 def why_failed(error: BaseException, url: str = "") -> Failure:
     """Returns what an error of a driver means; credentials of this URL or any other are left out of its words."""
-    chain = list(_chain(error))
-    names = {type(one).__name__ for one in chain}
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
     status, code = _answer(chain)
     text = " ".join(str(error).split()) or type(error).__name__
     words = redact(text if not code or code in text else f"{code}: {text}", url)
+    return Failure(*_verdict(chain, status, code, words), status, code)
 
-    def refused(advice: str) -> Failure:
-        return Failure("refused", words, advice, status, code)
 
+def _verdict(chain: list[BaseException], status: int | None, code: str, words: str) -> tuple[_Kind, str, str]:
+    """Returns the first fields of a failure."""
+    error, names = chain[0], {type(one).__name__ for one in chain}
+    kind: _Kind = "refused"
+    advice = _REQUEST_ADVICE
     if code == "NoSuchBucket":
-        return refused(_BUCKET_ADVICE)
-    if isinstance(error, ImportError):
-        return refused(_DRIVER_ADVICE)
-    if not names.isdisjoint(_NO_CREDENTIALS):
-        return refused(_CREDENTIALS_ADVICE)
-    if isinstance(error, ValueError) and "Invalid endpoint" in words:
-        return refused(_ENDPOINT_ADVICE)
-    if not names.isdisjoint(_OWN_MISTAKES) or (isinstance(error, ValueError) and "Protocol not known" in words):
-        return refused(_DRIVER_ADVICE if isinstance(error, ValueError) else _REQUEST_ADVICE)
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)) or status == 404:
-        return Failure("missing", words, "", status, code)
-    if isinstance(error, PermissionError) or status in (401, 403):
-        return refused(_RIGHTS_ADVICE)
-    if status is not None and status < 500 and status not in _PASSING_STATUS:
-        # One that was read only in part has the status of success.
-        return Failure("passing", words, "", status, code) if status < 300 else refused(_REQUEST_ADVICE)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSYS):
-        return refused(_REQUEST_ADVICE)
-    known = isinstance(error, (OSError, EOFError)) or any(
-        type(one).__module__.partition(".")[0] in _DRIVERS or "Timeout" in type(one).__name__ for one in chain
-    )
-    return Failure("passing" if known else "unknown", words, "", status, code)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    one: BaseException | None = error
-    while one is not None:
-        yield one
-        one = one.__cause__
+        advice = "Make the bucket, or correct the URL or the endpoint (AWS_ENDPOINT_URL for S3)"
+    elif isinstance(error, ImportError):
+        advice = _DRIVER_ADVICE
+    elif not names.isdisjoint(_NO_CREDENTIALS):
+        advice = "Give this process credentials of the store: for S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+        advice += "AWS_PROFILE, or a role of the machine"
+    elif isinstance(error, ValueError) and "Invalid endpoint" in words:
+        advice = "An endpoint is a URL, like http://host:9000: correct AWS_ENDPOINT_URL"
+    elif not names.isdisjoint(_OWN_MISTAKES) or (isinstance(error, ValueError) and "Protocol not known" in words):
+        advice = _DRIVER_ADVICE if isinstance(error, ValueError) else _REQUEST_ADVICE
+    elif isinstance(error, (FileNotFoundError, NotADirectoryError)) or status == 404:
+        kind, advice = "missing", ""
+    elif isinstance(error, PermissionError) or status in (401, 403):
+        advice = "See to the credentials and their rights: reading takes s3:GetObject and s3:ListBucket (without the "
+        advice += "latter S3 says 403 of what is only not there yet), cursors and a producer take s3:PutObject"
+    elif status is not None and status < 500 and status not in _PASSING_STATUS:
+        if status < 300:  # that of success, of an answer that was read only in part
+            kind, advice = "passing", ""
+    elif not isinstance(error, OSError) or error.errno not in _NO_PLACE:
+        known = isinstance(error, (OSError, EOFError)) or any(
+            type(one).__module__.partition(".")[0] in _DRIVERS or "Timeout" in type(one).__name__ for one in chain
+        )
+        kind, advice = "passing" if known else "unknown", ""
+    return kind, words, advice
 
 
 def _answer(chain: list[BaseException]) -> tuple[int | None, str]:

@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from lazyshard.errors import FileRefused, StoreRefused
+from lazyshard.errors import StoreRefused
 from lazyshard.format.names import ARRAYS_SUFFIX, DATA_SUFFIX, SEAL_SUFFIX
-from lazyshard.store.durable import open_plain, remove
+from lazyshard.store.durable import open_plain, refused, remove
 
 FOLDER_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE"
 BYTES_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE_BYTES"
@@ -44,9 +44,6 @@ PART_SUFFIX: Final = ".part"
 
 LOCK_S: Final = 10.0
 """Making room takes milliseconds. One that holds the lock for longer was stopped, and is not waited for."""
-
-_FIRST_PAUSE_S: Final = 0.0001
-_LAST_PAUSE_S: Final = 0.01
 
 _UNREAD: Final = 0
 
@@ -111,10 +108,10 @@ def locked(path: Path) -> Iterator[int | None]:
     fd = open_plain(path, os.O_CREAT)
     HELD.add(fd)
     try:
-        due, pause = time.monotonic() + LOCK_S, _FIRST_PAUSE_S
+        due, pause = time.monotonic() + LOCK_S, 0.0001
         while not (mine := lock(fd, shared=False)) and time.monotonic() < due:
             time.sleep(pause)
-            pause = min(2 * pause, _LAST_PAUSE_S)
+            pause = min(2 * pause, 0.01)
         yield fd if mine else None
     finally:
         # Of a fork that has let go of it the number may be another file's by now.
@@ -125,18 +122,11 @@ def locked(path: Path) -> Iterator[int | None]:
 
 def files_in(folder: Path) -> Iterator[FoundFile]:
     """Yields what lies in a folder; nothing if that is not there."""
-    for entry in _entries(folder):
-        with contextlib.suppress(FileNotFoundError):
-            found = entry.stat(follow_symlinks=False)
-            yield FoundFile(Path(entry), found.st_size, found.st_mtime_ns, found.st_atime_ns == _UNREAD)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except FileNotFoundError:
-        return []
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found = path.lstat()
+                yield FoundFile(path, found.st_size, found.st_mtime_ns, found.st_atime_ns == _UNREAD)
 
 
 def evict(files: Iterable[FoundFile], taken: int, most: int, drop: Callable[[FoundFile], int]) -> int:
@@ -153,27 +143,16 @@ def cache_folder() -> Path:
 
     Raises FileRefused: it is no folder; or another user's, or others may write to it, who could put other rows there.
     """
-    uid = os.geteuid()
+    uid, way = os.geteuid(), f"; name another one for the copies of chunks with {FOLDER_VARIABLE}"
     folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER.format(uid=uid)).absolute()
-    if not folder.is_dir():
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as cause:
-            raise FileRefused(
-                f"{folder}: expected a folder for the copies of chunks, found a file in its place; name another one "
-                f"with {FOLDER_VARIABLE}",
-                file=str(folder),
-                kind="a file",
-            ) from cause
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as cause:
+        raise refused(folder, "a folder", "a file", way) from cause
     found = folder.stat()
     if found.st_uid != uid or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         kind = f"one of uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}"
-        raise FileRefused(
-            f"{folder}: expected a folder that only uid {uid} may write to, found {kind}; name another one for the "
-            f"copies of chunks with {FOLDER_VARIABLE}",
-            file=str(folder),
-            kind=kind,
-        )
+        raise refused(folder, f"a folder that only uid {uid} may write to", kind, way)
     return folder
 
 
@@ -214,7 +193,14 @@ def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool
         if total + size > most:
             if ahead:
                 return False
-            _tell(root, total + size, most)
+            if str(root) not in _told:
+                _told.add(str(root))
+                _log.warning(
+                    "%s: %d bytes of chunks are being read on this node, more than the %d that the cache may take; it "
+                    "grows past that, and chunks may have to be fetched again: let it have room for all chunks that "
+                    "the ranks of a node read at a time (their shuffle windows), with %s",
+                    *(root, total + size, most, BYTES_VARIABLE),
+                )
         os.ftruncate(part, size)
     return True
 
@@ -258,7 +244,7 @@ def drop(path: Path) -> bool:
 
 
 def _make_room(root: Path, size: int, most: int, *, only_read: bool) -> int:
-    folders = [Path(folder) for folder in _entries(root) if folder.is_dir(follow_symlinks=False)]
+    folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
     files = {file.path: file for folder in folders for file in files_in(folder)}
     total, copies = 0, []
     for path, file in files.items():
@@ -291,15 +277,3 @@ def _data_of(other: Path) -> Path | None:
     if other.name.endswith(SEAL_SUFFIX):
         return other.with_name(other.name.removesuffix(SEAL_SUFFIX))
     return other.with_suffix(DATA_SUFFIX) if other.suffix == ARRAYS_SUFFIX else None
-
-
-def _tell(root: Path, taken: int, most: int) -> None:
-    if str(root) in _told:
-        return
-    _told.add(str(root))
-    _log.warning(
-        "%s: %d bytes of chunks are being read on this node, more than the %d that the cache may take; it grows past "
-        "that, and chunks may have to be fetched again: let it have room for all chunks that the ranks of a node read "
-        "at a time (their shuffle windows), with LAZYSHARD_OBJECTS_CACHE_BYTES",
-        *(root, taken, most),
-    )

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.+", re.DOTALL)
 
-_HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
-
 _LOCAL: Final = ("file", "local")
 
 _stores: dict[tuple[str, str | None], ObjectStore] = {}
@@ -52,10 +50,9 @@ class UrlPath(PosixPath):
 
         scheme, bucket = self.parts[:2]
         key = f"{scheme}//{bucket}", os.environ.get(PATIENCE_VARIABLE)
-        found = _stores.get(key)
-        if found is None:
-            found = _stores[key] = ObjectStore(key[0])
-        return found
+        if key not in _stores:
+            _stores[key] = ObjectStore(key[0])
+        return _stores[key]
 
     @property
     def key(self) -> str:
@@ -115,14 +112,10 @@ def check_place(directory: str | os.PathLike[str]) -> None:
     with contextlib.suppress(OSError):
         if missing.name in os.listdir(missing.parent):
             return
-    hub = ""
-    if _HUB_NAME.fullmatch(str(path)):
-        hub = "; the name of a data set on a hub is none: streams are directories, or URLs of object stores"
-    raise StreamMissing(
-        f"{path}: no stream is there, nor is {path.parent}, in which a producer would make it: see whether the path is "
-        f"right{hub}",
-        directory=str(path),
-    )
+    what = f"{path}: no stream is there, nor is {path.parent}, to make one in: see whether the path is right"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+        what += "; the name of a data set on a hub is none: streams are directories, or URLs of object stores"
+    raise StreamMissing(what, directory=str(path))
 
 
 def is_folder(directory: str | os.PathLike[str]) -> bool:

@@ -1,6 +1,6 @@
 """The files of a stream: how chunks are published, waited for, read, acknowledged and deleted.
 
-`writer` and `reader` are the two sides; `cursor` and `consumers` say how far those are who read, `retire` deletes.
+`writer` and `reader` are the two sides; `cursor` and `consumers` say how far those are who read, `retention` deletes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lazyshard.stream.cursor import CursorOwner, read_cursor, write_cursor
     from lazyshard.stream.listing import Published
     from lazyshard.stream.reader import StreamReader
-    from lazyshard.stream.retire import list_kept, read_retired
+    from lazyshard.stream.retention import list_kept, read_retired
     from lazyshard.stream.writer import ChunkWriter
 
 _HOMES: Final = {
@@ -22,24 +22,11 @@ _HOMES: Final = {
     "cursor": ("CursorOwner", "read_cursor", "write_cursor"),
     "listing": ("Published",),
     "reader": ("StreamReader",),
-    "retire": ("list_kept", "read_retired"),
+    "retention": ("list_kept", "read_retired"),
     "writer": ("ChunkWriter",),
 }
 
-__all__ = [
-    "ChunkWriter",
-    "Consumer",
-    "CursorOwner",
-    "Published",
-    "StreamReader",
-    "forget_consumer",
-    "list_consumers",
-    "list_kept",
-    "read_cursor",
-    "read_reading",
-    "read_retired",
-    "write_cursor",
-    "write_reading",
-]
+__all__ = ["ChunkWriter", "Consumer", "CursorOwner", "Published", "StreamReader", "forget_consumer", "list_consumers"]
+__all__ += ["list_kept", "read_cursor", "read_reading", "read_retired", "write_cursor", "write_reading"]
 
 __getattr__ = lazily(__name__, _HOMES)

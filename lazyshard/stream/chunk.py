@@ -6,29 +6,33 @@ never mapped: a mapped file that is cut short or fails on a network filesystem k
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 from array import array
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from lazyshard.errors import ChunkCorrupt, RowInvalid
+from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.names import arrays_name
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import DealtByCost, Seal
 from lazyshard.store.files import OpenFile, again_if_stale, open_file, read_seal
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream.chunk_files import MARKED, SEALED, ChunkArrays, CompleteFile, RowPlace, damaged
+from lazyshard.stream.chunk_files import ChunkArrays, RowPlace, damaged
+
+if TYPE_CHECKING:
+    from lazyshard.stream.reader import StreamReader
 
 MAX_ROW_BYTES: Final = 1 << 31
 """No program makes rows as large; a file with a hole can claim any number of bytes at no cost."""
@@ -37,13 +41,10 @@ LARGE_ROW_BYTES: Final = 64 << 10
 """Rows above this are read one by one, and parsed before the next one is read: to cut them out of a larger piece is a
 copy more, and to hold several is memory that is touched for the first time. Both cost more than a system call."""
 
-OPEN_CHUNKS: Final = 256  # chunks held open at the most: a quarter of the usual limit of 1,024 descriptors
-
-OPEN_ROWS: Final = 1 << 20
-"""Rows of all chunks held open, unless a single chunk has more: their offsets and digests take 16 bytes a row."""
+HELD_BYTES: Final = 64 << 20
+"""Bytes of chunks that a `ScatteredReader` holds. Where those of a window are more, rows are read one by one."""
 
 _SCAN_BYTES: Final = 1 << 20
-_BOM: Final = b"\xef\xbb\xbf"
 _BLANKS: Final = b" \t\r\n"  # what JSON takes for white space
 
 _digest = xxhash.xxh3_64_digest
@@ -84,7 +85,7 @@ class Chunk:
         dealt: DealtByCost | None = None,
     ) -> None:
         self.number, self.arrays, self.dealt = number, arrays, dealt
-        self._file, self._offsets, self._digests = CompleteFile(file), offsets, digests
+        self._file, self._offsets, self._digests = file, offsets, digests
         if file.size != offsets[-1]:
             known = "bytes when its rows were counted" if digests is None else "bytes as sealed"
             raise self._corrupt(None, f"{offsets[-1]} {known}", f"{file.size} bytes")
@@ -162,18 +163,17 @@ class Chunk:
             rows = [self._parse(lines[0], first)]
             with contextlib.suppress(RowInvalid):
                 rows.extend(self._parse(line, first + 1 + i) for i, line in enumerate(lines[1:]))
-        if self.arrays is None:
+        if (arrays := self.arrays) is None:
             return rows
-        return rows[: good_until(len(rows), lambda at: self.fill(rows[at], lines[at], first + at))]
 
-    def fill(self, parsed: dict[str, Any], line: bytes, row: int) -> None:
-        """Puts the arrays of a row into their places. Raises as `parse` does."""
-        if self.arrays is None or not may_hold_arrays(line):
-            return
-        try:
-            fill_row(parsed, self.arrays.read(row))
-        except RowInvalid as cause:
-            raise self._invalid(cause, line, row) from None
+        def fill(at: int) -> None:
+            if may_hold_arrays(lines[at]):
+                try:
+                    fill_row(rows[at], arrays.read_rows(first + at, first + at + 1))
+                except RowInvalid as cause:
+                    raise self._invalid(cause, lines[at], first + at) from None
+
+        return rows[: good_until(len(rows), fill)]
 
     def line(self, row: int) -> bytes:
         """Reads and checks the bytes of one row, its newline included. Raises as `lines` does."""
@@ -192,11 +192,9 @@ class Chunk:
         digest = self._digests[8 * row : 8 * row + 8]
         return RowPlace(os.path.abspath(self.path), self.number, row, start, stop - start, digest)
 
-    def read_into(self, memory: memoryview) -> None:
-        """Reads the whole file into u8 of shape (size,). Its rows are not checked yet: see `spans` and `check`."""
-        done = self._file.read_into(memory, 0)
-        if done < len(memory):
-            raise self._ends_at(done)
+    def read_whole(self) -> bytes:
+        """Reads the whole file. Its rows are not checked yet: see `spans` and `check`."""
+        return self._read(0, self.size)
 
     def spans(
         self, rows: npt.NDArray[np.int64]
@@ -216,11 +214,8 @@ class Chunk:
     def _read(self, start: int, size: int) -> bytes:
         data = self._file.read(start, size)
         if len(data) < size:
-            raise self._ends_at(start + len(data))
+            raise self._corrupt(None, f"{self.size} bytes", f"the end of the file at byte {start + len(data)}")
         return data
-
-    def _ends_at(self, byte: int) -> ChunkCorrupt:
-        return self._corrupt(None, f"{self._offsets[-1]} bytes", f"the end of the file at byte {byte}")
 
     def check(self, line: bytes, row: int) -> None:
         """Checks the bytes of a row. Raises as `lines` does."""
@@ -244,18 +239,12 @@ class Chunk:
             byte, number, start = byte + len(blanks), 1 + blanks.count(b"\n"), self._offsets[row]
             for at in range(0, start, _SCAN_BYTES):
                 number += self._read(at, min(_SCAN_BYTES, start - at)).count(b"\n")
-        return RowInvalid(
-            f"{self.path}: row {row} (line {number}, byte {byte}): {cause.reason}",
-            reason=cause.reason,
-            file=str(self.path),
-            line=number,
-            byte=byte,
-        )
+        what = f"{self.path}: row {row} (line {number}, byte {byte}): {cause.reason}"
+        return RowInvalid(what, reason=cause.reason, file=str(self.path), line=number, byte=byte)
 
     def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
         byte = None if row is None else self._offsets[row]
-        published = MARKED if self._digests is None else SEALED
-        return damaged(self.path, self.number, row, byte, expected, actual, published=published)
+        return damaged(self.path, self.number, row, byte, expected, actual, sealed=self._digests is not None)
 
 
 def open_sealed(path: Path, seal: Seal) -> Chunk:
@@ -290,7 +279,7 @@ def open_foreign(path: Path, number: int) -> Chunk:
 
 def _find_rows(file: OpenFile, number: int) -> array[int]:
     """Returns where the rows of a file start, and the end of the last one. Raises ChunkCorrupt: a line has no end."""
-    position = len(_BOM) if os.pread(file.fd, len(_BOM), 0) == _BOM else 0
+    position = len(codecs.BOM_UTF8) if os.pread(file.fd, 3, 0) == codecs.BOM_UTF8 else 0
     offsets = array("Q", [position])
     blank = True
     while block := os.pread(file.fd, _SCAN_BYTES, position):
@@ -307,9 +296,8 @@ def _find_rows(file: OpenFile, number: int) -> array[int]:
         position += len(block)
         if position - offsets[-1] > MAX_ROW_BYTES:
             # The zeros of a hole, for instance, of which there may be more than can ever be read.
-            expected = f"a line of at most {MAX_ROW_BYTES} bytes"
-            row, byte = len(offsets) - 1, offsets[-1]
-            raise damaged(file.path, number, row, byte, expected, "no end of it", published=MARKED)
+            row, expected = len(offsets) - 1, f"a line of at most {MAX_ROW_BYTES} bytes"
+            raise damaged(file.path, number, row, offsets[-1], expected, "no end of it", sealed=False)
     if blank:
         offsets[-1] = position
     else:
@@ -322,59 +310,111 @@ def read_dealt(directory: Path, chunk: int) -> DealtByCost | None:
     return DealtByCost.read(read_seal(directory, chunk).source)
 
 
-class OpenChunks:
-    """The open chunks of one reader; those that were not used for longest are closed.
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Samples whose chunks are held, and where their rows lie."""
 
-    Of an object store (`cached`) no more are held than are needed, as each is kept in the cache meanwhile: one at
-    first, and twice as many whenever a chunk has to be opened again that was closed only just before. With `arrays` a
-    chunk has two files, and a row twice as many numbers.
+    samples: npt.NDArray[np.int64]
+    row_bytes: int  # the mean size of their rows, at least 1
+    spans: npt.NDArray[np.int64]  # of shape (3, samples): chunk, the row's first byte, the byte before which it stops
+    digests: bytes | None  # 8 bytes of each row; None where nobody took any
+    chunks: frozenset[int]
 
-    Several threads may share one, and it may be forked at any time: each step is atomic, so there is no lock. Open
-    files stay behind when it is pickled or copied.
+
+class ScatteredReader:
+    """Reads rows that lie scattered over a few chunks, as those of a shuffled window do.
+
+    One system call and a dozen steps of Python for each row is what makes such reading slow. So chunks of which a good
+    part will be read soon are **held**: read as a whole, in one call, and cut into rows where they lie, checked each
+    time. Safe under fork; several threads may share one.
     """
 
-    def __init__(self, samples_per_chunk: int, *, arrays: bool, cached: bool) -> None:
-        files = 1 + arrays
-        self._by_rows = max(1, OPEN_ROWS // files // samples_per_chunk)
-        self._most = 1 if cached else min(OPEN_CHUNKS // files, self._by_rows)
-        self._grows = cached
-        # In the order of use. (An OrderedDict breaks when the end of a value lets a thread in.)
-        self._chunks: dict[int, Chunk] = {}
-        self._closed: deque[int] = deque(maxlen=2)
+    def __init__(self, reader: StreamReader) -> None:
+        self._reader = reader
+        self._held: dict[int, bytes] = {}  # whole chunks, only ever replaced: no thread changes what another one reads
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_chunks": {}, "_closed": self._closed.copy()}
+        return {"_reader": self._reader, "_held": {}}
 
-    def __len__(self) -> int:
-        return len(self._chunks)
+    def prepare(self, samples: npt.NDArray[np.int64]) -> Held | None:
+        """Says which published samples will be read soon, at least one.
 
-    def get(self, number: int) -> Chunk | None:
-        """Returns a chunk that is about to be used, None if it is not open."""
-        chunk = self._chunks.pop(number, None)
-        if chunk is not None:
-            self._chunks[number] = chunk
-        return chunk
+        Returns what `lines` reads, if all their chunks are to be held: they fit into `HELD_BYTES`, a quarter of them at
+        least is to be read, and their rows are not large. Otherwise None, and what is held is let go; so too where a
+        chunk cannot be opened: who comes to its rows is told.
+        """
+        found = None
+        with contextlib.suppress(LazyShardError, OSError):
+            found = self._find(samples)
+        if found is None:
+            self._held = {}
+        return found
 
-    def add(self, chunk: Chunk) -> None:
-        """Takes a chunk that was opened and is about to be used; closes others for it, if there are too many."""
-        if self._grows and chunk.number in self._closed:
-            # It was closed too early: the reader goes to and fro between more of them.
-            self._most = min(2 * self._most, OPEN_CHUNKS, self._by_rows)
-            self._closed = deque(self._closed, maxlen=2 * self._most)
-        self._chunks[chunk.number] = chunk
-        for old in list(self._chunks)[: -self._most]:
-            self._chunks.pop(old, None)
-            self._closed.append(old)
+    def _find(self, samples: npt.NDArray[np.int64]) -> Held | None:
+        numbers, rows = np.divmod(samples, self._reader.samples_per_chunk)
+        spans = np.empty((3, len(samples)), dtype=np.int64)
+        spans[0] = numbers
+        digests: npt.NDArray[np.int64] | None = np.empty(len(samples), dtype=np.int64)
+        whole = 0
+        chunks = frozenset(np.unique(numbers).tolist())
+        for number in sorted(chunks):
+            chunk = self._reader.chunk(number)
+            whole += chunk.size
+            if whole > HELD_BYTES:
+                return None
+            places = np.flatnonzero(numbers == number)
+            spans[1, places], spans[2, places], sealed = chunk.spans(rows[places])
+            if sealed is None or digests is None:
+                digests = None
+            else:
+                digests[places] = sealed
+        wanted = int((spans[2] - spans[1]).sum())
+        row_bytes = max(1, wanted // len(samples))
+        if whole > 4 * wanted or row_bytes > LARGE_ROW_BYTES:
+            return None
+        return Held(samples, row_bytes, spans, None if digests is None else digests.tobytes(), chunks)
 
-    def close(self, number: int) -> None:
-        """Closes a chunk, if it is open."""
-        self._chunks.pop(number, None)
+    def lines(self, held: Held, first: int, stop: int) -> list[bytes]:
+        """Returns the checked lines of the samples at the places [first, stop) of what `prepare` has returned.
 
-    def close_below(self, first: int) -> None:
-        """Closes all chunks before this one."""
-        for number in [number for number in list(self._chunks) if number < first]:
-            self._chunks.pop(number, None)
+        Fewer, but never none, where a bad row follows. Their chunks are held from now on.
 
-    def clear(self) -> None:
-        """Closes all."""
-        self._chunks.clear()
+        Raises:
+            ChunkCorrupt, RowInvalid: the first one is bad.
+            ChunkRetired, ChunkMissing, OSError: as `StreamReader.lines_published`.
+        """
+        numbers, starts, stops = held.spans[:, first:stop].tolist()
+        whole = self._held
+        try:
+            lines = [whole[number][start:end] for number, start, end in zip(numbers, starts, stops, strict=True)]
+        except KeyError:
+            whole = self._hold(held, numbers)
+            known = next((at for at, number in enumerate(numbers) if number not in whole), len(numbers))
+            spans = zip(numbers[:known], starts, stops, strict=False)
+            lines = [whole[number][start:end] for number, start, end in spans]
+        digests = None if held.digests is None else held.digests[8 * first : 8 * (first + len(lines))]
+        if digests is not None and b"".join(map(_digest, lines)) == digests:
+            return lines
+        size, samples = self._reader.samples_per_chunk, held.samples[first:stop].tolist()
+
+        def check(at: int) -> None:
+            number, row = divmod(samples[at], size)
+            self._reader.chunk(number).check(lines[at], row)
+
+        return lines[: good_until(len(lines), check)]
+
+    def _hold(self, held: Held, numbers: list[int]) -> dict[int, bytes]:
+        """Holds chunks up to the first that is bad; raises if that is the first of all."""
+        whole = {number: data for number, data in self._held.items() if number in held.chunks}
+        self._held = whole.copy()  # what is not wanted any more makes room
+        for number in dict.fromkeys(numbers):
+            if number not in whole:
+                try:
+                    chunk = self._reader.chunk(number)
+                    whole[number] = self._reader.read_from(chunk, chunk.read_whole)
+                except ChunkCorrupt:
+                    if number == numbers[0]:
+                        raise
+                    break
+        self._held = whole
+        return whole

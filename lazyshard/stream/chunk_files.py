@@ -1,4 +1,4 @@
-"""The files of a published chunk, open for reading at any place: `CompleteFile`, and the side file of its rows' arrays.
+"""The side file of a chunk's arrays, and rows that another process has checked.
 
 Arrays are read with `preadv` into memory of the row's own: what is made of it are views, nothing is copied again.
 `read_place` reads a row that another process has checked, out of the machine's page cache: cheaper than a pipe.
@@ -12,10 +12,9 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +23,7 @@ import xxhash
 from lazyshard.errors import ChunkCorrupt, ChunkMissing
 from lazyshard.format.arrays import MAX_ROW_BYTES
 from lazyshard.format.seal import SealedArrays
-from lazyshard.store.files import FORGOTTEN, STALE_TRIES, OpenFile, open_file
-
-SEALED: Final = "sealed"
-MARKED: Final = "marked complete"  # by an empty marker
-
-_T = TypeVar("_T")
-_Given = TypeVar("_Given")
+from lazyshard.store.files import OpenFile, open_file
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -40,60 +33,12 @@ LEAST_BYTES: Final = 128 << 10
 """Smaller memory is kept by the C library already: from this size on, that asks the kernel each time (glibc's
 M_MMAP_THRESHOLD)."""
 
-_NEWEST: Final = 3
-_OLDEST: Final = 16
-"""How many are looked at for one that is free, of those that were taken last and first: 2 microseconds at the most."""
-
 _PROBE: Final = [np.empty(0, np.uint8)]
 _ALONE: Final = sys.getrefcount(_PROBE[0])
 """References to an array that a container alone holds, counted as `RowMemory` counts them."""
 
 _OPEN_FILES: Final = 8  # held open at the most: as many chunks as workers usually read at a time
-_open_files: dict[str, CompleteFile] = {}  # by path, in the order of use
-
-
-class CompleteFile:
-    """A file that is complete, opened again where its server forgets it: it never changes. Threads may share it."""
-
-    __slots__ = ("_file", "path", "size")
-
-    def __init__(self, file: OpenFile) -> None:
-        self._file = file
-        self.path: Path = file.path
-        self.size: int = file.size
-
-    @property
-    def fd(self) -> int:
-        """The descriptor that is open now."""
-        return self._file.fd
-
-    def read(self, start: int, size: int) -> bytes:
-        """Reads bytes from a place on, in one system call as a rule; fewer where the file ends before."""
-        data = self._ask(os.pread, size, start)
-        while len(data) < size and (part := self._ask(os.pread, size - len(data), start + len(data))):
-            data += part
-        return data
-
-    def read_into(self, memory: memoryview, start: int) -> int:
-        """Reads bytes from a place on into memory; returns how many. Raises as `read`."""
-        done = 0
-        while done < len(memory) and (read := self._ask(os.preadv, [memory[done:]], start + done)):
-            done += read
-        return done
-
-    def _ask(self, call: Callable[[int, _Given, int], _T], given: _Given, start: int) -> _T:
-        """Calls `os.pread` or `os.preadv`, and again where the server has forgotten the file."""
-        tries = 0
-        while True:
-            # This reference keeps the descriptor open while another thread replaces a stale one.
-            file = self._file
-            try:
-                return call(file.fd, given, start)
-            except OSError as error:
-                tries += 1
-                if error.errno not in FORGOTTEN or tries > STALE_TRIES:
-                    raise
-                self._file = open_file(file.path)
+_open_files: dict[str, OpenFile] = {}  # by path, in the order of use
 
 
 class ChunkArrays:
@@ -102,7 +47,7 @@ class ChunkArrays:
     __slots__ = ("_digests", "_file", "_number", "_offsets")
 
     def __init__(self, file: OpenFile, number: int, sealed: SealedArrays) -> None:
-        self._file = CompleteFile(file)
+        self._file = file
         self._number = number
         self._offsets = array("Q", sealed.offsets.astype("=u8").tobytes())
         self._digests = sealed.digests
@@ -118,12 +63,8 @@ class ChunkArrays:
         fit = bisect_right(self._offsets, self._offsets[first] + budget, first, stop + 1) - 1
         return min(stop, max(first + at_least, fit))
 
-    def read(self, row: int) -> Bytes:
-        """Reads and checks the bytes of a row, in one system call: u8 of shape (bytes,), the caller's own."""
-        return self.read_rows(row, row + 1)
-
     def read_rows(self, first: int, stop: int) -> Bytes:
-        """Reads and checks the bytes of the rows [first, stop), which lie one behind the other. Raises as `read`."""
+        """Reads and checks the bytes of the rows [first, stop), in one system call: u8, the caller's own."""
         offsets = self._offsets
         for row in range(first, stop):
             if (size := offsets[row + 1] - offsets[row]) > MAX_ROW_BYTES:
@@ -154,20 +95,14 @@ class ChunkArrays:
 
 
 def damaged(
-    path: Path, chunk: int, row: int | None, byte: int | None, expected: str, actual: str, *, published: str = SEALED
+    path: Path, chunk: int, row: int | None, byte: int | None, expected: str, actual: str, *, sealed: bool = True
 ) -> ChunkCorrupt:
-    """Returns the error for a file that was changed since it was `SEALED` or `MARKED`; without a row, for all of it."""
+    """Returns the error for a file that was changed since it was published; without a row, for all of it."""
     where = "" if row is None else f" row {row} (byte {byte}):"
-    return ChunkCorrupt(
-        f"{path}:{where} expected {expected}, found {actual}; the file was changed or damaged after it was "
-        f"{published}. Restore it from a copy",
-        file=str(path),
-        chunk=chunk,
-        row=row,
-        byte=byte,
-        expected=expected,
-        actual=actual,
-    )
+    was = "sealed" if sealed else "marked complete"
+    what = f"{path}:{where} expected {expected}, found {actual}; the file was changed or damaged after it was {was}"
+    fields = {"file": str(path), "chunk": chunk, "row": row, "byte": byte, "expected": expected, "actual": actual}
+    return ChunkCorrupt(f"{what}. Restore it from a copy", **fields)
 
 
 class RowMemory:
@@ -182,15 +117,10 @@ class RowMemory:
     """
 
     def __init__(self, limit: int = KEPT_BYTES) -> None:
+        self.size = 0  # bytes that are kept, in use or not
         self._limit = limit
         self._lock = Lock()
         self._buffers: deque[Bytes] = deque()
-        self._size = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes that are kept, in use or not."""
-        return self._size
 
     def take(self, size: int) -> Bytes:
         """Returns u8 of shape (size,) that nobody else looks at, with anything in it."""
@@ -204,9 +134,9 @@ class RowMemory:
             step = 1 << (size.bit_length() - 4)
             made = np.empty(-(-size // step) * step, np.uint8)
             self._buffers.append(made)
-            self._size += made.size
-            while self._size > self._limit:
-                self._size -= self._buffers.popleft().size
+            self.size += made.size
+            while self.size > self._limit:
+                self.size -= self._buffers.popleft().size
             return made[:size]
         finally:
             self._lock.release()
@@ -214,14 +144,15 @@ class RowMemory:
     def _free(self, size: int) -> Bytes | None:
         """Returns memory of about this size that nobody looks at, if some is found soon."""
         buffers = self._buffers
-        # What was taken last is still in the CPU's caches: who looks at one row at a time has dropped it already.
-        for back in range(-1, -1 - min(len(buffers), _NEWEST), -1):
+        # Of those that were taken last and first so many are looked at: 2 microseconds at the most. What was taken last
+        # is still in the CPU's caches: who looks at one row at a time has dropped it already.
+        for back in range(-1, -1 - min(len(buffers), 3), -1):
             if self._fits(back, size):
                 found = buffers[back]
                 del buffers[back]
                 buffers.append(found)
                 return found
-        for _ in range(min(len(buffers), _OLDEST)):
+        for _ in range(min(len(buffers), 16)):
             buffers.rotate(-1)
             if self._fits(-1, size):
                 return buffers[-1]
@@ -259,32 +190,20 @@ def read_place(place: RowPlace) -> bytes:
         return line
     actual = found.hex() if len(line) == place.size else f"{len(line)} bytes"
     expected = f"XXH3 {place.digest.hex()} of {place.size} bytes as sealed"
-    raise ChunkCorrupt(
-        f"{place.path}: row {place.row} (byte {place.start}): expected {expected}, found {actual}; the file was "
-        f"changed after a DataLoader worker had read the row. Restore it from a copy",
-        file=place.path,
-        chunk=place.chunk,
-        row=place.row,
-        byte=place.start,
-        expected=expected,
-        actual=actual,
-    )
+    raise damaged(Path(place.path), place.chunk, place.row, place.start, expected, actual)
 
 
-def _file_of(place: RowPlace) -> CompleteFile:
+def _file_of(place: RowPlace) -> OpenFile:
     # Each step is atomic, so threads need no lock, which a fork could leave locked.
     file = _open_files.pop(place.path, None)
     if file is None:
         try:
-            file = CompleteFile(open_file(Path(place.path)))
+            file = open_file(Path(place.path))
         except FileNotFoundError as cause:
-            raise ChunkMissing(
-                f"{place.path}: row {place.row} was read by a DataLoader worker, and the file is gone since, before "
-                f"the row came to the process that trains. Nothing may delete chunks that are still being read: let "
-                f"the producer do it by its consumers' cursors (--retain consumed)",
-                file=place.path,
-                chunk=place.chunk,
-            ) from cause
+            what = f"{place.path}: row {place.row} was read by a DataLoader worker, and the file is gone since. Nothing"
+            way = "may delete chunks that are still being read: let the producer do it by its consumers' cursors"
+            missing = f"{what} {way} (--retain consumed)"
+            raise ChunkMissing(missing, file=place.path, chunk=place.chunk) from cause
         # What was used longest ago is closed, and what was deleted: it takes room on the disk while it is open.
         for path, other in list(_open_files.items()):
             if len(_open_files) >= _OPEN_FILES or not os.fstat(other.fd).st_nlink:

@@ -1,7 +1,7 @@
 """The consumers of a stream: what each has told of itself, and how one that will not come back is forgotten.
 
-Files, in `cursors/`: `NAME.json`, the cursor (`lazyshard.stream.cursor`), and `NAME.reading.json`, the reading mark, a
-hint that is replaced whole by a reader and never synced. Either may be missing. While a mark is being written there is
+Files, in `cursors/`: `NAME.json`, the cursor (`lazyshard.stream.cursor`), and `NAME.reading.json`, a hint that is
+replaced whole by a reader and never synced. Either may be missing. While a hint is being written there is
 `.NAME.reading.TOKEN`, which a kill may leave behind. Any other name is passed over, the lock file `.NAME.lock` too.
 """
 
@@ -17,21 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lazyshard.errors import FormatInvalid
-from lazyshard.format.cursor import (
-    CURSOR_SUFFIX,
-    READING_SUFFIX,
-    Cursor,
-    ReadingMark,
-    check_consumer,
-    cursor_name,
-    reading_name,
-)
+from lazyshard.format import cursor as names
+from lazyshard.format.cursor import Cursor, ReadingMark, check_consumer, cursor_name, reading_name
 from lazyshard.format.names import CURSORS
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import check_folder, list_names, read_file, unreadable
 from lazyshard.store.urls import UrlPath, stream_path
 from lazyshard.stream.cursor import read_cursor, remove_lock
-from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.listing import read_manifest
 
 _log = logging.getLogger("lazyshard")
 
@@ -73,8 +66,8 @@ def list_consumers(directory: str | os.PathLike[str], published_chunks: int | No
         return ()
     except PermissionError as cause:
         raise unreadable(folder) from cause
-    names = sorted({name for name in map(_consumer_of, entries) if name is not None})
-    return tuple(_consumer(stream, name, stream_id, published_chunks) for name in names)
+    found = sorted({name for name in map(_consumer_of, entries) if name is not None})
+    return tuple(_consumer(stream, name, stream_id, published_chunks) for name in found)
 
 
 def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
@@ -154,11 +147,12 @@ def read_reading(directory: str | os.PathLike[str], consumer: str) -> ReadingMar
 
 
 def _consumer_of(entry: str) -> str | None:
-    suffix = next((suffix for suffix in (READING_SUFFIX, CURSOR_SUFFIX) if entry.endswith(suffix)), None)
-    try:
-        return None if suffix is None else check_consumer(entry.removesuffix(suffix))
-    except ValueError:
-        return None
+    for suffix in (names.READING_SUFFIX, names.CURSOR_SUFFIX):
+        if entry.endswith(suffix):
+            with contextlib.suppress(ValueError):
+                return check_consumer(entry.removesuffix(suffix))
+            return None
+    return None
 
 
 def _consumer(stream: Path, name: str, stream_id: str | None, published_chunks: int | None) -> Consumer:
@@ -177,11 +171,8 @@ def _problem(stream: Path, cursor: Cursor, stream_id: str | None, published_chun
     """Returns why a cursor that can be read does not count, None where it does."""
     path, chunks = stream / CURSORS / cursor_name(cursor.consumer), cursor.chunks_before
     if cursor.stream_id != stream_id:
-        return f"{path}: of {_called(cursor.stream_id)}, in the directory is {_called(stream_id)}"
+        was, now = (f"stream {one}" if one else "a stream without stream.json" for one in (cursor.stream_id, stream_id))
+        return f"{path}: of {was}, in the directory is {now}"
     if published_chunks is not None and chunks > published_chunks:
         return f"{path}: is done with {chunks:,} chunks, of which only {published_chunks:,} are published"
     return None
-
-
-def _called(stream_id: str | None) -> str:
-    return "a stream without stream.json" if stream_id is None else f"stream {stream_id}"

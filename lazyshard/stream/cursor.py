@@ -26,8 +26,8 @@ import xxhash
 from lazyshard.errors import CursorTaken, FileInvalid, StoreUnavailable, StreamMissing, VersionUnsupported
 from lazyshard.format.cursor import Cursor, CursorToken, check_consumer, cursor_name
 from lazyshard.format.names import CURSORS
-from lazyshard.store.durable import create, open_own, remove, rename, sync, sync_directory, write_all
-from lazyshard.store.files import check_folder, read_file, read_replaced_file
+from lazyshard.store.durable import overwrite, remove, rename, sync_directory, write_new
+from lazyshard.store.files import check_folder, read_file, read_record
 from lazyshard.store.room import cache_folder
 from lazyshard.store.urls import UrlPath, stream_path
 
@@ -67,12 +67,7 @@ def write_cursor(
     sync_directory(folder.parent)
     temporary = folder / f".{cursor.consumer}.{secrets.token_hex(8)}"
     try:
-        fd = create(temporary)
-        try:
-            write_all(fd, cursor.encode())
-            sync(fd)
-        finally:
-            os.close(fd)
+        write_new(temporary, cursor.encode(), durable=True)
         check()
         rename(temporary, folder / cursor_name(cursor.consumer))
         sync_directory(folder)
@@ -91,7 +86,7 @@ def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | No
     """
     path = check_folder(stream_path(directory) / CURSORS) / cursor_name(consumer)
     try:
-        return read_replaced_file(path, lambda data: Cursor.decode(data, consumer, str(path)))
+        return read_record(path, lambda data, file: Cursor.decode(data, consumer, file))
     except FileNotFoundError:
         return None
 
@@ -127,6 +122,9 @@ class CursorOwner:
         consumer: the consumer's name.
         take_over: go on although another run on this machine has the cursor; that one is refused from `begin` on.
 
+    Attributes:
+        begun: whether the cursor with which the run starts is written.
+
     Raises:
         CursorTaken: another run on this machine has the cursor.
         StreamMissing: there is no such directory.
@@ -141,26 +139,22 @@ class CursorOwner:
         self._token = CursorToken(1, secrets.token_hex(8), self._pid, socket.gethostname() or "unknown")
         self._path = _lock_path(self.directory, consumer, make=True)
         self._lock = _lock(self._path)
-        self._begun = False
+        self.begun = self._told = self._closed = False
         self._holder: str | None = None
-        self._told = False
-        self._closed = False
         if not self._try_lock() and not take_over:
-            raise self._refused()
+            token = _read_signature(self._path)
+            holder = "a process that has not written its name yet" if token is None else str(token)
+            what = f"is running as {consumer!r} and writes that cursor; stop it first, give this run another name, or"
+            raise self._taken(holder, f"{what} let it take the cursor over")
         try:
             self._take_turn()
         except BaseException:
             self._lock.release()
             raise
 
-    @property
-    def begun(self) -> bool:
-        """Whether the cursor with which the run starts is written."""
-        return self._begun
-
     def put(self, cursor: Cursor) -> None:
         """Writes the cursor: the first time as `begin` does, then as `write`. Raises as they do."""
-        if self._begun:
+        if self.begun:
             self.write(cursor)
         else:
             self.begin(cursor)
@@ -175,11 +169,11 @@ class CursorOwner:
             ValueError, RuntimeError, OSError: as `write`, or it has begun already.
         """
         self._check_use(cursor)
-        if self._begun:
+        if self.begun:
             raise RuntimeError(f"{self._path}: this run has begun already; write the cursor with `write`")
         self._take_turn()
         write_cursor(self.directory, replace(cursor, owner=self._token.text))
-        self._begun = True
+        self.begun = True
 
     def write(self, cursor: Cursor) -> None:
         """Replaces the cursor durably, if no other run has taken it over; its `owner` is filled in.
@@ -191,7 +185,7 @@ class CursorOwner:
             RuntimeError: it has not begun, was closed, or this is a fork of the process that owns the cursor.
         """
         self._check_use(cursor)
-        if not self._begun:
+        if not self.begun:
             raise RuntimeError(f"{self._path}: this run has not begun; write its first cursor with `begin`")
         if self._holder is not None:
             raise self._fenced(self._holder)
@@ -199,9 +193,9 @@ class CursorOwner:
         self._try_lock()
         owned = replace(cursor, owner=self._token.text)
         if isinstance(self.directory, UrlPath):
-            _replace_object(self.directory, owned, lambda found: self._judge(self._read(found)))
+            self._replace_object(self.directory / CURSORS / cursor_name(self.consumer), owned.encode())
         else:
-            write_cursor(self.directory, owned, check=lambda: self._judge(self._read()))
+            write_cursor(self.directory, owned, check=self._judge)
 
     def close(self) -> None:
         """Lets the next run in. The cursor stays as it is. Does nothing in a fork, and when called again."""
@@ -215,49 +209,55 @@ class CursorOwner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _judge(self, found: Cursor | VersionUnsupported | None) -> None:
+    def _judge(self, read: Callable[[], Cursor | None] | None = None) -> None:
         """Looks whether the cursor that is there is still ours. Raises CursorTaken: it is not."""
-        if isinstance(found, VersionUnsupported):
-            raise self._fenced("a run with a later release of lazyshard") from found
+        try:
+            found = self._read(read)
+        except VersionUnsupported as later:
+            raise self._fenced("a run with a later release of lazyshard") from later
         if found is None or found.owner == self._token.text:
             return
         other = CursorToken.parse(found.owner)
         # A lower turn is that of a run which looked before we began and wrote after: it is refused at its next look.
         if other is None or other.turn >= self._token.turn:
-            raise self._fenced(_called(other))
+            raise self._fenced("a program that gives no name" if other is None else str(other))
 
-    def _read(self, found: Callable[[], Cursor | None] | None = None) -> Cursor | VersionUnsupported | None:
-        """Returns the cursor that is there, or that was `found`; None where there is none that can be read."""
+    def _read(self, read: Callable[[], Cursor | None] | None = None) -> Cursor | None:
+        """Returns the cursor that is there, or that `read` returns; None where there is none that can be read."""
         try:
-            return read_cursor(self.directory, self.consumer) if found is None else found()
-        except VersionUnsupported as error:
-            return error
+            return read() if read else read_cursor(self.directory, self.consumer)
         except FileInvalid as error:
             if not self._told:
                 self._told = True
                 _log.warning("%s; this run writes it anew", error)
             return None
 
+    def _replace_object(self, target: Path, data: bytes) -> None:
+        assert isinstance(target, UrlPath)
+        store, key = target.store, target.key
+        for _ in range(_TRIES):
+            try:
+                found, tag = store.get_tagged(key)
+            except FileNotFoundError:
+                done = store.put_new(key, data)
+            else:
+                self._judge(partial(Cursor.decode, found, self.consumer, str(target)))
+                done = store.put_matching(key, data, tag)
+            if done:
+                return
+        what = f"{target}: it was replaced by somebody else at each of {_TRIES} tries to write it; see who that is"
+        raise StoreUnavailable(what, url=str(target))
+
     def _take_turn(self) -> None:
         """Takes a turn above all that are known, and leaves word of it for those who find the lock held."""
         cursor = self._read()
-        if isinstance(cursor, VersionUnsupported):
-            raise cursor
         # That beside the lock outlives a cursor which was torn or removed.
         known = (_read_signature(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
         last = max((other.turn for other in known if other is not None), default=0)
         self._token = replace(self._token, turn=last + 1)
-        line = f"{self._token.text}\n".encode()
-        # Without it others have no name to tell, and no more.
+        # Without it others have no name to tell, and no more. In place, since the lock is on the file, not on its name.
         with contextlib.suppress(OSError):
-            # In place, since the lock is on the file and not on its name.
-            fd = open_own(self._path)
-            try:
-                write_all(fd, line)
-                # Afterwards, so that no moment shows nothing; what is behind the line is not read.
-                os.ftruncate(fd, len(line))
-            finally:
-                os.close(fd)
+            overwrite(self._path, f"{self._token.text}\n".encode())
 
     def _try_lock(self) -> bool:
         """Returns whether no other run has the lock, as far as this machine can tell."""
@@ -280,49 +280,17 @@ class CursorOwner:
         if cursor.consumer != self.consumer:
             raise ValueError(f"a cursor of {self.consumer!r} is written here, got one of {cursor.consumer!r}")
 
-    def _refused(self) -> CursorTaken:
-        holder = _called(_read_signature(self._path), "a process that has not written its name yet")
-        return self._taken(
-            holder,
-            f"{holder} is running as {self.consumer!r} and writes that cursor; stop it first, give this run another "
-            f"name, or let it take the cursor over",
-        )
-
     def _fenced(self, holder: str) -> CursorTaken:
         self._holder = holder
         # Whoever has taken over may have it now.
         self._lock.release()
-        return self._taken(
-            holder,
-            f"{holder} has taken over the cursor of {self.consumer!r}; this run does not write it any more, so the "
-            f"producer may delete what only this run still needs. Stop one of the two, or give it another name",
-        )
+        what = f"has taken over the cursor of {self.consumer!r}; this run does not write it any more, so the producer"
+        way = "may delete what only this run still needs. Stop one of the two, or give it another name"
+        return self._taken(holder, f"{what} {way}")
 
     def _taken(self, holder: str, what: str) -> CursorTaken:
         where = str(self.directory)
-        return CursorTaken(f"{where}: {what}", directory=where, consumer=self.consumer, holder=holder)
-
-
-def _replace_object(directory: UrlPath, cursor: Cursor, check: Callable[[Callable[[], Cursor | None]], None]) -> None:
-    """Replaces a cursor in an object store; `check` is given what decodes the one that is there."""
-    target = directory / CURSORS / cursor_name(cursor.consumer)
-    assert isinstance(target, UrlPath)
-    store, key, data = target.store, target.key, cursor.encode()
-    for _ in range(_TRIES):
-        try:
-            found, tag = store.get_tagged(key)
-        except FileNotFoundError:
-            check(lambda: None)
-            done = store.put_new(key, data)
-        else:
-            check(partial(Cursor.decode, found, cursor.consumer, str(target)))
-            done = store.put_matching(key, data, tag)
-        if done:
-            return
-    raise StoreUnavailable(
-        f"{target}: it was replaced by somebody else at each of {_TRIES} tries to write it; see who that is",
-        url=str(target),
-    )
+        return CursorTaken(f"{where}: {holder} {what}", directory=where, consumer=self.consumer, holder=holder)
 
 
 def _make_folder(directory: str | os.PathLike[str]) -> Path:
@@ -331,10 +299,8 @@ def _make_folder(directory: str | os.PathLike[str]) -> Path:
     try:
         folder.mkdir(exist_ok=True)
     except FileNotFoundError as cause:
-        stream = folder.parent
-        raise StreamMissing(
-            f"{stream}: no such directory, so no cursor can be written there", directory=str(stream)
-        ) from cause
+        what = f"{folder.parent}: no such directory, so no cursor can be written there"
+        raise StreamMissing(what, directory=str(folder.parent)) from cause
     return check_folder(folder)
 
 
@@ -354,7 +320,3 @@ def _read_signature(path: Path) -> CursorToken | None:
 
 def _lock(path: Path) -> filelock.BaseFileLock:
     return filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
-
-
-def _called(token: CursorToken | None, unknown: str = "a program that gives no name") -> str:
-    return unknown if token is None else str(token)

@@ -1,4 +1,4 @@
-"""What a writer tells its readers in `head.json`: how far it is, what it is doing, how fast, and which process it is.
+"""`head.json`: what a writer tells its readers there, and what these make of it: when to look again, and words.
 
 A process number alone is given again, and containers may share the name of a machine. So a producer also tells which
 start of which kernel it runs on, in which process namespace, and when it was started (`man 5 proc_pid_stat`).
@@ -14,15 +14,31 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from lazyshard.format.fields import printable
 from lazyshard.format.names import HEAD, HEAD_RESERVE
 from lazyshard.format.records import STATES, Head, ProducerState
-from lazyshard.store.durable import publish_bytes, publish_reserved, remove, reserve
+from lazyshard.store.durable import publish_bytes, remove, write_new
 from lazyshard.store.room import this_boot
+from lazyshard.stream.listing import Published
 
 if TYPE_CHECKING:
     from lazyshard.stream.lock import Workplace
+
+FIRST_POLL_S: Final = 0.005
+LAST_POLL_S: Final = 5.0
+"""Bounds of the pause between two looks. The upper one keeps a job of thousands of waiting processes from loading a
+metadata server (4,000 of them on as many nodes: 800 opens a second), and is the longest that a chunk can lie unseen."""
+
+FIRST_REQUEST_S: Final = 0.2
+"""The shortest pause where a look is a request to an object store: it is paid for, and some thousands a second is all
+that a prefix of a bucket answers. 1,000 nodes ask so often together."""
+
+_FORESEEABLE_S: Final = 30 * 86400.0
+"""A rate that has faded while no row came (towards zero, where a division by it overflows) promises nothing."""
+
+STALE_HEARTBEAT_S: Final = 15.0  # producers beat every 5 s while rows come; three beats missed are worth a word
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -44,13 +60,12 @@ class Announcer:
         self._path = directory / HEAD
         self._temporary, self._reserve = workplace.path(HEAD), workplace.path(HEAD_RESERVE)
         self._reserved = False
-        self._samples_per_chunk = samples_per_chunk
-        self._clock = clock
-        self._host, self._process = socket.gethostname() or "unknown", own_process()
+        self._samples_per_chunk, self._clock = samples_per_chunk, clock
+        self._who: dict[str, Any] = {"host": socket.gethostname() or "unknown", "pid": os.getpid()}
+        self._who["process"] = own_process()
         self.told_at = time.monotonic()
         self._meter = RateMeter(self.told_at, samples)
-        self._taken = samples
-        self._row_at = 0.0
+        self._taken, self._row_at = samples, 0.0
 
     def tell(self, chunks: int, samples: int, taken: int, state: ProducerState, note: str = "") -> None:
         """Replaces the head; `taken`: rows so far, those that are not published included, from which the rate is told.
@@ -69,14 +84,12 @@ class Announcer:
             ended=ended,
             state=state,
             rate=self._meter.update(self.told_at, taken),
-            host=self._host,
-            pid=os.getpid(),
             updated_at=now,
             note=note,
-            process=self._process,
             # One that stops drops them.
             open=taken - samples if working else 0,
             row_at=self._row_at if working else 0.0,
+            **self._who,
         )
         try:
             publish_bytes(head.encode(), self._path, self._temporary, durable=ended)
@@ -84,14 +97,15 @@ class Announcer:
             if cause.errno not in _NO_ROOM or not self._reserved:
                 raise
             self._reserved = False
-            publish_reserved(head.encode(), self._path, self._reserve, durable=ended)
+            publish_bytes(head.encode(), self._path, self._reserve, durable=ended, reserved=True)
             remove(self._temporary)
         if not self._reserved and not ended:
             # After a publish: where the reserve was used, the room of the head before is free now.
             try:
-                reserve(self._reserve, _RESERVED_BYTES)
+                write_new(self._reserve, bytes(_RESERVED_BYTES))
                 self._reserved = True
             except OSError as cause:
+                remove(self._reserve)
                 if cause.errno not in _NO_ROOM:
                     raise
 
@@ -176,3 +190,111 @@ def _started(pid: int) -> str | None:
         return None
     # One that nobody has waited for yet has ended all the same.
     return "" if fields[0] in (b"Z", b"X") else fields[_STARTED].decode("ascii", "replace")
+
+
+def next_poll(waited: float, expected: float | None, least: float = FIRST_POLL_S) -> float:
+    """Returns the pause before the next look; `expected`: wait by the producer's rate, None where unknown."""
+    # A tenth of the time that has passed or is expected to pass, so polling adds at most that share.
+    pause = (waited if expected is None else max(expected, waited / 10)) / 10
+    return min(LAST_POLL_S, max(least, pause))
+
+
+def next_report(last: float) -> float:
+    """Returns after how many seconds of waiting to report; `last`: when the last report was due, 0 for none yet."""
+    # After 10 s, 20 s later, 40 s later and so on, at least every ten minutes.
+    return last + min(600.0, last + 10.0)
+
+
+def expected_wait(samples: int, published: Published) -> float | None:
+    """Returns in how many seconds so many samples should be published at the producer's rate, None where unknown."""
+    head = published.head
+    if head is None or head.rate <= 0 or head.state not in ("running", "waiting"):
+        return None
+    left = max(0, samples - published.samples)
+    return left / head.rate if left < head.rate * _FORESEEABLE_S else None
+
+
+def describe_producer(
+    published: Published, samples: int, now: float, gone: bool = False, open_rows: bool | None = None
+) -> str:
+    """Returns in words what the producer is doing, and when to expect so many samples; `gone`: it has no process."""
+    gap = "" if published.gap is None else f"; chunk {published.gap} lacks its data or its marker"
+    if published.short is not None:
+        gap += f"; the newest chunk holds only {published.short:,} rows, so it counts once stream.end says so"
+    if (head := published.head) is None:
+        chunks = "1 chunk is" if published.chunks == 1 else f"{published.chunks:,} chunks are"
+        return f"{chunks} complete, nothing is known of the producer{gap}"
+    age = heartbeat_age(published, now) or 0.0
+    expected = expected_wait(samples, published)
+    # The rate was told with the last heartbeat, so what has passed since then counts.
+    left = None if expected is None else expected - age
+    silence = describe_silence(head, now, 1.0 if left is not None and left < 1 else STALE_HEARTBEAT_S, open_rows)
+    if gone:
+        doing = "is not there any more, and did not say that it stops: killed? Start it again"
+    elif left is not None and left >= 1:
+        doing = f"is {head.state} at {head.rate:,.1f} samples/s, so expect it in about {format_seconds(left)}"
+        doing += f", though it {silence}" if silence else ""
+    elif silence:
+        # A rate that was says nothing of a producer that has no row now.
+        doing = f"is {head.state}, but {silence}"
+    elif left is not None and not head.note:
+        doing = f"is {head.state} at {head.rate:,.1f} samples/s, so it should be there by now"
+    elif head.state == "failed":
+        doing = (
+            f"has failed: {failure_words(head.note)}" if head.note else "has failed; look at its log and start it again"
+        )
+    else:
+        doing = "was stopped; start it again" if head.state == "idle" else f"is {head.state}"
+    if head.state == "waiting" and head.note and not gone:
+        doing += f" ({printable(head.note)})"
+    if age > STALE_HEARTBEAT_S:
+        doing += f"; its last heartbeat is {format_seconds(age)} old"
+    # A writer that waits for one slow row does not beat either, so the word for it comes later.
+    if age > 60 and head.state in ("running", "waiting") and not gone:
+        doing += ", it may be dead"
+    who = f"the producer (pid {head.pid} on {printable(head.host)})"
+    return f"{published.samples:,} samples are published, {who} {doing}{gap}"
+
+
+def is_silent(head: Head, now: float) -> bool:
+    """Returns whether a running producer has told of no row for so long that its rate says nothing any more."""
+    # At its own rate it would have told of five rows.
+    return head.rate > 0 and bool(describe_silence(head, now, max(STALE_HEARTBEAT_S, 5 / head.rate)))
+
+
+def describe_silence(head: Head, now: float, least: float, open_rows: bool | None = None) -> str:
+    """Returns in words since when a running producer has told of no row; nothing if that is less than `least` s.
+
+    `open_rows`: whether its open chunk holds rows of which it has not told; None where that is not known.
+    """
+    silent = now - min(head.row_at or head.updated_at, head.updated_at)
+    if head.state != "running" or silent < least:
+        return ""
+    told = f"has told of no new row for {format_seconds(silent)}"
+    if not head.open and open_rows is False:
+        return f"{told}, and shows no row in its open chunk"
+    rows = f"{head.open:,} row{'s' if head.open > 1 else ''} or more"
+    if not head.open:
+        rows = "rows" if open_rows else "rows, if any,"
+    return f"{told}, with {rows} in its open chunk, which is published once it is full or the producer closes it"
+
+
+def failure_words(note: str) -> str:
+    """Returns why a producer has failed, by the note of its head, and what to do: what the note advises, if it does."""
+    told = printable(note)
+    return told if " again" in told else f"{told}; start it again when that is mended"
+
+
+def heartbeat_age(published: Published, now: float) -> float | None:
+    """Returns how many seconds ago the producer last gave a sign, None where it gives none. Clocks may differ."""
+    return None if published.head is None else max(0.0, now - published.head.updated_at)
+
+
+def format_seconds(seconds: float) -> str:
+    """Returns a duration for people: 3 s, 2 min 5 s, 1 h 20 min, no limit."""
+    if seconds == float("inf"):
+        return "no limit"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -32,12 +32,10 @@ from lazyshard.errors import FileInvalid, ProducerFenced, ProducerLocked
 from lazyshard.format.names import LOCK, OWNER, TEMPORARY
 from lazyshard.format.records import Owner
 from lazyshard.store.durable import clear_folder, publish_bytes, remove, rename
-from lazyshard.store.files import check_folder, read_replaced_file
+from lazyshard.store.files import check_folder, read_record
 
 REMEMBERED_S: Final = 60.0
 """How long network filesystems may remember what another machine has removed; common settings are 3 to 60 s."""
-
-_PAUSE_S: Final = 0.2
 
 _NAME: Final = re.compile(r"([0-9]{1,19})\.([0-9a-f]{16})(\.gone)?")
 _GONE: Final = ".gone"
@@ -101,18 +99,17 @@ def make_workplace(temporary: Path, least: int, token: str) -> Workplace:
             directory = temporary / f"{epoch}.{token}"
             with contextlib.suppress(FileExistsError):  # the answer to a request that was sent twice
                 directory.mkdir()
+            return Workplace(epoch, token, directory)
         except FileNotFoundError:
             if time.monotonic() - started > REMEMBERED_S:
                 raise
-            time.sleep(_PAUSE_S)
-        else:
-            return Workplace(epoch, token, directory)
+            time.sleep(0.2)
 
 
 def list_workplaces(temporary: Path) -> dict[tuple[int, str], str]:
     """Returns the names of all producers' directories, by epoch and token."""
-    found = ((name, _NAME.fullmatch(name)) for name in os.listdir(temporary))
-    return {(int(parsed[1]), parsed[2]): name for name, parsed in found if parsed is not None}
+    found = filter(None, map(_NAME.fullmatch, os.listdir(temporary)))
+    return {(int(parsed[1]), parsed[2]): parsed[0] for parsed in found}
 
 
 def destroy(directory: Path) -> None:
@@ -121,22 +118,19 @@ def destroy(directory: Path) -> None:
     if gone != directory:
         with contextlib.suppress(FileNotFoundError):
             os.rename(directory, gone)
-    started = time.monotonic()
-    while True:
+    started, left = time.monotonic(), False
+    # What is left is open in a process of this machine, and kept by NFS for that: by this name it does not find it.
+    while not left:
         try:
             left = clear_folder(gone)
             os.rmdir(gone)
+            return
         except FileNotFoundError:
             return
         except OSError as cause:
             # A client of NFS that works by handles may still find its way in, until the directory itself is gone.
             if cause.errno not in (errno.ENOTEMPTY, errno.EEXIST) or time.monotonic() - started > REMEMBERED_S:
                 raise
-            if left:
-                # Open in a process of this machine, and kept by NFS for that: by this name it does not find them.
-                return
-        else:
-            return
 
 
 class WriterLock:
@@ -159,16 +153,13 @@ class WriterLock:
             ProducerFenced: another one takes it at this moment.
             FileRefused, OSError: as `make_workplace`.
         """
+        directory = str(self._directory)
         try:
             self._lock.acquire()
         except filelock.Timeout as cause:
             holder = str(self._read() or "a process that has not written its name yet")
-            raise ProducerLocked(
-                f"{self._directory}: {holder} is already producing into this stream; stop it first, or choose another "
-                f"directory",
-                directory=str(self._directory),
-                holder=holder,
-            ) from cause
+            what = f"{directory}: {holder} is already producing into this stream; stop it first, or choose another"
+            raise ProducerLocked(f"{what} directory", directory=directory, holder=holder) from cause
         try:
             before = self._read()
             least = before.epoch + 1 if before else 1
@@ -213,12 +204,11 @@ class WriterLock:
         """
         found = self._read()
         if found is None:
-            raise ProducerFenced(
-                f"{self._path}: is gone or torn: somebody removes the stream, or has changed that file; this producer "
-                f"stops, since it cannot know any more whether the stream is its own. If the stream is still wanted, "
-                f"start it again: it goes on after the last sealed chunk",
-                directory=str(self._directory),
+            what = f"{self._path}: is gone or torn: somebody removes the stream, or has changed that file; this"
+            way = (
+                "producer stops. If the stream is still wanted, start it again: it goes on after the last sealed chunk"
             )
+            raise ProducerFenced(f"{what} {way}", directory=str(self._directory))
         if found != self._owner or (closely and not self._released and self.workplace.is_gone()):
             raise self._fenced(found)
 
@@ -245,17 +235,13 @@ class WriterLock:
         later = found is not None and found != self._owner and (found.epoch, found.token) >= mine
         holder = str(found) if later else None
         who = f"{holder} has taken this stream over" if holder else "another producer is taking this stream over"
-        return ProducerFenced(
-            f"{self._directory}: {who}; this producer stops. Nothing is lost: the other one goes on after the last "
-            f"sealed chunk",
-            directory=str(self._directory),
-            holder=holder,
-        )
+        way = "this producer stops. Nothing is lost: the other one goes on after the last sealed chunk"
+        return ProducerFenced(f"{self._directory}: {who}; {way}", directory=str(self._directory), holder=holder)
 
     def _read(self) -> Owner | None:
         # An owner file that a power cut has emptied says as much as none: the lock of this machine is what keeps a
         # second producer out here, and whoever comes next writes a new one.
         try:
-            return read_replaced_file(self._path, lambda data: Owner.decode(data, str(self._path)))
+            return read_record(self._path, Owner.decode)
         except (FileNotFoundError, FileInvalid):
             return None

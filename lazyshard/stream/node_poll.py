@@ -21,13 +21,14 @@ import re
 import stat
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import xxhash
 
 from lazyshard.errors import FormatInvalid
 from lazyshard.format.records import Head
-from lazyshard.stream.listing import Published
+from lazyshard.stream.listing import Published, are_whole
 
 MEMORY: Final = "/dev/shm"  # noqa: S108
 """Memory of this node on every Linux; a fixed place, since processes of one job may differ in TMPDIR."""
@@ -36,11 +37,9 @@ SLOT_BYTES: Final = 16 << 10  # room for an answer: a head is below 1 KB, unless
 
 _DIGEST_BYTES: Final = 8
 _HEADER: Final = struct.Struct("<dI")  # when the answer came, by CLOCK_MONOTONIC, and how many bytes it has
-_VERSION: Final = 1  # of what the slots hold and how; another one has other names
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_OPEN_TRIES: Final = 3  # a file that is being removed when it is opened is made anew
 
 LATER_S: Final = 0.02
 """How much later than due a process comes that lives on another's answers, but of a short pause a quarter."""
@@ -49,120 +48,105 @@ ASKING_S: Final = 2.0
 """How long the answer of another process that is just asking is waited for: that of a busy server takes less."""
 
 _SOON_S: Final = 0.001  # no pause is shorter; what is due within it is due
-_FILE_TRIES: Final = 3  # how often in a wait to try whether there can be a file
+
+
+HEAD_SLOT: Final = 0  # the bytes of `head.json`
+RETIRED_SLOT: Final = 1  # how many chunks are deleted, in decimal digits
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What a wait knows of one slot."""
+
+    at: float = -math.inf  # since when
+    own: bool = True  # by the filesystem's word, not by that of another process
+    asking: bool = False  # whether another process is just asking
+    refused_at: float | None = None  # since when it is
 
 
 class NodePoll:
-    """What one wait shares with others: `head`, as the bytes of `head.json`, and `retired`, chunks in decimal digits.
+    """What one wait shares with those of other processes; nothing without a stream's identity.
 
-    Without a stream's identity it shares nothing. `identify` returns the status of its directory, at the first
-    look that can be shared; `clock` gives seconds of CLOCK_MONOTONIC.
+    `identify` returns the status of its directory, at the first look that can be shared; `clock` gives seconds of
+    CLOCK_MONOTONIC.
     """
 
     def __init__(
         self, stream_id: str | None, identify: Callable[[], os.stat_result], clock: Callable[[], float]
     ) -> None:
-        self._file = _LazyFile(stream_id, identify)
-        self.head = SingleFlight(self._file, 0, clock)
-        self.retired = SingleFlight(self._file, 1, clock)
-
-    def close(self) -> None:
-        """Closes the file, for good."""
-        self._file.close()
-
-
-class _LazyFile:
-    """The file of a stream, opened when it is first asked for. Apart from `NodePoll`, so that there is no circle."""
-
-    def __init__(self, stream_id: str | None, identify: Callable[[], os.stat_result]) -> None:
-        self._stream_id = stream_id
-        self._identify = identify
-        self._tries = 0 if stream_id is None else _FILE_TRIES
-        self.opened: NodeFile | None = None
-
-    def get(self) -> NodeFile | None:
-        """Returns the file, None where there is none to be had."""
-        if self.opened is None and self._tries > 0:
-            self._tries -= 1
-            with contextlib.suppress(OSError):
-                self.opened = NodeFile(file_name(str(self._stream_id), self._identify()))
-        return self.opened
+        self._stream_id, self._identify, self._clock = stream_id, identify, clock
+        self._tries = 0 if stream_id is None else 3  # how often to try whether there can be a file
+        self._file: NodeFile | None = None
+        self._slots = (_Slot(), _Slot())
 
     def close(self) -> None:
         """Closes the file, for good."""
         self._tries = 0
-        file, self.opened = self.opened, None
+        file, self._file = self._file, None
         if file is not None:
             file.close()
 
-
-class SingleFlight:
-    """One thing that is polled for: asked by one process of the node at a time, as a rule."""
-
-    def __init__(self, file: _LazyFile, slot: int, clock: Callable[[], float]) -> None:
-        self._file = file
-        self._slot = slot
-        self._clock = clock
-        self._at, self._own, self._asking = -math.inf, True, False
-        self._refused_at: float | None = None
-
-    def renew(self, age: float, ask: Callable[[], bytes | None], adopt: Callable[[bytes], bool]) -> None:
+    def renew(self, slot: int, age: float, ask: Callable[[], bytes | None], adopt: Callable[[bytes], bool]) -> None:
         """Sees to it that what is known is not older than `age` seconds; if another process is just asking, not yet.
 
         `ask` asks the filesystem, and returns the answer for the others, if it is one for them. `adopt` takes the
         answer of another process, or refuses it and returns False.
         """
-        self._asking = False
-        file = self._file.opened if age <= 0 else self._file.get()
+        known = self._slots[slot]
+        known.asking = False
+        if self._file is None and age > 0 and self._tries > 0:
+            self._tries -= 1
+            with contextlib.suppress(OSError):
+                self._file = NodeFile(file_name(str(self._stream_id), self._identify()))
+        file = self._file
         if age <= 0 or file is None:
-            self._ask(file, ask)
+            self._ask(slot, ask)
             return
-        if self._take(file, age, adopt):
+        if self._take(slot, file, age, adopt):
             return
-        locked = file.lock(self._slot)
+        locked = file.lock(slot)
         if not locked:
-            self._refused_at = self._clock() if self._refused_at is None else self._refused_at
-            if self._clock() < self._refused_at + ASKING_S:
-                self._asking = True
+            now = self._clock()
+            known.refused_at = now if known.refused_at is None else known.refused_at
+            if now < known.refused_at + ASKING_S:
+                known.asking = True
                 return
         try:
             if locked:
-                self._refused_at = None
+                known.refused_at = None
                 # Somebody may have asked since.
-                if self._take(file, age, adopt):
+                if self._take(slot, file, age, adopt):
                     return
-            self._ask(file, ask)
+            self._ask(slot, ask)
         finally:
             if locked:
-                file.unlock(self._slot)
+                file.unlock(slot)
 
-    def pause(self, age: float) -> float:
+    def pause(self, slot: int, age: float) -> float:
         """Returns in how many seconds to come again, if what is known may be so many seconds old."""
-        now = self._clock()
-        later = min(LATER_S, age / 4)
-        if self._asking and self._refused_at is not None:
-            return max(_SOON_S, later, (now - self._refused_at) / 10)
-        return max(_SOON_S, self._at - now + age + (0.0 if self._own else later))
+        known, now, later = self._slots[slot], self._clock(), min(LATER_S, age / 4)
+        if known.asking and known.refused_at is not None:
+            return max(_SOON_S, later, (now - known.refused_at) / 10)
+        return max(_SOON_S, known.at - now + age + (0.0 if known.own else later))
 
-    def _take(self, file: NodeFile, age: float, adopt: Callable[[bytes], bool]) -> bool:
+    def _take(self, slot: int, file: NodeFile, age: float, adopt: Callable[[bytes], bool]) -> bool:
         """Takes another's answer if there is a newer one; returns whether what is known then is young enough."""
-        try:
-            answer = file.read(self._slot)
-        except OSError:
-            answer = None
+        known, answer = self._slots[slot], None
+        with contextlib.suppress(OSError):
+            answer = file.read(slot)
         now = self._clock()
         # One from the future was written under another clock.
-        if answer is not None and self._at < answer.at <= now and adopt(answer.data):
-            self._at, self._own, self._refused_at = answer.at, False, None
-        return now < self._at + age - _SOON_S
+        if answer is not None and known.at < answer.at <= now and adopt(answer.data):
+            known.at, known.own, known.refused_at = answer.at, False, None
+        return now < known.at + age - _SOON_S
 
-    def _ask(self, file: NodeFile | None, ask: Callable[[], bytes | None]) -> None:
-        data = ask()
-        self._at, self._own = self._clock(), True
-        if file is not None and data is not None:
+    def _ask(self, slot: int, ask: Callable[[], bytes | None]) -> None:
+        data, known = ask(), self._slots[slot]
+        known.at, known.own = self._clock(), True
+        if self._file is not None and data is not None:
             # Where that fails, each of the others asks.
             with contextlib.suppress(OSError):
-                file.write(self._slot, Answer(self._at, data))
+                self._file.write(slot, Answer(known.at, data))
 
 
 def decode_head(data: bytes, samples_per_chunk: int) -> Published | None:
@@ -171,8 +155,7 @@ def decode_head(data: bytes, samples_per_chunk: int) -> Published | None:
         head = Head.decode(data)
     except FormatInvalid:
         return None
-    short = head.chunks * samples_per_chunk - head.samples
-    if not 0 <= short < samples_per_chunk or (short and not head.ended):
+    if not are_whole(head.chunks, head.samples, head.ended, samples_per_chunk):
         return None
     return Published(head.chunks, head.samples, head.ended, head)
 
@@ -206,7 +189,8 @@ class Answer(NamedTuple):
 
 def file_name(stream_id: str, directory: os.stat_result) -> str:
     """Returns the name of a stream's file; a copy of the stream or another mount of it has another one."""
-    return xxhash.xxh3_128_hexdigest(f"{_VERSION} {stream_id} {directory.st_dev} {directory.st_ino}".encode())
+    # Of other slots than these it would begin with another number.
+    return xxhash.xxh3_128_hexdigest(f"1 {stream_id} {directory.st_dev} {directory.st_ino}".encode())
 
 
 class NodeFile:
@@ -258,7 +242,7 @@ class NodeFile:
         os.close(self._folder)
 
     def _open(self) -> int:
-        for _ in range(_OPEN_TRIES):
+        for _ in range(3):  # one that is being removed when it is opened is made anew
             fd = os.open(self.name, _FLAGS | os.O_CREAT, 0o600, dir_fd=self._folder)
             try:
                 _check(os.fstat(fd), stat.S_IFREG, self.name)

@@ -1,199 +1,253 @@
-"""The chunks of a writer, one after the other: filled, published when full, told to the readers; and the stream's end.
+"""The chunk that a writer is filling, and how it and the stream's end are published.
 
-The order of steps is the guarantee. Rows under `.tmp/`, and the side file of their arrays if they have one, are synced,
-renamed, and the directory synced; then the same for the seal. The seal is the commit: before it nothing of the chunk
-counts, after it nothing of it changes.
+Rows, and the side file of their arrays if they have one, go to files under `.tmp/`, created with the first row, so that
+a reader can see that there are rows which are not published. The order of steps is the guarantee: these files are
+synced, renamed, and the directory synced; then the same for the seal. The seal is the commit: before it nothing of the
+chunk counts, after it nothing of it changes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
-import time
+from array import array
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from lazyshard.errors import LazyShardError, ProducerFenced
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from lazyshard.errors import ProducerFenced
 from lazyshard.format.batch import CheckedLines
 from lazyshard.format.names import END, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import End, Manifest, ProducerState
-from lazyshard.store.durable import publish_bytes, rename, sync_directory
+from lazyshard.format.records import End
+from lazyshard.format.seal import Seal, SealedArrays
+from lazyshard.store.durable import create, publish_bytes, rename, start_writing_back, sync, sync_directory, write_all
 from lazyshard.store.files import MAX_PLAIN_BYTES
-from lazyshard.stream.head import Announcer
 from lazyshard.stream.lock import WriterLock
-from lazyshard.stream.open_chunk import OpenArrays, OpenChunk, WriteSteps
 
-_log = logging.getLogger("lazyshard")
+_BACKLOG_BYTES: Final = 8 << 20
+"""Rows that may wait for the thread: what the caller makes while a chunk is synced, little beside other memory."""
 
+BUFFER_BYTES: Final = 1 << 20  # pieces are of this size; more gains nothing, less costs calls
+PIECE_BYTES: Final = 64 << 10  # what comes together and is as large is a piece by itself: copying it would cost more
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A stream that can be written to: its lock, and what is published, `source` being the position after that."""
-
-    manifest: Manifest
-    lock: WriterLock
-    announcer: Announcer
-    chunks: int
-    samples: int
-    source: Any
+_digest = xxhash.xxh3_64_intdigest
 
 
-class ChunkSequence:
-    """Publishes rows chunk after chunk. Whatever a method raises leaves it open what was added: nothing may follow.
+class WriteSteps:
+    """Does what touches files, in order: at once, or with `overlap` in a thread that lives until `stop`.
 
-    `steps` does everything that touches files, so that it happens in order whatever the thread.
-
-    Attributes:
-        published_chunks: chunks sealed so far; `full_chunks`: these, and the one that is on its way.
-        source: the position after the last published row; `row_source`: that after the last row.
-        publish_s: seconds from the last row of the last published chunk to its being told.
+    Python's lock is let go while the system works, so a thread can sync one chunk while the caller parses the next.
     """
 
-    def __init__(self, directory: Path, opened: Opened, steps: WriteSteps, clock: Callable[[], float]) -> None:
-        self.full_chunks = self.published_chunks = opened.chunks
-        self.published_samples = opened.samples
-        self.source: Any = opened.source
-        self.row_source = self.source
-        self.state: ProducerState = "running"
-        self.publish_s = 0.0
-        self._directory = directory
-        self._samples_per_chunk = opened.manifest.samples_per_chunk
-        self._arrays = opened.manifest.arrays
-        self._lock, self._workplace, self.announcer = opened.lock, opened.lock.workplace, opened.announcer
-        self._steps = steps
-        self._clock = clock
-        self._publishing = 0  # number of the step
-        self._handed_over = self.published_samples
-        self._chunk = self._new_chunk()
-        self._pid = os.getpid()
+    def __init__(self, *, overlap: bool = False) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="lazyshard-writer") if overlap else None
+        self._pending: deque[tuple[int, int, Future[None]]] = deque()
+        self._bytes = self._number = 0
+        self._failed = self._stopping = False
+        self._stopped = not overlap
 
-    @property
-    def room(self) -> int:
-        """Rows that the open chunk can still take."""
-        return self._samples_per_chunk - len(self._chunk)
+    def do(self, step: Callable[[], object], size: int = 0) -> int:
+        """Does a step that holds so many bytes, or sees to it that it will be done; returns its number.
 
-    @property
-    def samples(self) -> int:
-        """Rows taken so far."""
-        return self._handed_over + len(self._chunk)
-
-    def append(self, line: bytes, arrays: bytes | None, tokens: int | None, source: Any) -> None:
-        """Adds a row, with the bytes of its arrays where rows may hold some; see `ChunkWriter.write`."""
-        if arrays is not None:
-            assert self._chunk.arrays is not None
-            self._chunk.arrays.append(arrays)
-        self._chunk.append(line, tokens)
-        self._added(source)
-
-    def extend(self, rows: CheckedLines, source: Any) -> None:
-        """Adds rows, as many as there is room for at the most; see `ChunkWriter.write_lines`."""
-        self._chunk.extend(rows)
-        self._added(source)
-
-    def end(self) -> None:
-        """Publishes what rows are left, and ends the stream."""
-        if len(self._chunk):
-            self._publish(last=True)
-        self._steps.wait()
-        self._lock.check()
-        temporary = self._workplace.path(END)
-        publish_end(
-            self._directory, self.published_chunks, self.published_samples, self.row_source, temporary=temporary
-        )
-        self.tell("finished")
-
-    def leave(self, state: ProducerState, note: str = "") -> None:
-        """Tells the readers, if it can, that this producer stops, and why."""
-        if self._steps.stop():
-            with contextlib.suppress(OSError, LazyShardError):
-                self._lock.check()
-                self.tell(state, note)
-
-    def tell_alive(self, note: str) -> None:
-        """A step: tells the readers that this producer is alive. Raises ProducerFenced: another one has taken over."""
-        self.announcer.told_at = time.monotonic()
+        Raises what this step raised, or an earlier one; no other will be done.
+        """
+        if self._executor is None:
+            step()
+            return 0
+        while self._pending and (self._pending[0][2].done() or self._bytes + size > _BACKLOG_BYTES):
+            self._take()
+        self._number += 1
         try:
-            self._lock.check()
-            self.tell(self.state, note)
-        except LazyShardError:
-            raise
-        except OSError as cause:
-            self._lock.check(closely=True)
-            # The head is a hint; a full disk must not stop a producer that has nothing to publish yet.
-            _log.warning("%s: readers cannot be told that this producer is alive: %s", self._directory, cause)
+            self._pending.append((self._number, size, self._executor.submit(self._run, step)))
+            self._bytes += size
+        except RuntimeError as cause:
+            if "shutdown" not in str(cause):  # no thread can be started
+                raise
+            # The interpreter is ending, in an `atexit` function for instance: its threads are gone, their work is done.
+            self.wait()
+            self._run(step)
+        return self._number
 
-    def tell(self, state: ProducerState, note: str = "") -> None:
-        """A step: replaces the head."""
-        self.announcer.tell(self.published_chunks, self.published_samples, self.samples, state, note)
+    def wait(self, number: int | None = None) -> None:
+        """Returns when the steps up to that number are done, all of them if it is None. Raises as `do`."""
+        while self._pending and (number is None or self._pending[0][0] <= number):
+            self._take()
 
-    def close(self) -> None:
-        """A step, the last one: removes what is not published."""
-        self._chunk.discard()
-        self.announcer.close()
+    def stop(self) -> bool:
+        """Waits until no step is left, does none from then on; returns False where an interrupt has ended the wait."""
+        if self._executor is not None and not self._stopping:
+            self._stopping = True
+            self._executor.shutdown(wait=True)
+            self._stopped = True
+        return self._stopped
 
-    def abandon(self) -> None:
-        """Lets go of the open file as it is; for a fork, which only has copies."""
-        self._chunk.abandon()
-
-    def _added(self, source: Any) -> None:
-        if source is not None:
-            self.row_source = source
-        if len(self._chunk) == self._samples_per_chunk:
-            self._publish()
-
-    def _publish(self, *, last: bool = False) -> None:
-        chunk = self._chunk
-        chunk.pass_on()
-        # The one before: with that still on its way, this would be the second.
-        self._steps.wait(self._publishing)
-        step = functools.partial(self._publish_chunk, chunk, self.row_source, time.monotonic(), last)
-        self._handed_over += len(chunk)
-        self.full_chunks += 1
-        self._chunk = self._new_chunk()
-        self._publishing = self._steps.do(step)
-
-    def _publish_chunk(self, chunk: OpenChunk, source: Any, full_at: float, last: bool) -> None:
-        temporary = self._workplace.path(seal_name(chunk.number))
+    def _take(self) -> None:
+        _, size, done = self._pending[0]
         try:
-            publish_chunk(self._directory, chunk, source, self._clock(), lock=self._lock, temporary=temporary)
+            done.result()
+        finally:
+            if done.done():
+                self._pending.popleft()
+                self._bytes -= size
+
+    def _run(self, step: Callable[[], object]) -> None:
+        if self._failed:
+            return
+        try:
+            step()
         except BaseException:
-            chunk.discard()
+            self._failed = True
             raise
-        self.published_chunks += 1
-        self.published_samples += len(chunk)
-        self.source = source
-        if not last:
-            # A partial chunk is the last one: the head names it only together with the end.
-            self.tell(self.state)
-        self.publish_s = time.monotonic() - full_at
-
-    def warn(self) -> None:
-        """Logs, if the writer is dropped or the interpreter ends before it was closed, that rows are not published."""
-        if len(self._chunk) and os.getpid() == self._pid:
-            _log.warning(
-                "%s: a ChunkWriter was dropped without close(): %d rows of its open chunk are not published; use it "
-                "in a with statement, or call close()",
-                *(self._directory, len(self._chunk)),
-            )
-
-    def _new_chunk(self) -> OpenChunk:
-        number, arrays = self.full_chunks, None
-        if self._arrays:
-            arrays = OpenArrays(self._workplace.path(arrays_name(number)), self._steps)
-        return OpenChunk(number, self._workplace.path(chunk_name(number)), self._steps, arrays)
 
 
-def publish_chunk(
-    directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
-) -> None:
+class RowFile:
+    """The file to which rows, or their arrays, are appended. Memory: one buffer, and 16 bytes a row.
+
+    It belongs to the steps: what adds rows raises OSError where the device refused those before.
+    """
+
+    def __init__(self, path: Path, steps: WriteSteps) -> None:
+        self.path = path
+        self.offsets = array("Q", [0])
+        self.digests = array("Q")
+        self._steps = steps
+        self._buffer = bytearray()
+        self._limit = 1  # bytes in the buffer for which something is to be done: creating the file, then passing on
+        self._fd: int | None = None
+        self._written = self._begun = 0  # `_begun`: bytes that are on their way to the device
+
+    def append(self, row: bytes) -> None:
+        """Adds the bytes of a row."""
+        self.offsets.append(self.offsets[-1] + len(row))
+        self.digests.append(_digest(row))
+        self._add(row)
+
+    def extend(self, data: bytes, ends: npt.NDArray[np.uint64], digests: npt.NDArray[np.uint64]) -> None:
+        """Adds the bytes of rows that end before these bytes."""
+        self.offsets.frombytes((ends + np.uint64(self.offsets[-1])).tobytes())
+        self.digests.frombytes(digests.tobytes())
+        self._add(data)
+
+    def sealed(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Returns the offsets and digests of the rows so far."""
+        return np.asarray(self.offsets, dtype=np.uint64), np.asarray(self.digests, dtype=np.uint64)
+
+    def pass_on(self) -> None:
+        """Hands what is left in memory to the steps."""
+        if self._buffer:
+            piece, self._buffer = self._buffer, bytearray()
+            self._hand_over(piece)
+
+    def finish(self) -> None:
+        """A step: brings the file onto the device and closes it; an empty one if there was no piece."""
+        sync(self._create())
+        self._close()
+
+    def discard(self, *, remove: bool = True) -> None:
+        """A step, or when all of them are done: closes the file, and removes it if it can."""
+        with contextlib.suppress(OSError):
+            self._close()
+        if remove:
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+
+    def _add(self, data: bytes) -> None:
+        if len(data) >= PIECE_BYTES:
+            self.pass_on()
+            self._hand_over(data)
+            return
+        self._buffer += data
+        if len(self._buffer) < self._limit:
+            return
+        if self._limit < BUFFER_BYTES:
+            self._limit = BUFFER_BYTES
+            self._steps.do(self._create)
+        if len(self._buffer) >= BUFFER_BYTES:
+            self.pass_on()
+
+    def _hand_over(self, piece: bytes | bytearray) -> None:
+        self._steps.do(functools.partial(self._write, piece), len(piece))
+
+    def _create(self) -> int:
+        if self._fd is None:
+            self._fd = create(self.path)
+        return self._fd
+
+    def _write(self, piece: bytes | bytearray) -> None:
+        fd = self._create()
+        write_all(fd, piece)
+        self._written += len(piece)
+        if self._written - self._begun >= BUFFER_BYTES:
+            start_writing_back(fd, self._begun, self._written - self._begun)
+            self._begun = self._written
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+class OpenChunk:
+    """A chunk under construction; with `arrays` it has a side file."""
+
+    def __init__(self, number: int, path: Callable[[str], Path], steps: WriteSteps, *, arrays: bool) -> None:
+        self.number = number
+        self.rows = RowFile(path(chunk_name(number)), steps)
+        self.arrays = RowFile(path(arrays_name(number)), steps) if arrays else None
+        self.files = [self.rows] if self.arrays is None else [self.rows, self.arrays]
+        self._tokens = array("I")
+
+    def __len__(self) -> int:
+        return len(self.rows.digests)
+
+    def append(self, line: bytes, arrays: bytes, tokens: int | None) -> None:
+        """Adds a row, its newline included, with the bytes of its arrays."""
+        if self.arrays is not None:
+            self.arrays.append(arrays)
+        if tokens is not None:
+            self._tokens.append(tokens)
+        self.rows.append(line)
+
+    def extend(self, rows: CheckedLines) -> None:
+        """Adds rows."""
+        if rows.tokens is not None:
+            self._tokens.frombytes(rows.tokens.astype(np.uint32).tobytes())
+        if self.arrays is not None and rows.arrays is not None:
+            self.arrays.extend(rows.arrays.data, rows.arrays.ends, rows.arrays.digests)
+        elif self.arrays is not None:
+            nothing = np.zeros(len(rows), np.uint64)
+            self.arrays.extend(b"", nothing, nothing + np.uint64(_digest(b"")))
+        self.rows.extend(rows.data, rows.ends, rows.digests)
+
+    def finish(self) -> None:
+        """A step: brings the rows onto the device and closes the files. After an OSError they must be written anew."""
+        for file in self.files:
+            file.finish()
+
+    def discard(self, *, remove: bool = True) -> None:
+        """As `RowFile.discard`."""
+        for file in self.files:
+            file.discard(remove=remove)
+
+    def seal(self, source: Any, now: float) -> Seal:
+        """Returns the seal of the rows so far; lengths only if every row has one."""
+        tokens = np.asarray(self._tokens, dtype=np.uint32) if len(self._tokens) == len(self) else None
+        side = None if self.arrays is None else SealedArrays(*self.arrays.sealed())
+        return Seal(self.number, *self.rows.sealed(), tokens, source, now, side)
+
+
+def publish_chunk(directory: Path, chunk: OpenChunk, source: Any, now: float, lock: WriterLock) -> None:
     """Publishes a chunk, all of whose rows were passed on. It is published if and only if this returns.
 
-    The lock is looked at before each step that shows. The seal is written under the name `temporary` first. Raises
-    ProducerFenced: another producer has taken the stream over, or has published this chunk all the same.
+    The lock is looked at before each step that shows. Raises ProducerFenced: another producer has taken the stream
+    over, or has published this chunk all the same.
     """
     target = directory / seal_name(chunk.number)
     chunk.finish()
@@ -201,20 +255,18 @@ def publish_chunk(
     if os.path.lexists(target):
         # By a producer that has taken over since the look before, most likely.
         lock.check()
-        raise ProducerFenced(
-            f"{target}: somebody else has published this chunk; this producer stops, nothing of the stream was changed",
-            directory=str(directory),
-        )
+        what = f"{target}: somebody else has published this chunk; this producer stops, nothing was changed"
+        raise ProducerFenced(what, directory=str(directory))
     if chunk.arrays is not None:
-        rename(chunk.arrays.file.path, directory / arrays_name(chunk.number))
-    rename(chunk.path, directory / chunk_name(chunk.number))
+        rename(chunk.arrays.path, directory / arrays_name(chunk.number))
+    rename(chunk.rows.path, directory / chunk_name(chunk.number))
     sync_directory(directory)
     seal = chunk.seal(source, now)
     lock.check()
-    publish_bytes(seal.encode(), target, temporary)
+    publish_bytes(seal.encode(), target, lock.workplace.path(target.name))
 
 
-def publish_end(directory: Path, chunks: int, samples: int, source: Any = None, *, temporary: Path) -> None:
+def publish_end(directory: Path, chunks: int, samples: int, source: Any, temporary: Path) -> None:
     """Ends the stream after so many published chunks; `source` is the position behind all that was read."""
     data = End(chunks, samples, source).encode()
     if len(data) > MAX_PLAIN_BYTES:

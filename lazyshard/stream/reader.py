@@ -1,4 +1,4 @@
-"""`StreamReader`: rows of a stream by sample number, waiting for those that are not there yet."""
+"""Rows of a stream by sample number, waiting for those that are not there yet."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import copy
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from lazyshard.errors import ChunkCorrupt, ChunkMissing, ChunkRetired, LazyShardError, StreamInvalid, StreamMissing
+from lazyshard.errors import ChunkCorrupt, ChunkMissing, ChunkRetired, LazyShardError, StreamMissing
 from lazyshard.format.batch import CheckedArrays
 from lazyshard.format.names import CURSORS, HEAD, RETIRED
 from lazyshard.format.seal import DealtByCost
 from lazyshard.store.urls import check_place, stream_path
-from lazyshard.stream.chunk import Chunk, OpenChunks
-from lazyshard.stream.listing import Published
-from lazyshard.stream.node_poll import NodePoll, decode_head, decode_retired
-from lazyshard.stream.pacing import ReaderWait, format_seconds, next_poll, next_report
+from lazyshard.stream.chunk import Chunk
+from lazyshard.stream.head import format_seconds, next_poll, next_report
+from lazyshard.stream.listing import Published, invalid
+from lazyshard.stream.node_poll import HEAD_SLOT, RETIRED_SLOT, NodePoll, decode_head, decode_retired
 from lazyshard.stream.stream import Stream, open_stream
 from lazyshard.stream.waiting import Waiting
 
@@ -32,6 +33,11 @@ _LET_GO_S: Final = 1.0
 _AHEAD_BYTES: Final = 512 << 10
 _FIRST_AHEAD_BYTES: Final = 16 << 10
 """Reading ahead starts small and doubles with every look that goes on where the last one stopped."""
+
+OPEN_CHUNKS: Final = 256  # chunks held open at the most: a quarter of the usual limit of 1,024 descriptors
+
+OPEN_ROWS: Final = 1 << 20
+"""Rows of all chunks held open, unless a single chunk has more: their offsets and digests take 16 bytes a row."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger("lazyshard")
@@ -80,13 +86,10 @@ class StreamReader(Waiting):
         self._let_go_at = time.monotonic()
         self._next = 0
         self._ahead = _FIRST_AHEAD_BYTES
-        self._seen = Published(0, 0, False)
-        self._stream = self._wait_for_stream(samples_per_chunk)
-        self.samples_per_chunk = self._stream.samples_per_chunk
-        self.stream_id = self._stream.stream_id
-        self.arrays = self._stream.arrays
-        self.encoding = self._stream.encoding
-        self._chunks = OpenChunks(self.samples_per_chunk, arrays=self.arrays, cached=self._stream.mirror is not None)
+        self._stream = stream = self._wait_for_stream(samples_per_chunk)
+        self.samples_per_chunk, self.stream_id = stream.samples_per_chunk, stream.stream_id
+        self.arrays, self.encoding = stream.arrays, stream.encoding
+        self._chunks = OpenChunks(self.samples_per_chunk, arrays=self.arrays, cached=stream.mirror is not None)
         self.refresh()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -109,28 +112,23 @@ class StreamReader(Waiting):
         """
         seen = self._seen
         try:
-            path = self.directory if self._stream.stream_id is None else self.directory / HEAD
+            path = self.directory if self.stream_id is None else self.directory / HEAD
             found = self._ask(lambda: self._stream.published(wanted), "reading %s", path)
             if found.samples < seen.samples:
                 # A stream that was made anew in the same place has other rows.
                 self._stream.check_identity()
         except FileNotFoundError as cause:
-            raise StreamMissing(
-                f"{self.directory}: the stream has gone while it was being read: was its directory removed, or its "
-                f"filesystem unmounted? When it is there again, go on from the last checkpoint",
-                directory=str(self.directory),
-            ) from cause
+            what = f"{self.directory}: the stream has gone while it was being read: was its directory removed, or its"
+            way = "filesystem unmounted? When it is there again, go on from the last checkpoint"
+            raise StreamMissing(f"{what} {way}", directory=str(self.directory)) from cause
         # A network filesystem may answer from an older copy: what was published stays so, what has ended stays ended.
-        if found.samples < seen.samples:
-            if found.ended:
-                raise StreamInvalid(
-                    f"{self.directory}: the stream has ended with {found.samples:,} samples, but {seen.samples:,} were "
-                    f"published before; restore what is missing from a copy",
-                    directory=str(self.directory),
-                )
-            if found.gap is not None and self._stream.stream_id is None and not seen.ended:
+        if found.samples >= seen.samples:
+            if found.ended or not seen.ended:
                 self._seen = found
-        elif found.ended or not seen.ended:
+        elif found.ended:
+            what = f"the stream has ended with {found.samples:,} samples, but {seen.samples:,} were published before"
+            raise invalid(self.directory, f"{what}; restore what is missing from a copy")
+        elif found.gap is not None and self.stream_id is None and not seen.ended:
             self._seen = found
         return self._seen
 
@@ -146,19 +144,16 @@ class StreamReader(Waiting):
         """
         if self._seen.ended or self._seen.samples >= samples:
             return self._seen
-
         poll = NodePoll(self.stream_id, self._identify, lambda: time.monotonic())
 
         def look(age: float) -> Published | None:
-            poll.head.renew(age, lambda: self._look(samples), self._adopt)
-            found = self._seen
-            if found.ended or found.samples >= samples:
-                return found
+            poll.renew(HEAD_SLOT, age, lambda: self._look(samples), self._adopt)
+            if self._seen.ended or self._seen.samples >= samples:
+                return self._seen
             self._let_go(poll)
             return None
 
-        chunk = (samples - 1) // self.samples_per_chunk
-        return self._wait(look, lambda waited: self._waiting(samples, chunk, waited), poll)
+        return self._wait(look, samples, (samples - 1) // self.samples_per_chunk, poll)
 
     def _identify(self) -> os.stat_result:
         mirror = self._stream.mirror
@@ -201,7 +196,7 @@ class StreamReader(Waiting):
         chunk, row = self._place(first)
         budget = min(2 * self._ahead, _AHEAD_BYTES) if first == self._next else 0
         last = min(row + stop - first, len(chunk))
-        lines = self._read(chunk, lambda: chunk.lines(row, last, at_least, budget))
+        lines = self.read_from(chunk, lambda: chunk.lines(row, last, at_least, budget))
         self._ahead = max(budget, _FIRST_AHEAD_BYTES)
         self._next = first + len(lines)
         return lines
@@ -217,12 +212,7 @@ class StreamReader(Waiting):
         chunk, row = self._place(first)
         if not self.arrays:
             return chunk.parse(lines, row)
-        return self._read(chunk, lambda: chunk.parse(lines, row))
-
-    def fill(self, parsed: dict[str, Any], line: bytes, sample: int) -> None:
-        """Puts the arrays of a sample into its row, parsed from a checked line. Raises as `read_published`."""
-        chunk, row = self._place(sample)
-        self._read(chunk, lambda: chunk.fill(parsed, line, row))
+        return self.read_from(chunk, lambda: chunk.parse(lines, row))
 
     def stop_for_arrays(self, first: int, stop: int, at_least: int = 1) -> int:
         """Returns before which sample of [first, stop) to stop, so that the arrays read together are not too large."""
@@ -236,26 +226,19 @@ class StreamReader(Waiting):
         chunk, row = self._place(first)
         arrays, after = chunk.arrays, row + stop - first
         assert arrays is not None
-        data = self._read(chunk, lambda: arrays.read_rows(row, after))
+        data = self.read_from(chunk, lambda: arrays.read_rows(row, after))
         return CheckedArrays(data.tobytes(), arrays.ends(row, after), arrays.digests(row, after))
-
-    def read_published_into(self, chunk: Chunk, memory: memoryview) -> None:
-        """Reads all bytes of an open chunk, not checked yet, into as much memory. Raises as `lines_published`."""
-        self._read(chunk, lambda: chunk.read_into(memory))
 
     def line(self, sample: int) -> bytes:
         """Returns the bytes of one row, its newline included, waiting for it if need be. Raises as `read` does."""
         self._check(sample)
         chunk, row = self._place(sample)
-        return self._read(chunk, lambda: chunk.line(row))
+        return self.read_from(chunk, lambda: chunk.line(row))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yields all rows in order to the end of the stream, waiting for those to come. Raises as `read` does."""
         sample = 0
-        while True:
-            published = self.wait_for(sample + 1)
-            if published.samples <= sample:
-                return
+        while (published := self.wait_for(sample + 1)).samples > sample:
             rows = self.read_published(sample, published.samples)
             yield from rows
             sample += len(rows)
@@ -294,20 +277,17 @@ class StreamReader(Waiting):
                     started = self._clock()
                     continue
                 # Only here, so that a chunk which is there costs no more than before.
-                self._check_retired(number, str(cause.filename), cause)
+                file = str(cause.filename)
+                self._check_retired(number, file, cause)
                 if waited > min(GRACE_S, self.max_wait):
-                    raise ChunkMissing(
-                        f"{cause.filename}: chunk {number} is published, but this file of it has not appeared within "
-                        f"{format_seconds(waited)}: restore it from a copy; `lazyshard verify` tells what else is "
-                        f"missing",
-                        file=str(cause.filename),
-                        chunk=number,
-                        waited=waited,
-                    ) from cause
+                    what = f"{file}: chunk {number} is published, but this file of it has not appeared within"
+                    way = "restore it from a copy; `lazyshard verify` tells what else is missing"
+                    missing = f"{what} {format_seconds(waited)}: {way}"
+                    raise ChunkMissing(missing, file=file, chunk=number, waited=waited) from cause
                 if waited >= next_report(reported):
                     reported = next_report(reported)
                     who = f"{self.label}: " if self.label else ""
-                    _log.warning("%schunk %d is published, waiting for %s to appear", who, number, cause.filename)
+                    _log.warning("%schunk %d is published, waiting for %s to appear", who, number, file)
                 self._pause(next_poll(waited, None, self._least_poll), time.sleep)
                 continue
             self._check_rows(chunk)
@@ -316,18 +296,14 @@ class StreamReader(Waiting):
             return chunk
 
     def _check_rows(self, chunk: Chunk) -> None:
-        rows = len(chunk)
-        if rows == self.samples_per_chunk:
+        rows, size = len(chunk), self.samples_per_chunk
+        if rows == size:
             return
         seen = self._seen if self._seen.ended else self.refresh()
-        wanted = min(self.samples_per_chunk, seen.samples - chunk.number * self.samples_per_chunk)
-        if not seen.ended or rows != wanted:
-            raise StreamInvalid(
-                f"{chunk.path}: expected {wanted if seen.ended else self.samples_per_chunk} rows, found {rows}; only "
-                f"the last chunk of a stream that has ended may hold fewer than {self.samples_per_chunk}",
-                directory=str(self.directory),
-                chunk=chunk.number,
-            )
+        wanted = min(size, seen.samples - chunk.number * size) if seen.ended else size
+        if rows != wanted:
+            what = f"{chunk.path.name}: expected {wanted} rows, found {rows}; only the last chunk"
+            raise invalid(self.directory, f"{what} of a stream that has ended may hold fewer than {size}", chunk.number)
 
     def _wait_for_stream(self, samples_per_chunk: int | None) -> Stream:
         checked = False
@@ -340,7 +316,7 @@ class StreamReader(Waiting):
                 checked = True
             return None if found is None else (found,)
 
-        return self._wait(look, lambda waited: self._waiting(0, None, waited))[0]
+        return self._wait(look, 0, None, None)[0]
 
     def _let_go(self, poll: NodePoll | None = None) -> None:
         """Closes chunks that were deleted meanwhile: a producer may be waiting for the room that they take."""
@@ -364,13 +340,14 @@ class StreamReader(Waiting):
             if poll is None:
                 look()
             else:
-                poll.retired.renew(_LET_GO_S, look, adopt)
+                poll.renew(RETIRED_SLOT, _LET_GO_S, look, adopt)
 
-    def _read(self, chunk: Chunk, call: Callable[[], _T]) -> _T:
-        """Reads from an open chunk. Raises ChunkRetired: a filesystem may not give what is open once it is deleted."""
+    def read_from(self, chunk: Chunk, call: Callable[[], _T]) -> _T:
+        """Returns what a call reads from an open chunk. Raises as `lines_published`."""
         try:
             return self._ask(call, "reading %s", chunk.path)
         except FileNotFoundError as cause:
+            # A filesystem may not give what is open once it is deleted.
             self._chunks.close(chunk.number)
             self._check_retired(chunk.number, str(chunk.path), cause)
             raise
@@ -384,16 +361,64 @@ class StreamReader(Waiting):
     def _check_retired(self, number: int, file: str, cause: OSError) -> None:
         retired = self._stream.retired()
         if number < retired:
-            raise ChunkRetired(
+            what = (
                 f"{file}: chunk {number} was deleted by the stream's producer, as were all chunks below {retired}: "
                 f"every consumer that had a cursor in {CURSORS}/ by then was done with them. Go on from a later "
                 f"checkpoint, or produce the stream anew, with --retain all, or with --consumers NAME, which deletes "
-                f"nothing before the consumer NAME has registered",
-                file=file,
-                chunk=number,
-                chunks_before=retired,
-            ) from cause
+                f"nothing before the consumer NAME has registered"
+            )
+            raise ChunkRetired(what, file=file, chunk=number, chunks_before=retired) from cause
 
-    def _waiting(self, samples: int, chunk: int | None, waited: float) -> ReaderWait:
-        foreign = chunk is not None and self.stream_id is None
-        return ReaderWait(self.directory, self.label, self._seen, samples, chunk, waited, self.max_wait, foreign)
+
+class OpenChunks:
+    """The open chunks of one reader; those that were not used for longest are closed.
+
+    Of an object store (`cached`) no more are held than are needed, as each is kept in the cache meanwhile: one at
+    first, and twice as many whenever a chunk has to be opened again that was closed only just before. With `arrays` a
+    chunk has two files, and a row twice as many numbers.
+
+    Several threads may share one, and it may be forked at any time: each step is atomic, so there is no lock. Open
+    files stay behind when it is pickled or copied.
+    """
+
+    def __init__(self, samples_per_chunk: int, *, arrays: bool, cached: bool) -> None:
+        files = 1 + arrays
+        self._by_rows = max(1, OPEN_ROWS // files // samples_per_chunk)
+        self._most = 1 if cached else min(OPEN_CHUNKS // files, self._by_rows)
+        self._grows = cached
+        # In the order of use. (An OrderedDict breaks when the end of a value lets a thread in.)
+        self._chunks: dict[int, Chunk] = {}
+        self._closed: deque[int] = deque(maxlen=2)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_chunks": {}, "_closed": self._closed.copy()}
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def get(self, number: int) -> Chunk | None:
+        """Returns a chunk that is about to be used, None if it is not open."""
+        chunk = self._chunks.pop(number, None)
+        if chunk is not None:
+            self._chunks[number] = chunk
+        return chunk
+
+    def add(self, chunk: Chunk) -> None:
+        """Takes a chunk that was opened and is about to be used; closes others for it, if there are too many."""
+        if self._grows and chunk.number in self._closed:
+            # It was closed too early: the reader goes to and fro between more of them.
+            self._most = min(2 * self._most, OPEN_CHUNKS, self._by_rows)
+            self._closed = deque(self._closed, maxlen=2 * self._most)
+        self._chunks[chunk.number] = chunk
+        for old in list(self._chunks)[: -self._most]:
+            self._chunks.pop(old, None)
+            self._closed.append(old)
+
+    def close(self, number: int) -> None:
+        """Closes a chunk, if it is open."""
+        self._chunks.pop(number, None)
+
+    def close_below(self, first: int) -> None:
+        """Closes all chunks before this one."""
+        for number in [number for number in list(self._chunks) if number < first]:
+            self._chunks.pop(number, None)

@@ -16,20 +16,20 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
-from lazyshard.errors import ChunkCorrupt, ChunkMissing, LazyShardError, StreamEnded, StreamInvalid
+from lazyshard.errors import ChunkMissing, LazyShardError, StreamEnded, StreamInvalid, StreamMismatch
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import Encoding, End, Manifest, check_samples_per_chunk
+from lazyshard.format.records import Encoding, End, Manifest, check_samples_per_chunk, differences
 from lazyshard.format.seal import Seal
 from lazyshard.store.durable import clear_folder, publish_new_bytes, sync_directory
-from lazyshard.store.files import open_file, read_file, read_seal
+from lazyshard.store.files import open_file, read_record, read_seal
+from lazyshard.stream.chunk_files import damaged
 from lazyshard.stream.head import Announcer
-from lazyshard.stream.listing import Listing, list_chunks
+from lazyshard.stream.listing import Listing, invalid, list_chunks, manifest_lost, read_manifest
 from lazyshard.stream.lock import WriterLock
-from lazyshard.stream.manifest import check_arrays, check_same_encoding, manifest_lost, read_manifest
-from lazyshard.stream.publishing import Opened, publish_end
-from lazyshard.stream.retire import complete_retirement, list_kept
+from lazyshard.stream.publishing import publish_end
+from lazyshard.stream.retention import complete_retirement, list_kept
 
 LISTING_S: Final = 60.0  # how long a listing may stay behind; common settings of network filesystems are 3 to 60 s
 
@@ -47,13 +47,11 @@ class Recovered:
     closing: bool  # the last chunk is a partial one, so only `stream.end` is missing
 
 
+Opened: TypeAlias = tuple[Manifest, WriterLock, Announcer, Recovered]
+
+
 def open_for_writing(
-    directory: Path,
-    samples_per_chunk: int | None,
-    clock: Callable[[], float],
-    *,
-    arrays: bool = False,
-    encoding: Encoding | None = None,
+    directory: Path, samples_per_chunk: int | None, clock: Callable[[], float], arrays: bool, encoding: Encoding | None
 ) -> Opened:
     """Opens a stream for writing, made if it is not there, and tells the readers. Raises as `ChunkWriter` does."""
     # Refuses what can be refused before anything is made, and before another producer is fenced.
@@ -67,7 +65,7 @@ def open_for_writing(
             assert samples_per_chunk is not None
             manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding)
             _create_stream(directory, manifest, lock.workplace.path(MANIFEST))
-        return _open(directory, manifest, clock, lock)
+        return _open(directory, manifest, lock, clock)
     except BaseException as cause:
         try:
             # An error may come of another producer: a listing may be older than what that one has done.
@@ -96,9 +94,56 @@ def find_manifest(
         if manifest is None:
             raise _unseen(directory)
     if manifest is not None:
-        check_same_encoding(directory, manifest, encoding)
-        check_arrays(directory, manifest, arrays)
+        _check_same(directory, manifest, arrays, encoding)
     return manifest
+
+
+def _check_same(directory: Path, manifest: Manifest, arrays: bool, encoding: Encoding | None) -> None:
+    was = manifest.encoding
+    expected, actual = _named(encoding), _named(was)
+    if was is not None and encoding is not None:
+        found = differences(was, encoding)
+        what = "its rows are encoded otherwise: " + "; ".join(found) if found else ""
+    elif was is not None:
+        what = "its rows are encoded, and those that are to come are not"
+    else:
+        what = "" if encoding is None else "its rows are not encoded, and those that are to come are"
+    way = "go on with the encoding of before"
+    if not what and manifest.arrays != arrays:
+        what = f"it was made {'to hold arrays' if manifest.arrays else 'without arrays'}"
+        way = "open it with arrays=True" if manifest.arrays else "leave out arrays=True"
+        expected, actual = f"arrays={arrays}", f"arrays={manifest.arrays}"
+    if what:
+        what = f"{directory}: {what}. That never changes for a stream: {way}, or take another directory"
+        raise StreamMismatch(what, directory=str(directory), expected=expected, actual=actual)
+
+
+def _named(encoding: Encoding | None) -> str:
+    return "none" if encoding is None else ", ".join(f"{name}={value}" for name, value in encoding.items())[:1000]
+
+
+def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
+    """Returns whether a stream can be made there; False where a manifest is listed."""
+    if samples_per_chunk is None:
+        raise ValueError(f"{directory}: samples_per_chunk is needed to create a stream")
+    check_samples_per_chunk(samples_per_chunk)
+    with contextlib.suppress(FileNotFoundError):
+        listing = list_chunks(directory)
+        names = os.listdir(directory)
+        if MANIFEST in names:
+            return False
+        if listing.data or listing.seals:
+            if HEAD in names:
+                raise manifest_lost(directory, HEAD)
+            command = f"lazyshard-producer run --source {shlex.quote(str(directory))}"
+            what = f"holds chunk files but no {MANIFEST}, so somebody else made them; choose another directory"
+            raise invalid(directory, f"{what}, to which `{command}` takes their rows")
+    return True
+
+
+def _unseen(directory: Path) -> StreamInvalid:
+    what = "somebody else has created a stream here, which this machine does not see yet; nothing of it was changed"
+    return invalid(directory, f"{what}. If no other producer is running, start this one again in a minute")
 
 
 def _create_stream(directory: Path, manifest: Manifest, temporary: Path) -> None:
@@ -115,54 +160,20 @@ def _create_stream(directory: Path, manifest: Manifest, temporary: Path) -> None
         raise _unseen(directory) from cause
 
 
-def _open(directory: Path, manifest: Manifest, clock: Callable[[], float], lock: WriterLock) -> Opened:
-    workplace = lock.workplace
+def _open(directory: Path, manifest: Manifest, lock: WriterLock, clock: Callable[[], float]) -> Opened:
     found = recover(directory, manifest, lock)
     chunks, samples, source = found.chunks, found.samples, None if found.last is None else found.last.source
-    announcer = Announcer(directory, workplace, manifest.samples_per_chunk, samples, clock)
+    announcer = Announcer(directory, lock.workplace, manifest.samples_per_chunk, samples, clock)
     if found.closing:
-        publish_end(directory, chunks, samples, source, temporary=workplace.path(END))
+        publish_end(directory, chunks, samples, source, lock.workplace.path(END))
     if found.ended or found.closing:
         announcer.tell(chunks, samples, samples, "finished")
-        raise StreamEnded(
-            f"{directory}: the stream has ended with {samples:,} samples; nothing can be added to it. Write a new "
-            f"stream to another directory",
-            directory=str(directory),
-            samples=samples,
-        )
+        what = f"{directory}: the stream has ended with {samples:,} samples; nothing can be added to it. Write a"
+        raise StreamEnded(f"{what} new one to another directory", directory=str(directory), samples=samples)
     # Looking through a long stream takes its time: another producer may have come meanwhile.
     lock.check()
     announcer.tell(chunks, samples, samples, "running")
-    return Opened(manifest, lock, announcer, chunks, samples, source)
-
-
-def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
-    """Returns whether a stream can be made there; False where a manifest is listed."""
-    if samples_per_chunk is None:
-        raise ValueError(f"{directory}: samples_per_chunk is needed to create a stream")
-    check_samples_per_chunk(samples_per_chunk)
-    with contextlib.suppress(FileNotFoundError):
-        listing = list_chunks(directory)
-        names = os.listdir(directory)
-        if MANIFEST in names:
-            return False
-        if listing.data or listing.seals:
-            if HEAD in names:
-                raise manifest_lost(directory, HEAD)
-            raise StreamInvalid(
-                f"{directory}: holds chunk files but no {MANIFEST}, so somebody else made them; choose another "
-                f"directory, to which `lazyshard-producer run --source {shlex.quote(str(directory))}` takes their rows",
-                directory=str(directory),
-            )
-    return True
-
-
-def _unseen(directory: Path) -> StreamInvalid:
-    return StreamInvalid(
-        f"{directory}: somebody else has created a stream here, which this machine does not see yet; nothing of it was "
-        f"changed. If no other producer is running, start this one again in a minute",
-        directory=str(directory),
-    )
+    return manifest, lock, announcer, found
 
 
 def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> Recovered:
@@ -174,16 +185,12 @@ def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> Recovered:
     sync_directory(directory)
     listing = _list(directory, manifest, lock)
     _check_gaps(directory, listing, manifest.arrays)
-    last = _last_seal(directory, listing)
-    if last is not None and last.samples > manifest.samples_per_chunk:
-        raise StreamInvalid(
-            f"{directory}: chunk {last.chunk} holds {last.samples} samples, the stream has "
-            f"{manifest.samples_per_chunk} a chunk",
-            directory=str(directory),
-            chunk=last.chunk,
-        )
-    short = 0 if last is None else manifest.samples_per_chunk - last.samples
-    samples = listing.sealed * manifest.samples_per_chunk - short
+    last, size = _last_seal(directory, listing), manifest.samples_per_chunk
+    if last is not None and last.samples > size:
+        what = f"chunk {last.chunk} holds {last.samples} samples, the stream has {size} a chunk"
+        raise invalid(directory, what, last.chunk)
+    short = 0 if last is None else size - last.samples
+    samples = listing.sealed * size - short
     ended = _check_end(directory, listing.sealed, samples)
     _clear(directory, listing, lock)
     complete_retirement(directory, listing)
@@ -196,90 +203,61 @@ def _list(directory: Path, manifest: Manifest, lock: WriterLock) -> Listing:
     Network filesystems remember listings, for 20 s say. By an old one a chunk that another machine's producer has
     sealed meanwhile would be taken for one that was never published, and deleted.
     """
-    started = time.monotonic()
-    told = False
+    started, told = time.monotonic(), False
     while True:
         listing = list_kept(directory, manifest.stream_id, arrays=manifest.arrays)
-        unsealed = (chunk for names in (listing.data, listing.arrays) for chunk in names if chunk not in listing.seals)
-        open_chunks = sorted({listing.sealed, *unsealed})
-        unlisted = next((chunk for chunk in open_chunks if os.path.lexists(directory / seal_name(chunk))), None)
+        open_chunks = {listing.sealed, *listing.data, *listing.arrays} - {*listing.seals}
+        unlisted = next((chunk for chunk in sorted(open_chunks) if os.path.lexists(directory / seal_name(chunk))), None)
         if unlisted is None:
             return listing
         lock.check()
-        path = directory / seal_name(unlisted)
-        waited = time.monotonic() - started
+        name, waited = seal_name(unlisted), time.monotonic() - started
         if waited > LISTING_S:
-            raise StreamInvalid(
-                f"{path}: is there, but a listing of {directory} has not shown it for {waited:.0f} s; start again when "
-                f"it does, or mount the filesystem with shorter caches",
-                directory=str(directory),
-                chunk=unlisted,
-            )
+            what = f"{name} is there, but no listing has shown it for {waited:.0f} s; start again when one does"
+            raise invalid(directory, f"{what}, or mount the filesystem with shorter caches", unlisted)
         if not told:
             told = True
-            _log.warning("%s: is there, but not listed yet; waiting for the filesystem to list it", path)
+            _log.warning("%s/%s: is there, but not listed yet; waiting for the filesystem to list it", directory, name)
         time.sleep(min(1.0, max(0.01, waited / 10)))
 
 
 def _check_gaps(directory: Path, listing: Listing, arrays: bool) -> None:
     sealed = listing.sealed
+    way = "restore it from a copy, a producer goes on from the position in the last of all seals"
     if beyond := [chunk for chunk in listing.seals if chunk >= sealed]:
-        raise StreamInvalid(
-            f"{directory}: {seal_name(sealed)} is missing although {listing.seals[min(beyond)]} is there; restore it "
-            f"from a copy, a producer cannot go on past a gap",
-            directory=str(directory),
-            chunk=sealed,
-        )
+        what = f"{seal_name(sealed)} is missing although {listing.seals[min(beyond)]} is there; {way}"
+        raise invalid(directory, what, sealed)
     if sealed == listing.first > 0:
-        raise StreamInvalid(
-            f"{directory}: {seal_name(sealed)} is missing, the first that {RETIRED} says was not deleted; restore it "
-            f"from a copy, it holds the position from which a producer goes on",
-            directory=str(directory),
-            chunk=sealed,
-        )
+        what = f"{seal_name(sealed)} is missing, the first that {RETIRED} says was not deleted; {way}"
+        raise invalid(directory, what, sealed)
     kinds = [("data file", listing.data, chunk_name), ("side file", listing.arrays, arrays_name)][: 1 + arrays]
     for chunk in range(listing.first, sealed):
         for kind, names, name_of in kinds:
             if chunk not in names:
-                path = directory / name_of(chunk)
-                raise ChunkMissing(
-                    f"{path}: sealed, but its {kind} is missing; restore it from a copy", file=str(path), chunk=chunk
-                )
+                path = str(directory / name_of(chunk))
+                what = f"{path}: sealed, but its {kind} is missing; restore it from a copy"
+                raise ChunkMissing(what, file=path, chunk=chunk)
 
 
 def _last_seal(directory: Path, listing: Listing) -> Seal | None:
     if (chunk := listing.sealed - 1) < listing.first:
         return None
     seal = read_seal(directory, chunk, listing.seals[chunk])
-    _check_size(directory / listing.data[chunk], chunk, seal.size)
-    if seal.arrays is not None:
-        _check_size(directory / arrays_name(chunk), chunk, seal.arrays.size)
+    sizes = {listing.data[chunk]: seal.size} | ({} if seal.arrays is None else {arrays_name(chunk): seal.arrays.size})
+    for name, sealed in sizes.items():
+        if (size := open_file(directory / name).size) != sealed:
+            raise damaged(directory / name, chunk, None, None, f"{sealed} bytes as sealed", f"{size} bytes")
     return seal
 
 
-def _check_size(path: Path, chunk: int, sealed: int) -> None:
-    size = open_file(path).size
-    if size != sealed:
-        raise ChunkCorrupt(
-            f"{path}: expected {sealed} bytes as sealed, found {size}; restore the file from a copy",
-            file=str(path),
-            chunk=chunk,
-            expected=f"{sealed} bytes",
-            actual=f"{size} bytes",
-        )
-
-
 def _check_end(directory: Path, chunks: int, samples: int) -> bool:
-    path = directory / END
     try:
-        end = End.decode(read_file(path), str(path))
+        end = read_record(directory / END, End.decode)
     except FileNotFoundError:
         return False
     if (end.chunks, end.samples) != (chunks, samples):
-        raise StreamInvalid(
-            f"{path}: says {end.chunks} chunks with {end.samples} samples, the seals say {chunks} with {samples}",
-            directory=str(directory),
-        )
+        what = f"{END} says {end.chunks} chunks with {end.samples} samples, the seals say {chunks} with {samples}"
+        raise invalid(directory, what)
     return True
 
 

@@ -36,9 +36,8 @@ def draws_of(state: RunState, consumed: int) -> int:
     if draws < 0:
         raise ValueError(f"consumed is at least {before}, what was trained when the run went on last, got {consumed}")
     if more:
-        raise ValueError(
-            f"consumed counts whole steps of all {part.dp} ranks: {before} and a multiple of {part.dp}, got {consumed}"
-        )
+        whole = f"whole steps of all {part.dp} ranks: {before} and a multiple of {part.dp}"
+        raise ValueError(f"consumed counts {whole}, got {consumed}")
     return draws
 
 
@@ -74,8 +73,7 @@ def without_samples(state: RunState, ranges: Iterable[tuple[int, int]]) -> RunSt
     if not skip:
         return state
     part = state.parts[-1]
-    first = steps_of(part)
-    return _behind(state, replace(part, draws=0, epoch=None, skip=skip, first_step=first))
+    return _behind(state, replace(part, draws=0, epoch=None, skip=skip, first_step=steps_of(part)))
 
 
 def without_steps(state: RunState, start: int, stop: int, total: int | None) -> RunState:
@@ -103,10 +101,8 @@ def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -
     _, first, last = _draws_of_steps(state, start, stop)
     dp = state.parts[-1].dp
     if (last - first) * dp > _MAX_SAMPLES_OF_STEPS:
-        raise ValueError(
-            f"steps {start}:{stop} train {(last - first) * dp} samples, more than {_MAX_SAMPLES_OF_STEPS}: "
-            f"go on from a checkpoint right before them"
-        )
+        more = f"{(last - first) * dp} samples, more than {_MAX_SAMPLES_OF_STEPS}"
+        raise ValueError(f"steps {start}:{stop} train {more}: go on from a checkpoint right before them")
     _, samples = course_of(state).draws(np.arange(dp)[:, None], np.arange(first, last), total)
     numbers = np.unique(samples)
     ends = np.flatnonzero(np.diff(numbers) != 1)
@@ -131,13 +127,9 @@ def check_fits(state: RunState, now: RunState, where: str) -> None:
     for field, way_out in ways.items():
         expected, actual = getattr(state, field), getattr(now, field)
         if expected != actual:
-            raise StateMismatch(
-                f"{where}: the state was saved with {field} {expected}, here it is {actual}: {way_out}",
-                directory=where,
-                field=field,
-                expected=str(expected),
-                actual=str(actual),
-            )
+            what = f"{where}: the state was saved with {field} {expected}, here it is {actual}: {way_out}"
+            fields = {"field": field, "expected": str(expected), "actual": str(actual)}
+            raise StateMismatch(what, directory=where, **fields)
 
 
 def _draws_of_steps(state: RunState, start: int, stop: int) -> tuple[int, int, int]:
@@ -147,9 +139,8 @@ def _draws_of_steps(state: RunState, start: int, stop: int) -> tuple[int, int, i
         raise ValueError("the state does not say how many samples a step has, so steps cannot be named; name samples")
     now = steps_of(part) + 1
     if not now <= start < stop:
-        raise ValueError(
-            f"steps {start}:{stop}: expected FIRST:STOP with {now} <= FIRST < STOP, since {now - 1} steps are trained"
-        )
+        expected = f"FIRST:STOP with {now} <= FIRST < STOP"
+        raise ValueError(f"steps {start}:{stop}: expected {expected}, since {now - 1} steps are trained")
     return now, (start - now) * part.draws_per_step + part.draws, (stop - now) * part.draws_per_step + part.draws
 
 

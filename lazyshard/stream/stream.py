@@ -11,25 +11,24 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from lazyshard.errors import FileInvalid, FileRefused, SealInvalid, StreamInvalid, StreamMismatch, StreamUnsealed
+from lazyshard.errors import FileInvalid, SealInvalid, StreamMismatch, StreamUnsealed
 from lazyshard.format.fields import FORMAT
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
 from lazyshard.format.records import Encoding, End, Head, Manifest
-from lazyshard.store.files import again_if_stale, is_there, read_file, read_replaced_file, read_seal
+from lazyshard.store.durable import refused
+from lazyshard.store.files import again_if_stale, is_there, read_record, read_seal
 from lazyshard.store.urls import UrlPath
+from lazyshard.stream import listing
 from lazyshard.stream.chunk import Chunk, open_copy, open_foreign, open_sealed
-from lazyshard.stream.listing import Published, Scan, scan_chunks
-from lazyshard.stream.manifest import how_to_mark, manifest_lost, read_manifest, stream_missing
-from lazyshard.stream.retire import list_kept, read_retired
+from lazyshard.stream.listing import Published, Scan, are_whole, invalid, read_manifest, scan_chunks
+from lazyshard.stream.retention import list_kept, read_retired
 
 if TYPE_CHECKING:
     from lazyshard.store.mirror import Mirror
 
-_LISTING_SHARE: Final = 0.05  # the share of the time between two listings that the first of them may take
-_LISTED_AGAIN_S: Final = 60.0  # who waits lists again after so long at the latest, however long it took
-_MANY: Final = 1000  # A directory of fewer chunks is listed at once where it has an end: that takes 2 ms
+_MANY: Final = 1000
 Stream: TypeAlias = "NativeStream | ForeignStream"  # A stream directory, or what is under a URL, for reading
 
 
@@ -50,8 +49,7 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
     try:
         manifest = read_manifest(directory, samples_per_chunk)
     except NotADirectoryError as cause:
-        what = f"{directory}: expected the directory of a stream, found a file"
-        raise FileRefused(what, file=str(directory), kind="a file") from cause
+        raise refused(directory, "the directory of a stream", "a file") from cause
     return NativeStream(directory, manifest) if manifest else _open_foreign(directory, samples_per_chunk)
 
 
@@ -63,7 +61,7 @@ def open_now(directory: Path, samples_per_chunk: int | None = None) -> Stream:
     if samples_per_chunk is None:
         samples_per_chunk = rows_of_first_chunk(directory)
     if (stream := open_stream(directory, samples_per_chunk)) is None:
-        raise stream_missing(directory)
+        raise listing.stream_missing(directory)
     return stream
 
 
@@ -85,10 +83,8 @@ def rows_of_first_chunk(directory: Path) -> int | None:
     path = directory / scan.data_name(0)
     if scan.complete and (rows := len(open_foreign(path, 0))):
         return rows
-    what = f"{path}: holds no rows" if scan.complete else f"{directory}: chunk 0 is not complete"
-    raise StreamInvalid(
-        f"{what}, so nothing tells how many samples a chunk has; give their number", directory=str(directory), chunk=0
-    )
+    what = f"{path.name} holds no rows" if scan.complete else "chunk 0 is not complete"
+    raise invalid(directory, f"{what}, so nothing tells how many samples a chunk has; give their number", 0)
 
 
 def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
@@ -105,54 +101,38 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
     except FileNotFoundError:
         return None
     # A manifest that is listed was made just now, or the filesystem still remembers that it was not there.
-    scan = found[1]
-    if MANIFEST in scan.ours or not (scan.data or scan.seals):
+    if MANIFEST in found.ours or not (found.data or found.seals):
         return None
     # Earlier releases could leave an owner in a directory that stayed foreign, for those who know its numbers.
-    beside = HEAD if HEAD in scan.ours else OWNER if OWNER in scan.ours and samples_per_chunk is None else None
+    beside = HEAD if HEAD in found.ours else OWNER if OWNER in found.ours and samples_per_chunk is None else None
     if beside is not None:
-        raise manifest_lost(directory, beside)
-    if not scan.seals:
-        raise StreamUnsealed(
-            f"{directory}: {scan.data} chunk files, but no .completed marker, so nothing tells which of them "
-            f"are complete; {how_to_mark(directory)}",
-            directory=str(directory),
-        )
+        raise listing.manifest_lost(directory, beside)
+    if not found.seals:
+        what = f"{directory}: {found.data} chunk files, but no .completed marker, so nothing tells which are complete"
+        raise StreamUnsealed(f"{what}; {listing.how_to_mark(directory)}", directory=str(directory))
     if isinstance(directory, UrlPath):
-        raise StreamInvalid(
-            f"{directory}: there is no {MANIFEST}, and in an object store only streams of ours are read, not what "
-            f"other programs put there. Copy it into a directory, and make a stream of that: "
-            f"`lazyshard-producer run --source DIR --out URL`",
-            directory=str(directory),
-        )
+        what = f"there is no {MANIFEST}, and in an object store only streams of ours are read, not what other programs"
+        way = "Copy it into a directory, and make a stream of that: `lazyshard-producer run --source DIR --out URL`"
+        raise invalid(directory, f"{what} put there. {way}")
     if samples_per_chunk is None:
-        raise ValueError(
-            f"{directory}: there is no {MANIFEST}, so samples_per_chunk must be given: how many rows every chunk but "
-            f"the last holds"
-        )
+        what = f"{directory}: there is no {MANIFEST}, so samples_per_chunk must be given: how many rows every chunk but"
+        raise ValueError(f"{what} the last holds")
     return ForeignStream(directory, samples_per_chunk, found)
 
 
-class ForeignLook(NamedTuple):
-    """What is known of a foreign directory."""
-
-    ended: bool  # whether there was an end before `scan` was made
-    scan: Scan  # what was listed, with what was looked up since
-    listed: int  # how many chunks were complete when it was listed; 0 if it was not
-    again_at: float  # when it may be listed again, in seconds of `time.monotonic`
+_NOTHING: Final = Scan(0, 0, 0, {}, frozenset())
 
 
-_NOTHING: Final = ForeignLook(False, Scan(0, 0, 0, {}, frozenset()), 0, 0.0)
-
-
-def look_foreign(directory: Path) -> ForeignLook:
+def look_foreign(directory: Path) -> Scan:
     """Returns whether there is an end, and what is listed after that look. Raises as `scan_chunks`."""
     started = time.monotonic()
     # What is in an object store is refused, or not there yet.
     ended = not isinstance(directory, UrlPath) and any(_there(directory, (END,)))
-    scan = scan_chunks(directory)
-    took = time.monotonic() - started
-    return ForeignLook(ended, scan, scan.complete, started + took + min(took / _LISTING_SHARE, _LISTED_AGAIN_S))
+    found = scan_chunks(directory)
+    now = time.monotonic()
+    # Listing may take a twentieth of the time; who waits lists again after a minute at the latest.
+    again_at = now + min(20 * (now - started), 60.0)
+    return replace(found, ended=ended, listed=found.complete, again_at=again_at)
 
 
 def _there(directory: Path, names: Iterable[str]) -> Iterator[bool]:
@@ -178,25 +158,24 @@ class ForeignStream:
     encoding = None
     mirror = None
 
-    def __init__(self, directory: Path, samples_per_chunk: int, found: ForeignLook | None = None) -> None:
+    def __init__(self, directory: Path, samples_per_chunk: int, found: Scan = _NOTHING) -> None:
         self.directory = directory
         self.samples_per_chunk = samples_per_chunk
-        self._known = found or _NOTHING
+        self._known = found
         self._newest: tuple[int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind when to list again: another machine has another clock."""
-        return self.__dict__ | {"_known": self._known._replace(again_at=0.0)}
+        return self.__dict__ | {"_known": replace(self._known, again_at=0.0)}
 
     def published(self, wanted: int | None = None) -> Published:
         """Looks how many chunks are complete, and counts the rows of the newest one; without `wanted` it lists."""
-        self._known = self._look(wanted)
-        ended, scan = self._known.ended, self._known.scan
-        gap, size, chunks = scan.gap, self.samples_per_chunk, scan.complete
-        if ended and gap is None and scan.data > chunks:
+        self._known = known = self._look(wanted)
+        gap, size, chunks = known.gap, self.samples_per_chunk, known.complete
+        if known.ended and gap is None and known.data > chunks:
             # Rows that were written but never marked complete: the end must not drop them in silence.
             gap = chunks
-        ended = ended and gap is None
+        ended = known.ended and gap is None
         rows = size
         if chunks:
             try:
@@ -218,19 +197,16 @@ class ForeignStream:
         if not known.ended or known.listed:
             return
         found = look_foreign(self.directory)
-        if found.scan.gap is not None or max(found.scan.data, found.scan.complete) != known.scan.complete:
-            raise StreamInvalid(
-                f"{self.directory}: there is an end, and {known.scan.complete} chunks were found by their names, but a "
-                f"listing shows {found.scan.data} files of rows and {found.scan.seals} markers, of which the first "
-                f"{found.scan.complete} chunks are complete; complete chunk {found.scan.complete} and start again",
-                directory=str(self.directory),
-                chunk=found.scan.complete,
-            )
+        if found.gap is not None or max(found.data, found.complete) != known.complete:
+            what = f"there is an end, and {known.complete} chunks were found by their names, but a listing shows"
+            more = f"{found.data} files of rows and {found.seals} markers, of which the first {found.complete} chunks"
+            way = f"complete chunk {found.complete} and start again"
+            raise invalid(self.directory, f"{what} {more} are complete; {way}", found.complete)
         self._known = found
 
     def open_chunk(self, chunk: int) -> Chunk:
         """Opens a published chunk and finds its rows. Raises, if it is the last one, as `check_end`."""
-        if chunk == self._known.scan.complete - 1:
+        if chunk == self._known.complete - 1:
             self.check_end()
         return self._open(chunk)
 
@@ -239,59 +215,55 @@ class ForeignStream:
             if chunk >= self._known.listed:
                 # Among those that were looked up by doubling steps one may still be written.
                 os.stat(self.directory / seal_name(chunk))
-            return open_foreign(self.directory / self._known.scan.data_name(chunk), chunk)
+            return open_foreign(self.directory / self._known.data_name(chunk), chunk)
         except FileNotFoundError:
             self._known = look_foreign(self.directory)
             if chunk >= self._known.listed:
                 raise
-            return open_foreign(self.directory / self._known.scan.data_name(chunk), chunk)
+            return open_foreign(self.directory / self._known.data_name(chunk), chunk)
 
     def retired(self) -> int:
         """Returns 0: nobody deletes chunks of a foreign stream by rules that a reader could know."""
         return 0
 
-    def _look(self, wanted: int | None) -> ForeignLook:
+    def _look(self, wanted: int | None) -> Scan:
         known = self._known
         if wanted is None:
             return look_foreign(self.directory)
-        ended = any(_there(self.directory, (END,)))
-        scan = self._look_up(known.scan)
-        if known is _NOTHING and scan.complete >= _MANY:
-            return known._replace(ended=ended, scan=scan)
-        if known.ended != ended or (known.ended and scan is not known.scan):
+        ended, found = any(_there(self.directory, (END,))), self._look_up(known)
+        # A directory of fewer chunks is listed at once where it has an end: that takes 2 ms.
+        if known is _NOTHING and found.complete >= _MANY:
+            return replace(found, ended=ended)
+        if known.ended != ended or (known.ended and found is not known):
             return look_foreign(self.directory)
-        if wanted > scan.complete * self.samples_per_chunk and not known.ended and time.monotonic() >= known.again_at:
+        if wanted > found.complete * self.samples_per_chunk and not known.ended and time.monotonic() >= known.again_at:
             return look_foreign(self.directory)
-        return known._replace(scan=scan)
+        return found
 
-    def _look_up(self, scan: Scan) -> Scan:
-        """Returns the scan with the chunks that have been completed since; the same where there are none."""
+    def _look_up(self, known: Scan) -> Scan:
+        """Returns what is known with the chunks that have been completed since; the same where there are none."""
 
         def is_there(chunk: int) -> bool:
-            return _is_complete(self.directory, chunk, scan.data_name(chunk))
+            return _is_complete(self.directory, chunk, known.data_name(chunk))
 
         # Those that come one by one are looked up one by one: they may come out of order.
-        complete, step, growth = scan.complete, 1, 1 if scan.complete else 2
+        complete, step, growth = known.complete, 1, 1 if known.complete else 2
         while is_there(complete + step - 1):
             complete, step = complete + step, growth * step
         # The first that is missing is less than `step` further on.
         while step := step // 2:
             complete += step * is_there(complete + step - 1)
-        if complete == scan.complete:
-            return scan
-        return replace(scan, complete=complete, data=max(scan.data, complete), seals=max(scan.seals, complete))
+        if complete == known.complete:
+            return known
+        return replace(known, complete=complete, data=max(known.data, complete), seals=max(known.seals, complete))
 
     def _rows_of_newest(self, chunk: int) -> int:
         if self._newest is None or self._newest[0] != chunk:
-            opened = self._open(chunk)
-            if len(opened) > self.samples_per_chunk:
-                raise StreamInvalid(
-                    f"{opened.path}: expected at most {self.samples_per_chunk} rows (samples_per_chunk), found "
-                    f"{len(opened)}",
-                    directory=str(self.directory),
-                    chunk=chunk,
-                )
-            self._newest = (chunk, len(opened))
+            rows, most = len(self._open(chunk)), self.samples_per_chunk
+            if rows > most:
+                what = f"chunk {chunk}: expected at most {most} rows (samples_per_chunk), found {rows}"
+                raise invalid(self.directory, what, chunk)
+            self._newest = (chunk, rows)
         return self._newest[1]
 
 
@@ -307,11 +279,10 @@ class NativeStream:
         self.mirror: Mirror | None = None
         if isinstance(directory, UrlPath):
             # The machinery of object stores, which readers of directories need not import.
-            from lazyshard.store.mirror import Mirror, ReadAhead
+            from lazyshard.store.mirror import Mirror
             from lazyshard.store.room import chunks_ahead
 
-            self.mirror = Mirror(directory, manifest.stream_id, self.check_identity)
-            self._ahead = ReadAhead(self.mirror.fetch, chunks_ahead())
+            self.mirror = Mirror(directory, manifest.stream_id, self.check_identity, ahead=chunks_ahead())
         else:
             self._manifest = os.path.join(directory, MANIFEST)
             self._manifest_file = self._identify()
@@ -322,36 +293,29 @@ class NativeStream:
 
     def published(self, wanted: int | None = None) -> Published:
         """Looks what is published now, by `head.json`; by listing the seals where that is lost."""
-        path = self.directory / HEAD
         try:
-            head = read_replaced_file(path, lambda data: Head.decode(data, str(path)))
+            head = read_record(self.directory / HEAD, Head.decode)
         except (FileNotFoundError, FileInvalid):
             return self._listed()
-        self._check_samples(path, head.chunks, head.samples, head.ended)
+        self._check_samples(HEAD, head.chunks, head.samples, head.ended)
         return Published(head.chunks, head.samples, head.ended, head)
 
-    def _check_samples(self, path: Path, chunks: int, samples: int, ended: bool) -> None:
-        short = chunks * self.samples_per_chunk - samples
-        if not 0 <= short < self.samples_per_chunk or (short and not ended):
+    def _check_samples(self, name: str, chunks: int, samples: int, ended: bool) -> None:
+        if not are_whole(chunks, samples, ended, self.samples_per_chunk):
             self.check_identity()
-            raise FileInvalid(
-                f"{path}: expected {chunks} chunks of {self.samples_per_chunk} samples, found {samples} samples in "
-                f"all; start the producer again, or restore the file from a copy",
-                file=str(path),
-                field="samples",
-                expected=str(chunks * self.samples_per_chunk),
-                actual=str(samples),
-            )
+            path, expected = str(self.directory / name), str(chunks * self.samples_per_chunk)
+            what = f"{path}: expected {chunks} chunks of {self.samples_per_chunk} samples, found {samples}"
+            fields = {"file": path, "field": "samples", "expected": expected, "actual": str(samples)}
+            raise FileInvalid(f"{what}; start the producer again, or restore the file from a copy", **fields)
 
     def _listed(self) -> Published:
-        listing = list_kept(self.directory, self.stream_id)
-        path = self.directory / END
+        found = list_kept(self.directory, self.stream_id)
         try:
-            end = End.decode(read_file(path), str(path))
+            end = read_record(self.directory / END, End.decode)
         except FileNotFoundError:
             # The last seal may be that of a partial chunk whose stream.end is still to come.
-            chunks, gap = listing.complete, listing.gap
-            if chunks > listing.first:
+            chunks, gap = found.complete, found.gap
+            if chunks > found.first:
                 try:
                     rows = len(self.open_chunk(chunks - 1))
                 except FileNotFoundError:
@@ -359,21 +323,16 @@ class NativeStream:
                     rows, gap = 0, chunks - 1
                 chunks -= rows < self.samples_per_chunk
             return Published(chunks, chunks * self.samples_per_chunk, False, gap=gap)
-        self._check_samples(path, end.chunks, end.samples, True)
+        self._check_samples(END, end.chunks, end.samples, True)
         return Published(end.chunks, end.samples, True)
 
     def check_identity(self) -> None:
         """Compares the manifest. Raises StreamMismatch: another stream is in its place."""
-        path = self.directory / MANIFEST
-        found = Manifest.decode(read_file(path), str(path))
-        if found.stream_id != self.stream_id:
-            raise StreamMismatch(
-                f"{self.directory}: stream {self.stream_id} was replaced by stream {found.stream_id} while it was "
-                f"being read; open the directory again to read the new one",
-                directory=str(self.directory),
-                expected=str(self.stream_id),
-                actual=found.stream_id,
-            )
+        found = read_record(self.directory / MANIFEST, Manifest.decode).stream_id
+        if found != self.stream_id:
+            what = f"{self.directory}: stream {self.stream_id} was replaced by stream {found} while it was being read"
+            fields = {"directory": str(self.directory), "expected": str(self.stream_id), "actual": found}
+            raise StreamMismatch(f"{what}; open the directory again to read the new one", **fields)
 
     def check_end(self) -> None:
         """Does nothing: the end says how much there is."""
@@ -385,27 +344,20 @@ class NativeStream:
         """
         try:
             opened = self._open(chunk)
+            if (opened.arrays is not None) is not self.arrays:
+                # Of another format than the manifest: its rows would be read wrongly.
+                path = str(self.directory / seal_name(chunk))
+                expected, actual = f"{FORMAT + self.arrays}, as {MANIFEST} says", str(FORMAT + (not self.arrays))
+                fields = {"file": path, "field": "format", "expected": expected, "actual": actual, "chunk": chunk}
+                raise SealInvalid(f"{path}: field 'format': expected {expected}, found {actual}", **fields)
         except SealInvalid as error:
             error.args = (f"{error}; restore the file from a copy",)
             raise
-        if (opened.arrays is not None) is self.arrays:
-            return opened
-        # Of another format than the manifest: its rows would be read wrongly.
-        path = self.directory / seal_name(chunk)
-        expected, found = f"{FORMAT + self.arrays}, as {MANIFEST} says", str(FORMAT + (not self.arrays))
-        raise SealInvalid(
-            f"{path}: field 'format': expected {expected}, found {found}; restore the file from a copy",
-            file=str(path),
-            field="format",
-            expected=expected,
-            actual=found,
-            chunk=chunk,
-        )
+        return opened
 
     def _open(self, chunk: int) -> Chunk:
         if self.mirror is not None:
             seal, file, arrays = self.mirror.open(chunk)
-            self._ahead.opened(chunk)
             return open_copy(file, seal, arrays)
         found = self._identify()
         if found != self._manifest_file:

@@ -6,8 +6,9 @@ Of each chunk its seal is read, some 30 bytes a row; every process that asks rea
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,33 +22,35 @@ from lazyshard.stream.stream import Stream
 if TYPE_CHECKING:
     from lazyshard.stream.reader import StreamReader
 
-_KEPT: Final = 4  # windows that are remembered: what is left over of one is needed with the next
-
 
 def read_lengths(stream: Stream, samples: int) -> npt.NDArray[np.uint32]:
     """Returns the lengths in tokens of so many published samples of a stream of ours: u32 of shape (samples,).
 
     Raises LengthsMissing: those of a chunk are not known, or deleted.
     """
-    directory, size = stream.directory, stream.samples_per_chunk
-    lengths = np.zeros(samples, np.uint32)
-    for number in range(-(-samples // size)):
+    directory = stream.directory
+
+    def seal(chunk: int) -> Seal:
         try:
-            found = read_seal(directory, number).tokens
+            return read_seal(directory, chunk)
         except FileNotFoundError:
-            if number >= stream.retired():
+            if chunk >= stream.retired():
                 raise
-            raise LengthsMissing(
-                f"{directory}: chunk {number} was deleted by the stream's producer, and the lengths of its samples "
-                f"with it",
-                directory=str(directory),
-                chunk=number,
-            ) from None
-        if found is None:
-            raise lengths_missing(directory, number)
-        start = number * size
-        stop = min(start + len(found), samples)
-        lengths[start:stop] = found[: stop - start]
+            what = f"{directory}: chunk {chunk} was deleted by the stream's producer, and its samples' lengths with it"
+            raise LengthsMissing(what, directory=str(directory), chunk=chunk) from None
+
+    return _gather(directory, 0, samples, stream.samples_per_chunk, seal)
+
+
+def _gather(directory: Path, first: int, stop: int, size: int, seal: Callable[[int], Seal]) -> npt.NDArray[np.uint32]:
+    """Returns the lengths of the samples [first, stop), of which the first begins a chunk."""
+    lengths = np.zeros(max(0, stop - first), np.uint32)
+    for chunk in range(first // size, -(-stop // size)):
+        if (found := seal(chunk).tokens) is None:
+            raise lengths_missing(directory, chunk)
+        begin = chunk * size - first
+        part = found[: stop - first - begin]
+        lengths[begin : begin + len(part)] = part
     return lengths
 
 
@@ -71,20 +74,13 @@ class WindowLengths:
 
         Raises LengthsMissing, ChunkRetired, WaitTimeout, SealInvalid, OSError.
         """
-        found = self._kept.get(window)
-        if found is not None:
-            return found
-        first, rows = window * self.rows, self.rows
-        published = self._reader.wait_for(first + rows)
-        stop = min(first + rows, published.samples)
-        size = self._reader.samples_per_chunk
-        lengths = np.zeros(max(0, stop - first), np.uint32)
-        for chunk in range(first // size, -(-stop // size)):
-            begin = chunk * size - first
-            if (found := self._seal(chunk).tokens) is None:
-                raise lengths_missing(self._reader.directory, chunk)
-            lengths[begin : begin + size] = found
-        if len(self._kept) >= _KEPT:
+        if (known := self._kept.get(window)) is not None:
+            return known
+        first, size = window * self.rows, self._reader.samples_per_chunk
+        stop = min(first + self.rows, self._reader.wait_for(first + self.rows).samples)
+        lengths = _gather(self._reader.directory, first, stop, size, self._seal)
+        # A few are kept: what is left over of one is needed with the next.
+        if len(self._kept) >= 4:
             self._kept.pop(min(self._kept), None)
         self._kept[window] = lengths
         return lengths
@@ -111,26 +107,18 @@ class WindowLengths:
 
 def lengths_missing(directory: Path, chunk: int) -> LengthsMissing:
     """Returns the error for a chunk of which nobody has said how long its rows are."""
-    return LengthsMissing(
-        f"{directory}: how long the samples of chunk {chunk} are in tokens is not known: its producer did not say so. "
-        f"{_how_to_seal(directory)}; or have them sealed while it is produced, by --measure or --encode, or in your "
-        f"own code by `ChunkWriter.write(row, tokens=N)`",
-        directory=str(directory),
-        chunk=chunk,
-    )
+    what = f"{directory}: how long the samples of chunk {chunk} are in tokens is not known: its producer did not say so"
+    way = "have them sealed while it is produced, by --measure or --encode, or by `ChunkWriter.write(row, tokens=N)`"
+    return LengthsMissing(f"{what}. {_how_to_seal(directory)}; or {way}", directory=str(directory), chunk=chunk)
 
 
 def lengths_not_ours(directory: object) -> LengthsMissing:
     """Returns the error for a directory that another program fills."""
-    return LengthsMissing(
-        f"{directory}: another program fills it, so nothing says how long its samples are in tokens. "
-        f"{_how_to_seal(directory)}",
-        directory=str(directory),
-    )
+    what = f"{directory}: another program fills it, so nothing says how long its samples are in tokens"
+    return LengthsMissing(f"{what}. {_how_to_seal(directory)}", directory=str(directory))
 
 
 def _how_to_seal(directory: object) -> str:
-    return (
-        f"Make a stream of its rows that does: `lazyshard-producer run --source {shlex.quote(str(directory))} "
-        f"--out NEW --samples-per-chunk N --measure TOKENIZER` (the folder of a tokenizer, swift, or MODULE:FUNCTION)"
-    )
+    command = f"lazyshard-producer run --source {shlex.quote(str(directory))} --out NEW --samples-per-chunk N"
+    tokenizer = "the folder of a tokenizer, swift, or MODULE:FUNCTION"
+    return f"Make a stream of its rows that does: `{command} --measure TOKENIZER` ({tokenizer})"

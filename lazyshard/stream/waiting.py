@@ -15,14 +15,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 from lazyshard.errors import WaitTimeout
 from lazyshard.format.names import END, HEAD, SEAL_SUFFIX
+from lazyshard.store.files import list_names
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream.node_poll import NodePoll
-from lazyshard.stream.pacing import FIRST_POLL_S, FIRST_REQUEST_S, ReaderWait, expected_wait, next_poll, next_report
+from lazyshard.stream import head as heads
+from lazyshard.stream.head import expected_wait, format_seconds, next_poll, next_report, process_ended, process_gone
+from lazyshard.stream.listing import Published, has_unpublished_rows, other_files
+from lazyshard.stream.node_poll import HEAD_SLOT, NodePoll
 
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
@@ -31,15 +35,6 @@ if TYPE_CHECKING:
 _FOLLOW_S: Final = 2.0
 _STUCK_S: Final = 10.0
 """How often to look whether the process worked for is there; how long after its end this one may still be at work."""
-
-_LEAVE_S: Final = 1.0
-"""How long an orphan may take to leave in good order: flushing a pipe that nobody reads takes for ever."""
-
-_ASIDE_S: Final = 0.5
-"""How often a waiting reader does what it does besides, such as a look whether its parent is still there."""
-
-_QUIET_S: Final = 0.02
-"""Waits shorter than this are slept through; for longer ones it is worth to start watching the directory."""
 
 _ANSWER_S: Final = 5.0
 """What a look at the filesystem takes beyond this is no time in which a producer could have been waited for."""
@@ -146,6 +141,8 @@ class Waiting:
         waited_s: seconds spent waiting for the producer.
     """
 
+    stream_id: str | None = None
+
     def __init__(self, directory: Path, max_wait: float) -> None:
         self.directory = directory
         self.max_wait = max_wait
@@ -154,20 +151,18 @@ class Waiting:
         self.parent: Parent | None = None
         self.on_wait: Callable[[], None] | None = None
         self.waited_s = 0.0
-        self._least_poll = FIRST_REQUEST_S if isinstance(directory, UrlPath) else FIRST_POLL_S
+        self._seen = Published(0, 0, False)
+        self._least_poll = heads.FIRST_REQUEST_S if isinstance(directory, UrlPath) else heads.FIRST_POLL_S
         self._hung_s = 0.0
 
-    def _wait(
-        self, look: Callable[[float], _T | None], told: Callable[[float], ReaderWait], poll: NodePoll | None = None
-    ) -> _T:
+    def _wait(self, look: Callable[[float], _T | None], samples: int, chunk: int | None, poll: NodePoll | None) -> _T:
         """Waits until there is what is wanted. Raises WaitTimeout: not within `max_wait`, or nobody wants it any more.
 
-        `look` may rest on what was seen so many seconds before; `told` says what is waited for, after so many seconds;
-        `poll` shares what is seen with the other processes of this node.
+        `look` may rest on what was seen so many seconds before; wanted are so many samples, the last of them in this
+        `chunk`, or a stream where that is None; `poll` shares what is seen with the other processes of this node.
         """
         started = self._clock()
-        reported = 0.0
-        age = 0.0
+        reported = age = 0.0
         with Waker(self.directory) as waker, contextlib.closing(poll) if poll else contextlib.nullcontext():
             while True:
                 found = look(age)
@@ -175,26 +170,51 @@ class Waiting:
                 if found is not None:
                     self.waited_s += waited
                     return found
-                wait = told(waited)
                 if waited >= self.max_wait:
                     if poll is not None and age > 0:
                         # Nobody gives up by what was seen before.
                         age = 0.0
                         continue
                     self.waited_s += waited
-                    raise wait.timeout(time.time(), self._open_rows(wait))
+                    raise self._timeout(samples, chunk, waited)
                 if waited >= next_report(reported):
                     reported = next_report(reported)
                     if not self.quiet:
-                        _log.warning("%s", wait.describe(time.time(), self._open_rows(wait)))
-                age = next_poll(waited, expected_wait(wait.samples, wait.seen), self._least_poll)
-                due = age if poll is None else poll.head.pause(age)
+                        _log.warning("%s", self._describe(samples, chunk, waited))
+                age = next_poll(waited, expected_wait(samples, self._seen), self._least_poll)
+                due = age if poll is None else poll.pause(HEAD_SLOT, age)
                 pause = min(due, self.max_wait - waited, next_report(reported) - waited)
-                if self._pause(pause, time.sleep if max(waited, pause) < _QUIET_S else waker.sleep):
+                # For longer waits than this it is worth to start watching the directory.
+                if self._pause(pause, time.sleep if max(waited, pause) < 0.02 else waker.sleep):
                     age = 0.0
 
-    def _open_rows(self, wait: ReaderWait) -> bool | None:
-        return self._ask(wait.open_rows, "looking for rows that are not published yet in %s", self.directory)
+    def _describe(self, samples: int, chunk: int | None, waited: float) -> str:
+        """Says what is waited for, and what the producer is doing."""
+        who = f"{self.label}: " if self.label else ""
+        so_far = f"({format_seconds(waited)} of at most {format_seconds(self.max_wait)})"
+        if chunk is None:
+            hint = _path_hint(self.directory)
+            return f"{who}{self.directory}: no stream there yet, waiting for a producer to create it {so_far}{hint}"
+        seen, head, now = self._seen, self._seen.head, time.time()
+        gone, open_rows, end = False, None, ""
+        if head is not None and head.state in ("running", "waiting"):
+            # A producer of this machine has ended, or is silent and has no process.
+            silent = now - head.updated_at >= heads.STALE_HEARTBEAT_S
+            gone = process_ended(head) or (silent and process_gone(head) is True)
+            if head.state == "running" and not head.open:
+                look = partial(has_unpublished_rows, self.directory, seen.chunks)
+                open_rows = self._ask(look, "looking for rows that are not published yet in %s", self.directory)
+        elif head is None and self.stream_id is None and seen.gap is None and seen.short is None:
+            end = f"; if no more are to come, an empty file {self.directory / END} says so"
+        producer = heads.describe_producer(seen, samples, now, gone, open_rows)
+        return f"{who}waiting for chunk {chunk} of {self.directory} {so_far}: {producer}{end}"
+
+    def _timeout(self, samples: int, chunk: int | None, waited: float) -> WaitTimeout:
+        head = self._seen.head
+        hint = "start its producer" if head is None else "see to its producer"
+        what = f"{self._describe(samples, chunk, waited)}. Gave up: {hint}, or wait longer with max_wait"
+        fields = {"state": head and head.state, "heartbeat_age": heads.heartbeat_age(self._seen, time.time())}
+        return WaitTimeout(what, directory=str(self.directory), chunk=chunk, waited=waited, **fields)
 
     def _pause(self, seconds: float, sleep: Callable[[float], bool | None]) -> bool:
         """Sleeps until the next look is due, with an eye on the parent; returns whether something has come before.
@@ -212,7 +232,7 @@ class Waiting:
                     raise WaitTimeout(f"{where}: nobody waits for this any more", directory=where)
             if self.on_wait is not None:
                 self.on_wait()
-            if sleep(min(seconds, _ASIDE_S)):
+            if sleep(min(seconds, 0.5)):
                 return True
             seconds = due - time.monotonic()
         return False
@@ -305,6 +325,19 @@ class Waker:
                 self._observer.join()
 
 
+def _path_hint(directory: Path) -> str:
+    """Returns a hint where not even the directory is there, which a producer makes, or it holds something else."""
+    found = ""
+    if not isinstance(directory, UrlPath):
+        try:
+            found = other_files(list_names(directory))
+        except FileNotFoundError:
+            return "; there is no such directory yet, so see whether the path is right"
+        except OSError:
+            pass
+    return f"; the directory holds other files ({found}), so see whether the path is right" if found else ""
+
+
 class Parent:
     """The process for which this one works. A worker that waits for data may otherwise outlive it by hours.
 
@@ -342,8 +375,8 @@ class Parent:
         """Ends this process by SystemExit if the other one has ended, without a word: there is nobody to hear it."""
         if not self.gone():
             return
-        # If that does not end it (raised in a thread, caught on its way, a queue still being flushed), a timer does.
-        timer = threading.Timer(_LEAVE_S, os._exit, (1,))
+        # If that does not end it (raised in a thread, caught, flushing a pipe that nobody reads), a timer does.
+        timer = threading.Timer(1.0, os._exit, (1,))
         timer.daemon = True
         timer.start()
         raise SystemExit(1)

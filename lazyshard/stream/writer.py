@@ -1,8 +1,10 @@
-"""`ChunkWriter`: what callers see of a writer; what is done is in `recovery` and `publishing`."""
+"""`ChunkWriter`: rows into chunks, one after the other, filled, published when full, and told to the readers."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import operator
 import os
 import time
@@ -14,11 +16,12 @@ from typing import Any, Final, NoReturn
 from lazyshard.errors import LazyShardError, WriterFailed, redact
 from lazyshard.format.arrays import may_hold_arrays, pack_row, refuse_array_key
 from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
+from lazyshard.format.names import END
 from lazyshard.format.records import Encoding, ProducerState, check_encoding
 from lazyshard.format.row import check_line, encode_row
+from lazyshard.stream import publishing
 from lazyshard.stream.head import check_state
-from lazyshard.stream.open_chunk import StepsInThread, WriteSteps
-from lazyshard.stream.publishing import ChunkSequence
+from lazyshard.stream.publishing import OpenChunk, WriteSteps
 from lazyshard.stream.recovery import open_for_writing
 
 HEARTBEAT_S: Final = 5.0
@@ -26,6 +29,8 @@ HEARTBEAT_S: Final = 5.0
 
 _MAX_NOTE: Final = 1000  # characters of the reason for stopping
 _MAX_TOKENS: Final = 2**32 - 1
+
+_log = logging.getLogger("lazyshard")
 
 
 class ChunkWriter:
@@ -53,6 +58,11 @@ class ChunkWriter:
 
     Attributes:
         stream_id: the stream's identity, 32 hexadecimal digits.
+        published_chunks: chunks sealed so far.
+        published_samples: rows in them.
+        full_chunks: chunks sealed so far, and the one that is on its way where these overlap.
+        source: the position that was given with the last published row, None if there is none.
+        publish_s: seconds from the last row of the last published chunk until the readers were told.
 
     Raises:
         StreamEnded: the stream has ended.
@@ -80,16 +90,22 @@ class ChunkWriter:
             encoding = check_encoding(encoding)
             if not arrays:
                 raise ValueError(f"{self.directory}: rows that are encoded hold arrays; give arrays=True with encoding")
-        opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays=arrays, encoding=encoding)
+        opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays, encoding)
+        manifest, self._lock, self._announcer, found = opened
         self.arrays = arrays
-        self.stream_id = opened.manifest.stream_id
-        self.samples_per_chunk = opened.manifest.samples_per_chunk
-        self._lock = opened.lock
+        self.stream_id, self.samples_per_chunk = manifest.stream_id, manifest.samples_per_chunk
+        self.full_chunks = self.published_chunks = found.chunks
+        self.published_samples = self._handed_over = found.samples
+        self.source: Any = None if found.last is None else found.last.source
+        self.publish_s = 0.0
+        self._row_source = self.source  # the position after the last row
+        self._state: ProducerState = "running"
+        self._clock = clock
         self._failure: BaseException | None = None
-        self._steps = StepsInThread() if overlap else WriteSteps()
-        self._chunks = ChunkSequence(self.directory, opened, self._steps, clock)
+        self._steps = WriteSteps(overlap=overlap)
+        self._publishing = 0  # number of the step
+        self._begin_chunk()
         self._closed = False
-        self._dropped = weakref.finalize(self, self._chunks.warn)
 
     def write(self, row: dict[str, Any] | bytes, tokens: int | None = None, *, source: Any = None) -> dict[str, Any]:
         """Adds a row; publishes the chunk if that fills it. Returns the row's object, which was parsed to check it.
@@ -113,13 +129,17 @@ class ChunkWriter:
         self._check_open()
         if tokens is not None and not 0 <= (tokens := operator.index(tokens)) <= _MAX_TOKENS:
             raise ValueError(f"tokens is from 0 to {_MAX_TOKENS}, got {tokens}")
-        arrays = None
-        if self.arrays:
-            line, arrays, parsed = _packed(row)
+        packed = b""
+        if isinstance(row, bytes):
+            line, parsed = check_line(row)
+            if self.arrays and may_hold_arrays(line):
+                refuse_array_key(parsed)
         else:
-            line, parsed = check_line(row) if isinstance(row, bytes) else (encode_row(row), row)
+            parsed = row
+            line, packed = pack_row(row) if self.arrays else (encode_row(row), b"")
         try:
-            self._chunks.append(line, arrays, tokens, source)
+            self._chunk.append(line, packed, tokens)
+            self._added(source)
         except BaseException as cause:
             self._fail(cause)
         self._beat()
@@ -144,20 +164,18 @@ class ChunkWriter:
             ProducerFenced, WriterFailed, TypeError, RuntimeError: see `write`.
         """
         self._check_open()
-        given = len(lines)
-        if isinstance(lines, CheckedLines):
-            given += lines.refused is not None
+        given = len(lines) + (isinstance(lines, CheckedLines) and lines.refused is not None)
         if given > self.room:
             raise ValueError(f"{given} lines are more than the {self.room} that the open chunk has room for")
         rows = lines if isinstance(lines, CheckedLines) else check_lines(lines)
         if rows.arrays is None:
-            if self.arrays:
-                rows = without_array_keys(rows)
+            rows = without_array_keys(rows) if self.arrays else rows
         elif not self.arrays:
             raise ValueError(f"{self.directory}: the stream was made without arrays, these rows come with some")
         try:
             if len(rows):
-                self._chunks.extend(rows, source if rows.refused is None else None)
+                self._chunk.extend(rows)
+                self._added(source if rows.refused is None else None)
         except BaseException as cause:
             self._fail(cause)
         self._beat()
@@ -168,46 +186,21 @@ class ChunkWriter:
     @property
     def state(self) -> ProducerState:
         """What `head.json` says that this producer is doing, from the next publish or heartbeat on."""
-        return self._chunks.state
+        return self._state
 
     @state.setter
     def state(self, state: ProducerState) -> None:
-        self._chunks.state = check_state(state)
-
-    @property
-    def published_chunks(self) -> int:
-        """Chunks sealed so far."""
-        return self._chunks.published_chunks
-
-    @property
-    def published_samples(self) -> int:
-        """Rows in them."""
-        return self._chunks.published_samples
-
-    @property
-    def full_chunks(self) -> int:
-        """Chunks sealed so far, and the one that is on its way where these overlap."""
-        return self._chunks.full_chunks
-
-    @property
-    def source(self) -> Any:
-        """The position that was given with the last published row, None if there is none."""
-        return self._chunks.source
-
-    @property
-    def publish_s(self) -> float:
-        """Seconds that it took from the last row of the last published chunk until the readers were told."""
-        return self._chunks.publish_s
+        self._state = check_state(state)
 
     @property
     def room(self) -> int:
         """Rows that the open chunk can still take, at least 1."""
-        return self._chunks.room
+        return self.samples_per_chunk - len(self._chunk)
 
     @property
     def samples(self) -> int:
         """Rows taken so far: the published ones, those on their way and those of the open chunk."""
-        return self._chunks.samples
+        return self._handed_over + len(self._chunk)
 
     def heartbeat(self, state: ProducerState | None = None, note: str = "") -> None:
         """Tells the readers that this producer is alive. `write` does so by itself; call it while no row comes.
@@ -221,9 +214,9 @@ class ChunkWriter:
             ValueError: the writer is closed, or `state` is "finished", which only `close` can make true.
         """
         self._check_open()
-        self.state = check_state(state or self.state)
+        self.state = state or self.state
         try:
-            self._steps.do(functools.partial(self._chunks.tell_alive, note))
+            self._steps.do(functools.partial(self._tell_alive, note))
             self._steps.wait()
         except Exception as cause:
             self._fail(cause)
@@ -262,31 +255,32 @@ class ChunkWriter:
         if os.getpid() != self._pid:
             # Files, lock and owner are the parent's; only this process's copy of the descriptor is closed.
             self._closed = True
-            self._chunks.abandon()
+            self._chunk.discard(remove=False)
             if end:
                 raise self._forked()
             return
         if source is not None:
-            self._chunks.row_source = source
+            self._row_source = source
         try:
             if end:
                 self._check_open()
                 try:
-                    self._chunks.end()
+                    self._end()
                 except BaseException as cause:
                     self._fail(cause)
             else:
                 self._finish_steps()
-                self._chunks.leave(state, _plain(note))
+                self._leave(state, _plain(note))
         except BaseException as cause:
-            self._chunks.leave("failed", _why(cause))
+            self._leave("failed", _why(cause))
             raise
         finally:
             self._closed = True
             self._dropped.detach()
             # An interrupt may have left steps undone: then lock and files are theirs until the process ends.
             if self._steps.stop():
-                self._chunks.close()
+                self._chunk.discard()
+                self._announcer.close()
                 self._lock.release()
 
     def __enter__(self) -> ChunkWriter:
@@ -296,6 +290,85 @@ class ChunkWriter:
         """Ends the stream, or after an exception leaves it resumable."""
         failed = isinstance(error, Exception)
         self.close(end=kind is None, state="failed" if failed else "idle", note=_why(error) if failed else "")
+
+    def _begin_chunk(self) -> None:
+        self._chunk = OpenChunk(self.full_chunks, self._lock.workplace.path, self._steps, arrays=self.arrays)
+        self._dropped = weakref.finalize(self, _warn_unpublished, self.directory, self._chunk, self._pid)
+
+    def _added(self, source: Any) -> None:
+        if source is not None:
+            self._row_source = source
+        if len(self._chunk) == self.samples_per_chunk:
+            self._publish()
+
+    def _publish(self, *, last: bool = False) -> None:
+        chunk = self._chunk
+        for file in chunk.files:
+            file.pass_on()
+        # The one before: with that still on its way, this would be the second.
+        self._steps.wait(self._publishing)
+        step = functools.partial(self._publish_chunk, chunk, self._row_source, time.monotonic(), last)
+        self._handed_over += len(chunk)
+        self.full_chunks += 1
+        self._dropped.detach()
+        self._begin_chunk()
+        self._publishing = self._steps.do(step)
+
+    def _publish_chunk(self, chunk: OpenChunk, source: Any, full_at: float, last: bool) -> None:
+        try:
+            publishing.publish_chunk(self.directory, chunk, source, self._clock(), self._lock)
+        except BaseException:
+            chunk.discard()
+            raise
+        self.published_chunks += 1
+        self.published_samples += len(chunk)
+        self.source = source
+        if not last:
+            # A partial chunk is the last one: the head names it only together with the end.
+            self._tell(self._state)
+        self.publish_s = time.monotonic() - full_at
+
+    def _end(self) -> None:
+        if len(self._chunk):
+            self._publish(last=True)
+        self._steps.wait()
+        self._lock.check()
+        end = self.published_chunks, self.published_samples, self._row_source
+        publishing.publish_end(self.directory, *end, self._lock.workplace.path(END))
+        self._tell("finished")
+
+    def _leave(self, state: ProducerState, note: str) -> None:
+        """Tells the readers, if it can, that this producer stops, and why."""
+        if self._steps.stop():
+            with contextlib.suppress(OSError, LazyShardError):
+                self._lock.check()
+                self._tell(state, note)
+
+    def _tell_alive(self, note: str) -> None:
+        self._announcer.told_at = time.monotonic()
+        try:
+            self._lock.check()
+            self._tell(self._state, note)
+        except LazyShardError:
+            raise
+        except OSError as cause:
+            self._lock.check(closely=True)
+            # The head is a hint; a full disk must not stop a producer that has nothing to publish yet.
+            _log.warning("%s: readers cannot be told that this producer is alive: %s", self.directory, cause)
+
+    def _tell(self, state: ProducerState, note: str = "") -> None:
+        self._announcer.tell(self.published_chunks, self.published_samples, self.samples, state, note)
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._announcer.told_at > HEARTBEAT_S:
+            self.heartbeat()
+
+    def _finish_steps(self) -> None:
+        if self._failure is None:
+            try:
+                self._steps.wait()
+            except Exception as cause:
+                self._fail(cause)
 
     def _fail(self, cause: BaseException) -> NoReturn:
         """Remembers what has left the open chunk of unknown content, and raises it, or in its place what tells more.
@@ -310,21 +383,10 @@ class ChunkWriter:
             told = self._failed(cause.strerror or str(cause), "make room or mend the filesystem, then open")
             # A producer that takes over removes this one's directory, which is no fault of the filesystem.
             self._failure = told = self._lock.lost() or told
-        self._chunks.leave("failed", _why(told or cause))
+        self._leave("failed", _why(told or cause))
         if told is None:
             raise cause
         raise told from cause
-
-    def _finish_steps(self) -> None:
-        if self._failure is None:
-            try:
-                self._steps.wait()
-            except Exception as cause:
-                self._fail(cause)
-
-    def _beat(self) -> None:
-        if time.monotonic() - self._chunks.announcer.told_at > HEARTBEAT_S:
-            self.heartbeat()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -334,34 +396,24 @@ class ChunkWriter:
         if isinstance(self._failure, LazyShardError):
             raise self._failure
         if self._failure is not None:
-            raise self._failed(
-                f"an earlier call was ended by {type(self._failure).__name__}", "open"
-            ) from self._failure
+            reason = f"an earlier call was ended by {type(self._failure).__name__}"
+            raise self._failed(reason, "open") from self._failure
 
     def _failed(self, reason: str, remedy: str) -> WriterFailed:
-        return WriterFailed(
-            f"{self.directory}: {reason}. {self.published_samples:,} samples are published and safe, the rows after "
-            f"them are not; {remedy} the stream again, or start its producer again: it goes on from there",
-            directory=str(self.directory),
-            published_samples=self.published_samples,
-        )
+        samples = self.published_samples
+        what = f"{self.directory}: {reason}. {samples:,} samples are published and safe, the rows after them are not"
+        way = f"{remedy} the stream again, or start its producer again: it goes on from there"
+        return WriterFailed(f"{what}; {way}", directory=str(self.directory), published_samples=samples)
 
     def _forked(self) -> RuntimeError:
-        return RuntimeError(
-            f"{self.directory}: this writer belongs to process {self._pid}, of which this one is a fork; only that one "
-            f"can write and end the stream"
-        )
+        return RuntimeError(f"{self.directory}: this writer belongs to process {self._pid}, this one is a fork of it")
 
 
-def _packed(row: dict[str, Any] | bytes) -> tuple[bytes, bytes, dict[str, Any]]:
-    """Returns the line of a row that may hold arrays, the bytes of these, and its object."""
-    if not isinstance(row, bytes):
-        packed = pack_row(row)
-        return packed.line, packed.arrays, row
-    line, parsed = check_line(row)
-    if may_hold_arrays(line):
-        refuse_array_key(parsed)
-    return line, b"", parsed
+def _warn_unpublished(directory: Path, chunk: OpenChunk, pid: int) -> None:
+    """Logs, if the writer is dropped or the interpreter ends before it was closed, that rows are not published."""
+    if len(chunk) and os.getpid() == pid:
+        what = "a ChunkWriter was dropped without close(): %d rows of its open chunk are not published"
+        _log.warning(f"%s: {what}; use it in a with statement, or call close()", directory, len(chunk))
 
 
 def _why(error: BaseException | None) -> str:

@@ -27,9 +27,9 @@ from typing import Final, Literal, NamedTuple, Protocol
 from lazyshard.format.names import parse_arrays_name, parse_chunk_name
 from lazyshard.inspection import survey
 from lazyshard.stream.consumers import Consumer, list_consumers
-from lazyshard.stream.manifest import read_manifest
-from lazyshard.stream.pacing import format_seconds
-from lazyshard.stream.retire import read_retired, retire
+from lazyshard.stream.head import format_seconds
+from lazyshard.stream.listing import read_manifest
+from lazyshard.stream.retention import read_retired, retire
 from lazyshard_producer.configuration.quantities import Amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.wording import count, one_line
@@ -183,7 +183,7 @@ class Shelf:
         return list_consumers(self.directory, published)
 
     def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
-        """Deletes the chunks of [0, chunks_before), never the newest; `check` is as in `lazyshard.stream.retire`."""
+        """Deletes the chunks of [0, chunks_before), never the newest; `check` is as in `lazyshard.stream.retention`."""
         retire(self.directory, chunks_before, published, check=check)
 
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:

@@ -21,10 +21,9 @@ from lazyshard.format.seal import Seal
 from lazyshard.store.files import is_there, read_file
 from lazyshard.store.urls import is_url, stream_path
 from lazyshard.stream import ChunkWriter
-from lazyshard.stream.listing import list_chunks
-from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.listing import list_chunks, read_manifest
 from lazyshard.stream.recovery import find_manifest
-from lazyshard.stream.retire import list_kept
+from lazyshard.stream.retention import list_kept
 from lazyshard_producer.configuration.problems import MAX_NAME_BYTES
 from lazyshard_producer.configuration.settings import Settings, SourceSettings, flag
 from lazyshard_producer.errors import SettingInvalid, SourceRefused

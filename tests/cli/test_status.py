@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.cli.commands import environment, lazyshard
 from tests.inspection.surveyed import checkpoint, edit_head, reads
 from tests.stream.streams import produce, wait_until

@@ -10,8 +10,8 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkRetired, LazyShardError
 from lazyshard.format.names import HEAD_RESERVE, chunk_name, seal_name, tokens_name
-from lazyshard.stream import read_retired, retire
-from lazyshard.stream.retire import list_kept
+from lazyshard.stream import read_retired, retention
+from lazyshard.stream.retention import list_kept
 from tests.harness.planted import power as power_mutants
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.kill_points import WHENS
@@ -37,8 +37,8 @@ def live(directory: Path) -> Files:
 
 
 def both_passes(directory: Path) -> None:
-    retire.retire(directory, GONE - 1, CHUNKS)
-    retire.retire(directory, GONE, CHUNKS)
+    retention.retire(directory, GONE - 1, CHUNKS)
+    retention.retire(directory, GONE, CHUNKS)
 
 
 def clear_up(directory: Path) -> None:
@@ -119,7 +119,7 @@ def test_next_producer_killed_at_any_step_while_it_clears_up_gets_through(root: 
         directory = root / f"stream_{at}"
         files = live(directory)
         # Half of it is deleted when the first one dies.
-        assert killed(16, "before", partial(retire.retire, directory, GONE, CHUNKS)) is None
+        assert killed(16, "before", partial(retention.retire, directory, GONE, CHUNKS)) is None
         if killed(at, WHENS[at % 3], partial(clear_up, directory)) is not None:
             break
         go_on(directory, files)
@@ -133,7 +133,7 @@ def test_harness_detects_files_that_go_before_the_mark(root: Path) -> None:
 
 def test_any_files_that_a_power_cut_brings_back_are_cleared(root: Path) -> None:
     files = live(root / "stream")
-    retire.retire(root / "stream", 2, CHUNKS)
+    retention.retire(root / "stream", 2, CHUNKS)
     gone = sorted(set(files) - set(names(root / "stream")))
     assert len(gone) == 6
     for back in itertools.chain.from_iterable(itertools.combinations(gone, size) for size in range(7)):

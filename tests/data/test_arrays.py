@@ -91,7 +91,6 @@ def test_streams_without_arrays_never_ask_for_them(tmp_path: Path, monkeypatch: 
     def never(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("lazyshard.stream.reader.StreamReader.fill", never)
     monkeypatch.setattr(ChunkArrays, "__init__", never)
     found = dataset(produce_rows(tmp_path, 8))
     assert [row["id"] for row in found.__getitems__(list(range(8)))] == list(range(8))

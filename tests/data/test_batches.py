@@ -13,7 +13,7 @@ from lazyshard import BlendedDataset
 from lazyshard.cli.main import main
 from lazyshard.errors import CursorTaken
 from lazyshard.stream import read_cursor
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.data.runs import State, open_rank, open_ranks
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce

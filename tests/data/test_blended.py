@@ -16,7 +16,7 @@ from lazyshard import BlendedDataset, LateRow, LazyShardedDataset, Order
 from lazyshard.data.index_reader import IndexReader
 from lazyshard.errors import ChunkRetired, LengthUnknown, RankInvalid, WaitTimeout
 from lazyshard.plan.blend import BlendTable
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.data.blends import Stream, blend, ids, take, write
 from tests.data.options import grouped
 from tests.data.test_stream_state import stateful

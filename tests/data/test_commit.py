@@ -13,7 +13,7 @@ from lazyshard import LazyShardedDataset
 from lazyshard.errors import ChunkRetired, CursorTaken, CursorUnwritable, StateMismatch
 from lazyshard.format.state import RunState
 from lazyshard.stream import read_cursor
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.data.runs import State, open_ranks, read
 from tests.data.workers import loader
 from tests.stream.streams import forked, produce
@@ -195,7 +195,7 @@ def test_a_disk_that_takes_no_cursor_is_told_and_the_next_commit_tries_again(
 
     dataset = open_run(stream)[0]
     with monkeypatch.context() as patched:
-        patched.setattr("lazyshard.stream.cursor.write_all", full)
+        patched.setattr("lazyshard.store.durable.write_all", full)
         for _ in range(2):
             with pytest.raises(CursorUnwritable, match=r"'sft'.*No space left") as told:
                 dataset.commit(16, last_epoch=True)

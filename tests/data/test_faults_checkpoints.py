@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 
 from lazyshard import LazyShardedDataset
 from lazyshard.errors import CursorTaken, StateInvalid, StateMismatch, VersionUnsupported, WaitTimeout
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.data.runs import State, open_ranks, part
 from tests.data.workers import loader
 from tests.inspection.surveyed import edit_head

@@ -12,7 +12,7 @@ import pytest
 from lazyshard import BlendedDataset, ChunkWriter, StreamReader
 from lazyshard.errors import ChunkRetired, WaitTimeout
 from lazyshard.stream import list_consumers, read_retired
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.data.runs import open_rank
 from tests.data.streams import HOLDING_BACK
 from tests.data.workers import DEADLINE_S, PICKLED, first_error, loader
@@ -41,7 +41,7 @@ def test_chunk_that_goes_while_a_substitute_is_looked_for_is_no_bad_sample(tmp_p
         if row["id"] == 1:
             # And the reader has closed it meanwhile.
             retire(tmp_path, 2, 6)
-            dataset.reader._chunks.clear()
+            dataset.reader._chunks.close_below(sys.maxsize)
             raise ValueError("bad")
         return row
 

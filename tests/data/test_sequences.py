@@ -29,7 +29,7 @@ from lazyshard.errors import (
     WaitTimeout,
 )
 from lazyshard.format.batch import encode_pack
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.data.sequence_runs import (
     LENGTHS,
     all_written,

@@ -18,7 +18,7 @@ import torch
 from lazyshard import LazyShardedDataset
 from lazyshard.data import commits as state_checks
 from lazyshard.errors import LengthUnknown, RankInvalid, StateMismatch
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.data.runs import State, open_ranks, part, read
 from tests.stream.streams import foreign, produce
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from lazyshard import ChunkWriter, LazyShardedDataset, LazyShardedIterable, LazyShardedStream
 from lazyshard.errors import ChunkRetired, LengthUnknown, WaitTimeout
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.data.runs import open_ranks
 from tests.data.streams import batches, expected, in_batches, in_step, open_stream
 from tests.data.test_live import producing

@@ -14,7 +14,7 @@ from lazyshard import ChunkWriter, LazyShardedDataset
 from lazyshard.data import lane as window_reader
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.plan.course import Draw
-from lazyshard.stream import chunk, scattered
+from lazyshard.stream import chunk
 from tests.data import runs
 from tests.data.workers import DEADLINE_S, ids, loader
 from tests.stream.streams import produce
@@ -64,14 +64,14 @@ def test_rows_are_those_that_were_drawn(
     stream: Path, batch: int, held: bool, layout: str, encoded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not held:
-        monkeypatch.setattr(scattered, "HELD_BYTES", 0)
+        monkeypatch.setattr(chunk, "HELD_BYTES", 0)
     options: dict[str, Any] = {"encode_fn": dict} if encoded else {}
     dataset = open_rank(stream, 2, layout=layout, num_samples=3 * SAMPLES, **options)
     indices = list(dataset.rank_indices)
     expected = [open_rank(stream, 2, layout=layout, num_samples=3 * SAMPLES).draw(i).sample for i in indices]
     got = [i for at in range(0, len(indices), batch) for i in ids(dataset.__getitems__(indices[at : at + batch]))]
     assert got == expected
-    assert bool(dataset._draws.lanes._scattered._idle) == held
+    assert bool(dataset._draws.lanes._scattered._held) == held
 
 
 def test_a_window_is_read_in_as_many_calls_as_it_has_chunks(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_who_jumps_about_reads_no_chunk_whole(stream: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("window", [0, 3])
 def test_large_rows_are_read_one_by_one(stream: Path, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (chunk, scattered, window_reader):
+    for module in (chunk, window_reader):
         monkeypatch.setattr(module, "LARGE_ROW_BYTES", 1)
     dataset = open_rank(stream, shuffle_window=window, batch_size=4)
     expected = [dataset.draw(index).sample for index in range(SAMPLES)]

@@ -14,8 +14,8 @@ from lazyshard import ChunkWriter
 from lazyshard.errors import StreamEnded
 from lazyshard.format.cursor import Cursor
 from lazyshard.store import durable
-from lazyshard.stream import CursorOwner, open_chunk, retire
-from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream import CursorOwner, publishing, retention
+from lazyshard.stream.listing import read_manifest
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding import Holdback, Shelf
 from lazyshard_producer.out_directory import complete_end, find_end
@@ -210,9 +210,9 @@ def test_mark_of_a_call_that_has_failed_is_made_durable_before_anything_is_delet
     def work() -> None:
         durable.sync_directory, kept = failing, durable.sync_directory
         with pytest.raises(OSError):
-            retire.retire(root / STREAM, 1, plan.chunks)
+            retention.retire(root / STREAM, 1, plan.chunks)
         durable.sync_directory = kept
-        assert retire.retire(root / STREAM, 1, plan.chunks) == 1
+        assert retention.retire(root / STREAM, 1, plan.chunks) == 1
 
     found = recorded(root, work, plan)
     renamed = found.index(("rename", f"{TMP}/retired.json.*", f"{STREAM}/retired.json"))
@@ -223,7 +223,7 @@ def test_change_of_the_code_is_noticed(root: Path) -> None:
     plan = Plan(2)
 
     def rows_not_synced() -> None:
-        open_chunk.sync = lambda fd: None  # type: ignore[attr-defined]
+        publishing.sync = lambda fd: None  # type: ignore[attr-defined]
         Code(plan, 2).produce(root / STREAM)
 
     expected = in_order(Model(plan, 2).live())

@@ -14,7 +14,7 @@ from lazyshard.errors import ChunkRetired, FileInvalid, LazyShardError, StreamEn
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.store import files
 from lazyshard.stream import listing, read_retired, recovery, stream
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from lazyshard.stream.waiting import READERS
 from tests.harness.network.mounts import READING, WRITING, StaleCall
 from tests.harness.processes.producing import ids
@@ -186,10 +186,10 @@ def lagging(path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
         if seen > times or 2 not in found.seals:
             return found
         seals = {chunk: name for chunk, name in found.seals.items() if chunk < 2}
-        return listing.Listing(found.data, seals, 2, 2)
+        return listing.Listing(found.data, seals)
 
     list_chunks = listing.list_chunks
-    monkeypatch.setattr("lazyshard.stream.retire.list_chunks", list_old)
+    monkeypatch.setattr("lazyshard.stream.retention.list_chunks", list_old)
 
 
 def test_a_producer_waits_for_a_listing_that_lags(

@@ -11,7 +11,7 @@ from lazyshard import ChunkWriter
 from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import Head
 from lazyshard.store.durable import publish_new_bytes
-from lazyshard.stream import head, list_kept, retire
+from lazyshard.stream import head, list_kept, retention
 from lazyshard_producer.out_directory import complete_end, find_end
 from tests.stream.streams import produce
 
@@ -64,9 +64,9 @@ def test_chunks_that_were_not_deleted_are_by_the_next_run(tmp_path: Path, monkey
         for number in range(3):
             writer.write({"id": number})
         with monkeypatch.context() as broken:
-            broken.setattr("lazyshard.stream.retire.remove", refuse)
+            broken.setattr("lazyshard.stream.retention.remove", refuse)
             with pytest.raises(OSError, match="Input/output error"):
-                retire.retire(out, 2, 3)
+                retention.retire(out, 2, 3)
     assert len(list_kept(out).leftovers) == 4
     end = find_end(str(out), 1)
     assert end is not None
@@ -85,7 +85,7 @@ def test_file_of_somebody_elses_is_no_work_that_is_left_behind_the_end(tmp_path:
     with ChunkWriter(out, 1) as writer:
         for number in range(3):
             writer.write({"id": number})
-        retire.retire(out, 2, 3)
+        retention.retire(out, 2, 3)
     (out / arrays_name(0)).write_bytes(b"somebody's")
     end = find_end(str(out), 1)
     assert end is not None

@@ -31,7 +31,7 @@ from lazyshard.inspection.inspection import (
 )
 from lazyshard.inspection.row_facts import MAX_BINS, OTHERS, Bin, Keys, Lengths, count_refusals, read_refusals
 from lazyshard.stream.cursor import write_cursor
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from lazyshard.stream.stream import open_now
 from tests.stream.damage import Damage, delete, edit, flip, put, stream
 from tests.stream.streams import foreign, produce

@@ -30,7 +30,7 @@ from lazyshard.inspection.survey import (
     sampled_chunks,
     take_survey,
 )
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from lazyshard_producer.cli import main
 from tests.cli.commands import as_another_user
 from tests.harness.processes.producing import rows as made_rows

@@ -19,7 +19,7 @@ from lazyshard.errors import StreamMismatch
 from lazyshard.inspection import verification, verification_chunks
 from lazyshard.inspection.verification import verify
 from lazyshard.inspection.verification_chunks import ChunkFiles, check_in_order
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.stream.damage import cut, delete, edit, flip, found, head, move, put, shortened, stream
 from tests.stream.streams import HERE, produce, wait_until
 
@@ -30,7 +30,7 @@ PRODUCER: Final = """
 import sys
 from pathlib import Path
 from lazyshard import ChunkWriter
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 
 directory, keep = Path(sys.argv[1]), int(sys.argv[2])
 writer = ChunkWriter(directory, 2)

@@ -11,9 +11,9 @@ import pytest
 from lazyshard import ChunkWriter
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.store import durable, files
-from lazyshard.stream import CursorOwner, cursor, pacing
+from lazyshard.stream import CursorOwner, cursor, head
 from lazyshard.stream.consumers import write_reading
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from lazyshard_producer.following import journal
 from lazyshard_producer.following.journal import Journal
 from lazyshard_producer.ray.pieces import write_piece
@@ -73,7 +73,7 @@ def takes_away_what_the_umask_leaves(patch: pytest.MonkeyPatch) -> None:
 
 
 def shows_what_it_is_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pacing, "printable", str)
+    patch.setattr(head, "printable", str)
 
 
 WEAKNESSES: Final = (

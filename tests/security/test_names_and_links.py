@@ -18,7 +18,7 @@ from lazyshard.store.files import read_file, read_given_file
 from lazyshard.stream import CursorOwner
 from lazyshard.stream.consumers import forget_consumer, list_consumers, read_reading, write_reading
 from lazyshard.stream.cursor import lock_name, read_cursor, write_cursor
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.journal import (
     FollowState,

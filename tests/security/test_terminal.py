@@ -17,9 +17,9 @@ from lazyshard.format.cursor import Cursor, CursorToken
 from lazyshard.format.records import Head, Owner
 from lazyshard.store.files import read_file
 from lazyshard.stream.cursor import write_cursor
+from lazyshard.stream.head import describe_producer, failure_words
 from lazyshard.stream.listing import Published
 from lazyshard.stream.lock import WriterLock
-from lazyshard.stream.pacing import describe_producer, failure_words
 from tests.security.guards import ESCAPES, command, edit, producer, shown, write_stream
 
 COMMANDS: Final = (

@@ -19,8 +19,7 @@ from lazyshard.format.seal import Seal
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.room import AHEAD_VARIABLE
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream import CursorOwner
-from lazyshard.stream import retire as retiring
+from lazyshard.stream import CursorOwner, retention
 from tests.data.options import grouped
 from tests.store.server import BUSY, Gate, Server
 from tests.store.streams import publish, put, upload
@@ -172,7 +171,7 @@ def test_an_object_that_was_mended_and_a_copy_that_was_spoilt_are_fetched_anew(t
 
 def test_a_chunk_that_the_producer_deleted_is_told_as_such(tmp_path: Path, bucket: UrlPath) -> None:
     folder = publish(tmp_path / "local", bucket, 8)
-    retiring.retire(folder, 2, 4)
+    retention.retire(folder, 2, 4)
     upload(folder, bucket)
     for chunk in range(2):
         for name in (chunk_name(chunk), seal_name(chunk)):

@@ -16,7 +16,7 @@ from lazyshard.errors import RowInvalid, StreamMismatch
 from lazyshard.format.batch import check_lines
 from lazyshard.inspection.survey import measure_disk, take_census
 from lazyshard.stream import list_kept
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.stream.arrays import expected, produce, row, values
 from tests.stream.streams import names
 

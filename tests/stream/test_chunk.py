@@ -20,11 +20,11 @@ from lazyshard import ChunkWriter
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, RowInvalid
 from lazyshard.format.names import chunk_name
 from lazyshard.store.files import open_file
-from lazyshard.stream import StreamReader, chunk_files, scattered
-from lazyshard.stream.chunk import Chunk, open_foreign, open_sealed
+from lazyshard.stream import StreamReader, chunk_files
+from lazyshard.stream import chunk as chunks
+from lazyshard.stream.chunk import Chunk, Held, ScatteredReader, open_foreign, open_sealed
 from lazyshard.stream.chunk_files import RowPlace, read_place
-from lazyshard.stream.scattered import Held, HeldChunks, ScatteredReader
-from tests.stream.streams import foreign, produce, raising, seal
+from tests.stream.streams import foreign, produce, seal
 
 LINES = [b'{"id":0}\n', b'{"id":1}\n', b'{"id":2}\n', b'{"id":3}\n']
 
@@ -219,50 +219,6 @@ def test_few_files_stay_open_and_none_that_was_deleted(tmp_path: Path) -> None:
     assert list(chunk_files._open_files) == [found[3].path, found[10].path]
 
 
-def filled(data: bytes) -> Callable[[memoryview], None]:
-    def read(memory: memoryview) -> None:
-        memory[:] = data
-
-    return read
-
-
-def test_a_chunk_that_is_not_wanted_or_not_read_leaves_its_memory_to_the_next() -> None:
-    chunks = HeldChunks()
-    with pytest.raises(OSError, match="no"):
-        chunks.read(0, 5, {0}, raising(OSError("no")))
-    assert chunks.data == {}
-    (memory,) = chunks._spare
-    chunks.read(0, 5, {0, 1}, filled(b"abcde"))
-    assert chunks.data[0] is memory
-    assert (chunks.data[0][1:4], type(chunks.data[0][1:4])) == (b"bcd", bytes)
-    chunks.read(1, 2, {0, 1}, filled(b"xy"))
-    chunks.read(2, 7, {1, 2}, filled(b"0123456"))
-    assert chunks.data[2] is memory
-    assert {number: data[:2] for number, data in chunks.data.items()} == {1: b"xy", 2: b"01"}
-
-
-@pytest.mark.parametrize("size", [1, 3 << 20])
-def test_memory_of_another_size_is_given_up_for_each_that_is_had(size: int) -> None:
-    chunks = HeldChunks()
-    for number in range(3):
-        chunks.read(number, 1 << 20, {0, 1, 2}, filled(bytes(1 << 20)))
-    for number, spare in ((3, 2), (4, 1), (5, 0)):
-        chunks.read(number, size, {3, 4, 5}, filled(bytes(size)))
-        assert len(chunks._spare) == spare
-    assert [len(data) for data in chunks.data.values()] == [max(size, 256 << 10)] * 3
-
-
-def test_a_forked_process_reads_over_its_own_copy_alone() -> None:
-    chunks = HeldChunks()
-    chunks.read(0, 5, {0}, filled(b"abcde"))
-    pid = os.fork()
-    if not pid:
-        chunks.read(1, 5, {1}, filled(b"01234"))
-        os._exit(chunks.data[1][:5] != b"01234")
-    assert os.waitpid(pid, 0)[1] == 0
-    assert chunks.data[0][:5] == b"abcde"
-
-
 ORDER = np.array([7, 0, 9, 4, 11, 1, 2])
 
 
@@ -299,19 +255,20 @@ def test_each_chunk_is_read_once_while_it_is_held(reader: StreamReader, monkeypa
     rows = ScatteredReader(reader)
     held = prepared(rows)
     assert held.row_bytes == sum(len(reader.line(sample)) for sample in ORDER.tolist()) // 7
-    preadv = Mock(wraps=os.preadv)
-    monkeypatch.setattr(os, "preadv", preadv)
+    reader.chunk(3)
+    pread = Mock(wraps=os.pread)
+    monkeypatch.setattr(os, "pread", pread)
     for start in range(6):
         assert len(rows.lines(held, start, 7)) == 7 - start
-    assert preadv.call_count == 3
+    assert pread.call_count == 3
     # What is in none of those that come next makes room for them, the rest is not read again.
     held = prepared(rows, np.array([5, 4]))
     rows.lines(held, 0, 2)
-    assert preadv.call_count == 3
+    assert pread.call_count == 3
     held = prepared(rows, np.array([4, 14]))
     rows.lines(held, 0, 2)
-    assert list(rows._idle[0].data) == [1, 3]
-    assert preadv.call_count == 4
+    assert list(rows._held) == [1, 3]
+    assert pread.call_count == 4
 
 
 def test_threads_do_not_read_over_what_another_one_reads_from(reader: StreamReader) -> None:
@@ -319,22 +276,21 @@ def test_threads_do_not_read_over_what_another_one_reads_from(reader: StreamRead
     begun, done = threading.Event(), threading.Event()
 
     class Slow(StreamReader):
-        def read_published_into(self, chunk: Chunk, memory: memoryview) -> None:
+        def read_from(self, chunk: Chunk, call: Callable[[], Any]) -> Any:
             begun.set()
             assert done.wait(60)
-            super().read_published_into(chunk, memory)
+            return super().read_from(chunk, call)
 
     slow = ScatteredReader(Slow(reader.directory, max_wait=0))
-    slow._idle = rows._idle
-    # Its memory holds chunk 0, which the other thread has in use while this one reads over what it does not want.
+    # It holds chunk 0, which the other thread has in use while this one lets go of what it does not want.
     rows.lines(prepared(rows, np.array([0])), 0, 1)
+    slow._held = rows._held
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(slow.lines, prepared(slow, np.array([0, 4])), 0, 2)
         assert begun.wait(60)
         assert rows.lines(prepared(rows, np.array([8, 9])), 0, 2) == [reader.line(8), reader.line(9)]
         done.set()
         assert found.result(60) == [reader.line(0), reader.line(4)]
-    assert len(rows._idle) == 2
 
 
 def test_chunks_that_do_not_fit_or_have_large_rows_or_of_which_little_is_read_are_not_held(
@@ -345,10 +301,10 @@ def test_chunks_that_do_not_fit_or_have_large_rows_or_of_which_little_is_read_ar
     for name, enough in (("HELD_BYTES", sum(sizes)), ("LARGE_ROW_BYTES", mean)):
         with monkeypatch.context() as patch:
             for value in (enough, enough - 1):
-                patch.setattr(scattered, name, value)
+                patch.setattr(chunks, name, value)
                 rows = ScatteredReader(reader)
                 assert (rows.prepare(ORDER) is not None) is (value == enough)
-                assert rows._idle == []
+                assert rows._held == {}
     rows = ScatteredReader(StreamReader(produce(tmp_path / "long", 40, 20), max_wait=0))
     assert rows.prepare(np.array([0, 1, 20])) is None
     assert rows.prepare(np.arange(10)) is not None
@@ -385,5 +341,5 @@ def test_what_is_held_does_not_travel(reader: StreamReader) -> None:
     held = prepared(rows)
     lines = rows.lines(held, 0, 7)
     copy: ScatteredReader = pickle.loads(pickle.dumps(rows))
-    assert (len(rows._idle[0].data), copy._idle) == (3, [])
+    assert (len(rows._held), copy._held) == (3, {})
     assert copy.lines(held, 0, 7) == lines

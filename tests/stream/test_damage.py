@@ -37,7 +37,7 @@ from lazyshard.errors import (
 )
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import CursorOwner, list_consumers, read_cursor
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.harness.fuzz.damage import replace_by
 from tests.stream.consuming import cursor
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, move, put, stream

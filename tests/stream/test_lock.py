@@ -131,7 +131,7 @@ def test_token_of_the_owners_file_leads_nowhere_else(tmp_path: Path) -> None:
 def test_fork_can_neither_write_nor_close_nor_unlock_what_its_parent_writes(tmp_path: Path) -> None:
     writer = ChunkWriter(tmp_path, 3)
     writer.write({"id": 0})
-    writer._chunks._chunk.pass_on()
+    writer._chunk.rows.pass_on()
 
     def child() -> None:
         lines = [b"{}"]

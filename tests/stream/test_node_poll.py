@@ -23,18 +23,19 @@ from lazyshard import StreamReader
 from lazyshard.errors import StreamMissing, WaitTimeout
 from lazyshard.format.records import Head
 from lazyshard.stream import node_poll
+from lazyshard.stream.head import next_poll
 from lazyshard.stream.node_poll import (
     ASKING_S,
+    HEAD_SLOT,
+    RETIRED_SLOT,
     SLOT_BYTES,
     Answer,
     NodeFile,
     NodePoll,
-    SingleFlight,
     decode_head,
     decode_retired,
     file_name,
 )
-from lazyshard.stream.pacing import next_poll
 from lazyshard.stream.waiting import Waker
 from tests.stream.streams import DEADLINE_S, forked, needs_root, open_descriptors, produce, raising, wait_until
 
@@ -78,7 +79,7 @@ class Waiter:
             self.taken.append(data)
             return accept
 
-        self.looks.head.renew(age, ask, adopt)
+        self.looks.renew(HEAD_SLOT, age, ask, adopt)
 
 
 class Node:
@@ -146,7 +147,7 @@ def test_what_fails_is_met_by_each_process_itself(node: Node, monkeypatch: pytes
     one, other = node.waiters()
     for waiter in (one, other, one):
         with pytest.raises(StreamMissing):
-            waiter.looks.head.renew(5.0, raising(StreamMissing("gone", directory="s")), lambda data: True)
+            waiter.looks.renew(HEAD_SLOT, 5.0, raising(StreamMissing("gone", directory="s")), lambda data: True)
     # Only what cannot be told to others is no error.
     monkeypatch.setattr(NodeFile, "write", raising(OSError(28, "No space left on device")))
     assert node.both_look(node.waiters()) == [[1000.0], [1000.0]]
@@ -171,7 +172,7 @@ def _looks(node: Node, waiters: int, start: float, stop: float) -> int:
         waiter = all_of_them[number]
         waiter.renew(ages[number])
         ages[number] = next_poll(node.now - first[number], None)
-        heapq.heappush(due, (node.now + waiter.looks.head.pause(ages[number]), number))
+        heapq.heappush(due, (node.now + waiter.looks.pause(HEAD_SLOT, ages[number]), number))
     for waiter in all_of_them:
         waiter.looks.close()
     return sum(start <= at - begin < stop for waiter in all_of_them for at in waiter.asked)
@@ -192,8 +193,8 @@ def test_each_waits_no_longer_for_news_than_by_its_own_pace(node: Node) -> None:
         hasty.renew(0.1)
     assert len(hasty.asked) == 20
     patient.renew(5.0)
-    assert patient.looks.head.pause(5.0) == pytest.approx(5.02)
-    assert hasty.looks.head.pause(0.1) == pytest.approx(0.1)
+    assert patient.looks.pause(HEAD_SLOT, 5.0) == pytest.approx(5.02)
+    assert hasty.looks.pause(HEAD_SLOT, 0.1) == pytest.approx(0.1)
 
 
 def _hold_the_right_to_ask(path: Path, mark: Path) -> None:
@@ -219,7 +220,7 @@ def test_the_answer_of_another_is_waited_for_but_not_for_long(node: Node, tmp_pa
         wait_until((tmp_path / "mark").exists, "the right is held")
         waiter.renew(5.0)
         assert waiter.asked == []
-        assert 0 < waiter.looks.head.pause(5.0) < 0.1
+        assert 0 < waiter.looks.pause(HEAD_SLOT, 5.0) < 0.1
         node.now += ASKING_S
         waiter.renew(5.0)
         assert waiter.asked == [1000.0 + ASKING_S]
@@ -371,13 +372,13 @@ def test_a_wait_begins_and_gives_up_or_is_woken_by_a_look_of_its_own(
     woken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ages: list[float] = []
-    renew = SingleFlight.renew
+    renew = NodePoll.renew
 
-    def noted(look: SingleFlight, age: float, *how: Any) -> None:
+    def noted(poll: NodePoll, slot: int, age: float, *how: Any) -> None:
         ages.append(age)
-        renew(look, age, *how)
+        renew(poll, slot, age, *how)
 
-    monkeypatch.setattr(SingleFlight, "renew", noted)
+    monkeypatch.setattr(NodePoll, "renew", noted)
     reader = StreamReader(produce(tmp_path / "s", 4, end=False), max_wait=DEADLINE_S if woken else 0.1)
     if woken:
         monkeypatch.setattr(Waker, "sleep", lambda *_: bool(produce(tmp_path / "s", 6)))
@@ -442,7 +443,7 @@ def test_deleted_chunks_are_let_go_by_what_another_has_seen(tmp_path: Path) -> N
     node = Node(tmp_path / "s")
     node.now = 0.0
     other, looks = (NodePoll(ID, lambda: os.stat(node.directory), lambda: node.now) for _ in range(2))
-    other.retired.renew(1.0, lambda: b"1", lambda data: False)
+    other.renew(RETIRED_SLOT, 1.0, lambda: b"1", lambda data: False)
     reader._let_go_at -= 10
     reader._let_go(looks)
     assert list(reader._chunks._chunks) == [1]

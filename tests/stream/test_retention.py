@@ -19,7 +19,7 @@ from lazyshard.format.records import Manifest, Retired
 from lazyshard.store import durable
 from lazyshard.stream import read_retired
 from lazyshard.stream.listing import list_chunks
-from lazyshard.stream.retire import list_kept, retire
+from lazyshard.stream.retention import list_kept, retire
 from lazyshard.stream.stream import NativeStream, open_stream
 from tests.stream.streams import fail_when, foreign, head, names, produce, python, raising, recorded, rows
 

@@ -13,7 +13,7 @@ from lazyshard.inspection.inspection import overview
 from lazyshard.inspection.row_facts import mean_tokens
 from lazyshard.inspection.survey import take_survey
 from lazyshard.stream.listing import list_chunks
-from lazyshard.stream.retire import list_kept, retire
+from lazyshard.stream.retention import list_kept, retire
 from tests.stream.damage import found
 from tests.stream.lengths import lengths_of, put_lengths, sealed
 from tests.stream.streams import names, produce, rows

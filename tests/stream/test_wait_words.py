@@ -13,7 +13,7 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import WaitTimeout
 from lazyshard.format.records import Head, ProducerState
-from lazyshard.stream import pacing
+from lazyshard.stream import head
 from lazyshard.stream.head import RateMeter
 from lazyshard.stream.listing import Published, has_unpublished_rows
 from tests.stream.damage import edit
@@ -27,33 +27,33 @@ def published(state: ProducerState = "running", rate: float = 2.0, updated_at: f
 
 def test_pause_is_a_tenth_of_what_is_waited_or_expected_within_bounds() -> None:
     for waited, pause in {0.0: 0.005, 1.0: 0.1, 49.0: 4.9, 10_000.0: 5.0}.items():
-        assert pacing.next_poll(waited, None) == pytest.approx(pause)
+        assert head.next_poll(waited, None) == pytest.approx(pause)
     for expected, pause in {1.0: 0.1, 0.0: 0.005, 1e300: 5.0}.items():
-        assert pacing.next_poll(0.0, expected) == pytest.approx(pause)
+        assert head.next_poll(0.0, expected) == pytest.approx(pause)
     for waited, expected, pause in ((100.0, 0.0, 1.0), (100.0, 20.0, 2.0), (1e9, 0.0, 5.0)):
-        assert pacing.next_poll(waited, expected) == pytest.approx(pause)
+        assert head.next_poll(waited, expected) == pytest.approx(pause)
 
 
 def test_reports_come_ever_more_rarely() -> None:
     due = [0.0]
     for _ in range(9):
-        due.append(pacing.next_report(due[-1]))
+        due.append(head.next_report(due[-1]))
     assert due[1:] == [10, 30, 70, 150, 310, 630, 1230, 1830, 2430]
 
 
 def test_expected_wait_by_rate_and_state() -> None:
     working: tuple[ProducerState, ...] = ("running", "waiting")
-    assert [pacing.expected_wait(14, published(state, 2.0)) for state in working] == [2.0, 2.0]
-    assert pacing.expected_wait(3, published("running", 2.0)) == 0.0
+    assert [head.expected_wait(14, published(state, 2.0)) for state in working] == [2.0, 2.0]
+    assert head.expected_wait(3, published("running", 2.0)) == 0.0
     unknown = [published("running", rate) for rate in (0.0, 1e-320, 1e-9)]
     unknown += [published("idle"), published("failed"), published("finished"), Published(1, 2, False)]
-    assert [pacing.expected_wait(14, one) for one in unknown] == [None] * 7
+    assert [head.expected_wait(14, one) for one in unknown] == [None] * 7
 
 
 def test_durations_are_written_for_people() -> None:
     seconds = (0.4, 59.4, 59.6, 125, 4800, 360_000, float("inf"))
     texts = ["0 s", "59 s", "1 min 0 s", "2 min 5 s", "1 h 20 min", "100 h 0 min", "no limit"]
-    assert [pacing.format_seconds(one) for one in seconds] == texts
+    assert [head.format_seconds(one) for one in seconds] == texts
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def test_durations_are_written_for_people() -> None:
     ],
 )
 def test_producer_is_described_with_what_to_do(what: Published, now: float, parts: list[str]) -> None:
-    text = pacing.describe_producer(what, 1_235_000 if what.chunks == 1234 else 14, now)
+    text = head.describe_producer(what, 1_235_000 if what.chunks == 1234 else 14, now)
     assert [part for part in parts if part not in text] == [], text
     assert ("may be dead" in text) is (now == 161.0)
     assert "is not there any more" not in text
     if what.head is not None and what.head.state == "running":
-        assert "is not there any more" in pacing.describe_producer(what, 14, now + 20, gone=True)
-        assert pacing.heartbeat_age(what, now) == max(0.0, now - what.head.updated_at)
+        assert "is not there any more" in head.describe_producer(what, 14, now + 20, gone=True)
+        assert head.heartbeat_age(what, now) == max(0.0, now - what.head.updated_at)
     elif what.head is None:
-        assert pacing.heartbeat_age(what, now) is None
+        assert head.heartbeat_age(what, now) is None
 
 
 def test_rate_follows_the_clock_and_bears_one_that_stands_still() -> None:
@@ -100,7 +100,7 @@ def test_rate_follows_the_clock_and_bears_one_that_stands_still() -> None:
     for hour in range(1, 100):
         rate = meter.update(3600.0 * hour, 65)
     assert 0 <= rate < 1e-300
-    assert "is waiting" in pacing.describe_producer(published("waiting", rate), 14, 100.0)
+    assert "is waiting" in head.describe_producer(published("waiting", rate), 14, 100.0)
 
 
 def test_producer_that_was_killed_is_told_from_one_that_is_slow(tmp_path: Path) -> None:

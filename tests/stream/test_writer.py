@@ -112,7 +112,7 @@ def test_source_that_is_not_json_or_an_interrupt_in_a_write_fails_the_writer(
     writer.write({"id": 0})
     with monkeypatch.context() as patch, pytest.raises(error):
         if error is KeyboardInterrupt:
-            patch.setattr("lazyshard.stream.open_chunk.sync", raising(KeyboardInterrupt()))
+            patch.setattr("lazyshard.stream.publishing.sync", raising(KeyboardInterrupt()))
         writer.write({"id": 1}, source={1, 2} if error is TypeError else None)
     for call in (lambda: writer.write({"id": 2}), writer.heartbeat, writer.close):
         with pytest.raises(errors.WriterFailed, match=error.__name__) as caught:
@@ -255,8 +255,8 @@ def test_lines_come_out_as_if_written_one_by_one(at_once: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("piece", [1, 20, 1 << 20])
 def test_small_and_large_pieces_keep_their_order(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.stream.open_chunk.PIECE_BYTES", piece)
-    monkeypatch.setattr("lazyshard.stream.open_chunk.BUFFER_BYTES", 30)
+    monkeypatch.setattr("lazyshard.stream.publishing.PIECE_BYTES", piece)
+    monkeypatch.setattr("lazyshard.stream.publishing.BUFFER_BYTES", 30)
     with ChunkWriter(tmp_path, 50) as writer:
         for start, stop in ((0, 1), (1, 2), (2, 9), (9, 10), (10, 30)):
             writer.write_lines(lines(start, stop))
@@ -267,10 +267,10 @@ def test_small_and_large_pieces_keep_their_order(piece: int, tmp_path: Path, mon
 
 def test_writing_back_begins_early_and_takes_each_byte_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[int, int]] = []
-    monkeypatch.setattr("lazyshard.stream.open_chunk.PIECE_BYTES", 1)
-    monkeypatch.setattr("lazyshard.stream.open_chunk.BUFFER_BYTES", 25)
+    monkeypatch.setattr("lazyshard.stream.publishing.PIECE_BYTES", 1)
+    monkeypatch.setattr("lazyshard.stream.publishing.BUFFER_BYTES", 25)
     monkeypatch.setattr(
-        "lazyshard.stream.open_chunk.start_writing_back", lambda fd, offset, size: begun.append((offset, size))
+        "lazyshard.stream.publishing.start_writing_back", lambda fd, offset, size: begun.append((offset, size))
     )
     with ChunkWriter(tmp_path, 9) as writer:
         for number in range(8):

@@ -19,8 +19,8 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import LazyShardError, ProducerFenced, ProducerLocked, WriterFailed
 from lazyshard.store import durable
-from lazyshard.stream import open_chunk
-from lazyshard.stream.open_chunk import StepsInThread, WriteSteps
+from lazyshard.stream import publishing
+from lazyshard.stream.publishing import WriteSteps
 from tests.harness.disks import SmallDisk
 from tests.stream.streams import (
     DEADLINE_S,
@@ -117,9 +117,9 @@ def test_file_size_limit_fails_the_writer_and_a_new_one_goes_on_exactly(tmp_path
 
 
 STEPS = {
-    "data sync": "lazyshard.stream.open_chunk.sync",
-    "data write": "lazyshard.stream.open_chunk.write_all",
-    "data create": "lazyshard.stream.open_chunk.create",
+    "data sync": "lazyshard.stream.publishing.sync",
+    "data write": "lazyshard.stream.publishing.write_all",
+    "data create": "lazyshard.stream.publishing.create",
     "data rename": "lazyshard.stream.publishing.rename",
     "data directory": "lazyshard.stream.publishing.sync_directory",
     "seal create": "lazyshard.store.durable.create",
@@ -204,7 +204,7 @@ def test_descriptor_whose_close_fails_is_not_closed_twice(tmp_path: Path, monkey
         raise OSError(errno.EIO, "lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lazyshard.stream.open_chunk.os", SimpleNamespace(close=fail))
+        patch.setattr("lazyshard.stream.publishing.os", SimpleNamespace(close=fail))
         with pytest.raises(LazyShardError, match="lost"):
             writer.write({"id": 0})
     writer.close(end=False)
@@ -228,7 +228,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate()
-    monkeypatch.setattr(open_chunk, "sync", made.sync)
+    monkeypatch.setattr(publishing, "sync", made.sync)
     yield made
     made.let.release(100)
 
@@ -296,7 +296,7 @@ def test_interrupted_close_keeps_the_lock_while_steps_go_on(tmp_path: Path, monk
     writer = ChunkWriter(tmp_path, 2, overlap=True)
     writer.write({"id": 0})
     steps = writer._steps
-    assert isinstance(steps, StepsInThread)
+    assert steps._executor is not None
     shutdown = steps._executor.shutdown
     monkeypatch.setattr(steps._executor, "shutdown", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
@@ -340,8 +340,8 @@ def test_owner_is_checked_without_touching_the_stream(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def thread() -> Iterator[StepsInThread]:
-    made = StepsInThread()
+def thread() -> Iterator[WriteSteps]:
+    made = WriteSteps(overlap=True)
     yield made
     made.stop()
 
@@ -350,9 +350,9 @@ def fail() -> None:
     raise OSError("lost")
 
 
-@pytest.mark.parametrize("kind", [WriteSteps, StepsInThread])
-def test_steps_are_done_in_order(kind: type[WriteSteps]) -> None:
-    steps = kind()
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_are_done_in_order(overlap: bool) -> None:
+    steps = WriteSteps(overlap=overlap)
     done: list[int] = []
     for number in range(100):
         steps.do(functools.partial(done.append, number), 1 << 20)
@@ -365,7 +365,7 @@ def test_steps_are_done_in_order(kind: type[WriteSteps]) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_nothing_is_done_after_a_failed_step_and_stop_does_the_rest(waits: bool, thread: StepsInThread) -> None:
+def test_nothing_is_done_after_a_failed_step_and_stop_does_the_rest(waits: bool, thread: WriteSteps) -> None:
     done: list[int] = []
     gate = threading.Event()
     thread.do(lambda: gate.wait(DEADLINE_S))
@@ -382,7 +382,7 @@ def test_nothing_is_done_after_a_failed_step_and_stop_does_the_rest(waits: bool,
     assert done == [1]
 
 
-def test_wait_for_a_number_waits_for_no_later_step(thread: StepsInThread) -> None:
+def test_wait_for_a_number_waits_for_no_later_step(thread: WriteSteps) -> None:
     gate = threading.Event()
     done: list[str] = []
     first = thread.do(lambda: done.append("first"))
@@ -393,8 +393,8 @@ def test_wait_for_a_number_waits_for_no_later_step(thread: StepsInThread) -> Non
 
 
 @pytest.mark.parametrize("size", [4, 1000])
-def test_caller_waits_when_too_much_is_held(size: int, thread: StepsInThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.stream.open_chunk._BACKLOG_BYTES", 10)
+def test_caller_waits_when_too_much_is_held(size: int, thread: WriteSteps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyshard.stream.publishing._BACKLOG_BYTES", 10)
     held: list[int] = []
     most: list[int] = []
 
@@ -410,7 +410,7 @@ def test_caller_waits_when_too_much_is_held(size: int, thread: StepsInThread, mo
     assert max(most) <= 4 and len(most) == 50
 
 
-def test_step_is_not_done_twice_where_no_thread_starts(thread: StepsInThread, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_is_not_done_twice_where_no_thread_starts(thread: WriteSteps, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start"):
         patch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))

@@ -25,7 +25,7 @@ from lazyshard.format.row import parse_row
 from lazyshard.memory import raise_if_short
 from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL, POSITION_IDS
 from lazyshard.store.urls import stream_path
-from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.listing import read_manifest
 from lazyshard_swift import ms_swift
 from lazyshard_swift.encoding import OF_ROWS, fingerprint, of_producer, pack, row_options, unpack
 from lazyshard_swift.errors import SettingsRefused, refused

@@ -21,7 +21,7 @@ from lazyshard.format.records import Retired
 from lazyshard.inspection.survey import chunk_files
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.stream.consumers import Consumer, list_consumers
-from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.listing import read_manifest
 from lazyshard_producer.holding import Shelf, Stock
 from lazyshard_producer.shipping.store import Found, StreamStore
 

@@ -29,7 +29,7 @@ from lazyshard.format.names import HEAD, MANIFEST, seal_name
 from lazyshard.format.records import Head, Manifest, Owner
 from lazyshard.store.files import read_file
 from lazyshard.store.urls import stream_name
-from lazyshard.stream.retire import list_kept
+from lazyshard.stream.retention import list_kept
 from lazyshard_producer.configuration.quantities import show_bytes
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import ExtraMissing

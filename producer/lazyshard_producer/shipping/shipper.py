@@ -24,7 +24,7 @@ from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, arrays_name,
 from lazyshard.format.records import End, Head, Manifest
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store.files import read_file
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
 from lazyshard_producer.shipping.object_shelf import ObjectShelf

@@ -22,10 +22,10 @@ from lazyshard.format.names import MANIFEST, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_file
 from lazyshard.store.urls import UrlPath, is_url, stream_path
+from lazyshard.stream.head import FIRST_POLL_S, FIRST_REQUEST_S, describe_producer, expected_wait, next_poll
 from lazyshard.stream.listing import Published, scan_chunks
-from lazyshard.stream.pacing import FIRST_POLL_S, FIRST_REQUEST_S, describe_producer, expected_wait, next_poll
 from lazyshard.stream.reader import GRACE_S, StreamReader
-from lazyshard.stream.retire import read_retired
+from lazyshard.stream.retention import read_retired
 from lazyshard.stream.stream import rows_of_first_chunk
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused

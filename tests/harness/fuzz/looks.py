@@ -26,7 +26,7 @@ from lazyshard.errors import LazyShardError
 from lazyshard.format.names import arrays_name, chunk_name
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import chunk, list_consumers, read_cursor
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from tests.data.options import grouped
 from tests.harness.fuzz.damage import Damaged
 from tests.harness.fuzz.streams import ID, Known

@@ -12,7 +12,6 @@ from lazyshard.format.cursor import Cursor
 from lazyshard.format.seal import Seal
 from lazyshard.store import files
 from lazyshard.stream import chunk, consumers
-from lazyshard.stream.chunk_files import CompleteFile
 from tests.harness.fuzz.streams import ID
 
 
@@ -20,7 +19,7 @@ def _any_size(
     self: Any, file: Any, number: int, starts: Any, digests: Any, arrays: Any = None, dealt: Any = None
 ) -> None:
     self.number, self.arrays, self.dealt = number, arrays, dealt
-    self._file, self._offsets, self._digests = CompleteFile(file), starts, digests
+    self._file, self._offsets, self._digests = file, starts, digests
 
 
 _decode_seal = Seal.decode

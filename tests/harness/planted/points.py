@@ -12,13 +12,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import xxhash
 
-from lazyshard.format.batch import CheckedArrays
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
-from lazyshard.format.seal import Seal, SealedArrays
+from lazyshard.format.seal import Seal
 from lazyshard.store import durable
-from lazyshard.stream import lock, publishing, recovery, retire
+from lazyshard.stream import lock, publishing, recovery, retention
 from lazyshard.stream.listing import Listing
-from lazyshard.stream.open_chunk import OpenArrays, OpenChunk
+from lazyshard.stream.publishing import OpenChunk, RowFile
 from tests.harness.planted.planting import around, everywhere, keep_begun, on_restart
 from tests.harness.processes.kill_points import When
 
@@ -43,10 +42,11 @@ class Mutant(NamedTuple):
 def seal_before_data() -> None:
     """Seals a chunk, then gives it its name."""
 
-    def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, *, temporary: Path, **_: Any) -> None:
+    def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, held: lock.WriterLock) -> None:
+        name = seal_name(chunk.number)
         chunk.finish()
-        durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
-        durable.rename(chunk.path, directory / chunk_name(chunk.number))
+        durable.publish_bytes(chunk.seal(source, now).encode(), directory / name, held.workplace.path(name))
+        durable.rename(chunk.rows.path, directory / chunk_name(chunk.number))
 
     everywhere(publishing.publish_chunk, publish)
 
@@ -196,12 +196,13 @@ def written_uncounted() -> None:
 def side_file_named_after_the_seal() -> None:
     """Seals a chunk, then gives the file of its arrays its name."""
 
-    def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, *, temporary: Path, **_: Any) -> None:
+    def publish(directory: Path, chunk: OpenChunk, source: Any, now: float, held: lock.WriterLock) -> None:
         assert chunk.arrays is not None
+        name = seal_name(chunk.number)
         chunk.finish()
-        durable.rename(chunk.path, directory / chunk_name(chunk.number))
-        durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
-        durable.rename(chunk.arrays.file.path, directory / arrays_name(chunk.number))
+        durable.rename(chunk.rows.path, directory / chunk_name(chunk.number))
+        durable.publish_bytes(chunk.seal(source, now).encode(), directory / name, held.workplace.path(name))
+        durable.rename(chunk.arrays.path, directory / arrays_name(chunk.number))
 
     everywhere(publishing.publish_chunk, publish)
 
@@ -215,10 +216,10 @@ def side_file_error_ignored() -> None:
     """Seals a chunk whatever became of the file of its arrays."""
 
     def finish(self: OpenChunk) -> None:
-        self._file.finish()
+        self.rows.finish()
         if self.arrays is not None:
             with contextlib.suppress(OSError):
-                self.arrays.file.finish()
+                self.arrays.finish()
 
     OpenChunk.finish = finish  # type: ignore[method-assign]
 
@@ -236,25 +237,24 @@ def side_file_made_again() -> None:
 def other_arrays_after_a_restart() -> None:
     """A run that goes on seals arrays that are whole, and none of its rows': only who knows the rows can tell."""
 
-    def extend(original: Any, self: OpenArrays, rows: CheckedArrays | None, count: int) -> None:
-        if rows is not None:
-            begins = [0, *rows.ends.tolist()]
-            data = bytes(len(rows.data))
-            digests = [xxhash.xxh3_64_intdigest(data[one:other]) for one, other in itertools.pairwise(begins)]
-            rows = CheckedArrays(data, rows.ends, np.asarray(digests, np.uint64))
-        original(self, rows, count)
+    def extend(original: Any, self: RowFile, data: bytes, ends: Any, digests: Any) -> None:
+        if self.path.suffix == ".arrays":
+            begins, data = [0, *ends.tolist()], bytes(len(data))
+            found = [xxhash.xxh3_64_intdigest(data[one:other]) for one, other in itertools.pairwise(begins)]
+            digests = np.asarray(found, np.uint64)
+        original(self, data, ends, digests)
 
-    on_restart(lambda *_: around(OpenArrays, "extend", extend))
+    on_restart(lambda *_: around(RowFile, "extend", extend))
 
 
 def other_digests_after_a_restart() -> None:
     """A run that goes on seals the digests of arrays in the wrong order."""
 
-    def sealed(original: Any, self: OpenArrays) -> SealedArrays:
-        found = original(self)
-        return SealedArrays(found.offsets, found.digests[::-1])
+    def sealed(original: Any, self: RowFile) -> Any:
+        offsets, digests = original(self)
+        return offsets, digests[::-1] if self.path.suffix == ".arrays" else digests
 
-    on_restart(lambda *_: around(OpenArrays, "sealed", sealed))
+    on_restart(lambda *_: around(RowFile, "sealed", sealed))
 
 
 def side_file_leftovers_stay() -> None:
@@ -271,7 +271,7 @@ def side_file_leftovers_stay() -> None:
 
 def side_files_never_deleted() -> None:
     """Deletes chunks, and leaves their side files."""
-    around(retire, "remove", lambda remove, path: None if path.suffix == ".arrays" else remove(path))
+    around(retention, "remove", lambda remove, path: None if path.suffix == ".arrays" else remove(path))
 
 
 def side_files_deleted_only_once() -> None:
@@ -281,7 +281,7 @@ def side_files_deleted_only_once() -> None:
         found = original(self, first)
         return replace(found, leftovers=[name for name in found.leftovers if not name.endswith(".arrays")])
 
-    around(retire, "_is_there", lambda is_there, directory, chunk, arrays: is_there(directory, chunk, False))
+    around(retention, "_is_there", lambda is_there, directory, chunk, arrays: is_there(directory, chunk, False))
     around(Listing, "starting_at", kept)
 
 

@@ -18,7 +18,7 @@ def _nothing(*arguments: object, **named: object) -> None:
 _SYNCING: Final = ("store.durable", "stream.publishing")
 _NOT_DONE: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     # The rows of a chunk are not on the device when its seal is.
-    "rows_not_synced": (("lazyshard.stream.open_chunk", "sync"),),
+    "rows_not_synced": (("lazyshard.stream.publishing", "sync"),),
     # After a rename the directory is not synced: readers are told of what a cut takes back.
     "names_not_synced": tuple((f"lazyshard.{name}", "sync_directory") for name in _SYNCING),
     # A start believes the seals that it sees; taking the ownership, which syncs the same directory, is no help.
@@ -29,8 +29,6 @@ _NOT_DONE: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "journal_not_synced": (("lazyshard_producer.following.journal", "sync"),),
     # Retired chunks that a cut has brought back are not deleted again.
     "what_comes_back_stays": (("lazyshard.stream.recovery", "complete_retirement"),),
-    # The name of a cursor is durable, what is in it is not.
-    "cursor_not_synced": (("lazyshard.stream.cursor", "sync"),),
     # A consumer is told that its cursor is durable, and its name is not.
     "cursor_name_not_synced": (("lazyshard.stream.cursor", "sync_directory"),),
 }
@@ -43,24 +41,24 @@ _NOT_DURABLE: Final = {
     # What readers are told last is a hint like all before it: the head of a stream that has ended is not synced.
     "end_only_told": "lazyshard.stream.head",
     # Chunks are deleted on the word of a mark that is not on the device.
-    "retired_mark_not_synced": "lazyshard.stream.retire",
+    "retired_mark_not_synced": "lazyshard.stream.retention",
 }
 """Modules that leave it to the system when what they publish comes onto the device."""
 
 
 def _deleted_before_the_mark() -> None:
     """Chunks are deleted first, and what says so is written afterwards."""
-    retire: Any = import_module("lazyshard.stream.retire")
+    retention: Any = import_module("lazyshard.stream.retention")
 
     def late(write_mark: Any, directory: Path, folder: Path | None, mark: Any) -> None:
-        first = retire.read_retired(directory, mark.stream_id)
+        first = retention.read_retired(directory, mark.stream_id)
         for chunk in range(first, mark.chunks_before):
-            retire.remove(directory / retire.seal_name(chunk))
-            retire.remove(directory / retire.chunk_name(chunk))
-        retire.sync_directory(directory)
+            retention.remove(directory / retention.seal_name(chunk))
+            retention.remove(directory / retention.chunk_name(chunk))
+        retention.sync_directory(directory)
         write_mark(directory, folder, mark)
 
-    around(retire, "_write_mark", late)
+    around(retention, "_write_mark", late)
 
 
 def _deleting_only_once() -> None:
@@ -77,27 +75,35 @@ def _deleting_only_once() -> None:
 
 def _side_file_not_synced() -> None:
     """The arrays of a chunk are not on the device when its seal is."""
-    pieces: Any = import_module("lazyshard.stream.open_chunk")
+    pieces: Any = import_module("lazyshard.stream.publishing")
 
     def finish_rows_alone(chunk: Any) -> None:
-        chunk._file.finish()
+        chunk.rows.finish()
         sync, pieces.sync = pieces.sync, _nothing
-        chunk.arrays.file.finish()
+        chunk.arrays.finish()
         pieces.sync = sync
 
     pieces.OpenChunk.finish = finish_rows_alone
 
 
+def _cursor_not_synced() -> None:
+    """The name of a cursor is durable, what is in it is not."""
+    cursor: Any = import_module("lazyshard.stream.cursor")
+    write = cursor.write_new
+    cursor.write_new = lambda path, data, **_: write(path, data)
+
+
 def _cursor_in_place() -> None:
     """A cursor is written over the one before, without a file of its own."""
     cursor: Any = import_module("lazyshard.stream.cursor")
+    durable: Any = import_module("lazyshard.store.durable")
 
     def write(directory: Path, value: Any, *, check: Any = _nothing) -> None:
         folder = cursor._make_folder(directory)
         check()
-        fd = cursor.create(folder / cursor.cursor_name(value.consumer))
-        cursor.write_all(fd, value.encode())
-        cursor.sync(fd)
+        fd = durable.create(folder / cursor.cursor_name(value.consumer))
+        durable.write_all(fd, value.encode())
+        durable.sync(fd)
         os.close(fd)
         cursor.sync_directory(folder)
 
@@ -120,6 +126,7 @@ _OTHERWISE: Final[dict[str, Callable[[], None]]] = {
     "other_arrays_after_a_restart": points.other_arrays_after_a_restart,
     # Of retired chunks that a cut has brought back, or left in half, the side files are not deleted.
     "side_files_that_come_back_stay": points.side_files_deleted_only_once,
+    "cursor_not_synced": _cursor_not_synced,
     "cursor_in_place": _cursor_in_place,
     "committed_before_the_checkpoint": _committed_before_the_checkpoint,
 }
@@ -138,8 +145,8 @@ def plant(name: str) -> None:
 def _leave_to_the_system(module: Any) -> None:
     publish = module.publish_bytes
 
-    def hint(data: bytes, target: Path, temporary: Path, *, durable: bool = True) -> None:
-        publish(data, target, temporary, durable=False)
+    def hint(data: bytes, target: Path, temporary: Path, *, durable: bool = True, **named: bool) -> None:
+        publish(data, target, temporary, durable=False, **named)
         if durable and module.__name__.endswith(".publishing"):
             import_module("lazyshard.store.durable").sync_directory(target.parent)
 

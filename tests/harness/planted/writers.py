@@ -10,23 +10,23 @@ from lazyshard.store import durable
 from lazyshard.stream import lock, publishing, recovery
 from lazyshard.stream.listing import Listing
 from lazyshard.stream.lock import Workplace
-from lazyshard.stream.open_chunk import OpenChunk, WriteSteps
-from lazyshard.stream.publishing import ChunkSequence
+from lazyshard.stream.publishing import OpenChunk, WriteSteps
+from lazyshard.stream.writer import ChunkWriter
 from tests.harness.planted import points
 from tests.harness.planted.planting import around
 from tests.harness.writers.crashes import Mutant
 
 
 def head_before_seal() -> None:
-    def publish(original: Any, self: ChunkSequence, chunk: OpenChunk, *given: Any) -> None:
+    def publish(original: Any, self: ChunkWriter, chunk: OpenChunk, *given: Any) -> None:
         self.published_chunks += 1
         self.published_samples += len(chunk)
-        self.tell(self.state)
+        self._tell(self.state)
         self.published_chunks -= 1
         self.published_samples -= len(chunk)
         original(self, chunk, *given)
 
-    around(ChunkSequence, "_publish_chunk", publish)
+    around(ChunkWriter, "_publish_chunk", publish)
 
 
 def data_in_place() -> None:
@@ -41,12 +41,12 @@ def data_in_place() -> None:
 
 
 def end_before_last_chunk() -> None:
-    def end(original: Any, self: ChunkSequence) -> None:
+    def end(original: Any, self: ChunkWriter) -> None:
         chunks = self.published_chunks + (self.samples > self.published_samples)
-        publishing.publish_end(self._directory, chunks, self.samples, temporary=self._workplace.path("end"))
+        publishing.publish_end(self.directory, chunks, self.samples, None, self._lock.workplace.path("end"))
         original(self)
 
-    around(ChunkSequence, "end", end)
+    around(ChunkWriter, "_end", end)
 
 
 def next_chunk_overtakes() -> None:

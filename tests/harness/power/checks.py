@@ -14,7 +14,7 @@ from lazyshard.format.records import End, Head
 from lazyshard.format.seal import Seal
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import StreamReader, list_consumers, read_retired
-from lazyshard.stream.retire import list_kept
+from lazyshard.stream.retention import list_kept
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.scenes.streams import lasting
 from tests.harness.tally import Violation

@@ -19,7 +19,7 @@ from lazyshard.format.cursor import Cursor
 from lazyshard.format.state import RunState
 from lazyshard.store.durable import publish_bytes, sync_directory
 from lazyshard.stream import write_cursor
-from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.listing import read_manifest
 from lazyshard_swift import checkpoints as swift_checkpoints
 from lazyshard_swift.checkpoints import Position, load_if_there, save_position
 from tests.harness.disks import cut_power

@@ -184,7 +184,7 @@ def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lazyshard.stream.open_chunk.sync", refuse)
+    monkeypatch.setattr("lazyshard.stream.publishing.sync", refuse)
     write(folder, 0, 0, 9)
     with pytest.raises(WriterFailed, match="No space left"):
         committer.finish([0])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.format.batch import EncodedRow
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from lazyshard_producer.cli import main
 from lazyshard_producer.sources import stream as stream_source
 from lazyshard_producer.sources.stream import StreamSource

@@ -15,7 +15,7 @@ from lazyshard.format.cursor import Cursor
 from lazyshard.plan.course import Course
 from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
-from lazyshard.stream.retire import retire
+from lazyshard.stream.retention import retire
 from lazyshard_swift import checkpoints, parallel
 from lazyshard_swift.checkpoints import (
     Checkpoints,

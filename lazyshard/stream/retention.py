@@ -1,4 +1,4 @@
-"""Retiring: deletes the oldest chunks of a stream, so that it takes no more room than its readers need.
+"""Retention: deletes the oldest chunks of a stream, so that it takes no more room than its readers need.
 
 The order of steps is the guarantee. First `retired.json` is durable: from then on the chunks below its number are gone
 for everybody. Then come the files, for each chunk its seal, its data and its side file, in this order, so that no
@@ -18,13 +18,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from lazyshard.errors import StreamInvalid
 from lazyshard.format.names import MANIFEST, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name, tokens_name
 from lazyshard.format.records import Retired
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
-from lazyshard.store.files import check_folder, read_replaced_file
-from lazyshard.stream.listing import Listing, list_chunks
-from lazyshard.stream.manifest import read_manifest
+from lazyshard.store.files import check_folder, read_record
+from lazyshard.stream.listing import Listing, invalid, list_chunks, read_manifest
 
 
 def retire(
@@ -49,13 +47,9 @@ def retire(
     """
     manifest = read_manifest(directory, None)
     if manifest is None:
-        raise StreamInvalid(
-            f"{directory}: there is no {MANIFEST}, so this is no stream of which chunks can be deleted",
-            directory=str(directory),
-        )
+        raise invalid(directory, f"there is no {MANIFEST}, so this is no stream of which chunks can be deleted")
     marked = read_retired(directory, manifest.stream_id)
-    target = max(marked, min(chunks_before, published_chunks - 1))
-    first = marked
+    first, target = marked, max(marked, min(chunks_before, published_chunks - 1))
     while first > 0 and _is_there(directory, first - 1, manifest.arrays):
         first -= 1
     if first == target:
@@ -67,11 +61,8 @@ def retire(
         # The mark may be that of a call which has failed after the rename: seen here, but not on the device yet.
         sync_directory(directory)
     for chunk in range(first, target):
-        remove(directory / tokens_name(chunk))
-        remove(directory / seal_name(chunk))
-        remove(directory / chunk_name(chunk))
-        if manifest.arrays:
-            remove(directory / arrays_name(chunk))
+        for name in (tokens_name, seal_name, chunk_name, arrays_name)[: 3 + manifest.arrays]:
+            remove(directory / name(chunk))
     sync_directory(directory)
     return target - first
 
@@ -82,14 +73,12 @@ def read_retired(directory: Path, stream_id: str | None = None) -> int:
     Costs one failed open as long as nothing was ever deleted. Without `stream_id` the manifest is read. Raises
     FileInvalid, VersionUnsupported, OSError: a file cannot be used or read.
     """
-    path = directory / RETIRED
     try:
-        mark = read_replaced_file(path, lambda data: Retired.decode(data, str(path)))
+        mark = read_record(directory / RETIRED, Retired.decode)
     except FileNotFoundError:
         return 0
-    if stream_id is None:
-        manifest = read_manifest(directory, None)
-        stream_id = None if manifest is None else manifest.stream_id
+    if stream_id is None and (manifest := read_manifest(directory, None)) is not None:
+        stream_id = manifest.stream_id
     # Who removes a stream to make another one in its place may overlook this file. It must not delete the new chunks.
     return mark.chunks_before if mark.stream_id == stream_id else 0
 
@@ -115,17 +104,15 @@ def complete_retirement(directory: Path, listing: Listing) -> None:
 
 
 def _is_there(directory: Path, chunk: int, arrays: bool) -> bool:
-    names = (chunk_name(chunk), seal_name(chunk), *((arrays_name(chunk),) if arrays else ()))
-    return any(os.path.lexists(directory / name) for name in names)
+    kinds = (chunk_name, seal_name, arrays_name)[: 2 + arrays]
+    return any(os.path.lexists(directory / name(chunk)) for name in kinds)
 
 
 def _write_mark(directory: Path, folder: Path | None, mark: Retired) -> None:
+    temporary = (folder or directory / TEMPORARY) / RETIRED
     if folder is None:
-        folder = directory / TEMPORARY
-        folder.mkdir(exist_ok=True)
-        temporary = check_folder(folder) / f"{RETIRED}.{secrets.token_hex(8)}"
-    else:
-        temporary = folder / RETIRED
+        temporary.parent.mkdir(exist_ok=True)
+        temporary = check_folder(temporary.parent) / f"{RETIRED}.{secrets.token_hex(8)}"
     try:
         publish_bytes(mark.encode(), directory / RETIRED, temporary)
     finally:

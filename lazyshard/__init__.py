@@ -15,27 +15,18 @@ from lazyshard.lazy import lazily
 
 if TYPE_CHECKING:
     from lazyshard.config import check_config
-    from lazyshard.data import (
-        BadRows,
-        Batches,
-        BlendedDataset,
-        EncodeCache,
-        Filter,
-        LateRow,
-        LazyShardedDataset,
-        LazyShardedIterable,
-        LazyShardedSequences,
-        LazyShardedStream,
-        Map,
-        MessageTransform,
-        Order,
-        Pack,
-        Pad,
-        Split,
-        as_tensor,
-        load,
-        streaming_shard,
-    )
+    from lazyshard.data.blended import BlendedDataset
+    from lazyshard.data.dataset import LazyShardedDataset
+    from lazyshard.data.indexed import Batches
+    from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
+    from lazyshard.data.iterable_shard import streaming_shard
+    from lazyshard.data.loading import load
+    from lazyshard.data.samples import LateRow
+    from lazyshard.data.sequence_forms import Pack, Pad, Split
+    from lazyshard.data.sequences import LazyShardedSequences
+    from lazyshard.data.settings import BadRows, EncodeCache, Order
+    from lazyshard.data.steps import Filter, Map, MessageTransform
+    from lazyshard.data.tensors import as_tensor
     from lazyshard.format.arrays import BFLOAT16
     from lazyshard.inspection.row_facts import weights_by_tokens
     from lazyshard.plan.shuffle import window_for_distance
@@ -49,13 +40,12 @@ __all__ += ["errors", "load", "streaming_shard", "weights_by_tokens", "window_fo
 __version__ = "0.1.0"
 
 
-_OTHERS: Final = {
+_OTHERS: dict[str, tuple[str, ...]] = {
     "config": ("check_config",),
     "format.arrays": ("BFLOAT16",),
-    "inspection.row_facts": ("weights_by_tokens",),
-    "plan.shuffle": ("window_for_distance",),
     "stream": ("ChunkWriter", "StreamReader"),
 }
+_OTHERS |= {"inspection.row_facts": ("weights_by_tokens",), "plan.shuffle": ("window_for_distance",)}
 _HERE: Final = {"LazyShardError", "errors"}.union(*_OTHERS.values())
 
 _lazily = lazily(__name__, _OTHERS | {"data": tuple(name for name in __all__ if name not in _HERE)})

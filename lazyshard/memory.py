@@ -23,16 +23,8 @@ import orjson
 _LARGE_BYTES: Final = 64 << 10
 """Of a text or its values: what is smaller is given to orjson as it is."""
 
-_MOST_LEVELS: Final = 254
-"""How deep orjson writes."""
-
 # How messages begin: of orjson from its parser, and of releases before 3.11 the second.
 _SHORT: Final = ("Not enough memory", "memory allocation failed")
-_ZLIB_SHORT: Final = "Error -4 "
-_ZSTD_SHORT: Final = "Allocation error"
-_TORCH_SHORT: Final = "DefaultCPUAllocator: can't allocate memory"
-
-_MOST_CAUSES: Final = 100
 
 
 def _is_limited() -> bool:
@@ -50,11 +42,10 @@ LIMITED: Final = _is_limited()
 def is_short(error: BaseException) -> bool:
     """Returns whether an error, or what led to it, came of a shortage of memory."""
     link: BaseException | None = error
-    for _ in range(_MOST_CAUSES):
-        if link is None or _says_short(link):
-            return link is not None
-        link = link.__cause__ or link.__context__
-    return False
+    for _ in range(100):
+        if link is not None and not _says_short(link):
+            link = link.__cause__ or link.__context__
+    return link is not None and _says_short(link)
 
 
 def raise_if_short(error: BaseException) -> None:
@@ -108,25 +99,21 @@ def check_room_to_write(value: Any) -> None:
         return
     text = room = checked = 0
     level: Iterable[Any] = (value,)
-    for _ in range(_MOST_LEVELS):
+    # So deep orjson writes.
+    for _ in range(254):
         below: list[Any] = []
         for item in level:
             kind = type(item)
+            text += 24
             if kind is str:
                 size = len(item) * (1 if item.isascii() else 4)
-                text += size
-                room = max(room, 8 * size)
-            elif kind is dict:
+                text, room = text + size, max(room, 8 * size)
+            elif kind in (dict, list, tuple):
                 room = max(room, 128 * len(item))
                 below += item
-                below += item.values()
-            elif kind is list or kind is tuple:
-                room = max(room, 128 * len(item))
-                below += item
+                below += item.values() if kind is dict else ()
             elif kind is np.ndarray:
-                room = max(room, 128 * item.size)
-                text += 24 * item.size
-            text += 24
+                text, room = text + 24 * item.size, max(room, 128 * item.size)
         # The buffer doubles until what comes next surely fits, and is copied to where there is room for it.
         needed = 3 * text + 2 * room
         if needed > max(_LARGE_BYTES, checked):
@@ -141,16 +128,14 @@ def _says_short(error: BaseException) -> bool:
     if isinstance(error, orjson.JSONDecodeError):
         return error.msg.startswith(_SHORT)
     if isinstance(error, zlib.error):
-        return str(error).startswith(_ZLIB_SHORT)
+        return str(error).startswith("Error -4 ")
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    if isinstance(error, MemoryError):
-        return True
     # The classes of packages that need not be installed, or not be imported here.
     name = type(error).__name__
     if isinstance(error, RuntimeError):
-        return name == "OutOfMemoryError" or _TORCH_SHORT in str(error)
-    return name == "ZstdError" and _ZSTD_SHORT in str(error)
+        return name == "OutOfMemoryError" or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or (name == "ZstdError" and "Allocation error" in str(error))
 
 
 def _is_there(size: int) -> bool:
@@ -164,6 +149,5 @@ def _is_there(size: int) -> bool:
 
 def _need(size: int, what: str) -> None:
     if not _is_there(size):
-        raise MemoryError(
-            f"to {what} may take {(size >> 20) + 1:,} MiB, which the limits of this process (`ulimit -v`) do not leave"
-        )
+        most = "more than the limits of this process (`ulimit -v`) leave"
+        raise MemoryError(f"to {what} may take {(size >> 20) + 1:,} MiB, {most}")

@@ -1,168 +1,165 @@
-"""What a blend is given, checked; where a run over it stands, and the state after so many samples."""
+"""What a blend is given, checked; what its indices mean; and where a run over it stands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal
 
 from lazyshard.data.dataset import LazyShardedDataset
+from lazyshard.data.index_space import Space
 from lazyshard.data.rank import Rank
-from lazyshard.data.run_state import as_count, epoch_of
-from lazyshard.data.settings import Order
-from lazyshard.errors import StateInvalid, StateMismatch, redact
+from lazyshard.data.run_state import States, epoch_of
+from lazyshard.data.settings import Order, RunOrder, check_choice
+from lazyshard.errors import LengthUnknown, StateInvalid, StateMismatch, redact
 from lazyshard.format.blend_state import BlendPartState, BlendState
 from lazyshard.format.state import RunState
 from lazyshard.part import MAX_SAMPLES
 from lazyshard.plan.blend import BlendCourse, BlendPiece, BlendSchedule, Ramp, shares
 from lazyshard.store.urls import stream_name
 
-Stand = tuple[int, int]
-"""Number of the part of a stream's own state, and draws of a lane in that."""
+Stopping = Literal["first_exhausted", "all_exhausted"]
 
 
-class BlendStates:
-    """The state of a run over a blend, as loaded, in each epoch. `draws_per_step` may be set before the first part."""
+class BlendSpace(Space):
+    """The indices of one blend in one epoch that was set, from where the run stands (`part`).
 
-    def __init__(self, names: Sequence[str], schedule: BlendSchedule, batch_size: int, draws_per_step: int) -> None:
-        self._names = tuple(names)
-        self._schedule = schedule
-        self._batch_size = batch_size
-        self.draws_per_step = draws_per_step
-        self._loaded: BlendState | None = None
+    `lengths` are the draws of a lane of each stream until its epoch ends, None where that is not known. Raises
+    LengthUnknown: there is no end; ValueError: there is less than one batch of every rank.
+    """
+
+    def __init__(
+        self, states: BlendStates, epoch: int, rank: Rank, part: BlendPartState, lengths: list[int | None]
+    ) -> None:
+        order, before = states.order, trained(states.before(epoch, part))
+        self.part = part
+        self.course = BlendCourse(part.pieces)
+        self._begins = [draws for _, draws in part.begins]
+        size, first = part.batch_size, states.stopping == "first_exhausted"
+        if order.num_samples is not None:
+            block = max(order.num_samples - before, 0) // (rank.dp_size * size) * size
+        else:
+            end = self._end(lengths, first)
+            block = end // size * size if first else -(-end // size) * size
+        if not block and states.in_epoch(epoch) is None:
+            why = "a stream is too short for its weight, or num_samples too small"
+            raise ValueError(f"the blend has less than one batch of {size} for each of {rank.dp_size} ranks: {why}")
+        super().__init__("the blend", order, rank, max(block, part.draws), part.draws, before)
+
+    def drawn(self, position: int) -> tuple[int, ...]:
+        """Returns how many draws of a lane each stream's current part has behind it at a position."""
+        return tuple(map(sum, zip(self._begins, self.course.counts(position), strict=True)))
+
+    def streams(self, index: int, count: int) -> list[int]:
+        """Returns which stream an index, and up to so many that follow it in its lane, draw from. Raises IndexError."""
+        position = self.layout.locate(index)[1]
+        return self.course.streams_of(position, min(position + count, self.layout.block))
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Returns which stream an index draws from, and its index in that. Raises as `streams` does."""
+        lane, position = self.layout.locate(index)
+        stream, draw = self.course.draw(position)
+        return stream, (self._begins[stream] + draw) * self.rank.dp_size + lane
+
+    def _end(self, lengths: list[int | None], first: bool) -> int:
+        ends = []
+        for stream, length in enumerate(lengths):
+            if length is None:
+                give = "pass num_samples, or give its data set max_total_samples"
+                raise LengthUnknown(f"the blend has no length yet, as a stream in it is still being produced: {give}")
+            left = length - self._begins[stream]
+            if first:
+                ends.append(self.course.position(stream, max(left, 0)))
+            elif left > 0 and (last := self.course.position(stream, left - 1)) is not None:
+                ends.append(last + 1)
+        known = [end for end in ends if end is not None]
+        return min(known) if first else max(known, default=0)
+
+
+class BlendStates(States[BlendState]):
+    """The state of a run over a blend of streams of these names."""
+
+    def __init__(self, names: Sequence[str], schedule: BlendSchedule, order: RunOrder, stopping: Stopping) -> None:
+        super().__init__(order)
+        self.stopping = stopping
+        self.names = tuple(names)
+        self.schedule = schedule
 
     def load(self, found: BlendState) -> dict[str, RunState]:
         """Goes on from a state; returns where each stream that it knows stands. Raises StateInvalid, StateMismatch."""
         last = found.parts[-1]
-        if _steps(last) > MAX_SAMPLES or last.pieces[-1][2] + last.draws > MAX_SAMPLES:
-            most = str(max(_steps(last), last.draws))
-            raise _invalid("it has more steps or draws than any run", "parts", f"at most {MAX_SAMPLES}", most)
-        epoch, drawn = epoch_of_blend(found), _course(last).counts(last.draws)
-        for member, begin, more in zip(last.members, last.begins, drawn, strict=True):
+        most = max(_steps(last), last.pieces[-1][2] + last.draws)
+        if most > MAX_SAMPLES:
+            raise _invalid("it has more steps or draws than any run", "parts", MAX_SAMPLES, most)
+        epoch, drawn = epoch_of(found), BlendCourse(last.pieces).counts(last.draws)
+        for member, (part, draws), more in zip(last.members, last.begins, drawn, strict=True):
             state, name, field = found.members[member], found.names[member], f"members[{member}]"
             if epoch_of(state) != epoch:
-                why = f"it has begun epoch {epoch}, and its stream {name} epoch {epoch_of(state)}"
-                raise _invalid(why, field, str(epoch), str(epoch_of(state)))
-            stands, expected = (len(state.parts) - 1, state.parts[-1].draws), (begin[0], begin[1] + more)
+                raise _invalid(f"its stream {name} is in another epoch", field, epoch, epoch_of(state))
+            stands, expected = (len(state.parts) - 1, state.parts[-1].draws), (part, draws + more)
             if stands != expected:
-                why = (
-                    f"its last part has drawn {more} of stream {name} behind {begin[1]} of part {begin[0]}, the "
-                    f"stream's own state stands at {stands[1]} of part {stands[0]}"
-                )
-                raise _invalid(why, field, str(expected), str(stands))
-        known = {name: one for name, one in zip(found.names, found.members, strict=True) if name in self._names}
+                raise _invalid(f"its stream {name} stands elsewhere by its own state", field, expected, stands)
+        known = {name: one for name, one in zip(found.names, found.members, strict=True) if name in self.names}
         if not known:
-            theirs, mine = ", ".join(found.names), ", ".join(self._names)
-            raise StateMismatch(
-                f"the state is of a blend of {theirs}, here are {mine}: none of them goes on; start anew without the "
-                f"state",
-                field="names",
-                expected=theirs,
-                actual=mine,
-            )
-        self._loaded = found
+            theirs, mine = ", ".join(found.names), ", ".join(self.names)
+            text = f"the state is of a blend of {theirs}, here are {mine}: none of them goes on; start anew without it"
+            raise StateMismatch(text, field="names", expected=theirs, actual=mine)
+        self.loaded = found
         return known
 
-    def goes_on(self, epoch: int) -> bool:
-        """Returns whether the run goes on, in this epoch, where a loaded state stands."""
-        return self._of(epoch) is not None
-
-    def consumed(self, epoch: int) -> int:
-        """Returns how many samples were trained in the loaded state, if it is of that epoch; else 0."""
-        loaded = self._of(epoch)
-        return 0 if loaded is None else loaded.consumed
-
-    def part(self, epoch: int, rank: Rank, stands: Sequence[Stand]) -> BlendPartState:
-        """Returns the part with which the run begins or goes on."""
-        size, pieces, steps = self._batch_size, self._schedule.pieces(0, self.draws_per_step), self.draws_per_step
-        begins, members = tuple(stands), self._members()
+    def part(self, epoch: int, rank: Rank, stands: Sequence[tuple[int, int]]) -> BlendPartState:
+        """Returns the part with which the run begins or goes on; `stands` are the part and draws of each stream."""
+        size, steps, members = self.order.batch_size, self.order.draws_per_step, self._members()
+        pieces, begins = self.schedule.pieces(0, steps), tuple(stands)
         anew = BlendPartState(rank.dp_size, size, 0, members, pieces, begins, epoch or None, draws_per_step=steps)
-        loaded = self._of(epoch)
+        loaded = self.in_epoch(epoch)
         if loaded is None:
             return anew
         last = loaded.parts[-1]
         if self._same(last, anew):
             return replace(last, draws_per_step=steps or last.draws_per_step)
-        trained_steps = _steps(last)
-        pieces = self._schedule.pieces(trained_steps, steps)
+        pieces = self.schedule.pieces(_steps(last), steps)
         first, parts, offset = [piece for piece in last.pieces if piece[0] <= last.draws][-1]
         if last.members == members and parts == pieces[0].parts:
             # The same weights go on where they are in their period.
             pieces = (BlendPiece(0, parts, offset + last.draws - first), *pieces[1:])
         begun = None if last.draws or len(loaded.parts) > 1 else last.epoch
-        return replace(anew, pieces=pieces, epoch=begun, first_step=trained_steps)
+        return replace(anew, pieces=pieces, epoch=begun, first_step=_steps(last))
 
     def _same(self, last: BlendPartState, anew: BlendPartState) -> bool:
         """Returns whether a part can go on: nothing that decides its draws is another."""
         if (last.dp, last.batch_size, last.members) != (anew.dp, anew.batch_size, anew.members):
             return False
-        first, *others = self._schedule.pieces(last.first_step, self.draws_per_step)
-        if (first._replace(offset=last.pieces[0][2]), *others) != last.pieces:
-            return False
-        drawn = _course(last).counts(last.draws)
-        return anew.begins == tuple(
-            (part, begin + more) for (part, begin), more in zip(last.begins, drawn, strict=True)
-        )
+        first, *others = self.schedule.pieces(last.first_step, self.order.draws_per_step)
+        drawn = BlendCourse(last.pieces).counts(last.draws)
+        stands = tuple((part, begin + more) for (part, begin), more in zip(last.begins, drawn, strict=True))
+        return (first._replace(offset=last.pieces[0][2]), *others) == last.pieces and anew.begins == stands
 
     def before(self, epoch: int, part: BlendPartState) -> tuple[BlendPartState, ...]:
         """Returns the parts before the one with which the run goes on; one that has drawn nothing is not kept."""
-        loaded = self._of(epoch)
+        loaded = self.in_epoch(epoch)
         if loaded is None:
             return ()
         last = loaded.parts[-1]
         same = replace(last, draws_per_step=part.draws_per_step) == part
         return loaded.parts if last.draws and not same else loaded.parts[:-1]
 
-    def position(self, epoch: int, part: BlendPartState, consumed: int | None, block: int) -> int:
-        """Returns the position after so many samples, None for where it goes on. Raises as `state_dict`."""
-        if consumed is None:
-            return part.draws
-        count = as_count(consumed)
-        before = trained(self.before(epoch, part))
-        least, most = before + part.dp * part.draws, before + part.dp * block
-        if count < least:
-            raise ValueError(
-                f"consumed is at least {least}, what was trained when the loaded state was saved, got {count}: count "
-                f"on from dataset.consumed"
-            )
-        if count > most:
-            raise ValueError(f"consumed is at most {most}, all that this data set has, got {count}")
-        position, beside = divmod(count - before, part.dp)
-        if beside or position % part.batch_size:
-            raise ValueError(
-                f"consumed counts whole micro batches of all ranks, so it grows by dp_size * batch_size = {part.dp} * "
-                f"{part.batch_size} a batch, got {count}"
-            )
-        return position
-
     def after(self, epoch: int, part: BlendPartState, position: int, members: Mapping[str, RunState]) -> BlendState:
         """Returns the state at a position of the part."""
         # Streams that are blended no more stay, so that they may come back.
-        known = {} if self._loaded is None else dict(zip(self._loaded.names, self._loaded.members, strict=True))
+        known = {} if self.loaded is None else dict(zip(self.loaded.names, self.loaded.members, strict=True))
         known |= members
         parts = (*self.before(epoch, part), replace(part, draws=position))
         return BlendState(tuple(known), tuple(known.values()), parts, trained(parts))
 
     def _members(self) -> tuple[int, ...]:
-        known = list(dict.fromkeys([*(() if self._loaded is None else self._loaded.names), *self._names]))
-        return tuple(known.index(name) for name in self._names)
-
-    def _of(self, epoch: int) -> BlendState | None:
-        loaded = self._loaded
-        return loaded if loaded is not None and epoch_of_blend(loaded) == epoch else None
+        known = list(dict.fromkeys([*(() if self.loaded is None else self.loaded.names), *self.names]))
+        return tuple(known.index(name) for name in self.names)
 
 
-def _invalid(why: str, field: str, expected: str, actual: str) -> StateInvalid:
-    return StateInvalid(f"the state of a blend: {why}", field=field, expected=expected, actual=actual)
-
-
-def epoch_of_blend(state: BlendState) -> int:
-    """Returns the epoch with which the run that a state tells began, or begins anew: what was set by `set_epoch`."""
-    return next((part.epoch for part in reversed(state.parts) if part.epoch is not None), 0)
-
-
-def _course(part: BlendPartState) -> BlendCourse:
-    return BlendCourse(part.pieces)
+def _invalid(why: str, field: str, expected: object, actual: object) -> StateInvalid:
+    text = f"the state of a blend: {why}: expected {expected}, found {actual}"
+    return StateInvalid(text, field=field, expected=str(expected), actual=str(actual))
 
 
 def _steps(part: BlendPartState) -> int:
@@ -175,77 +172,44 @@ def trained(parts: Sequence[BlendPartState]) -> int:
     return sum(part.dp * part.draws for part in parts)
 
 
-Stopping = Literal["first_exhausted", "all_exhausted"]
-
-_PAIRS: Final = "a blend takes pairs of a data set and its weight, as in [(dataset, 0.8), (other, 0.2)]"
-_POINTS: Final = "a schedule takes pairs of a step and the weights from there on, as in [(1000, [1, 3])]"
-
-
-def blend_members(given: Iterable[tuple[LazyShardedDataset, float]]) -> tuple[list[LazyShardedDataset], list[float]]:
-    """Returns the data sets and their weights. Raises TypeError, ValueError: these are no pairs of them."""
-    pairs = [_pair(one, _PAIRS) for one in _items(given, _PAIRS)]
-    for dataset, _ in pairs:
+def read_blend(
+    given: Any, later: Any, ramp: Ramp, order: Order, batch_size: int, num_samples: int | None, stopping: Stopping
+) -> tuple[list[LazyShardedDataset], BlendStates]:
+    """Returns the data sets of a blend, and where a run over them stands. Raises as `BlendedDataset`."""
+    pairs = _pairs(given, "a blend takes pairs of a data set and its weight, as in [(dataset, 0.8), (other, 0.2)]")
+    datasets, weights = [dataset for dataset, _ in pairs], _numbers([weight for _, weight in pairs])
+    for dataset in datasets:
         if not isinstance(dataset, LazyShardedDataset):
-            raise TypeError(f"{_PAIRS}; {_shown(dataset)} is no LazyShardedDataset")
-    if not pairs:
+            raise TypeError(f"a blend is one of data sets; {redact(repr(dataset)):.100} is no LazyShardedDataset")
+    if not datasets:
         raise ValueError("a blend is one of at least one data set, none was given")
-    return [dataset for dataset, _ in pairs], [_number(weight) for _, weight in pairs]
-
-
-def blend_schedule(weights: list[float], later: Any, ramp: Ramp) -> BlendSchedule:
-    """Returns the weights over the steps of a run. Raises TypeError, or ValueError as `BlendSchedule`."""
-    points: list[tuple[int, list[float]]] = [(0, weights)]
-    for step, changed in (_pair(one, _POINTS) for one in _items(later, _POINTS)):
-        points.append((step, [_number(weight) for weight in _items(changed, _POINTS)]))
-    if len(points) == 1:
-        shares(weights)
-    return BlendSchedule(points, ramp)
-
-
-def check_settings(batch_size: Any, num_samples: Any, stopping: str, order: Order) -> None:
-    """Raises ValueError: a setting of a `BlendedDataset` is wrong."""
-    for name, value in (("batch_size", batch_size), ("num_samples", num_samples)):
-        if (type(value) is not int or value < 1) and (value is not None or name == "batch_size"):
-            raise ValueError(f"{name} is an integer from 1, got {value!r}")
     if order != Order(layout=order.layout, micro_batches_per_step=order.micro_batches_per_step):
         raise ValueError("unit, shuffle_window and seed are those of each data set of a blend: give them to those")
-    if stopping not in get_args(Stopping):
-        raise ValueError(f"stopping is one of {', '.join(get_args(Stopping))}, got {stopping!r}")
-
-
-def stream_names(datasets: list[LazyShardedDataset]) -> list[str]:
-    """Returns how a state calls the streams: by identities, or directories. Raises ValueError: two are the same."""
+    check_choice("stopping", stopping, Stopping)
+    run_order = RunOrder(**vars(order), batch_size=batch_size, max_total_samples=None, num_samples=num_samples)
+    points = _pairs(later, "a schedule takes pairs of a step and the weights from there on, as in [(1000, [1, 3])]")
+    if not points:
+        shares(weights)
+    schedule = BlendSchedule([(0, weights), *((step, _numbers(changed)) for step, changed in points)], ramp)
+    if not schedule.constant and not run_order.draws_per_step:
+        raise ValueError("a schedule counts in optimiser steps: give order=Order(micro_batches_per_step=...)")
     names = [dataset.stream_id or stream_name(dataset.directory) for dataset in datasets]
-    for number, name in enumerate(names):
-        first = names.index(name)
-        if first < number:
-            raise ValueError(
-                f"two data sets of a blend are of the same stream, {datasets[first].directory} and "
-                f"{datasets[number].directory}: give it once, with the sum of the weights"
-            )
-    return names
+    for name in names:
+        if len(same := [str(one.directory) for one, other in zip(datasets, names, strict=True) if other == name]) > 1:
+            raise ValueError(f"data sets of a blend are of the same stream, {', '.join(same)}: give it once")
+    return datasets, BlendStates(names, schedule, run_order, stopping)
 
 
-def _items(value: Any, expected: str) -> list[Any]:
+def _pairs(given: Any, expected: str) -> list[Any]:
+    """Returns what is given, known to be pairs; a data set, which could be read like a list, is none."""
+    found = list(given) if isinstance(given, Iterable) else [None]
+    if not all(isinstance(one, (list, tuple)) and len(one) == 2 for one in found):
+        raise TypeError(f"{expected}; got {redact(repr(given)):.100}")
+    return found
+
+
+def _numbers(weights: Any) -> list[float]:
     try:
-        return list(value)
-    except TypeError:
-        raise TypeError(f"{expected}; got {_shown(value)}") from None
-
-
-def _pair(value: Any, expected: str) -> tuple[Any, Any]:
-    pair = () if isinstance(value, (str, LazyShardedDataset)) else tuple(_items(value, expected))
-    if len(pair) != 2:
-        raise TypeError(f"{expected}; got {_shown(value)}")
-    return pair
-
-
-def _shown(value: Any) -> str:
-    return redact(repr(value))[:100]
-
-
-def _number(weight: Any) -> float:
-    try:
-        return float(weight)
-    except (TypeError, ValueError):
-        raise ValueError(f"a weight is a number, got {weight!r:.100}") from None
+        return [float(weight) for weight in weights]
+    except (TypeError, ValueError) as cause:
+        raise type(cause)(f"weights are numbers, got {weights!r:.100}") from None

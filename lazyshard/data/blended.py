@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import get_worker_info
 
-from lazyshard.data.batches import Batches
-from lazyshard.data.blend_space import BlendReader, BlendSpace
-from lazyshard.data.blend_state import (
-    BlendStates,
-    Stopping,
-    blend_members,
-    blend_schedule,
-    check_settings,
-    epoch_of_blend,
-    stream_names,
-    trained,
-)
+from lazyshard.data.blend_state import BlendSpace, BlendStates, Stopping, read_blend
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.index_space import length_given_up
-from lazyshard.data.lane import place_ahead
-from lazyshard.data.rank import Rank, check_dealt
-from lazyshard.data.run_state import only_of_a_stream
-from lazyshard.data.settings import ENDLESS, Order, check_group
-from lazyshard.data.shared import ASKED, EPOCH, Stats
-from lazyshard.errors import LazyShardError, LengthUnknown, RankInvalid, StateInvalid
+from lazyshard.data.index_reader import NOTHING, consecutive
+from lazyshard.data.indexed import Indexed
+from lazyshard.data.rank import ASKED, EPOCH, Stats
+from lazyshard.data.run_state import epoch_of, mistaken, stands_elsewhere
+from lazyshard.data.samples import RowsOf
+from lazyshard.data.settings import Order, check_group
+from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, RankInvalid, RowInvalid, StateInvalid
 from lazyshard.format.blend_state import BlendState, blend_shares
 from lazyshard.plan.blend import Ramp
 from lazyshard.plan.course import Draw
+from lazyshard.stream.chunk import LARGE_ROW_BYTES
 
 _log = logging.getLogger("lazyshard")
+
+_AHEAD_LINES: Final = 256
+_AHEAD_BYTES: Final = 1 << 20
+"""Merged at the most."""
 
 
 class BlendDraw(NamedTuple):
@@ -43,7 +38,7 @@ class BlendDraw(NamedTuple):
     draw: Draw
 
 
-class BlendedDataset(Dataset[Any]):
+class BlendedDataset(Indexed):
     """Streams as one map-style data set, in the proportion of their weights, on every rank alike.
 
     ::
@@ -84,6 +79,8 @@ class BlendedDataset(Dataset[Any]):
     On resume weights may be others, and streams may be added or left out: each goes on where it was.
     """
 
+    _NAME = "blend"
+
     def __init__(
         self,
         datasets: Iterable[tuple[LazyShardedDataset, float]],
@@ -96,44 +93,30 @@ class BlendedDataset(Dataset[Any]):
         order: Order = Order(),
     ) -> None:
         check_group("order", order, Order)
-        self._datasets, weights = blend_members(datasets)
-        self._schedule = blend_schedule(weights, schedule, ramp)
-        check_settings(batch_size, num_samples, stopping, order)
-        self._names = stream_names(self._datasets)
+        found = read_blend(datasets, schedule, ramp, order, batch_size, num_samples, stopping)
+        self._datasets: list[LazyShardedDataset] = found[0]
+        self._states: BlendStates = found[1]
+        self._names, self._schedule = self._states.names, self._states.schedule
         for dataset in self._datasets:
-            dataset._draws.enter_blend()
+            dataset._enter_blend()
         self._batch_size = batch_size
         self._num_samples = num_samples
         self._stopping: Stopping = stopping
-        self._layout = order.layout
-        draws_per_step = batch_size * (order.micro_batches_per_step or 0)
-        if not self._schedule.constant and not draws_per_step:
-            raise ValueError("a schedule counts in optimiser steps: give order=Order(micro_batches_per_step=...)")
-        self._states = BlendStates(self._names, self._schedule, batch_size, draws_per_step)
         # Epoch, and its indices; None before the first use.
         self._newest: tuple[int, BlendSpace] | None = None
-        self._length_given_up = False
+        self._attach()
+
+    def _attach(self) -> None:
         # The epoch is that of the data sets: they tell their workers.
-        self._numbers = self._datasets[0]._draws.numbers
-        self._reader = BlendReader(self._datasets)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Settles rank and length first: a spawned worker can ask neither Megatron nor torch.distributed."""
-        self._space()
-        return {name: value for name, value in self.__dict__.items() if name != "_numbers"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._numbers = self._datasets[0]._draws.numbers
+        self._numbers = self._datasets[0]._numbers
+        self._lanes = BlendReader(self._datasets)
 
     def __repr__(self) -> str:
         """Tells what is blended; never waits, never raises."""
-        if "_reader" not in vars(self):
+        if "_lanes" not in vars(self):
             return f"<{type(self).__name__}, not open>"
-        streams = ", ".join(
-            f"{share:.4g} of {dataset!r}" for dataset, share in zip(self._datasets, self.shares, strict=True)
-        )
-        return f"<{type(self).__name__}: {streams}>"
+        streams = [f"{share:.4g} of {dataset!r}" for dataset, share in zip(self._datasets, self.shares, strict=True)]
+        return f"<{type(self).__name__}: {', '.join(streams)}>"
 
     @property
     def datasets(self) -> tuple[LazyShardedDataset, ...]:
@@ -143,7 +126,7 @@ class BlendedDataset(Dataset[Any]):
     @property
     def names(self) -> tuple[str, ...]:
         """How a state calls the streams, in order: by their identities, or their directories where they have none."""
-        return tuple(self._names)
+        return self._names
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -164,58 +147,14 @@ class BlendedDataset(Dataset[Any]):
         return tuple(part / sum(parts) for part in parts)
 
     @property
-    def rank(self) -> Rank:
-        """Data-parallel rank and size."""
-        return self._space().rank
-
-    @property
-    def rank_indices(self) -> range:
-        """The indices of this rank that are still to be drawn, in order: a sampler. As of `LazyShardedDataset`."""
-        if self._length_given_up:
-            raise length_given_up("the blend")
-        return self._left()
-
-    def batches(self, *, epochs: int = 1, **loader: Any) -> Batches:
-        """Returns the micro batches of this rank, as `LazyShardedDataset.batches`; an epoch ends by `stopping`."""
-        if not self._states.draws_per_step:
-            if self._newest is not None:
-                raise RuntimeError(
-                    "this blend is in use already, call batches() before its rank or its length is asked for, or give "
-                    "it order=Order(micro_batches_per_step=1)"
-                )
-            self._states.draws_per_step = self._batch_size
-        per_step = self._states.draws_per_step // self._batch_size
-        by_epoch = self._num_samples in (None, ENDLESS)
-        return Batches(self, self._batch_size, per_step, epochs, by_epoch, loader)
-
-    def _left(self) -> range:
-        try:
-            space = self._space()
-        except LengthUnknown:
-            self._give_up_length()
-            space = self._space()
-        return space.layout.lane_indices(space.rank.dp_rank)[space.part.draws :]
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is set: 0 at first, that of the state once one is loaded."""
-        return self._datasets[0].epoch
-
-    @property
-    def consumed(self) -> int:
-        """Samples trained in the state that was loaded, over all ranks; 0 without one, or once another epoch is set."""
-        return self._states.consumed(self.epoch)
-
-    @property
     def consumed_before(self) -> int:
         """Samples trained before the positions from which `rank_indices` count, over all ranks."""
-        return trained(self._states.before(self.epoch, self._space().part))
+        return self._space().before
 
     def ready(self, index: int) -> bool:
         """Returns whether a sample can be read without waiting, as far as is known without a look."""
         stream, inner = self._space().locate(operator.index(index))
-        dataset = self._datasets[stream]
-        return dataset._draws.indices().ready(inner)
+        return self._datasets[stream]._space().ready(inner)
 
     def set_epoch(self, epoch: int) -> None:
         """Starts another epoch, of every stream and of the blend. Raises ValueError if it is negative."""
@@ -226,52 +165,14 @@ class BlendedDataset(Dataset[Any]):
         """Returns what the processes of each data set have met so far."""
         return tuple(dataset.stats() for dataset in self._datasets)
 
-    def __len__(self) -> int:
-        """Number of indices: by `num_samples`, or until `stopping`.
-
-        Raises:
-            LengthUnknown: a stream was live, and there is neither `num_samples` nor its `max_total_samples`.
-            ValueError: it is less than one batch of every rank.
-        """
-        if self._length_given_up:
-            raise length_given_up("the blend")
-        space = self._space()
-        check_dealt(space.rank, "blend", "the blend")
-        return space.layout.size
-
-    def __getitem__(self, index: int) -> Any:
-        """Returns a sample. Raises as `LazyShardedDataset.__getitem__` does."""
-        index = operator.index(index)
-        first, step, epoch, lines, rows_of = self._reader.merged
-        place = index - first
-        if step != 1:
-            place = -1 if place % step else place // step
-        if 0 <= place < len(lines) and rows_of is not None and epoch == self._numbers[EPOCH]:
-            rows = rows_of([lines[place]], None)
-            if rows:
-                return rows[0]
-        return self._fetch([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Returns the samples of a batch. Raises as `__getitem__` does."""
-        first, step, epoch, lines, rows_of = self._reader.merged
-        if rows_of is not None and epoch == self._numbers[EPOCH]:
-            place = place_ahead(indices, first, step, len(lines))
-            if place >= 0 and (rows := rows_of(lines[place : place + len(indices)], None)):
-                return rows
-        return self._fetch(list(map(operator.index, indices)))
-
-    def _fetch(self, wanted: list[int]) -> list[Any]:
+    def _fetch(self, indices: list[int]) -> list[Any]:
         samples: list[Any] = []
         epoch = self._numbers[EPOCH]
-        try:
-            while len(samples) < len(wanted):
-                samples += self._reader.read(self._space(), wanted, len(samples), epoch)
-        except LazyShardError as error:
-            if get_worker_info() is not None:
-                error.carry_fields()
-            raise
-        return samples
+        # For what is raised outside of any data set.
+        with self._datasets[0]._lanes:
+            while len(samples) < len(indices):
+                samples += self._lanes.read(self._space(), indices, len(samples), epoch)
+            return samples
 
     def draw(self, index: int) -> BlendDraw:
         """Returns what an index draws, without reading it. Waits and raises as `LazyShardedDataset.draw` does."""
@@ -286,11 +187,11 @@ class BlendedDataset(Dataset[Any]):
         if self._stopping == "first_exhausted":
             # What one of them would draw of its next epoch is not trained.
             for dataset in self._datasets:
-                dataset._draws.numbers[ASKED] = 1
+                dataset._numbers[ASKED] = 1
         return self._goes_on(self._space(), operator.index(index), self.epoch)
 
     def _goes_on(self, space: BlendSpace, index: int, epoch: int) -> bool:
-        position, size = space.layout.locate(index)[1], space.part.batch_size
+        position, size = space.layout.locate(index)[1], self._batch_size
         # Batches are trained whole: the one that would draw too much is not, the one with what is missing still is.
         begin = position - position % size
         # Where one that has ended is exhausted, the others need not be waited for.
@@ -319,7 +220,7 @@ class BlendedDataset(Dataset[Any]):
         (rank,) = ranks
         stands, lengths = [], list[int | None]()
         for dataset in self._datasets:
-            course, order = dataset._draws.indices(epoch).course, dataset._draws.order
+            course, order = dataset._space(epoch).course, dataset._states.order
             stands.append((len(course.parts) - 1, course.current.draws))
             known = order.known_total(dataset.reader.seen)
             total = order.max_total_samples if known is None else known
@@ -327,64 +228,42 @@ class BlendedDataset(Dataset[Any]):
                 lengths.append(None)
                 continue
             if not course.full_epoch_length(total):
-                raise ValueError(
-                    f"{dataset.directory}: the stream has {total} samples, fewer than one for each of {rank.dp_size} "
-                    f"ranks, so it cannot be repeated in a blend: leave it out"
-                )
+                text = f"the stream has {total} samples, fewer than one for each of {rank.dp_size} ranks: leave it out"
+                raise ValueError(f"{dataset.directory}: {text}")
             lengths.append(0 if course.epoch(total) > epoch else course.epoch_length(total))
-        part = self._states.part(epoch, rank, stands)
-        samples = self._num_samples
-        if samples is not None:
-            samples -= trained(self._states.before(epoch, part))
-        begun = self._states.goes_on(epoch)
-        return BlendSpace(part, rank, self._layout, lengths, samples, self._stopping, begun=begun)
+        return BlendSpace(self._states, epoch, rank, self._states.part(epoch, rank, stands), lengths)
 
-    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Returns the state of the run, plain values for any checkpoint; the same on every rank.
-
-        Args:
-            consumed: samples that were trained, over all ranks and streams, since the run began; where `set_epoch`
-                begins the epochs, since this one began. None for what was loaded.
-
-        Raises: as `LazyShardedDataset.state_dict`.
-        """
-        return self._state_after(consumed).to_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a run stands, with any number of ranks, other weights, and streams added or left out.
-
-        To be called before the data set is used. In a DataLoader worker it only checks that the state is the one that
-        the data set began with.
-
-        Raises:
-            StateInvalid, VersionUnsupported: it cannot be used.
-            StateMismatch: it knows none of the streams; or as `LazyShardedDataset.load_state_dict`, of one of them.
-            RuntimeError: the data set is used already, and stands elsewhere.
-        """
-        if (reason := only_of_a_stream(state)) is not None:
+    def _go_on(self, state: dict[str, Any], *, anywhere: bool = True) -> tuple[int, int] | None:
+        """As `LazyShardedDataset._go_on`."""
+        if (reason := mistaken(state, "blend")) is not None:
             raise StateInvalid(f"the state of a blend: {reason}")
-        found = BlendState.from_dict(state, "the state of a blend")
-        if self._newest is not None or get_worker_info() is not None:
-            if found == self._state_after(None):
-                return
-            raise RuntimeError(
-                "this blend is in use already and stands elsewhere; load the state into a new one, before its length, "
-                "its rank_indices or a loader's workers are asked for"
-            )
+        found, main = BlendState.from_dict(state, "the state of a blend"), get_worker_info() is None
+        if main and not self._used:
+            self._load(found)
+            return None
+        epoch = epoch_of(found)
+        if main and anywhere:
+            self.set_epoch(epoch)
+        try:
+            same = epoch == self.epoch and self._state_after(found.consumed if anywhere else None) == found
+        except ValueError:
+            same = False
+        if not same:
+            raise stands_elsewhere("this blend")
+        return epoch, self._space().position_after(found.consumed)
+
+    def _load(self, found: BlendState) -> None:
         stands = self._states.load(found)
         new = [name for name in self._names if name not in stands]
         out = [found.names[member] for member in found.parts[-1].members if found.names[member] not in self._names]
         if new or out:
-            _log.warning(
-                "the blend goes on with other streams: new are %s, left out are %s",
-                ", ".join(new) or "none",
-                ", ".join(out) or "none",
-            )
+            said = ", ".join(new) or "none", ", ".join(out) or "none"
+            _log.warning("the blend goes on with other streams: new are %s, left out are %s", *said)
         for dataset, name in zip(self._datasets, self._names, strict=True):
             if name in stands:
                 dataset.load_state_dict(stands[name].to_dict())
             # One that is new, or comes back from another epoch, begins this one.
-            dataset.set_epoch(epoch_of_blend(found))
+            dataset.set_epoch(epoch_of(found))
 
     def commit(
         self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
@@ -422,22 +301,119 @@ class BlendedDataset(Dataset[Any]):
 
     def _state_after(self, consumed: int | None) -> BlendState:
         epoch, space = self.epoch, self._space()
-        position = self._states.position(epoch, space.part, consumed, space.layout.block)
+        position = space.stands if consumed is None else space.position_after(consumed)
         members = {}
         for dataset, name, draws in zip(self._datasets, self._names, space.drawn(position), strict=True):
-            course = dataset._draws.indices().course
-            members[name] = dataset._draws.state_after(course.consumed_before + course.dp * draws)
+            members[name] = dataset._state_after(dataset._space().consumed(draws))
         return self._states.after(epoch, space.part, position, members)
-
-    def _give_up_length(self) -> None:
-        """Becomes the data set of an iterable without a length; see `IndexReader.give_up_length`."""
-        if self._newest is not None:
-            raise RuntimeError("a LazyShardedStream takes a blend that is not used yet; make a new one")
-        if self._num_samples is None:
-            self._num_samples, self._length_given_up = ENDLESS, True
 
 
 def _exhausted(dataset: LazyShardedDataset, drawn: int, epoch: int) -> bool:
-    draws = dataset._draws
-    with draws:
-        return drawn > 0 and draws.indices(epoch).epoch_at(drawn) > epoch
+    with dataset._lanes:
+        return drawn > 0 and dataset._entered(epoch).epoch_at(drawn) > epoch
+
+
+class BlendReader:
+    """Reads for the indices of one process's blend: lines of its streams, in the order of its indices.
+
+    To ask another data set for each sample costs as much as to parse it. So the lines that the data sets have read
+    ahead are merged, some hundred at a time: `ahead`. Where rows are encoded or large, made into samples in different
+    ways, or one of them is bad, each data set makes its own samples.
+    """
+
+    def __init__(self, datasets: Sequence[LazyShardedDataset]) -> None:
+        self._datasets = datasets
+        self.ahead = NOTHING
+        # Epoch, lane and position behind the last merged line, and each stream's next lines; none while somebody
+        # merges, as a line that one thread has taken must not be missing in another one's order. Taking it out is one
+        # step.
+        self._next: list[tuple[tuple[int, int, int], list[Iterator[bytes]]]] = []
+        self._row_bytes = _AHEAD_BYTES // _AHEAD_LINES
+        # The process that has read, and what makes samples of lines there.
+        self._known: tuple[int, RowsOf | None] = (0, None)
+
+    def read(self, space: BlendSpace, wanted: list[int], start: int, epoch: int) -> list[Any]:
+        """Returns the samples of a batch's indices from a place on that follow each other: at least one."""
+        index, count = consecutive(wanted, start, space.step)
+        if (lane := space.layout.locate(index)[0]) != space.rank.dp_rank:
+            self._datasets[0]._space().tell_lane(index, lane, "blend")
+        # The old lines are freed first, so that the new ones land where the CPU's caches are warm.
+        self.ahead = NOTHING
+        rows_of = self._rows_of()
+        if rows_of is not None:
+            lines = self._merge(space, index, count, epoch)
+            rows = rows_of(lines[:count], None) if lines else []
+            if rows:
+                self.ahead = (index, space.step, epoch, lines, rows_of)
+                return rows
+        located = [space.locate(index + place * space.step) for place in range(count)]
+        batches: dict[int, list[int]] = {}
+        for stream, inner in located:
+            batches.setdefault(stream, []).append(inner)
+        read = {stream: iter(self._datasets[stream].__getitems__(batch)) for stream, batch in batches.items()}
+        return [next(read[stream]) for stream, _ in located]
+
+    def _rows_of(self) -> RowsOf | None:
+        """Returns what makes samples of merged lines in this process; None where data sets differ in that, or encode.
+
+        A line of one must not be taken for a line of another: only rows that somebody has checked may be parsed late.
+        """
+        pid, rows_of = self._known
+        if pid != os.getpid():
+            for dataset in self._datasets:
+                dataset._entered()
+            ways = [dataset._lanes.rows_of for dataset in self._datasets]
+            rows_of = ways[0] if len({type(way) for way in ways}) == 1 else None
+            self._known = (os.getpid(), rows_of)
+        return rows_of
+
+    def _merge(self, space: BlendSpace, index: int, wanted: int, epoch: int) -> list[bytes]:
+        """Returns the lines of an index and of some that follow, of which only the wanted ones are waited for.
+
+        Fewer than wanted only at the end of a lane; none where data sets have to make the samples themselves.
+        """
+        streams = space.streams(index, max(wanted, min(_AHEAD_LINES, _AHEAD_BYTES // self._row_bytes)))
+        wanted = min(wanted, len(streams))
+        lane, position = space.layout.locate(index)
+        try:
+            behind, nexts = self._next.pop()
+        except IndexError:
+            behind, nexts = (0, 0, -1), []
+        if behind != (epoch, lane, position):
+            nexts = [iter(())] * len(self._datasets)
+        lines: list[bytes] = []
+        while True:
+            # Ends where a stream has no line left.
+            lines.extend(map(next, map(nexts.__getitem__, streams[len(lines) :])))
+            place = len(lines)
+            if place == len(streams):
+                break
+            stream, inner = space.locate(index + place * space.step)
+            try:
+                found = self._lines_from(self._datasets[stream], inner, wait=place < wanted)
+            except (ChunkCorrupt, ChunkRetired, RowInvalid):
+                # The data set knows what to do about it.
+                break
+            except (LazyShardError, OSError):
+                if place < wanted:
+                    raise
+                # It may be gone when it is that sample's turn.
+                break
+            if not found or len(found[0]) > LARGE_ROW_BYTES:
+                break
+            nexts[stream] = iter(found)
+        if len(lines) < wanted:
+            return []
+        some = lines[:32]
+        self._row_bytes = max(1, sum(map(len, some)) // len(some))
+        self._next = [((epoch, lane, position + len(lines)), nexts)]
+        return lines
+
+    def _lines_from(self, dataset: LazyShardedDataset, index: int, *, wait: bool) -> list[bytes]:
+        """Returns the checked line of an index, and those of the indices behind it that are read with it.
+
+        None at all where `wait` is false and it may not be published yet.
+        """
+        epoch = dataset.epoch
+        space = dataset._entered(epoch)
+        return dataset._lanes.lines(space, index, epoch) if wait or space.ready(index) else []

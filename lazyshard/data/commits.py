@@ -13,6 +13,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,34 +41,24 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
     Whether the ranks at hand are others makes no difference: they go on with the same samples. Not looked at: what an
     epoch that is still to begin needs.
     """
-    where, total, limit = str(reader.directory), order.known_total(reader.refresh()), order.max_total_samples
+    where, total = str(reader.directory), order.known_total(reader.refresh())
     _check_ranks(state, where)
     course = course_of(state)
-    if total is not None:
-        _check_length(state, course, order, total, where)
-    elif limit is not None:
-        # However the stream goes on: the length counts with the limit.
-        try:
-            standing(course, limit)
-        except ValueError as cause:
-            text = (
-                f"{cause} at the most (max_total_samples), fewer than a batch of all its ranks: the state is damaged, "
-                f"or of another run"
-            )
-            raise _mismatch(where, text, "at least a batch of all ranks", limit, "max_total_samples") from cause
+    # However the stream goes on: the length counts with the limit.
+    known = order.max_total_samples if total is None else total
+    if known is not None:
+        _check_length(state, course, order, known, where, ended=total is not None)
     # The newest chunk is never deleted, so a directory that another program fills has none to look for.
     retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
-    if retired:
-        size = reader.samples_per_chunk
-        sample = first_lost(*standing(course, total), total, retired * size)
-        if sample is not None:
-            chunk = f"chunk {sample // size}"
-            text = (
-                f"the run goes on with samples of {chunk}, but the stream's producer has deleted all chunks below "
-                f"{retired}: go on from a later checkpoint; or produce the stream anew, with --retain all or with "
-                f"--consumers NAME, and commit no further than the oldest checkpoint that you may go back to"
-            )
-            raise _mismatch(where, text, chunk, f"chunks from {retired} on")
+    if not retired:
+        return
+    size = reader.samples_per_chunk
+    sample = first_lost(*standing(course, total), total, retired * size)
+    if sample is not None:
+        chunk = f"chunk {sample // size}"
+        text = f"the run goes on with samples of {chunk}, but the producer has deleted all chunks below {retired}"
+        way = "go on from a later checkpoint, or produce the stream anew, with --retain all or --consumers NAME"
+        raise _mismatch(where, f"{text}: {way}", chunk, f"chunks from {retired} on")
 
 
 def _mismatch(where: str, text: str, expected: str, actual: object, field: str | None = None) -> StateMismatch:
@@ -113,29 +104,30 @@ def first_lost(course: Course, position: int, total: int | None, stop: int) -> i
     return None
 
 
-def _check_length(state: RunState, course: Course, order: RunOrder, total: int, where: str) -> None:
+def _check_length(state: RunState, course: Course, order: RunOrder, total: int, where: str, *, ended: bool) -> None:
     number = next((n for n in reversed(range(len(state.parts))) if state.parts[n].epoch is not None), 0)
     drawn = sum(part.dp * part.draws for part in state.parts[number:])
     # A live stream of which a maximum was asked for may have ended before it, and the run gone on with another epoch.
-    one_epoch = order.num_samples is None and order.max_total_samples in (None, total)
+    one_epoch = ended and order.by_epoch and order.max_total_samples in (None, total)
     try:
         standing(course, total)
         if one_epoch and drawn > total:
             raise ValueError(f"{drawn} samples were drawn of {total}")
     except ValueError as cause:
-        text = (
-            f"the run has drawn {drawn} samples since its epoch began, but the stream has ended with {total}: was it "
-            f"cut, or is it another one? If the run went on over several epochs, give num_samples as it was"
-        )
-        raise _mismatch(where, text, f"at least {drawn} samples", total) from cause
+        if not ended:
+            text = f"{cause} at the most (max_total_samples), fewer than a batch of all its ranks: the state is damaged"
+            raise _mismatch(where, text, "at least a batch of all ranks", total, "max_total_samples") from cause
+        text = f"the run has drawn {drawn} samples since its epoch began, but the stream has ended with {total}"
+        way = "is it another one? Of a run over several epochs give num_samples as it was"
+        raise _mismatch(where, f"{text}: {way}", f"at least {drawn} samples", total) from cause
 
 
 def _check_ranks(state: RunState, where: str) -> None:
     """Refuses more ranks than there are: what is looked at below takes time and memory by their number."""
     most = max(part.dp for part in state.parts)
     if most > _MOST_RANKS:
-        text = f"the state is of a run with {most} ranks, more than any job has ({_MOST_RANKS}): it is damaged, go on"
-        raise _mismatch(where, f"{text} from another checkpoint", f"at most {_MOST_RANKS}", most, "dp")
+        text = f"the state is of a run with {most} ranks, more than {_MOST_RANKS}: it is damaged, take another"
+        raise _mismatch(where, text, f"at most {_MOST_RANKS}", most, "dp")
 
 
 class Commits:
@@ -158,9 +150,8 @@ class Commits:
         if self._owner is None or not self._owner.begun:
             # Before the cursor of a run that is further is overwritten by one that cannot go on.
             check_data(state, order, reader)
-        current = state.parts[-1]
-        plan = {"dp_size": current.dp, "batch_size": current.batch_size}
-        plan |= {"unit": state.unit, "window": state.window, "seed": state.seed}
+        part, rules = state.parts[-1], {"unit": state.unit, "window": state.window, "seed": state.seed}
+        plan = {"dp_size": part.dp, "batch_size": part.batch_size, **rules}
         done = chunks_done(states, order.known_total(reader.refresh())) if last_epoch else 0
         self.put(state.stream_id, state.consumed, done, plan, state, take_over=take_over)
 
@@ -179,32 +170,24 @@ class Commits:
         cursor = Cursor(self._consumer, stream_id, consumed, chunks_before, plan, now, state, blend=self.blend)
         try:
             if self._owner is None:
-                try:
-                    self._owner = CursorOwner(self._directory, self._consumer, take_over=take_over)
-                except CursorTaken as error:
-                    error.args = (f"{error}: `commit(..., take_over=True)`",)
-                    raise
+                self._owner = CursorOwner(self._directory, self._consumer, take_over=take_over)
             self._owner.put(cursor)
+        except CursorTaken as error:
+            if self._owner is None:
+                error.args = (f"{error}: `commit(..., take_over=True)`",)
+            raise
         except LazyShardError:
             raise
         except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> CursorUnwritable:
-        uid = os.geteuid()
-        refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-        remedy = f"Let uid {uid} write to {self._directory / CURSORS}" if refused else "Mend that"
-        told = CursorUnwritable(
-            f"{self._directory}: the cursor of {self._consumer!r} cannot be written ({error.strerror or error}). "
-            f"The checkpoint is not touched; the producer goes by the cursor before this one, and without any it does "
-            f"not know of this run. {remedy}, and commit again",
-            directory=str(self._directory),
-            consumer=self._consumer,
-            uid=uid,
-        )
-        # As whoever expects an OSError asks for it: whether the disk is full, for instance.
-        told.errno = error.errno
-        return told
+            where, uid = str(self._directory), os.geteuid()
+            refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            text = f"{where}: the cursor of {self._consumer!r} cannot be written ({error.strerror or error})"
+            way = f"let uid {uid} write to {CURSORS}/" if refused else "mend that"
+            text = f"{text}; the checkpoint is not touched, the cursor before it still counts: {way}, and commit again"
+            told = CursorUnwritable(text, directory=where, consumer=self._consumer, uid=uid)
+            # As whoever expects an OSError asks for it: whether the disk is full, for instance.
+            told.errno = error.errno
+            raise told from error
 
 
 def chunks_done(states: Sequence[RunState], total: int | None) -> int:
@@ -226,6 +209,7 @@ PAUSE_S: Final = 0.2
 reader of small chunks comes past several windows."""
 
 
+@dataclass(eq=False)
 class ReadingMarks:
     """Keeps the reading mark of one consumer. `stop` is the first position for which more is needed than was told.
 
@@ -234,22 +218,14 @@ class ReadingMarks:
     set was made. A mark may still get lost, where two write at the same time, so who waits looks again and again.
     """
 
-    def __init__(
-        self,
-        consumer: str,
-        course: Course,
-        reader: StreamReader,
-        since: float = 0.0,
-        timer: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.stop = 0
-        self._consumer = consumer
-        self._course = course
-        self._reader = reader
-        self._since = since
-        self._timer = timer
-        self._looked_at = -math.inf
-        self._mark: ReadingMark | None = None
+    consumer: str
+    course: Course
+    reader: StreamReader
+    since: float = 0.0
+    timer: Callable[[], float] = time.monotonic
+    stop: int = 0
+    _looked_at: float = -math.inf
+    _mark: ReadingMark | None = None
 
     def enter(self, position: int, limit: int | None, published: int) -> None:
         """Tells what is needed at a position from `stop` on, before it is waited for. Never raises for the filesystem.
@@ -257,32 +233,26 @@ class ReadingMarks:
         At once where it has to be waited for, and where nothing more will be needed, as no sample from `limit` on will
         be drawn; otherwise soon, with a window that follows.
         """
-        size = self._reader.samples_per_chunk
-        needed = self._course.needed(position)
+        size, course = self.reader.samples_per_chunk, self.course
+        needed = course.needed(position)
         samples = needed if limit is None else min(needed, limit)
         chunks = -(-samples // size)
         capped = limit is not None and chunks * size >= limit
-        self.stop = sys.maxsize if capped else self._course.drawable(chunks * size)
-        self._mark = ReadingMark(
-            consumer=self._consumer,
-            stream_id=self._reader.stream_id,
-            dp_size=self._course.dp,
-            window=position // self._course.rules.span,
-            needs_chunks=chunks,
-            updated_at=time.time(),
-        )
-        if capped or samples > published or self._timer() - self._looked_at >= PAUSE_S:
+        self.stop = sys.maxsize if capped else course.drawable(chunks * size)
+        window, stream_id = position // course.rules.span, self.reader.stream_id
+        self._mark = ReadingMark(self.consumer, stream_id, course.dp, window, chunks, time.time())
+        if capped or samples > published or self.timer() - self._looked_at >= PAUSE_S:
             self._write_if_due()
 
     def repeat(self) -> None:
         """Tells again what is needed if it is not told any more. For who waits; looks about once a second."""
-        if self._timer() - self._looked_at >= REPEAT_S:
+        if self.timer() - self._looked_at >= REPEAT_S:
             self._write_if_due()
 
     def _write_if_due(self) -> None:
-        self._looked_at = self._timer()
-        directory, mark = self._reader.directory, self._mark
-        if mark is not None and is_due(read_reading(directory, self._consumer), mark, self._since):
+        self._looked_at = self.timer()
+        directory, mark = self.reader.directory, self._mark
+        if mark is not None and is_due(read_reading(directory, self.consumer), mark, self.since):
             write_reading(directory, mark)
 
 

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import orjson
-from torch.utils.data import Dataset, get_worker_info
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import get_worker_info
 
-from lazyshard.data.index_reader import IndexReader
-from lazyshard.data.lane import place_ahead
-from lazyshard.data.rank import Rank, check_dealt, resolve_rank
-from lazyshard.data.run_state import Ranges
-from lazyshard.data.samples import LateRow, SampleMaker
+from lazyshard.data.index_reader import IndexReader, consecutive
+from lazyshard.data.index_space import IndexSpace, length_unknown, lengths_by_index, lengths_by_sample
+from lazyshard.data.indexed import Indexed
+from lazyshard.data.rank import ASKED, EPOCH, Rank, SharedNumbers, Stats, resolve_rank, watch_forks
+from lazyshard.data.run_state import Ranges, RunStates
+from lazyshard.data.samples import BadRowCount, LateRow, SampleMaker
 from lazyshard.data.settings import ENDLESS, BadRows, EncodeCache, Order, RunOrder, check_group
-from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
-from lazyshard.data.substitutes import BadRowCount
-from lazyshard.memory import quick_loads
-from lazyshard.plan.course import Draw
+from lazyshard.errors import LengthUnknown
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
+from lazyshard.plan.course import Course, Draw
 from lazyshard.store.urls import stream_path
 from lazyshard.stream import Published, StreamReader
+from lazyshard.stream.run_state import course_of, with_consumed
 
 if TYPE_CHECKING:
-    from lazyshard.data.batches import Batches
-    from lazyshard.data.commits import Commits
+    from lazyshard.data.commits import Commits, ReadingMarks
 
 
-class LazyShardedDataset(Dataset[Any]):
+class LazyShardedDataset(Indexed):
     """A stream, live or ended, as a map-style data set.
 
     It has dp_size * B indices; B, the samples of one rank in an epoch (or its share of `num_samples`), is a multiple
@@ -89,6 +93,14 @@ class LazyShardedDataset(Dataset[Any]):
     statistics in common.
     """
 
+    _NAME = "dataset"
+    _states: RunStates
+    # Epoch, and its indices; None before the first use. One value that is only ever replaced, so that no thread meets
+    # the space of one epoch under another's number.
+    _newest: tuple[int, IndexSpace] | None = None
+    # Tokens of all samples, once somebody has asked.
+    _tokens: npt.NDArray[np.uint32] | None = None
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -110,39 +122,151 @@ class LazyShardedDataset(Dataset[Any]):
         check_group("order", order, Order)
         check_group("bad_rows", bad_rows, BadRows)
         check_group("cache", cache, EncodeCache)
-        late = encode_fn is LateRow
-        pipeline = RowSteps(steps, None if encode_fn is None or late else Encoder(encode_fn))
-        if late and pipeline:
+        self._late = encode_fn is LateRow
+        pipeline = RowSteps(steps, None if encode_fn is None or self._late else Encoder(encode_fn))
+        if self._late and pipeline:
             raise ValueError("LateRow hands out rows unparsed, it cannot be used with steps, which need them parsed")
-        run_order = RunOrder(
-            **vars(order), batch_size=batch_size, max_total_samples=max_total_samples, num_samples=num_samples
-        )
+        counts: Any = {"max_total_samples": max_total_samples, "num_samples": num_samples}
+        run_order = RunOrder(**vars(order), batch_size=batch_size, **counts)
+        self._consumer = consumer
         self._commits: Commits | None = None
         if consumer is not None:
             from lazyshard.data.commits import Commits
 
             self._commits = Commits(stream_path(directory), consumer)
-        rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
+        self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
-        given = self._reader, pipeline, BadRowCount(bad_rows), cache.memory_bytes, max_total_samples
-        samples = SampleMaker(*given)
+        made = self._reader, pipeline, BadRowCount(bad_rows), cache.memory_bytes, max_total_samples
+        self._samples = SampleMaker(*made)
         if cache.directory is not None:
             from lazyshard.data.encode_cache import open_cached
 
-            samples = open_cached(cache, encode_fn, *given)
-        self._draws = IndexReader(run_order, rank, self._reader, samples, consumer, late=late)
+            self._samples = open_cached(cache, encode_fn, *made)
+        if self._late and self._reader.arrays:
+            raise ValueError(f"{directory}: LateRow does not hand out arrays, which the rows of this stream hold")
+        self._states = RunStates(run_order, self._reader)
+        self._shared = SharedNumbers()
+        self._since = time.time()
+        # The kinds of warnings that were logged already.
+        self._told: set[str] = set()
+        self._attach()
+        self._lanes.report()
+
+    def _attach(self) -> None:
+        self._numbers = self._shared.view
+        self._lanes: IndexReader = IndexReader(self._reader, self._samples, self._shared, late=self._late)
+        watch_forks(self)
+
+    @property
+    def _where(self) -> Path:
+        return self._reader.directory
+
+    def _space(self, epoch: int | None = None) -> IndexSpace:
+        """Returns the indices of an epoch, None for that which is set. Raises as `IndexSpace` and `_settle_unit`."""
+        newest = self._newest
+        if epoch is None:
+            epoch = self._numbers[EPOCH]
+        if newest is None:
+            rank = self._rank or resolve_rank()
+            self._since = time.time()
+            self._settle_unit(rank)
+            known = self._states.order.known_total(self._reader.refresh())
+            made = self._make_space(epoch, rank, self._states.order.max_total_samples if known is None else known)
+            # One step, so that of two threads that come here at once both go on with the same space.
+            newest = vars(self).setdefault("_newest", (epoch, made))
+        if newest[0] != epoch:
+            settled = newest[1]
+            newest = self._newest = (epoch, self._make_space(epoch, settled.rank, settled.total))
+        return newest[1]
+
+    def _make_space(self, epoch: int, rank: Rank, total: int | None) -> IndexSpace:
+        course = course_of(self._states.of(epoch, rank.dp_size))
+        marks = self._marks(rank, course)
+        return IndexSpace(self._states.order, rank, self._reader, course, total, marks, self._told, self._shared)
+
+    def _marks(self, rank: Rank, course: Course) -> ReadingMarks | None:
+        if self._consumer is None or rank.dp_rank:
+            return None
+        from lazyshard.data.commits import ReadingMarks
+
+        marks = ReadingMarks(self._consumer, course, self._reader, self._since)
+        self._reader.on_wait = marks.repeat
+        return marks
+
+    def _settle_unit(self, rank: Rank) -> None:
+        """Settles the unit of a run for good: that of the state which it goes on from, or of the settings.
+
+        Where "auto" is not certain yet it waits until there is a full chunk for every rank, or the stream has ended: by
+        the length of the stream alone, so that every rank finds the same. Raises WaitTimeout, LengthUnknown.
+        """
+        reader, order = self._reader, self._states.order
+        size, dp = reader.samples_per_chunk, rank.dp_size
+        unit = self._states.unit or order.auto_unit(size, dp, reader.refresh())
+        if unit is None:
+            if order.max_total_samples is None and order.num_samples is None:
+                raise length_unknown(reader)
+            # Until this process reads, and says so itself.
+            reader.label = f"rank {rank.dp_rank} of {dp}"
+            if (marks := self._marks(rank, Course(order.rules(size, size), [Part(dp, order.batch_size)]))) is not None:
+                # Or a producer that is held back by --max-ahead would wait for us, as we for it.
+                marks.enter(0, order.max_total_samples, reader.seen.samples)
+            unit = order.auto_unit(size, dp, reader.wait_for(dp * size))
+        assert unit is not None, "certain once there are so many samples or the stream has ended"
+        self._states.settled = unit
+
+    def _enter_blend(self) -> None:
+        """Becomes a stream of a blend, which says how often to draw and keeps the state; or raises RuntimeError."""
+        order = self._states.order
+        if self._used or order.blended or self._states.loaded is not None:
+            text = "a blend takes data sets that are new: load its state, and skip samples, once it is made"
+            raise RuntimeError(f"{self.directory}: {text}")
+        # Draws one by one, without an end, in the same order.
+        order = replace(order, layout="strided", num_samples=ENDLESS, micro_batches_per_step=None, blended=True)
+        self._states.order = replace(order, batch_size=1, unit_batch=order.batch_size)
+
+    def _state_after(self, consumed: int | None) -> RunState:
+        space = self._space()
+        state = self._states.of(self.epoch, space.rank.dp_size)
+        return state if consumed is None else with_consumed(state, space.consumed(space.position_after(consumed)))
+
+    def _go_on(self, state: dict[str, Any], *, anywhere: bool = True) -> tuple[int, int] | None:
+        """Loads a state, once used one of the same course; returns its epoch and position, None before that."""
+        in_worker = get_worker_info() is not None
+        settled = self._used or in_worker
+        found = self._states.load(state, self._space().rank.dp_size if settled else None, anywhere)
+        if not in_worker:
+            self._numbers[EPOCH] = found[0]
+        return found if settled else None
+
+    def _fetch(self, indices: list[int]) -> list[Any]:
+        # One epoch for the whole batch, whenever another one is set.
+        epoch, lanes = self._numbers[EPOCH], self._lanes
+        with lanes:
+            space = self._entered(epoch)
+            if len(indices) not in (1, size := space.order.batch_size) and space.wraps and not space.order.blended:
+                why = "a batch may mix an epoch with the next; give the data set the batch size of the loader"
+                space.tell("batch", f"asked for a batch of {len(indices)}, batch_size is {size}: {why}")
+            samples: list[Any] = []
+            while len(samples) < len(indices):
+                index, count = consecutive(indices, len(samples), space.step)
+                samples += lanes.read(space, index, count, epoch)
+            return samples
+
+    def _entered(self, epoch: int | None = None) -> IndexSpace:
+        """Returns the indices of an epoch, to be read in this process."""
+        space = self._space(epoch)
+        self._lanes.enter(space)
+        return space
 
     def __repr__(self) -> str:
         """Tells what is known without a look at the stream; never waits, never raises."""
         # Debuggers and tracebacks show objects whose constructor has failed.
-        if "_draws" not in vars(self):
+        if "_lanes" not in vars(self):
             return f"<{type(self).__name__}, not open>"
-        seen, rank = self._reader.seen, self._draws.rank
+        seen, rank = self._reader.seen, self._rank if self._newest is None else self._newest[1].rank
         whose = "rank not known yet" if rank is None else f"rank {rank.dp_rank} of {rank.dp_size}"
-        return (
-            f"<{type(self).__name__} {str(self._reader.directory)!r}, {whose}: {seen.samples} samples published so "
-            f"far, {'ended' if seen.ended else 'live'}>"
-        )
+        what = f"{seen.samples} samples published so far, {'ended' if seen.ended else 'live'}"
+        return f"<{type(self).__name__} {str(self._reader.directory)!r}, {whose}: {what}>"
 
     @property
     def directory(self) -> Path:
@@ -167,86 +291,13 @@ class LazyShardedDataset(Dataset[Any]):
     @property
     def unit(self) -> int:
         """Samples that each rank is dealt in a row; which of them "auto" stands for, too."""
-        return self._draws.indices().course.rules.unit
-
-    @property
-    def rank(self) -> Rank:
-        """Data-parallel rank and size."""
-        return self._draws.indices().rank
-
-    @property
-    def rank_indices(self) -> range:
-        """The indices of this rank still to be drawn in the epoch that is set, in order: a sampler for that epoch."""
-        return self._draws.counted().lane_indices()
-
-    def batches(self, *, epochs: int = 1, **loader: Any) -> Batches:
-        """Returns the micro batches of this rank, as an iterator that counts what is trained; see `Batches`.
-
-        One loop iterates over it, and takes state, steps and commits from it. A live stream needs no length.
-
-        Args:
-            epochs: how many epochs the run has: as many times the batches are iterated over.
-            loader: keyword arguments for the DataLoader, but for batch size and sampler.
-
-        Raises:
-            RuntimeError: the data set was used since a state was loaded, and has no `micro_batches_per_step`.
-        """
-        from lazyshard.data.batches import Batches
-
-        order = self._draws.count_steps()
-        by_epoch = order.num_samples in (None, ENDLESS)
-        return Batches(self, order.batch_size, order.draws_per_step // order.batch_size, epochs, by_epoch, loader)
-
-    def _left(self) -> range:
-        """Returns `rank_indices`; of a live stream without a length as many as are asked for."""
-        return self._draws.left()
+        return self._space().course.rules.unit
 
     @property
     def leftover(self) -> int | None:
         """Samples that no rank draws in an epoch, fewer than dp_size * batch_size; None while the end is open."""
-        total = self._draws.order.known_total(self.published())
-        return None if total is None else self._draws.indices().course.leftover(total)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is set: 0 at first, that of the state once one is loaded."""
-        return self._draws.numbers[EPOCH]
-
-    @property
-    def consumed(self) -> int:
-        """Samples trained in the state that was loaded, over all ranks; 0 without one, or once another epoch is set."""
-        return self._draws.states.consumed(self._draws.numbers[EPOCH])
-
-    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Returns the state of the run, plain values for any checkpoint; the same on every rank.
-
-        Args:
-            consumed: samples that were trained, over all ranks, since the run began; where `set_epoch` begins the
-                epochs, since this one began. None for what was loaded.
-
-        Raises:
-            ValueError: these are no whole micro batches of all ranks, fewer samples than the loaded state had trained,
-                or more than there are indices.
-            TypeError: it is no integer.
-        """
-        return self._draws.state_after(consumed).to_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a run stands, with any number of ranks: `rank_indices` then are what is left.
-
-        To be called before the data set is used. In a DataLoader worker it only checks that the state is the one that
-        the data set began with.
-
-        Args:
-            state: what `state_dict` returned; of the same stream, `order` and `max_total_samples`.
-
-        Raises:
-            StateInvalid, VersionUnsupported: it cannot be used.
-            StateMismatch: it is of another stream or of other settings, goes on with chunks that are deleted, or the
-                stream is shorter than what was drawn.
-            RuntimeError: the data set is used already, and stands elsewhere.
-        """
-        self._draws.go_on(state, anywhere=False)
+        total = self._states.order.known_total(self.published())
+        return None if total is None else self._space().course.leftover(total)
 
     def skip(self, samples: Ranges = (), chunks: Ranges = (), steps: Ranges = ()) -> None:
         """Leaves samples out from here on, in every epoch. Later states keep that.
@@ -265,7 +316,11 @@ class LazyShardedDataset(Dataset[Any]):
             RuntimeError: the data set is used already.
             LengthUnknown, WaitTimeout: it is not known which unit "auto" stands for.
         """
-        self._draws.skip(samples, chunks, steps)
+        if self._used:
+            raise RuntimeError(f"{self.directory}: this data set is in use already, what to skip is said before")
+        if self._states.unit is None:
+            self._settle_unit(self._rank or resolve_rank())
+        self._states.skip(samples, chunks, steps, lambda: self._rank or resolve_rank())
 
     def commit(
         self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
@@ -296,11 +351,10 @@ class LazyShardedDataset(Dataset[Any]):
             raise ValueError(f"{self.directory}: a commit is that of a consumer; make the data set with consumer=NAME")
         if get_worker_info() is not None:
             raise RuntimeError(f"{self.directory}: a DataLoader worker reads ahead and commits nothing")
-        state = self._draws.state_after(consumed)
-        states = [state, *map(self._draws.states.read, keep)]
+        states = [self._state_after(consumed), *map(self._states.read, keep)]
         if self.rank.dp_rank != 0:
             return False
-        self._commits.commit(states, self._draws.order, self._reader, last_epoch=last_epoch, take_over=take_over)
+        self._commits.commit(states, self._states.order, self._reader, last_epoch=last_epoch, take_over=take_over)
         return True
 
     def published(self) -> Published:
@@ -309,13 +363,13 @@ class LazyShardedDataset(Dataset[Any]):
 
     def stats(self) -> Stats:
         """Returns what this process and its DataLoader workers have met so far."""
-        return self._draws.shared.stats()
+        return self._shared.stats()
 
     def set_epoch(self, epoch: int) -> None:
         """Starts another epoch, in running workers too. Raises ValueError if it is negative."""
         if epoch < 0:
             raise ValueError(f"epoch is 0 or more, got {epoch}")
-        self._draws.numbers[EPOCH] = epoch
+        self._numbers[EPOCH] = epoch
 
     def draw(self, index: int) -> Draw:
         """Returns epoch and number of the sample that an index draws, without reading it; waits until that is certain.
@@ -324,8 +378,8 @@ class LazyShardedDataset(Dataset[Any]):
             IndexError: outside the data set.
             WaitTimeout: it was not certain within `max_wait`.
         """
-        with self._draws:
-            return self._draws.indices().draw(operator.index(index))
+        with self._lanes:
+            return self._entered().draw(operator.index(index))
 
     def in_epoch(self, index: int) -> bool:
         """Returns whether an index draws a sample of the epoch that was set last (0 at first).
@@ -339,63 +393,14 @@ class LazyShardedDataset(Dataset[Any]):
 
         A loader has read some of the next epoch by then. Raises as `draw` does.
         """
-        self._draws.numbers[ASKED] = 1
-        return self.draw(index).epoch == self._draws.numbers[EPOCH]
+        self._numbers[ASKED] = 1
+        return self.draw(index).epoch == self._numbers[EPOCH]
 
-    def __len__(self) -> int:
-        """Number of indices: by `num_samples`; else those of one epoch, by `max_total_samples` if first asked live.
-
-        Raises:
-            LengthUnknown: the stream was live and there is neither of the two; or a `LazyShardedStream` draws from it.
-            WaitTimeout: with `Order(unit="auto")`, as the first use of the data set.
-            ValueError: `num_samples` is less than one batch of every rank.
-            RankInvalid: a DataLoader without a sampler asks, which would draw everything on each of several ranks.
-        """
-        space = self._draws.counted()
-        check_dealt(space.rank, "dataset", self.directory)
-        return space.layout.size
-
-    def __getitem__(self, index: int | Literal["lengths"]) -> Any:
-        """Returns a sample, waiting for it if it is not published yet; or the lengths of all.
-
-        ``dataset["lengths"]`` is what samplers that group by length ask for: tokens of the sample that each index draws
-        in the epoch that is set, an int32 array of shape (len(dataset),), int64 where one is longer. Of a stream that
-        has ended and whose producer has said how long its samples are.
-
-        Raises:
-            IndexError: outside the data set.
-            LengthsMissing: the stream is live, or the lengths are not known.
-            TypeError: neither an index nor "lengths".
-            WaitTimeout: not published within `max_wait`.
-            ChunkRetired: its chunk was deleted by the producer.
-            BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: see `BadRows`.
-            NothingKept: the steps drop row after row, 10,000 of them.
-        """
-        if type(index) is not int:
-            if index == "lengths" and isinstance(index, str):
-                return self._draws.lengths()
-            # numpy's and torch's small integers wrap where they are subtracted.
-            index = operator.index(index)
-        draws = self._draws
-        first, lines, epoch = draws.lanes.ahead
-        place, step = index - first, draws.step
-        if step != 1:
-            place = -1 if place % step else place // step
-        if 0 <= place < len(lines) and draws.plain and epoch == draws.numbers[EPOCH]:
-            try:
-                row = quick_loads(lines[place])
-            except orjson.JSONDecodeError:
-                row = None
-            if type(row) is dict:
-                return row
-        return draws.fetch([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Returns the samples of a batch. Raises as `__getitem__` does."""
-        draws = self._draws
-        first, lines, epoch = draws.lanes.ahead
-        if lines and (rows_of := draws.lanes.rows_of) is not None and epoch == draws.numbers[EPOCH]:
-            place = place_ahead(indices, first, draws.step, len(lines))
-            if place >= 0 and (rows := rows_of(lines[place : place + len(indices)], None)):
-                return rows
-        return draws.fetch(list(map(operator.index, indices)))
+    def _lengths(self) -> npt.NDArray[np.signedinteger[Any]]:
+        order = self._states.order
+        if self._length_given_up or order.blended:
+            text = "a stream or a blend draws from it: give the stream to the loader"
+            raise LengthUnknown(f"{self.directory}: {text}", directory=str(self.directory))
+        if self._tokens is None:
+            self._tokens = lengths_by_sample(self._reader, order.known_total(self._reader.refresh()))
+        return lengths_by_index(self._space(), self._tokens)

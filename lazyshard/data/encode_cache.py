@@ -10,19 +10,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
-from lazyshard.data.samples import SampleMaker, Samples
+from lazyshard.data.samples import BUSY, SampleMaker, Samples
 from lazyshard.data.settings import EncodeCache
 from lazyshard.data.steps import EncodeFn, RowSteps
 from lazyshard.data.tensors import pack, unpack
 from lazyshard.errors import RowInvalid, SkipSample, redact
 from lazyshard.format.kept_sample import Kept, chunk_key, encode_dropped, encode_sample
-from lazyshard.format.records import Encoding, Fact, check_encoding
+from lazyshard.format.records import Encoding, check_encoding
 from lazyshard.memory import raise_if_short
 from lazyshard.store.kept_samples import KeptSamples
 from lazyshard.store.urls import is_url
@@ -30,17 +29,8 @@ from lazyshard.stream import StreamReader
 
 _log = logging.getLogger("lazyshard")
 
-_BUSY: Final = object()
-"""Stands for a sample of which nothing is kept yet, and which another process is encoding."""
-
 _WAIT_S: Final = 60.0
 """How long to wait for another process to encode a row: one that takes longer was stopped, or has died of it."""
-
-_FIRST_PAUSE_S: Final = 0.001
-_LAST_PAUSE_S: Final = 0.02
-
-_MOST_KEYS: Final = 4096
-"""Chunks whose keys are remembered."""
 
 _Place = tuple[bytes, int, int, int]
 """Key and rows of a sample's chunk, its row there, and the digest of its line."""
@@ -70,37 +60,27 @@ class CachedSampleMaker(SampleMaker):
         numbers = [int(sample) for _, sample in zip(lines, samples, strict=False)]
         made = [self._of_line(sample, line, wait=False) for sample, line in zip(numbers, lines, strict=True)]
         for at, one in enumerate(made):
-            if one is _BUSY:
-                made[at] = self._of_line(numbers[at], lines[at], wait=True)
+            if one is BUSY:
+                made[at] = self._of_line(numbers[at], lines[at])
         return made
 
-    def _of_line(self, sample: int, line: bytes, *, wait: bool) -> Any:
-        if sample in self._kept:
-            return self._recalled(sample)
-        made, failed = self._made(sample, line, wait=wait)
-        if failed is not None:
-            return self.substitute(sample, failed)
-        if made is not _BUSY:
-            self._remember(sample, made)
-        return made
-
-    def _made(self, sample: int, line: bytes, *, wait: bool) -> tuple[Any, Exception | None]:
-        """Returns what is kept of a sample or made of its line, or why it cannot be trained; `_BUSY` as `_ask`."""
+    def _made(self, sample: int, line: bytes, *, wait: bool = True) -> tuple[Any, Exception | None]:
+        """Returns what is kept of a line or made of it, or why it cannot be trained; `BUSY` as `_ask`."""
         place = self._place(sample, line)
-        found = self._ask(place, wait=wait)
-        if found is _BUSY:
-            return _BUSY, None
+        found = self._ask(place, wait)
+        if found is BUSY:
+            return BUSY, None
         if found is not None:
             self._counts["from_cache"] += 1
             return (unpack(found.sample), None) if found.dropped is None else (None, SkipSample(found.dropped))
         self._counts["encoded"] += 1
         try:
-            made, failed = super()._made(sample, line, wait=wait)
+            made, failed = super()._made(sample, line)
             if failed is None or isinstance(failed, SkipSample):
                 self._keep(place, made, failed)
+            return made, failed
         finally:
             self._node.release(place[0], place[2])
-        return made, failed
 
     def _place(self, sample: int, line: bytes) -> _Place:
         size = self._reader.samples_per_chunk
@@ -109,45 +89,38 @@ class CachedSampleMaker(SampleMaker):
         if known is None:
             chunk = self._reader.chunk(number)
             rows = len(chunk)
-            if len(self._keys) >= _MOST_KEYS:
+            if len(self._keys) >= 4096:
                 self._keys.clear()
             known = self._keys[number] = chunk_key(self._encoding, number, size, rows, chunk.identity()), rows
         return *known, row, xxhash.xxh3_64_intdigest(line)
 
-    def _ask(self, place: _Place, *, wait: bool) -> Any:
-        """Returns what is kept, `_BUSY`, or None where this process is to encode the row, and to release it then.
+    def _ask(self, place: _Place, wait: bool) -> Any:
+        """Returns what is kept, `BUSY`, or None where this process is to encode the row, and to release it then.
 
         Gives the cache up where the filesystem does not do what is asked for.
         """
-        if self._off:
-            return None
+        due, pause = time.monotonic() + _WAIT_S, 0.001
         try:
-            found = self._find(place)
-            return self._claimed(place, wait=wait) if found is None else found
+            found = None if self._off else self._find(place)
+            # Nobody waits for what is not kept.
+            while found is None and not self._full:
+                if self._node.claim(place[0], place[2]):
+                    # Between the look and the claim another one may have come to its end.
+                    if (found := self._find(place)) is not None:
+                        self._node.release(place[0], place[2])
+                    return found
+                if not wait:
+                    return BUSY
+                if time.monotonic() >= due:
+                    return None
+                time.sleep(pause)
+                pause = min(2 * pause, 0.02)
+                found = self._find(place)
+            return found
         except OSError as error:
             self._off = self._full = True
             self._tell("off", f"the cache cannot be used, and all rows are encoded from here on: {error}")
             return None
-
-    def _claimed(self, place: _Place, *, wait: bool) -> Any:
-        """Takes the right to encode a row of which nothing is kept, waiting for it if asked to; returns as `_ask`."""
-        due, pause = time.monotonic() + _WAIT_S, _FIRST_PAUSE_S
-        # Nobody waits for what is not kept.
-        while not self._full:
-            if self._node.claim(place[0], place[2]):
-                # Between the look and the claim another one may have come to its end.
-                if (found := self._find(place)) is not None:
-                    self._node.release(place[0], place[2])
-                return found
-            if not wait:
-                return _BUSY
-            if time.monotonic() >= due:
-                return None
-            time.sleep(pause)
-            pause = min(2 * pause, _LAST_PAUSE_S)
-            if (found := self._find(place)) is not None:
-                return found
-        return None
 
     def _find(self, place: _Place) -> Kept | None:
         damaged = self._node.damaged
@@ -165,33 +138,28 @@ class CachedSampleMaker(SampleMaker):
         if dropped is not None and (type(dropped) is not SkipSample or [*map(type, dropped.args)] != [str]):
             # More was said of it than a reason.
             return
+        kind, why = "large", ""
         try:
             if dropped is not None:
                 record = encode_dropped(dropped.args[0], key, row, digest)
             else:
                 record = encode_sample(pack(made), key, row, digest)
-        except Exception as cause:
-            raise_if_short(cause)
-            # Whatever a value of somebody else's class, or a tensor of a kind that we do not know, may raise.
-            if dropped is None:
-                self._counts["not_cached"] += 1
-                why = cause.reason if isinstance(cause, RowInvalid) else str(cause)
-                self._tell("odd", f"a sample holds what would not come back as it is, and is not cached: {why:.200}")
-            return
-        try:
             if not self._full and self._node.keep(*place, record):
                 return
+            if not self._node.can_fit(rows, len(record)):
+                why = f"{len(record)} bytes, of {rows} rows of a chunk, are larger than the whole cache or a sample is"
         except OSError as error:
             self._full = True
             self._tell("full", f"nothing more is cached, what is there is still read: {error}")
+        except Exception as cause:
+            raise_if_short(cause)
+            # Whatever a value of somebody else's class, or a tensor of a kind that we do not know, may raise.
+            reason = cause.reason if isinstance(cause, RowInvalid) else str(cause)
+            kind, why = "odd", f"it holds what would not come back as it is: {reason:.200}"
         if dropped is None:
             self._counts["not_cached"] += 1
-            if not self._node.can_fit(rows, len(record)):
-                self._tell(
-                    "large",
-                    f"a sample of {len(record)} bytes in a chunk of {rows} rows is larger than the whole cache, or "
-                    f"than a sample may be, and is not cached; give it a larger size",
-                )
+            if why:
+                self._tell(kind, f"a sample is not cached: {why}")
 
     def _tell(self, kind: str, what: str) -> None:
         """Says something, once in a process."""
@@ -201,7 +169,7 @@ class CachedSampleMaker(SampleMaker):
 
 
 def open_cached(
-    settings: EncodeCache, encode_fn: EncodeFn | None, reader: StreamReader, pipeline: RowSteps, *given: Any
+    settings: EncodeCache, encode_fn: EncodeFn | None, reader: StreamReader, pipeline: RowSteps, *rest: Any
 ) -> CachedSampleMaker:
     """Returns a maker with the cache in a directory; the arguments behind `encode_fn` are those of `SampleMaker`.
 
@@ -213,58 +181,36 @@ def open_cached(
     if not pipeline:
         raise ValueError("an encode cache keeps what encode_fn or steps make of rows, and neither is given")
     place = cache_place(settings.directory, reader.directory)
+    given, what = settings.fingerprint, "the fingerprint of an encode cache"
     steps = "; ".join(step._details() for step in pipeline.steps)
-    fingerprint = settings.fingerprint
-    if fingerprint is None:
-        own = getattr(encode_fn, "fingerprint", None)
-        if own is None or steps:
-            what = "encode_fn or steps" if steps else "encode_fn"
-            raise ValueError(
-                "an encode cache needs to know by what rows are encoded: give EncodeCache(fingerprint={...}), plain "
-                f"facts by name that change whenever {what} would make another sample of a row (tokenizer, template, "
-                "greatest length, a version of your own)"
-            )
+    told = {"lazyshard.steps": steps} if steps else {}
+    if given is None:
+        given, what = getattr(encode_fn, "fingerprint", None), "the attribute fingerprint of encode_fn"
+        if given is None or steps:
+            both = "encode_fn or steps" if steps else "encode_fn"
+            facts_of = f"facts that change whenever {both} would make another sample of a row, such as the tokenizer"
+            raise ValueError(f"an encode cache needs EncodeCache(fingerprint={{...}}): {facts_of}")
         name = getattr(encode_fn, "__qualname__", type(encode_fn).__qualname__)
-        own = check_encoding(own, "the attribute fingerprint of encode_fn")
-        fingerprint = own | _own_fact("function", f"{getattr(encode_fn, '__module__', '')}:{name}", own)
-    facts = check_encoding(fingerprint, "the fingerprint of an encode cache")
-    if steps:
-        facts |= _own_fact("lazyshard.steps", steps, facts)
-    kept = KeptSamples(place, settings.most_bytes)
-    return CachedSampleMaker(kept, facts, reader, pipeline, *given)
+        told = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"}
+    facts = check_encoding(given, what)
+    for name in told.keys() & facts:
+        raise ValueError(f"a fingerprint has no fact {name!r}, which lazyshard tells itself: give yours another name")
+    return CachedSampleMaker(KeptSamples(place, settings.most_bytes), {**facts, **told}, reader, pipeline, *rest)
 
 
 def cache_place(directory: Any, stream: str | os.PathLike[str]) -> Path:
     """Returns the absolute path of a cache. Raises ValueError: it is none, in the stream, or a file is in its place."""
     path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise ValueError(f"an encode cache is the path of a directory of this node, got {directory!r}")
-    if is_url(path):
-        raise ValueError(
-            f"an encode cache is a directory of this node, in memory or on its own disk, got the URL {redact(path)!r}"
-        )
+    if not isinstance(path, str) or not path or "\0" in path or is_url(path):
+        got = f"the URL {redact(path)!r}" if isinstance(path, str) and is_url(path) else repr(directory)
+        raise ValueError(f"an encode cache is the path of a directory of this node, got {got}")
     place = Path(os.path.abspath(os.path.expanduser(path)))
     if not is_url(stream) and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(stream)):
-        raise ValueError(
-            f"the encode cache {path!r} lies in the stream's own directory, {stream}, which other machines see: name a "
-            f"directory of this node outside of it, such as one in /dev/shm"
-        )
+        text = f"the encode cache {path!r} lies in the stream's own directory, {stream}"
+        raise ValueError(f"{text}: name one of this node outside of it, such as one in /dev/shm")
     # A folder that is not there yet is made when something is kept.
-    for one in (place, *place.parents):
-        if one.is_dir():
-            break
-        if os.path.lexists(one):
-            what = "a file"
-            if one.is_symlink():
-                what = f"a link to {os.readlink(one)}, which is {'a file' if one.exists() else 'not there'}"
-            raise ValueError(
-                f"the encode cache {path!r} cannot be a directory: {one} is {what}; remove it, or name another one"
-            )
+    one = next(one for one in (place, *place.parents) if os.path.lexists(one))
+    if not one.is_dir():
+        what = f"a link to {os.readlink(one)}" if one.is_symlink() else "a file"
+        raise ValueError(f"the encode cache {path!r} cannot be a directory: {one} is {what}; name another one")
     return place
-
-
-def _own_fact(name: str, value: str, given: Mapping[str, Fact]) -> dict[str, Fact]:
-    """Returns a fact that is told here. Raises ValueError: it was given one of this name, with another meaning."""
-    if name in given:
-        raise ValueError(f"a fingerprint has no fact {name!r}, which lazyshard tells itself: give yours another name")
-    return {name: value}

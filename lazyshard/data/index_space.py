@@ -6,19 +6,19 @@ Every number here follows from the stream's published total and the settings, so
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.rank import Rank
+from lazyshard.data.rank import ASKED, Rank, SharedNumbers
 from lazyshard.data.settings import RunOrder
-from lazyshard.data.shared import ASKED, SharedNumbers
 from lazyshard.errors import LengthsMissing, LengthUnknown, StreamMismatch
 from lazyshard.plan.course import Course, Draw, Run
 from lazyshard.plan.layout import Layout
-from lazyshard.stream import Published, StreamReader
+from lazyshard.stream import StreamReader
 from lazyshard.stream.stream import open_now
 from lazyshard.stream.token_lengths import lengths_not_ours, read_lengths
 
@@ -30,17 +30,63 @@ _log = logging.getLogger("lazyshard")
 _TO_ASK_S: Final = 5.0
 """How long a worker waits for a loop to ask about the batch before the one that it has come to."""
 
-_PAUSE_S: Final = 0.05
+_POSITIONS: Final = 1 << 20
+"""Drawn at a time: their samples take 8 MB."""
 
 
-class IndexSpace:
-    """The indices of one data set in one epoch that was set. Fixed once made, whatever the stream does afterwards.
+def as_count(consumed: object, what: str = "samples") -> int:
+    """Returns what `state_dict` was given. Raises TypeError: it is no integer."""
+    try:
+        return operator.index(consumed)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"consumed is a number of {what}, an int, got {consumed!r}") from None
+
+
+class Space:
+    """The indices of a data set, or of a blend, in one epoch that was set. Fixed once made.
+
+    Attributes:
+        layout: how the ranks' positions lie among the indices.
+        step: how far apart the indices are that follow each other in a lane.
+        stands: positions of each rank that were drawn in the state with which the run begins or goes on.
+        before: samples that were trained before the first position, over all ranks.
+    """
+
+    def __init__(self, where: object, order: RunOrder, rank: Rank, block: int, stands: int, before: int) -> None:
+        self.order = order
+        self.rank = rank
+        self.layout = Layout(rank.dp_size, block, strided=order.layout == "strided")
+        self.step = 1 if order.layout == "block" else rank.dp_size
+        self.stands = stands
+        self.before = before
+        self._where = where
+
+    def lane_indices(self, position: int | None = None) -> range:
+        """Returns the indices of this rank from a position on, None for where the run stands, in order."""
+        return self.layout.lane_indices(self.rank.dp_rank)[self.stands if position is None else position :]
+
+    def consumed(self, position: int) -> int:
+        """Returns the samples that were trained, over all ranks, once each rank has drawn so many positions."""
+        return self.before + self.layout.dp * position
+
+    def position_after(self, consumed: int) -> int:
+        """Returns the position after so many samples. Raises ValueError, TypeError as `state_dict`."""
+        count, dp, size = as_count(consumed), self.layout.dp, self.order.batch_size
+        # What was trained when the loaded state was saved, and all that there is.
+        least, most = self.consumed(self.stands), self.consumed(max(self.layout.block, self.stands))
+        position, beside = divmod(count - self.before, dp)
+        if not least <= count <= most or beside or position % size:
+            batch = f"it grows by whole micro batches of all ranks, dp_size * batch_size = {dp} * {size} a batch"
+            raise ValueError(f"{self._where}: consumed is at least {least}, at most {most}, and {batch}, got {count}")
+        return position
+
+
+class IndexSpace(Space):
+    """The indices of one stream, whatever it does afterwards.
 
     Attributes:
         total: what indices are counted with; None as long as the end is open and there is no maximum.
         course: what each rank draws, by position of the state's current part.
-        layout: how the ranks' positions lie among the indices.
-        step: how far apart the indices are that follow each other in a lane.
         wraps: later indices may draw a later epoch than the first ones.
         marks: the reading mark that this rank keeps, None if it keeps none.
 
@@ -60,8 +106,10 @@ class IndexSpace:
         told: set[str],
         shared: SharedNumbers,
     ) -> None:
-        self.order = order
-        self.rank = rank
+        block = order.block(course, total)
+        if block is None:
+            raise length_unknown(reader)
+        super().__init__(reader.directory, order, rank, block, course.current.draws, course.consumed_before)
         self.total = total
         self.course = course
         self.marks = marks
@@ -70,11 +118,6 @@ class IndexSpace:
         self._shared = shared
         published = reader.seen
         known = order.known_total(published)
-        block = order.block(course, total)
-        if block is None:
-            raise length_unknown(reader)
-        self.layout = Layout(rank.dp_size, block, strided=order.layout == "strided")
-        self.step = 1 if order.layout == "block" else rank.dp_size
         self.wraps = known is None or block > course.epoch_length(known)
         left = 0 if known is None else course.leftover(known)
         if left and known == published.samples and left >= known - (published.chunks - 1) * reader.samples_per_chunk:
@@ -82,21 +125,12 @@ class IndexSpace:
             reader.check_end()
         # With num_samples the caller decides where to stop, and `leftover` tells the rest.
         if left and order.num_samples is None and rank.dp_rank == 0:
-            self._tell(
-                "leftover",
-                f"{known} samples; left over in each epoch: {left}, fewer than dp_size * batch_size = "
-                f"{rank.dp_size} * {order.batch_size}",
-            )
-        self._tell_cut(published)
+            batch = f"fewer than dp_size * batch_size = {rank.dp_size} * {order.batch_size}"
+            self.tell("leftover", f"{known} samples; left over in each epoch: {left}, {batch}")
         # Positions up to this one are certain, given this total: what needs fewer published samples than something
         # that was waited for needs no look. One value that is only ever replaced: a position must not meet the total
         # of another thread's.
         self._certain: tuple[int, int | None] = (-1, None)
-
-    def lane_indices(self, position: int | None = None) -> range:
-        """Returns the indices of this rank from a position on, None for where the run stands, in order."""
-        first = self.course.current.draws if position is None else position
-        return self.layout.lane_indices(self.rank.dp_rank)[first:]
 
     def draw(self, index: int) -> Draw:
         """Returns epoch and sample of an index, waiting until they are certain. Raises IndexError, WaitTimeout."""
@@ -132,8 +166,7 @@ class IndexSpace:
 
     def ready(self, index: int) -> bool:
         """Returns whether a sample can be read without waiting, as far as is known without a look."""
-        position = self.layout.locate(index)[1]
-        seen = self._reader.seen
+        position, seen = self.layout.locate(index)[1], self._reader.seen
         return position <= self._certain[0] or seen.ended or self.course.needed(position) <= seen.samples
 
     def _total(self, position: int) -> int | None:
@@ -148,16 +181,15 @@ class IndexSpace:
             published = self._reader.wait_for(needed if limit is None else min(needed, limit))
             total = self.order.known_total(published)
             self._certain = (position if total is None else self.layout.block, total)
-            self._tell_cut(published)
+            if limit is not None and published.samples > limit:
+                past = f"max_total_samples is {limit}: those past it are not drawn"
+                self.tell("cut", f"{published.samples} samples are published, {past}")
         # Who gives num_samples wants to go on so, and who asks where the epoch ends stops there, though workers read
         # ahead.
         wrapped = self.wraps and total is not None and position >= self.course.epoch_length(total)
         if wrapped and self.order.num_samples is None and not self._shared.view[ASKED]:
-            self._tell(
-                "wrapped",
-                f"the stream has ended with {total} samples; what is read from here on is the next epoch. To stop "
-                f"instead, ask `dataset.in_epoch(index)` before each step: nobody has asked so far",
-            )
+            text = f"the stream has ended with {total} samples; what is read from here on is the next epoch"
+            self.tell("wrapped", f"{text}. To stop instead, ask `dataset.in_epoch(index)` before each step")
         return total
 
     def is_left_out(self, drawn: Draw, epoch: int) -> bool:
@@ -173,7 +205,7 @@ class IndexSpace:
         while not self._shared.view[ASKED]:
             if time.monotonic() >= deadline or (parent is not None and parent.done()):
                 return False
-            time.sleep(_PAUSE_S)
+            time.sleep(0.05)
         return True
 
     def tell(self, what: str, text: str) -> None:
@@ -183,60 +215,20 @@ class IndexSpace:
         """
         if what not in self._told and self.rank.dp_rank < 2:
             self._told.add(what)
-            _log.warning("%s", text)
+            _log.warning("%s: %s", self._where, text)
 
-    def _tell(self, what: str, text: str) -> None:
-        self.tell(what, f"{self._reader.directory}: {text}")
-
-    def tell_lane(self, index: int, lane: int) -> None:
+    def tell_lane(self, index: int, lane: int, name: str = "dataset") -> None:
         """Warns of an index that is another rank's."""
-        rank = f"rank {self.rank.dp_rank} of {self.rank.dp_size}"
-        self._tell(
-            "lane",
-            f"{rank} was asked for index {index}, which is rank {lane}'s in the {self.order.layout!r} layout. If every "
-            f"rank is asked for the same: did you forget `sampler=dataset.rank_indices`? Else choose another layout",
-        )
-
-    def tell_batch(self, size: int) -> None:
-        """Warns of a batch that may reach into the next epoch."""
-        if self.wraps and not self.order.blended:
-            self._tell(
-                "batch",
-                f"asked for a batch of {size}, batch_size is {self.order.batch_size}: where an epoch ends, a batch may "
-                f"then mix it with the next. Give the data set the batch size of the loader",
-            )
-
-    def _tell_cut(self, published: Published) -> None:
-        limit = self.order.max_total_samples
-        if limit is not None and published.samples > limit:
-            self._tell(
-                "cut",
-                f"{published.samples} samples are published, but max_total_samples is {limit}: those past it are not "
-                f"drawn",
-            )
-
-
-def length_given_up(what: object) -> LengthUnknown:
-    """Returns the error for a data set of which a stream draws, so that its own indices mean nothing to a loader."""
-    return LengthUnknown(
-        f"{what}: a LazyShardedStream draws from it, which ends by itself, so it has no length and no rank_indices of "
-        f"its own: give the stream to the loader, not the data set",
-        directory=str(what),
-    )
+        asked = f"rank {self.rank.dp_rank} of {self.rank.dp_size} was asked for index {index}, which is rank {lane}'s"
+        why = f"did you forget `sampler={name}.rank_indices`? Else choose another layout"
+        self.tell(f"lane of {name}", f"{asked}: {why}")
 
 
 def length_unknown(reader: StreamReader) -> LengthUnknown:
     """Returns the error for a data set whose indices cannot be counted yet."""
-    return LengthUnknown(
-        f"{reader.directory}: the stream is still being produced ({reader.seen.samples} samples so far), so the data "
-        f"set has no length yet; pass max_total_samples, the most samples that you want to train an epoch on, or "
-        f"num_samples, how many to train on however many epochs that takes",
-        directory=str(reader.directory),
-    )
-
-
-_POSITIONS: Final = 1 << 20
-"""Drawn at a time: their samples take 8 MB."""
+    text = f"{reader.directory}: the stream is still being produced ({reader.seen.samples} samples so far)"
+    way = "pass max_total_samples, the most of an epoch, or num_samples, of the run"
+    return LengthUnknown(f"{text}, so the data set has no length yet: {way}", directory=str(reader.directory))
 
 
 def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np.uint32]:
@@ -260,15 +252,13 @@ def lengths_by_index(space: IndexSpace, by_sample: npt.NDArray[np.uint32]) -> np
 
     As int32, or int64 if a sample is longer than that can say: torch has no reductions of unsigned numbers.
     """
-    total = len(by_sample)
+    total, block = len(by_sample), space.layout.block
     kind = np.int32 if not total or by_sample.max() <= np.iinfo(np.int32).max else np.int64
     found: npt.NDArray[np.signedinteger[Any]] = np.zeros(space.layout.size, kind)
-    block = space.layout.block
     for lane in range(space.layout.dp):
         indices = space.layout.lane_indices(lane)
         lengths = found[indices.start : indices.stop : indices.step]
         for first in range(0, block, _POSITIONS):
-            stop = min(first + _POSITIONS, block)
-            samples = space.course.draws(lane, np.arange(first, stop), total)[1]
-            lengths[first:stop] = by_sample[samples]
+            positions = np.arange(first, min(first + _POSITIONS, block))
+            lengths[positions] = by_sample[space.course.draws(lane, positions, total)[1]]
     return found

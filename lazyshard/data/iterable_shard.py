@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
-import torch
+from torch import Generator
 from torch.utils.data import IterableDataset, get_worker_info
 
+from lazyshard.data.samples import FILL_ROWS, BadRowCount
 from lazyshard.data.settings import BadRows
-from lazyshard.data.substitutes import FILL_ROWS, BadRowCount
 from lazyshard.errors import BadSample, NothingKept, SkipSample, StateInvalid, StateMismatch
 from lazyshard.plan.layout import Sharding
 
@@ -114,10 +114,8 @@ class StreamingShard(IterableDataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where the pass at hand stands: behind what it has handed out, in this process."""
-        return {"format": _FORMAT, **self._settings(), **self._place._asdict(), "epoch": self._epoch}
-
-    def _settings(self) -> dict[str, Any]:
-        return {**asdict(self.sharding), "turn": list(self._turn())}
+        settings = {"format": _FORMAT, **asdict(self.sharding), "turn": list(self._turn())}
+        return {**settings, **self._place._asdict(), "epoch": self._epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Has the next pass go on where a state stands.
@@ -131,22 +129,20 @@ class StreamingShard(IterableDataset[Any]):
         own = self.state_dict()
         if not isinstance(state, dict) or set(state) != set(own) or state["format"] != _FORMAT:
             raise StateInvalid(f"expected a state of streaming_shard, format {_FORMAT}, found {state!r:.200}")
-        for name, value in self._settings().items():
-            if state[name] != value:
-                raise StateMismatch(
-                    f"the state is of {name}={state[name]!r}, this shard has {name}={value!r}; go on with the settings "
-                    f"that it was saved with"
-                )
+        for name, value in own.items():
+            if name not in ("epoch", *_PassPlace._fields) and state[name] != value:
+                mine = f"this shard has {name}={value!r}; go on with the settings that it was saved with"
+                raise StateMismatch(f"the state is of {name}={state[name]!r}, {mine}")
         if state["epoch"] is not None:
             self.set_epoch(state["epoch"])
-        self._place, self._loaded = _PassPlace(state["batches"], state["handed_out"], state["inner"]), True
+        self._place, self._loaded = _PassPlace(*(state[name] for name in _PassPlace._fields)), True
 
     def __iter__(self) -> Iterator[Any]:
         """Begins a pass: from the start, or where a state that was just loaded stands."""
         if not self._loaded:
             self._place = _PassPlace(0, 0, None)
         self._loaded = False
-        return self._filled(self._pass(*self._place))
+        return self._filled(self._pass(self._place))
 
     def _filled(self, elements: Iterator[tuple[Any, _PassPlace]]) -> Iterator[Any]:
         """Yields what is made of elements; the places of those that are left out get what is made of the next one."""
@@ -154,32 +150,30 @@ class StreamingShard(IterableDataset[Any]):
         for element, place in elements:
             if left_out:
                 # Looking ahead hands out nothing.
-                self._place = left_out[0].before()
+                self._place = left_out[0]._replace(handed_out=left_out[0].handed_out - 1)
             try:
                 made = self._made(element)
             except SkipSample as cause:
                 left_out.append(place)
                 self._note(cause, place, len(left_out))
                 continue
-            for earlier in left_out:
-                self._place = earlier
-                yield copy.deepcopy(made)
+            yield from self._copies(left_out, made)
             left_out.clear()
             self._place = place
             yield made
-        if not left_out:
-            return
-        end, made = self._place, self._first()
-        for earlier in left_out:
-            self._place = earlier
+        if left_out:
+            end = self._place
+            yield from self._copies(left_out, self._first())
+            if end.batches > left_out[-1].batches:
+                self._place = end
+
+    def _copies(self, places: list[_PassPlace], made: Any) -> Iterator[Any]:
+        for place in places:
+            self._place = place
             yield copy.deepcopy(made)
-        if end.batches > left_out[-1].batches:
-            self._place = end
 
     def _first(self) -> Any:
-        for count, (element, _) in enumerate(self._pass(0, 0, None)):
-            if count == FILL_ROWS:
-                break
+        for element, _ in itertools.islice(self._pass(_PassPlace(0, 0, None)), FILL_ROWS):
             with contextlib.suppress(SkipSample):
                 return self._made(element)
         raise NothingKept("transform has raised SkipSample for all elements of this shard: see whether it is right")
@@ -191,22 +185,18 @@ class StreamingShard(IterableDataset[Any]):
         where = f"element {place.handed_out - 1} of this shard in global batch {place.batches}: SkipSample: {cause}"
         self._left_out.skip(lambda: BadSample(where))
         if count == FILL_ROWS:
-            raise NothingKept(
-                f"{where}; so have the {count - 1} elements of this shard before it, so no other is looked for: see "
-                f"whether transform is right, and filter the iterable where only few are kept",
-                count=count,
-            ) from cause
+            text = f"{where}; so have the {count - 1} elements of this shard before it: see whether transform is right"
+            raise NothingKept(f"{text}, and filter the iterable where only few are kept", count=count) from cause
 
-    def _pass(self, batches: int, handed_out: int, inner: Any) -> Iterator[tuple[Any, _PassPlace]]:
+    def _pass(self, place: _PassPlace) -> Iterator[tuple[Any, _PassPlace]]:
         """Yields the elements of this shard, and where each stands; `_place` is set by whoever hands them out."""
-        rules = self.sharding
-        turn, turns = self._turn()
+        rules, (turn, turns), (batches, handed_out, inner) = self.sharding, self._turn(), place
         completes = rules.even_batches and not rules.drop_last
-        self._seed()
+        generator = getattr(self.iterable, "generator", None)
+        if self._epoch is not None and not hasattr(self.iterable, "set_epoch") and isinstance(generator, Generator):
+            generator.manual_seed(self._epoch)
         elements = iter(self.iterable)
-        first: dict[int, Any] | None = None
-        if batches and completes:
-            first, _ = _take(elements, rules.batch, range(rules.batch))
+        first = _take(elements, rules.batch, range(rules.batch))[0] if batches and completes else None
         reading: Any = self.iterable
         if batches and inner is not None:
             # A copy where there can be one: Hugging Face's would begin there again in each pass of the same epoch.
@@ -215,7 +205,7 @@ class StreamingShard(IterableDataset[Any]):
             reading.load_state_dict(inner)
             elements = iter(reading)
         else:
-            passed = batches * rules.batch - (0 if first is None else rules.batch)
+            passed = (batches - (first is not None)) * rules.batch
             next(itertools.islice(elements, passed, passed), None)
         while True:
             mine = batches % turns == turn
@@ -226,19 +216,13 @@ class StreamingShard(IterableDataset[Any]):
             if completes and first is None:
                 first = kept
             if mine:
-                own = [kept[place] for place in rules.own]
-                yield from _places(own, _PassPlace(batches, handed_out, inner))
-            batches, handed_out, inner = batches + 1, 0, _state_of(reading)
+                yield from _places([kept[at] for at in rules.own], _PassPlace(batches, handed_out, inner))
+            tells = hasattr(reading, "state_dict") and hasattr(reading, "load_state_dict")
+            batches, handed_out, inner = batches + 1, 0, reading.state_dict() if tells else None
             self._place = _PassPlace(batches, 0, inner)
         if mine:
             last = [(first or {})[at] if begun else kept[at] for begun, at in rules.last(found, batches > 0)]
             yield from _places(last, _PassPlace(batches, handed_out, inner))
-
-    def _seed(self) -> None:
-        generator = getattr(self.iterable, "generator", None)
-        if self._epoch is None or hasattr(self.iterable, "set_epoch") or not isinstance(generator, torch.Generator):
-            return
-        generator.manual_seed(self._epoch)
 
     def _turn(self) -> tuple[int, int]:
         """Returns which of the workers this is, and how many take global batches in turn."""
@@ -255,19 +239,11 @@ class _PassPlace(NamedTuple):
     handed_out: int
     inner: Any
 
-    def before(self) -> _PassPlace:
-        return self._replace(handed_out=self.handed_out - 1)
-
 
 def _places(own: list[Any], place: _PassPlace) -> Iterator[tuple[Any, _PassPlace]]:
     """Yields the elements of a global batch that were not handed out, each with the place behind it."""
     for count, element in enumerate(own[place.handed_out :], place.handed_out + 1):
         yield element, place._replace(handed_out=count)
-
-
-def _state_of(iterable: Any) -> Any:
-    """Returns where an iterable stands, None if it does not tell or cannot be set there."""
-    return iterable.state_dict() if hasattr(iterable, "state_dict") and hasattr(iterable, "load_state_dict") else None
 
 
 def _take(elements: Iterator[Any], size: int, wanted: range) -> tuple[dict[int, Any], int]:
@@ -279,8 +255,6 @@ def _take(elements: Iterator[Any], size: int, wanted: range) -> tuple[dict[int, 
             if taken - 1 in wanted:
                 kept[taken - 1] = element
     except SkipSample as cause:
-        raise BadSample(
-            f"the iterable of streaming_shard has raised SkipSample ({cause}), which ends it, for all shards. Have it "
-            f"leave out such elements by itself, or raise SkipSample in transform="
-        ) from cause
+        text = f"the iterable of streaming_shard has raised SkipSample ({cause}), which ends it, for all shards"
+        raise BadSample(f"{text}: have it leave out such elements by itself, or raise it in transform=") from cause
     return kept, taken

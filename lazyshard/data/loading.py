@@ -14,8 +14,8 @@ from lazyshard.config.checks import Source, read_config
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.iterable import LazyShardedStream
+from lazyshard.data.rank import Stats
 from lazyshard.data.settings import BadRows, EncodeCache, Order
-from lazyshard.data.shared import Stats
 from lazyshard.data.steps import Filter, Map, MessageTransform, Step
 from lazyshard.errors import ConfigInvalid, SkipSample
 from lazyshard.lazy import named_function
@@ -49,18 +49,17 @@ class Loaded:
         loader: micro batches of this rank, as many as of every other rank. A pass ends with the epoch that is set.
     """
 
-    def __init__(self, config: Config, name: str, dp_rank: int | None, dp_size: int | None) -> None:
+    def __init__(self, config: Config, name: str, **rank: Any) -> None:
         self.config = config
         self.tokenizer: Any = None if config.tokenizer is None else _tokenizer(config.tokenizer.path, name)
-        self.datasets = tuple(self._open(one, dp_rank, dp_size) for one in config.datasets)
+        self.datasets = tuple(self._open(one, rank) for one in config.datasets)
         self.dataset: LazyShardedDataset | BlendedDataset = self.datasets[0]
         if len(self.datasets) > 1:
             self.dataset = BlendedDataset(
-                [(dataset, one.weight) for dataset, one in zip(self.datasets, config.datasets, strict=True)],
+                list(zip(self.datasets, (one.weight for one in config.datasets), strict=True)),
                 batch_size=config.dataloader.batch_size,
-                num_samples=config.num_samples,
-                stopping=config.stopping,
                 order=Order(micro_batches_per_step=config.micro_batches_per_step),
+                **config.model_dump(include={"num_samples", "stopping"}),
             )
         self.stream: LazyShardedStream[Any] | None = None
         if config.dataloader.form == "stream":
@@ -94,23 +93,20 @@ class Loaded:
         """Returns what the processes of each data set have met so far: dropped and filled places, and more."""
         return tuple(dataset.stats() for dataset in self.datasets)
 
-    def _open(self, one: DatasetConfig, dp_rank: int | None, dp_size: int | None) -> LazyShardedDataset:
+    def _open(self, one: DatasetConfig, rank: dict[str, Any]) -> LazyShardedDataset:
         config = self.config
         of_run = config.model_dump(include={"seed", "micro_batches_per_step"})
         encode = None
-        if config.tokenizer is not None:
-            encode = partial(_tokenize, self.tokenizer, config.tokenizer.max_length, config.tokenizer.too_long)
+        if (used := config.tokenizer) is not None:
+            encode = partial(_tokenize, self.tokenizer, used.max_length, used.too_long)
         return LazyShardedDataset(
             one.path,
             encode,
-            dp_rank=dp_rank,
-            dp_size=dp_size,
-            samples_per_chunk=one.samples_per_chunk,
-            max_total_samples=one.max_total_samples,
+            **rank,
+            **config.model_dump(include={"max_wait", "consumer"}),
+            **one.model_dump(include={"samples_per_chunk", "max_total_samples"}),
             num_samples=None if len(config.datasets) > 1 else config.num_samples,
             batch_size=config.dataloader.batch_size,
-            max_wait=config.max_wait,
-            consumer=config.consumer,
             steps=[_step(step) for step in one.steps],
             order=Order(unit=one.unit, shuffle_window=one.shuffle_window, **of_run),
             bad_rows=BadRows("raise") if one.max_error_count == 0 else BadRows(limit=one.max_error_count),
@@ -120,8 +116,7 @@ class Loaded:
     def _loader(self) -> DataLoader[Any]:
         options = self.config.dataloader
         collate: Callable[[Any], Any] = list
-        if options.collate_fn is not None:
-            given = options.collate_fn
+        if (given := options.collate_fn) is not None:
             collate = named_function(given) if isinstance(given, str) else given
         elif self.tokenizer is not None:
             pad = self.tokenizer.pad_token_id
@@ -161,7 +156,7 @@ def load(config: Source, *, dp_rank: int | None = None, dp_size: int | None = No
     if checked.notice is not None:
         warnings.warn(f"{checked.name}: {checked.notice}", DeprecationWarning, stacklevel=2)
     assert checked.config is not None
-    return Loaded(checked.config, checked.name, dp_rank, dp_size)
+    return Loaded(checked.config, checked.name, dp_rank=dp_rank, dp_size=dp_size)
 
 
 _STEPS: Final[dict[str, Callable[..., Step]]] = {"message_transform": MessageTransform, "filter_fn": Filter, "map": Map}

@@ -41,10 +41,8 @@ class LazyShardedNode(BaseNode):  # type: ignore[misc]  # torchdata has no type 
     def __init__(self, stream: LazyShardedStream[LazyShardedDataset] | LazyShardedStream[BlendedDataset]) -> None:
         super().__init__()
         if not isinstance(stream, LazyShardedStream):
-            raise TypeError(
-                f"expected a stream, as in LazyShardedNode(LazyShardedStream(LazyShardedDataset(DIRECTORY))), got "
-                f"{stream!r:.100}"
-            )
+            example = "LazyShardedNode(LazyShardedStream(LazyShardedDataset(DIRECTORY)))"
+            raise TypeError(f"expected a stream, as in {example}, got {stream!r:.100}")
         self._stream = stream
         self._samples: Iterator[Any] = iter(())
 

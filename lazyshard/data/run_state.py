@@ -9,26 +9,19 @@ from __future__ import annotations
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from lazyshard.data.rank import Rank
 from lazyshard.data.settings import RunOrder
 from lazyshard.errors import StateInvalid
+from lazyshard.format.blend_state import BlendPartState, BlendState
 from lazyshard.format.state import RunState, SequenceState
 from lazyshard.part import Part
 from lazyshard.plan.deal import Gaps
 from lazyshard.stream import StreamReader
-from lazyshard.stream.run_state import (
-    check_fits,
-    ranges_of_steps,
-    resumed,
-    steps_of,
-    with_consumed,
-    without_samples,
-    without_steps,
-)
+from lazyshard.stream.run_state import check_fits, ranges_of_steps, resumed, steps_of, without_samples, without_steps
 
 Ranges = Iterable[tuple[int, int]]
 """Half-open ranges of numbers."""
@@ -41,29 +34,42 @@ WORKERS: Final = "workers"
 HANDED_OUT: Final = "handed_out"
 OVER: Final = "over"
 
-# A checkpoint holds thousands of tensors; a state lies near the top of it.
-_MAX_DEPTH: Final = 3
-_MAX_VALUES: Final = 1000
+Worker = tuple[int, int]
+"""Number of a DataLoader worker, and how many there are."""
 
 _SHOWN_KEYS: Final = 6
 
-_RUN: Final = frozenset(RunState.__slots__)
+_STATES: Final[dict[str, Any]] = {"run": RunState, "blend": BlendState, "sequences": SequenceState}
+_FIELDS: Final = {kind: frozenset(one.__slots__) for kind, one in _STATES.items()}
+
+_S = TypeVar("_S", RunState, BlendState)
 
 
-class RunStates:
+class States(Generic[_S]):
     """The state of a run, as loaded, in each epoch. `order` may change until a state is begun with it."""
 
-    def __init__(self, order: RunOrder, reader: StreamReader) -> None:
+    def __init__(self, order: RunOrder) -> None:
         self.order = order
-        self._reader = reader
-        # None for "auto", until it is settled.
-        self._unit = order.unit_samples(reader.samples_per_chunk)
-        self._loaded: RunState | None = None
+        self.loaded: _S | None = None
 
-    @property
-    def given(self) -> bool:
-        """Whether the run goes on from somewhere, or leaves something out."""
-        return self._loaded is not None
+    def in_epoch(self, epoch: int) -> _S | None:
+        """Returns the loaded state if the run goes on there in this epoch."""
+        return self.loaded if self.loaded is not None and epoch == epoch_of(self.loaded) else None
+
+    def consumed(self, epoch: int) -> int:
+        """Returns how many samples were trained in the loaded state, if it is of that epoch; else 0."""
+        loaded = self.in_epoch(epoch)
+        return 0 if loaded is None else loaded.consumed
+
+
+class RunStates(States[RunState]):
+    """The state of a run over one stream."""
+
+    def __init__(self, order: RunOrder, reader: StreamReader) -> None:
+        super().__init__(order)
+        self._reader = reader
+        # What "auto" stands for, once somebody has settled it.
+        self.settled: int | None = None
 
     @property
     def unit(self) -> int | None:
@@ -71,20 +77,17 @@ class RunStates:
 
         Fixed once it is settled; a state that is loaded before then brings its own, that with which its run began.
         """
-        return self._loaded.unit if self._unit is None and self._loaded is not None else self._unit
-
-    def settle(self, unit: int) -> None:
-        """Settles what "auto" stands for."""
-        if self._unit is None:
-            self._unit = unit
+        unit = self.order.unit_samples(self._reader.samples_per_chunk) or self.settled
+        return self.loaded.unit if unit is None and self.loaded is not None else unit
 
     def read(self, value: object) -> RunState:
         """Returns what `state_dict` gave. Raises StateInvalid, StateMismatch: of another stream, other settings."""
         where = f"{self._reader.directory}: the state to go on from"
-        if (reason := only_of_a_stream(value) or _mistaken(value, _RUN)) is not None:
+        if (reason := mistaken(value)) is not None:
             raise StateInvalid(f"{where}: {reason}", file=where, expected="the state of a run")
         state = RunState.from_dict(value, where)
-        check_fits(state, self._anew(self._unit or state.unit), str(self._reader.directory))
+        unit = self.order.unit_samples(self._reader.samples_per_chunk) or self.settled or state.unit
+        check_fits(state, self._anew(unit, Part(1, self.order.batch_size)), str(self._reader.directory))
         return state
 
     def load(self, value: object, settled: int | None, anywhere: bool) -> tuple[int, int]:
@@ -99,22 +102,19 @@ class RunStates:
             from lazyshard.data.commits import check_data
 
             check_data(state, self.order, self._reader)
-            self._loaded = state
+            self.loaded = state
             return epoch, state.parts[-1].draws
         given, here = self._resumed(state, settled), self.of(epoch, settled)
         position = given.parts[-1].draws
         if _course(given) != _course(here) or (position != here.parts[-1].draws and not anywhere):
-            raise RuntimeError(
-                f"{self._reader.directory}: this data set is in use already and stands elsewhere; load the state into "
-                f"a new one, before its length, its rank_indices or a loader's workers are asked for"
-            )
+            raise stands_elsewhere(f"{self._reader.directory}: this data set")
         return epoch, position
 
     def skip(self, samples: Ranges, chunks: Ranges, steps: Ranges, rank: Callable[[], Rank]) -> None:
         """Leaves samples out from here on; see `LazyShardedDataset.skip`."""
         size = self._reader.samples_per_chunk
         out = _ranges("samples", samples) + [(a * size, b * size) for a, b in _ranges("chunks", chunks)]
-        state, wanted = self._loaded, sorted(_ranges("steps", steps))
+        state, wanted = self.loaded, sorted(_ranges("steps", steps))
         if state is None or wanted:
             state = self.of(0 if state is None else epoch_of(state), rank().dp_size)
         total = self.order.known_total(self._reader.refresh())
@@ -126,74 +126,36 @@ class RunStates:
                 state = without_steps(state, start, stop, total)
         known = _gaps(state)
         # What is left out already need not be dealt anew.
-        if known.joined(out).ranges != known.ranges:
-            state = without_samples(state, out)
-        self._loaded = state
+        self.loaded = state if known.joined(out).ranges == known.ranges else without_samples(state, out)
 
     def of(self, epoch: int, dp: int) -> RunState:
         """Returns the state with which so many ranks begin or go on in an epoch."""
-        order, loaded, unit = self.order, self._loaded, self.unit
-        if loaded is not None and epoch == epoch_of(loaded):
+        if (loaded := self.in_epoch(epoch)) is not None:
             return self._resumed(loaded, dp)
-        skip = () if loaded is None else _gaps(loaded).ranges
+        order, unit, skip = self.order, self.unit, () if self.loaded is None else _gaps(self.loaded).ranges
+        assert unit is not None, "settled before a run is begun"
         # No number for the first epoch, so that a run which sets it is no other than one which does not.
         begin = Part(dp, order.batch_size, epoch=epoch or None, skip=skip, draws_per_step=order.draws_per_step)
-        assert unit is not None, "settled before a run is begun"
-        return replace(self._anew(unit), parts=(begin,))
+        return self._anew(unit, begin)
 
-    def after(self, consumed: int | None, epoch: int, dp: int) -> RunState:
-        """Returns the state after so many samples, None for that with which the epoch began. Raises ValueError."""
-        state = self.of(epoch, dp)
-        if consumed is None:
-            return state
-        count = as_count(consumed)
-        if count < state.consumed:
-            raise ValueError(
-                f"consumed is at least {state.consumed}, what was trained when the loaded state was saved, got "
-                f"{count}: count on from dataset.consumed"
-            )
-        after, size = with_consumed(state, count), self.order.batch_size
-        if after.parts[-1].draws % size:
-            raise ValueError(
-                f"consumed counts whole micro batches of all ranks, so it grows by dp_size * batch_size = {dp} * "
-                f"{size} a batch, got {count}"
-            )
-        return after
-
-    def consumed(self, epoch: int) -> int:
-        """Returns how many samples were trained in the loaded state, if it is of that epoch; else 0."""
-        loaded = self._loaded
-        return loaded.consumed if loaded is not None and epoch == epoch_of(loaded) else 0
-
-    def _anew(self, unit: int) -> RunState:
-        """Returns the state of a run that begins, with one rank."""
-        order, size = self.order, self._reader.samples_per_chunk
-        return RunState(
-            stream_id=self._reader.stream_id,
-            samples_per_chunk=size,
-            unit=unit,
-            window=order.rules(size, unit).window,
-            seed=order.seed,
-            max_total_samples=order.max_total_samples,
-            parts=(Part(1, order.batch_size),),
-            consumed=0,
-        )
+    def _anew(self, unit: int, part: Part) -> RunState:
+        order, size, stream_id = self.order, self._reader.samples_per_chunk, self._reader.stream_id
+        window, limit = order.rules(size, unit).window, order.max_total_samples
+        return RunState(stream_id, size, unit, window, order.seed, limit, (part,), consumed=0)
 
     def _resumed(self, state: RunState, dp: int) -> RunState:
         return resumed(state, dp, self.order.batch_size, draws_per_step=self.order.draws_per_step)
 
 
-def epoch_of(state: RunState) -> int:
+def epoch_of(state: RunState | BlendState) -> int:
     """Returns the epoch with which the run that a state tells began, or was begun anew by `set_epoch`."""
-    return next((part.epoch for part in reversed(state.parts) if part.epoch is not None), 0)
+    parts: tuple[Part | BlendPartState, ...] = state.parts
+    return next((part.epoch for part in reversed(parts) if part.epoch is not None), 0)
 
 
-def as_count(consumed: object, what: str = "samples") -> int:
-    """Returns what `state_dict` was given. Raises TypeError: it is no integer."""
-    try:
-        return operator.index(consumed)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"consumed is a number of {what}, an int, got {consumed!r}") from None
+def stands_elsewhere(what: str) -> RuntimeError:
+    """Returns the error for a state that is loaded too late."""
+    return RuntimeError(f"{what} is in use already and stands elsewhere; load the state into a new one, before its use")
 
 
 def _ranges(name: str, given: Ranges) -> list[tuple[int, int]]:
@@ -214,92 +176,88 @@ def _gaps(state: RunState) -> Gaps:
     return Gaps(one for part in state.parts for one in part.skip)
 
 
-def _course(state: RunState) -> tuple[Part, ...]:
+def _course(state: RunState) -> list[Part]:
     """Returns what decides the draws of a state's current part; the first one may name epoch 0 or not."""
-    first, *parts = (replace(part, first_step=0, draws_per_step=0) for part in state.parts)
-    parts.insert(0, replace(first, epoch=first.epoch or 0))
-    return (*parts[:-1], replace(parts[-1], draws=0))
+    parts = [replace(part, first_step=0, draws_per_step=0) for part in state.parts]
+    parts[0] = replace(parts[0], epoch=parts[0].epoch or 0)
+    return [*parts[:-1], replace(parts[-1], draws=0)]
 
 
-def only_of_a_stream(value: object) -> str | None:
-    """Returns why a state is none for a data set, and what to give instead, in words; None where it may be one."""
-    if not isinstance(value, dict):
-        return None
-    if WORKER in value:
-        return (
-            f"it is that of {_owner(value)}, which only the same number of workers can go on from; save "
-            f"`dataset.state_dict(consumed)` too: any ranks and workers can go on from that"
-        )
-    if value.get("kind") == "sequences":
-        return "it is that of LazyShardedSequences, of the same form as there, which alone goes on from it"
-    if HANDED_OUT in value:
-        return (
-            f"it stands within a micro batch, where only {_owner(value)} of as many ranks goes on; give one that was "
-            f"saved at the end of a micro batch"
-        )
-    return None
-
-
-def mistaken_for_sequences(value: object) -> str | None:
-    """Returns what a value is and what to give instead, in words; None where it may be a state of sequences."""
-    if isinstance(value, dict) and value.get("kind") not in ("blend", "sequences"):
-        # Fields of what torchdata's `StatefulDataLoader` returns, with workers and without (torchdata 0.11).
-        if "_snapshot" in value or "_num_yielded" in value:
-            return (
-                "it is the state of a StatefulDataLoader: give it to `loader.load_state_dict`, of a loader over these "
-                "sequences with as many workers"
-            )
-        if len(value.keys() & _RUN) > 2:
-            return (
-                f"it is the state of {_owner(value)}, and goes on there alone: it counts samples, not sequences; give "
-                f"what `state_dict` of LazyShardedSequences returned, or begin an epoch anew"
-            )
-    return _mistaken(value, frozenset(SequenceState.__slots__))
-
-
-def _owner(state: dict[Any, Any]) -> str:
-    iterable = "a LazyShardedStream or LazyShardedIterable"
-    if WORKER in state:
-        return f"one DataLoader worker of {iterable}"
-    return iterable if HANDED_OUT in state or OVER in state else "a LazyShardedDataset or LazyShardedStream"
-
-
-def _mistaken(value: object, fields: frozenset[str]) -> str | None:
+def mistaken(value: object, kind: str = "run") -> str | None:
+    """Returns what a value is that is no state of this kind, and what to give instead; None if it may be one."""
     if isinstance(value, (str, os.PathLike)):
         return "it is a path or a text: load the checkpoint, as with `torch.load`, and give what `state_dict` returned"
     if not isinstance(value, dict):
         return None
-    if value.get("kind") == "blend":
+    theirs, fields = value.get("kind"), _FIELDS[kind]
+    owner = "a LazyShardedDataset or LazyShardedStream"
+    if WORKER in value or HANDED_OUT in value or OVER in value:
+        owner = f"{'one DataLoader worker of ' * (WORKER in value)}a LazyShardedStream or LazyShardedIterable"
+    # Fields of what torchdata's `StatefulDataLoader` returns, with workers and without (torchdata 0.11).
+    if kind == "sequences" and ("_snapshot" in value or "_num_yielded" in value):
+        return "it is the state of a StatefulDataLoader: give it to one's `load_state_dict`, with as many workers"
+    if kind == "sequences" and theirs is None and len(value.keys() & _FIELDS["run"]) > 2:
+        return f"it is the state of {owner}, which counts samples, not sequences, and goes on there alone"
+    if kind != "sequences" and WORKER in value:
+        return f"it is that of {owner}: the same number of workers goes on, or any from `dataset.state_dict(consumed)`"
+    if kind != theirs == "sequences":
+        return "it is that of LazyShardedSequences, of the same form as there, which alone goes on from it"
+    if kind != "sequences" and HANDED_OUT in value:
+        return f"it stands within a micro batch, where {owner} of as many ranks goes on: give one from the end of one"
+    if kind != theirs == "blend":
         return "it is the state of a blend: give it to a `BlendedDataset` of the same streams"
     if value.keys() & fields:
         return None
     # Nothing of a state in it: it is something that holds more, or something else.
-    paths = [path for path, inner in _inner(value) if len(inner.keys() & fields) > 2]
-    if paths:
+    keys = [reprlib.repr(key) for key in list(value)[:_SHOWN_KEYS]]
+    last = f"{len(value) - _SHOWN_KEYS} more" if len(value) > _SHOWN_KEYS else keys.pop() if keys else "empty"
+    shown = f"{', '.join(keys)} and {last}" if keys else last
+    if paths := [path for path, inner in _inner(value) if len(inner.keys() & fields) > 2]:
         others = " or ".join(f"`checkpoint{path}`" for path in paths[:3])
-        return f"it holds more than the state of a run, {_keys(value)}: give {others}, which looks like one"
-    if not value:
-        return "it is empty: give what `state_dict` returned"
-    return f"it holds no state of a run but {_keys(value)}: give what `state_dict` returned, if it was saved"
+        return f"it holds more than the state of a run, {shown}: give {others}, which looks like one"
+    return f"it holds no state of a run but is {shown}: give what `state_dict` returned"
 
 
-def _inner(value: dict[Any, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """Yields the objects in an object, those near the top first, with the way to each."""
-    seen = 0
-    holders = [("", 0, value)]
-    for path, depth, holder in holders:
-        for key, inner in holder.items():
+def _inner(value: dict[Any, Any]) -> list[tuple[str, dict[Any, Any]]]:
+    """Returns the objects in an object, those near the top first, with the way to each.
+
+    A checkpoint holds thousands of tensors; a state lies near the top of it.
+    """
+    found, seen = [("", value)], 0
+    for path, holder in found:
+        for key, inner in holder.items() if path.count("[") < 3 else ():
             seen += 1
-            if seen > _MAX_VALUES:
-                return
-            if isinstance(inner, dict):
-                found = f"{path}[{reprlib.repr(key)}]"
-                yield found, inner
-                if depth + 1 < _MAX_DEPTH:
-                    holders.append((found, depth + 1, inner))
+            if isinstance(inner, dict) and seen <= 1000:
+                found.append((f"{path}[{reprlib.repr(key)}]", inner))
+    return found[1:]
 
 
-def _keys(value: dict[Any, Any]) -> str:
-    shown = [reprlib.repr(key) for key in list(value)[:_SHOWN_KEYS]]
-    more = f"{len(value) - _SHOWN_KEYS} more" if len(value) > _SHOWN_KEYS else shown.pop()
-    return f"{', '.join(shown)} and {more}" if shown else more
+def check_worker(state: dict[str, Any], here: Worker | None, where: str) -> None:
+    """Raises StateInvalid: a state is that of another worker than this, or of none; None for the whole run."""
+    there = (state[WORKER], state.get(WORKERS)) if WORKER in state else None
+    if there != here:
+        mine, other = (f"DataLoader worker {one[0]} of {one[1]}" if one else "a whole run" for one in (here, there))
+        way = "with another number of workers go on from what `state_dict(consumed)` gave"
+        text = f"{where}: expected that of {mine}, found that of {other}; {way}"
+        raise StateInvalid(text, field=WORKERS, expected=mine, actual=other)
+
+
+def check_micro_batch(there: tuple[Any, Any], here: tuple[int, int], where: str) -> None:
+    """Raises StateInvalid: a state stands within a micro batch of other ranks, or of another batch size."""
+    if there != here:
+        mine, other = (f"{ranks!r:.20} ranks, batch_size {size!r:.20}" for ranks, size in (here, there))
+        text = f"{where}: it stands within a micro batch of {other}, here it is {mine}: go on from the end of one"
+        raise StateInvalid(text, field=HANDED_OUT, expected=mine, actual=other)
+
+
+def read_count(state: dict[str, Any], name: str, most: int | None, where: str) -> int:
+    """Returns how many were handed out, by a field of a state, 0 if it has none.
+
+    Raises StateInvalid: it is no integer from 0, or above the most.
+    """
+    found = state.get(name, 0)
+    if type(found) is not int or found < 0 or (most is not None and found > most):
+        expected, actual = "an integer from 0" + ("" if most is None else f" to {most}"), f"{found!r:.100}"
+        text = f"{where}: expected {expected} as {name!r}, found {actual}; go on from an older checkpoint"
+        raise StateInvalid(text, field=name, expected=expected, actual=actual)
+    return found

@@ -11,10 +11,9 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from lazyshard.data.rank import Stats
+from lazyshard.data.samples import MOST_BAD, BadRowCount, where_bad
 from lazyshard.data.sequence_rows import Rows
-from lazyshard.data.shared import Stats
-from lazyshard.data.steps import StepFailed
-from lazyshard.data.substitutes import MOST_BAD, BadRowCount, where_bad
 from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample, StreamMismatch
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.row import parse_row
@@ -197,9 +196,7 @@ class SequenceMaker:
             return
         if isinstance(cause, ChunkCorrupt) and cause.row is None:
             raise cause
-        raised = cause.__cause__ if isinstance(cause, StepFailed) else cause
-        assert isinstance(raised, Exception)
-        self._bad.meet(row, self._where(row, epoch, cause), raised)
+        self._bad.meet(row, self._where(row, epoch, cause), cause)
 
     def _encoded(self, row: int, epoch: int) -> tuple[_Encoded | None, Exception | None]:
         """Returns what is made of a row, or why nothing is. Raises ChunkRetired, OSError: it cannot be read."""

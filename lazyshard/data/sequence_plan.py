@@ -10,8 +10,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.handed_out import Worker, check_micro_batch, check_worker, read_count
-from lazyshard.data.run_state import HANDED_OUT, WORKER, WORKERS, mistaken_for_sequences
+from lazyshard.data.run_state import (
+    HANDED_OUT,
+    WORKER,
+    WORKERS,
+    Worker,
+    check_micro_batch,
+    check_worker,
+    mistaken,
+    read_count,
+)
 from lazyshard.data.sequence_forms import AtEnd, SequenceSettings, longer_row, row_too_long
 from lazyshard.data.sequence_rows import Rows, SourceRow
 from lazyshard.errors import StateInvalid, StateMismatch
@@ -253,8 +261,8 @@ class SequenceWalk:
 def read_state(value: Any, facts: dict[str, Any], where: str) -> SequenceState:
     """Returns a state of sequences of these facts, the stream among them. Raises as `load_state_dict`."""
     what = f"{where}: the state to go on from"
-    if (mistaken := mistaken_for_sequences(value)) is not None:
-        raise StateInvalid(f"{what}: {mistaken}", file=what, expected="the state of LazyShardedSequences")
+    if (reason := mistaken(value, "sequences")) is not None:
+        raise StateInvalid(f"{what}: {reason}", file=what, expected="the state of LazyShardedSequences")
     state = SequenceState.from_dict(value, what)
     theirs = {"stream": state.stream, **state.rule}
     # The form before what another form has or has not.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from lazyshard.data.blend_space import BlendSpace
+from lazyshard.data.blend_state import BlendSpace
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.commits import REPEAT_S, is_due
 from lazyshard.data.rank import Rank
@@ -151,7 +151,7 @@ class BlendRows:
         window, within = divmod(row, self.rows)
         streams, samples, _ = self._window(window, epoch)
         dataset = self._blend.datasets[streams[within]]
-        return SourceRow(dataset.reader, int(samples[within]), dataset._draws._samples._steps)
+        return SourceRow(dataset.reader, int(samples[within]), dataset._samples._steps)
 
     def ended(self, epoch: int) -> int | None:
         """Returns how many rows there are if that is known."""
@@ -167,7 +167,7 @@ class BlendRows:
         samples, lengths = np.zeros(len(streams), np.int64), np.zeros(len(streams), np.uint32)
         for stream, dataset in enumerate(self._blend.datasets):
             own, reader = np.flatnonzero(streams == stream), dataset.reader
-            drawn = dataset._draws.indices(epoch)
+            drawn = dataset._space(epoch)
             samples[own] = [drawn.draw(index).sample for index in indices[own].tolist()]
             chunks, rows = np.divmod(samples[own], reader.samples_per_chunk)
             for chunk in np.unique(chunks).tolist():
@@ -200,7 +200,7 @@ def enter_blend(blend: BlendedDataset) -> bool:
     if blend._batch_size != 1 or not blend._schedule.constant:
         raise ValueError("sequences are made of the rows of a blend with batch_size=1 and without a schedule")
     for dataset in blend.datasets:
-        if dataset._draws._rank not in (None, Rank(0, 1)):
+        if dataset._rank not in (None, Rank(0, 1)):
             raise ValueError(
                 f"{dataset.directory}: sequences are dealt to the ranks, not rows: make the data sets of the blend "
                 f"without dp_rank and dp_size, and give these to the sequences"
@@ -210,7 +210,7 @@ def enter_blend(blend: BlendedDataset) -> bool:
     by_stopping = blend._num_samples is None
     blend._give_up_length()
     for dataset in blend.datasets:
-        dataset._draws._rank = Rank(0, 1)
+        dataset._rank = Rank(0, 1)
     return by_stopping
 
 
@@ -218,7 +218,7 @@ def blend_facts(blend: BlendedDataset) -> str:
     """Returns what decides the rows of a blend, but for its streams, as a state keeps it."""
     orders = [
         [order.unit, order.shuffle_window, order.seed, order.max_total_samples]
-        for order in (dataset._draws.order for dataset in blend.datasets)
+        for order in (dataset._states.order for dataset in blend.datasets)
     ]
     samples = None if blend._length_given_up else blend._num_samples
     return json.dumps([blend._schedule.parts(0), blend._stopping, samples, orders])

@@ -15,10 +15,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.commits import Commits
-from lazyshard.data.handed_out import Worker
-from lazyshard.data.rank import Rank, enter_process, resolve_rank, watch_forks
-from lazyshard.data.run_state import as_count
-from lazyshard.data.samples import LateRow
+from lazyshard.data.index_space import as_count
+from lazyshard.data.rank import EPOCH, Rank, SharedNumbers, Stats, enter_process, resolve_rank, watch_forks
+from lazyshard.data.run_state import Worker
+from lazyshard.data.samples import BadRowCount, LateRow
 from lazyshard.data.sequence_forms import (
     AtEnd,
     Form,
@@ -38,9 +38,7 @@ from lazyshard.data.sequence_plan import (
 )
 from lazyshard.data.sequence_rows import BlendRows, Rows, StreamRows, WindowMarks, blend_facts, enter_blend, open_stream
 from lazyshard.data.settings import BadRows, check_group
-from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
 from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
-from lazyshard.data.substitutes import BadRowCount
 from lazyshard.errors import LazyShardError
 from lazyshard.format.state import SequenceState, WindowPlace
 from lazyshard.plan.sequences import completed

@@ -59,11 +59,10 @@ class Order:
     micro_batches_per_step: int | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("layout", self.layout, LayoutName)
+        check_choice("layout", self.layout, LayoutName)
         named_unit(self.unit, 1, 1)
         check_field("shuffle_window", self.shuffle_window, 0)
-        if self.micro_batches_per_step is not None:
-            check_field("micro_batches_per_step", self.micro_batches_per_step, 1)
+        _check_given("micro_batches_per_step", self.micro_batches_per_step, 1)
         self.rules(1, 1)
 
     def rules(self, samples_per_chunk: int, unit: int) -> Rules:
@@ -89,9 +88,8 @@ class BadRows:
     limit: int | None = 100
 
     def __post_init__(self) -> None:
-        _check_choice("action of bad rows", self.action, BadRowAction)
-        if self.limit is not None:
-            check_field("limit of bad rows", self.limit, 0)
+        check_choice("action of bad rows", self.action, BadRowAction)
+        _check_given("limit of bad rows", self.limit, 0)
 
 
 @dataclass(frozen=True)
@@ -123,25 +121,19 @@ class EncodeCache:
         for name, value in (("size", self.size), ("fingerprint", self.fingerprint)):
             if value is not None and self.directory is None:
                 raise ValueError(f"{name} is that of an encode cache with a directory: give both, or leave it out")
-        _bytes_of(self.size)
+        try:
+            known = type(self.most_bytes) is int and self.most_bytes >= LEAST_CACHE_BYTES
+        except ValueError:
+            known = False
+        if not known:
+            expected = f"a number of bytes from {LEAST_CACHE_BYTES} on, or a text such as '20GB' or '512MiB'"
+            raise ValueError(f"size of an encode cache is {expected}, got {self.size!r}")
 
     @property
     def most_bytes(self) -> int:
         """What the directory may take."""
-        return _bytes_of(self.size)
-
-
-def _bytes_of(size: object) -> int:
-    if size is None:
-        return ENCODE_CACHE_BYTES
-    try:
-        found = parse_size(size) if isinstance(size, str) else size
-    except ValueError:
-        found = None
-    if type(found) is not int or found < LEAST_CACHE_BYTES:
-        expected = f"a number of bytes from {LEAST_CACHE_BYTES} on, or a text such as '20GB' or '512MiB'"
-        raise ValueError(f"size of an encode cache is {expected}, got {size!r}")
-    return found
+        size = ENCODE_CACHE_BYTES if self.size is None else self.size
+        return parse_size(size) if isinstance(size, str) else size
 
 
 def check_group(name: str, given: object, kind: type[Order | BadRows | EncodeCache]) -> None:
@@ -151,9 +143,15 @@ def check_group(name: str, given: object, kind: type[Order | BadRows | EncodeCac
         raise TypeError(f"{name} is a {group}, got {given!r:.100}; write {name}={group}(...)")
 
 
-def _check_choice(name: str, value: object, choices: Any) -> None:
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Refuses what is none of the values of a Literal. Raises ValueError."""
     if value not in get_args(choices):
         raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+def _check_given(name: str, value: object, low: int, stop: int | None = None) -> None:
+    if value is not None:
+        check_field(name, value, low, stop)
 
 
 ENDLESS: Final = 1 << 60
@@ -179,16 +177,19 @@ class RunOrder(Order):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_field("batch_size", self.batch_size, 1)
-        if self.max_total_samples is not None:
-            check_field("max_total_samples", self.max_total_samples, 1)
-        if self.num_samples is not None:
-            # More than that `len` cannot say.
-            check_field("num_samples", self.num_samples, 1, sys.maxsize + 1)
+        _check_given("max_total_samples", self.max_total_samples, 1)
+        # More than that `len` cannot say.
+        _check_given("num_samples", self.num_samples, 1, sys.maxsize + 1)
 
     @property
     def draws_per_step(self) -> int:
         """Positions of each rank in an optimiser step; 0 where it is not known."""
         return self.batch_size * (self.micro_batches_per_step or 0)
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether a run ends with its epoch, and `set_epoch` begins another one."""
+        return self.num_samples in (None, ENDLESS) and not self.blended
 
     def unit_samples(self, samples_per_chunk: int) -> int | None:
         """Returns how many samples are dealt in a row; None for "auto"."""
@@ -215,10 +216,8 @@ class RunOrder(Order):
             return None if total is None else course.epoch_stop(course.current.draws, total)
         step = course.dp * course.batch_size
         if self.num_samples < step and len(course.parts) == 1:
-            raise ValueError(
-                f"num_samples is at least dp_size * batch_size = {course.dp} * {course.batch_size} = {step}, got "
-                f"{self.num_samples}"
-            )
+            product = f"{course.dp} * {course.batch_size} = {step}"
+            raise ValueError(f"num_samples is at least dp_size * batch_size = {product}, got {self.num_samples}")
         return max(0, self.num_samples - course.consumed_before) // step * course.batch_size
 
 
@@ -234,21 +233,15 @@ def is_dealt(reader: StreamReader) -> bool:
 
 def tell_undone(order: RunOrder, unit: int, reader: StreamReader) -> None:
     """Warns if the stream was dealt by cost and this order has samples meet in other steps."""
-    if order.blended or not (order.shuffle_window or order.unit != "chunk" or order.batch_size > 1):
+    if order.blended or (made := reader.dealt) is None:
         return
-    made = reader.dealt
-    if made is None:
-        return
-    window, micro, why = order.shuffle_window, made.micro_batch_size, []
-    if window:
-        swift = "in ms-swift --sharded_lazy_shuffle_window 0"
-        why.append(f"shuffle_window={window} puts rows into other steps, give 0 ({swift})")
-    if unit != reader.samples_per_chunk:
-        why.append(f"unit={order.unit!r} gives ranks other rows, give 'chunk'")
-    if order.batch_size % micro:
-        why.append(f"batch_size={order.batch_size} is no multiple of the micro batches of {micro} that cost the same")
-    if why:
-        _log.warning(
-            "%s: its rows were dealt by cost (lazyshard-producer --balance %d), and this order undoes it: %s",
-            *(reader.directory, made.ranks, "; ".join(why)),
-        )
+    window, size, micro = order.shuffle_window, order.batch_size, made.micro_batch_size
+    swift = "in ms-swift --sharded_lazy_shuffle_window 0"
+    reasons = [
+        (window, f"shuffle_window={window} puts rows into other steps, give 0 ({swift})"),
+        (unit != reader.samples_per_chunk, f"unit={order.unit!r} gives ranks other rows, give 'chunk'"),
+        (size > 1 and size % micro, f"batch_size={size} is no multiple of the micro batches of {micro} of like cost"),
+    ]
+    if why := "; ".join(text for wrong, text in reasons if wrong):
+        said = f"its rows were dealt by cost (lazyshard-producer --balance {made.ranks}), this order undoes it: {why}"
+        _log.warning("%s: %s", reader.directory, said)

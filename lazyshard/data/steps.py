@@ -6,6 +6,7 @@ function can be used in DataLoader workers, however these are started.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import multiprocessing.context
@@ -23,18 +24,17 @@ Row = dict[str, Any]
 _named: Final = functools.cache(named_function)
 
 
-class StepFailed(Exception):
-    """A step has failed. Its cause is what was raised; the step is named by its place, kind and function."""
-
-    def __init__(self, step: str) -> None:
-        super().__init__(step)
-        self.step = step
+def failed_step(error: Exception) -> str | None:
+    """Returns place, kind and function of the step that has raised an error; None where it was none."""
+    step: str | None = vars(error).get("_lazyshard_step")
+    return step
 
 
 class Step:
     """A step of a pipeline. `MessageTransform`, `Filter` and `Map` are the steps there are."""
 
     _KIND: str = ""
+    # Of its function, or of the name of that.
     _FIELD: str = ""
 
     def apply(self, row: Row, index: int, place: str) -> Row:
@@ -46,11 +46,11 @@ class Step:
 
     def describe(self) -> str:
         """Returns kind and function, for messages."""
-        function = getattr(self, self._FIELD)
-        if isinstance(function, str):
-            return f"{self._KIND} {function}"
-        names = (getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__))
-        return f"{self._KIND} {':'.join(filter(None, map(str, names)))}"
+        function = name = vars(self)[self._FIELD]
+        if not isinstance(function, str):
+            names = (getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__))
+            name = ":".join(filter(None, map(str, names)))
+        return f"{self._KIND} {name}"
 
     def _details(self) -> str:
         """Returns kind, function, and what else the step says."""
@@ -59,37 +59,35 @@ class Step:
 
     def __post_init__(self) -> None:
         """Checks the function. Raises StepInvalid: it is none, or there is none of this name."""
-        function = getattr(self, self._FIELD)
-        try:
-            if isinstance(function, str):
+        function = vars(self)[self._FIELD]
+        if isinstance(function, str):
+            try:
                 _named(function)
-        except FunctionMissing as cause:
-            raise StepInvalid(f"{self.describe()}: {cause}", step=self.describe()) from cause
-        if not isinstance(function, str) and not callable(function):
+            except FunctionMissing as cause:
+                raise StepInvalid(f"{self.describe()}: {cause}", step=self.describe()) from cause
+        elif not callable(function):
             named = f'{type(self).__name__}("package.module:function")'
             text = f"expected a function or the name of one, as in {named}, got {function!r:.100}"
             raise StepInvalid(f"{self._KIND}: {text}", step=self._KIND)
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuses functions that a process which is started by spawn cannot be given, and says what to do instead."""
-        if multiprocessing.context.get_spawning_popen() is not None:
-            inner = getattr(self, self._FIELD)
-            while isinstance(inner, functools.partial):
-                inner = inner.func
-            if isinstance(inner, types.FunctionType) and "<" in inner.__qualname__:
-                raise StepInvalid(
-                    f"{self.describe()}: a lambda, or a function that is defined in another one, cannot be given to "
-                    f"DataLoader workers that are started by spawn or forkserver. Define it at the top of a module; "
-                    f'or give its name, as in {type(self).__name__}("package.module:function")',
-                    step=self.describe(),
-                )
+        inner = vars(self)[self._FIELD]
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        spawns = multiprocessing.context.get_spawning_popen() is not None
+        if spawns and isinstance(inner, types.FunctionType) and "<" in inner.__qualname__:
+            text = f"{self.describe()}: a lambda, or an inner function, cannot be given to workers that are spawned"
+            way = f'define it at the top of a module, or name it: {type(self).__name__}("package.module:function")'
+            raise StepInvalid(f"{text}; {way}", step=self.describe())
         return self.__dict__
 
-    def _call(self, *arguments: Any) -> Any:
-        function = getattr(self, self._FIELD)
+    def _call(self, row: Row, index: int) -> Any:
+        """Calls the function with the row, and with its index if so asked."""
+        function = vars(self)[self._FIELD]
         if isinstance(function, str):
             function = _named(function)
-        return function(*arguments)
+        return function(row, index) if vars(self).get("with_indices") else function(row)
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class MessageTransform(Step):
 
     def apply(self, row: Row, index: int, place: str) -> Row:
         """See `Step`."""
-        made = self._call(row)
+        made = self._call(row, index)
         if not isinstance(made, Mapping) or not isinstance(made.get("messages"), (list, tuple)):
             raise TypeError(f"expected a dict with a list of messages, it returned {made!r:.100}")
         return dict(made)
@@ -137,7 +135,7 @@ class Filter(Step):
 
     def apply(self, row: Row, index: int, place: str) -> Row:
         """See `Step`."""
-        kept = self._call(row, index) if self.with_indices else self._call(row)
+        kept = self._call(row, index)
         if kept is None:
             raise TypeError("expected true or false, it returned None")
         if not kept:
@@ -167,14 +165,10 @@ class Map(Step):
 
     def apply(self, row: Row, index: int, place: str) -> Row:
         """See `Step`."""
-        made = self._call(row, index) if self.with_indices else self._call(row)
+        made = self._call(row, index)
         if not isinstance(made, Mapping):
             raise TypeError(f"expected a dict of columns, it returned {made!r:.100}")
-        found = {**row, **made}
-        for name in self.remove_columns:
-            if name not in made:
-                found.pop(name, None)
-        return found
+        return {name: value for name, value in row.items() if name not in self.remove_columns} | dict(made)
 
     def __post_init__(self) -> None:
         names = self.remove_columns
@@ -199,14 +193,13 @@ class RowSteps:
         return bool(self._steps) or self._encode is not None
 
     def __call__(self, row: Row, index: int) -> Any:
-        """Returns the sample of a row. Raises SkipSample, StepFailed, or what the encoder raises."""
+        """Returns the sample of a row. Raises what a step (see `failed_step`) or the encoder raises."""
         for step, place in self._steps:
             try:
                 row = step.apply(row, index, place)
-            except (MemoryError, SkipSample):
+            except Exception as error:
+                vars(error)["_lazyshard_step"] = place.rstrip(",")
                 raise
-            except Exception as cause:
-                raise StepFailed(place.rstrip(",")) from cause
         return row if self._encode is None else self._encode(row)
 
 
@@ -221,7 +214,13 @@ class Encoder:
         if not callable(encode_fn):
             raise TypeError(f"encode_fn is a function of a row, got {type(encode_fn).__name__}")
         self._encode = encode_fn
-        self._options: dict[str, bool] = {"return_length": True} if _takes_return_length(encode_fn) else {}
+        self._options: dict[str, bool] = {}
+        with contextlib.suppress(TypeError, ValueError):
+            parameters = inspect.signature(encode_fn).parameters
+            named = parameters.get("return_length")
+            given = named is not None and named.kind is not inspect.Parameter.POSITIONAL_ONLY
+            if given or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+                self._options = {"return_length": True}
 
     def __call__(self, row: dict[str, Any]) -> Any:
         """Returns the encoded sample; a dict with `input_ids` gets a `length` unless it has `length` or `lengths`."""
@@ -233,13 +232,3 @@ class Encoder:
             if isinstance(tokens, Sized):
                 sample["length"] = len(tokens)
         return sample
-
-
-def _takes_return_length(function: EncodeFn) -> bool:
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
-    named = parameters.get("return_length")
-    given = named is not None and named.kind is not inspect.Parameter.POSITIONAL_ONLY
-    return given or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())

@@ -74,8 +74,11 @@ def pack(value: Any) -> Any:
         return {name: pack(one) for name, one in value.items()}
     if kind is tuple:
         return {TUPLE: [pack(one) for one in value]}
-    if kind is torch.Tensor and not _is_odd(value):
-        return {TENSOR: array_of_tensor(value)}
+    if kind is torch.Tensor:
+        # More than numbers in memory of the CPU would not come back.
+        odd = value.requires_grad or value.device.type != "cpu" or value.layout is not torch.strided
+        if not (odd or value.is_quantized or vars(value)):
+            return {TENSOR: array_of_tensor(value)}
     if kind is np.ndarray and value.dtype.isnative:
         return {NUMPY: value}
     if isinstance(value, np.number | np.bool_):
@@ -130,14 +133,3 @@ def array_of_tensor(tensor: torch.Tensor) -> npt.NDArray[Any]:
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(BFLOAT16)
     return tensor.numpy()
-
-
-def _is_odd(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is more than numbers in memory of the CPU."""
-    return (
-        tensor.requires_grad
-        or tensor.device.type != "cpu"
-        or tensor.layout is not torch.strided
-        or tensor.is_quantized
-        or bool(vars(tensor))
-    )

@@ -107,7 +107,7 @@ def read_epoch(directory: Path, rank: int, ranks: int, batch: int, unit: Any, wi
         for first in range(0, len(indices), batch):
             rows = dataset.__getitems__(list(indices[first : first + batch]))
             own += sum(len(orjson.dumps(row)) + 1 for row in rows)
-    return Rank(counts, own, dataset.unit, dataset._draws.indices().course.needed(0))
+    return Rank(counts, own, dataset.unit, dataset._space().course.needed(0))
 
 
 def table(directory: Path, args: argparse.Namespace, size: int | None) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from lazyshard import BadRows, ChunkWriter, Filter, LazyShardedDataset, Map
 from lazyshard.config.checks import read_config
-from lazyshard.data.substitutes import FILL_ROWS
+from lazyshard.data.samples import FILL_ROWS
 from lazyshard.errors import BadSample
 from tests.data.workers import DEADLINE_S
 from tests.stream.streams import HERE

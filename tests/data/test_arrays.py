@@ -22,6 +22,7 @@ from lazyshard import (
     LazyShardedStream,
     as_tensor,
 )
+from lazyshard.data.samples import parsed_rows
 from lazyshard.stream.chunk_files import ChunkArrays
 from tests.data.options import grouped
 from tests.data.workers import PICKLED
@@ -94,7 +95,7 @@ def test_streams_without_arrays_never_ask_for_them(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(ChunkArrays, "__init__", never)
     found = dataset(produce_rows(tmp_path, 8))
     assert [row["id"] for row in found.__getitems__(list(range(8)))] == list(range(8))
-    assert found._draws.plain
+    assert found._lanes.rows_of is parsed_rows
 
 
 def test_tensor_shares_the_memory_of_its_array(tmp_path: Path) -> None:

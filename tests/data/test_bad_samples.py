@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from lazyshard import BadRows, LazyShardedDataset, Map
-from lazyshard.data.substitutes import substitutes
+from lazyshard.data.samples import substitutes
 from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, TooManyBadSamples
 from tests.data.runs import open_rank
 from tests.data.workers import first_error, loader

@@ -86,7 +86,7 @@ def test_accumulation_counts_whole_steps(tmp_path: Path, caplog: pytest.LogCaptu
         seen = [(batches.step, batches.step_complete, batches.state_dict()["consumed"]) for _ in batches]
         assert seen == [(0, False, 0), (1, True, 8), (1, False, 8), (2, True, 16)]
     # Rank 0 tells for all: one micro batch of each.
-    (args,) = [record.args for record in caplog.records if record.module == "batches"]
+    (args,) = [record.args for record in caplog.records if record.module == "indexed"]
     assert args == (0, 2, 4, 2)
     state = batches.state_dict()
     # One rank takes what two have left: two micro batches.
@@ -142,9 +142,9 @@ def test_a_run_goes_on_in_its_epoch_and_a_finished_one_is_empty(
     assert (batches.epoch, batches.consumed) == (1, 4)
     assert list(chain.from_iterable(batches)) == list(range(4, 12))
     (third,) = open_ranks(stream, 1, batches.state_dict(), batch_size=2)
-    assert [record for record in caplog.records if record.module == "batches"] == []
+    assert [record for record in caplog.records if record.module == "indexed"] == []
     assert list(third.batches(epochs=2, collate_fn=ids)) == []
-    assert [record.args for record in caplog.records if record.module == "batches"] == [(1, 6)]
+    assert [record.args for record in caplog.records if record.module == "indexed"] == [(1, 6)]
 
 
 def test_num_samples_end_a_run_over_epochs(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from lazyshard import BadRows, ChunkWriter, EncodeCache, LazyShardedDataset, LazyShardedSequences, Pack
-from lazyshard.data.rank import Rank
-from lazyshard.data.shared import EPOCH
+from lazyshard.data.rank import EPOCH, Rank
 from lazyshard.errors import StreamInvalid, StreamMismatch, StreamUnsealed
 from lazyshard.plan.course import Draw
 from lazyshard.stream import stream as foreign_streams
@@ -281,7 +280,7 @@ def test_epoch_set_between_two_pieces_of_a_batch_counts_from_the_next_batch(stre
     read = dataset.reader.lines_published
 
     def interrupted(*arguments: int) -> list[bytes]:
-        dataset._draws.numbers[EPOCH] = 1
+        dataset._numbers[EPOCH] = 1
         return read(*arguments)
 
     dataset.reader.lines_published = interrupted  # type: ignore[method-assign, assignment]

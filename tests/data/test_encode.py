@@ -175,7 +175,7 @@ def test_worker_starts_with_the_right_samples(tmp_path: Path, context: str) -> N
     dataset = open_rank(directory, encode_fn=Counting(), cache=EncodeCache(memory_bytes=60))
     assert [dataset[i]["id"] for i in range(8)] == list(range(8))
     if context == "pickled":
-        assert len(dataset._draws._samples.__getstate__()["_kept"]) == 0
+        assert len(dataset._samples.__getstate__()["_kept"]) == 0
         assert [pickle.loads(pickle.dumps(dataset))[i]["id"] for i in range(8)] == list(range(8))
     else:
         assert [i for batch in loader(dataset, range(8), 2, batch_size=2) for i in batch] == list(range(8))

@@ -18,8 +18,8 @@ import torch
 
 from lazyshard import BadRows, BlendedDataset, ChunkWriter, EncodeCache, Filter, LazyShardedDataset, Map
 from lazyshard.data import encode_cache
+from lazyshard.data.rank import Stats
 from lazyshard.data.settings import ENCODE_CACHE_BYTES
-from lazyshard.data.shared import Stats
 from lazyshard.errors import ChunkCorrupt, SkipSample
 from lazyshard.format.records import Encoding
 from lazyshard.store.kept_samples import FOLDER

@@ -11,7 +11,6 @@ OPTIONAL = (
     "filelock",
     "fsspec",
     "watchdog",
-    "lazyshard.data.batches",
     "lazyshard.data.blended",
     "lazyshard.data.commits",
     "lazyshard.data.encode_cache",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lazyshard import BadRows, Filter, LazyShardedDataset, LazyShardedStream, Map
 from lazyshard.data import samples
-from lazyshard.data.substitutes import FILL_ROWS, DroppedRows, of_another_chunk, substitutes
+from lazyshard.data.samples import FILL_ROWS, substitutes
 from lazyshard.errors import BadSample, ChunkRetired, NothingKept, WaitTimeout
 from tests.data import step_functions as functions
 from tests.data.runs import open_steps as open_rank
@@ -52,7 +52,7 @@ def by_hand(total: int, per_chunk: int, kept: set[int], sample: int) -> int:
 
     order = list(substitutes(sample, rows(own), per_chunk))
     for chunk in [*range(own + 1, chunks), *range(own - 1, -1, -1)]:
-        order += of_another_chunk(sample, chunk, rows(chunk), per_chunk)
+        order += substitutes(sample, rows(chunk), per_chunk, chunk)
     return next(other for other in order if other in kept)
 
 
@@ -203,20 +203,11 @@ def test_search_ends_after_so_many_rows(tmp_path: Path) -> None:
     assert asked <= FILL_ROWS + 2
 
 
-def test_rows_known_to_be_dropped_are_bounded() -> None:
-    known = DroppedRows(1 << 19)
-    for chunk in range(5):
-        known.add(chunk << 19)
-    assert [(chunk << 19) in known for chunk in range(5)] == [False, False, False, True, True]
-    small = DroppedRows(2)
-    small.add(5)
-    assert (small.holds(2, 2), small.holds(3, 2)) == (False, False)
-    small.add(4)
-    assert (small.holds(2, 2), 4 in small) == (True, True)
-    huge = DroppedRows(1 << 21)
-    huge.add(0)
-    huge.add(1 << 21)
-    assert (0 in huge, (1 << 21) in huge) == (False, True)
+def test_rows_known_to_be_dropped_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "_MOST_DROPPED", 2)
+    dataset = open_rank(produce(tmp_path / "s", 12, 4), keeping(11))
+    assert read_all(dataset) == [11] * 12
+    assert len(dataset._samples._dropped) <= 2
 
 
 def test_dropped_rows_are_logged_ever_more_rarely(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter, LazyShardedDataset
-from lazyshard.data import lane as window_reader
+from lazyshard.data import index_reader as window_reader
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.plan.course import Draw
 from lazyshard.stream import chunk
@@ -71,7 +71,7 @@ def test_rows_are_those_that_were_drawn(
     expected = [open_rank(stream, 2, layout=layout, num_samples=3 * SAMPLES).draw(i).sample for i in indices]
     got = [i for at in range(0, len(indices), batch) for i in ids(dataset.__getitems__(indices[at : at + batch]))]
     assert got == expected
-    assert bool(dataset._draws.lanes._scattered._held) == held
+    assert bool(dataset._lanes._scattered._held) == held
 
 
 def test_a_window_is_read_in_as_many_calls_as_it_has_chunks(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_large_rows_are_read_one_by_one(stream: Path, window: int, monkeypatch: 
     reads = preads(monkeypatch)
     for start in range(0, SAMPLES, 4):
         assert ids(dataset.__getitems__(list(range(start, start + 4)))) == expected[start : start + 4]
-        assert len(dataset._draws.lanes.ahead[1]) == 1
+        assert len(dataset._lanes.ahead[3]) == 1
     found = sizes(reads)
     assert found == [len(dataset.reader.line(sample)) for sample in expected]
 
@@ -176,17 +176,17 @@ def test_thread_that_comes_while_another_settles_the_indices_does_not_take_them_
     assert settling.wait(DEADLINE_S)
     try:
         assert ids(dataset.__getitems__([0, 1, 2, 3])) == [0, 4, 1, 5]
-        space = dataset._draws.indices()
+        space = dataset._space()
     finally:
         other_is_done.set()
         first.join(DEADLINE_S)
-    assert dataset._draws.indices() is space
+    assert dataset._space() is space
 
 
 def test_thread_that_waits_for_the_end_is_not_told_of_anothers_open_end(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 4, 4, end=False)
     dataset = runs.open_rank(directory, 0, 2, max_total_samples=16, unit="sample")
-    space, reader = dataset._draws.indices(), dataset.reader
+    space, reader = dataset._space(), dataset.reader
     real = reader.wait_for
 
     def interrupted(samples: int) -> Any:

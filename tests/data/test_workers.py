@@ -17,9 +17,9 @@ from torch.utils.data import ConcatDataset, DataLoader, random_split
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import LazyShardedDataset, LazyShardedStream
-from lazyshard.data import shared
+from lazyshard.data import rank as shared
+from lazyshard.data.rank import EPOCH, SharedNumbers, Stats
 from lazyshard.data.settings import LayoutName
-from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
 from tests.data.runs import open_rank
 from tests.data.workers import DEADLINE_S, PICKLED, RecordOpened, ids, loader
 from tests.stream.streams import forked, produce
@@ -151,7 +151,7 @@ torch.set_num_threads(2)
 torch.ones(1 << 20).clone()
 if os.fork() == 0:
     signal.alarm(60)
-    from lazyshard.data.shared import SharedNumbers
+    from lazyshard.data.rank import SharedNumbers
     SharedNumbers().stats()
     os._exit(0)
 print(os.wait()[1])

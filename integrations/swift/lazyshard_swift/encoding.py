@@ -28,8 +28,8 @@ import torch
 import xxhash
 
 from lazyshard.data.encode_cache import cache_place
+from lazyshard.data.rank import Stats
 from lazyshard.data.settings import EncodeCache
-from lazyshard.data.shared import Stats
 from lazyshard.data.tensors import MARKS, NUMPY, TENSOR, TUPLE, array_of_list, array_of_tensor
 from lazyshard.data.tensors import unpack as unpack_value
 from lazyshard.format.records import Encoding

@@ -146,7 +146,7 @@ class StepGate:
         self.published()
         if isinstance(data, BlendedDataset):
             return data.ready(index + self._shift * data.rank.dp_size)
-        return data._draws.indices().ready(index)
+        return data._space().ready(index)
 
     def published(self) -> list[Published]:
         """Returns what is published now of each stream."""
@@ -327,7 +327,7 @@ class TrainStream(Dataset[Any]):
             return
         spots = [(plan.course, draws)]
         if plan.streams.blended:
-            courses = [dataset._draws.indices().course for dataset in asked]
+            courses = [dataset._space().course for dataset in asked]
             spots = [(course, course.current.draws) for course in courses]
         for (course, at), dataset, facts in zip(spots, asked, plan.streams.facts, strict=True):
             samples = _open_samples(course, plan.rank.dp_rank, at, facts.total, plan.stop_at_end)

@@ -45,7 +45,7 @@ class Mutant(NamedTuple):
 
 def _shifted(steps: int, state_dict: Any, self: LazyShardedDataset, consumed: int) -> Any:
     """The state says that so many micro batches of every rank more were trained than were."""
-    shifted = max(self.consumed, consumed + steps * self.rank.dp_size * self._draws.order.batch_size)
+    shifted = max(self.consumed, consumed + steps * self.rank.dp_size * self._states.order.batch_size)
     try:
         return state_dict(self, shifted)
     except ValueError:
@@ -55,7 +55,7 @@ def _shifted(steps: int, state_dict: Any, self: LazyShardedDataset, consumed: in
 
 def _own_count(state_dict: Any, self: LazyShardedDataset, consumed: int) -> Any:
     """Each rank counts what it has trained itself, as if there were no others."""
-    step = self.rank.dp_size * self._draws.order.batch_size
+    step = self.rank.dp_size * self._states.order.batch_size
     own = (consumed - self.consumed) // self.rank.dp_size
     return state_dict(self, self.consumed + own // step * step)
 
@@ -75,7 +75,7 @@ def _acknowledge(getitems: Any, self: LazyShardedDataset, indices: Any) -> Any:
     """What was read is committed at once, whatever checkpoints there are."""
     rows = getitems(self, indices)
     if not self.rank.dp_rank and get_worker_info() is None:
-        space = self._draws.indices()
+        space = self._space()
         _, position = space.layout.locate(indices[-1])
         self.commit(space.course.consumed_before + (position + 1) * space.course.dp, last_epoch=True)
     return rows

@@ -25,7 +25,7 @@ def _leak_descriptors(opened: Any, self: StreamReader, number: int) -> Any:
 
 def _acknowledge_early(commit: Any, dataset: LazyShardedDataset, consumed: int, older: list[dict[str, Any]]) -> Any:
     """Rank 0 tells the producer of more than is in a checkpoint."""
-    step = dataset.rank.dp_size * dataset._draws.order.batch_size
+    step = dataset.rank.dp_size * dataset._states.order.batch_size
     return commit(dataset, consumed + 40 * step, [])
 
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from lazyshard import ChunkWriter, EncodeCache, LazyShardedDataset, Order, StreamReader
-from lazyshard.data.rank import Rank
-from lazyshard.data.shared import Stats
+from lazyshard.data.rank import Rank, Stats
 from lazyshard_swift import ms_swift
 from lazyshard_swift.encoding import (
     _variables,

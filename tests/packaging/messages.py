@@ -9,6 +9,7 @@ import ast
 import builtins
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -54,7 +55,41 @@ def words(node: ast.expr) -> str | None:
 def sources() -> Iterator[ast.Module]:
     for folder in PACKAGES.values():
         for path in sorted(folder.rglob("*.py")):
-            yield ast.parse(path.read_text(encoding="utf-8"))
+            yield Inlined().visit(ast.parse(path.read_text(encoding="utf-8")))
+
+
+class Inlined(ast.NodeTransformer):
+    """Puts a text that a function names once into the texts that it is a part of."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, ast.expr] = {}
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        outer, nodes = self._named, list(ast.walk(node))
+        stored = Counter(one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+        set_to = [(one.targets[0], one.value) for one in nodes if isinstance(one, ast.Assign)]
+        pairs = [(name.id, value) for name, value in set_to if isinstance(name, ast.Name) and stored[name.id] == 1]
+        self._named = dict((name, value) for name, value in pairs if words(value) is not None)
+        found = self.generic_visit(node)
+        self._named = outer
+        return found
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        first = node.targets[0]
+        return None if isinstance(first, ast.Name) and first.id in self._named else self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        named = self._named.get(node.id)
+        return node if named is None or not isinstance(node.ctx, ast.Load) else self.generic_visit(named)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        self.generic_visit(node)
+        values: list[ast.expr] = []
+        for part in node.values:
+            inner = part.value if isinstance(part, ast.FormattedValue) else part
+            values += inner.values if isinstance(inner, ast.JoinedStr) else [inner if words(inner) else part]
+        node.values = values
+        return node
 
 
 def errors_made(tree: ast.Module) -> Iterator[tuple[str, str]]:

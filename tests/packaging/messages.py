@@ -69,7 +69,7 @@ class Inlined(ast.NodeTransformer):
         stored = Counter(one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
         set_to = [(one.targets[0], one.value) for one in nodes if isinstance(one, ast.Assign)]
         pairs = [(name.id, value) for name, value in set_to if isinstance(name, ast.Name) and stored[name.id] == 1]
-        self._named = dict((name, value) for name, value in pairs if words(value) is not None)
+        self._named = {name: value for name, value in pairs if words(value) is not None}
         found = self.generic_visit(node)
         self._named = outer
         return found

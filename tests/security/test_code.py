@@ -47,9 +47,9 @@ ALLOWED: Final = {
     "producer/lazyshard_producer/configuration/settings.py: ast.literal_eval": "docstrings of its own source",
     "producer/lazyshard_producer/shipping/shipper.py: store.call": "a request to the store, by a function of its own",
     "integrations/swift/lazyshard_swift/ms_swift.py: importlib.import_module": "our own, by constants",
-    "integrations/swift/lazyshard_swift/pipeline.py: importlib.import_module": "ms-swift, by constants",
-    "integrations/swift/lazyshard_swift/launcher.py: subprocess.run": "the command that ms-swift would run itself",
-    "integrations/swift/lazyshard_swift/launcher.py: subprocess.Popen": "the command that ms-swift would run itself",
+    "integrations/swift/lazyshard_swift/commands.py: importlib.import_module": "ms-swift, by constants",
+    "integrations/swift/lazyshard_swift/commands.py: subprocess.run": "the command that ms-swift would run itself",
+    "integrations/swift/lazyshard_swift/commands.py: subprocess.Popen": "the command that ms-swift would run itself",
     "lazyshard/cli/doctor.py: known[one].load": "entry points of installed packages, by a name from their list",
 }
 """Where the product does any of this, and why no file of somebody else's decides what is run."""

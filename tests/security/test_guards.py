@@ -16,7 +16,7 @@ from lazyshard.stream.consumers import write_reading
 from lazyshard.stream.retention import retire
 from lazyshard_producer.following import journal
 from lazyshard_producer.following.journal import Journal
-from lazyshard_producer.ray.pieces import write_piece
+from lazyshard_producer.ray import write_piece
 from lazyshard_swift.checkpoints import Position, save_position
 from tests.security import guards
 from tests.security.guards import GUARDS, Guard, producer

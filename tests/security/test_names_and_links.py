@@ -31,7 +31,7 @@ from lazyshard_producer.following.journal import (
 )
 from lazyshard_producer.following.reading import PlainFile
 from lazyshard_producer.position import FilePosition
-from lazyshard_producer.ray.pieces import PieceReader, list_pieces
+from lazyshard_producer.ray import PieceReader, list_pieces
 from lazyshard_producer.rows.refusals import Quarantine
 from lazyshard_producer.sources.files import open_regular
 from lazyshard_producer.sources.source import RowOrigin

@@ -69,7 +69,7 @@ def nursery(running: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with pytest.MonkeyPatch.context() as patch:
         _credentials(patch)
         patch.setenv("AWS_ENDPOINT_URL", running.url)
-        modules = ("s3fs", "aiobotocore.session", "lazyshard_producer.shipping.objects")
+        modules = ("s3fs", "aiobotocore.session", "lazyshard_producer.shipping")
         with Commands(tmp_path_factory.mktemp("nursery"), *modules) as found:
             yield found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from lazyshard.inspection.verification import verify
 from lazyshard.store.room import AHEAD_VARIABLE, BYTES_VARIABLE
 from lazyshard.store.urls import UrlPath
 from lazyshard_producer.holding import Shelf
-from lazyshard_producer.shipping.object_shelf import ObjectShelf
 from lazyshard_producer.shipping.shipper import Shipper, put_chunk
 from lazyshard_producer.shipping.spool import Spool, restore
 from lazyshard_producer.shipping.store import look
@@ -112,14 +110,12 @@ class Shipping:
         self.store = taken(url, 5.0)
         self.spool = Spool(root, self.store.url)
         self.found = look(self.store, None)
-        self.shelf = ObjectShelf(self.store, self.spool.stream, self.found)
+        self.shelf = Shipper(self.store, self.spool, self.found)
 
     def ship(self, chunks: int) -> None:
-        shipper = Shipper(self.store, self.spool, self.shelf, self.found, threading.Event())
-        self.shelf.announce(chunks)
-        shipper.start()
-        shipper.begin_to_close()
-        until(shipper.is_complete)
+        self.shelf.start(chunks)
+        self.shelf.begin_to_close()
+        until(self.shelf.is_complete)
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import StreamReader, write_cursor
 from lazyshard.stream.consumers import write_reading
-from lazyshard_producer.shipping.object_shelf import ObjectShelf
+from lazyshard_producer.shipping.shipper import Shipper
+from lazyshard_producer.shipping.spool import Spool
 from lazyshard_producer.shipping.store import look
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
@@ -107,13 +108,13 @@ class Deleting:
     """The deletion of a producer whose stream of four chunks is in a bucket."""
 
     def __init__(self, url: UrlPath, folder: Path) -> None:
-        publish(folder / "published", url, 4 * PER_CHUNK, PER_CHUNK, end=False)
+        spool = Spool(folder, str(url))
+        publish(spool.stream, url, 4 * PER_CHUNK, PER_CHUNK, end=False)
         self.url = url
         store = taken(url)
         self.store = store.objects
-        found = look(store, PER_CHUNK)
-        self.mirror = folder / "published"
-        self.shelf = ObjectShelf(store, self.mirror, found)
+        self.mirror = spool.stream
+        self.shelf = Shipper(store, spool, look(store, PER_CHUNK))
 
     def want(self, chunks: int) -> None:
         self.shelf.retire(chunks, self.shelf.announced, lambda: None)
@@ -160,8 +161,7 @@ def test_what_was_asked_for_is_done_once_the_cursor_that_was_ahead_of_the_store_
     deleting.want(2)
     deleting.shelf.go_on()
     assert deleting.left() == chunk_names(4)
-    deleting.shelf.announce(5)
-    deleting.shelf.put(4, 0)
+    deleting.shelf.announced = deleting.shelf.shipped = 5
     deleting.shelf.finish()
     assert deleting.left() == chunk_names(4) - chunk_names(2)
 

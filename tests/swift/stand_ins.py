@@ -1,10 +1,9 @@
 """Packages in the place of ms-swift and of the extensions, for `programs.python` to import."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from lazyshard_swift.ms_swift import HookPoint
 from tests.swift.programs import ROOT
 
 PTH: Final = ROOT / "integrations" / "swift" / "lazyshard_swift.pth"
@@ -26,30 +25,6 @@ def make_packages(folder: Path, modules: Iterable[str], text: str = "") -> Path:
                 write(package)
         write(folder.joinpath(*parts).with_suffix(".py"), text)
     return folder
-
-
-def sources(points: Iterable[HookPoint]) -> Iterator[tuple[str, str]]:
-    """Yields each module with a source that has all of its hook points."""
-    points = list(points)
-    for module in dict.fromkeys(point.module for point in points):
-        here = [point for point in points if point.module == module]
-        lines = [f"from elsewhere import {point.name}" for point in here if point.parameters is None]
-        lines += [f"def use_{point.name}():\n    {point.name}()" for point in here if point.parameters is None]
-        for owner in dict.fromkeys(point.owner for point in here if point.parameters is not None):
-            indent = "    " if owner else ""
-            lines += [f"class {owner}:"] if owner else []
-            for point in here:
-                if point.owner == owner and point.parameters is not None:
-                    lines.append(f"{indent}def {point.name}({', '.join(point.parameters)}):\n{indent}    pass")
-        yield module, "\n".join(lines) + "\n"
-
-
-def make_swift(folder: Path, points: Iterable[HookPoint], version: str = "4.6.0") -> Path:
-    """Writes a package `swift` that has all the hook points, without metadata, and returns its folder."""
-    for module, text in sources(points):
-        make_packages(folder, [module], text)
-    write(folder / "swift" / "version.py", f"__version__ = '{version}'\n")
-    return folder / "swift"
 
 
 def package_folder() -> Path:

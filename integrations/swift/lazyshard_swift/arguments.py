@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from types import ModuleType
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
 
 from lazyshard.errors import StreamMissing
 from lazyshard.format.cursor import check_consumer
@@ -20,17 +20,15 @@ from lazyshard.format.names import MANIFEST, parse_chunk_name
 from lazyshard.plan.deal import UNIT_NAMES
 from lazyshard.store.urls import check_place, is_url, stream_name
 from lazyshard_swift.errors import install_exits, refused
-from lazyshard_swift.ms_swift import is_megatron, is_training
+from lazyshard_swift.ms_swift import caution, is_megatron, notice
 
 OnEnd = Literal["stop", "repeat"]
 OnBadSample = Literal["substitute", "raise"]
 
-LIVE_WINDOW: Final = 2
-ENDED_WINDOW: Final = 8
-"""Chunks of a rank that are shuffled together: training starts once ranks * 2 are there; 8 are cheap to keep open."""
-
 RLHF_TYPES: Final = ("dpo", "orpo", "simpo", "cpo", "rm")
 """Those that encode in advance, read each sample once, and take their batches from the ordinary data loader."""
+
+_TRAINING: Final = {"SftArguments", "TrainArguments", "MegatronSftArguments", "MegatronTrainArguments"}
 
 _COLLECTIVE_SLACK_S: Final = 60.0
 """A rank that gives up waiting needs a moment to say so before its peers' collectives time out."""
@@ -41,81 +39,65 @@ _Given: TypeAlias = Callable[[str], Any]
 
 
 class _Ours:
-    """Our arguments, with their help."""
+    """Our arguments; the paragraphs are their help.
 
-    sharded_lazy: Annotated[
-        bool,
-        "Read --dataset as a lazyshard stream directory: every data-parallel rank reads only its own chunks, while "
-        "they are still being produced, each sample exactly once. Several are blended by --interleave_prob.",
-    ] = False
-    sharded_lazy_samples_per_chunk: Annotated[
-        int | None,
-        "Rows of every chunk file. Needed for directories that another program fills, which have no stream.json; "
-        "otherwise checked against that.",
-    ] = None
-    sharded_lazy_max_wait: Annotated[
-        float,
-        "Seconds to wait for data at the most; then every rank ends with exit code 75.",
-    ] = 600.0
-    sharded_lazy_shuffle_window: Annotated[
-        int | None,
-        f"How many chunks of a rank are shuffled together. Default: {LIVE_WINDOW} while the stream is being produced, "
-        f"{ENDED_WINDOW} once it has ended, 0 (in order) with --train_dataloader_shuffle false. A wider window mixes "
-        f"better and has to be published before it can be read.",
-    ] = None
-    sharded_lazy_shuffle_distance: Annotated[
-        int | None,
-        "Instead of --sharded_lazy_shuffle_window, how far apart two samples that are neighbours in the stream are to "
-        "be drawn on average: in steps of one sample of a data-parallel rank. The window is three times as many "
-        "samples, in whole chunks.",
-    ] = None
-    sharded_lazy_unit: Annotated[
-        str | None,
-        "What is dealt to the ranks in turn: chunk, batch (a micro batch), sample, a number of samples, or auto: "
-        "chunks if there is a full one for every rank, else batches. Default: chunk; a run that goes on from a "
-        "checkpoint keeps what it began with. Units smaller than a chunk are for streams with fewer chunks than ranks.",
-    ] = None
-    sharded_lazy_consumer: Annotated[
-        str | None,
-        "Name of this run's cursor in STREAM/cursors, which tells the producer what is safely trained. Default: from "
-        "the output directory.",
-    ] = None
-    sharded_lazy_on_bad_sample: Annotated[
-        OnBadSample | None,
-        "What to do with a row that cannot be read or encoded: train another row of its chunk and log it, or stop. "
-        "Default: substitute, with --strict true raise.",
-    ] = None
-    sharded_lazy_on_end: Annotated[
-        OnEnd,
-        "What to do where the stream ends before --train_iters or --max_steps: stop all ranks at the last whole global "
-        "batch, with a checkpoint, or go on with the next epoch.",
-    ] = "stop"
-    sharded_lazy_skip: Annotated[
-        str | None,
-        "What not to train from here on: 'samples 120:180, chunks 7:8, steps 41:61', each from the first to the one "
-        "before the last. Steps 41:61 are those between checkpoint-40 and checkpoint-60, and need a checkpoint to go "
-        "on from. Kept in the checkpoints; given again, it leaves nothing out twice.",
-    ] = None
-    sharded_lazy_encode_cache: Annotated[
-        str | None,
-        "Directory of this node, on its disk or in /dev/shm, where encoded samples of raw streams are kept: each row "
-        "is then encoded once for all model-parallel ranks and workers of the node, for later epochs and for restarts. "
-        "Not for templates that encode a row otherwise each time.",
-    ] = None
-    sharded_lazy_encode_cache_size: Annotated[
-        str | None,
-        "Bytes that --sharded_lazy_encode_cache may take, such as 20GB or 512MiB; what was used longest ago goes "
-        "first. Default: 16GiB.",
-    ] = None
-    sharded_lazy_take_over: Annotated[
-        bool,
-        "Take over the cursor in STREAM/cursors although another run of the same name still holds it; that one writes "
-        "it no more. Without it the second run is refused.",
-    ] = False
+    sharded_lazy: Read --dataset as a lazyshard stream directory: every data-parallel rank reads only its own chunks,
+    while they are still being produced, each sample exactly once. Several are blended by --interleave_prob.
 
+    sharded_lazy_samples_per_chunk: Rows of every chunk file. Needed for directories that another program fills, which
+    have no stream.json; otherwise checked against that.
 
-_FIELDS: Final = {name: get_args(kind) for name, kind in get_type_hints(_Ours, include_extras=True).items()}
-"""Type and help by name."""
+    sharded_lazy_max_wait: Seconds to wait for data at the most; then every rank ends with exit code 75.
+
+    sharded_lazy_shuffle_window: How many chunks of a rank are shuffled together. Default: 2 while the stream is being
+    produced, 8 once it has ended, 0 (in order) with --train_dataloader_shuffle false. A wider window mixes better and
+    has to be published before it can be read.
+
+    sharded_lazy_shuffle_distance: Instead of --sharded_lazy_shuffle_window, how far apart two samples that are
+    neighbours in the stream are to be drawn on average: in steps of one sample of a data-parallel rank. The window is
+    three times as many samples, in whole chunks.
+
+    sharded_lazy_unit: What is dealt to the ranks in turn: chunk, batch (a micro batch), sample, a number of samples, or
+    auto: chunks if there is a full one for every rank, else batches. Default: chunk; a run that goes on from a
+    checkpoint keeps what it began with. Units smaller than a chunk are for streams with fewer chunks than ranks.
+
+    sharded_lazy_consumer: Name of this run's cursor in STREAM/cursors, which tells the producer what is safely trained.
+    Default: from the output directory.
+
+    sharded_lazy_on_bad_sample: What to do with a row that cannot be read or encoded: train another row of its chunk and
+    log it, or stop. Default: substitute, with --strict true raise.
+
+    sharded_lazy_on_end: What to do where the stream ends before --train_iters or --max_steps: stop all ranks at the
+    last whole global batch, with a checkpoint, or go on with the next epoch.
+
+    sharded_lazy_skip: What not to train from here on: 'samples 120:180, chunks 7:8, steps 41:61', each from the first
+    to the one before the last. Steps 41:61 are those between checkpoint-40 and checkpoint-60, and need a checkpoint to
+    go on from. Kept in the checkpoints; given again, it leaves nothing out twice.
+
+    sharded_lazy_encode_cache: Directory of this node, on its disk or in /dev/shm, where encoded samples of raw streams
+    are kept: each row is then encoded once for all model-parallel ranks and workers of the node, for later epochs and
+    for restarts. Not for templates that encode a row otherwise each time.
+
+    sharded_lazy_encode_cache_size: Bytes that --sharded_lazy_encode_cache may take, such as 20GB or 512MiB; what was
+    used longest ago goes first. Default: 16GiB.
+
+    sharded_lazy_take_over: Take over the cursor in STREAM/cursors although another run of the same name still holds it;
+    that one writes it no more. Without it the second run is refused.
+    """
+
+    sharded_lazy: bool = False
+    sharded_lazy_samples_per_chunk: int | None = None
+    sharded_lazy_max_wait: float = 600.0
+    sharded_lazy_shuffle_window: int | None = None
+    sharded_lazy_shuffle_distance: int | None = None
+    sharded_lazy_unit: str | None = None
+    sharded_lazy_consumer: str | None = None
+    sharded_lazy_on_bad_sample: OnBadSample | None = None
+    sharded_lazy_on_end: OnEnd = "stop"
+    sharded_lazy_skip: str | None = None
+    sharded_lazy_encode_cache: str | None = None
+    sharded_lazy_encode_cache_size: str | None = None
+    sharded_lazy_take_over: bool = False
 
 
 def extend(module: ModuleType) -> None:
@@ -133,12 +115,16 @@ def extend(module: ModuleType) -> None:
         check(self)
         original.__post_init__(self)
 
+    kinds = get_type_hints(_Ours)
+    # Without docstrings (python -OO) there is no help.
+    paragraphs = (" ".join(text.split()).partition(": ") for text in (_Ours.__doc__ or "").split("\n\n"))
+    texts = {name: text for name, _, text in paragraphs}
     namespace: dict[str, Any] = {
         # Pickles and messages name the class as if it were ms-swift's.
         **{name: getattr(original, name) for name in ("__doc__", "__module__", "__qualname__")},
-        "__annotations__": {name: kind for name, (kind, _) in _FIELDS.items()},
+        "__annotations__": kinds,
         "__post_init__": __post_init__,
-        **{name: field(default=getattr(_Ours, name), metadata={"help": text}) for name, (_, text) in _FIELDS.items()},
+        **{name: field(default=getattr(_Ours, name), metadata={"help": texts.get(name, "")}) for name in kinds},
     }
     module.DataArguments = dataclass(type(original.__name__, (original,), namespace))  # type: ignore[attr-defined]
 
@@ -149,16 +135,9 @@ def check(args: Any) -> None:
     if not args.sharded_lazy:
         for name in names:
             if os.path.exists(os.path.join(name, MANIFEST)):
-                # Only now: what a run without the flag does not need is not loaded.
-                from lazyshard_swift.parallel import caution
-
-                caution(
-                    f"--dataset {name} is a lazyshard stream, and --sharded_lazy true is missing: give it to read it"
-                )
+                caution(f"--dataset {name} is a lazyshard stream, and --sharded_lazy true is missing: give it")
         return
-    if not is_training(args):
-        from lazyshard_swift.parallel import notice
-
+    if not any(kind.__name__ in _TRAINING for kind in type(args).__mro__):
         notice("--sharded_lazy is for commands that train; it is put aside here")
         args.sharded_lazy = False
         return
@@ -188,19 +167,14 @@ def _of_dataset(given: _Given) -> _Problems:
     if not any(names):
         yield "dataset", "names no stream: --sharded_lazy true takes stream directories"
     if len(set(map(stream_name, names))) != len(names):
-        again = "one stream is given twice; give it once, with the sum of its weights in --interleave_prob"
-        yield "dataset", f"{' '.join(names)}: {again}"
+        yield "dataset", f"{' '.join(names)}: one stream is given twice; give it once, with the sum of its weights"
     for name in names:
-        if not name:
-            yield "dataset", "has an empty name in it: give the paths of stream directories"
-        if "\0" in name:
-            yield "dataset", "has a NUL character in it: give the path of a stream directory"
+        if not name or "\0" in name:
+            yield "dataset", "has an empty name or a NUL character in it: give the paths of stream directories"
         if "#" in os.path.basename(name) and (is_url(name) or not os.path.isdir(name)):
-            instead = "give the stream directory alone, and --train_iters or --max_steps for how much of it to train"
-            yield "dataset", f"{name}: '#' takes a part of an ordinary data set; {instead}"
+            yield "dataset", f"{name}: '#' is for ordinary data sets; give --train_iters or --max_steps for a part"
         if os.path.isfile(name):
-            command = f"lazyshard-producer run --source {name} --out STREAM --samples-per-chunk 1000"
-            yield "dataset", f"{name} is a file: make a stream of it with `{command}`, or leave out --sharded_lazy"
+            yield "dataset", f"{name} is a file: make a stream of it, with `lazyshard-producer run --source {name} ...`"
         try:
             check_place(name)
         except StreamMissing as missing:
@@ -212,33 +186,26 @@ def _of_data(given: _Given) -> _Problems:
     validation = given("val_dataset") or []
     for name in map(os.path.expanduser, [validation] if isinstance(validation, str) else validation):
         if os.path.isdir(name) and any(one == MANIFEST or parse_chunk_name(one) for one in os.listdir(name)):
-            files = f"--val_dataset {name}/chunk_*.jsonl if it has ended and is not encoded, or what it was made of"
-            yield "val_dataset", f"{name} is a stream, and ms-swift reads validation data from files: give {files}"
+            yield "val_dataset", f"{name} is a stream: give {name}/chunk_*.jsonl if it is raw, or what it was made of"
     kind, ratio = given("rlhf_type"), given("split_dataset_ratio") or 0
     streams, weights = len(given("dataset") or []), len(given("interleave_prob") or [])
     if given("streaming"):
-        yield (
-            "streaming",
-            "true has rank 0 read and scatter everything, --sharded_lazy true has every rank read its own chunks: "
-            "leave out --streaming",
-        )
+        own = "--sharded_lazy true has every rank read its own chunks: leave out --streaming"
+        yield "streaming", f"true has rank 0 read and scatter everything, {own}"
     if given("cached_dataset") or given("cached_val_dataset"):
         yield "cached_dataset", "is encoded in advance, --sharded_lazy true reads a stream: leave it out"
     if given("packing") and kind is not None:
         yield "packing", f"true with --rlhf_type {kind}: packs of a stream are for sft and pt; leave it out"
     if given("truncation_strategy") == "split":
-        ways_out = "split long rows where they are produced, or choose delete, left or right"
-        yield "truncation_strategy", f"split makes several samples of one row, and a row is one: {ways_out}"
+        yield "truncation_strategy", "split makes several samples of a row: split rows where they are produced"
     if ratio > 0:
-        why = "takes validation samples out of the training data, whose end a stream does not know"
-        yield "split_dataset_ratio", f"{ratio} {why}: give some of their own with --val_dataset FILE"
+        yield "split_dataset_ratio", f"{ratio} needs the end of the training data: give --val_dataset FILE instead"
     if weights and weights != streams:
         yield "interleave_prob", f"has {weights} weights for {streams} streams of --dataset: give one for each"
     if streams > 1 and given("sharded_lazy_skip"):
         yield "sharded_lazy_skip", "names samples of one stream, --dataset has several: leave it out"
     if kind is not None and kind not in RLHF_TYPES:
-        works = f"--sharded_lazy true works with {', '.join(RLHF_TYPES)}, sft and pt"
-        yield "rlhf_type", f"{kind} does not take encoded samples from the data loader in their order; {works}"
+        yield "rlhf_type", f"{kind} does not take encoded samples in their order, as {', '.join(RLHF_TYPES)} do"
 
 
 def _of_trainer(given: _Given) -> _Problems:
@@ -250,33 +217,28 @@ def _of_trainer(given: _Given) -> _Problems:
     if given("auto_find_batch_size"):
         yield "auto_find_batch_size", "true changes in mid-run which sample comes next: leave it out"
     if given("ignore_data_skip") and given("resume_from_checkpoint") and not given("resume_only_model"):
-        anew = "start anew from the weights with --resume_only_model true --ignore_data_skip true"
-        yield "ignore_data_skip", f"true would train again what the checkpoint has seen: leave it out, or {anew}"
+        yield (
+            "ignore_data_skip",
+            "true would train again what was trained: leave it out, or add --resume_only_model",
+        )
 
 
 def _of_order(given: _Given) -> _Problems:
-    window, distance = given("sharded_lazy_shuffle_window"), given("sharded_lazy_shuffle_distance")
-    shuffles = given("train_dataloader_shuffle") is not False
-    not_both = "shuffles, --train_dataloader_shuffle false does not: leave out one of them"
-    if window is not None and window < 0:
-        yield "sharded_lazy_shuffle_window", f"is a number of chunks, 0 for none, got {window}"
-    if window and not shuffles:
-        yield "sharded_lazy_shuffle_window", f"{window} {not_both}"
-    if distance is None:
-        return
-    name = "sharded_lazy_shuffle_distance"
-    if distance < 1:
-        yield name, f"is a number of samples from 1, got {distance}; --sharded_lazy_shuffle_window 0 does not shuffle"
-    if window is not None:
-        yield name, f"{distance} chooses the window, and --sharded_lazy_shuffle_window {window} is one: leave out one"
-    if not shuffles:
-        yield name, f"{distance} {not_both}"
-    if len(given("dataset")) > 1:
-        yield name, f"{distance} is for one stream: give --sharded_lazy_shuffle_window, which is in chunks of each"
+    window, distance = "sharded_lazy_shuffle_window", "sharded_lazy_shuffle_distance"
+    for name, least, what in ((window, 0, "chunks, 0 for none"), (distance, 1, "samples from 1")):
+        value = given(name)
+        if value is not None and value < least:
+            yield name, f"is a number of {what}, got {value}"
+        if value and given("train_dataloader_shuffle") is False:
+            yield name, f"{value} shuffles, --train_dataloader_shuffle false does not: leave out one of them"
+    if given(distance) is not None and given(window) is not None:
+        yield distance, f"chooses the window, and --{window} {given(window)} is one: leave out one of them"
+    if given(distance) is not None and len(given("dataset")) > 1:
+        yield distance, f"is for one stream: give --{window}, which is in chunks of each"
 
 
 def _of_grouping(given: _Given) -> _Problems:
-    name = "group_by_length"
+    name, leave_one = "group_by_length", "leave out one of them"
     if not given(name):
         return
     if len(given("dataset")) > 1:
@@ -287,12 +249,10 @@ def _of_grouping(given: _Given) -> _Problems:
     if given("micro_batch_size") is not None and given("padding_free"):
         yield name, "true: with --padding_free true nothing is padded: leave it out, or give --padding_free false"
     if given("train_dataloader_shuffle") is False:
-        yield name, "true: it shuffles, --train_dataloader_shuffle false does not: leave out one of them"
+        yield name, f"true: it shuffles, --train_dataloader_shuffle false does not: {leave_one}"
     for other in ("shuffle_window", "shuffle_distance", "unit", "skip"):
-        value = given(f"sharded_lazy_{other}")
-        if value is not None:
-            why = f"the order is that of ms-swift's sampler, and --sharded_lazy_{other} {value} is for lazyshard's"
-            yield name, f"true: {why}: leave out one of them"
+        if given(f"sharded_lazy_{other}") is not None:
+            yield name, f"true: its order is that of ms-swift's sampler, not --sharded_lazy_{other}'s: {leave_one}"
 
 
 def _of_values(given: _Given) -> _Problems:
@@ -305,8 +265,7 @@ def _of_values(given: _Given) -> _Problems:
     if not wait > 0:
         yield "sharded_lazy_max_wait", f"is a number of seconds above 0, got {wait}"
     if timeout is not None and wait + _COLLECTIVE_SLACK_S > timeout:
-        why = f"{wait:g} must end at least {_COLLECTIVE_SLACK_S:g} s before --ddp_timeout {timeout}"
-        yield "sharded_lazy_max_wait", f"{why}, or a collective times out first and hides the reason: wait less"
+        yield "sharded_lazy_max_wait", f"{wait:g} must end {_COLLECTIVE_SLACK_S:g} s before --ddp_timeout {timeout}"
     samples = given("sharded_lazy_samples_per_chunk")
     if samples is not None and samples < 1:
         yield "sharded_lazy_samples_per_chunk", f"is a number from 1, got {samples}"
@@ -329,6 +288,45 @@ def _check_size(text: str) -> None:
         raise ValueError(f"expected at least {LEAST_CACHE_BYTES} bytes: less keeps no sample")
 
 
+class Progress(NamedTuple):
+    """By what a run is measured: how many steps or epochs were asked for; None for the other."""
+
+    steps: int | None
+    epochs: float | None
+
+
+def progress_of(args: Any, live: bool) -> Progress:
+    """Returns whether steps or epochs decide how long the run is, as ms-swift would, but by steps on a live stream."""
+    megatron, epochs = is_megatron(args), args.num_train_epochs
+    option = "train_iters" if megatron else "max_steps"
+    steps = getattr(args, option)
+    if not steps or steps < 0:
+        steps = None
+    if live:
+        if steps is None:
+            why = "the stream is still being produced, so an epoch has no length yet"
+            raise refused(option, f"{why}: say with --{option} N how many steps to train at the most")
+        for name in ("save_strategy", "eval_strategy"):
+            if str(getattr(args, name, "")).rsplit(".", 1)[-1].lower() == "epoch":
+                raise refused(name, f"--{name} epoch: the stream is still being produced: use --{name} steps")
+        return Progress(steps, None)
+    if megatron and epochs is None and steps is None:
+        raise refused(option, "say how long to train, with --num_train_epochs N or --train_iters N")
+    # ms-swift: Megatron's epochs count before its iterations, in the Hugging Face trainer steps count before epochs.
+    by_epochs = epochs is not None if megatron else steps is None
+    return Progress(None, epochs) if by_epochs else Progress(steps, None)
+
+
+def batch_sizes(args: Any, dp_size: int) -> tuple[int, int]:
+    """Returns the samples of one rank in a micro batch, and those of all ranks in a step."""
+    if is_megatron(args):
+        return args.micro_batch_size, args.global_batch_size
+    # ms-swift chooses the accumulation where none is given, and leaves it in the trainer's own arguments alone.
+    trainer = args.training_args
+    batch_size = trainer.per_device_train_batch_size * max(1, trainer.n_gpu)
+    return batch_size, batch_size * trainer.gradient_accumulation_steps * dp_size
+
+
 class Skip(NamedTuple):
     """A half-open range of samples, chunks or steps, by number."""
 
@@ -341,9 +339,6 @@ class Skip(NamedTuple):
         return f"{self.kind} {self.start}:{self.stop}"
 
 
-_ITEM: Final = re.compile(r"(samples|chunks|steps)\s+(\d{1,18}):(\d{1,18})")
-
-
 def parse_skips(text: str) -> tuple[Skip, ...]:
     """Reads ``--sharded_lazy_skip``.
 
@@ -351,13 +346,10 @@ def parse_skips(text: str) -> tuple[Skip, ...]:
     ['samples 120:180', 'steps 41:61']
     """
     found = []
-    for item in text.split(","):
-        match = _ITEM.fullmatch(item.strip())
+    for item in map(str.strip, text.split(",")):
+        match = re.fullmatch(r"(samples|chunks|steps)\s+(\d{1,18}):(\d{1,18})", item)
         if match is None or int(match[2]) >= int(match[3]):
-            raise ValueError(
-                f'expected ranges such as "samples 120:180, chunks 7:8, steps 41:61", each FIRST:STOP with FIRST < '
-                f"STOP, got {item.strip()!r}"
-            )
+            raise ValueError(f'expected FIRST:STOP, such as "samples 120:180, chunks 7:8, steps 41:61", got {item!r}')
         found.append(Skip(match[1], int(match[2]), int(match[3])))
     return tuple(dict.fromkeys(found))
 

@@ -33,14 +33,14 @@ from lazyshard.store.files import read_given_file
 from lazyshard.stream import CursorOwner
 from lazyshard_swift import parallel
 from lazyshard_swift.errors import PositionInvalid, not_resumed
-from lazyshard_swift.parallel import caution, stream_id_of
+from lazyshard_swift.ms_swift import caution, is_megatron
 
 if TYPE_CHECKING:
     from lazyshard_swift.run_plan import RunPlan
 
 NAME: Final = "lazyshard.json"
 
-TRACKER: Final = "latest_checkpointed_iteration.txt"
+_TRACKER: Final = "latest_checkpointed_iteration.txt"
 _TRAINER: Final = "trainer_state.json"
 """The last file of a checkpoint of Megatron, but with --async_save, and of the Hugging Face trainer."""
 
@@ -50,15 +50,23 @@ _METADATA: Final = ("metadata.json", ".metadata")
 _VERSIONED: Final = re.compile(r"v\d+-\d{8}-\d{6}")
 """The last folder that ms-swift adds to an output directory with ``--add_version true``."""
 
+FOREIGN: Final = "first-row-"
+"""Begins the identity of a stream that has no id: a digest of its first row follows."""
+
 GROUPED: Final = "grouped"
 _FORMAT: Final = 2
 
 _held: dict[tuple[str, str], CursorOwner] = {}
 
 
+def stream_id_of(stream: str) -> str | None:
+    """Returns the id in the manifest of the stream of this identity, None where it has none."""
+    return None if stream.startswith(FOREIGN) else stream
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stands; the stream as in `parallel.Facts`.
+    """Where a run stands; the stream as in `run_plan.Facts`.
 
     Attributes:
         consumed: samples trained so far, over all ranks and epochs.
@@ -110,11 +118,10 @@ def parse(data: bytes, file: str) -> Position:
     try:
         return _parse(data, file)
     except (LazyShardError, ValueError) as cause:
-        raise PositionInvalid(
-            f"{file}: {str(cause).removeprefix(f'{file}: ')}. This checkpoint cannot be gone on from exactly; take an "
-            f"older one, or start on the data anew from its weights alone",
-            file=file,
-        ) from cause
+        why = str(cause).removeprefix(f"{file}: ")
+        anew = "take an older one, or start on the data anew from its weights alone"
+        text = f"{file}: {why}. This checkpoint cannot be gone on from exactly; {anew}"
+        raise PositionInvalid(text, file=file) from cause
 
 
 def _parse(data: bytes, file: str) -> Position:
@@ -130,9 +137,8 @@ def _parse(data: bytes, file: str) -> Position:
     skipped, state = found.values.get("skipped"), found.values.get("state")
     if not isinstance(skipped, list) or not all(isinstance(item, str) for item in skipped):
         raise found.refuse("skipped", "a list of strings", repr(skipped))
-    position = replace(position, skipped=tuple(skipped))
-    if position.layout == GROUPED:
-        position = replace(position, grouping=found.text("grouping"))
+    grouping = found.text("grouping") if position.layout == GROUPED else None
+    position = replace(position, skipped=tuple(skipped), grouping=grouping)
     if not strided:
         return position
     if not isinstance(state, dict) or state.get("kind") != BLEND:
@@ -197,8 +203,7 @@ class Checkpoints:
             except CursorTaken as error:
                 ways_out = "gives it another name, --sharded_lazy_take_over true takes the cursor over"
                 taken = f"{error} (--sharded_lazy_consumer NAME {ways_out})"
-        taken = parallel.agree(taken)
-        if taken is not None:
+        if (taken := parallel.agree(taken)) is not None:
             raise CursorTaken(taken, directory=plan.streams.where, consumer=plan.consumer)
 
     def is_due(self, step: int) -> bool:
@@ -206,16 +211,20 @@ class Checkpoints:
         begun = 0 if self._plan.saved is None else self._plan.saved.step
         return step not in (begun, self.last_step)
 
-    def begin(self, folder: str, consumed: int, step: int) -> None:
+    def folder(self, step: int) -> Path:
+        """Returns the folder in which both trainers save a step."""
+        return self._output_dir / f"checkpoint-{step}"
+
+    def begin(self, consumed: int, step: int) -> None:
         """Writes the position into the folder of a checkpoint to be saved; what is there counts as torn from now on."""
         self.last_step = step
         if parallel.is_first():
-            position, place = self._plan.position(consumed, step), Path(folder)
-            for last in (TRACKER, _TRAINER, *(f"iter_*/{name}" for name in _METADATA)):
-                for file in place.glob(last):
+            position, folder = self._plan.position(consumed, step), self.folder(step)
+            for last in (_TRACKER, _TRAINER, *(f"iter_*/{name}" for name in _METADATA)):
+                for file in folder.glob(last):
                     file.unlink()
             save_position(position, folder)
-            self.pending.append((place, position))
+            self.pending.append((folder, position))
 
     def commit(self, unfinished: int = 0) -> None:
         """Moves the cursor to the newest checkpoint that is whole: the last ones may still be `unfinished`."""
@@ -231,36 +240,20 @@ class Checkpoints:
                 self._fenced = True
                 caution(str(error))
 
-    @contextlib.contextmanager
-    def saving(self, consumed: int, step: int, *, at_once: bool = True) -> Iterator[None]:
-        """Within it ms-swift saves a checkpoint; `at_once` says whether it is on disk then. A collective."""
-        self.begin(self.folder(step), consumed, step)
-        yield
-        if at_once:
-            # Every rank has written its part.
-            parallel.barrier()
-            self.commit()
-
-    def folder(self, step: int) -> str:
-        """Returns the folder in which both trainers save a step."""
-        return str(self._output_dir / f"checkpoint-{step}")
-
     def _write(self, position: Position, folder: Path | None = None) -> None:
+        # Wherever the one lies that this start goes on from: if this run is lost before its first checkpoint, that one
+        # is resumed from again.
+        begun = None if self._plan.checkpoint is None else load_if_there(self._plan.checkpoint)
         try:
             if folder is not None:
                 _make_durable(folder)
-            for directory, cursor in self._plan.cursors(position, self._standing(position)):
+            known = [begun, *(other for _, other in _saved_in(self._output_dir))]
+            others = [other for other in known if other is not None and other.stream == position.stream]
+            for directory, cursor in self._plan.cursors(position, others):
                 put_cursor(directory, cursor, take_over=self._plan.take_over)
         except OSError as error:
             before = "keeps chunks that are done with, or if there is none does not know of this run"
             caution(f"the cursor could not be written ({error}); the producer goes by the one before: it {before}")
-
-    def _standing(self, newest: Position) -> list[Position]:
-        """Returns the positions of other checkpoints of this run, from which it may be gone on with."""
-        # Wherever it lies: if this run is lost before its first checkpoint, that one is resumed from again.
-        begun = None if self._plan.checkpoint is None else load_if_there(self._plan.checkpoint)
-        known = [begun, *(position for _, position in _saved_in(self._output_dir))]
-        return [other for other in known if other is not None and other.stream == newest.stream]
 
 
 def _make_durable(folder: Path) -> None:
@@ -301,22 +294,40 @@ def save_position(position: Position, checkpoint: str | os.PathLike[str]) -> Non
     temporary = folder / f".{NAME}.{secrets.token_hex(8)}"
     try:
         publish_bytes(position.to_bytes(), folder / NAME, temporary)
-    except BaseException:
+    finally:
         with contextlib.suppress(OSError):
             remove(temporary)
-        raise
 
 
 def is_whole(checkpoint: str | os.PathLike[str]) -> bool:
     """Returns whether the trainer has finished saving a checkpoint: what it writes last is there."""
     folder = Path(checkpoint)
-    if not (folder / TRACKER).exists():
+    if not (folder / _TRACKER).exists():
         return (folder / _TRAINER).exists()
     parts = {file.parent for file in folder.glob("iter_*/*.distcp")}
     return all(any((part / name).exists() for name in _METADATA) for part in parts)
 
 
-def check_whole(checkpoint: str, option: str) -> None:
+def resume_checkpoint(args: Any) -> str | None:
+    """Returns the folder that holds the checkpoint which ms-swift will go on from, None if it starts anew."""
+    if not is_megatron(args):
+        weights_only = getattr(args, "resume_only_model", False) and getattr(args, "ignore_data_skip", False)
+        if weights_only or not args.resume_from_checkpoint:
+            return None
+        _check_whole(args.resume_from_checkpoint, "resume_from_checkpoint")
+        return str(args.resume_from_checkpoint)
+    # In the order in which a later one overrides what ms-swift has loaded from an earlier one.
+    for option in ("mcore_adapter", "mcore_model", "adapters", "model") if not args.finetune else ():
+        given = getattr(args, option)
+        folder = given[0] if option == "adapters" and given else given
+        if folder:
+            _check_whole(str(folder), option)
+            if os.path.exists(os.path.join(folder, _TRACKER)):
+                return str(folder)
+    return None
+
+
+def _check_whole(checkpoint: str, option: str) -> None:
     """Refuses a checkpoint, given by an option, whose save was interrupted: a trainer may take it for a new start."""
     torn = load_position(checkpoint)
     if torn is None or is_whole(checkpoint):
@@ -326,10 +337,10 @@ def check_whole(checkpoint: str, option: str) -> None:
         for folder, position in _saved_in(Path(checkpoint).resolve().parent)
         if is_whole(folder) and position.consumer == torn.consumer
     ]
-    newest, way_out = None, f"No other one of this run is whole: start anew, without --{option}"
-    if saved:
-        newest = max(saved)[1]
-        way_out = f"The newest whole one of this run is {newest}: give --{option} {newest}"
+    newest = max(saved)[1] if saved else None
+    way_out = f"The newest whole one of this run is {newest}: give --{option} {newest}"
+    if newest is None:
+        way_out = f"No other one of this run is whole: start anew, without --{option}"
     why = f"its save was interrupted, so it is no checkpoint to go on from: {NAME} is there, what the trainer writes"
     raise not_resumed(checkpoint, f"{why} last is not. {way_out}", newest)
 
@@ -360,9 +371,3 @@ def put_cursor(directory: str, cursor: Cursor, *, take_over: bool = False) -> No
     if key not in _held:
         _held[key] = CursorOwner(*key, take_over=take_over)
     _held[key].put(cursor)
-
-
-def let_go_of_cursors() -> None:
-    """Lets other runs in."""
-    while _held:
-        _held.popitem()[1].close()

@@ -22,20 +22,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import orjson
-import torch
 import xxhash
 
+from lazyshard.data import tensors
 from lazyshard.data.encode_cache import cache_place
 from lazyshard.data.rank import Stats
 from lazyshard.data.settings import EncodeCache
-from lazyshard.data.tensors import MARKS, NUMPY, TENSOR, TUPLE, array_of_list, array_of_tensor
-from lazyshard.data.tensors import unpack as unpack_value
 from lazyshard.format.records import Encoding
 from lazyshard_swift import ms_swift
 from lazyshard_swift.errors import refused
-from lazyshard_swift.parallel import notice
+from lazyshard_swift.ms_swift import notice
 
 _COUNTS: Final = ("length", "lengths")
 """Keys that end so hold a number or two, which are shorter as they are."""
@@ -69,43 +66,18 @@ _CACHE: Final = "sharded_lazy_encode_cache"
 
 def pack(encoded: dict[str, Any]) -> dict[str, Any]:
     """Returns an encoded sample as a row that can be published."""
-    return {
-        name: value if name.endswith(_COUNTS) else _pack(value, name) for name, value in _checked(encoded, "").items()
-    }
+    row: dict[str, Any] = {}
+    for name, value in encoded.items():
+        try:
+            row |= {name: value} if name.endswith(_COUNTS) else tensors.pack({name: value})
+        except TypeError as cause:
+            raise TypeError(f"the template returned {cause} at {name!r:.80}, which no row can hold") from cause
+    return row
 
 
 def unpack(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the encoded sample of a row, as the template has returned it; tensors share the memory of the row."""
-    return {name: unpack_value(value) for name, value in row.items()}
-
-
-def _pack(value: Any, where: str) -> Any:
-    kind = type(value)
-    if value is None or kind in (str, bool, int, float):
-        return value
-    if kind is list:
-        array = array_of_list(value)
-        return [_pack(one, where) for one in value] if array is None else array
-    if kind is tuple:
-        return {TUPLE: [_pack(one, where) for one in value]}
-    if isinstance(value, dict):
-        return {name: _pack(one, f"{where}.{name}") for name, one in _checked(value, where).items()}
-    if isinstance(value, torch.Tensor):
-        return {TENSOR: array_of_tensor(value)}
-    if isinstance(value, np.ndarray):
-        return {NUMPY: value}
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"the template returned a {kind.__module__}.{kind.__name__} at {where}, which no row can hold")
-
-
-def _checked(values: dict[Any, Any], where: str) -> dict[str, Any]:
-    for name in values:
-        if type(name) is not str or name in MARKS:
-            raise TypeError(
-                f"the template returned the key {name!r:.80} at {where or 'the top'}, which no row can have"
-            )
-    return values
+    return {name: tensors.unpack(value) for name, value in row.items()}
 
 
 def fingerprint(template: Any) -> dict[str, Any]:
@@ -185,22 +157,20 @@ def packing_length(args: Any) -> int | None:
 
 def encode_cache(args: Any, template: Any) -> EncodeCache:
     """Returns the cache of a data set of raw rows; one without a directory where none is asked for."""
-    directory = args.sharded_lazy_encode_cache
+    directory, why = args.sharded_lazy_encode_cache, ""
     if directory is None:
         return EncodeCache()
     if ms_swift.release(ms_swift.version()) is None:
         why = "what is kept is found again by the version of ms-swift, which this one does not tell"
-        raise refused(_CACHE, f"--{_CACHE}: {why}")
     if getattr(template, "use_model", False):
-        why = (
-            f"the template {template.template_meta.template_type} encodes with the model itself, which training changes"
-        )
-        raise refused(_CACHE, f"--{_CACHE}: {why}: leave it out")
-    for stream in args.dataset:
-        try:
+        why = "the template encodes with the model itself, which training changes: leave it out"
+    try:
+        for stream in args.dataset:
             cache_place(directory, stream)
-        except ValueError as cause:
-            raise refused(_CACHE, f"--{_CACHE}: {cause}") from cause
+    except ValueError as cause:
+        why = str(cause)
+    if why:
+        raise refused(_CACHE, f"--{_CACHE}: {why}")
     return EncodeCache(directory, args.sharded_lazy_encode_cache_size, cache_facts(args, template))
 
 

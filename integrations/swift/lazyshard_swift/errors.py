@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
@@ -39,7 +39,6 @@ sees the first one end, so each stays this long for the others to come to their 
 _FINISH_S: Final = 10.0
 """How long the interpreter may take to wind up (other libraries' exit handlers, communicators) before it is cut off."""
 _PR_SET_PDEATHSIG: Final = 1
-_installed = False
 
 
 class SettingsRefused(LazyShardError, ValueError):
@@ -94,12 +93,9 @@ def each_of(ranks: int) -> str:
     return "the only data-parallel rank" if ranks == 1 else f"each of {ranks} data-parallel ranks"
 
 
+@functools.cache
 def install_exits() -> None:
     """Sees to the end of this process, once."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -110,16 +106,16 @@ def install_exits() -> None:
             _leave(code)
 
     sys.excepthook = hook
-    _die_with_launcher()
+    # The kernel ends this rank if `torchrun` is killed; without that it would train on alone, or hang.
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            libc: Any = ctypes.CDLL(None, use_errno=True)
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def end_within(seconds: float, error: BaseException) -> threading.Timer:
     """Has this process end as by an error of ours, unless the timer that is returned is cancelled in time."""
-    return _after(seconds, lambda: _cut_off(_say(error) or TIMED_OUT))
-
-
-def _after(seconds: float, call: Callable[[], None]) -> threading.Timer:
-    timer = threading.Timer(seconds, call)
+    timer = threading.Timer(seconds, lambda: _cut_off(_say(error) or TIMED_OUT))
     timer.daemon = True
     timer.start()
     return timer
@@ -152,21 +148,18 @@ def _say(error: BaseException) -> int | None:
     if code is None:
         return None
     ours, rank = _ours(error), os.environ.get("RANK")
+    told = "interrupted"
+    if ours is not None:
+        text, name = str(ours).strip(), f"\n{type(ours).__module__}.{type(ours).__qualname__}: "
+        if text.startswith("Caught ") and name in text:
+            # One that a DataLoader worker raised is a traceback, of which this is the end.
+            text = text.partition(name)[2]
+        # The library speaks of its own argument.
+        told = "error: " + text.replace("wait longer with max_wait", "wait longer with --sharded_lazy_max_wait")
     who = "lazyshard" if rank is None else f"lazyshard: rank {rank}"
-    text = "interrupted" if ours is None else f"error: {_message(ours)}"
     # torch.distributed puts a buffer in the place of sys.stderr while it calls us, and loses it when we exit.
-    print(f"\n{who}: {text} (exit code {code})", file=sys.__stderr__, flush=True)
+    print(f"\n{who}: {told} (exit code {code})", file=sys.__stderr__, flush=True)
     return code
-
-
-def _message(error: LazyShardError) -> str:
-    """Returns what an error says; of one that a DataLoader worker raised, which is a traceback, the end."""
-    text = str(error).strip()
-    name = f"\n{type(error).__module__}.{type(error).__qualname__}: "
-    if text.startswith("Caught ") and name in text:
-        text = text.partition(name)[2]
-    # The library speaks of its own argument.
-    return text.replace("wait longer with max_wait", "wait longer with --sharded_lazy_max_wait")
 
 
 def _leave(code: int) -> None:
@@ -177,7 +170,9 @@ def _leave(code: int) -> None:
     _kill_children()
     if code == TIMED_OUT and int(os.environ.get("WORLD_SIZE") or 1) > 1:
         time.sleep(_LINGER_S)
-    _after(_FINISH_S, lambda: _cut_off(code))
+    timer = threading.Timer(_FINISH_S, _cut_off, (code,))
+    timer.daemon = True
+    timer.start()
     raise SystemExit(code)
 
 
@@ -196,11 +191,3 @@ def _cut_off(code: int) -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
-
-
-def _die_with_launcher() -> None:
-    """Has the kernel end this rank if `torchrun` is killed; without that it would train on alone, or hang."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            libc: Any = ctypes.CDLL(None, use_errno=True)
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -4,8 +4,8 @@ Each start of the interpreter runs the `.pth` file. It imports the package, whic
 `sys.meta_path`, that calls `install` here once something named swift is looked for. To import this module at each start
 would take twice as long (`scripts/bench startup`). All that is imported here is loaded at every start anyway.
 
-The `Finder` wraps the loader that the other finders give, so that once the module's own code has run, the module goes
-through the extension's `extend(module)`. Not extended: a module that was imported before `install`, and `__main__`.
+The `Finder` takes the loader that the other finders give, and has the module go through the extension's
+`extend(module)` once its own code has run. Not extended: a module that was imported before `install`, and `__main__`.
 """
 
 import sys
@@ -24,43 +24,13 @@ MARK = "lazyshard_swift"
 """The attribute, True, by which the finder and its stand-in are known."""
 
 EXTENSIONS: "dict[str, str]" = {
-    "swift.cli.main": "lazyshard_swift.launcher",
-    "swift.cli.utils": "lazyshard_swift.launcher",
+    "swift.cli.main": "lazyshard_swift.commands",
+    "swift.cli.utils": "lazyshard_swift.commands",
     "swift.arguments.base_args.data_args": "lazyshard_swift.arguments",
-    "swift.pipelines.train.sft": "lazyshard_swift.pipeline",
-    "swift.megatron.trainers.base": "lazyshard_swift.megatron",
-    "swift.trainers.mixin": "lazyshard_swift.huggingface",
+    "swift.pipelines.train.sft": "lazyshard_swift.commands",
+    "swift.megatron.trainers.base": "lazyshard_swift.trainers",
+    "swift.trainers.mixin": "lazyshard_swift.trainers",
 }
-
-
-class Loader:
-    """A module's own loader, with the extension after it; everything but `exec_module` is the own loader's."""
-
-    __slots__ = ("extension", "own")
-
-    def __init__(self, own: "Any", extension: str) -> None:
-        self.own = own
-        self.extension = extension
-
-    def __getattr__(self, name: str) -> "Any":
-        # Not self.own: a copy has none for a moment, and would ask here again, for ever.
-        return getattr(object.__getattribute__(self, "own"), name)
-
-    def exec_module(self, module: "ModuleType") -> None:
-        """Runs the module's own code, then the extension, of which nothing is raised."""
-        spec: Any = module.__spec__
-        if getattr(spec, "loader", None) is self:
-            spec.loader = self.own
-        if getattr(module, "__loader__", None) is self:
-            module.__loader__ = self.own
-        self.own.exec_module(module)
-        try:
-            from lazyshard_swift.ms_swift import extend
-
-            extend(module, self.extension)
-        except Exception:  # noqa: S110
-            # `extend` reports what fails. This is for a package that is being replaced or removed meanwhile.
-            pass
 
 
 class Finder:
@@ -87,12 +57,32 @@ class Finder:
                 find = getattr(finder, "find_spec", None)
                 spec: ModuleSpec | None = find(name, path, target) if find is not None else None
                 if spec is not None:
-                    if hasattr(spec.loader, "exec_module"):
-                        spec.loader = Loader(spec.loader, self.extensions[name])  # type: ignore[assignment]
+                    # Of a class, which loads what is built in, all modules would be extended.
+                    if hasattr(spec.loader, "exec_module") and type(getattr(spec.loader, "__dict__", None)) is dict:
+                        _extend_after(spec.loader, name, self.extensions[name])
                     return spec
         finally:
             self._searches.discard(search)
         return None
+
+
+def _extend_after(loader: "Any", name: str, extension: str) -> None:
+    """Has a loader run the extension after a module's own code, once; of the extension nothing is raised."""
+
+    def exec_module(module: "ModuleType") -> None:
+        vars(loader).pop("exec_module", None)
+        loader.exec_module(module)
+        if module.__name__ != name:
+            return
+        try:
+            from lazyshard_swift.ms_swift import extend
+
+            extend(module, extension)
+        except Exception:  # noqa: S110
+            # `extend` reports what fails. This is for a package that is being replaced or removed meanwhile.
+            pass
+
+    vars(loader)["exec_module"] = exec_module
 
 
 def active() -> bool:

@@ -1,28 +1,26 @@
-"""The installed ms-swift: its version, whether it has what is extended or relied on, and what became of extending it.
+"""The installed ms-swift: its version, its logger, and how functions of it are replaced.
 
-Version and hook points are looked up in its source files: importing it takes ten seconds. ms-swift goes on unharmed
-whatever fails here. Whoever depends on an extension looks at `outcomes` and says so in its own words.
+ms-swift goes on unharmed whatever fails here: `outcomes` keeps it, and a run with the flag refuses to train by that.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import logging
 import os
 import re
 import sys
-import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
+
+from lazyshard.errors import redact
 
 DISTRIBUTION: Final = "ms-swift"
 SUPPORTED: Final = "4.0 to 4.6"
@@ -30,10 +28,19 @@ REQUIREMENT: Final = "ms-swift>=4.0,<4.7"
 _OLDEST: Final = (4, 0)
 _NEWEST: Final = (4, 6)
 
-DEPENDENCIES: Final = ("megatron-core", "mcore-bridge")
-"""The distributions that ms-swift's Megatron needs; before 4.1 not the second, and it fetches Megatron-LM by itself."""
+DEPENDENCIES: Final = {"megatron-core": "megatron.core", "mcore-bridge": "mcore_bridge"}
+"""The distributions that its Megatron needs, and what is imported of them; 4.0 needs the first alone."""
 
-_VERSION_LINE: Final = re.compile(r"^__version__ *= *['\"]([^'\"]+)['\"]", re.MULTILINE)
+LAUNCHER: Final = "swift.cli.main"
+
+WARNED: Final = "LAZYSHARD_SWIFT_WARNED"
+"""Environment variable that is set once the warning was given, for the processes that are started from here on."""
+
+_RANKS: Final = ("RANK", "NODE_RANK", "GROUP_RANK")
+"""Environment variables that are 0 or unset in the one process that warns; RANK is unset in every launcher."""
+
+outcomes: Final[dict[str, str]] = {}
+"""By module that was imported so far, why it could not be extended the last time; empty where it was."""
 
 
 def folder() -> Path | None:
@@ -53,7 +60,8 @@ def version() -> str | None:
     if told is None and place is not None:
         # A checkout on PYTHONPATH has no metadata; and OpenStack's package of the same name has no such file.
         with contextlib.suppress(OSError, ValueError):
-            line = _VERSION_LINE.search((place / "version.py").read_text(encoding="utf-8"))
+            text = (place / "version.py").read_text(encoding="utf-8")
+            line = re.search(r"^__version__ *= *['\"]([^'\"]+)['\"]", text, re.MULTILINE)
             return line[1] if line is not None else None
     return told
 
@@ -87,9 +95,9 @@ def is_too_old(version: str | None) -> bool:
     return (release(version) or _OLDEST) < _OLDEST
 
 
-def needs_bridge(version: str | None) -> bool:
-    """Says whether Megatron of this ms-swift needs all of `DEPENDENCIES`."""
-    return (release(version) or _NEWEST) > _OLDEST
+def dependencies(version: str | None) -> list[str]:
+    """Returns the distributions that Megatron of this ms-swift needs."""
+    return list(DEPENDENCIES)[: 2 if (release(version) or _NEWEST) > _OLDEST else 1]
 
 
 def needed() -> str:
@@ -104,189 +112,27 @@ def is_megatron(args: Any) -> bool:
     return hasattr(args, "micro_batch_size")
 
 
-def is_training(args: Any) -> bool:
-    """Returns whether these are the arguments of a command that trains."""
-    names = {"SftArguments", "TrainArguments", "MegatronSftArguments", "MegatronTrainArguments"}
-    return any(kind.__name__ in names for kind in type(args).__mro__)
+def is_stream(dataset: Any) -> bool:
+    """Returns whether a training data set is ours, without loading what ours needs."""
+    return type(dataset).__module__ == "lazyshard_swift.stream"
 
 
-MEGATRON: Final = "megatron sft"
-SWIFT: Final = "swift sft"
-
-_TRAINER: Final = "swift.megatron.trainers.base"
-_MIXIN: Final = "swift.trainers.mixin"
-_COMMAND_OF: Final = {"swift.cli.utils": SWIFT, _MIXIN: SWIFT, _TRAINER: MEGATRON}
-"""Modules of ms-swift that one command alone needs; the others serve both."""
+def notice(text: str) -> None:
+    """Tells something once for the whole job: ms-swift's logger is silent on all but the first rank of a node."""
+    _logger().info("lazyshard: %s", redact(text))
 
 
-class HookPoint(NamedTuple):
-    """A place in ms-swift, of a class or the module itself: a function with its first parameters, or a name in use."""
-
-    purpose: str
-    module: str
-    owner: str
-    name: str
-    parameters: tuple[str, ...] | None
-
-    @property
-    def title(self) -> str:
-        """The dotted name."""
-        return ".".join(part for part in (self.module, self.owner, self.name) if part)
-
-    @property
-    def commands(self) -> tuple[str, ...]:
-        """The commands that need it."""
-        command = _COMMAND_OF.get(self.module)
-        return (MEGATRON, SWIFT) if command is None else (command,)
+def caution(text: str) -> None:
+    """Tells something once for the whole job that goes wrong unless somebody acts."""
+    _logger().warning("lazyshard: %s", redact(text))
 
 
-class CheckedHookPoint(NamedTuple):
-    """What was found of a hook point; `file` is where it should be, from the folder that holds the package `swift`."""
-
-    point: HookPoint
-    file: str
-    line: int | None
-    problem: str | None
-
-
-_PLACES: Final[dict[tuple[str, str], list[tuple[str, str, str | None]]]] = {
-    ("swift.cli.main", ""): [
-        ("the command line", "cli_main", "route_mapping is_megatron"),
-        ("signals to the training's processes", "subprocess", None),
-    ],
-    ("swift.arguments.base_args.data_args", "DataArguments"): [("the options", "__post_init__", "self")],
-    ("swift.pipelines.train.sft", "SwiftSft"): [
-        ("the stream in place of a data set", "_get_dataset", "self"),
-        ("no encoding ahead of training", "_encode_dataset", "self train_dataset val_dataset pre_process"),
-        ("encoding row by row, in the loader's workers", "_post_process_datasets", "self datasets"),
-        ("no wait for a first sample to show", "_show_dataset", "self train_dataset val_dataset"),
-    ],
-    (_TRAINER, "BaseMegatronTrainer"): [
-        ("the loader of each rank", "_prepare_dataloader", "self train_dataset val_dataset"),
-        ("the position, kept with checkpoints", "save_checkpoint", "self"),
-        ("the start and the end of training", "train", "self train_dataset val_dataset"),
-        ("what happens between steps", "call_event", "self event"),
-    ],
-    (_TRAINER, ""): [
-        ("the order of samples", "MegatronPretrainingRandomSampler", None),
-        ("whether a checkpoint is on disk", "maybe_finalize_async_save", None),
-        ("the end of training", "should_disable_forward_pre_hook", None),
-        ("the end of training", "disable_forward_pre_hook", None),
-    ],
-    ("swift.cli.utils", ""): [("the options in the help", "try_use_single_device_mode", "")],
-    (_MIXIN, "DataLoaderMixin"): [("the loader of each rank", "get_train_dataloader", "self skip_batches")],
-    (_MIXIN, ""): [
-        ("the order of samples", "BatchSamplerShard", None),
-        ("the loader of each rank", "DataLoaderShard", None),
-    ],
-    (_MIXIN, "SwiftMixin"): [
-        ("the position, kept with checkpoints", "_save_checkpoint", "self"),
-        ("the start and the end of training", "train", "self"),
-    ],
-}
-"""By module and class: what each is for, its name, and the parameters that we rely on; see `HookPoint`."""
-
-POINTS: Final = tuple(
-    HookPoint(purpose, module, owner, name, None if parameters is None else tuple(parameters.split()))
-    for (module, owner), places in _PLACES.items()
-    for purpose, name, parameters in places
-)
-
-
-def check_points(points: Iterable[HookPoint], folder: Path) -> list[CheckedHookPoint]:
-    """Returns what the sources in the folder of the package `swift` have of the hook points."""
-    parse, found = functools.cache(_parse), []
-    for point in points:
-        path = folder.joinpath(*point.module.split(".")[1:]).with_suffix(".py")
-        tree = parse(path)
-        line, problem = (None, tree) if isinstance(tree, str) else _look(point, tree)
-        found.append(CheckedHookPoint(point, path.relative_to(folder.parent).as_posix(), line, problem))
-    return found
-
-
-def _parse(path: Path) -> ast.Module | str:
-    """Returns the module's syntax, or why there is none."""
+def _logger() -> Any:
     try:
-        with warnings.catch_warnings():
-            # Of the strings in there, for instance. They are not ours to mend.
-            warnings.simplefilter("ignore")
-            return ast.parse(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        return "there is no such module"
-    except (OSError, SyntaxError, ValueError) as error:
-        return f"its module cannot be read: {error}"
-
-
-def _look(point: HookPoint, tree: ast.Module) -> tuple[int | None, str | None]:
-    """Returns the line and what is wrong."""
-    body: list[ast.stmt] = tree.body
-    if point.owner:
-        owner = next((node for node in _bindings(body, point.owner) if isinstance(node, ast.ClassDef)), None)
-        if owner is None:
-            return None, f"there is no class {point.owner}"
-        body = owner.body
-    # The last one is what counts once the module has run.
-    node = next(reversed(list(_bindings(body, point.name))), None)
-    if node is None:
-        return None, f"there is no {point.name}"
-    if point.parameters is None:
-        names = (name for name in ast.walk(tree) if isinstance(name, ast.Name))
-        used = any(name.id == point.name and isinstance(name.ctx, ast.Load) for name in names)
-        return node.lineno, None if used else "it is not used here any more"
-    if not isinstance(node, ast.FunctionDef):
-        return node.lineno, "it is no plain function any more"
-    return node.lineno, _parameters_problem(node.args, point.parameters)
-
-
-def _bindings(body: Iterable[ast.AST], name: str) -> Iterator[ast.stmt | ast.alias]:
-    """Yields what binds a name, in order; what stands under `if`, `try` and `with` too, but not in functions."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            if node.name == name:
-                yield node
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) == name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                yield node
-        elif isinstance(node, ast.stmt | ast.excepthandler):
-            yield from _bindings(ast.iter_child_nodes(node), name)
-
-
-def _parameters_problem(arguments: ast.arguments, expected: tuple[str, ...]) -> str | None:
-    """Returns what is wrong with a function's parameters."""
-    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    keywords = [argument.arg for argument in arguments.kwonlyargs]
-    shown = ", ".join([*positional, *(f"{name}=" for name in keywords)])
-    if tuple(positional[: len(expected)]) != expected:
-        return f"its parameters are ({shown}), expected ({', '.join(expected)})"
-    required = positional[len(expected) : len(positional) - len(arguments.defaults)]
-    required += [name for name, default in zip(keywords, arguments.kw_defaults, strict=True) if default is None]
-    return f"it needs more than ({', '.join(expected)}): {', '.join(required)}" if required else None
-
-
-LAUNCHER: Final = "swift.cli.main"
-
-WARNED: Final = "LAZYSHARD_SWIFT_WARNED"
-"""Environment variable that is set once the warning was given, for the processes that are started from here on."""
-
-_RANKS: Final = ("RANK", "NODE_RANK", "GROUP_RANK")
-"""Environment variables that are 0 or unset in the one process that warns. RANK alone would not do: it is unset in the
-launcher of every machine."""
-
-
-class ModuleOutcome(NamedTuple):
-    """What became of one module of ms-swift: `reason` is the error, "" where it was extended."""
-
-    module: str
-    extension: str
-    reason: str = ""
-
-
-outcomes: Final[dict[str, ModuleOutcome]] = {}
-"""By module what became of those that were imported so far, of each the last time."""
-_lock: Final = threading.Lock()
+        from swift.utils import get_logger
+    except ImportError:
+        return logging.getLogger("lazyshard")
+    return get_logger()
 
 
 def extend(module: ModuleType, extension: str) -> None:
@@ -303,82 +149,64 @@ def extend(module: ModuleType, extension: str) -> None:
         if isinstance(error, AttributeError) and error.obj is module:
             # Python would say that it is partially initialized, most likely due to a circular import.
             reason = f"AttributeError: it has no {error.name}"
-    outcomes[module.__name__] = ModuleOutcome(module.__name__, extension, reason)
+    outcomes[module.__name__] = reason
     if reason or not (too_old or is_supported(installed)):
         warn_once()
 
 
+def failures() -> str:
+    """Returns which modules could not be extended and why, on one line; empty where all could."""
+    return "; ".join(f"{module} ({' '.join(reason.split())})" for module, reason in outcomes.items() if reason)
+
+
 def warn_once() -> None:
-    """Says which ms-swift is installed, which are supported and what could not be hooked: once in the whole job."""
-    with _lock:
-        if os.environ.get(WARNED) or any(os.environ.get(name) not in (None, "", "0") for name in _RANKS):
-            return
-        os.environ[WARNED] = "1"
+    """Says which ms-swift is installed, which are supported and what could not be extended: once in the whole job."""
+    if os.environ.get(WARNED) or any(os.environ.get(name) not in (None, "", "0") for name in _RANKS):
+        return
+    os.environ[WARNED] = "1"
+    failed = f" Could not be extended: {failures()}." if failures() else ""
+    text = (
+        f"ms-swift {version() or 'of an unknown version'} is installed, lazyshard is made for {SUPPORTED}.{failed} "
+        f"Runs without --sharded_lazy are not affected. `lazyshard doctor swift` shows the details."
+    )
     logger = logging.getLogger("lazyshard")
     if logger.hasHandlers():
-        logger.warning("%s", _warning())
+        logger.warning("%s", text)
     else:
         # Whether or not anybody listens.
         with contextlib.suppress(OSError, ValueError):
-            print(f"lazyshard: warning: {_warning()}", file=sys.stderr, flush=True)
+            print(f"lazyshard: warning: {text}", file=sys.stderr, flush=True)
 
 
-def _warning() -> str:
-    """Returns the text, on one line."""
-    place = folder()
-    points = check_points(POINTS, place) if place is not None else []
-    missing = [f"{checked.point.title} ({checked.problem})" for checked in points if checked.problem is not None]
-    missing += [f"{one.module} ({one.extension}: {one.reason})" for one in outcomes.values() if one.reason]
-    hooked = f"Could not be hooked: {'; '.join(missing)}." if missing else "All hook points are there."
-    text = (
-        f"ms-swift {version() or 'of an unknown version'} is installed, lazyshard is made for {SUPPORTED}. {hooked} "
-        f"Runs without --sharded_lazy are not affected. `lazyshard doctor swift` shows the details."
-    )
-    return " ".join(text.split())
+def wrap(owner: Any, ours: Mapping[str, Callable[..., Any]]) -> None:
+    """Has functions of a class or a module, all or none, call `ours(original, *arguments)`.
 
-
-Maker: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Takes ms-swift's function and returns what stands in its place."""
-
-
-def within(context: Callable[[Any], AbstractContextManager[None]]) -> Maker:
-    """Returns the maker of a method that runs ms-swift's own within a context of its object."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def replacement(self: Any, *rest: Any, **options: Any) -> Any:
-            with context(self):
-                return original(self, *rest, **options)
-
-        return replacement
-
-    return make
-
-
-def for_streams(ours: Callable[..., Any]) -> Maker:
-    """Returns the maker of a method that calls `ours(original, self, train_dataset, ...)` where that is a stream."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def replacement(self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
-            if not is_stream(train_dataset):
-                return original(self, train_dataset, *rest, **options)
-            return ours(original, self, train_dataset, *rest, **options)
-
-        return replacement
-
-    return make
-
-
-def is_stream(dataset: Any) -> bool:
-    """Returns whether a training data set is ours, without loading what ours needs."""
-    return type(dataset).__module__ == "lazyshard_swift.stream"
-
-
-def wrap(owner: Any, makers: Mapping[str, Maker]) -> None:
-    """Replaces functions of a class or a module."""
-    missing = [name for name in makers if not callable(vars(owner).get(name))]
-    if missing:
-        raise AttributeError(f"{owner.__name__} has no {', no '.join(missing)}")
-    originals = {name: vars(owner)[name] for name in makers}
-    made = {name: functools.wraps(originals[name])(make(originals[name])) for name, make in makers.items()}
+    Behind the name of a function stand the first of its parameters that we rely on.
+    """
+    made = {}
+    for given, own in ours.items():
+        name, *expected = given.split()
+        require(owner, name)
+        original = vars(owner)[name]
+        found = list(inspect.signature(original).parameters)
+        if found[: len(expected)] != expected:
+            wanted = f"expected ({', '.join(expected)}, ...)"
+            raise AttributeError(f"{owner.__name__}.{name} takes ({', '.join(found)}), {wanted}")
+        made[name] = _replacement(original, own)
     for name, replacement in made.items():
         setattr(owner, name, replacement)
+
+
+def _replacement(original: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def replacement(*arguments: Any, **options: Any) -> Any:
+        return own(original, *arguments, **options)
+
+    return replacement
+
+
+def require(owner: Any, *names: str) -> None:
+    """Checks that a class or a module has these functions or classes itself. Raises AttributeError."""
+    missing = [name for name in names if not callable(vars(owner).get(name))]
+    if missing:
+        raise AttributeError(f"{owner.__name__} has no {', no '.join(missing)}")

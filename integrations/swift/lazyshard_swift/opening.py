@@ -1,4 +1,4 @@
-"""From arguments to the training data set: the stream is opened, agreed on by all ranks, planned, and registered.
+"""From arguments to the training data set: streams are opened, agreed on by all ranks, planned, and registered.
 
 With ``--group_by_length true`` ms-swift's own sampler shuffles all samples of an ended stream, cuts them into pieces of
 up to 50 micro batches of all ranks, and sorts each piece by length (transformers' `get_length_grouped_indices`). That
@@ -23,19 +23,31 @@ from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.rank import Rank
 from lazyshard.data.settings import is_dealt
 from lazyshard.errors import LengthsMissing, StreamMismatch
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
+from lazyshard.plan.deal import auto_unit, named_unit, window_positions
+from lazyshard.plan.shuffle import largest_distance, window_for_distance
 from lazyshard.store.files import list_names
 from lazyshard.store.urls import is_url, stream_path
 from lazyshard.stream import read_retired
 from lazyshard.stream.listing import other_files
+from lazyshard.stream.run_state import course_of
 from lazyshard_swift import parallel, rows
-from lazyshard_swift.checkpoints import Checkpoints
+from lazyshard_swift.arguments import batch_sizes, parse_skips, parse_unit, progress_of
+from lazyshard_swift.checkpoints import (
+    FOREIGN,
+    GROUPED,
+    Checkpoints,
+    Position,
+    consumer_name,
+    load_position,
+    resume_checkpoint,
+    stream_id_of,
+)
 from lazyshard_swift.encoding import encode_cache, packing_length
-from lazyshard_swift.errors import SettingsRefused, each_of, refused, too_short
-from lazyshard_swift.ms_swift import is_megatron
-from lazyshard_swift.parallel import FOREIGN, Facts, Streams, notice, stream_id_of
-from lazyshard_swift.planning import batch_sizes, decide, progress_of, resume_checkpoint
-from lazyshard_swift.rows import encoder_of, encoders
-from lazyshard_swift.run_plan import BLENDED, SHOWN, state_of
+from lazyshard_swift.errors import ResumeRefused, SettingsRefused, each_of, not_resumed, refused, too_short
+from lazyshard_swift.ms_swift import is_megatron, notice
+from lazyshard_swift.run_plan import BLENDED, SHOWN, Facts, RunPlan, Streams, check_fits, goes_on, state_of, without
 from lazyshard_swift.stream import TrainStream, open_data
 
 _FEW: Final = tuple(7 * number % 23 for number in range(400))
@@ -53,14 +65,18 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     if streams.blended:
         streams = replace(streams, weights=_weights_of(args, streams), stopping=args.stopping_strategy)
     most = packing_length(args)
-    encode = encoders(directories, template, encoder_of(args, template, most), most)
+    encode = rows.encoders(directories, template, rows.encoder_of(args, template, most), most)
     lengths = None
     if getattr(args, "group_by_length", False):
         lengths = read_lengths(args, directories[0], streams.facts[0], _sampler_of(is_megatron(args)))
+        notice(
+            "--group_by_length true: ms-swift's sampler goes through the whole stream in its own order: checkpoints "
+            "are for the same ranks, micro batch and lengths, `lazyshard trace` cannot tell what was trained, and the "
+            "run keeps all chunks"
+        )
     facts = _positions_of(args, streams, rank) if streams.blended else streams.facts[0]
-    plan = decide(args, streams, facts, rank, None if lengths is None else lengths.digest)
     stream = TrainStream(
-        plan,
+        decide(args, streams, facts, rank, None if lengths is None else lengths.digest),
         encode,
         max_wait=args.sharded_lazy_max_wait,
         on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
@@ -69,15 +85,7 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         lengths=None if lengths is None else lengths.tokens,
     )
     plan = stream.plan
-    if lengths is not None:
-        notice(
-            "--group_by_length true: ms-swift's sampler goes through the whole stream in its own order: checkpoints "
-            "are for the same ranks, micro batch and lengths, `lazyshard trace` cannot tell what was trained, and the "
-            "run keeps all chunks"
-        )
-    for directory, name, one in zip(directories, streams.names, streams.facts, strict=True):
-        if plan.saved is None or (streams.blended and state_of(plan.saved, name) is None):
-            _check_nothing_retired(directory, stream_id_of(one.stream), plan.consumer)
+    check_retired(plan)
     if plan.saved is not None:
         # Now, and not after minutes of loading a model. Whether the weights say the same is seen then.
         stream.check_resume(plan.saved.consumed, plan.saved.step)
@@ -93,14 +101,23 @@ def _reader(args: Any, directory: str) -> StreamReader:
 
 def _facts_of(args: Any, directory: str, rank: Rank) -> Facts:
     """Opens a stream, waiting for it if it is not there yet, and agrees on what all ranks see of it. A collective."""
-    _check_directory(directory)
+    try:
+        # One that is empty or not there may yet become a stream.
+        found = other_files(list_names(stream_path(directory)))
+    except OSError as cause:
+        if is_url(directory) and not isinstance(cause, FileNotFoundError):
+            raise
+        found = ""
+    if found:
+        make = "`lazyshard-producer run --source FILES ...` makes one"
+        raise refused("dataset", f"--dataset {directory}: there is no stream in it, but other files ({found}); {make}")
     try:
         reader = _reader(args, directory)
     except ValueError as cause:
         if isinstance(cause, LazyShardError) or args.sharded_lazy_samples_per_chunk is not None:
             raise
-        name, why = "sharded_lazy_samples_per_chunk", "without a stream.json that says how many rows each chunk holds"
-        raise refused(name, f"{directory}: another program fills it, {why}: give --{name} N") from cause
+        name = "sharded_lazy_samples_per_chunk"
+        raise refused(name, f"{directory}: another program fills it, without stream.json: give --{name} N") from cause
     reader.label = f"rank {rank.dp_rank} of {rank.dp_size}"
     published = reader.refresh()
     identity = reader.stream_id or f"{FOREIGN}{xxhash.xxh3_64_hexdigest(reader.line(0))}"
@@ -118,47 +135,38 @@ def _facts_of(args: Any, directory: str, rank: Rank) -> Facts:
     return facts
 
 
-def _check_directory(directory: str) -> None:
-    """Refuses a directory that holds other things than a stream; one that is empty or not there may yet become one."""
-    try:
-        found = other_files(list_names(stream_path(directory)))
-    except FileNotFoundError:
-        return
-    except OSError:
-        if is_url(directory):
-            raise
-        return
-    if found:
-        command = "lazyshard-producer run --source FILES --out STREAM --samples-per-chunk 1000"
-        why = f"there is no stream in it (chunk_00000.jsonl and so on), but other files ({found})"
-        raise refused("dataset", f"--dataset {directory}: {why}; `{command}` makes one")
-
-
-def _check_nothing_retired(directory: str, stream_id: str | None, consumer: str) -> None:
-    """Refuses to start at the beginning of a stream whose first chunks are gone."""
-    retired = 0 if stream_id is None else read_retired(stream_path(directory), stream_id)
-    if retired:
-        why = f"its producer has deleted the chunks below {retired}, which a run that starts anew would train first"
-        anew = f"with --retain all, or with --consumers {consumer}, which deletes nothing before this run has started"
-        raise refused("dataset", f"{directory}: {why}: go on from a checkpoint of it, or produce it anew {anew}")
+def check_retired(plan: RunPlan) -> None:
+    """Refuses streams whose first chunks are gone, of which a run that starts or shuffles all of them needs each."""
+    streams, saved = plan.streams, plan.saved
+    for directory, name, facts in zip(streams.directories, streams.names, streams.facts, strict=True):
+        stream_id = stream_id_of(facts.stream)
+        retired = 0 if stream_id is None else read_retired(stream_path(directory), stream_id)
+        gone = f"its producer has deleted the chunks below {retired}"
+        if not retired:
+            continue
+        if saved is None or (streams.blended and state_of(saved, name) is None):
+            why = f"{gone}, which a run that starts anew would train first: go on from a checkpoint of it"
+            anew = f"with --retain all, or with --consumers {plan.consumer}, which waits for this run"
+            raise refused("dataset", f"{directory}: {why}, or produce it anew {anew}")
+        if plan.layout != "strided":
+            anew = "start anew from the weights alone in the order of the stream, or produce it anew with --retain all"
+            why = f"{directory}: {gone}, and in ms-swift's own shuffle any of them may come next: {anew}"
+            raise not_resumed(plan.checkpoint, why, "all chunks", f"those from {retired} on")
 
 
 def _weights_of(args: Any, streams: Streams) -> tuple[float, ...]:
     """Returns what was given, or the samples of each stream."""
-    given = args.interleave_prob
+    given, name = args.interleave_prob, "interleave_prob"
     if given:
         if not all(weight > 0 for weight in given):
-            shown = " ".join(map(str, given))
-            raise refused("interleave_prob", f"--interleave_prob {shown}: weights are numbers above 0")
+            raise refused(name, f"--{name} {' '.join(map(str, given))}: weights are numbers above 0")
         return tuple(map(float, given))
-    pairs = zip(streams.directories, streams.facts, strict=True)
-    live = [directory for directory, one in pairs if not one.ended or not one.samples]
-    if live:
-        why = f"{live[0]} is still being produced or empty, so sizes do not say how to blend the streams of --dataset"
-        raise refused("interleave_prob", f"{why}: give the share of each with --interleave_prob")
+    for directory, one in zip(streams.directories, streams.facts, strict=True):
+        if not one.ended or not one.samples:
+            raise refused(name, f"{directory} is still being produced or empty: give the share of each with --{name}")
     weights = tuple(float(one.samples) for one in streams.facts)
     shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights[:SHOWN])
-    notice(f"the streams of --dataset are blended by their sizes, {shares}; --interleave_prob gives other shares")
+    notice(f"the streams of --dataset are blended by their sizes, {shares}; --{name} gives other shares")
     return weights
 
 
@@ -170,15 +178,179 @@ def _positions_of(args: Any, streams: Streams, rank: Rank) -> Facts:
         return Facts(BLENDED, 1, samples, False)
     found = 0
     if parallel.is_first():
-        batch_size, _ = batch_sizes(args, rank.dp_size)
         own = {"samples_per_chunk": args.sharded_lazy_samples_per_chunk, "max_wait": args.sharded_lazy_max_wait}
         with contextlib.suppress(ValueError):
-            found = len(open_data(streams, rank, None, Order(), own, batch_size=batch_size))
+            found = len(open_data(streams, rank, None, Order(), own, batch_size=batch_sizes(args, rank.dp_size)[0]))
     found = parallel.agree(found)
     if not found:
-        why = f"an epoch of the blend has less than one micro batch for {each_of(rank.dp_size)}"
-        raise too_short(streams.where, samples, f"{why}: one of the streams is too short for its share")
+        less = f"less than one micro batch for {each_of(rank.dp_size)}"
+        raise too_short(streams.where, samples, f"an epoch of the blend has {less}: a stream is too short")
     return Facts(BLENDED, 1, found, True)
+
+
+def decide(args: Any, streams: Streams, facts: Facts, rank: Rank, lengths: str | None = None) -> RunPlan:
+    """Decides how a stream or a blend is read; takes epochs out of Megatron's arguments where steps decide.
+
+    `lengths` is the digest of what the order of ``--group_by_length true`` follows from.
+    """
+    checkpoint, megatron = resume_checkpoint(args), is_megatron(args)
+    saved = None if checkpoint is None else load_position(checkpoint)
+    progress = progress_of(args, live=not facts.ended)
+    if progress.steps is not None and megatron and args.num_train_epochs is not None:
+        notice(f"--num_train_epochs is put aside while the stream is produced: --train_iters {progress.steps} decides")
+        args.num_train_epochs = None
+    size, seed = facts.samples_per_chunk, (args.data_seed or 0) % 2**63
+    batch_size, global_batch = batch_sizes(args, rank.dp_size)
+    part = Part(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
+    trained = None if progress.steps is None else progress.steps * global_batch
+    layout, window = order_of(args, saved, facts, rank.dp_size, trained)
+    units = _units(args, streams, part, trained, layout, window, saved)
+    # The positions of a blend are dealt one by one; its streams have units of their own.
+    unit = size if streams.blended else units[0]
+    span, stream_id = window_positions(window, size, unit), stream_id_of(facts.stream)
+    plan = RunPlan(
+        streams=replace(streams, units=units),
+        facts=facts,
+        rank=rank,
+        batch_size=batch_size,
+        global_batch=global_batch,
+        layout=layout,
+        window=window,
+        seed=seed,
+        progress=progress,
+        stop_at_end=progress.steps is not None and args.sharded_lazy_on_end == "stop",
+        consumer=args.sharded_lazy_consumer or (saved.consumer if saved else consumer_name(args.output_dir)),
+        take_over=args.sharded_lazy_take_over,
+        checkpoint=checkpoint,
+        saved=saved,
+        state=RunState(stream_id, size, unit, span, seed, None, (part,), 0),
+        grouping=lengths,
+    )
+    plan = replace(plan, epoch_samples=plan.epoch_length())
+    if saved is not None:
+        check_fits(saved, plan.position(0, 0), str(checkpoint))
+    plan = _without_skipped(plan, args.sharded_lazy_skip)
+    if layout == "strided":
+        plan = goes_on(plan, part, megatron)
+    elif saved is not None and not megatron and (counted := plan.counted(saved.step)) != saved.consumed:
+        # By these the trainer counts batches to skip, in an order of ms-swift's own.
+        was = f"{saved.consumed} samples were trained in {saved.step} steps, and the trainer would count {counted}"
+        why = f"{was} with --gradient_accumulation_steps {plan.accumulation}: give the number it had"
+        raise not_resumed(checkpoint, why, saved.consumed, counted)
+    if not plan.epoch_samples:
+        less = f"fewer than one micro batch of {batch_size} for {each_of(rank.dp_size)}"
+        raise too_short(streams.where, facts.samples, f"the stream has ended with {facts.samples} samples, {less}")
+    left_over = 0 if plan.total is None else plan.total - plan.epoch_samples
+    if progress.steps is None and not plan.one_pass and not plan.skipped and left_over > 0:
+        notice(f"{plan.total} samples; {left_over} of them are left over in each epoch, no micro batch for all ranks")
+    return plan
+
+
+def order_of(args: Any, saved: Position | None, facts: Facts, ranks: int, trained: int | None) -> tuple[str, int]:
+    """Returns layout and window: what was begun goes on; else by the arguments. Steps train `trained` at the most."""
+    grouped, live = bool(getattr(args, "group_by_length", False)), not facts.ended
+    if saved is not None and (saved.layout == GROUPED) != grouped:
+        was, way_out = ("without", "leave it out") if grouped else ("with", "keep it")
+        why = f"the checkpoint was trained {was} --group_by_length true: {way_out}, or start anew from its weights"
+        raise ResumeRefused(why, expected=saved.layout)
+    if grouped:
+        return GROUPED, 0
+    asked = args.sharded_lazy_shuffle_window
+    if args.sharded_lazy_shuffle_distance is not None:
+        asked = _window_of_distance(args.sharded_lazy_shuffle_distance, saved is None, facts, ranks, trained)
+    shuffle = bool(getattr(args, "train_dataloader_shuffle", True))
+    # Training starts once ranks * 2 chunks are there; 8 are cheap to keep open.
+    default = 0 if facts.dealt or not shuffle else 2 if live else 8
+    window = asked if asked is not None else default
+    blocks = is_megatron(args) and bool(args.data_sharding) and shuffle and asked is None
+    begun = saved is not None and bool(saved.window or saved.layout == "block")
+    if facts.dealt and asked is None and shuffle and not begun:
+        notice("the rows of the stream were dealt by cost, so they are read in order: they are not shuffled once more")
+        blocks = False
+    if blocks and len(args.dataset) > 1:
+        notice("--data_sharding true is put aside: each rank reads its own chunks of all streams, shuffled in windows")
+        blocks = False
+    if saved is not None:
+        if saved.layout == "block" and not blocks:
+            keep = "--data_sharding true --train_dataloader_shuffle true"
+            why = "the checkpoint was trained in the shuffle of ms-swift's own sampler over the whole data set"
+            raise ResumeRefused(f"{why}: keep {keep}, and leave out windows and distances", expected=keep)
+        if blocks and saved.layout != "block":
+            notice("--data_sharding true is put aside: the checkpoint was trained in the order of the stream")
+        return saved.layout, saved.window if asked is None and shuffle == begun else window
+    if blocks and live:
+        notice(f"--data_sharding true is put aside on a live stream: windows of {window} chunks are shuffled")
+    return ("block", 0) if blocks and not live else ("strided", window)
+
+
+def _window_of_distance(distance: int, begins: bool, facts: Facts, ranks: int, trained: int | None) -> int:
+    """Returns a window in chunks; refuses what a run that begins cannot reach. The same again where it is resumed."""
+    name, window = "sharded_lazy_shuffle_distance", window_for_distance(distance, facts.samples_per_chunk)
+    most = facts.samples if facts.ended else trained
+    if not begins or most is None:
+        return window
+    largest = largest_distance(most // ranks)
+    if distance > largest:
+        there = f"the stream has {most} samples" if facts.ended else f"this run trains {most} samples at the most"
+        why = f"{there}; those of {each_of(ranks)}, all shuffled together, are {largest} apart on average"
+        raise refused(name, f"--{name} {distance}: {why}: give no more, or leave it out")
+    first = "" if facts.ended else f"; training begins with {ranks * window} chunks"
+    notice(f"--{name} {distance}: each rank shuffles windows of {window} chunks{first}")
+    return window
+
+
+def _units(
+    args: Any, streams: Streams, part: Part, trained: int | None, layout: str, window: int, saved: Position | None
+) -> tuple[int, ...]:
+    """Returns how many samples of each stream a rank is dealt in a row, of `trained` where steps decide."""
+    asked = parse_unit(args.sharded_lazy_unit)
+    if layout != "strided":
+        if asked not in (None, "auto", "chunk"):
+            notice(f"--sharded_lazy_unit {asked} is put aside: ms-swift shuffles each rank's chunks as a whole")
+        return tuple(facts.samples_per_chunk for facts in streams.facts)
+    units = []
+    for name, facts in zip(streams.names, streams.facts, strict=True):
+        begun = state_of(saved, name) if asked in (None, "auto") else None
+        unit = named_unit("chunk" if asked is None else asked, facts.samples_per_chunk, part.batch_size)
+        units.append(begun.unit if begun is not None else unit or _auto_unit(facts, part, trained, window))
+    return tuple(units)
+
+
+def _auto_unit(facts: Facts, part: Part, trained: int | None, window: int) -> int:
+    size = facts.samples_per_chunk
+    # Of a live stream what the run would train is taken for its length, as for that of an epoch.
+    limit = None if facts.ended else trained
+    unit = auto_unit(part.dp, size, part.batch_size, facts.samples, facts.ended, limit) or size
+    if unit != size:
+        there = f"the stream has {facts.samples} samples" if facts.ended else f"the run trains {trained} samples"
+        fewer = f"{there}, fewer than a chunk of {size} for {each_of(part.dp)}"
+        first = f". {window * part.dp} chunks must be published first: --sharded_lazy_shuffle_window 0 begins with any"
+        first = first if window and not facts.ended else ""
+        notice(f"--sharded_lazy_unit auto: {fewer}, so they are dealt in batches of {unit}{first}")
+    return unit
+
+
+def _without_skipped(plan: RunPlan, skip: str | None) -> RunPlan:
+    """Returns the plan with the state from which the run goes on, less what this start is told not to train."""
+    saved = plan.saved
+    state = plan.state if saved is None or saved.state is None else saved.state
+    try:
+        if plan.total is not None:
+            course_of(state).epoch(plan.total)
+    except ValueError as cause:
+        why = f"it stands at sample {state.consumed}, the stream has ended with {plan.total}: was it cut?"
+        raise not_resumed(plan.checkpoint, why, f"at least {state.consumed} samples", plan.total) from cause
+    done = () if saved is None else saved.skipped
+    new = [one for one in parse_skips(skip) if str(one) not in done] if skip is not None else []
+    try:
+        if new and plan.layout != "strided":
+            raise ValueError("ms-swift's own shuffle draws every sample: leave out --data_sharding")
+        if saved is None and any(one.kind == "steps" for one in new):
+            raise ValueError("this run begins anew and has no steps: name samples or chunks")
+        state = without(state, new, plan.total, plan.facts.samples)
+    except ValueError as cause:
+        raise refused("sharded_lazy_skip", f"--sharded_lazy_skip {skip!r}: {cause}") from cause
+    return replace(plan, state=state, skipped=(*done, *map(str, new)))
 
 
 class SampleLengths(NamedTuple):
@@ -194,19 +366,16 @@ def _grouping_refused(why: str) -> SettingsRefused:
 
 def _sampler_of(megatron: bool) -> type[Any]:
     """Returns the sampler of ms-swift's trainer, which is imported already."""
-    try:
-        if megatron:
-            from swift.megatron.trainers.base import MegatronPretrainingRandomSampler as Sampler
-        else:
-            from swift.trainers.mixin import BatchSamplerShard as Sampler
-    except ImportError:
-        Sampler = None
+    if megatron:
+        from swift.megatron.trainers.base import MegatronPretrainingRandomSampler as Sampler
+    else:
+        from swift.trainers.mixin import BatchSamplerShard as Sampler
     return check_sampler(Sampler)
 
 
-def check_sampler(sampler: type[Any] | None) -> type[Any]:
+def check_sampler(sampler: type[Any]) -> type[Any]:
     """Returns a sampler of ms-swift; refuses one that does not group by length."""
-    if sampler is None or "group_by_length" not in inspect.signature(sampler).parameters:
+    if "group_by_length" not in inspect.signature(sampler).parameters:
         raise _grouping_refused("not with the sampler of this ms-swift: leave it out, or upgrade to a later ms-swift 4")
     return sampler
 
@@ -214,8 +383,8 @@ def check_sampler(sampler: type[Any] | None) -> type[Any]:
 def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) -> SampleLengths:
     """Reads what the sampler sorts by, and makes sure that all ranks sort by the same. A collective."""
     if not facts.ended:
-        instead = "or leave it out, and have rows dealt by cost, with `lazyshard-producer run --balance`"
-        raise _grouping_refused(f"{directory} is still being produced: start once it has ended; {instead}")
+        instead = "or have rows dealt by cost instead, by `lazyshard-producer run --balance`"
+        raise _grouping_refused(f"{directory} is still being produced: start once it has ended, {instead}")
     if facts.dealt:
         raise _grouping_refused(f"{directory}: its rows were dealt by cost, and this would undo it: leave it out")
     try:
@@ -227,8 +396,8 @@ def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) ->
     mine = digest.hexdigest()
     first = parallel.agree(mine)
     if first != mine:
-        why = "do the nodes have different versions of ms-swift, transformers or torch? Start again with one of each"
-        text = f"{directory}: rank 0 sees other lengths of its samples than this rank: {why}"
+        ask = "do the nodes have different versions of ms-swift, transformers or torch?"
+        text = f"{directory}: rank 0 sees other lengths of its samples than this rank: {ask}"
         raise StreamMismatch(text, directory=directory, expected=first, actual=mine)
     return SampleLengths(tokens, mine)
 
@@ -241,10 +410,9 @@ def _few_in_order(sampler: type[Any]) -> list[list[int]]:
         # Megatron's, which has not always taken a seed.
         both |= {"dataset": {"lengths": list(_FEW)}, "consumed_samples": total, "micro_batch_size": 4}
         both |= {"data_parallel_rank": 0, "data_parallel_size": 2, "data_sharding": False}
-        made = sampler(**both, **({"seed": 42} if "seed" in parameters else {}))
-    else:
-        # As if there were no other rank, so that it is the same on all of them.
-        alone = type("Alone", (sampler,), {"rank": 0, "world_size": 1})
-        made = alone(batch_size=4, drop_last=False, data_seed=42, lengths=list(_FEW), **both)
-        made.set_epoch(1)
+        return list(sampler(**both, **({"seed": 42} if "seed" in parameters else {})))
+    # As if there were no other rank, so that it is the same on all of them.
+    alone = type("Alone", (sampler,), {"rank": 0, "world_size": 1})
+    made = alone(batch_size=4, drop_last=False, data_seed=42, lengths=list(_FEW), **both)
+    made.set_epoch(1)
     return list(made)

@@ -12,6 +12,7 @@ made of sequences that were cut (`--split`). (ms-swift 4.6: `swift/dataset/packi
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,15 +41,12 @@ PAD: Final = "pad"
 _LEFT_OUT: Final = {SPLIT: (FORM, "max_length", "truncation_strategy"), PAD: (FORM,)}
 """By form: what need not be alike. How long a row might be before it was cut is nothing for who trains the pieces."""
 
-_ENVIRONMENT: Final = {
-    # There are as many processes as are wanted, and each has one core.
-    "TOKENIZERS_PARALLELISM": "false",
-    "OMP_NUM_THREADS": "1",
-    # Each would tell the same: what is loaded, and what is not installed.
-    "LOG_LEVEL": "ERROR",
-    "TRANSFORMERS_VERBOSITY": "error",
-}
-"""Of the producer's process and its workers, where the user has not said otherwise."""
+_CORES: Final = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+_ENVIRONMENT: Final = _CORES | {"LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}
+"""Of the producer's process and its workers, where the user has not said otherwise.
+
+There are as many processes as are wanted, and each has one core; each would tell the same of what is loaded.
+"""
 
 _MODES: Final = ("train", "rlhf")
 """Modes of a template in which it encodes for training: `mode` is `rlhf` for DPO and its like."""
@@ -139,13 +137,14 @@ def check_packs(packing: bool, reader: StreamReader, samples: int) -> None:
         return
     try:
         try:
-            row = parse_row(reader.line(0))
+            line = reader.line(0)
         except ChunkRetired:
-            row = parse_row(reader.line(samples - 1))
+            line = reader.line(samples - 1)
+        is_pack = decode_pack(parse_row(line)) is not None
     except LazyShardError:
         # Whoever reads on there will say so.
         return
-    wrong = _mismatch(decode_pack(row) is not None, packing)
+    wrong = _mismatch(is_pack, packing)
     if wrong is not None:
         raise refused("packing", f"--dataset {reader.directory}: {wrong}")
 
@@ -165,28 +164,26 @@ def encode_packs(row: dict[str, Any], most: int | None, encode_row: Callable[[di
     for number, inner in enumerate(pack.rows):
         try:
             samples.append(encode_row(inner))
-        except SkipSample as cause:
-            raise SkipSample(f"row {number} of its pack: {cause}") from cause
         except Exception as cause:
             raise_if_short(cause)
+            if isinstance(cause, SkipSample):
+                raise SkipSample(f"row {number} of its pack: {cause}") from cause
             raise ValueError(f"row {number} of its pack: {type(cause).__name__}: {cause}") from cause
     lengths = [sum(sample["lengths"]) for sample in samples]
     if sum(lengths) > most:
-        raise ValueError(
-            f"its pack has {sum(lengths)} tokens, more than the {most} of --packing_length: its rows have {lengths} as "
-            f"encoded here, and {pack.lengths} as they were packed. Measure them with the template that is trained"
-        )
+        there = f"its rows have {lengths} as encoded here, and {pack.lengths} as they were packed"
+        text = f"its pack has {sum(lengths)} tokens, more than the {most} of --packing_length: {there}"
+        raise ValueError(f"{text}. Measure them with the template that is trained")
     return samples
 
 
 def _mismatch(is_pack: bool, packing: bool) -> str | None:
     """Returns what is wrong where packs and ``--packing`` do not go together."""
-    if is_pack == packing:
-        return None
-    if is_pack:
+    if is_pack and not packing:
         return "its rows are packs (lazyshard-producer run --pack): give --packing true"
     instead = "or leave out --packing; with --padding_free true a micro batch is concatenated without padding"
-    return f"its rows are no packs: produce the stream with `lazyshard-producer run --pack TOKENS`, {instead}"
+    produce = "produce the stream with `lazyshard-producer run --pack TOKENS`"
+    return None if is_pack == packing else f"its rows are no packs: {produce}, {instead}"
 
 
 def encoders(
@@ -235,9 +232,12 @@ class EncodedRows:
         if self.form == PAD:
             # A row of all its tokens, of which the last ones have no label: positions go by `length`.
             sample.pop(ATTENTION_MASK, None)
-            tokens = len(sample[INPUT_IDS])
-            sample |= {"length": tokens, "lengths": [tokens]}
+            sample |= _size(len(sample[INPUT_IDS]))
         return sample
+
+
+def _size(tokens: int) -> dict[str, Any]:
+    return {"length": tokens, "lengths": [tokens]}
 
 
 def _begun(sample: dict[str, Any]) -> dict[str, Any]:
@@ -251,23 +251,22 @@ def _documents(sample: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the documents of a sequence, or parts of them, as samples; each has positions from 0."""
     names = [name for name in (INPUT_IDS, LABELS) if sample.get(name)]
     starts = [place for place, position in enumerate(sample[POSITION_IDS]) if position == 0]
-    found = []
-    for start, stop in zip(starts, [*starts[1:], len(sample[POSITION_IDS])], strict=True):
-        size = {"length": stop - start, "lengths": [stop - start]}
-        found.append(_begun({name: sample[name][start:stop] for name in names} | size))
-    return found
+    bounds = itertools.pairwise([*starts, len(sample[POSITION_IDS])])
+    return [_begun({name: sample[name][a:b] for name in names} | _size(b - a)) for a, b in bounds]
 
 
 def _check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
     """Refuses rows that were encoded otherwise than this run would encode them, naming all that differs."""
-    if stream.get("kind") != own.get("kind"):
-        why = f"its rows were encoded by {stream.get('function', stream.get('kind'))}, not by ms-swift's template"
-        raise refused("dataset", f"--dataset {directory}: {why}: produce it anew with --encode swift, or without")
+    why = None
     found = differences(stream, own, leave_out=(*OF_ROWS, *_LEFT_OUT.get(str(stream.get(FORM)), ())))
-    if found:
-        why = f"its rows were encoded otherwise than this run would encode them: {'; '.join(found)}"
+    if stream.get("kind") != own.get("kind"):
+        kind = stream.get("function", stream.get("kind"))
+        why = f"encoded by {kind}, not by ms-swift's template: produce it anew with --encode swift, or without"
+    elif found:
         way_out = "Train with the settings of the stream, or produce it anew with those of this run"
-        raise refused("dataset", f"--dataset {directory}: {why} (there: the stream, here: this run). {way_out}")
+        why = f"encoded otherwise than this run would encode them: {'; '.join(found)} (there: the stream). {way_out}"
+    if why is not None:
+        raise refused("dataset", f"--dataset {directory}: its rows were {why}")
 
 
 def open_encoder(

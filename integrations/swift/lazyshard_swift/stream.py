@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias
 
@@ -21,22 +21,19 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from lazyshard import BadRows, BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order, StreamReader
+from lazyshard import BadRows, BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order
 from lazyshard.data.rank import Rank
-from lazyshard.data.settings import check_group
-from lazyshard.errors import ChunkMissing, ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
+from lazyshard.errors import ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
 from lazyshard.format.blend_state import BlendState
-from lazyshard.plan.course import Course
-from lazyshard.store.urls import stream_path
-from lazyshard.stream import Published, read_retired
+from lazyshard.stream import Published
 from lazyshard_swift import errors, parallel
 from lazyshard_swift.arguments import OnBadSample
 from lazyshard_swift.checkpoints import GROUPED
 from lazyshard_swift.encoding import tell_cache
-from lazyshard_swift.errors import ResumeRefused, StreamTooShort, not_resumed, too_short
-from lazyshard_swift.parallel import Streams, notice
+from lazyshard_swift.errors import StreamTooShort, not_resumed, too_short
+from lazyshard_swift.ms_swift import notice
 from lazyshard_swift.rows import Encode, EncodedRows
-from lazyshard_swift.run_plan import SHOWN, RunPlan
+from lazyshard_swift.run_plan import SHOWN, RunPlan, Streams
 
 Data: TypeAlias = LazyShardedDataset | BlendedDataset
 
@@ -44,9 +41,6 @@ ENDLESS: Final = 2**50
 """Indices of a data set that goes on from epoch to epoch."""
 TOLD_EVERY_S: Final = 60.0
 """How often the log tells how much of what is published was trained."""
-
-_LOOK_S: Final = 5.0
-"""How long a chunk that a checkpoint goes on with may stay invisible."""
 _SAVE_S: Final = 1800.0
 """How long a rank that has given up may take to save what was trained, with all others."""
 
@@ -80,17 +74,14 @@ def members(data: Data) -> tuple[LazyShardedDataset, ...]:
 class StepGate:
     """Decides step by step, by this rank's samples in order, strided, without an end, with the deadline that counts.
 
-    `shift` is how many positions a blend's own part has behind it where the run's current part begins.
+    `shift` is how many positions a blend's own part has behind it where the run's current part begins. `stopped` says
+    that no step follows: the stream has ended, or all ranks `gave_up` waiting.
     """
 
     def __init__(self, data: Data, stop_at_end: bool, *, begun: bool = False, shift: int = 0) -> None:
-        self.data = data
-        self._shift = shift
-        self._stop_at_end = stop_at_end
-        self._begun = begun
-        self.stopped = False
-        # Where all ranks gave up waiting; None where the stream has ended.
+        self.data, self.stopped = data, False
         self.gave_up: WaitTimeout | StoreUnavailable | None = None
+        self._shift, self._stop_at_end, self._begun = shift, stop_at_end, begun
         self._timer: threading.Timer | None = None
 
     def allows(self, first: int, stop: int, *, saves: bool = False) -> bool:
@@ -179,36 +170,33 @@ class TrainStream(Dataset[Any]):
         cache: EncodeCache = EncodeCache(),
         lengths: npt.NDArray[np.uint32] | None = None,
     ) -> None:
-        check_group("cache", cache, EncodeCache)
         self._told_at = time.monotonic()
         self._cache = cache.directory
         self._lengths = None if lengths is None else lengths[: plan.epoch_samples]
-        streams, rank, ranks, size = plan.streams, plan.rank, plan.rank.dp_size, plan.batch_size
-        steps = plan.state.parts[-1].draws_per_step // size if streams.blended else 0
+        streams, rank, strided = plan.streams, plan.rank, plan.layout == "strided"
+        steps = plan.state.parts[-1].draws_per_step // plan.batch_size if streams.blended else 0
         order = Order("chunk", "strided", plan.window, plan.seed, steps or None)
         own: dict[str, Any] = {"samples_per_chunk": samples_per_chunk, "max_wait": max_wait}
-        asked = open_data(streams, rank, None, order, own, num_samples=ENDLESS, batch_size=size)
+        asked = open_data(streams, rank, None, order, own, num_samples=ENDLESS, batch_size=plan.batch_size)
         # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
         own |= {"max_wait": float("inf"), "bad_rows": BadRows(on_bad_sample), "cache": cache}
-        if plan.layout == GROUPED:
-            # The sampler's indices are samples, of which it takes some for each rank: there are no lanes.
-            rank = Rank(0, 1)
-        else:
+        if plan.layout != GROUPED:
             own["consumer"] = plan.consumer
-        order = order if plan.layout == "strided" else replace(order, layout="block")
-        indices = ENDLESS if plan.layout == "strided" else plan.epoch_samples
-        self._dataset = open_data(streams, rank, encode, order, own, num_samples=indices, batch_size=size)
+        # A sampler that groups hands out samples, of which it takes some for each rank: there are no lanes.
+        read_by = Rank(0, 1) if plan.layout == GROUPED else rank
+        order, indices = (order, ENDLESS) if strided else (replace(order, layout="block"), plan.epoch_samples)
+        self._dataset = open_data(streams, read_by, encode, order, own, num_samples=indices, batch_size=plan.batch_size)
         for dataset in members(self._dataset):
             dataset.reader.quiet = True
         _load_state(plan, self._dataset, asked)
         shift = 0
         if isinstance(asked, BlendedDataset):
             # Positions count from where the plan's current part begins; the blend's own part may have begun elsewhere.
-            shift = (plan.consumed_before - asked.consumed_before) // ranks
+            shift = (plan.consumed_before - asked.consumed_before) // rank.dp_size
             blend = asked
             plan = replace(plan, blend=lambda consumed: BlendState.from_dict(blend.state_dict(consumed), "the blend"))
         self.plan = plan
-        self._offset = plan.index_offset + shift * ranks
+        self._offset = plan.index_offset + shift * rank.dp_size
         self.gate = StepGate(asked, plan.stop_at_end, begun=plan.state.consumed > 0, shift=shift)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -230,8 +218,7 @@ class TrainStream(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns the encoded samples of a batch."""
-        offset = self._offset
-        return self._dataset.__getitems__([index + offset for index in indices] if offset else indices)
+        return self._dataset.__getitems__([index + self._offset for index in indices])
 
     def __repr__(self) -> str:
         """Says what is read, for the log."""
@@ -250,15 +237,13 @@ class TrainStream(Dataset[Any]):
             order = f"dealt in units of {plan.state.unit} samples, {order}"
         return f"TrainStream({some}; rank {plan.rank.dp_rank} of {plan.rank.dp_size}, {order})"
 
-    def why_it_stops(self, consumed: int, step_samples: int) -> tuple[str, str]:
-        """Returns why the gate allows no further step, and what was not trained, for `stopped`."""
-        if self.gate.gave_up is not None:
-            return "no data came in time", ""
-        return self.plan.end(consumed, self.gate.published(), step_samples)
-
-    def tell_stop(self, consumed: int, step_samples: int, step: int, planned: int, checkpoint: str | None) -> None:
-        """Tells that the run stops after a step before those that were planned; what is saved of it, if it is."""
-        notice(stopped(*self.why_it_stops(consumed, step_samples), step, planned, consumed, checkpoint))
+    def tell_stop(self, consumed: int, step: int, planned: int, checkpoint: str | None) -> None:
+        """Tells why the run stops after a step before those that were planned, and what is saved of it, if it is."""
+        gave_up = self.gate.gave_up is not None
+        why, left = ("no data came in time", "") if gave_up else self.plan.end(consumed, self.gate.published())
+        stops = f"training stops after step {step} of {planned}, on all ranks alike, with {consumed} samples trained"
+        saved = "" if checkpoint is None else f". Checkpoint: {checkpoint}"
+        notice(f"{why}: {stops}{left}{saved}")
 
     def tell_progress(self, consumed: int, *, at_once: bool = False) -> None:
         """Tells how much of what is published was trained: now and then, or at once."""
@@ -266,13 +251,11 @@ class TrainStream(Dataset[Any]):
         if not parallel.is_first() or not (at_once or now - self._told_at >= TOLD_EVERY_S):
             return
         self._told_at = now
-        try:
+        # The gate asks again, and knows what to do about an error.
+        with contextlib.suppress(LazyShardError, OSError):
             published = self.gate.published_samples()
-        except (LazyShardError, OSError):
-            # The gate asks again, and knows what to do.
-            return
-        more = ", in several epochs" if consumed > published else ""
-        notice(f"trained {consumed} of {published} published samples{more}")
+            more = ", in several epochs" if consumed > published else ""
+            notice(f"trained {consumed} of {published} published samples{more}")
 
     def tell_cache(self) -> None:
         """Tells, at the end of a training, how much of what this rank drew was in the cache, if there is one."""
@@ -284,63 +267,28 @@ class TrainStream(Dataset[Any]):
         plan = self.plan
         # A sampler in an order of its own decides by itself with which it goes on.
         index = plan.draws * plan.rank.dp_size if plan.layout == "strided" else 0
-        try:
+        # Trained to the end no sample follows, and the first one was deleted.
+        with contextlib.suppress(ChunkRetired):
             return self[index - plan.index_offset] if self.gate.has(index) else None
-        except ChunkRetired:
-            # Trained to the end: no sample follows, and the first one was deleted.
-            return None
+        return None
 
     def check_resume(self, consumed: int, step: int) -> None:
         """Refuses to go on after what the trainer has restored where the next sample would not be exactly the next."""
-        plan, saved = self.plan, self.plan.saved
+        plan, saved, total = self.plan, self.plan.saved, self.plan.total
         if consumed == 0:
             return
         if plan.checkpoint is None or saved is None:
             anew = "megatron: --finetune true; swift: --resume_only_model true --ignore_data_skip true"
             why = f"{consumed} samples were trained, but there is no lazyshard.json beside the weights that says which"
-            way_out = (
-                f"was it trained without the flag, or copied in part? To start anew take the weights alone ({anew})"
-            )
-            raise not_resumed(plan.checkpoint or "the checkpoint", f"{why}: {way_out}")
+            raise not_resumed(plan.checkpoint or "the checkpoint", f"{why}: start anew from the weights ({anew})")
         if consumed != saved.consumed:
             then = f"the trainer would go on after {consumed}, in step {step + 1}: is its lazyshard.json another one's?"
             why = f"{saved.consumed} samples were trained in {saved.step} steps, and {then}"
             raise not_resumed(plan.checkpoint, why, saved.consumed, consumed)
-        draws = plan.draws if plan.layout == "strided" else consumed // plan.rank.dp_size
-        if plan.stop_at_end and plan.total is not None and not _in_first_epoch(plan.course, draws, plan.total):
-            cut = "was it cut, or was --sharded_lazy_on_end repeat given before?"
-            why = f"it stands at sample {consumed}, the stream has ended with {plan.total}: {cut}"
-            raise not_resumed(plan.checkpoint, why, f"at least {consumed} samples", plan.total)
-        self._check_present(draws)
-
-    def _check_present(self, draws: int) -> None:
-        """Refuses to go on at a position whose chunks are gone."""
-        plan, asked = self.plan, members(self.gate.data)
-        if plan.layout == GROUPED:
-            # From any of which ms-swift's sampler may draw.
-            retired = read_retired(stream_path(plan.streams.where), plan.facts.stream)
-            if retired:
-                gone = f"the producer of {plan.streams.where} has deleted the chunks below {retired}"
-                anew = "start anew from the weights alone, without it, or produce the stream anew with --retain all"
-                why = f"{gone}, and a run with --group_by_length true may need all of them: {anew}"
-                raise not_resumed(plan.checkpoint, why, "all chunks", f"those from {retired} on")
-            return
-        spots = [(plan.course, draws)]
-        if plan.streams.blended:
-            courses = [dataset._space().course for dataset in asked]
-            spots = [(course, course.current.draws) for course in courses]
-        for (course, at), dataset, facts in zip(spots, asked, plan.streams.facts, strict=True):
-            samples = _open_samples(course, plan.rank.dp_rank, at, facts.total, plan.stop_at_end)
-            check_present(dataset.reader, samples)
-
-
-def stopped(why: str, left: str, step: int, planned: int, trained: int, checkpoint: str | None) -> str:
-    """Returns the line of a run that stops before the steps that were asked for, as `why_it_stops` says."""
-    saved = "" if checkpoint is None else f". Checkpoint: {checkpoint}"
-    return (
-        f"{why}: training stops after step {step} of {planned}, on all ranks alike, with {trained} samples trained"
-        f"{left}{saved}"
-    )
+        draws, course = plan.draws if plan.layout == "strided" else consumed // plan.rank.dp_size, plan.course
+        if plan.stop_at_end and total is not None and (course.epoch(total) or draws > course.epoch_length(total)):
+            why = f"it stands at sample {consumed}, behind the end of the stream at {total}: was it cut, or repeated?"
+            raise not_resumed(plan.checkpoint, why, f"at least {consumed} samples", total)
 
 
 def _load_state(plan: RunPlan, *datasets: Data) -> None:
@@ -358,43 +306,3 @@ def _load_state(plan: RunPlan, *datasets: Data) -> None:
             data.load_state_dict(begun)
     except StateMismatch as cause:
         raise not_resumed(plan.checkpoint or plan.streams.where, str(cause), cause.expected, cause.actual) from cause
-
-
-def _open_samples(course: Course, lane: int, position: int, total: int | None, stop_at_end: bool) -> list[int]:
-    """Returns the samples of the window that is open at a position of a lane, from there on; none at the run's end."""
-    stop = max(position + 1, course.drawable(course.needed(position)))
-    if total is not None:
-        length, full, span = course.epoch_length(total), course.full_epoch_length(total), course.rules.span
-        if position < length:
-            stop = min(stop, length)
-        elif stop_at_end:
-            # Behind it chunks may be deleted.
-            return []
-        else:
-            within = (position - length) % full
-            stop = position - within + min((within // span + 1) * span, full)
-    samples: list[int] = course.draws(lane, np.arange(position, stop), total)[1].tolist()
-    return samples
-
-
-def _in_first_epoch(course: Course, draws: int, total: int) -> bool:
-    """Returns whether what was drawn lies in the run's first epoch."""
-    with contextlib.suppress(ValueError):
-        return course.epoch(total) == 0 and draws <= course.epoch_length(total)
-    return False
-
-
-def check_present(reader: StreamReader, samples: Iterable[int]) -> None:
-    """Refuses to start where the chunk of one of these samples, that was published, is gone."""
-    published = reader.refresh().samples
-    chunks = {sample // reader.samples_per_chunk for sample in samples if sample < published}
-    # They were published long ago, so the grace period for those that are just appearing is not due.
-    reader.max_wait, patience = min(_LOOK_S, reader.max_wait), reader.max_wait
-    try:
-        for number in sorted(chunks):
-            reader.chunk(number)
-    except (ChunkRetired, ChunkMissing) as cause:
-        text = f"{cause} The checkpoint goes on with chunk {cause.chunk}: take a later one, or restore the chunk"
-        raise ResumeRefused(text, expected=f"chunk {cause.chunk}", actual="deleted") from cause
-    finally:
-        reader.max_wait = patience

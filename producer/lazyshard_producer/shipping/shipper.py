@@ -3,33 +3,49 @@
 For chunk k: `quarantine.jsonl` and journals as far as the seal of k names them; the side file of arrays if there is
 one; the rows; the seal, which publishes k; the head. Then chunk k is deleted from the spool. `stream.end` comes after
 the last seal, then the head that says so: at any moment the store holds what a directory could hold after a crash.
-
 Each object of a chunk is put under the condition that there is none: no two producers can both publish chunk N.
+
+The order of deletion is that of a directory: first `retired.json`, then for each chunk its seal before its data and
+side file. Right before the mark the consumers are looked at once more: one that has come since, or has gone back, keeps
+its chunks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import xxhash
 
-from lazyshard.errors import FormatInvalid, LazyShardError, StreamInvalid
-from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
-from lazyshard.format.records import End, Head, Manifest
+from lazyshard.errors import FormatInvalid, LazyShardError
+from lazyshard.format.cursor import CURSOR_SUFFIX
+from lazyshard.format.names import CURSORS, END, HEAD, MANIFEST, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import End, Head, Manifest, Retired
 from lazyshard.format.seal import Seal, SealedArrays
+from lazyshard.inspection.survey import chunk_files
+from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import read_file
+from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.retention import retire
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
-from lazyshard_producer.shipping.object_shelf import ObjectShelf
+from lazyshard_producer.holding import Shelf, Stock
 from lazyshard_producer.shipping.spool import Spool
 from lazyshard_producer.shipping.store import Found, GivenUp, StreamStore, look
+
+LOOK_S: Final = 0.25  # how often it looks whether the head in the spool has changed while no chunk comes
+HEAD_S: Final = 0.5  # the head is put no more often while chunks come: it is two requests, readers wait longer
+PULL_S: Final = 1.0  # how old what is known of the consumers may get: a listing, and a request for each
+_AT_ONCE: Final = 8  # chunks that are deleted before the next one is put: each is two requests
 
 
 def put_chunk(store: StreamStore, chunk: int, data: bytes, seal: bytes, arrays: bytes | None = None) -> None:
@@ -37,30 +53,23 @@ def put_chunk(store: StreamStore, chunk: int, data: bytes, seal: bytes, arrays: 
 
     May be repeated, after a crash for instance: what is there already stays.
     """
-    replaced = {
-        name: _put_data(store, chunk, name, content)
-        for name, content in ((arrays_name(chunk), arrays), (chunk_name(chunk), data))
-        if content is not None
-    }
+    files = {arrays_name(chunk): arrays, chunk_name(chunk): data}
+    replaced = {name: _put_data(store, chunk, name, own) for name, own in files.items() if own is not None}
     store.check_owner()
     name = seal_name(chunk)
     if store.put_new(name, seal):
         return
-    found = store.call(lambda: store.objects.get(name))
-    if is_same_chunk(found, seal, chunk):
+    found = store.get(name)
+    if found is not None and is_same_chunk(found, seal, chunk):
         return
     # By one that has taken the stream over since the look before; or by one that had it before, in its last moment.
     store.check_owner()
-    for replaced_name, content in replaced.items():
-        if content is not None and _is_sealed_by(found, content, chunk, arrays=replaced_name == arrays_name(chunk)):
-            store.replace(replaced_name, content)
-    raise StreamInvalid(
-        f"{store.objects.name_of(name)}: another producer has published this chunk, with other rows, in its last "
-        f"moment; this one stops, and nothing of the stream was changed. Run the same command again: it goes on after "
-        f"that chunk",
-        directory=store.url,
-        chunk=chunk,
-    )
+    for other, content in replaced.items():
+        if found is not None and content is not None and _is_sealed_by(found, content, chunk, other):
+            store.replace(other, content)
+    why = "another producer has published this chunk, with other rows, in its last moment; this one stops, and nothing"
+    again = "of the stream was changed. Run the same command again: it goes on after that chunk"
+    raise store.invalid(name, f"{why} {again}", chunk)
 
 
 def is_same_chunk(one: bytes, other: bytes, chunk: int) -> bool:
@@ -82,22 +91,18 @@ def _are_alike(one: Seal | SealedArrays | None, other: Seal | SealedArrays | Non
 
 def _put_data(store: StreamStore, chunk: int, name: str, data: bytes) -> bytes | None:
     """Puts an object of a chunk; returns that of another producer which was there and is not any more."""
-    if store.put_new(name, data):
-        return None
     # Left by a producer that was killed before the seal, mostly with the same rows. Nobody has read it without a seal.
-    try:
-        store.call(lambda: store.objects.size(seal_name(chunk)))
-    except FileNotFoundError:
-        return store.replace(name, data)
-    return None
+    if store.put_new(name, data) or store.call(store.objects.exists, seal_name(chunk)):
+        return None
+    return store.replace(name, data)
 
 
-def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, *, arrays: bool) -> bool:
+def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, name: str) -> bool:
     try:
         decoded = Seal.decode(seal, chunk)
     except FormatInvalid:
         return False
-    found = decoded.arrays if arrays else decoded
+    found = decoded.arrays if name == arrays_name(chunk) else decoded
     if found is None or found.size != len(rows):
         return False
     digests: list[int] = found.digests.tolist()
@@ -105,40 +110,95 @@ def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, *, arrays: bool) -> bool
     return digests == [xxhash.xxh3_64_intdigest(rows[start:stop]) for start, stop in ranges]
 
 
-LOOK_S: Final = 0.25  # how often it looks whether the head in the spool has changed while no chunk comes
-HEAD_S: Final = 0.5  # the head is put no more often while chunks come: it is two requests, readers wait longer
+class Shipper(Shelf):
+    """The chunks of a stream in an object store, and the thread that puts them there and deletes them.
 
-
-@dataclass(eq=False)
-class Shipper:
-    """Puts what is in a spool to the store, all of whose calls are made by its own thread.
-
-    `found` is what is in the store; `stop` is set where the thread is to give up at once.
+    `shipped` are in the store, those up to `announced` on their way; the spool keeps these, and the newest one. From
+    `start` on all calls of the store are made by the thread. `found` is what is in the store before.
     """
 
-    store: StreamStore
-    spool: Spool
-    shelf: ObjectShelf
-    found: Found
-    stop: threading.Event
-    _samples_per_chunk: int = 0
-    _head_put: bytes | None = None
-    _head_at: float = float("-inf")
-    _quarantined: int | None = None
-    _failure: BaseException | None = None
-    _complete: bool = False
-
-    def __post_init__(self) -> None:
-        """Makes the thread."""
-        self._has_manifest = self.found.manifest is not None
-        self._has_end = self.found.end is not None
+    def __init__(self, store: StreamStore, spool: Spool, found: Found) -> None:
+        super().__init__(spool.stream, store.url)
+        self.store, self.spool = store, spool
+        self.shipped = self.announced = found.chunks
+        self.pending_bytes = self.largest = 0
+        first = found.listing.first
+        # Eight bytes a chunk: a stream of a million of them takes 8 MB. 0 for those that are retired.
+        self._sizes = array("Q", [0] * first)
+        for chunk in range(first, found.chunks):
+            self._sizes.append(sum(found.sizes.get(name, 0) for name in chunk_files(chunk, arrays=True)))
+        self._leftovers = list(found.listing.leftovers)
+        self._marked = self._deleted = self._wanted = first
+        self._asked = False
+        self._pulled_at = self._refused_at = self._head_at = float("-inf")
+        self._manifest, self._has_end = found.manifest, found.end is not None
+        self._head: bytes | None = None
+        self._quarantined: int | None = None
         self._journals: dict[str, int] = {}
-        self._closing = threading.Event()
+        self._failure: BaseException | None = None
+        self._closing = self._complete = self._news = False
+        self._changed, self._stop = threading.Condition(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="lazyshard-shipper", daemon=True)
 
-    def start(self) -> None:
-        """Begins, once the run's directory is there."""
+    def first(self) -> int:
+        """Returns the number of the oldest chunk that is not retired."""
+        return self._marked
+
+    def visible(self, published: int) -> int:
+        """Returns how many chunks are in the store."""
+        return min(published, self.shipped)
+
+    def consumers(self, published: int) -> tuple[Consumer, ...]:
+        """Returns the consumers as they were last copied, and has them copied again within a moment."""
+        self._asked = True
+        return super().consumers(published)
+
+    def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
+        """Asks for chunks to be deleted, which is done within a moment, once the consumers were looked at again."""
+        self._wanted = max(self._wanted, min(chunks_before, published - 1))
+
+    def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
+        """Returns what the chunks [first, stop) take; always exact."""
+        sizes = self._sizes_of(first, stop)
+        return Stock(first=first, stop=stop, size=sum(sizes), largest=max(sizes, default=0))
+
+    def chunk_size(self, chunk: int) -> int:
+        """Returns the bytes of a chunk, of one that is retired what it had."""
+        return sum(self._sizes_of(chunk, chunk + 1))
+
+    def used_bytes(self, published: int) -> int:
+        """Returns how many bytes the stream takes in the store and on its way."""
+        return sum(self._sizes_of(self._marked, published))
+
+    def free_bytes(self) -> int | None:
+        """Returns None: nobody knows."""
+        return None
+
+    def _sizes_of(self, first: int, stop: int) -> array[int]:
+        with self._changed:
+            return self._sizes[first:stop]
+
+    def start(self, published: int) -> None:
+        """Begins, with so many chunks in the run's directory."""
+        # Before the run looks at the consumers for the first time.
+        self.pull()
+        self.announce(published)
+        # From here on a signal is the run's affair.
+        self.store.pause = self._stop.wait
         self._thread.start()
+
+    def announce(self, published: int) -> None:
+        """Notes that so many chunks are published in the spool."""
+        if published > self.announced:
+            self.spool.keep_journals()
+        with self._changed:
+            for chunk in range(self.announced, published):
+                size = super().chunk_size(chunk)
+                self._sizes.append(size)
+                self.pending_bytes += size
+                self.largest = max(self.largest, size)
+            self.announced = max(self.announced, published)
+            self._wake()
 
     def check(self) -> None:
         """Raises what the thread has ended with, if it has."""
@@ -147,8 +207,9 @@ class Shipper:
 
     def begin_to_close(self) -> None:
         """Has the thread end once all is put that is in the spool by now."""
-        self._closing.set()
-        self.shelf.wake()
+        with self._changed:
+            self._closing = True
+            self._wake()
 
     def is_complete(self) -> bool:
         """Returns whether all is put that was in the spool when the thread was told to end; raises as `check`."""
@@ -157,21 +218,27 @@ class Shipper:
 
     def give_up(self, wait_s: float) -> None:
         """Has the thread end at once; waits for the request in hand no longer than so many seconds."""
-        self.stop.set()
+        self._stop.set()
         self.begin_to_close()
         if self._thread.is_alive():
             self._thread.join(wait_s)
+
+    def _wake(self) -> None:
+        self._news = True
+        self._changed.notify_all()
 
     def _run(self) -> None:
         try:
             while True:
                 # Looked at first: what is in the spool by then is put before the thread ends.
-                closing = self._closing.is_set()
+                closing = self._closing
                 self._put_all(closing)
                 self._complete = closing
-                if closing or self.stop.is_set():
+                if closing or self._stop.is_set():
                     return
-                self.shelf.wait(LOOK_S)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._news, LOOK_S)
+                    self._news = False
         except GivenUp:
             return
         except BaseException as error:
@@ -180,78 +247,69 @@ class Shipper:
             self._failure = error
 
     def _put_all(self, closing: bool) -> None:
-        self._put_manifest()
-        while self.shelf.shipped < self.shelf.announced:
-            if self.stop.is_set():
+        if self._manifest is None and (data := self._read(MANIFEST)) is not None:
+            self._put_once(MANIFEST, data, "created a stream here at the same time")
+            self._manifest = Manifest.decode(data)
+        while self.shipped < self.announced:
+            if self._stop.is_set():
                 raise GivenUp
-            self._put_chunk(self.shelf.shipped)
+            self._put_chunk(self.shipped)
             self._put_head()
-            self.shelf.go_on()
+            self.go_on()
         if closing:
             self._put_quarantine(None)
         if self.spool.ended and not self._has_end:
             self._put_end()
         self._put_head(at_once=closing)
-        if not closing:
-            self.shelf.go_on()
-            # No seal can name them any more.
-            for name in self.shelf.when_all_shipped(self.spool.drop_journals):
-                if self._journals.pop(name, None) is not None:
-                    self._delete(f"{JOURNALS}/{name}")
+        if closing:
+            self.finish()
+            if self._has_end:
+                named = named_journals(End.decode(read_file(self.directory / END)).source)
+                self.store.delete(*(f"{JOURNALS}/{name}" for name in self.store.names(JOURNALS) if name not in named))
             return
-        self.shelf.finish()
-        if self._has_end:
-            named = named_journals(End.decode(read_file(self.spool.stream / END)).source)
-            for name in self.store.names(JOURNALS):
-                if name not in named:
-                    self._delete(f"{JOURNALS}/{name}")
+        self.go_on()
+        with self._changed:
+            # No seal can name them any more; meanwhile nothing can be announced.
+            gone = self.spool.drop_journals() if self.shipped == self.announced else []
+        self.store.delete(*(f"{JOURNALS}/{name}" for name in gone if self._journals.pop(name, None) is not None))
 
-    def _put_manifest(self) -> None:
-        if self._samples_per_chunk:
-            return
-        try:
-            data = read_file(self.spool.stream / MANIFEST)
-        except FileNotFoundError:
-            return
-        if not self._has_manifest:
-            self._put_once(MANIFEST, data, "created a stream here at the same time")
-            self._has_manifest = True
-        self._samples_per_chunk = Manifest.decode(data).samples_per_chunk
+    def _read(self, name: str) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError):
+            return read_file(self.directory / name)
+        return None
 
     def _put_once(self, name: str, data: bytes, otherwise: str) -> None:
         """Puts what is put once in the life of a stream."""
         self.store.check_owner()
-        if self.store.put_new(name, data) or self.store.call(lambda: self.store.objects.get(name)) == data:
+        if self.store.put_new(name, data) or self.store.get(name) == data:
             return
         self.store.check_owner()
-        raise StreamInvalid(
-            f"{self.store.objects.name_of(name)}: somebody else has {otherwise}; this producer stops, nothing of the "
-            f"stream was changed",
-            directory=self.store.url,
-        )
+        stops = "this producer stops, nothing of the stream was changed"
+        raise self.store.invalid(name, f"somebody else has {otherwise}; {stops}")
 
     def _put_chunk(self, chunk: int) -> None:
-        stream = self.spool.stream
-        seal = read_file(stream / seal_name(chunk))
-        rows = (stream / chunk_name(chunk)).read_bytes()
+        stream = self.directory
+        seal, rows = read_file(stream / seal_name(chunk)), (stream / chunk_name(chunk)).read_bytes()
         decoded = Seal.decode(seal, chunk)
         arrays = None if decoded.arrays is None else (stream / arrays_name(chunk)).read_bytes()
-        source: Any = decoded.source
-        if isinstance(source, dict):
-            self._put_quarantine(source.get("quarantine_bytes", 0))
+        if isinstance(decoded.source, dict):
+            self._put_quarantine(decoded.source.get("quarantine_bytes", 0))
         self._put_journals()
         put_chunk(self.store, chunk, rows, seal, arrays)
         # Before it is deleted here: who asks for its size finds it.
-        self.shelf.put(chunk, len(rows) + len(seal) + len(arrays or b""))
-        if not self._closing.is_set():
+        with self._changed:
+            self.pending_bytes -= self._sizes[chunk]
+            self._sizes[chunk] = len(rows) + len(seal) + len(arrays or b"")
+            self.shipped = chunk + 1
+        if not self._closing:
             # The newest one stays, whose seal says where to go on.
             with contextlib.suppress(OSError):
-                retire(stream, chunk + 1, self.shelf.announced)
+                retire(stream, chunk + 1, self.announced)
 
     def _put_quarantine(self, size: int | None) -> None:
         """Puts the file of refused rows, up to so many bytes; None: whole."""
         try:
-            with open(self.spool.stream / QUARANTINE, "rb") as file:
+            with open(self.directory / QUARANTINE, "rb") as file:
                 data = file.read(size)
         except FileNotFoundError:
             return
@@ -266,17 +324,12 @@ class Shipper:
                 self.store.replace(f"{JOURNALS}/{path.name}", data)
                 self._journals[path.name] = len(data)
 
-    def _delete(self, name: str) -> None:
-        self.store.check_owner()
-        self.store.delete(name)
-
     def _put_end(self) -> None:
-        data = read_file(self.spool.stream / END)
-        if End.decode(data).chunks != self.shelf.shipped:
+        data = read_file(self.directory / END)
+        if End.decode(data).chunks != self.shipped:
             # Its last chunk is about to be announced.
             return
-        for name in look(self.store, None).unsealed:
-            self._delete(name)
+        self.store.delete(*look(self.store, None).unsealed)
         # They tell what of followed directories is in the stream.
         self.spool.keep_journals()
         self._put_journals()
@@ -284,28 +337,71 @@ class Shipper:
         self._has_end = True
 
     def _put_head(self, at_once: bool = False) -> None:
-        now = time.monotonic()
-        if not at_once and now - self._head_at < HEAD_S:
-            return
+        now, data = time.monotonic(), None
+        if self._manifest is not None and (at_once or now - self._head_at >= HEAD_S):
+            data = self._read(HEAD)
         try:
-            data = read_file(self.spool.stream / HEAD)
-            here = Head.decode(data)
-        except (FileNotFoundError, FormatInvalid):
+            here = None if data is None else Head.decode(data)
+        except FormatInvalid:
             return
-        shipped = self.shelf.shipped
-        if here.chunks > shipped or (here.ended and not self._has_end):
-            data = self._lagging(here, shipped).encode()
-        if not self._has_manifest or data == self._head_put:
+        if here is None or self._manifest is None:
             return
-        self.store.replace(HEAD, data)
-        self._head_put, self._head_at = data, now
+        if here.chunks > self.shipped or (here.ended and not self._has_end):
+            # For readers who find only so many chunks.
+            chunks, size = min(here.chunks, self.shipped), self._manifest.samples_per_chunk
+            if here.ended and chunks == here.chunks:
+                # The last one may be a partial chunk, which no head names before the end.
+                chunks = min(chunks, here.samples // size)
+            state = "running" if here.state == "finished" else here.state
+            data = replace(here, chunks=chunks, samples=chunks * size, ended=False, state=state).encode()
+        if data is not None and data != self._head:
+            self.store.replace(HEAD, data)
+            self._head, self._head_at = data, now
 
-    def _lagging(self, head: Head, shipped: int) -> Head:
-        """Returns the head for readers who find only so many chunks."""
-        chunks = min(head.chunks, shipped)
-        if head.ended and chunks == head.chunks:
-            # The last one may be a partial chunk, which no head names before the end.
-            chunks = min(chunks, head.samples // self._samples_per_chunk)
-        samples = chunks * self._samples_per_chunk
-        state = "running" if head.state == "finished" else head.state
-        return replace(head, chunks=chunks, samples=samples, ended=False, state=state)
+    def pull(self) -> None:
+        """Copies the files of consumers into the spool."""
+        names = self.store.names(CURSORS)
+        there = {name for name in names if name.endswith(CURSOR_SUFFIX) and name[0] != "." and "/" not in name}
+        folder = self.directory / CURSORS
+        folder.mkdir(exist_ok=True)
+        for name in sorted(there):
+            data = self.store.get(f"{CURSORS}/{name}")
+            if data is not None:
+                publish_bytes(data, folder / name, folder / f".{secrets.token_hex(8)}", durable=False)
+        for path in folder.iterdir():
+            if path.name not in there:
+                remove(path)
+        self._pulled_at = time.monotonic()
+
+    def go_on(self) -> None:
+        """Does a part of what is to be copied and deleted."""
+        if self._asked and time.monotonic() - self._pulled_at >= PULL_S:
+            self._asked = False
+            self.pull()
+        left, self._leftovers = self._leftovers[: 2 * _AT_ONCE], self._leftovers[2 * _AT_ONCE :]
+        self.store.delete(*left)
+        if self._wanted > self._marked and time.monotonic() - self._refused_at >= PULL_S:
+            self._mark()
+        chunks = range(self._deleted, min(self._marked, self._deleted + _AT_ONCE))
+        kinds = (seal_name, chunk_name, arrays_name)[: 3 if self.has_arrays() else 2]
+        self.store.delete(*(name_of(chunk) for chunk in chunks for name_of in kinds))
+        self._deleted += len(chunks)
+
+    def finish(self) -> None:
+        """Does all of it."""
+        self._refused_at = float("-inf")
+        self.go_on()
+        while self._leftovers or self._deleted < self._marked:
+            self.go_on()
+
+    def _mark(self) -> None:
+        self.pull()
+        done = [consumer.chunks_before for consumer in list_consumers(self.directory, self.shipped)]
+        target = min(self._wanted, self.shipped - 1, min(done, default=0))
+        if target < self._wanted:
+            # Not dropped: whoever asked counts it as done. A cursor may be ahead of what is known to be in the store.
+            self._refused_at = time.monotonic()
+        if target > self._marked and self._manifest is not None:
+            mark = Retired(self._manifest.stream_id, target, time.time())
+            self.store.replace(RETIRED, mark.encode())
+            self._marked = target

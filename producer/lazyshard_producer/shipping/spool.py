@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +37,6 @@ from lazyshard_producer.following.journal import is_journal_name
 from lazyshard_producer.shipping.store import Found, StreamStore
 
 _OWNERS: Final = "owners.json"
-_NAME_BYTES: Final = 60
 
 
 def default_root() -> Path:
@@ -53,7 +51,7 @@ def folder_name(url: str) -> str:
     >>> folder_name("s3://bucket/run 1")
     'bucket-run-1-3ed38f673c3ab8a0'
     """
-    readable = re.sub(r"[^A-Za-z0-9]+", "-", url.partition("://")[2]).strip("-")[:_NAME_BYTES]
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", url.partition("://")[2]).strip("-")[:60]
     return f"{readable}-{xxhash.xxh3_64_hexdigest(url.rstrip('/').encode())}"
 
 
@@ -65,16 +63,14 @@ class Spool:
         self.stream: Final = self.folder / "stream"
         self._journals = self.folder / "journals"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = filelock.FileLock(self.folder / "lock", timeout=0, thread_local=False)
+        lock = self.folder / "lock"
+        self._lock = filelock.FileLock(lock, timeout=0, thread_local=False)
         try:
             self._lock.acquire()
         except filelock.Timeout as cause:
-            raise ProducerLocked(
-                f"{url}: a process of this machine is already producing into this stream (it holds "
-                f"{self.folder / 'lock'}); stop it first, or choose another place",
-                directory=url,
-                holder="a process of this machine",
-            ) from cause
+            holder = "a process of this machine"
+            why = f"{holder} is already producing into this stream (it holds {lock}); stop it, or use another place"
+            raise ProducerLocked(f"{url}: {why}", directory=url, holder=holder) from cause
 
     def release(self) -> None:
         """Lets the next producer in. May be called twice."""
@@ -88,10 +84,9 @@ class Spool:
                 return tuple(tokens)
         return ()
 
-    def note_tokens(self, tokens: Iterable[str]) -> None:
+    def note_tokens(self, *tokens: str) -> None:
         """Replaces these tokens durably."""
-        data = orjson.dumps({"tokens": list(tokens)}, option=orjson.OPT_APPEND_NEWLINE)
-        _write(self.folder / _OWNERS, data)
+        _write(self.folder / _OWNERS, orjson.dumps({"tokens": tokens}, option=orjson.OPT_APPEND_NEWLINE))
 
     def clear(self) -> None:
         """Throws away all of the stream that is here. What is left by an interrupted call is nobody's: see `tokens`."""
@@ -123,11 +118,10 @@ class Spool:
 
     def drop_journals(self) -> list[str]:
         """Lets go of the kept journals that the stream does not have any more, and returns their names."""
-        there = {path.name for path in _files(self.stream / JOURNALS)}
-        gone = [path for path in self.journals() if path.name not in there]
-        for path in gone:
-            remove(path)
-        return [path.name for path in gone]
+        gone = {path.name for path in self.journals()} - {path.name for path in _files(self.stream / JOURNALS)}
+        for name in gone:
+            remove(self._journals / name)
+        return sorted(gone)
 
     @property
     def ended(self) -> bool:
@@ -143,22 +137,21 @@ def restore(store: StreamStore, found: Found, folder: Path, *, ended: bool = Fal
     assert found.manifest is not None
     folder.mkdir()
     last = found.chunks - 1
-    if last >= 0:
-        rows = (chunk_name(last), *((arrays_name(last),) if found.manifest.arrays else ()))
-        for name in (*(() if ended else rows), seal_name(last)):
-            if (data := store.get(name)) is None:
-                url = store.objects.name_of(name)
-                raise ChunkMissing(f"{url}: was deleted a moment ago; restore it from a copy", file=url, chunk=last)
-            _write(folder / name, data)
-    if last > 0:
-        _write(folder / RETIRED, Retired(found.manifest.stream_id, last, time.time()).encode())
-    journals = store.names(JOURNALS)
+    newest = [] if last < 0 else [seal_name(last)]
+    if last >= 0 and not ended:
+        newest = [chunk_name(last), *([arrays_name(last)] if found.manifest.arrays else []), seal_name(last)]
+    journals = [f"{JOURNALS}/{name}" for name in store.names(JOURNALS) if is_journal_name(name)]
     if journals:
         (folder / JOURNALS).mkdir()
-    names = [f"{JOURNALS}/{name}" for name in journals if is_journal_name(name)]
-    for name in (MANIFEST, END, QUARANTINE, *((HEAD,) if ended else ()), *names):
-        if (data := store.get(name)) is not None:
+    for name in (*newest, MANIFEST, END, QUARANTINE, *([HEAD] if ended else []), *journals):
+        data = store.get(name)
+        if data is not None:
             _write(folder / name, data)
+        elif name in newest:
+            url = store.objects.name_of(name)
+            raise ChunkMissing(f"{url}: was deleted a moment ago; restore it from a copy", file=url, chunk=last)
+    if last > 0:
+        _write(folder / RETIRED, Retired(found.manifest.stream_id, last, time.time()).encode())
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from lazyshard.errors import ChunkMissing, FileInvalid, ProducerFenced, StoreUnavailable, StreamInvalid, StreamMismatch
 from lazyshard.format.names import END, MANIFEST, OWNER, RETIRED, arrays_name, chunk_name, seal_name
@@ -21,6 +21,7 @@ from lazyshard.format.records import End, Manifest, Owner, Retired
 from lazyshard.store.objects import FIRST_PAUSE_S, ObjectStore, next_pause, why_failed
 from lazyshard.stream.listing import Listing, sort_names
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 SHOWN_S: Final = 2.0  # a failure that passes sooner is nobody's concern
@@ -38,7 +39,6 @@ class FoundOwner(NamedTuple):
     tag: str | None
 
 
-@dataclass(eq=False)
 class StreamStore:
     """The objects of a stream. `owner` is this process, once it has taken the stream.
 
@@ -47,35 +47,36 @@ class StreamStore:
     GivenUp, and StoreUnavailable where the store has failed for `patience_s`.
     """
 
-    url: str
-    patience_s: float
-    left_in: str
-    pause: Callable[[float], bool]
-    clock: Callable[[], float] = time.monotonic
-    owner: Owner | None = None
-    _since: float | None = None
-    _words: str = ""
-
-    def __post_init__(self) -> None:
-        """Names the store."""
-        self.objects = ObjectStore(self.url, patience_s=0)
+    def __init__(
+        self,
+        url: str,
+        patience_s: float,
+        left_in: str,
+        pause: Callable[[float], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.objects = ObjectStore(url, patience_s=0)
         self.url = self.objects.url
+        self.owner: Owner | None = None
+        self.pause = pause
+        self._patience_s, self._left_in, self._clock = patience_s, left_in, clock
+        self._since: float | None = None
+        self._words = ""
 
     @property
     def trouble(self) -> str | None:
         """Why nothing comes through, for how long, in words; None where it does, and in the first moments."""
         since = self._since
-        if since is None or (lasted := self.clock() - since) < SHOWN_S:
+        if since is None or (lasted := self._clock() - since) < SHOWN_S:
             return None
         return f"the store has not answered for {lasted:.0f} s ({self._words})"
 
-    def call(self, call: Callable[[], _T]) -> _T:
-        """Returns what the call returns."""
-        started = self.clock()
-        length = FIRST_PAUSE_S
+    def call(self, call: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T:
+        """Returns what a method of `objects` returns."""
+        started, length = self._clock(), FIRST_PAUSE_S
         while True:
             try:
-                result = call()
+                result = call(*args, **options)
             except StoreUnavailable as error:
                 cause = error
             else:
@@ -84,12 +85,12 @@ class StreamStore:
             if self._since is None:
                 self._since = started
             self._words = why_failed(cause.__cause__ or cause).words
-            waited = self.clock() - started
-            if waited + length > self.patience_s:
+            waited = self._clock() - started
+            if waited + length > self._patience_s:
                 raise StoreUnavailable(
                     f"{self.url}: the store has failed for {waited:.0f} s (--store-patience-seconds "
-                    f"{self.patience_s:g}): {self._words}. Is it reachable from this machine, and its endpoint right "
-                    f"(AWS_ENDPOINT_URL for S3)? {self.left_in}",
+                    f"{self._patience_s:g}): {self._words}. Is it reachable from this machine, and its endpoint right "
+                    f"(AWS_ENDPOINT_URL for S3)? {self._left_in}",
                     url=self.url,
                     waited=waited,
                 ) from cause
@@ -100,24 +101,27 @@ class StreamStore:
     def get(self, name: str) -> bytes | None:
         """Returns an object, None where there is none."""
         try:
-            return self.call(lambda: self.objects.get(name))
+            return self.call(self.objects.get, name)
         except FileNotFoundError:
             return None
 
     def names(self, folder: str = "") -> dict[str, int]:
         """Returns the names right under a folder with their sizes, nothing where there is none."""
         try:
-            return self.call(lambda: self.objects.list(folder))
+            return self.call(self.objects.list, folder)
         except FileNotFoundError:
             return {}
 
     def put_new(self, name: str, data: bytes) -> bool:
         """Puts an object if there is none; returns whether it did."""
-        return self.call(lambda: self.objects.put_new(name, data))
+        return self.call(self.objects.put_new, name, data)
 
-    def delete(self, name: str) -> None:
-        """Deletes an object."""
-        self.call(lambda: self.objects.delete(name))
+    def delete(self, *names: str) -> None:
+        """Deletes objects, if the stream is still ours."""
+        if names:
+            self.check_owner()
+        for name in names:
+            self.call(self.objects.delete, name)
 
     def replace(self, name: str, data: bytes) -> bytes | None:
         """Puts an object in place of the one of its name, unless it is the same; returns that one.
@@ -127,20 +131,15 @@ class StreamStore:
         """
         for _ in range(_TURNS):
             found, tag = self._tagged(name)
-            if tag is None:
-                self.check_owner()
-                if self.put_new(name, data):
-                    return None
-                continue
             if found == data:
                 return None
             self.check_owner()
-            if self._put_matching(name, data, tag):
+            if tag is None:
+                if self.put_new(name, data):
+                    return None
+            elif self.call(self.objects.put_matching, name, data, tag):
                 return found
-        raise StreamInvalid(
-            f"{self.objects.name_of(name)}: somebody else puts this object all the time; find out who, and stop it",
-            directory=self.url,
-        )
+        raise self.invalid(name, "somebody else puts this object all the time; find out who, and stop it")
 
     def find_owner(self) -> FoundOwner:
         """Looks who the owner is."""
@@ -154,7 +153,7 @@ class StreamStore:
         """Takes the stream from whoever had it when it was looked at."""
         self.owner = owner
         data, tag = owner.encode(), found.tag
-        taken = self.put_new(OWNER, data) if tag is None else self._put_matching(OWNER, data, tag)
+        taken = self.put_new(OWNER, data) if tag is None else self.call(self.objects.put_matching, OWNER, data, tag)
         # A try whose answer was lost may have done it.
         if not taken or not self.objects.conditional:
             self.check_owner()
@@ -162,29 +161,26 @@ class StreamStore:
     def check_owner(self) -> None:
         """Looks whether the stream is still ours."""
         found = self.find_owner().owner
+        if found == self.owner:
+            return
+        why = f"{found} has taken this stream over; this producer stops. Nothing is lost: the other one goes on"
         if found is None:
-            raise ProducerFenced(
-                f"{self.objects.name_of(OWNER)}: is gone or cannot be read: somebody removes the stream, or has "
-                f"changed that object; this producer stops, since it cannot know any more whether the stream is its "
-                f"own. If the stream is still wanted, start it again: it goes on after the last sealed chunk",
-                directory=self.url,
+            why = (
+                f"{OWNER} is gone or cannot be read: somebody removes the stream, or has changed that object; this "
+                f"producer stops. If the stream is still wanted, start it again: it goes on"
             )
-        if found != self.owner:
-            raise ProducerFenced(
-                f"{self.url}: {found} has taken this stream over; this producer stops. Nothing is lost: the other one "
-                f"goes on after the last sealed chunk",
-                directory=self.url,
-                holder=str(found),
-            )
+        holder = None if found is None else str(found)
+        raise ProducerFenced(f"{self.url}: {why} after the last sealed chunk", directory=self.url, holder=holder)
+
+    def invalid(self, name: str, why: str, chunk: int | None = None) -> StreamInvalid:
+        """Returns the error of an object, or of the stream where it has no name."""
+        return StreamInvalid(f"{self.objects.name_of(name)}: {why}", directory=self.url, chunk=chunk)
 
     def _tagged(self, name: str) -> tuple[bytes, str] | tuple[None, None]:
         try:
-            return self.call(lambda: self.objects.get_tagged(name))
+            return self.call(self.objects.get_tagged, name)
         except FileNotFoundError:
             return None, None
-
-    def _put_matching(self, name: str, data: bytes, tag: str) -> bool:
-        return self.call(lambda: self.objects.put_matching(name, data, tag))
 
 
 def next_owner(before: Owner | None) -> Owner:
@@ -230,11 +226,9 @@ def look(store: StreamStore, samples_per_chunk: int | None) -> Found:
     sizes = store.names()
     listing = sort_names(sizes, url)
     if manifest is None and (listing.data or listing.seals):
-        raise StreamInvalid(
-            f"{url}: holds chunk objects but no {MANIFEST}, so somebody else made them; choose another place",
-            directory=url,
-        )
-    if manifest is None or not manifest.arrays:
+        raise store.invalid("", f"holds chunk objects but no {MANIFEST}, so somebody else made them; use another place")
+    arrays = manifest is not None and manifest.arrays
+    if not arrays:
         # Whatever has the name of a side file here is none of ours.
         listing = replace(listing, arrays={})
     # After the listing: the mark comes before each deletion, so whatever was missing above is below it now.
@@ -243,24 +237,16 @@ def look(store: StreamStore, samples_per_chunk: int | None) -> Found:
         retired = Retired.decode(mark, store.objects.name_of(RETIRED))
         if retired.stream_id == manifest.stream_id:
             listing = listing.starting_at(retired.chunks_before)
-    _check_gaps(url, listing, manifest is not None and manifest.arrays)
-    data = store.get(END)
-    return Found(manifest, listing, sizes, None if data is None else End.decode(data, store.objects.name_of(END)))
-
-
-def _check_gaps(url: str, listing: Listing, arrays: bool) -> None:
-    beyond = [chunk for chunk in listing.seals if chunk >= listing.sealed]
-    if beyond or listing.sealed == listing.first > 0:
-        raise StreamInvalid(
-            f"{url}: {seal_name(listing.sealed)} is missing; restore it from a copy, no producer goes on past a gap",
-            directory=url,
-            chunk=listing.sealed,
-        )
-    kinds = [("data object", listing.data, chunk_name), ("side file", listing.arrays, arrays_name)]
-    for chunk in range(listing.first if arrays else listing.complete, listing.sealed):
-        for kind, names, name_of in kinds[: 1 + arrays]:
+    sealed = listing.sealed
+    if any(chunk >= sealed for chunk in listing.seals) or sealed == listing.first > 0:
+        gap = f"{seal_name(sealed)} is missing; restore it from a copy, no producer goes on past a gap"
+        raise store.invalid("", gap, sealed)
+    kinds = [("data object", listing.data, chunk_name), ("side file", listing.arrays, arrays_name)][: 1 + arrays]
+    for chunk in range(listing.first if arrays else listing.complete, sealed):
+        for kind, names, name_of in kinds:
             if chunk not in names:
                 file = f"{url}/{name_of(chunk)}"
-                raise ChunkMissing(
-                    f"{file}: sealed, but its {kind} is missing; restore it from a copy", file=file, chunk=chunk
-                )
+                why = f"sealed, but its {kind} is missing; restore it from a copy"
+                raise ChunkMissing(f"{file}: {why}", file=file, chunk=chunk)
+    data = store.get(END)
+    return Found(manifest, listing, sizes, None if data is None else End.decode(data, store.objects.name_of(END)))

@@ -10,8 +10,8 @@ import pytest
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamMismatch, WriterFailed
 from lazyshard.stream import ChunkWriter
-from lazyshard_producer.ray import pieces
-from lazyshard_producer.ray.pieces import Committer, piece_path, write_piece
+from lazyshard_producer import ray
+from lazyshard_producer.ray import Committer, piece_path, write_piece
 from tests.harness.processes.producing import ids, published, seal
 
 DEADLINE_S = 60.0
@@ -36,7 +36,6 @@ def begin(out: Path, samples_per_chunk: int = 4) -> tuple[Committer, Path]:
     except BaseException:
         writer.close(end=False)
         raise
-    committer.start()
     return committer, folder
 
 
@@ -140,7 +139,7 @@ def test_a_stream_of_another_program(tmp_path: Path) -> None:
 
 
 def test_a_piece_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "MISSING_S", 0.0)
+    monkeypatch.setattr(ray, "MISSING_S", 0.0)
     committer, folder = begin(tmp_path)
     write(folder, 0, 0, 5)
     with pytest.raises(FileNotFoundError, match="00000001"):

@@ -7,7 +7,8 @@ import pytest
 
 from lazyshard.errors import ChunkCorrupt
 from lazyshard.format.batch import check_lines
-from lazyshard_producer.ray.pieces import PieceReader, list_pieces, piece_path, write_piece
+from lazyshard_producer import ray
+from lazyshard_producer.ray import PieceReader, list_pieces, piece_path, write_piece
 
 LINES = [b'{"id":%d}\n' % number for number in range(5)]
 
@@ -19,39 +20,40 @@ def write(folder: Path, task: int, *parts: list[bytes]) -> None:
 def test_any_range_of_rows(tmp_path: Path) -> None:
     write(tmp_path, 7, LINES[:2], [], LINES[2:])
     assert [path.name for path in tmp_path.iterdir()] == ["00000007.piece"]
-    with PieceReader(piece_path(tmp_path, 7)) as piece:
-        assert len(piece) == 5
-        for first in range(5):
-            for last in range(first + 1, 6):
-                found, expected = piece.read(first, last), check_lines(LINES[first:last])
-                assert (found.data, found.ends.tolist()) == (expected.data, expected.ends.tolist())
-                assert found.digests.tolist() == expected.digests.tolist()
+    piece = PieceReader(piece_path(tmp_path, 7))
+    assert len(piece) == 5
+    for first in range(5):
+        for last in range(first + 1, 6):
+            found, expected = piece.read(first, last), check_lines(LINES[first:last])
+            assert (found.data, found.ends.tolist()) == (expected.data, expected.ends.tolist())
+            assert found.digests.tolist() == expected.digests.tolist()
     write(tmp_path, 0)
-    with PieceReader(piece_path(tmp_path, 0)) as piece:
-        assert len(piece) == 0
+    piece = PieceReader(piece_path(tmp_path, 0))
+    assert len(piece) == 0
 
 
-def test_how_many_rows_fit(tmp_path: Path) -> None:
+def test_how_many_rows_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 0, LINES)
-    with PieceReader(piece_path(tmp_path, 0)) as piece:
-        for first, most_rows, most_bytes, last in (
-            (0, 9, 99, 5),
-            (0, 2, 99, 2),
-            (0, 9, 18, 2),
-            (0, 9, 17, 1),
-            (0, 9, 1, 1),
-            (3, 9, 9, 4),
-            (3, 9, 99, 5),
-            (4, 1, 1, 5),
-        ):
-            assert piece.fit(first, most_rows, most_bytes) == last
+    piece = PieceReader(piece_path(tmp_path, 0))
+    for first, most_rows, most_bytes, last in (
+        (0, 9, 99, 5),
+        (0, 2, 99, 2),
+        (0, 9, 18, 2),
+        (0, 9, 17, 1),
+        (0, 9, 1, 1),
+        (3, 9, 9, 4),
+        (3, 9, 99, 5),
+        (4, 1, 1, 5),
+    ):
+        monkeypatch.setattr(ray, "_SLICE_BYTES", most_bytes)
+        assert piece.fit(first, most_rows) == last
 
 
 def test_a_task_that_runs_again_replaces_its_piece(tmp_path: Path) -> None:
     for line in (*LINES[:2], LINES[0]):
         write(tmp_path, 1, [line])
-        with PieceReader(piece_path(tmp_path, 1)) as piece:
-            assert piece.read(0, 1).data == line
+        piece = PieceReader(piece_path(tmp_path, 1))
+        assert piece.read(0, 1).data == line
     assert list_pieces(tmp_path) == {1}
 
 
@@ -80,7 +82,7 @@ def test_a_row_that_was_changed(tmp_path: Path) -> None:
     write(tmp_path, 1, LINES)
     path = piece_path(tmp_path, 1)
     path.write_bytes(path.read_bytes().replace(b'{"id":3}', b'{"id":9}'))
-    with PieceReader(path) as piece:
-        assert piece.read(0, 3).data == b"".join(LINES[:3])
-        with pytest.raises(ChunkCorrupt, match="row 3"):
-            piece.read(1, 5)
+    piece = PieceReader(path)
+    assert piece.read(0, 3).data == b"".join(LINES[:3])
+    with pytest.raises(ChunkCorrupt, match="row 3"):
+        piece.read(1, 5)

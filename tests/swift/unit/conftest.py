@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from lazyshard_swift import checkpoints
+from tests.swift.unit.runs import let_go_of_cursors
 
 
 @pytest.fixture
@@ -36,4 +36,4 @@ def notices(monkeypatch: pytest.MonkeyPatch, cautions: list[str]) -> list[str]:
 def another_process() -> Iterator[None]:
     """Lets go of the cursors that the test's run has, as the end of its process would."""
     yield
-    checkpoints.let_go_of_cursors()
+    let_go_of_cursors()

@@ -18,14 +18,12 @@ from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.rank import Rank
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
-from lazyshard_swift import parallel
+from lazyshard_swift import checkpoints, parallel
 from lazyshard_swift.checkpoints import Position, save_position
 from lazyshard_swift.ms_swift import is_megatron
-from lazyshard_swift.opening import open_train_stream, read_lengths
-from lazyshard_swift.parallel import Facts, Streams
-from lazyshard_swift.planning import decide
+from lazyshard_swift.opening import decide, open_train_stream, read_lengths
 from lazyshard_swift.rows import RowEncoder
-from lazyshard_swift.run_plan import RunPlan
+from lazyshard_swift.run_plan import Facts, RunPlan, Streams
 from lazyshard_swift.stream import TrainStream
 from tests.data import swift_samplers
 
@@ -214,3 +212,9 @@ def refused(kind: type[BaseException], *words: str, **fields: Any) -> Iterator[p
 def as_rank(rank: int) -> Any:
     """Has this process pass for one rank: the first one alone writes."""
     return mock.patch.object(parallel, "is_first", lambda: rank == 0)
+
+
+def let_go_of_cursors() -> None:
+    """Lets other runs in, as the end of this process would."""
+    while checkpoints._held:
+        checkpoints._held.popitem()[1].close()

@@ -15,11 +15,9 @@ import pytest
 
 from lazyshard.format.cursor import check_consumer
 from lazyshard_swift import arguments
-from lazyshard_swift.arguments import check_combinations
+from lazyshard_swift.arguments import Progress, check_combinations, progress_of
 from lazyshard_swift.checkpoints import consumer_name
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.planning import progress_of
-from lazyshard_swift.run_plan import Progress
 from tests.swift.unit.runs import DEFAULTS, hugging_face, megatron, refused
 
 NAME = "stand_in_data_args"

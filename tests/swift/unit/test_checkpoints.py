@@ -21,7 +21,6 @@ from lazyshard_swift.checkpoints import (
     Checkpoints,
     Position,
     is_whole,
-    let_go_of_cursors,
     load_position,
     parse,
     save_position,
@@ -30,7 +29,7 @@ from lazyshard_swift.errors import PositionInvalid, ResumeRefused
 from lazyshard_swift.run_plan import check_fits
 from tests.stream.streams import names, produce
 from tests.swift.unit import runs
-from tests.swift.unit.runs import SAVED, as_rank, megatron, open_streams, plan, position, refused
+from tests.swift.unit.runs import SAVED, as_rank, let_go_of_cursors, megatron, open_streams, plan, position, refused
 
 FILE = "/runs/one/checkpoint-3/lazyshard.json"
 CHECKPOINT = "/runs/one/checkpoint-3"
@@ -254,7 +253,7 @@ def kept(directory: Path, output: Path, resumed: Path | None = None, **changes: 
 def save(saves: Checkpoints, output: Path, step: int) -> None:
     """As ms-swift saves: the position first, the weights, then the cursor."""
     folder = output / f"checkpoint-{step}"
-    saves.begin(str(folder), step * 4, step)
+    saves.begin(step * 4, step)
     (folder / "weights").write_bytes(b"0" * 10)
     saves.commit()
 
@@ -329,7 +328,7 @@ def test_checkpoint_that_is_saved_over_counts_as_torn_until_it_is_whole(director
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
         assert is_whole(folder)
-        saves.begin(str(folder), 12, 3)
+        saves.begin(12, 3)
         assert not is_whole(folder)
         assert not any((folder / name).exists() for name in before)
 
@@ -372,12 +371,12 @@ def test_position_is_there_before_the_weights_and_the_cursor_after_them(director
     saves.commit()
     assert not (directory / "cursors").exists(), "written without a checkpoint"
     assert (bool(saves.pending), saves.last_step) == (False, -1)
-    saves.begin(str(output / "checkpoint-5"), 20, 5)
+    saves.begin(20, 5)
     assert names(output / "checkpoint-5") == ["lazyshard.json"]
     assert (bool(saves.pending), saves.last_step) == (True, 5)
     assert read_cursor(directory, CONSUMER) is None
     # --async_save: more than one may be under way, and the newest counts.
-    saves.begin(str(output / "checkpoint-6"), 24, 6)
+    saves.begin(24, 6)
     saves.commit()
     assert not saves.pending
     assert cursor(directory).consumed == 24
@@ -412,7 +411,7 @@ def test_only_the_first_rank_writes(directory: Path, output: Path) -> None:
     with as_rank(1):
         saves = kept(directory, output)
         saves.register()
-        saves.begin(str(output / "checkpoint-5"), 20, 5)
+        saves.begin(20, 5)
         saves.commit()
     # But every rank knows that there is one, or they would not all save at the end.
     assert (saves.last_step, bool(saves.pending)) == (5, False)
@@ -435,7 +434,7 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
         assert cautions.pop() and not cautions
     elif failure == "no space":
         monkeypatch.setattr(checkpoints, "put_cursor", fail)
-    saves.begin(str(output / "checkpoint-5"), 20, 5)
+    saves.begin(20, 5)
     if failure == "no checkpoint":
         shutil.rmtree(output)
     saves.commit()

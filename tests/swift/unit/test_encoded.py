@@ -25,8 +25,8 @@ from lazyshard_swift.encoding import (
     unpack,
 )
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.parallel import Facts, Streams
 from lazyshard_swift.rows import EncodedRows, encoders
+from lazyshard_swift.run_plan import Facts, Streams
 from lazyshard_swift.stream import open_data
 from tests.swift.unit.runs import hugging_face, refused
 
@@ -262,10 +262,10 @@ def test_tensors_share_the_memory_of_the_row() -> None:
 @pytest.mark.parametrize(
     ("sample", "text"),
     [
-        ({"a": object()}, "the template returned a builtins.object at a, which no row can hold"),
-        ({"a": {"b": {1, 2}}}, "a builtins.set at a.b"),
-        ({"$tensor": 1}, "the key '\\$tensor' at the top, which no row can have"),
-        ({"a": {3: 1}}, "the key 3 at a"),
+        ({"a": object()}, "the template returned a builtins.object at 'a', which no row can hold"),
+        ({"a": {"b": {1, 2}}}, "a builtins.set at 'a'"),
+        ({"$tensor": 1}, "the key '\\$tensor' at"),
+        ({"a": {3: 1}}, "the key 3 at 'a'"),
     ],
 )
 def test_what_no_row_can_hold_is_named(sample: dict[str, Any], text: str) -> None:

@@ -10,14 +10,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
 from lazyshard import errors as library
 from lazyshard.stream import Published
-from lazyshard_swift import errors, parallel
-from lazyshard_swift.stream import stopped
+from lazyshard_swift import errors, ms_swift, parallel
+from lazyshard_swift.stream import TrainStream
 from tests.swift.programs import python
 from tests.swift.unit.runs import decided, megatron
 
@@ -171,16 +172,18 @@ print(child.pid, flush=True)
     assert ended.stderr == "\nlazyshard: error: no chunk 3 (exit code 75)\n"
 
 
-def test_end_of_a_stream() -> None:
+def test_end_of_a_stream(notices: list[str]) -> None:
     """As the README has it."""
     args = megatron(micro_batch_size=2, global_batch_size=8, train_iters=60)
-    why, left = decided(args, 203).end(200, [Published(1, 203, True)], 8)
+    gate = SimpleNamespace(gave_up=None, published=lambda: [Published(1, 203, True)])
+    stream: Any = SimpleNamespace(plan=decided(args, 203), gate=gate)
     told = (
         "the stream has ended with 203 samples: training stops after step 25 of 60, on all ranks alike, with 200 "
         "samples trained and 3 left over, fewer than the 8 of a step"
     )
     for checkpoint, end in ((None, ""), ("output/checkpoint-25", ". Checkpoint: output/checkpoint-25")):
-        assert stopped(why, left, 25, 60, 200, checkpoint) == told + end
+        TrainStream.tell_stop(stream, 200, 25, 60, checkpoint)
+        assert notices.pop() == f"lazyshard: {told}{end}"
 
 
 @contextlib.contextmanager
@@ -196,7 +199,7 @@ def clean() -> Iterator[logging.Logger]:
 
 
 def test_notice_goes_through_ms_swifts_logger(notices: list[str]) -> None:
-    parallel.notice("100% of {what} %s is there")
+    ms_swift.notice("100% of {what} %s is there")
     assert notices == ["lazyshard: 100% of {what} %s is there"]
 
 
@@ -205,7 +208,7 @@ def test_notice_without_ms_swift_is_not_an_error(
 ) -> None:
     monkeypatch.setitem(sys.modules, "swift.utils", None)
     with caplog.at_level(logging.INFO, "lazyshard"):
-        parallel.notice("told")
+        ms_swift.notice("told")
     assert [(record.name, record.getMessage()) for record in caplog.records] == [("lazyshard", "lazyshard: told")]
 
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from lazyshard import LazyShardedDataset
 from lazyshard.errors import WaitTimeout
 from lazyshard_swift import parallel
-from lazyshard_swift.errors import ResumeRefused, StreamTooShort
-from lazyshard_swift.stream import StepGate, check_present, members
+from lazyshard_swift.errors import StreamTooShort
+from lazyshard_swift.stream import StepGate
 from tests.data.options import grouped
 from tests.stream.streams import produce
 from tests.swift.unit.runs import refused
@@ -139,15 +139,3 @@ def test_all_ranks_or_none_find_that_all_have_come(monkeypatch: pytest.MonkeyPat
     assert come(2, store, 0.05) == [False, False]
     # It comes when the others have given it up: it is not alone in thinking that all are there.
     assert come(1, store, 60.0) == [False]
-
-
-def test_sample_whose_chunk_was_deleted_is_refused_naming_it(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 24, PER_CHUNK)
-    # One that is not published yet is not looked for.
-    check_present(members(gate(directory, 1, 2, 1).data)[0].reader, [15, 24, 900])
-    for chunk in (5, 7):
-        (directory / f"chunk_{chunk:05d}.jsonl").unlink()
-    (dataset,) = members(gate(directory, 1, 2, 1).data)
-    with refused(ResumeRefused, expected="chunk 5", actual="deleted"):
-        check_present(dataset.reader, [15, 21])
-    check_present(dataset.reader, [3, 9])

@@ -1,4 +1,4 @@
-"""`launcher`: ms-swift's own command line, with signals that reach the training."""
+"""`commands`: ms-swift's own command line, with signals that reach the training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lazyshard_swift import launcher
-from lazyshard_swift.launcher import flag_is_on
+from lazyshard_swift import commands
+from lazyshard_swift.commands import flag_is_on
 from tests.swift.programs import PATHS, environment, run
 
 BEFORE = ["/bin/python", "-m", "torch.distributed.run", "--nproc_per_node", "4", "/swift/cli/_megatron/sft.py"]
@@ -45,7 +45,7 @@ def test_flag_is_on() -> None:
 def extended() -> Any:
     module = ModuleType("swift.cli.main")
     vars(module)["subprocess"] = subprocess
-    launcher.extend(module)
+    commands.extend(module)
     return module
 
 
@@ -69,10 +69,10 @@ def test_without_the_flag_the_child_is_started_as_ever(monkeypatch: pytest.Monke
 def test_module_that_starts_its_child_otherwise_is_refused() -> None:
     module = ModuleType("swift.cli.main")
     with pytest.raises(AttributeError):
-        launcher.extend(module)
+        commands.extend(module)
     vars(module)["subprocess"] = ModuleType("subprocess")
     with pytest.raises(AttributeError):
-        launcher.extend(module)
+        commands.extend(module)
 
 
 HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -128,10 +128,10 @@ def test_megatron_that_is_not_installed_is_told(
 # ms-swift's own command line, and a child that says what it gets.
 COMMAND = """
 import sys
-from lazyshard_swift import launcher
+from lazyshard_swift import commands
 from tests.data import swift_samplers
 main = swift_samplers.load("cli/main.py")
-launcher.extend(main)
+commands.extend(main)
 main.cli_main({"sft": "child"})
 """
 
@@ -230,7 +230,7 @@ def test_the_full_parser_answers_help_of_swift_sft_where_there_is_one(
     vars(module)["try_use_single_device_mode"] = lambda: "stock"
     vars(pipelines).update({"sft_main": sft_main} if full_parser else {})
     main.__file__ = script
-    launcher.extend(module)
+    commands.extend(module)
     monkeypatch.setitem(sys.modules, "swift.pipelines", pipelines)
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "argv", ["sft.py", *arguments])

@@ -1,4 +1,4 @@
-"""`planning`: from arguments, stream and checkpoint to a plan that is the same on all ranks."""
+"""`opening`: from arguments, stream and checkpoint to a plan that is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 
 from lazyshard.data.rank import Rank
 from lazyshard.plan.deal import Rules
-from lazyshard_swift.checkpoints import save_position
+from lazyshard_swift.arguments import Progress, batch_sizes
+from lazyshard_swift.checkpoints import resume_checkpoint, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
-from lazyshard_swift.planning import batch_sizes, resume_checkpoint
-from lazyshard_swift.run_plan import Progress
 from tests.swift.unit.runs import (
     DIRECTORY,
     checkpoint,
@@ -101,7 +100,7 @@ def test_a_stream_that_was_dealt_by_cost_is_not_shuffled_once_more(notices: list
     ("args", "ended", "told"),
     [
         # Chunks of 4: (3 * 4 + 1) / 3 > 4 > (2 * 4 + 1) / 3.
-        (megatron(train_iters=7), True, "neighbours are 4 apart"),
+        (megatron(train_iters=7), True, "windows of 3 chunks"),
         (hugging_face(max_steps=20), False, "training begins with 6 chunks"),
         # Named by the user, as a window would be.
         (megatron(train_iters=7, data_sharding=True), True, "windows of 3 chunks"),

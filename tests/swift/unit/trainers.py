@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest import mock
 
-from lazyshard_swift import huggingface, megatron
+from lazyshard_swift import trainers
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.stream import TrainStream
 from tests.swift.unit.runs import as_rank, load, open_stream, plan
@@ -153,7 +152,7 @@ def _hugging_face(rank: int, size: int) -> ModuleType:
 
     vars(module).update(BatchSamplerShard=placed, DataLoaderShard=real.DataLoaderShard)
     vars(module).update(DataLoaderMixin=DataLoaderMixin, SwiftMixin=SwiftMixin)
-    huggingface.extend(module)
+    trainers.extend(module)
     return module
 
 
@@ -172,11 +171,7 @@ def train_megatron(plan: RunPlan, args: Any, *, kill: int | None = None) -> Trai
     trainer.state = SimpleNamespace(
         iteration=done[0], consumed_train_samples=done[1], max_steps=own.train_iters, last_model_checkpoint=None
     )
-    nothing = SimpleNamespace(
-        should_disable_forward_pre_hook=lambda args: False, maybe_finalize_async_save=lambda *rest, **options: None
-    )
-    with mock.patch.object(megatron, "_trainer_module", lambda: nothing):
-        trainer.train(dataset, None)
+    trainer.train(dataset, None)
     found.ended = found.ended or kill is None
     return found
 
@@ -231,6 +226,9 @@ def _megatron() -> ModuleType:
             for callback in self.callbacks:
                 getattr(callback, event)(**options)
 
+    names = ("should_disable_forward_pre_hook", "disable_forward_pre_hook", "maybe_finalize_async_save")
+    vars(module).update({name: lambda *rest, **options: False for name in names})
     vars(module).update(BaseMegatronTrainer=BaseMegatronTrainer)
-    megatron.extend(module)
+    vars(module).update(MegatronPretrainingRandomSampler=real.MegatronPretrainingRandomSampler)
+    trainers.extend(module)
     return module

@@ -1,0 +1,199 @@
+"""ms-swift's commands: how they start the training, what `--help` shows, and the data set's way through the pipeline.
+
+Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's command dies alone and leaves `torchrun` and the training
+behind as orphans; with the flag on it hands the signal down and waits. Its script of `swift sft` asks a small parser
+first, which answers `--help` with `--tuner_backend` only; before that it sets up the visible device, where we come in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, ModuleType, SimpleNamespace
+from typing import Any
+
+from lazyshard_swift import ms_swift
+from lazyshard_swift.errors import REFUSED, refused
+from lazyshard_swift.ms_swift import is_stream, notice, wrap
+
+
+def extend(module: ModuleType) -> None:
+    """Wraps the start of the child, the preparation before the small parser, or the pipeline's four methods on data."""
+    if module.__name__ == "swift.cli.utils":
+        wrap(module, {"try_use_single_device_mode": _then_help})
+        return
+    if module.__name__ == "swift.pipelines.train.sft":
+        # The pipelines of pre-training, RLHF and Megatron inherit from it. Validation data take ms-swift's own way.
+        data = "self train_dataset val_dataset"
+        ours = {
+            "_get_dataset self": _get_dataset,
+            "_post_process_datasets self datasets": _post_process_datasets,
+            f"_encode_dataset {data} pre_process": _encode_dataset,
+            f"_show_dataset {data}": _show_dataset,
+        }
+        wrap(module.SwiftSft, ours)
+        return
+    original = module.subprocess
+    if not callable(getattr(original, "run", None)):
+        raise AttributeError("swift.cli.main has no subprocess.run")
+    replacement = SimpleNamespace(**{name: getattr(original, name) for name in original.__all__})
+    replacement.run = _run
+    module.subprocess = replacement  # type: ignore[attr-defined]
+
+
+def flag_is_on(arguments: Sequence[str]) -> bool:
+    """Returns whether a command line turns the flag on."""
+    on = False
+    for place, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        # As transformers' parser takes it: hyphens or underscores, the last one counts, no value means true.
+        if name.replace("-", "_") == "__sharded_lazy":
+            if not equals:
+                value = arguments[place + 1] if place + 1 < len(arguments) else "true"
+            on = value.startswith("--") or value.lower() in ("true", "t", "yes", "y", "1")
+    return on
+
+
+def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
+    if rest or options or not flag_is_on(arguments):
+        return subprocess.run(arguments, *rest, **options)  # noqa: S603 - as ms-swift would
+    if ms_swift.is_too_old(ms_swift.version()):
+        _tell(f"--sharded_lazy true needs ms-swift {ms_swift.needed()}")
+        return subprocess.CompletedProcess(list(arguments), REFUSED)
+    code = _wait_for_child(arguments)
+    if code and (missing := _missing(arguments)):
+        needs, names = f"`megatron` needs {' and '.join(missing)}", " ".join(missing)
+        _tell(f"{needs}, which this environment has not: pip install {names}; see `lazyshard doctor swift`")
+    # As a shell would say it.
+    return subprocess.CompletedProcess(list(arguments), code if code >= 0 else 128 - code)
+
+
+def _wait_for_child(arguments: Sequence[str]) -> int:
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def hand_down(number: int, frame: FrameType | None) -> None:
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        # The terminal has sent it to the child as well, which ends by itself; a second one ends us both.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    # Before there is a child, so that no signal finds nobody to hand it down. Under nohup SIGHUP stays ignored; None is
+    # a handler that Python does not know and could not put back.
+    handlers = {signal.SIGTERM: hand_down, signal.SIGHUP: hand_down, signal.SIGINT: interrupted}
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    }
+    try:
+        child = subprocess.Popen(arguments)  # noqa: S603 - what ms-swift would start
+        for number in early:
+            child.send_signal(number)
+        return child.wait()
+    finally:
+        for handled, previous in before.items():
+            signal.signal(handled, previous)
+
+
+def _missing(arguments: Sequence[str]) -> list[str]:
+    """Returns what must be installed for a command to begin at all; nothing where that is not known."""
+    version = ms_swift.version()
+    needed = ms_swift.dependencies(version)
+    megatron = any(Path(word).parent.name == "_megatron" for word in arguments if word.endswith(".py"))
+    # 4.0 fetches Megatron-LM by itself.
+    if version is None or len(needed) == 1 or not megatron:
+        return []
+    return [name for name in needed if not _is_there(ms_swift.DEPENDENCIES[name])]
+
+
+def _is_there(module: str) -> bool:
+    with contextlib.suppress(ImportError, ValueError):
+        return importlib.util.find_spec(module) is not None
+    return False
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"lazyshard: {text}", file=sys.stderr, flush=True)
+
+
+def _then_help(original: Any, *arguments: Any, **options: Any) -> Any:
+    result = original(*arguments, **options)
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is not None and Path(script).parts[-2:] == ("cli", "sft.py") and {"-h", "--help"} & {*sys.argv[1:]}:
+        with contextlib.suppress(ImportError):
+            from swift.pipelines import sft_main
+
+            # Parses the command line, which prints the help and exits.
+            sft_main()
+    return result
+
+
+def _get_dataset(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
+    args = self.args
+    if not getattr(args, "sharded_lazy", False):
+        return original(self, *rest, **options)
+    from lazyshard_swift.opening import open_train_stream
+
+    _check_hooks("swift.megatron.trainers.base" if ms_swift.is_megatron(args) else "swift.trainers.mixin")
+    stream = open_train_stream(args, self.template)
+    # With no training data to load, ms-swift loads the validation data alone.
+    names, args.dataset = args.dataset, []
+    try:
+        return stream, original(self, *rest, **options)[1]
+    finally:
+        args.dataset = names
+
+
+def _encode_dataset(original: Any, self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
+    if not is_stream(train_dataset):
+        return original(self, train_dataset, *rest, **options)
+    return [train_dataset, original(self, None, *rest, **options)[1]]
+
+
+def _post_process_datasets(original: Any, self: Any, datasets: Any, *rest: Any, **options: Any) -> Any:
+    train_dataset, val_dataset = datasets
+    if not is_stream(train_dataset):
+        return original(self, datasets, *rest, **options)
+    return [train_dataset, original(self, [None, val_dataset], *rest, **options)[1]]
+
+
+def _show_dataset(original: Any, self: Any, stream: Any, val_dataset: Any, *rest: Any, **options: Any) -> None:
+    """Logs the first sample of a stream, if it is there already; ms-swift would then count the tokens of all."""
+    if not is_stream(stream):
+        original(self, stream, val_dataset, *rest, **options)
+        return
+    from lazyshard_swift.parallel import is_first
+
+    if is_first():
+        sample = stream.first_sample()
+        if sample is None:
+            notice("nothing of the stream is there to be shown yet")
+        else:
+            self.template.print_inputs(sample[0] if isinstance(sample, list) else sample)
+    self.train_msg["train_dataset"] = repr(stream)
+    counted = not self.args.lazy_tokenize and not getattr(self.args, "predict_with_generate", False)
+    if val_dataset is not None and len(val_dataset) and counted:
+        self.train_msg["val_dataset"] = self._stat_dataset(val_dataset)
+
+
+def _check_hooks(trainer: str) -> None:
+    """Refuses to train with half of the integration: the trainer would deal the samples in an order of its own."""
+    # ms-swift imports its trainers late.
+    importlib.import_module(trainer)
+    reasons = ms_swift.failures()
+    if trainer not in ms_swift.outcomes:
+        reasons = f"{trainer} was imported before lazyshard could extend it"
+    if reasons:
+        why = f"cannot work with this ms-swift, {ms_swift.version()}: {reasons}. Supported is {ms_swift.SUPPORTED}"
+        raise refused("sharded_lazy", f"--sharded_lazy true {why}")

@@ -1,0 +1,312 @@
+"""ms-swift's two trainers: a gate before each step, and the position beside each checkpoint.
+
+A trainer gets a `_Run`, which is its callback. The Hugging Face trainer of `swift sft` counts steps, and makes its
+loader of classes of ours. Megatron's counts samples, and keeps its sampler; of it only what is the same in ms-swift 4.0
+to 4.6 is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Subset
+
+from lazyshard_swift.ms_swift import is_stream, notice, require, wrap
+
+# Anything else is imported where it is needed: a run without the flag loads none of it.
+if TYPE_CHECKING:
+    from lazyshard_swift.stream import TrainStream
+
+
+def extend(module: ModuleType) -> None:
+    """Wraps the making of the training loader, the saving of checkpoints, and Megatron's loop."""
+    if module.__name__ == "swift.trainers.mixin":
+        require(module, "BatchSamplerShard", "DataLoaderShard")
+        wrap(module.DataLoaderMixin, {"get_train_dataloader self": functools.partial(_make_loader, module)})
+        wrap(module.SwiftMixin, {"_save_checkpoint self": _save})
+        return
+    require(module, "MegatronPretrainingRandomSampler", "maybe_finalize_async_save")
+    require(module, "should_disable_forward_pre_hook", "disable_forward_pre_hook")
+    require(module.BaseMegatronTrainer, "call_event")
+    data = "self train_dataset val_dataset"
+    own: dict[str, Callable[..., Any]] = {
+        f"_prepare_dataloader {data}": _prepare_dataloader,
+        f"train {data}": functools.partial(_train, module),
+    }
+    wrap(module.BaseMegatronTrainer, own | {"save_checkpoint self": _save})
+
+
+class _Run:
+    """A callback of a trainer, and what it keeps of the stream that it trains. Any other event passes by."""
+
+    def __init__(self, trainer: Any, stream: TrainStream) -> None:
+        from lazyshard_swift.checkpoints import Checkpoints
+
+        self.trainer, self.args = trainer, trainer.args
+        self.stream, self.plan = stream, stream.plan
+        self.checkpoints = Checkpoints(stream.plan, trainer.args.output_dir)
+
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        if not event.startswith("on_"):
+            raise AttributeError(event)
+        return lambda *rest, **options: None
+
+    def counts(self) -> tuple[int, int]:
+        """Returns the steps and the samples that were trained since the run began."""
+        return self.trainer.state.iteration, self.trainer.state.consumed_train_samples
+
+    def tell_stop(self, planned: int) -> None:
+        """Tells that the run has stopped before the steps that were planned."""
+        step, consumed = self.counts()
+        saved = str(self.checkpoints.folder(step)) if self.checkpoints.last_step == step else None
+        self.stream.tell_stop(consumed, step, planned, saved)
+
+
+def _save(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
+    """Has ms-swift save a checkpoint, of any run; the position in a stream is kept with it."""
+    run: _Run | None = getattr(self, "_lazyshard", None)
+    if run is None:
+        return original(self, *rest, **options)
+    from lazyshard_swift.parallel import barrier
+
+    step, consumed = run.counts()
+    run.checkpoints.begin(consumed, step)
+    result = original(self, *rest, **options)
+    if isinstance(run, _HuggingFaceRun) or not self.args.async_save:
+        # Every rank has written its part.
+        barrier()
+        run.checkpoints.commit()
+    run.stream.tell_progress(consumed, at_once=True)
+    return result
+
+
+class _HuggingFaceRun(_Run):
+    stopped = False
+
+    def counts(self) -> tuple[int, int]:
+        plan, step = self.plan, self.trainer.state.global_step
+        return step, plan.counted(step) + plan.index_offset + plan.consumed_before
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        step, consumed = self.counts()
+        self.stream.check_resume(consumed, step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        step, consumed = self.counts()
+        self.stream.tell_progress(consumed)
+        # The trainer's own epoch is the rest of the run; its end is the trainer's affair.
+        if self.plan.one_pass and step < state.max_steps and self.plan.ends_epoch(consumed):
+            control.should_save = control.should_save or _goes_by_epochs(args.save_strategy)
+            control.should_evaluate = control.should_evaluate or _goes_by_epochs(args.eval_strategy)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        if self.stream.gate.stopped:
+            self.stopped = control.should_training_stop = True
+            if self.checkpoints.last_step != state.global_step and args.save_strategy != "no":
+                control.should_save = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        self.stream.tell_cache()
+        if self.stopped:
+            # The checkpoint is there by now.
+            self.tell_stop(state.max_steps)
+            self.stream.gate.end()
+
+
+def _goes_by_epochs(strategy: Any) -> bool:
+    return str(getattr(strategy, "value", strategy)) == "epoch"
+
+
+def _make_loader(module: ModuleType, original: Any, self: Any, *rest: Any, **options: Any) -> Any:
+    stream = self.train_dataset
+    if not is_stream(stream):
+        return original(self, *rest, **options)
+    # Once: the loader is made again on a resume.
+    if not hasattr(self, "_lazyshard"):
+        self._lazyshard = _HuggingFaceRun(self, stream)
+        self.add_callback(self._lazyshard)
+    plan = stream.plan
+    if plan.one_pass:
+        # The trainer has planned its steps by epochs that are all alike.
+        self.args.max_steps = -(-plan.epoch_samples // plan.global_batch)
+    sampler = _batch_sampler(module.BatchSamplerShard, strided=plan.layout == "strided")
+    loader = _gated_loader(module.DataLoaderShard, self._lazyshard)
+    with _changed(module, BatchSamplerShard=sampler, DataLoaderShard=loader):
+        made = original(self, *rest, **options)
+    # On a resume ms-swift before 4.6 leaves a new loader in epoch 0 (modelscope/ms-swift issue 10050).
+    made.set_epoch(plan.counted(self.state.global_step) // plan.epoch_samples)
+    return made
+
+
+def _batch_sampler(original: type[Any], *, strided: bool) -> type[Any]:
+    """Returns a subclass of ms-swift's `BatchSamplerShard` that tells its epoch to the gate.
+
+    Strided, it does not shuffle, since that would wait for the last chunk; the stream shuffles instead.
+    """
+
+    class EpochBatchSampler(original):  # type: ignore[misc]
+        _epoch = 0
+
+        def __init__(self, total_samples: int, *rest: Any, **options: Any) -> None:
+            super().__init__(total_samples, *rest, **options | ({"shuffle": False} if strided else {}))
+            self._epoch_samples = total_samples
+
+        def set_epoch(self, epoch: int) -> None:
+            super().set_epoch(epoch)
+            self._epoch = epoch
+
+        def __iter__(self) -> Iterator[list[int]]:
+            first = self._epoch * self._epoch_samples if strided else 0
+            for batch in super().__iter__():
+                yield [first + index for index in batch] if strided else batch
+
+    return EpochBatchSampler
+
+
+def _gated_loader(original: type[Any], run: _HuggingFaceRun) -> type[Any]:
+    """Returns a subclass of ms-swift's `DataLoaderShard` that asks the stream's gate before each step."""
+    plan, gate, accumulation = run.plan, run.stream.gate, run.plan.accumulation
+
+    class GatedLoader(original):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            sampler, skipped = self.batch_sampler, 0
+            # After a resume accelerate's SkipBatchSampler is around ours.
+            while not hasattr(sampler, "_epoch_samples"):
+                skipped += sampler.skip_batches
+                sampler = sampler.batch_sampler
+            count, size = len(sampler), plan.batch_size
+            start = (sampler._epoch * plan.epoch_samples + plan.index_offset) // plan.rank.dp_size
+            batches: Iterator[Any] | None = None
+            for number in range(skipped, count):
+                if number % accumulation == 0 or batches is None:
+                    first = start + number * size
+                    # In the last step of an epoch there may be fewer; where steps decide, that one is not trained.
+                    whole = accumulation - number % accumulation
+                    step = whole if plan.stop_at_end else min(whole, count - number)
+                    saves = run.args.save_strategy != "no" and run.checkpoints.is_due(run.trainer.state.global_step)
+                    if not gate.allows(first, first + step * size, saves=saves):
+                        return
+                if batches is None:
+                    # Workers start reading here, so not before the gate has let the first step through.
+                    batches = super().__iter__()
+                yield next(batches)
+
+    return GatedLoader
+
+
+class _Stopped(Exception):
+    """Leaves ms-swift's loop, on all ranks before the same step, where the gate allows no further one."""
+
+
+class _MegatronRun(_Run):
+    def __init__(self, trainer: Any, stream: TrainStream) -> None:
+        super().__init__(trainer, stream)
+        args, state, plan = trainer.args, trainer.state, self.plan
+        self.first_step, consumed = self.counts()
+        stream.check_resume(consumed, self.first_step)
+        left = plan.steps_left()
+        if (
+            plan.saved is not None
+            and plan.layout == "strided"
+            and left not in (None, args.train_iters - state.iteration)
+        ):
+            # Epochs decide, and it goes on with other ranks or batches: ms-swift takes all steps, those trained already
+            # too, for steps of this start.
+            planned, args.train_iters = args.train_iters, state.iteration + left
+            if hasattr(state, "max_steps"):
+                state.max_steps = args.train_iters
+            epochs = f"{left} steps are left of {args.num_train_epochs} epochs"
+            notice(f"{epochs}: training ends after step {args.train_iters}, not {planned}")
+
+    def on_step_begin(self, *rest: Any, **options: Any) -> None:
+        """Waits for the step's data, or ends the training; commits a checkpoint that became durable meanwhile."""
+        plan = self.plan
+        if self.checkpoints.pending:
+            from swift.megatron.utils import megatron_lm_utils
+
+            # Those that --async_save has begun get on disk in order.
+            self.checkpoints.commit(megatron_lm_utils._async_calls_queue.get_num_unfinalized_calls())
+        step, consumed = self.counts()
+        first, size = (consumed - plan.consumed_before) // plan.rank.dp_size, plan.global_batch
+        if not self.stream.gate.allows(first, first + size // plan.rank.dp_size, saves=self.checkpoints.is_due(step)):
+            raise _Stopped
+        self.stream.tell_progress(consumed)
+
+    def on_train_end(self, *rest: Any, **options: Any) -> None:
+        self.stream.tell_cache()
+
+
+def _attach(trainer: Any, stream: TrainStream) -> _MegatronRun:
+    """Gives a trainer what belongs to its stream, once: with virtual pipeline stages there are several loaders."""
+    if not hasattr(trainer, "_lazyshard"):
+        trainer._lazyshard = _MegatronRun(trainer, stream)
+        trainer.callbacks.append(trainer._lazyshard)
+    run: _MegatronRun = trainer._lazyshard
+    return run
+
+
+def _prepare_dataloader(original: Any, self: Any, stream: TrainStream, *rest: Any, **options: Any) -> Any:
+    """Has ms-swift make the loader of a stream."""
+    if not is_stream(stream):
+        return original(self, stream, *rest, **options)
+    run, plan = _attach(self, stream), stream.plan
+    if plan.layout != "strided":
+        return original(self, stream, *rest, **options)
+    # One pass over what is left of the run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from what is
+    # consumed of the current part on. Epochs and shuffle are the stream's.
+    step, consumed = run.counts()
+    consumed -= plan.consumed_before
+    steps = max(self.args.train_iters - step, 0)
+    whole = Subset(stream, range(max(consumed + steps * plan.global_batch, plan.global_batch)))
+    in_order = dict.fromkeys(("train_dataloader_shuffle", "data_sharding", "group_by_length"), False)
+    with _changed(self.args, **in_order), _changed(self.state, consumed_train_samples=consumed):
+        return original(self, whole, *rest, **options)
+
+
+def _train(module: ModuleType, original: Any, self: Any, stream: TrainStream, *rest: Any, **options: Any) -> Any:
+    """Trains on a stream; ms-swift's loop is left in the middle, without an error, where the stream has ended."""
+    if not is_stream(stream):
+        return original(self, stream, *rest, **options)
+    # Before ms-swift shows how many steps there are.
+    run = _attach(self, stream)
+    try:
+        original(self, stream, *rest, **options)
+    except _Stopped:
+        _finish(run, module)
+    # ms-swift has waited for what was being saved.
+    run.checkpoints.commit()
+    stream.gate.end()
+
+
+def _finish(run: _MegatronRun, module: Any) -> None:
+    """Ends a training as ms-swift ends it after its last step: what is not logged yet, a checkpoint, the callbacks."""
+    trainer, args, state = run.trainer, run.args, run.trainer.state
+    planned, args.train_iters = args.train_iters, state.iteration
+    metrics = getattr(trainer, "_train_metrics", None)
+    if metrics and metrics.get("n_steps"):
+        trainer.on_log(logs=metrics)
+        trainer._train_metrics = {}
+    # Before saving, ms-swift takes out the hooks that its first step has put in.
+    if module.should_disable_forward_pre_hook(args) and state.iteration > run.first_step:
+        module.disable_forward_pre_hook(trainer.wrapped_models)
+        trainer._pre_hook_enabled = False
+    if run.checkpoints.last_step != state.iteration:
+        trainer.save_checkpoint()
+        trainer.call_event("on_save", output_dir=state.last_model_checkpoint)
+    trainer.call_event("on_train_end")
+    module.maybe_finalize_async_save(args, blocking=True, terminate=True)
+    run.tell_stop(planned)
+
+
+@contextlib.contextmanager
+def _changed(owner: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
+    vars(owner).update({name: values[name] for name in before})
+    try:
+        yield
+    finally:
+        vars(owner).update(before)

@@ -1,0 +1,436 @@
+"""A sink for Ray Data: a data set, computed on a cluster, becomes a stream.
+
+    import ray
+    from lazyshard_producer.ray import LazyShardSink
+
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    ray.data.read_parquet("prompts/").map_batches(generate, ...).write_datasink(
+        LazyShardSink("/shared/stream", samples_per_chunk=1000)
+    )
+
+Ray's write tasks turn their blocks into rows, check and digest them, and write them to pieces in the stream's
+directory, in parallel and on any machine that has it. A thread of the driver publishes pieces in the order of the
+tasks, while others still run. Columns of tensors become nested arrays; those of Python objects, which Ray keeps
+pickled, are refused.
+
+A piece holds the rows of one write task, in one file under `STREAM/.ray/WRITE/`, named after its task:
+
+    rows                n lines of JSON, each with its newline
+    ends                n × u64, little-endian: row i ends before byte ends[i]
+    digests             n × u64: XXH3 of each row
+    trailer             8 bytes of magic, n, and how many bytes the rows have (u64 each)
+
+It is renamed when it is whole and on the device. A task that Ray runs again replaces what it left before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import struct
+import threading
+import time
+import uuid
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, StreamMismatch, WriterFailed
+from lazyshard.format.batch import CheckedLines
+from lazyshard.format.names import seal_name
+from lazyshard.format.records import check_samples_per_chunk
+from lazyshard.format.seal import Seal
+from lazyshard.store.durable import create, rename, sync, write_all
+from lazyshard.store.files import check_folder, open_file, read_file
+from lazyshard.stream import ChunkWriter
+from lazyshard_producer.configuration.quantities import MAX_ROW_BYTES
+from lazyshard_producer.errors import ExtraMissing
+from lazyshard_producer.sources.arrow_rows import ArrowRowEncoder, load_pyarrow
+from lazyshard_producer.sources.source import PIECE_ROWS
+
+try:
+    from ray.data import DataContext, Datasink
+    from ray.data.block import BlockAccessor
+except ImportError as cause:
+    needs = "lazyshard_producer.ray needs Ray Data, which cannot be imported: pip install 'lazyshard[ray]'"
+    raise ExtraMissing(needs, package="ray", extra="ray") from cause
+
+POLL_S: Final = 0.5  # how often to look for new pieces: chunks take longer to fill, and a look costs one listing
+MISSING_S: Final = 60.0  # how long a piece of a task that is done may stay invisible here: network filesystems
+_HEARTBEAT_S: Final = 5.0
+_SLICE_BYTES: Final = 4 << 20  # how much of a piece is in memory at a time
+_MAGIC: Final = b"LSPIECE1"
+_TRAILER: Final = struct.Struct("<8sQQ")
+_TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "ray.data.arrow_variable_shaped_tensor")
+_FIXED_SHAPE_TENSOR: Final = "arrow.fixed_shape_tensor"
+
+_log = logging.getLogger("lazyshard")
+
+
+class LazyShardSink(Datasink[int]):  # type: ignore[misc]
+    """Writes a data set as a stream; for `ray.data.Dataset.write_datasink`.
+
+    Every row is published exactly once, whatever tasks or workers fail and are run again. If the driver fails, write
+    the same data set to the same directory again: what is published stays, and each row of it is recognised. That
+    takes a data set that gives the same rows in the same order, so set `execution_options.preserve_order`; without it
+    the rows come once each all the same, but in an order that Ray chooses anew, and a restart is refused.
+
+    One sink is for one write. The driver holds the stream's lock until that is over; `close` lets go of it after an
+    interrupt.
+
+    Args:
+        directory: the stream's directory, on a filesystem that the driver and all workers share.
+        samples_per_chunk: rows in a chunk.
+        max_row_bytes: longest row that is accepted, in bytes.
+
+    Raises:
+        ValueError: samples_per_chunk is impossible.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], samples_per_chunk: int, *, max_row_bytes: int = MAX_ROW_BYTES
+    ) -> None:
+        self._samples_per_chunk = check_samples_per_chunk(samples_per_chunk)
+        # Workers have other current directories.
+        self._directory = Path(os.path.abspath(directory))
+        self._max_row_bytes = max_row_bytes
+        # Where pieces come to be, within the stream's directory; readers pass over it.
+        self._folder = self._directory / ".ray" / uuid.uuid4().hex
+        self._committer: Committer | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what belongs to the driver."""
+        return vars(self) | {"_committer": None}
+
+    def on_write_start(self, schema: Any = None) -> None:
+        """Opens the stream and begins to publish. Called by Ray, on the driver."""
+        if self._committer is not None:
+            raise RuntimeError("a LazyShardSink is for one write: make another one")
+        if not DataContext.get_current().execution_options.preserve_order:
+            _log.warning(
+                "%s: Ray may hand out the blocks in another order each time, so this write can be completed but not "
+                "gone on with if the driver dies; set execution_options.preserve_order = True to have both",
+                self._directory,
+            )
+        # Of writes that have died, or are fenced from here on; what comes after this is of one that fences this one.
+        try:
+            left = list(check_folder(self._folder.parent).iterdir())
+        except FileNotFoundError:
+            left = []
+        writer = ChunkWriter(self._directory, self._samples_per_chunk)
+        try:
+            for folder in left:
+                shutil.rmtree(folder, ignore_errors=True)
+            check_folder(self._folder.parent)
+            self._folder.mkdir(parents=True)
+            self._committer = Committer(writer, self._folder)
+        except BaseException:
+            writer.close(end=False, state="failed")
+            raise
+
+    def write(self, blocks: Iterable[Any], ctx: Any) -> int:
+        """Writes the rows of a task's blocks. Called by Ray, on a worker."""
+        task = int(ctx.task_idx)
+        tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
+        write_piece(self._folder, task, _encode_tables(tables, f"task {task}", self._max_row_bytes))
+        return task
+
+    def on_write_complete(self, write_result: Any) -> None:
+        """Publishes what is not published yet, and ends the stream. Called by Ray, on the driver."""
+        if self._committer is None:  # not one block: Ray has not called on_write_start
+            self.on_write_start()
+        assert self._committer is not None
+        self._committer.finish(task for task in write_result.write_returns if task is not None)
+
+    def on_write_failed(self, error: Exception) -> None:
+        """Stops publishing; what is published stays. Called by Ray, on the driver."""
+        self.close()
+        failure = self._committer.failure if self._committer is not None else None
+        if failure is not None and failure is not error:
+            raise failure from error
+
+    def close(self) -> None:
+        """Stops publishing and lets go of the stream; does nothing after a write that has ended."""
+        if self._committer is not None:
+            self._committer.stop()
+
+    def get_name(self) -> str:
+        """Returns what Ray calls the tasks."""
+        return "LazyShard"
+
+
+def _encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Iterator[list[bytes]]:
+    """Yields the rows of a task's blocks in order, each a line of JSON with its newline, some hundred at a time.
+
+    Raises RowInvalid: a row cannot be written as JSON, with its number in the task and the column.
+    """
+
+    def refuse(reason: str, row: int) -> RowInvalid:
+        advice = "mend it in the data set (map, filter, drop_columns), and write it again"
+        return RowInvalid(f"{task}, row {row}: {reason}; {advice}", reason=reason, file=task, line=row)
+
+    pa = load_pyarrow(task)
+    load_pyarrow(task, "pyarrow.compute")
+    row = 0
+    for table in tables:
+        if not table.num_rows:
+            continue
+        try:
+            plain = _without_tensors(pa, table)
+            encoder = ArrowRowEncoder(pa, plain.schema, max_row_bytes)
+        except ValueError as cause:
+            raise refuse(str(cause), row + 1) from cause
+        for batch in plain.to_batches(max_chunksize=PIECE_ROWS):
+            lines: list[bytes] = []
+            for line in encoder.encode(batch):
+                row += 1
+                if isinstance(line, RowInvalid):
+                    raise refuse(line.reason or str(line), row)
+                lines.append(line)
+            yield lines
+
+
+def _without_tensors(pa: Any, table: Any) -> Any:
+    for index, field in enumerate(table.schema):
+        name = getattr(field.type, "extension_name", "")
+        if name == "ray.data.arrow_pickled_object":
+            raise ValueError(f"column {field.name!r}: Python objects, which JSON does not have")
+        if name in (*_TENSORS, _FIXED_SHAPE_TENSOR):
+            chunks = table.column(index).chunks
+            # to_pylist gives these flat; nulls within them are left to numpy, which has none.
+            fixed = name == _FIXED_SHAPE_TENSOR
+            found = [one for chunk in chunks for one in (chunk.to_numpy_ndarray() if fixed else chunk.to_pylist())]
+            nested = [None if value is None else np.asarray(value).tolist() for value in found]
+            table = table.set_column(index, field.name, pa.array(nested))
+    return table
+
+
+def piece_path(folder: Path, task: int) -> Path:
+    """Returns where the piece of a task is."""
+    return folder / f"{task:08d}.piece"
+
+
+def list_pieces(folder: Path) -> set[int]:
+    """Returns the tasks whose pieces are there. A hint: on a network filesystem it may lag by seconds."""
+    return {int(found[1]) for found in map(re.compile(r"([0-9]{8,18})\.piece").fullmatch, os.listdir(folder)) if found}
+
+
+def write_piece(folder: Path, task: int, batches: Iterable[Sequence[bytes]]) -> None:
+    """Writes the piece of a task durably, or nothing; rows are lines with their newlines. Memory: 16 bytes a row."""
+    temporary = folder / f".{task:08d}.{secrets.token_hex(8)}"
+    try:
+        fd = create(temporary)
+    except FileNotFoundError as cause:
+        directory = folder.parent.parent
+        why = f"the driver no longer publishes, or does not share {directory} with this machine; see its log"
+        raise WriterFailed(f"{folder}: {why}", directory=str(directory)) from cause
+    ends, digests, length = array("Q"), array("Q"), 0
+    try:
+        for lines in batches:
+            for line in lines:
+                length += len(line)
+                ends.append(length)
+                digests.append(xxhash.xxh3_64_intdigest(line))
+            write_all(fd, b"".join(lines))
+        tables = [np.asarray(table, dtype="<u8").tobytes() for table in (ends, digests)]
+        write_all(fd, b"".join(tables) + _TRAILER.pack(_MAGIC, len(ends), length))
+        sync(fd)
+        rename(temporary, piece_path(folder, task))
+    finally:
+        os.close(fd)
+        temporary.unlink(missing_ok=True)
+
+
+class PieceReader:
+    """Reads a piece, in ranges of rows. Row i ends before byte ends[i]. Memory: 16 bytes a row."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_file(path)
+        size = self._file.size
+        magic, rows, length = _TRAILER.unpack(self._bytes(max(size - _TRAILER.size, 0), _TRAILER.size))
+        if magic != _MAGIC or size != length + 16 * rows + _TRAILER.size:
+            raise self._corrupt("a whole piece", f"one of {size} bytes")
+        tables = np.frombuffer(self._bytes(length, 16 * rows), dtype="<u8").astype(np.uint64)
+        self.ends, self.digests = tables[:rows], tables[rows:]
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.digests)
+
+    def fit(self, first: int, most: int) -> int:
+        """Returns the end of a range from `first` on of so many rows that are in memory at once, at least one."""
+        last = int(np.searchsorted(self.ends, np.uint64(self._start(first) + _SLICE_BYTES), side="right"))
+        return min(max(last, first + 1), first + most, len(self))
+
+    def read(self, first: int, last: int) -> CheckedLines:
+        """Returns the rows of the half-open range [first, last), which is not empty."""
+        start = self._start(first)
+        data = self._bytes(start, int(self.ends[last - 1]) - start)
+        ends, digests = self.ends[first:last] - np.uint64(start), self.digests[first:last]
+        before, view = 0, memoryview(data)
+        for row, (end, expected) in enumerate(zip(ends.tolist(), digests.tolist(), strict=True), first):
+            actual = xxhash.xxh3_64_intdigest(view[before:end])
+            if actual != expected:
+                raise self._corrupt(f"XXH3 {expected:016x} of row {row}", f"{actual:016x}")
+            before = end
+        return CheckedLines(data=data, ends=ends, digests=digests)
+
+    def _start(self, row: int) -> int:
+        return int(self.ends[row - 1]) if row else 0
+
+    def _bytes(self, offset: int, count: int) -> bytes:
+        with open(self._file.fd, "rb", closefd=False) as file:
+            file.seek(offset)
+            data = file.read(count)
+        if len(data) != count:
+            raise self._corrupt(f"{count} bytes at {offset}", f"{len(data)}")
+        return data
+
+    def _corrupt(self, expected: str, actual: str) -> ChunkCorrupt:
+        lost = "the filesystem has lost or changed what a task wrote; run the same write again"
+        found = f"{self._file.path}: expected {expected}, found {actual}: {lost}"
+        return ChunkCorrupt(found, file=str(self._file.path), expected=expected, actual=actual)
+
+
+class Committer:
+    """Publishes pieces on a thread of its own. It closes the writer, and removes the folder of pieces in the end.
+
+    A write that is started anew on a stream that was begun gives all rows again: those that are published are
+    recognised by their digests and passed over.
+    """
+
+    def __init__(self, writer: ChunkWriter, folder: Path) -> None:
+        self._writer, self._folder = writer, folder
+        source = writer.source
+        if writer.published_chunks and not (isinstance(source, dict) and source.get("kind") == "ray"):
+            raise self._mismatch("a stream that Ray has begun", "one of another program")
+        self._published: Final = writer.published_samples
+        self._rows = 0
+        self._beat_at = time.monotonic()
+        self._news = threading.Event()
+        self._tasks: list[int] | None = None
+        self._stopping = self._ended = False
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"publish {writer.directory}", daemon=True)
+        self._thread.start()
+
+    def finish(self, tasks: Iterable[int]) -> None:
+        """Publishes the pieces of these tasks, all of which are done, and ends the stream."""
+        self._tasks = sorted(tasks)
+        self._news.set()
+        self._thread.join()
+        if self.failure is not None:
+            raise self.failure
+        if not self._ended:
+            directory, published = self._writer.directory, self._writer.published_samples
+            why = "stopped before the last row; write the same data set again to go on"
+            raise WriterFailed(f"{directory}: {why}", directory=str(directory), published_samples=published)
+
+    def stop(self) -> None:
+        """Stops after the piece in hand, and leaves the stream to be gone on with. May be called twice."""
+        self._stopping = True
+        self._news.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            if self._publish_all():
+                self._writer.close(end=True, source=self._position())
+                self._ended = True
+            else:
+                self._writer.close(end=False, state="failed")
+        except BaseException as error:
+            self.failure = error
+            with contextlib.suppress(LazyShardError, OSError):
+                self._writer.close(end=False, state="failed")
+        finally:
+            # Tasks that still run find it gone, and stop.
+            shutil.rmtree(self._folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._folder.parent.rmdir()
+
+    def _publish_all(self) -> bool:
+        """Publishes pieces until the last one (True), or until it is to stop (False)."""
+        next_task = 0
+        there: set[int] = set()
+        while self._tasks is None and not self._stopping:
+            if next_task not in there:
+                there = list_pieces(self._folder)
+            if next_task in there:
+                self._publish(next_task, 0.0)
+                next_task += 1
+            else:
+                self._wait()
+        for task in self._tasks or ():
+            if task >= next_task and not self._stopping:
+                self._publish(task, MISSING_S)
+        if self._rows < self._published and not self._stopping:
+            raise self._mismatch(f"the {self._published} rows that are published", f"{self._rows} in all")
+        return not self._stopping
+
+    def _wait(self) -> None:
+        self._news.wait(POLL_S)
+        self._news.clear()
+        now = time.monotonic()
+        if now - self._beat_at > _HEARTBEAT_S:
+            self._beat_at = now
+            self._writer.heartbeat("waiting", "rows of Ray's write tasks")
+
+    def _publish(self, task: int, patience_s: float) -> None:
+        """Takes a piece, unless it is to stop before that is there."""
+        path, deadline = piece_path(self._folder, task), time.monotonic() + patience_s
+        while True:
+            try:
+                piece = PieceReader(path)
+                break
+            except FileNotFoundError:
+                # It has to be seen here first.
+                if time.monotonic() >= deadline:
+                    raise
+            self._wait()
+            if self._stopping:
+                return
+        self._writer.state = "running"
+        first = self._count_published(piece.digests)
+        self._rows += first
+        while first < len(piece):
+            last = piece.fit(first, self._writer.room)
+            self._rows += last - first
+            self._writer.write_lines(piece.read(first, last), source=self._position())
+            first = last
+        os.unlink(path)
+
+    def _position(self) -> dict[str, Any]:
+        return {"kind": "ray", "rows": self._rows}
+
+    def _count_published(self, digests: npt.NDArray[np.uint64]) -> int:
+        """Returns how many of the rows with these digests, the next ones, an earlier write has published."""
+        count = max(0, min(len(digests), self._published - self._rows))
+        done = 0
+        while done < count:
+            chunk, at = divmod(self._rows + done, self._writer.samples_per_chunk)
+            part = min(count - done, self._writer.samples_per_chunk - at)
+            # One that is retired since is passed over: the writer would have refused the stream otherwise.
+            with contextlib.suppress(FileNotFoundError):
+                expected = Seal.decode(read_file(self._writer.directory / seal_name(chunk)), chunk).digests
+                differ = np.flatnonzero(expected[at : at + part] != digests[done : done + part])
+                if len(differ):
+                    sample = self._rows + done + int(differ[0])
+                    raise self._mismatch(f"as row {sample} the one published as sample {sample}", "another")
+            done += part
+        return count
+
+    def _mismatch(self, expected: str, actual: str) -> StreamMismatch:
+        again = "(DataContext.get_current().execution_options.preserve_order = True), or another directory"
+        directory = str(self._writer.directory)
+        text = f"{directory}: expected {expected}, found {actual}; give the same data set in the same order {again}"
+        return StreamMismatch(text, directory=directory, expected=expected, actual=actual)

@@ -23,7 +23,6 @@ PACKED_SIZE: Final = "packed"
 """Key of a compressed file's size in its entry: with it a later run sees without reading that nothing was appended."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-_TYPES: Final[dict[type, str]] = {int: "a count", bool: "true or false", str: "a text", list: "a list"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +210,7 @@ def read_entry(entry: dict[str, Any], name: str, *kinds: str, **fields: type) ->
         raise refuse_position(name, f"path {name!r}", repr(entry.get("path"))[:120])
     for key, kind in fields.items():
         if not _is_field(entry.get(key), kind):
-            raise refuse_position(name, f"{key}: {_TYPES[kind]}", repr(entry.get(key))[:120])
+            raise refuse_position(name, f"{key} of type {kind.__name__}", repr(entry.get(key))[:120])
     return tuple(entry[key] for key in fields)
 
 

@@ -227,21 +227,16 @@ _ABOUT: Final = {"resume": ("standard input and pipes", is_pipe), "indexed_rows"
 """What those options of sources are for that are not for followed directories, and what tells it of a path."""
 
 
-def assemble(flags: Given, file: Given | None) -> Settings:
+def assemble(flags: Given, file: Given | None = None) -> Settings:
     """Returns the settings. Looks for the files that match patterns, reads blend files, and looks at nothing else."""
-    assembly = _Assembly(flags, file or Given())
-    settings = assembly.settings()
-    if found := tuple(dict.fromkeys(assembly.problems)):
-        message = "; ".join(f"{problem.option}: {problem.text}" for problem in found)
-        raise SettingsInvalid(message, option=found[0].option, problems=found)
-    return settings
+    return _Assembly(flags, file or Given()).settings()
 
 
 class _Assembly:
     """The work of `assemble`, with the problems found so far."""
 
     def __init__(self, flags: Given, file: Given) -> None:
-        self.problems = [*flags.problems, *file.problems]
+        self._problems = [*flags.problems, *file.problems]
         self._flags = flags
         self._file = file
         self._sources = flags if flags.sources else file  # where the sources come from
@@ -249,17 +244,16 @@ class _Assembly:
         self._fits: set[str] = set()  # flags about sources that some source can have
 
     def settings(self) -> Settings:
-        """Returns the settings, with stand-ins for what cannot be."""
+        """Returns the settings, or raises with all problems, looked for with stand-ins for what cannot be."""
         sources: list[SourceSettings] = []
         owners: list[int] = []
         for number in range(len(self._sources.sources)):
-            found = self._source(number)
-            sources += found
-            owners += [number] * len(found)
+            sources += self._source(number)
+            owners += [number] * (len(sources) - len(owners))
         for option in SOURCE_OPTIONS:
             if owners and option.name in self._flags.values and option.name not in self._fits:
                 kind = _ABOUT.get(option.name, ("directories given with --follow", None))[0]
-                self.problems.append(Problem(option.flag, f"it is for {kind}, and there are none; leave it out"))
+                self._problems.append(Problem(option.flag, f"it is for {kind}, and there are none; leave it out"))
         values: dict[str, Any] = {}
         for option in OPTIONS:
             given = self._given(option.name)
@@ -281,6 +275,9 @@ class _Assembly:
             # Sources that cannot be are told already.
             if name != "source" or source is not None or owners or not self._sources.sources:
                 self._add(text, name, None if source is None else owners[source])
+        if found := tuple(dict.fromkeys(self._problems)):
+            message = "; ".join(f"{problem.option}: {problem.text}" for problem in found)
+            raise SettingsInvalid(message, option=found[0].option, problems=found)
         return settings
 
     def _given(self, name: str) -> Given:
@@ -293,7 +290,7 @@ class _Assembly:
         if source is not None:
             self._unread.add((source, name))
         given = self._given(name) if source is None else self._sources
-        self.problems.append(Problem(given.where(name, source), text))
+        self._problems.append(Problem(given.where(name, source), text))
 
     def _read(self, option: Option, value: Any, given: Given, source: int | None) -> dict[str, Any]:
         """Returns what a value means, by name; nothing where it cannot be. TOML has types, and is taken at its word."""
@@ -306,7 +303,7 @@ class _Assembly:
         why = f"should be {cause}" if cause is not None else first["msg"].removeprefix("Input ")
         shown = reprlib.repr(value[-1] if isinstance(value, list | tuple) and value else value)
         text = f"{option.metavar} is needed, got {shown}: {why}"
-        self.problems.append(Problem(given.where(option.name, source), text))
+        self._problems.append(Problem(given.where(option.name, source), text))
         return {}
 
     def _source(self, number: int) -> list[SourceSettings]:

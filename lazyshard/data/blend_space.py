@@ -12,9 +12,9 @@ from lazyshard.data.lane import consecutive
 from lazyshard.data.rank import Rank
 from lazyshard.data.samples import RowsOf
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RowInvalid
-from lazyshard.format.blend_state import BlendPartState
+from lazyshard.format.state import BlendPartState
 from lazyshard.plan.blend import BlendCourse
-from lazyshard.plan.layout import Layout
+from lazyshard.plan.deal import Layout
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 
 

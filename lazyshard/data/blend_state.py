@@ -11,10 +11,9 @@ from lazyshard.data.rank import Rank
 from lazyshard.data.run_state import as_count, epoch_of
 from lazyshard.data.settings import Order
 from lazyshard.errors import StateInvalid, StateMismatch, redact
-from lazyshard.format.blend_state import BlendPartState, BlendState
-from lazyshard.format.state import RunState
+from lazyshard.format.state import BlendPartState, BlendState, RunState
 from lazyshard.part import MAX_SAMPLES
-from lazyshard.plan.blend import BlendCourse, BlendPiece, BlendSchedule, Ramp, shares
+from lazyshard.plan.blend import BlendCourse, BlendPiece, BlendSchedule, shares
 from lazyshard.store.urls import stream_name
 
 Stand = tuple[int, int]
@@ -192,14 +191,14 @@ def blend_members(given: Iterable[tuple[LazyShardedDataset, float]]) -> tuple[li
     return [dataset for dataset, _ in pairs], [_number(weight) for _, weight in pairs]
 
 
-def blend_schedule(weights: list[float], later: Any, ramp: Ramp) -> BlendSchedule:
+def blend_schedule(weights: list[float], later: Any) -> BlendSchedule:
     """Returns the weights over the steps of a run. Raises TypeError, or ValueError as `BlendSchedule`."""
     points: list[tuple[int, list[float]]] = [(0, weights)]
     for step, changed in (_pair(one, _POINTS) for one in _items(later, _POINTS)):
         points.append((step, [_number(weight) for weight in _items(changed, _POINTS)]))
     if len(points) == 1:
         shares(weights)
-    return BlendSchedule(points, ramp)
+    return BlendSchedule(points)
 
 
 def check_settings(batch_size: Any, num_samples: Any, stopping: str, order: Order) -> None:

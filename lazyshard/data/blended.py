@@ -28,9 +28,9 @@ from lazyshard.data.rank import Rank, check_dealt
 from lazyshard.data.run_state import only_of_a_stream
 from lazyshard.data.settings import ENDLESS, Order, check_group
 from lazyshard.data.shared import ASKED, EPOCH, Stats
-from lazyshard.errors import LazyShardError, LengthUnknown, RankInvalid, StateInvalid
-from lazyshard.format.blend_state import BlendState, blend_shares
-from lazyshard.plan.blend import Ramp
+from lazyshard.errors import ConfigInvalid, LazyShardError, LengthUnknown, StateInvalid
+from lazyshard.format.cursor import blend_shares
+from lazyshard.format.state import BlendState
 from lazyshard.plan.course import Draw
 
 _log = logging.getLogger("lazyshard")
@@ -71,7 +71,6 @@ class BlendedDataset(Dataset[Any]):
         schedule: other weights on the way: optimiser steps, counted from the beginning of the run, and the weights of
             all data sets from there on. Those of `datasets` hold until the first one. A weight may be 0 for a while.
             Needs `Order(micro_batches_per_step=...)`.
-        ramp: "steps": weights change at once. "linear": they go from each to the next along a line, in up to 64 pieces.
         order: `layout` and `micro_batches_per_step`; unit, window and seed are those of each data set.
 
     Raises:
@@ -79,7 +78,7 @@ class BlendedDataset(Dataset[Any]):
         ValueError: there is no data set, weights are negative or all 0, two are of the same stream, or a setting is
             wrong.
         RuntimeError: a data set is used already.
-        RankInvalid: the data sets are of different ranks.
+        ConfigInvalid: the data sets are of different ranks.
 
     On resume weights may be others, and streams may be added or left out: each goes on where it was.
     """
@@ -92,12 +91,11 @@ class BlendedDataset(Dataset[Any]):
         num_samples: int | None = None,
         stopping: Stopping = "first_exhausted",
         schedule: Iterable[tuple[int, Sequence[float]]] = (),
-        ramp: Ramp = "steps",
         order: Order = Order(),
     ) -> None:
         check_group("order", order, Order)
         self._datasets, weights = blend_members(datasets)
-        self._schedule = blend_schedule(weights, schedule, ramp)
+        self._schedule = blend_schedule(weights, schedule)
         check_settings(batch_size, num_samples, stopping, order)
         self._names = stream_names(self._datasets)
         for dataset in self._datasets:
@@ -305,7 +303,7 @@ class BlendedDataset(Dataset[Any]):
         return not all(_exhausted(dataset, count + 1, epoch) for dataset, count in counts)
 
     def _space(self, epoch: int | None = None) -> BlendSpace:
-        """Returns the indices of an epoch, None for that which is set. Raises RankInvalid, or as `BlendSpace`."""
+        """Returns the indices of an epoch, None for that which is set. Raises ConfigInvalid, or as `BlendSpace`."""
         if epoch is None:
             epoch = self.epoch
         if self._newest is None or self._newest[0] != epoch:
@@ -315,7 +313,7 @@ class BlendedDataset(Dataset[Any]):
     def _make_space(self, epoch: int) -> BlendSpace:
         ranks = {dataset.rank for dataset in self._datasets}
         if len(ranks) != 1:
-            raise RankInvalid(f"the data sets of a blend are of one rank, got {sorted(ranks)}")
+            raise ConfigInvalid(f"the data sets of a blend are of one rank, got {sorted(ranks)}")
         (rank,) = ranks
         stands, lengths = [], list[int | None]()
         for dataset in self._datasets:

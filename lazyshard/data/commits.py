@@ -19,9 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from lazyshard.data.settings import RunOrder
-from lazyshard.errors import CursorTaken, CursorUnwritable, LazyShardError, StateMismatch
-from lazyshard.format.blend_state import BlendShare
-from lazyshard.format.cursor import Cursor, ReadingMark, check_consumer
+from lazyshard.errors import CursorTaken, LazyShardError, StateMismatch, WriterFailed
+from lazyshard.format.cursor import BlendShare, Cursor, ReadingMark, check_consumer
 from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
 from lazyshard.plan.course import Course
@@ -190,11 +189,11 @@ class Commits:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def _unwritable(self, error: OSError) -> CursorUnwritable:
+    def _unwritable(self, error: OSError) -> WriterFailed:
         uid = os.geteuid()
         refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
         remedy = f"Let uid {uid} write to {self._directory / CURSORS}" if refused else "Mend that"
-        told = CursorUnwritable(
+        told = WriterFailed(
             f"{self._directory}: the cursor of {self._consumer!r} cannot be written ({error.strerror or error}). "
             f"The checkpoint is not touched; the producer goes by the cursor before this one, and without any it does "
             f"not know of this run. {remedy}, and commit again",

@@ -73,11 +73,11 @@ class LazyShardedDataset(Dataset[Any]):
         cache: where encoded samples are kept, on this node and in memory.
 
     Raises:
-        StepInvalid: a step is none, or there is no function of its name.
+        ConfigInvalid: a step is none, or there is no function of its name.
         WaitTimeout: no stream has appeared.
         StreamMissing: none can appear: the directory above is missing too.
-        StreamMismatch, StreamUnsealed, StreamInvalid, FileInvalid: the directory cannot be read.
-        RankInvalid: rank and size are impossible.
+        StreamMismatch, FileInvalid, StreamInvalid: the directory cannot be read.
+        ConfigInvalid: rank and size are impossible.
         ValueError, TypeError: another argument is.
 
     Arrays in rows (docs/arrays.md) are writable numpy arrays of their own memory; `lazyshard.as_tensor` makes tensors
@@ -288,7 +288,7 @@ class LazyShardedDataset(Dataset[Any]):
             CursorTaken: another run commits under the same name.
             StateInvalid, VersionUnsupported, StateMismatch: one of `keep` is none of this run; the first time also if
                 chunks are deleted that come next.
-            CursorUnwritable, FileRefused, StoreRefused, StoreUnavailable: it was not taken; the cursor before counts.
+            WriterFailed, FileRefused, StoreRefused, StoreUnavailable: it was not taken; the cursor before counts.
             ValueError: as `state_dict`; or the data set has no `consumer`.
             RuntimeError: in a DataLoader worker, or in a fork of the process that committed before.
         """
@@ -349,7 +349,7 @@ class LazyShardedDataset(Dataset[Any]):
             LengthUnknown: the stream was live and there is neither of the two; or a `LazyShardedStream` draws from it.
             WaitTimeout: with `Order(unit="auto")`, as the first use of the data set.
             ValueError: `num_samples` is less than one batch of every rank.
-            RankInvalid: a DataLoader without a sampler asks, which would draw everything on each of several ranks.
+            ConfigInvalid: a DataLoader without a sampler asks, which would draw everything on each of several ranks.
         """
         space = self._draws.counted()
         check_dealt(space.rank, "dataset", self.directory)
@@ -364,12 +364,12 @@ class LazyShardedDataset(Dataset[Any]):
 
         Raises:
             IndexError: outside the data set.
-            LengthsMissing: the stream is live, or the lengths are not known.
+            LengthUnknown: the stream is live, or the lengths are not known.
             TypeError: neither an index nor "lengths".
             WaitTimeout: not published within `max_wait`.
             ChunkRetired: its chunk was deleted by the producer.
-            BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: see `BadRows`.
-            NothingKept: the steps drop row after row, 10,000 of them.
+            BadSample, ChunkCorrupt, RowInvalid: see `BadRows`.
+            BadSample: the steps drop row after row, 10,000 of them.
         """
         if type(index) is not int:
             if index == "lengths" and isinstance(index, str):

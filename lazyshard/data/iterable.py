@@ -14,7 +14,7 @@ from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.handed_out import Worker, check_micro_batch, check_worker, read_count
 from lazyshard.data.run_state import HANDED_OUT, OVER, WORKER, WORKERS, as_count
 from lazyshard.errors import LazyShardError
-from lazyshard.format.blend_state import BlendState
+from lazyshard.format.state import BlendState
 from lazyshard.plan.steps import AtEnd, Ending
 
 _D = TypeVar("_D", LazyShardedDataset, BlendedDataset)

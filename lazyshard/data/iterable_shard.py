@@ -14,8 +14,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from lazyshard.data.settings import BadRows
 from lazyshard.data.substitutes import FILL_ROWS, BadRowCount
-from lazyshard.errors import BadSample, NothingKept, SkipSample, StateInvalid, StateMismatch
-from lazyshard.plan.layout import Sharding
+from lazyshard.errors import BadSample, SkipSample, StateInvalid, StateMismatch
+from lazyshard.plan.deal import Sharding
 
 __all__ = ["StreamingShard", "streaming_shard"]
 
@@ -81,7 +81,7 @@ class StreamingShard(IterableDataset[Any]):
         sharding: how it is dealt.
 
     Raises:
-        NothingKept: when it is read: `transform` has raised `SkipSample` for all elements, or 10,000 in a row.
+        BadSample: when it is read: `transform` has raised `SkipSample` for all elements, or 10,000 in a row.
         BadSample: when it is read: `iterable` itself has raised `SkipSample`, which ends it.
     """
 
@@ -182,7 +182,7 @@ class StreamingShard(IterableDataset[Any]):
                 break
             with contextlib.suppress(SkipSample):
                 return self._made(element)
-        raise NothingKept("transform has raised SkipSample for all elements of this shard: see whether it is right")
+        raise BadSample("transform has raised SkipSample for all elements of this shard: see whether it is right")
 
     def _made(self, element: Any) -> Any:
         return element if self._transform is None else self._transform(element)
@@ -191,7 +191,7 @@ class StreamingShard(IterableDataset[Any]):
         where = f"element {place.handed_out - 1} of this shard in global batch {place.batches}: SkipSample: {cause}"
         self._left_out.skip(lambda: BadSample(where))
         if count == FILL_ROWS:
-            raise NothingKept(
+            raise BadSample(
                 f"{where}; so have the {count - 1} elements of this shard before it, so no other is looked for: see "
                 f"whether transform is right, and filter the iterable where only few are kept",
                 count=count,

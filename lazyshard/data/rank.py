@@ -21,7 +21,7 @@ import torch.distributed
 from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from lazyshard.errors import RankInvalid
+from lazyshard.errors import ConfigInvalid
 from lazyshard.stream import StreamReader
 from lazyshard.stream.waiting import Parent
 
@@ -44,7 +44,7 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
     same answer.
 
     Raises:
-        RankInvalid: only one of the two is given, they are impossible, or this is one of several processes of
+        ConfigInvalid: only one of the two is given, they are impossible, or this is one of several processes of
             `torchrun` in which nothing is initialised yet: as 0 of 1 each would train on everything.
     """
     if dp_rank is not None or dp_size is not None:
@@ -56,7 +56,7 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
         return _check(torch.distributed.get_rank(), torch.distributed.get_world_size())
     world = os.environ.get("WORLD_SIZE", "1")
     if world not in ("", "1"):
-        raise RankInvalid(
+        raise ConfigInvalid(
             f"WORLD_SIZE is {world}, but neither Megatron nor torch.distributed is initialised, so every process would "
             f"train on all the data; initialise one of them before the data set is used, or pass dp_rank and dp_size"
         )
@@ -64,7 +64,7 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
 
 
 def check_dealt(rank: Rank, name: str, where: object) -> None:
-    """Raises RankInvalid where a DataLoader without a sampler, which draws all on every rank, asks for a length.
+    """Raises ConfigInvalid where a DataLoader without a sampler, which draws all on every rank, asks for a length.
 
     That alone is asked for in the main process of every rank before the first batch: the first indices are those of
     rank 0 also without a sampler. Only torch's own loaders are refused: accelerate's deal batches out behind it.
@@ -88,14 +88,14 @@ def check_dealt(rank: Rank, name: str, where: object) -> None:
             f"rank {rank.dp_rank}: give it sampler={name}.rank_indices, or iterate over {name}.batches(...), which "
             f"makes the loader. To read everything here, make the data set with dp_rank=0, dp_size=1"
         )
-        raise RankInvalid(text, **rank._asdict())
+        raise ConfigInvalid(text, **rank._asdict())
 
 
 def _check(dp_rank: object, dp_size: object) -> Rank:
     if type(dp_rank) is not int or type(dp_size) is not int or not 0 <= dp_rank < dp_size:
         both = "dp_rank and dp_size belong together, " if None in (dp_rank, dp_size) else ""
         text = f"{both}expected 0 <= dp_rank < dp_size, got dp_rank={dp_rank!r} and dp_size={dp_size!r}"
-        raise RankInvalid(text, dp_rank=dp_rank, dp_size=dp_size)
+        raise ConfigInvalid(text, dp_rank=dp_rank, dp_size=dp_size)
     return Rank(dp_rank, dp_size)
 
 

@@ -24,7 +24,7 @@ from lazyshard.data.substitutes import (
     substitutes,
     where_bad,
 )
-from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, NothingKept, RowInvalid, SkipSample
+from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample
 from lazyshard.format.row import parse_lines
 from lazyshard.memory import quick_loads, raise_if_short
 from lazyshard.plan.deal import Gaps
@@ -161,7 +161,7 @@ class SampleMaker:
         """Returns what is trained in the place of a sample: another one of its chunk.
 
         Where no row of its chunk can be, and some are dropped, one of the chunks behind it, which are waited for if
-        need be; at the end of the stream, of those before it. Raises what `bad_rows` says, NothingKept, WaitTimeout.
+        need be; at the end of the stream, of those before it. Raises what `bad_rows` says, BadSample, WaitTimeout.
         """
         if isinstance(cause, SkipSample):
             self._bad.skip(lambda: where_bad(self._reader, sample, cause))
@@ -246,13 +246,13 @@ class SampleMaker:
         )
         return BadSample(text, file=str(chunk.path), sample=sample, chunk=chunk.number)
 
-    def _nothing_kept(self, sample: int, dropped: int, last: Exception) -> NothingKept:
+    def _nothing_kept(self, sample: int, dropped: int, last: Exception) -> BadSample:
         text = (
             f"{self._reader.directory}: no row takes the place of sample {sample}: {dropped} in a row were dropped, "
             f"the last one because: {last}. See whether the filter is right; what keeps nothing for long stretches "
             f"belongs to where the stream is produced"
         )
-        return NothingKept(text, **vars(where_bad(self._reader, sample, last)), count=dropped)
+        return BadSample(text, **vars(where_bad(self._reader, sample, last)), count=dropped)
 
 
 _loads = quick_loads

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lazyshard.errors import SkipSample, StepInvalid
+from lazyshard.errors import ConfigInvalid, SkipSample
 from lazyshard.lazy import FunctionMissing, named_function
 
 Row = dict[str, Any]
@@ -58,17 +58,17 @@ class Step:
         return " ".join([self.describe(), *others])
 
     def __post_init__(self) -> None:
-        """Checks the function. Raises StepInvalid: it is none, or there is none of this name."""
+        """Checks the function. Raises ConfigInvalid: it is none, or there is none of this name."""
         function = getattr(self, self._FIELD)
         try:
             if isinstance(function, str):
                 _named(function)
         except FunctionMissing as cause:
-            raise StepInvalid(f"{self.describe()}: {cause}", step=self.describe()) from cause
+            raise ConfigInvalid(f"{self.describe()}: {cause}", step=self.describe()) from cause
         if not isinstance(function, str) and not callable(function):
             named = f'{type(self).__name__}("package.module:function")'
             text = f"expected a function or the name of one, as in {named}, got {function!r:.100}"
-            raise StepInvalid(f"{self._KIND}: {text}", step=self._KIND)
+            raise ConfigInvalid(f"{self._KIND}: {text}", step=self._KIND)
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuses functions that a process which is started by spawn cannot be given, and says what to do instead."""
@@ -77,7 +77,7 @@ class Step:
             while isinstance(inner, functools.partial):
                 inner = inner.func
             if isinstance(inner, types.FunctionType) and "<" in inner.__qualname__:
-                raise StepInvalid(
+                raise ConfigInvalid(
                     f"{self.describe()}: a lambda, or a function that is defined in another one, cannot be given to "
                     f"DataLoader workers that are started by spawn or forkserver. Define it at the top of a module; "
                     f'or give its name, as in {type(self).__name__}("package.module:function")',
@@ -101,7 +101,7 @@ class MessageTransform(Step):
             "package.module:function".
 
     Raises:
-        StepInvalid: there is no such function.
+        ConfigInvalid: there is no such function.
     """
 
     message_transform: Callable[[Row], Mapping[str, Any]] | str
@@ -127,7 +127,7 @@ class Filter(Step):
             chunk after chunk; the same on any number of ranks and workers, and in every epoch.
 
     Raises:
-        StepInvalid: there is no such function.
+        ConfigInvalid: there is no such function.
     """
 
     filter_fn: Callable[..., Any] | str
@@ -156,7 +156,7 @@ class Map(Step):
         remove_columns: names of columns to take out of the row; those that the function returns stay.
 
     Raises:
-        StepInvalid: there is no such function.
+        ConfigInvalid: there is no such function.
     """
 
     function: Callable[..., Mapping[str, Any]] | str
@@ -179,7 +179,7 @@ class Map(Step):
     def __post_init__(self) -> None:
         names = self.remove_columns
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise StepInvalid(f"map: remove_columns is a list of names, got {names!r:.100}", step=self._KIND)
+            raise ConfigInvalid(f"map: remove_columns is a list of names, got {names!r:.100}", step=self._KIND)
         super().__post_init__()
 
 
@@ -191,7 +191,7 @@ class RowSteps:
         for number, step in enumerate(self.steps):
             if not isinstance(step, Step):
                 name = f"steps[{number}]"
-                raise StepInvalid(f"{name}: expected a MessageTransform, Filter or Map, got {step!r:.100}", step=name)
+                raise ConfigInvalid(f"{name}: expected a MessageTransform, Filter or Map, got {step!r:.100}", step=name)
         self._steps = [(step, f"steps[{number}], {step.describe()},") for number, step in enumerate(self.steps)]
         self._encode = encoder
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from lazyshard.data.settings import BadRows
 from lazyshard.data.steps import StepFailed
-from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, TooManyBadSamples
+from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid
 from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
 
@@ -44,7 +44,7 @@ class BadRowCount:
     def meet(self, sample: int, where: BadSample, cause: Exception) -> None:
         """Takes note of a bad sample and returns if a substitute is to be trained instead.
 
-        Otherwise raises TooManyBadSamples, or `where`, unless the cause says by itself where it happened.
+        Otherwise raises BadSample, or `where`, unless the cause says by itself where it happened.
         """
         if self._rules.action == "raise":
             if isinstance(cause, (ChunkCorrupt, RowInvalid)):
@@ -56,7 +56,7 @@ class BadRowCount:
         limit, count = self._rules.limit, len(self._seen)
         if limit is not None and count > limit:
             text = f"{count} bad samples in this process, their limit is {limit}; the last one: {where}"
-            raise TooManyBadSamples(text, **vars(where), count=count) from cause
+            raise BadSample(text, **vars(where), count=count) from cause
         if not known:
             most = "" if limit is None else f" of at most {limit}"
             instead = self._instead or "another row of its chunk is used instead"

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from lazyshard import BadRows, BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order
 from lazyshard.data.rank import Rank
 from lazyshard.errors import ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
-from lazyshard.format.blend_state import BlendState
+from lazyshard.format.state import BlendState
 from lazyshard.stream import Published
 from lazyshard_swift import errors, parallel
 from lazyshard_swift.arguments import OnBadSample

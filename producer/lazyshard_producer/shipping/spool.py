@@ -28,7 +28,7 @@ import filelock
 import orjson
 import xxhash
 
-from lazyshard.errors import ChunkMissing, ProducerLocked
+from lazyshard.errors import ChunkMissing, ProducerFenced
 from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import Retired
 from lazyshard.store.durable import publish_bytes, remove, rename, sync_directory
@@ -70,7 +70,7 @@ class Spool:
         except filelock.Timeout as cause:
             holder = "a process of this machine"
             why = f"{holder} is already producing into this stream (it holds {lock}); stop it, or use another place"
-            raise ProducerLocked(f"{url}: {why}", directory=url, holder=holder) from cause
+            raise ProducerFenced(f"{url}: {why}", directory=url, holder=holder) from cause
 
     def release(self) -> None:
         """Lets the next producer in. May be called twice."""

@@ -247,7 +247,7 @@ def _holds_array(value: Any) -> bool:
     return False
 
 
-class Lengths:
+class Measure:
     """Tells how many tokens rows have: as --measure counts them, as their encoder told, or else as they say themselves.
 
     Rows that are packed, or dealt by cost, have one at least.

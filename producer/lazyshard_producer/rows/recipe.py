@@ -32,7 +32,7 @@ from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import check_row, encode_row, has_duplicate_keys
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import WorkerFailed, load_function
-from lazyshard_producer.rows.encoding import Lengths, call_user, key_names, load_encoder, pad_row, read_document
+from lazyshard_producer.rows.encoding import Measure, call_user, key_names, load_encoder, pad_row, read_document
 from lazyshard_producer.rows.reader import Line, line_size
 from lazyshard_producer.sources.source import bad_row, too_long
 
@@ -70,7 +70,7 @@ class Maker:
     def __init__(self, settings: Settings, arrays: bool = False) -> None:
         self._columns, self._most, self._arrays = settings.columns, settings.max_row_bytes, arrays
         self._split, self._padding = settings.split > 0, settings.padding
-        self._lengths = Lengths(settings) if by_length(settings) or settings.measure else None
+        self._measure = Measure(settings) if by_length(settings) or settings.measure else None
         self._where = _load(settings.where, "--where") if settings.where else None
         self._transform = _load(settings.transform, "--transform") if settings.transform else None
         self._encoder = load_encoder(settings.encoding) if settings.encoding else None
@@ -149,9 +149,9 @@ class Maker:
         if self._padding is not None:
             line, tokens = pad_row(self._padding, row, line)
             return self._checked("--pad", line), tokens
-        if self._lengths is None:
+        if self._measure is None:
             return line, None
-        tokens = self._lengths.of(row, line)
+        tokens = self._measure.of(row, line)
         if isinstance(line, EncodedRow) and not self._arrays and self._encoder is None:
             line = line.line
         return line, tokens

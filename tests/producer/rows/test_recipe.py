@@ -12,7 +12,7 @@ from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import encode_row
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.rows.encoding import Lengths
+from lazyshard_producer.rows.encoding import Measure
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker
 from tests.producer.rows.draining import make, making, take
 
@@ -169,12 +169,12 @@ def test_lengths_that_encoders_may_not_tell(recipe: Settings, option: str, lengt
 @pytest.mark.parametrize(("levels", "fits"), [(1022, True), (1023, False)])
 def test_a_row_is_nested_no_deeper_than_a_pack_can_hold(levels: int, fits: bool) -> None:
     line = b'{"length":1,"x":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}\n"
-    lengths = Lengths(PACK)
+    measure = Measure(PACK)
     if fits:
-        assert lengths.of({"length": 1}, line) == 1
+        assert measure.of({"length": 1}, line) == 1
     else:
         with pytest.raises(RowInvalid):
-            lengths.of({"length": 1}, line)
+            measure.of({"length": 1}, line)
 
 
 @pytest.mark.parametrize("form", [{"pack": 10}, {"balance": 2}, {"split": 3}, {"pad": 3}])

@@ -32,7 +32,7 @@ from lazyshard.cli.output import (
     size,
 )
 from lazyshard.inspection.verification import verify
-from lazyshard.inspection.verification_chunks import Severity
+from lazyshard.inspection.verification_files import Severity
 from lazyshard.store.urls import stream_path
 
 _WORDS: Final[dict[Severity, str]] = {"damage": "damaged", "unchecked": "not to be read", "leftover": "left over"}

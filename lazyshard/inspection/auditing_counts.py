@@ -228,8 +228,9 @@ class Counts:
         """Counts what a course draws at positions [start, stop) of each lane: as trained, or why it is not."""
         for samples, epochs in _draws_of(course, start, stop, self.total):
             wrong = (epochs != self.epoch) | (samples < 0) | (samples >= self.total)
-            self.impossible += int(np.count_nonzero(wrong))
-            counted = samples[~wrong] if wrong.any() else samples
+            bad = int(np.count_nonzero(wrong))
+            self.impossible += bad
+            counted = samples[~wrong] if bad else samples
             if kind == TRAINED:
                 np.add.at(self.trained, counted, _ONE)
                 self._drawn += len(counted)

@@ -10,10 +10,12 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
-from lazyshard.errors import LazyShardError, VersionUnsupported
+from lazyshard import errors
+from lazyshard.errors import LazyShardError
 from lazyshard.format.cursor import CURSOR_SUFFIX, READING_SUFFIX, Cursor, ReadingMark, check_consumer
 from lazyshard.format.names import (
     CURSORS,
@@ -32,12 +34,16 @@ from lazyshard.format.names import (
 )
 from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.inspection.outlook import producer_state
-from lazyshard.inspection.verification_chunks import RESTORE, ChunkFiles, Fault, file_fault, leftover
 from lazyshard.store.files import check_folder, is_there, list_names, read_file
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.retention import read_retired
 
+# damage: what is published is not as it was published; unchecked: this process could not look; leftover: what a crash
+# leaves behind, and a producer's next start puts right
+Severity = Literal["damage", "unchecked", "leftover"]
+
+RESTORE: Final = "restore the file from a copy"
 _BATCH_ROWS: Final = 4096  # Looked at before a word is said: at 2 KB a row 8 MB, a few hundredths of a second
 _BATCH_CHUNKS: Final = 64
 LAGGING: Final = 64  # Newest chunks that are looked for by name even if not listed: on network filesystems it lags
@@ -45,6 +51,67 @@ _RESTORE_ALL: Final = "restore the files from a copy"
 _REMOVED: Final = "nothing to do: the producer's next start removes it"
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of a file: as a whole, or of a field, or of `rows` rows of which the first begins at a byte of the file.
+
+    `kind` is a word for programs; `docs/checking.md` lists them.
+    """
+
+    kind: str
+    file: str
+    expected: str
+    found: str
+    remedy: str = RESTORE
+    chunk: int | None = None
+    severity: Severity = "damage"
+    field: str | None = None
+    row: int | None = None
+    byte: int | None = None
+    rows: int = 0
+
+    def __str__(self) -> str:
+        where = self.file
+        if self.row is not None:
+            more = f" and {self.rows - 1:,} more" if self.rows > 1 else ""
+            where += f": row {self.row} (byte {self.byte}){more}"
+        elif self.field is not None:
+            where += f": field {self.field!r}"
+        return f"{where}: expected {self.expected}, found {self.found}; {self.remedy}"
+
+
+leftover: Final = partial(Fault, severity="leftover")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFiles:
+    """Names of the files of a chunk that is to be looked at; of a foreign one no seal, as its marker says nothing."""
+
+    chunk: int
+    data: str
+    seal: str | None
+    arrays: str | None = None
+
+
+def file_fault(file: str, error: LazyShardError | OSError, chunk: int | None = None) -> Fault:
+    """Returns the fault of a file that cannot be opened, read or used as a whole."""
+    expected, found = str(getattr(error, "expected", None)), str(getattr(error, "actual", None))
+    if isinstance(error, errors.VersionUnsupported):
+        way = "install a newer lazyshard"
+        return Fault("version", file, f"stream format {expected}", f"format {found}", way, chunk)
+    if isinstance(error, errors.FormatInvalid):
+        return Fault("invalid", file, expected, found, chunk=chunk, field=error.field)
+    if isinstance(error, errors.ChunkCorrupt):
+        return Fault("size", file, expected, found, chunk=chunk)
+    if isinstance(error, errors.FileRefused):
+        return Fault("not-a-file", file, "a plain file", str(error.kind), chunk=chunk)
+    found, mend = getattr(error, "strerror", None) or str(error), "mend the filesystem"
+    if isinstance(error, errors.FileUnreadable):
+        found, mend = f"that uid {error.uid} may not read it", "check the permissions"
+    way = f"{mend}, and run the same command again"
+    return Fault("unreadable", file, "a readable file", found, way, chunk, "unchecked")
 
 
 @dataclass(slots=True)
@@ -151,7 +218,7 @@ def _read(files: StreamFiles, name: str, decode: Callable[..., _T], *consumer: s
     except FileNotFoundError:
         return None
     except (LazyShardError, OSError) as error:
-        if name == MANIFEST and isinstance(error, VersionUnsupported):
+        if name == MANIFEST and isinstance(error, errors.VersionUnsupported):
             # Nothing in the directory may mean what it seems to mean.
             error.file = str(files.directory / name)
             error.args = (f"{files.directory}{os.sep}{error}",)

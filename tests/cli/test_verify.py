@@ -118,7 +118,7 @@ def test_bar_on_a_terminal_where_chunks_are_many(samples: int, bar: bool, tmp_pa
 
 BEGUN = """
 import os, sys
-from lazyshard.inspection import verification, verification_chunks
+from lazyshard.inspection import verification
 check = verification.check_in_order
 
 def check_by_others(directory, quick, batches, jobs):

@@ -16,9 +16,9 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import StreamMismatch
-from lazyshard.inspection import verification, verification_chunks
-from lazyshard.inspection.verification import verify
-from lazyshard.inspection.verification_chunks import ChunkFiles, check_in_order
+from lazyshard.inspection import verification
+from lazyshard.inspection.verification import check_in_order, verify
+from lazyshard.inspection.verification_files import ChunkFiles
 from lazyshard.stream.retention import retire
 from tests.stream.damage import cut, delete, edit, flip, found, head, move, put, shortened, stream
 from tests.stream.streams import HERE, produce, wait_until
@@ -202,7 +202,7 @@ CHUNKS = 40
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes work from the start, a chunk at a time."""
-    check = verification_chunks.check_in_order
+    check = verification.check_in_order
 
     def check_by_others(directory: Path, quick: bool, batches: list[list[ChunkFiles]], jobs: int) -> Any:
         return check(directory, quick, [[files] for batch in batches for files in batch], jobs, alone_s=0.0)
@@ -258,7 +258,7 @@ WAITING = """
 import multiprocessing, sys, time
 from pathlib import Path
 from tests.inspection.test_verification_live import batches
-from lazyshard.inspection.verification_chunks import check_in_order
+from lazyshard.inspection.verification import check_in_order
 results = check_in_order(Path(sys.argv[1]), False, batches(), 2, alone_s=0.0)
 next(results)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)

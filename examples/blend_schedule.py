@@ -18,7 +18,10 @@ from pathlib import Path
 from lazyshard import Batches, BlendedDataset, ChunkWriter, LazyShardedDataset, Order
 
 NAMES = ("web", "maths", "code")
-SCHEDULE = [(40, (0.8, 0.2, 0.0)), (60, (0.8, 0.2, 0.0)), (80, (0.3, 0.2, 0.5))]
+SCHEDULE = [
+    *((step, (1 - step / 200, step / 200, 0.0)) for step in range(1, 41)),
+    *((step, (0.8 - (step - 60) / 40, 0.2, (step - 60) / 40)) for step in range(61, 81)),
+]
 STEPS = 100
 STOPPED_AFTER = 30
 STEP_SAMPLES = 24
@@ -34,7 +37,6 @@ def open_blend(folder: Path, batch_size: int) -> BlendedDataset:
         num_samples=STEPS * STEP_SAMPLES,
         order=Order(micro_batches_per_step=STEP_SAMPLES // batch_size),
         schedule=SCHEDULE,
-        ramp="linear",
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -128,7 +129,7 @@ class LazyShardError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles message and fields; the default would lose the fields."""
-        return _rebuild, (type(self), str(self.args[0]), self._fields())
+        return partial(type(self), **self._fields()), (str(self.args[0]),)
 
     def carry_fields(self) -> None:
         """Writes the fields into the message, for a journey on which only text survives.
@@ -154,10 +155,6 @@ def _declared(cls: type[LazyShardError]) -> frozenset[str]:
         bases = [base for base in cls.__mro__ if issubclass(base, LazyShardError)]
         _KNOWN[cls] = frozenset(name for base in bases for name in inspect.get_annotations(base))
     return _KNOWN[cls]
-
-
-def _rebuild(cls: type[LazyShardError], message: str, fields: dict[str, Any]) -> LazyShardError:
-    return cls(message, **fields)
 
 
 def _split_fields(message: str) -> tuple[str, dict[str, Any]]:
@@ -187,7 +184,11 @@ class FormatInvalid(LazyShardError, ValueError):
 
 
 class FileInvalid(FormatInvalid):
-    """A small file of a stream cannot be used: manifest, head, end, owner, retired mark, cursor or hint."""
+    """A small file of a stream cannot be used: manifest, head, end, owner, retired mark, cursor or hint.
+
+    Or no chunk of a foreign directory has its marker; or an `.idx` or `.bin` file of Megatron's is damaged, of which
+    `sequence` cannot be had, or which ends at `byte`.
+    """
 
 
 class SealInvalid(FormatInvalid):
@@ -238,23 +239,8 @@ class StoreUnavailable(LazyShardError, ConnectionError):
     """An object store gave no answer, or failing ones, for as long as patience lasted."""
 
 
-class IndexedInvalid(LazyShardError, ValueError):
-    """An `.idx` or `.bin` file of Megatron's IndexedDataset that is damaged, cut, or something else.
-
-    `sequence` is the number (from 0) of the one that cannot be had, `byte` where the data file ends too early.
-    """
-
-
-class ExportExists(LazyShardError, FileExistsError):
-    """There is something already under the name that an export, or a report, is to have."""
-
-
 class StreamMissing(LazyShardError, FileNotFoundError):
     """There is no stream in the directory, or it has gone."""
-
-
-class StreamUnsealed(LazyShardError, ValueError):
-    """A directory of chunk files with no `.completed` marker at all: nothing tells which of them are complete."""
 
 
 class StreamInvalid(LazyShardError, ValueError):
@@ -269,12 +255,8 @@ class StreamEnded(LazyShardError, ValueError):
     """The stream has ended: nothing can be added to it."""
 
 
-class ProducerLocked(LazyShardError, BlockingIOError):
-    """Another producer on this machine holds the stream."""
-
-
 class ProducerFenced(LazyShardError, RuntimeError):
-    """Another producer has taken the stream over; this one must stop."""
+    """Another producer holds the stream, or has taken it over; this one must stop."""
 
 
 class StateMismatch(LazyShardError, ValueError):
@@ -288,34 +270,23 @@ class CursorTaken(LazyShardError, RuntimeError):
     """Another run of the same name writes the cursor; this one must not."""
 
 
-class CursorUnwritable(LazyShardError, OSError):
-    """The filesystem took no cursor; the checkpoint that it was to tell of is not touched, and `commit` may come again.
-
-    `errno` is that of the filesystem's error, which is its cause.
-    """
-
-
 class WriterFailed(LazyShardError, OSError):
-    """A write failed; what was published stands, the open chunk is dropped, and opening the stream again resumes."""
+    """A write failed; what was published, and the checkpoint of a cursor, stand.
+
+    Of a writer the open chunk is dropped, and opening the stream again resumes; `commit` may come again.
+    """
 
 
 class WaitTimeout(LazyShardError, TimeoutError):
     """What a reader needs was not published in time."""
 
 
-class LengthUnknown(LazyShardError, TypeError):
-    """A live stream has no length yet, and neither `max_total_samples` nor `num_samples` was given."""
-
-
-class LengthsMissing(LazyShardError, ValueError):
-    """The lengths of a stream's samples in tokens are not all known.
-
-    They are not measured, measured in more than one way, of a stream that has not ended, or gone with their chunks.
-    """
+class LengthUnknown(LazyShardError, TypeError, ValueError):
+    """A live stream has no length yet, and none was given; or not all lengths of its samples in tokens are known."""
 
 
 class BadSample(LazyShardError, ValueError):
-    """A sample that cannot be read, or of which a step or the encoder can make nothing."""
+    """A sample that cannot be read, or of which nothing can be made; or too many, `count`, of them."""
 
 
 class SkipSample(LazyShardError, ValueError):
@@ -325,21 +296,5 @@ class SkipSample(LazyShardError, ValueError):
     """
 
 
-class NothingKept(BadSample):
-    """So many rows in a row were dropped that no other is looked for: the filter keeps nothing, or next to nothing."""
-
-
-class StepInvalid(LazyShardError, ValueError):
-    """A step of a pipeline that cannot be used: no such function, or one that a worker process cannot be given."""
-
-
 class ConfigInvalid(LazyShardError, ValueError):
-    """A configuration with mistakes in it; the text has a line for each."""
-
-
-class TooManyBadSamples(BadSample):
-    """More bad samples than the limit of `BadRows` allows."""
-
-
-class RankInvalid(LazyShardError, ValueError):
-    """A data-parallel rank or size that cannot be."""
+    """What is asked for cannot be: a configuration, a line for each mistake; a step; a rank; a taken name."""

@@ -23,8 +23,8 @@ OUT_OF_MEMORY: Final = 71  # EX_OSERR of sysexits.h
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 
 _CODES: Final[tuple[tuple[tuple[type[Exception], ...], int], ...]] = (
-    ((errors.RowInvalid, errors.StreamInvalid, errors.ExportExists), REFUSED),
-    ((errors.ProducerLocked,), EXPORTING),
+    ((errors.RowInvalid, errors.StreamInvalid, errors.ConfigInvalid), REFUSED),
+    ((errors.ProducerFenced,), EXPORTING),
     ((errors.FileUnreadable, errors.StoreRefused, errors.StoreUnavailable), FILESYSTEM),
     ((errors.LazyShardError,), STREAM_DAMAGED),
     ((OSError,), FILESYSTEM),

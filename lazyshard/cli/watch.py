@@ -19,7 +19,7 @@ import typer
 from lazyshard.cli import exits, output
 from lazyshard.cli.status import INTERVAL_S, status_values
 from lazyshard.cli.watch_server import NO_PAGE, LastLook, PageAnswer, SharedLooks, WatchServer, is_loopback
-from lazyshard.errors import ExportExists
+from lazyshard.errors import ConfigInvalid
 from lazyshard.inspection.inspection import History, take_history
 from lazyshard.inspection.outlook import Looks, Outlook
 from lazyshard.inspection.survey import LostChunks, take_survey
@@ -178,14 +178,14 @@ def _check_target(save: str) -> None:
 
 
 def _save(stream: Path, page: WatchPage, save: str) -> int:
-    """Writes the page; it appears whole or not at all. Raises ExportExists where something else is there."""
+    """Writes the page; it appears whole or not at all. Raises ConfigInvalid where something else is there."""
     from lazyshard.cli.watch_page import BEGINNING, Shown
 
     # Where a link leads to, not the link.
     target, beginning = Path(os.path.realpath(save)), BEGINNING.encode()
     with contextlib.suppress(FileNotFoundError), open(target, "rb") as file:
         if file.read(len(beginning)) not in (b"", beginning):
-            raise ExportExists(
+            raise ConfigInvalid(
                 f"{target}: is there already and is no page of lazyshard watch; choose another name, or remove it",
                 file=str(target),
             )

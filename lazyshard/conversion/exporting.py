@@ -88,8 +88,8 @@ def export(
     first. With `force` files of these names are replaced.
 
     Raises:
-        ExportExists: there is such a file already, and `force` is False.
-        ProducerLocked: another process of this machine exports to this prefix.
+        ConfigInvalid: there is such a file already, and `force` is False.
+        ProducerFenced: another process of this machine exports to this prefix.
         StreamMissing: there is no stream.
         StreamInvalid: it has not ended, its first rows are deleted, or it holds no token.
         RowInvalid: a row is none of tokens that the type can hold; the message names it.

@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.errors import IndexedInvalid
+from lazyshard.errors import FileInvalid
 from lazyshard.store.files import OpenFile, open_given_file
 
 INDEX_SUFFIX: Final = ".idx"
@@ -110,7 +110,7 @@ class IndexHeader:
         """Reads the first `HEADER_BYTES` of a file, or fewer where it has fewer, and compares them with its size.
 
         So whoever allocates memory by the numbers in it allocates no more than the file has bytes. Raises
-        IndexedInvalid: it is no index, of another version or type, cut, or longer than it says.
+        FileInvalid: it is no index, of another version or type, cut, or longer than it says.
         """
         if not head.startswith(MAGIC):
             if head.startswith(_OLD_MAGIC):
@@ -150,7 +150,7 @@ class IndexedSequences(NamedTuple):
 class IndexedReader:
     """An open pair of files: an `.idx` file, and the `.bin` file beside it. Every method may raise OSError.
 
-    Raises IndexedInvalid: one of them is not what it has to be, as far as the header, the first and last boundary of
+    Raises FileInvalid: one of them is not what it has to be, as far as the header, the first and last boundary of
     documents and the last sequence tell; FileNotFoundError, FileRefused, FileUnreadable, OSError: one of them cannot be
     opened or read.
     """
@@ -168,7 +168,7 @@ class IndexedReader:
     def boundaries(self, first: int, stop: int) -> Ints:
         """Returns the boundaries of the documents [first, stop), shape (stop - first + 1,).
 
-        Document first + k is the sequences [result[k], result[k + 1]). Raises IndexedInvalid: a boundary is outside of
+        Document first + k is the sequences [result[k], result[k + 1]). Raises FileInvalid: a boundary is outside of
         the index, or below the one before.
         """
         found = self._numbers(BOUNDARY, self.header.starts[2], first, stop + 1)
@@ -188,7 +188,7 @@ class IndexedReader:
     def tokens(self, begin: int, count: int) -> npt.NDArray[Any]:
         """Returns tokens of the data file, of its own type, from a byte on at which a sequence begins; read-only.
 
-        Memory is taken for them, so callers see to it that it is not too much. Raises IndexedInvalid: the file has
+        Memory is taken for them, so callers see to it that it is not too much. Raises FileInvalid: the file has
         become shorter since it was opened.
         """
         assert self._data is not None
@@ -240,7 +240,7 @@ def check_boundaries(boundaries: Ints, first: int, header: IndexHeader, file: st
 
 
 def check_sequences(lengths: Ints, pointers: Ints, first: int, header: IndexHeader, data_size: int, file: str) -> None:
-    """Checks that sequences from the number `first` on lie in the `.bin` file; raises IndexedInvalid if not."""
+    """Checks that sequences from the number `first` on lie in the `.bin` file; raises FileInvalid if not."""
     width = header.token.itemsize
     # A length is below 2**31, so that nothing overflows: the pointer, which may be anything, is only compared.
     wrong = np.flatnonzero((lengths < 0) | (pointers < 0) | (pointers > data_size - lengths * width))
@@ -288,14 +288,14 @@ def smallest_dtype(low: int, high: int) -> str:
     return "uint16" if low >= 0 and high + 1 < SMALL_VOCABULARY else "int32"
 
 
-def refuse(file: str, expected: str, actual: str, **fields: Any) -> IndexedInvalid:
+def refuse(file: str, expected: str, actual: str, **fields: Any) -> FileInvalid:
     """Returns the error for an index or data file that is not as it has to be."""
     message = f"{file}: expected {expected}, found {actual}"
-    return IndexedInvalid(message, file=file, expected=expected, actual=actual, **fields)
+    return FileInvalid(message, file=file, expected=expected, actual=actual, **fields)
 
 
 def data_path(index: str) -> str:
-    """Returns the path of the data file that belongs to an index; raises IndexedInvalid if its name does not tell."""
+    """Returns the path of the data file that belongs to an index; raises FileInvalid if its name does not tell."""
     if not index.endswith(INDEX_SUFFIX):
         expected = f"a name that ends in {INDEX_SUFFIX}, as the data are in the file of that name with {DATA_SUFFIX}"
         raise refuse(index, expected, index)

@@ -39,7 +39,7 @@ from lazyshard.conversion.indexed import (
     Ints,
     pointers_of,
 )
-from lazyshard.errors import ExportExists, ProducerLocked
+from lazyshard.errors import ConfigInvalid, ProducerFenced
 from lazyshard.store import durable
 from lazyshard.store.files import check_folder
 
@@ -55,7 +55,7 @@ class IndexedWriter:
     """A pair of files that is being written; a context manager. Leaving it without `finish` leaves nothing behind.
 
     `prefix` is the path of the files without `.bin` and `.idx`; its directory is there. With `replace` a pair of this
-    name may be there, and is replaced. Raises ExportExists: one of the two files is there; ProducerLocked: another
+    name may be there, and is replaced. Raises ConfigInvalid: one of the two files is there; ProducerFenced: another
     process of this machine writes to this prefix; FileRefused: somebody has made a link where the temporary files are
     to be; OSError: the filesystem refused; any method may raise this.
     """
@@ -116,7 +116,7 @@ class IndexedWriter:
         self.dtype = dtype
 
     def finish(self) -> IndexHeader:
-        """Makes both files appear, durably; raises ExportExists if somebody else has made one of them meanwhile."""
+        """Makes both files appear, durably; raises ConfigInvalid if somebody else has made one of them meanwhile."""
         for part in self._parts.values():
             part.flush()
         self._parts[_DATA].sync()
@@ -165,7 +165,7 @@ class IndexedWriter:
             return
         path = str(self._targets[there[0]])
         message = f"{path}: is there already; choose another name, or have it replaced with --force"
-        raise ExportExists(message, file=path)
+        raise ConfigInvalid(message, file=path)
 
     def _was_killed_at_the_end(self) -> bool:
         """Whether an export has given its data their name and got no further."""
@@ -191,7 +191,7 @@ class IndexedWriter:
                 return True
         except BlockingIOError as cause:
             os.close(fd)
-            raise ProducerLocked(
+            raise ProducerFenced(
                 f"{self.prefix}: another process is exporting to it; wait for that, or choose another name",
                 directory=str(self.prefix),
             ) from cause

@@ -12,10 +12,9 @@ from lazyshard.data.rank import Rank
 from lazyshard.data.run_state import States, epoch_of
 from lazyshard.data.settings import Order, RunOrder, check_choice
 from lazyshard.errors import LengthUnknown, StateInvalid, StateMismatch, redact
-from lazyshard.format.blend_state import BlendPartState, BlendState
-from lazyshard.format.state import RunState
+from lazyshard.format.state import BlendPartState, BlendState, RunState
 from lazyshard.part import MAX_SAMPLES
-from lazyshard.plan.blend import BlendCourse, BlendPiece, BlendSchedule, Ramp, shares
+from lazyshard.plan.blend import BlendCourse, BlendPiece, BlendSchedule, shares
 from lazyshard.store.urls import stream_name
 
 Stopping = Literal["first_exhausted", "all_exhausted"]
@@ -173,7 +172,7 @@ def trained(parts: Sequence[BlendPartState]) -> int:
 
 
 def read_blend(
-    given: Any, later: Any, ramp: Ramp, order: Order, batch_size: int, num_samples: int | None, stopping: Stopping
+    given: Any, later: Any, order: Order, batch_size: int, num_samples: int | None, stopping: Stopping
 ) -> tuple[list[LazyShardedDataset], BlendStates]:
     """Returns the data sets of a blend, and where a run over them stands. Raises as `BlendedDataset`."""
     pairs = _pairs(given, "a blend takes pairs of a data set and its weight, as in [(dataset, 0.8), (other, 0.2)]")
@@ -190,7 +189,7 @@ def read_blend(
     points = _pairs(later, "a schedule takes pairs of a step and the weights from there on, as in [(1000, [1, 3])]")
     if not points:
         shares(weights)
-    schedule = BlendSchedule([(0, weights), *((step, _numbers(changed)) for step, changed in points)], ramp)
+    schedule = BlendSchedule([(0, weights), *((step, _numbers(changed)) for step, changed in points)])
     if not schedule.constant and not run_order.draws_per_step:
         raise ValueError("a schedule counts in optimiser steps: give order=Order(micro_batches_per_step=...)")
     names = [dataset.stream_id or stream_name(dataset.directory) for dataset in datasets]

@@ -18,9 +18,9 @@ from lazyshard.data.rank import ASKED, EPOCH, Stats
 from lazyshard.data.run_state import epoch_of, mistaken, stands_elsewhere
 from lazyshard.data.samples import RowsOf
 from lazyshard.data.settings import Order, check_group
-from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, RankInvalid, RowInvalid, StateInvalid
-from lazyshard.format.blend_state import BlendState, blend_shares
-from lazyshard.plan.blend import Ramp
+from lazyshard.errors import ChunkCorrupt, ChunkRetired, ConfigInvalid, LazyShardError, RowInvalid, StateInvalid
+from lazyshard.format.cursor import blend_shares
+from lazyshard.format.state import BlendState
 from lazyshard.plan.course import Draw
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 
@@ -66,7 +66,6 @@ class BlendedDataset(Indexed):
         schedule: other weights on the way: optimiser steps, counted from the beginning of the run, and the weights of
             all data sets from there on. Those of `datasets` hold until the first one. A weight may be 0 for a while.
             Needs `Order(micro_batches_per_step=...)`.
-        ramp: "steps": weights change at once. "linear": they go from each to the next along a line, in up to 64 pieces.
         order: `layout` and `micro_batches_per_step`; unit, window and seed are those of each data set.
 
     Raises:
@@ -74,7 +73,7 @@ class BlendedDataset(Indexed):
         ValueError: there is no data set, weights are negative or all 0, two are of the same stream, or a setting is
             wrong.
         RuntimeError: a data set is used already.
-        RankInvalid: the data sets are of different ranks.
+        ConfigInvalid: the data sets are of different ranks.
 
     On resume weights may be others, and streams may be added or left out: each goes on where it was.
     """
@@ -89,11 +88,10 @@ class BlendedDataset(Indexed):
         num_samples: int | None = None,
         stopping: Stopping = "first_exhausted",
         schedule: Iterable[tuple[int, Sequence[float]]] = (),
-        ramp: Ramp = "steps",
         order: Order = Order(),
     ) -> None:
         check_group("order", order, Order)
-        found = read_blend(datasets, schedule, ramp, order, batch_size, num_samples, stopping)
+        found = read_blend(datasets, schedule, order, batch_size, num_samples, stopping)
         self._datasets: list[LazyShardedDataset] = found[0]
         self._states: BlendStates = found[1]
         self._names, self._schedule = self._states.names, self._states.schedule
@@ -206,7 +204,7 @@ class BlendedDataset(Indexed):
         return not all(_exhausted(dataset, count + 1, epoch) for dataset, count in counts)
 
     def _space(self, epoch: int | None = None) -> BlendSpace:
-        """Returns the indices of an epoch, None for that which is set. Raises RankInvalid, or as `BlendSpace`."""
+        """Returns the indices of an epoch, None for that which is set. Raises ConfigInvalid, or as `BlendSpace`."""
         if epoch is None:
             epoch = self.epoch
         if self._newest is None or self._newest[0] != epoch:
@@ -216,7 +214,7 @@ class BlendedDataset(Indexed):
     def _make_space(self, epoch: int) -> BlendSpace:
         ranks = {dataset.rank for dataset in self._datasets}
         if len(ranks) != 1:
-            raise RankInvalid(f"the data sets of a blend are of one rank, got {sorted(ranks)}")
+            raise ConfigInvalid(f"the data sets of a blend are of one rank, got {sorted(ranks)}")
         (rank,) = ranks
         stands, lengths = [], list[int | None]()
         for dataset in self._datasets:

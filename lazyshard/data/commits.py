@@ -20,9 +20,8 @@ from typing import Any, Final
 import numpy as np
 
 from lazyshard.data.settings import RunOrder
-from lazyshard.errors import CursorTaken, CursorUnwritable, LazyShardError, StateMismatch
-from lazyshard.format.blend_state import BlendShare
-from lazyshard.format.cursor import Cursor, ReadingMark, check_consumer
+from lazyshard.errors import CursorTaken, LazyShardError, StateMismatch, WriterFailed
+from lazyshard.format.cursor import BlendShare, Cursor, ReadingMark, check_consumer
 from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
 from lazyshard.plan.course import Course
@@ -184,7 +183,7 @@ class Commits:
             text = f"{where}: the cursor of {self._consumer!r} cannot be written ({error.strerror or error})"
             way = f"let uid {uid} write to {CURSORS}/" if refused else "mend that"
             text = f"{text}; the checkpoint is not touched, the cursor before it still counts: {way}, and commit again"
-            told = CursorUnwritable(text, directory=where, consumer=self._consumer, uid=uid)
+            told = WriterFailed(text, directory=where, consumer=self._consumer, uid=uid)
             # As whoever expects an OSError asks for it: whether the disk is full, for instance.
             told.errno = error.errno
             raise told from error

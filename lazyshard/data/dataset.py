@@ -77,11 +77,11 @@ class LazyShardedDataset(Indexed):
         cache: where encoded samples are kept, on this node and in memory.
 
     Raises:
-        StepInvalid: a step is none, or there is no function of its name.
+        ConfigInvalid: a step is none, or there is no function of its name.
         WaitTimeout: no stream has appeared.
         StreamMissing: none can appear: the directory above is missing too.
-        StreamMismatch, StreamUnsealed, StreamInvalid, FileInvalid: the directory cannot be read.
-        RankInvalid: rank and size are impossible.
+        StreamMismatch, FileInvalid, StreamInvalid: the directory cannot be read.
+        ConfigInvalid: rank and size are impossible.
         ValueError, TypeError: another argument is.
 
     Arrays in rows (docs/arrays.md) are writable numpy arrays of their own memory; `lazyshard.as_tensor` makes tensors
@@ -343,7 +343,7 @@ class LazyShardedDataset(Indexed):
             CursorTaken: another run commits under the same name.
             StateInvalid, VersionUnsupported, StateMismatch: one of `keep` is none of this run; the first time also if
                 chunks are deleted that come next.
-            CursorUnwritable, FileRefused, StoreRefused, StoreUnavailable: it was not taken; the cursor before counts.
+            WriterFailed, FileRefused, StoreRefused, StoreUnavailable: it was not taken; the cursor before counts.
             ValueError: as `state_dict`; or the data set has no `consumer`.
             RuntimeError: in a DataLoader worker, or in a fork of the process that committed before.
         """

@@ -20,7 +20,7 @@ from lazyshard.data.settings import EncodeCache
 from lazyshard.data.steps import EncodeFn, RowSteps
 from lazyshard.data.tensors import pack, unpack
 from lazyshard.errors import RowInvalid, SkipSample, redact
-from lazyshard.format.kept_sample import Kept, chunk_key, encode_dropped, encode_sample
+from lazyshard.format.arrays import Kept, chunk_key, encode_dropped, encode_sample
 from lazyshard.format.records import Encoding, check_encoding
 from lazyshard.memory import raise_if_short
 from lazyshard.store.kept_samples import KeptSamples

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from lazyshard.data.rank import ASKED, Rank, SharedNumbers
 from lazyshard.data.settings import RunOrder
-from lazyshard.errors import LengthsMissing, LengthUnknown, StreamMismatch
+from lazyshard.errors import LengthUnknown, StreamMismatch
 from lazyshard.plan.course import Course, Draw, Run
-from lazyshard.plan.layout import Layout
+from lazyshard.plan.deal import Layout
 from lazyshard.stream import StreamReader
 from lazyshard.stream.stream import open_now
 from lazyshard.stream.token_lengths import lengths_not_ours, read_lengths
@@ -232,11 +232,11 @@ def length_unknown(reader: StreamReader) -> LengthUnknown:
 
 
 def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np.uint32]:
-    """Reads the lengths of `total` samples, from the seals, as u32. Raises LengthsMissing, StreamMismatch, OSError."""
+    """Reads the lengths of `total` samples, from the seals, as u32. Raises LengthUnknown, StreamMismatch, OSError."""
     directory = reader.directory
     if total is None:
         text = f"{directory}: the stream is still being produced ({reader.seen.samples} samples so far)"
-        raise LengthsMissing(f"{text}, so not all lengths are known; ask once it has ended", directory=str(directory))
+        raise LengthUnknown(f"{text}, so not all lengths are known; ask once it has ended", directory=str(directory))
     if reader.stream_id is None:
         raise lengths_not_ours(directory)
     stream = open_now(directory)

@@ -18,8 +18,7 @@ from lazyshard.data.run_state import RunStates, States
 from lazyshard.data.samples import parsed_rows
 from lazyshard.data.settings import ENDLESS, RunOrder
 from lazyshard.errors import LengthUnknown
-from lazyshard.format.blend_state import BlendState
-from lazyshard.format.state import RunState
+from lazyshard.format.state import BlendState, RunState
 from lazyshard.memory import quick_loads
 
 _log = logging.getLogger("lazyshard")
@@ -169,7 +168,7 @@ class Indexed(Dataset[Any]):
             LengthUnknown: the stream was live and there is neither of the two; or a `LazyShardedStream` draws from it.
             WaitTimeout: with `Order(unit="auto")`, as the first use of the data set.
             ValueError: `num_samples` is less than one batch of every rank.
-            RankInvalid: a DataLoader without a sampler asks, which would draw everything on each of several ranks.
+            ConfigInvalid: a DataLoader without a sampler asks, which would draw everything on each of several ranks.
         """
         space = self._counted()
         check_dealt(space.rank, self._NAME, self._where)
@@ -187,12 +186,12 @@ class Indexed(Dataset[Any]):
 
         Raises:
             IndexError: outside the data set.
-            LengthsMissing: the stream is live, or the lengths are not known.
+            LengthUnknown: the stream is live, or the lengths are not known.
             TypeError: neither an index nor "lengths".
             WaitTimeout: not published within `max_wait`.
             ChunkRetired: its chunk was deleted by the producer.
-            BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: see `BadRows`.
-            NothingKept: the steps drop row after row, 10,000 of them.
+            BadSample, ChunkCorrupt, RowInvalid: see `BadRows`.
+            BadSample: the steps drop row after row, 10,000 of them.
         """
         if type(index) is not int:
             if index == "lengths" and isinstance(index, str):

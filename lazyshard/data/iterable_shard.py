@@ -14,8 +14,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from lazyshard.data.samples import FILL_ROWS, BadRowCount
 from lazyshard.data.settings import BadRows
-from lazyshard.errors import BadSample, NothingKept, SkipSample, StateInvalid, StateMismatch
-from lazyshard.plan.layout import Sharding
+from lazyshard.errors import BadSample, SkipSample, StateInvalid, StateMismatch
+from lazyshard.plan.deal import Sharding
 
 __all__ = ["StreamingShard", "streaming_shard"]
 
@@ -81,7 +81,7 @@ class StreamingShard(IterableDataset[Any]):
         sharding: how it is dealt.
 
     Raises:
-        NothingKept: when it is read: `transform` has raised `SkipSample` for all elements, or 10,000 in a row.
+        BadSample: when it is read: `transform` has raised `SkipSample` for all elements, or 10,000 in a row.
         BadSample: when it is read: `iterable` itself has raised `SkipSample`, which ends it.
     """
 
@@ -176,7 +176,7 @@ class StreamingShard(IterableDataset[Any]):
         for element, _ in itertools.islice(self._pass(_PassPlace(0, 0, None)), FILL_ROWS):
             with contextlib.suppress(SkipSample):
                 return self._made(element)
-        raise NothingKept("transform has raised SkipSample for all elements of this shard: see whether it is right")
+        raise BadSample("transform has raised SkipSample for all elements of this shard: see whether it is right")
 
     def _made(self, element: Any) -> Any:
         return element if self._transform is None else self._transform(element)
@@ -186,7 +186,7 @@ class StreamingShard(IterableDataset[Any]):
         self._left_out.skip(lambda: BadSample(where))
         if count == FILL_ROWS:
             text = f"{where}; so have the {count - 1} elements of this shard before it: see whether transform is right"
-            raise NothingKept(f"{text}, and filter the iterable where only few are kept", count=count) from cause
+            raise BadSample(f"{text}, and filter the iterable where only few are kept", count=count) from cause
 
     def _pass(self, place: _PassPlace) -> Iterator[tuple[Any, _PassPlace]]:
         """Yields the elements of this shard, and where each stands; `_place` is set by whoever hands them out."""

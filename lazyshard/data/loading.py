@@ -149,7 +149,7 @@ def load(config: Source, *, dp_rank: int | None = None, dp_size: int | None = No
         ConfigInvalid: it has mistakes; all of them are in the message. `check_config` returns them.
         OSError: the file cannot be read.
         ImportError: pydantic, PyYAML for a file, or transformers for a tokenizer, is not installed.
-        WaitTimeout, StreamMismatch, StreamUnsealed, StreamInvalid, FileInvalid, RankInvalid, ValueError: as
+        WaitTimeout, StreamMismatch, FileInvalid, StreamInvalid, ConfigInvalid, ValueError: as
             `LazyShardedDataset` and `BlendedDataset`.
     """
     checked = read_config(config)

@@ -26,7 +26,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from lazyshard.errors import RankInvalid
+from lazyshard.errors import ConfigInvalid
 from lazyshard.stream import StreamReader
 from lazyshard.stream.waiting import Parent
 
@@ -49,7 +49,7 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
     same answer.
 
     Raises:
-        RankInvalid: only one of the two is given, they are impossible, or this is one of several processes of
+        ConfigInvalid: only one of the two is given, they are impossible, or this is one of several processes of
             `torchrun` in which nothing is initialised yet: as 0 of 1 each would train on everything.
     """
     if dp_rank is not None or dp_size is not None:
@@ -62,12 +62,12 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
     world = os.environ.get("WORLD_SIZE", "1")
     if world not in ("", "1"):
         text = f"WORLD_SIZE is {world}, but neither Megatron nor torch.distributed is initialised"
-        raise RankInvalid(f"{text}: initialise one before the data set is used, or pass dp_rank and dp_size")
+        raise ConfigInvalid(f"{text}: initialise one before the data set is used, or pass dp_rank and dp_size")
     return Rank(0, 1)
 
 
 def check_dealt(rank: Rank, name: str, where: object) -> None:
-    """Raises RankInvalid where a DataLoader without a sampler, which draws all on every rank, asks for a length.
+    """Raises ConfigInvalid where a DataLoader without a sampler, which draws all on every rank, asks for a length.
 
     That alone is asked for in the main process of every rank before the first batch: the first indices are those of
     rank 0 also without a sampler. Only torch's own loaders are refused: accelerate's deal batches out behind it.
@@ -87,14 +87,14 @@ def check_dealt(rank: Rank, name: str, where: object) -> None:
     if begins and module != "accelerate":
         text = f"a DataLoader without a sampler draws all samples on each of the {rank.dp_size} ranks"
         way = f"give it sampler={name}.rank_indices, or iterate over {name}.batches(...), which makes the loader"
-        raise RankInvalid(f"{where}: {text}: {way}", **rank._asdict())
+        raise ConfigInvalid(f"{where}: {text}: {way}", **rank._asdict())
 
 
 def _check(dp_rank: object, dp_size: object) -> Rank:
     if type(dp_rank) is not int or type(dp_size) is not int or not 0 <= dp_rank < dp_size:
         both = "dp_rank and dp_size belong together, " if None in (dp_rank, dp_size) else ""
         text = f"{both}expected 0 <= dp_rank < dp_size, got dp_rank={dp_rank!r} and dp_size={dp_size!r}"
-        raise RankInvalid(text, dp_rank=dp_rank, dp_size=dp_size)
+        raise ConfigInvalid(text, dp_rank=dp_rank, dp_size=dp_size)
     return Rank(dp_rank, dp_size)
 
 

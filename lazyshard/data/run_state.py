@@ -16,8 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 from lazyshard.data.rank import Rank
 from lazyshard.data.settings import RunOrder
 from lazyshard.errors import StateInvalid
-from lazyshard.format.blend_state import BlendPartState, BlendState
-from lazyshard.format.state import RunState, SequenceState
+from lazyshard.format.state import BlendPartState, BlendState, RunState, SequenceState
 from lazyshard.part import Part
 from lazyshard.plan.deal import Gaps
 from lazyshard.stream import StreamReader

@@ -20,10 +20,8 @@ from lazyshard.errors import (
     BadSample,
     ChunkCorrupt,
     ChunkRetired,
-    NothingKept,
     RowInvalid,
     SkipSample,
-    TooManyBadSamples,
 )
 from lazyshard.format.row import parse_lines
 from lazyshard.memory import quick_loads, raise_if_short
@@ -91,7 +89,7 @@ class BadRowCount:
     def meet(self, sample: int, where: BadSample, cause: Exception) -> None:
         """Takes note of a bad sample and returns if a substitute is to be trained instead.
 
-        Otherwise raises TooManyBadSamples, or `where`, unless the cause says by itself where it happened.
+        Otherwise raises BadSample, or `where`, unless the cause says by itself where it happened.
         """
         if self._rules.action == "raise":
             if isinstance(cause, (ChunkCorrupt, RowInvalid)):
@@ -103,7 +101,7 @@ class BadRowCount:
         limit, count = self._rules.limit, len(self._seen)
         if limit is not None and count > limit:
             text = f"{count} bad samples in this process, their limit is {limit}; the last one: {where}"
-            raise TooManyBadSamples(text, **vars(where), count=count) from cause
+            raise BadSample(text, **vars(where), count=count) from cause
         if not known:
             most = "" if limit is None else f" of at most {limit}"
             instead = self._instead or "another row of its chunk is used instead"
@@ -244,7 +242,7 @@ class SampleMaker:
         """Returns what is trained in the place of a sample: another one of its chunk.
 
         Where no row of its chunk can be, and some are dropped, one of the chunks behind it, which are waited for if
-        need be; at the end of the stream, of those before it. Raises what `bad_rows` says, NothingKept, WaitTimeout.
+        need be; at the end of the stream, of those before it. Raises what `bad_rows` says, BadSample, WaitTimeout.
         """
         if isinstance(cause, SkipSample):
             self._bad.skip(lambda: where_bad(self._reader, sample, cause))
@@ -318,10 +316,10 @@ class SampleMaker:
         why = f"{type(cause).__name__}: {cause}. Where all fail alike it is the encoder or a step"
         return BadSample(f"{text} {why}", file=str(chunk.path), sample=sample, chunk=chunk.number)
 
-    def _nothing_kept(self, sample: int, dropped: int, last: Exception) -> NothingKept:
+    def _nothing_kept(self, sample: int, dropped: int, last: Exception) -> BadSample:
         text = f"no row takes the place of sample {sample}: {dropped} in a row were dropped, the last because: {last}"
         where = f"{self._reader.directory}: {text}. See whether the filter is right, or filter where rows are produced"
-        return NothingKept(where, **vars(where_bad(self._reader, sample, last)), count=dropped)
+        return BadSample(where, **vars(where_bad(self._reader, sample, last)), count=dropped)
 
 
 class LateRow(Mapping[str, Any]):

@@ -1,40 +1,55 @@
-"""Which sequences are made of rows, and how one is made and handed out."""
+"""The rows of which sequences are made, window by window; which sequences these are, and how one is made of rows."""
 
 from __future__ import annotations
 
 import copy
+import json
 import operator
+import os
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.rank import Stats
+from lazyshard.data.blend_state import BlendSpace
+from lazyshard.data.blended import BlendedDataset
+from lazyshard.data.commits import ReadingMarks
+from lazyshard.data.rank import Rank, Stats
 from lazyshard.data.samples import MOST_BAD, BadRowCount, where_bad
-from lazyshard.data.sequence_rows import Rows
-from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample, StreamMismatch
+from lazyshard.data.steps import RowSteps
+from lazyshard.errors import (
+    BadSample,
+    ChunkCorrupt,
+    ChunkRetired,
+    LazyShardError,
+    RowInvalid,
+    SkipSample,
+    StreamMismatch,
+)
 from lazyshard.format.batch import decode_pack
+from lazyshard.format.cursor import ReadingMark
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import form_made
 from lazyshard.memory import raise_if_short
-from lazyshard.plan.sequences import Form, Pack, Pad, Rule, Split, cut_tokens, pad_tokens, tokens_of
+from lazyshard.part import Part
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Rules
+from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, cut_tokens, pad_tokens, tokens_of
 from lazyshard.plan.shuffle import mix64
-from lazyshard.plan.splitting import SplitSequence
 from lazyshard.stream import StreamReader
-from lazyshard.stream.token_lengths import WindowLengths
+from lazyshard.stream.token_lengths import WindowLengths, lengths_not_ours
 
 __all__ = ["AtEnd", "Form", "Pack", "Pad", "SequenceMaker", "SequenceSettings", "Split", "TooLong", "at_least"]
 
-TooLong = Literal["raise", "drop"]
-"""What becomes of a row that is longer than a sequence, where rows stay whole."""
+_Integers = npt.NDArray[np.int64]
 
-AtEnd = Literal["drop", "complete"]
-"""What becomes of the sequences left over: not drawn, or drawn in one more micro batch of every rank."""
-
-_WINDOW_ROWS: Final = 10_000
-"""Rows of a window, if not said otherwise: with so many, packs are 99.9 % full (docs/packing.md)."""
+TooLong = Literal["raise", "drop"]  # what becomes of a row that is longer than a sequence, where rows stay whole
+AtEnd = Literal["drop", "complete"]  # of the sequences left over: not drawn, or in one more micro batch of every rank
+_WINDOW_ROWS: Final = 10_000  # Rows of a window, if not said otherwise: so packs are 99.9 % full (docs/packing.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +80,13 @@ class SequenceSettings:
         return self if self.window else replace(self, window=-(-_WINDOW_ROWS // samples_per_chunk))
 
     @property
-    def rule(self) -> Rule:
-        """What the form comes to, by lengths."""
-        return self.form.rule if isinstance(self.form, Split) else self.form
-
-    @property
     def facts(self) -> dict[str, int | str | bool | None]:
         """What a state says of them: all that decides which sequences there are. Of settings for a stream."""
-        rule = asdict(self.form.rule) if isinstance(self.form, Split) else {"size": self.form.size}
-        return {"form": type(self.form).__name__, **rule, "window": self.window, "seed": self.seed}
+        facts: dict[str, int | str | bool | None] = {"form": type(self.form).__name__, "size": self.form.size}
+        if isinstance(self.form, Split):
+            ids = ("bos", "eos", "every_bos", "every_eos")
+            facts |= {name: getattr(self.form, name) is not None for name in ids} | {"overlap": self.form.overlap}
+        return facts | {"window": self.window, "seed": self.seed}
 
 
 def at_least(name: str, value: int, least: int) -> int:
@@ -84,23 +97,185 @@ def at_least(name: str, value: int, least: int) -> int:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    """A row, encoded, and its tokens as the form needs them."""
+class SourceRow(NamedTuple):
+    """Where a row lies, and what is done with it."""
+
+    reader: StreamReader
+    sample: int
+    steps: RowSteps
+
+
+class StreamRows:
+    """The rows of one stream, in windows of so many chunks; the number of a row is that of its sample.
+
+    `name` is how a state calls the stream, `rows` how many a window has, but the last one. `marks` tell the producer
+    which window is needed; None for nobody.
+    """
+
+    def __init__(self, reader: StreamReader, steps: RowSteps, chunks: int) -> None:
+        self._lengths = WindowLengths(reader, chunks)
+        self.name = str(reader.stream_id)
+        self.rows = self._lengths.rows
+        self.readers = [reader]
+        self.marks: WindowMarks | None = None
+        self._reader = reader
+        self._steps = steps
+
+    def lengths(self, window: int, epoch: int) -> npt.NDArray[np.uint32]:
+        """Returns the lengths of a window's rows, fewer at the end of the stream. Waits, and raises, as a draw does."""
+        if self.marks is not None:
+            self.marks.enter_window(window)
+        return self._lengths.of(window)
+
+    def place(self, row: int, epoch: int) -> SourceRow:
+        """Returns where a row lies, by its number in an epoch."""
+        return SourceRow(self._reader, row, self._steps)
+
+    def ended(self, epoch: int) -> int | None:
+        """Returns how many rows there are if that is known."""
+        return self._reader.seen.samples if self._reader.seen.ended else None
+
+
+class WindowMarks(ReadingMarks):
+    """Keeps the reading mark of a consumer whose rank 0 reads window by window."""
+
+    def __init__(self, consumer: str, rank: Rank, reader: StreamReader, chunks: int, since: float) -> None:
+        super().__init__(consumer, Course(Rules(1), [Part(rank.dp_size)]), reader, since)
+        self._chunks = chunks
+
+    def enter_window(self, window: int) -> None:
+        """Tells that a window is needed, before it is waited for."""
+        if self._mark is None or window > self._mark.window:
+            stream, ranks, needs = self.reader.stream_id, self.course.dp, (window + 1) * self._chunks
+            self._mark = ReadingMark(self.consumer, stream, ranks, window, needs, time.time())
+            self._write_if_due()
+
+
+_KEPT = 4  # Windows of a blend of which the rows are known
+
+
+class BlendRows:
+    """As `StreamRows` of a blend, in the order of its indices; the number of a row is its index. Nobody is told."""
+
+    marks: WindowMarks | None = None
+
+    def __init__(self, blend: BlendedDataset, rows: int, *, by_stopping: bool) -> None:
+        self.name = ",".join(blend.names)
+        self.rows = rows
+        self.readers = [dataset.reader for dataset in blend.datasets]
+        self._blend = blend
+        self._by_stopping = by_stopping
+        self._lengths = [WindowLengths(reader, 1) for reader in self.readers]
+        # By epoch and window: of each row the stream, the sample there, and its length.
+        self._known: dict[tuple[int, int], tuple[_Integers, _Integers, npt.NDArray[np.uint32]]] = {}
+
+    def lengths(self, window: int, epoch: int) -> npt.NDArray[np.uint32]:
+        return self._window(window, epoch)[2]
+
+    def place(self, row: int, epoch: int) -> SourceRow:
+        window, within = divmod(row, self.rows)
+        streams, samples, _ = self._window(window, epoch)
+        dataset = self._blend.datasets[streams[within]]
+        return SourceRow(dataset.reader, int(samples[within]), dataset._samples._steps)
+
+    def ended(self, epoch: int) -> int | None:
+        return None if self._by_stopping else self._blend._space(epoch).layout.block
+
+    def _window(self, window: int, epoch: int) -> tuple[_Integers, _Integers, npt.NDArray[np.uint32]]:
+        if (found := self._known.get((epoch, window))) is not None:
+            return found
+        space, first = self._blend._space(epoch), window * self.rows
+        located = np.array([space.locate(row) for row in range(first, self._stop(space, first, epoch))], np.int64)
+        streams, indices = located.reshape(-1, 2).T
+        samples, lengths = np.zeros(len(streams), np.int64), np.zeros(len(streams), np.uint32)
+        for stream, dataset in enumerate(self._blend.datasets):
+            own, reader = np.flatnonzero(streams == stream), dataset.reader
+            drawn = dataset._space(epoch)
+            samples[own] = [drawn.draw(index).sample for index in indices[own].tolist()]
+            chunks, rows = np.divmod(samples[own], reader.samples_per_chunk)
+            for chunk in np.unique(chunks).tolist():
+                at = chunks == chunk
+                lengths[own[at]] = self._lengths[stream].of(chunk)[rows[at]]
+        if len(self._known) >= _KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[epoch, window] = streams, samples, lengths
+        return streams, samples, lengths
+
+    def _stop(self, space: BlendSpace, first: int, epoch: int) -> int:
+        """Returns the row behind a window, waiting until it is certain that the blend does not end before."""
+        stop = max(first, min(first + self.rows, space.layout.block))
+        if not self._by_stopping or stop == first or self._blend._goes_on(space, stop - 1, epoch):
+            return stop
+        rows = range(first, stop)
+        return first + bisect_left(rows, True, key=lambda row: not self._blend._goes_on(space, row, epoch))
+
+
+Rows = StreamRows | BlendRows
+
+
+def enter_blend(blend: BlendedDataset) -> bool:
+    """Has a blend give rows to sequences, and no samples any more; returns whether it ends by its `stopping`.
+
+    Raises:
+        ValueError: its data sets are of ranks, have a consumer, or it has micro batches or a schedule.
+        RuntimeError: it is used already.
+    """
+    if blend._batch_size != 1 or not blend._schedule.constant:
+        raise ValueError("sequences are made of the rows of a blend with batch_size=1 and without a schedule")
+    for dataset in blend.datasets:
+        if dataset._rank not in (None, Rank(0, 1)):
+            raise ValueError(
+                f"{dataset.directory}: sequences are dealt to the ranks, not rows: make the data sets of the blend "
+                f"without dp_rank and dp_size, and give these to the sequences"
+            )
+        if dataset._commits is not None:
+            raise ValueError(f"{dataset.directory}: a blend of which sequences are made commits nothing: no consumer")
+    by_stopping = blend._num_samples is None
+    blend._give_up_length()
+    for dataset in blend.datasets:
+        dataset._rank = Rank(0, 1)
+    return by_stopping
+
+
+def blend_facts(blend: BlendedDataset) -> str:
+    """Returns what decides the rows of a blend, but for its streams, as a state keeps it."""
+    orders = [
+        [order.unit, order.shuffle_window, order.seed, order.max_total_samples]
+        for order in (dataset._states.order for dataset in blend.datasets)
+    ]
+    samples = None if blend._length_given_up else blend._num_samples
+    return json.dumps([blend._schedule.parts(0), blend._stopping, samples, orders])
+
+
+def open_stream(directory: str | os.PathLike[str], max_wait: float) -> StreamReader:
+    """Opens a stream. Raises LengthUnknown: another program fills the directory; or as `StreamReader`."""
+    try:
+        return StreamReader(directory, max_wait=max_wait)
+    except ValueError as cause:
+        if isinstance(cause, LazyShardError):
+            raise
+        # It asks for the size of chunks, which is all that it misses.
+        raise lengths_not_ours(directory) from cause
+
+
+class _Encoded(NamedTuple):
+    """A row, encoded, its tokens as the form needs them, and how many these are."""
 
     sample: Any
     tokens: dict[str, npt.NDArray[np.int64]]
+    total: int
 
-    @property
-    def tokens_count(self) -> int:
-        """How many tokens it has: of a pack's, as `lengths` or `length` say, else its token ids."""
-        if self.tokens:
-            return len(self.tokens["input_ids"])
-        sample = self.sample if isinstance(self.sample, dict) else {}
-        for name in ("lengths", "length"):
-            if name in sample:
-                return int(sum(sample[name])) if isinstance(sample[name], Sequence) else int(sample[name])
-        return len(sample["input_ids"]) if sample.get("input_ids") is not None else 0
+
+def _encoded(sample: Any, form: Form) -> _Encoded:
+    if not isinstance(form, Pack):
+        tokens = tokens_of(sample)
+        return _Encoded(sample, tokens, len(tokens["input_ids"]))
+    # As `lengths` or `length` say, else by its token ids.
+    fields = sample if isinstance(sample, dict) else {}
+    told = next((fields[name] for name in ("lengths", "length") if name in fields), None)
+    if told is None:
+        return _Encoded(sample, {}, len(fields["input_ids"]) if fields.get("input_ids") is not None else 0)
+    return _Encoded(sample, {}, int(sum(told)) if isinstance(told, Sequence) else int(told))
 
 
 class SequenceMaker:
@@ -125,7 +300,7 @@ class SequenceMaker:
     def make(self, sequence: SplitSequence, others: Sequence[SplitSequence], epoch: int) -> Any:
         """Returns what is handed out for a sequence, or for one of the others of its window if nothing is left of it.
 
-        Raises BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: a row is bad, and not to be left out.
+        Raises BadSample, ChunkCorrupt, RowInvalid: a row is bad, and not to be left out.
         """
         if isinstance(self._form, Split):
             return self._cut(self._form, sequence, epoch)
@@ -148,83 +323,75 @@ class SequenceMaker:
         room, found = form.size, []
         for piece in sequence.pieces:
             row = piece.document
-            one, cause = self._encoded(row, epoch)
-            if one is not None and one.tokens_count > room:
-                cause = ValueError(f"{self._says(row, epoch, one)}, for which its sequence has no room")
-            if one is None or cause is not None:
-                assert cause is not None
-                self._meet(row, epoch, cause)
+            one = self._read(row, epoch)
+            if isinstance(one, _Encoded) and one.total > room:
+                one = ValueError(f"{self._says(row, epoch, one)}, for which its sequence has no room")
+            if isinstance(one, Exception):
+                self._meet(row, epoch, one)
                 continue
-            room -= one.tokens_count
+            room -= one.total
             found.append(one)
-        if not found:
-            return None
-        if isinstance(form, Pad):
+        if found and isinstance(form, Pad):
             return pad_tokens(found[0].tokens, form.size, form.token)
-        return [one.sample for one in found]
+        return [one.sample for one in found] or None
 
     def _cut(self, form: Split, sequence: SplitSequence, epoch: int) -> Any:
         """What is left out here would move all tokens behind it: so nothing is."""
         rows = {}
         for row in dict.fromkeys(piece.document for piece in sequence.pieces):
-            one, cause = self._encoded(row, epoch)
-            if one is None:
-                raise self._where(row, epoch, cause) from cause
-            if one.tokens_count != self._length_of(row, epoch):
+            one = self._read(row, epoch)
+            if isinstance(one, Exception):
+                raise self._where(row, epoch, one) from one
+            if one.total != self._length_of(row, epoch):
                 raise self._where(row, epoch, ValueError(self._says(row, epoch, one)))
             rows[row] = one.tokens
-        ids = {name: getattr(form, name) for name in ("bos", "eos", "every_bos", "every_eos")}
         try:
-            return cut_tokens(sequence, rows, **ids)
+            return cut_tokens(sequence, rows, form)
         except ValueError as cause:
             raise self._where(sequence.pieces[0].document, epoch, cause) from cause
 
     def _says(self, row: int, epoch: int, one: _Encoded) -> str:
         return (
-            f"it has {one.tokens_count} tokens as encoded here, and {self._length_of(row, epoch)} as sealed (have them "
+            f"it has {one.total} tokens as encoded here, and {self._length_of(row, epoch)} as sealed (have them "
             f"measured with what encodes them, by `lazyshard-producer run --measure`)"
         )
 
-    def _where(self, row: int, epoch: int, cause: Exception | None) -> BadSample:
+    def _where(self, row: int, epoch: int, cause: Exception) -> BadSample:
         reader, sample, _ = self._rows.place(row, epoch)
-        assert cause is not None
         return where_bad(reader, sample, cause)
 
     def _meet(self, row: int, epoch: int, cause: Exception) -> None:
         if isinstance(cause, SkipSample):
             self._bad.skip(lambda: self._where(row, epoch, cause))
-            return
-        if isinstance(cause, ChunkCorrupt) and cause.row is None:
+        elif isinstance(cause, ChunkCorrupt) and cause.row is None:
             raise cause
-        self._bad.meet(row, self._where(row, epoch, cause), cause)
+        else:
+            self._bad.meet(row, self._where(row, epoch, cause), cause)
 
-    def _encoded(self, row: int, epoch: int) -> tuple[_Encoded | None, Exception | None]:
+    def _read(self, row: int, epoch: int) -> _Encoded | Exception:
         """Returns what is made of a row, or why nothing is. Raises ChunkRetired, OSError: it cannot be read."""
         if self._last is not None and self._last[:2] == (row, epoch):
-            return self._last[2], None
+            return self._last[2]
         reader, sample, steps = self._rows.place(row, epoch)
         try:
             read = reader.read_published(sample, sample + 1)[0]
         except (ChunkCorrupt, RowInvalid) as cause:
-            return None, cause
+            return cause
         try:
-            made = steps(read, sample)
-            found = _Encoded(made, {} if isinstance(self._form, Pack) else tokens_of(made))
+            found = _encoded(steps(read, sample), self._form)
         except Exception as cause:
             raise_if_short(cause)
-            return None, cause
+            return cause
         self._last = (row, epoch, found)
-        return found, None
+        return found
 
 
-def longer_row(reader: StreamReader, sample: int, tokens: int, size: int) -> BadSample:
-    return where_bad(reader, sample, ValueError(f"it has {tokens} tokens, a sequence at most {size}"))
+def row_too_long(reader: StreamReader, sample: int, tokens: int, size: int, to_do: str = "") -> BadSample:
+    """Returns the error for a row that is longer than a sequence."""
+    return where_bad(reader, sample, ValueError(f"it has {tokens} tokens, a sequence at most {size}{to_do}"))
 
 
-def row_too_long(reader: StreamReader, sample: int, tokens: int, size: int) -> BadSample:
-    error = longer_row(reader, sample, tokens, size)
-    error.args = (f"{error}: take longer sequences, or leave such rows out with too_long='drop'",)
-    return error
+RAISED: Final = ": take longer sequences, or leave such rows out with too_long='drop'"
 
 
 def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
@@ -244,49 +411,38 @@ def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
         first = (error.chunks_before or 0) * size
     if first >= samples:
         return False
-    _check_rows(look, first)
     known = WindowLengths(look, 1)
-    _check_form(look, form_made(known.source(first // size)))
+    _check_rows(look, first, form_made(known.source(first // size)))
     lengths = known.of(first // size)
-    size = settings.form.size
     if settings.too_long == "raise" and not isinstance(settings.form, Split):
-        for row in np.flatnonzero(lengths > size).tolist():
-            raise row_too_long(look, first + row, int(lengths[row]), size)
+        for row in np.flatnonzero(lengths > settings.form.size).tolist():
+            raise row_too_long(look, first + row, int(lengths[row]), settings.form.size, RAISED)
     return True
 
 
-def _check_form(reader: StreamReader, form: str | None) -> None:
-    # What pads them would be taken for tokens, and borders would be lost.
-    if form in ("split", "pad"):
-        raise _made(
-            reader,
-            f"were {'cut to sequences' if form == 'split' else 'padded'}",
-            form,
-            f"train each as one sample, with `LazyShardedDataset({str(reader.directory)!r}, ...)`",
-            f"rows made with --{form}",
-        )
+def _check_rows(reader: StreamReader, sample: int, form: str | None) -> None:
+    """Refuses packs, which a stream has in every row or in none; and rows that were cut or padded.
 
-
-def _check_rows(reader: StreamReader, sample: int) -> None:
-    # A stream has packs in every row or in none.
+    What pads them would be taken for tokens, and borders would be lost.
+    """
+    directory, dataset = reader.directory, f"LazyShardedDataset({str(reader.directory)!r}"
     try:
         packed = decode_pack(parse_row(reader.line(sample))) is not None
     except (ChunkCorrupt, RowInvalid):
-        # Who draws it says so, or leaves it out.
-        return
+        packed = False  # Who draws it says so, or leaves it out.
     if packed:
-        how = (
-            f"train each pack as one sample, with `LazyShardedDataset({str(reader.directory)!r}, encode)`, whose "
-            f"`encode` gets {{'pack': ROWS, 'lengths': TOKENS}} (in ms-swift --packing true)"
+        form, was, actual = "pack", "were made packs", "packs"
+        instead = (
+            f"train each pack as one sample, with `{dataset}, encode)`, whose `encode` gets {{'pack': ROWS, "
+            f"'lengths': TOKENS}} (in ms-swift --packing true)"
         )
-        raise _made(reader, "were made packs", "pack", how, "packs")
-
-
-def _made(reader: StreamReader, was: str, option: str, instead: str, actual: str) -> StreamMismatch:
-    return StreamMismatch(
-        f"{reader.directory}: its rows {was} by their producer (lazyshard-producer run --{option}), so no sequences "
-        f"are made of them: {instead}, or produce the rows without --{option}",
-        directory=str(reader.directory),
-        expected="rows",
-        actual=actual,
-    )
+    elif form in ("split", "pad"):
+        was, actual = f"were {'cut to sequences' if form == 'split' else 'padded'}", f"rows made with --{form}"
+        instead = f"train each as one sample, with `{dataset}, ...)`"
+    else:
+        return
+    raise StreamMismatch(
+        f"{directory}: its rows {was} by their producer (lazyshard-producer run --{form}), so no sequences are made of "
+        f"them: {instead}, or produce the rows without --{form}",
+        directory=str(directory), expected="rows", actual=actual,
+    )  # fmt: skip

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-from lazyshard.data.run_state import (
-    HANDED_OUT,
-    WORKER,
-    WORKERS,
-    Worker,
-    check_micro_batch,
-    check_worker,
-    mistaken,
-    read_count,
-)
-from lazyshard.data.sequence_forms import AtEnd, SequenceSettings, longer_row, row_too_long
-from lazyshard.data.sequence_rows import Rows, SourceRow
+from lazyshard.data import run_state
+from lazyshard.data.run_state import HANDED_OUT, WORKER, WORKERS, Worker, check_micro_batch, check_worker, read_count
+from lazyshard.data.sequence_forms import RAISED, AtEnd, Rows, SequenceSettings, row_too_long
 from lazyshard.errors import StateInvalid, StateMismatch
 from lazyshard.format.state import SequenceState, WindowPlace
-from lazyshard.plan.sequences import make_sequences
+from lazyshard.plan.sequences import Cut, Piece, Split, SplitSequence, make_sequences
 from lazyshard.plan.shuffle import permutation
-from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence
 
 _RANKS: Final = "ranks"
 _BATCH: Final = "batch_size"
@@ -61,7 +52,7 @@ class SequencePlanner:
         self.tells = False
         self._source = rows
         self._where = str(where)
-        self._rule = settings.rule
+        self._form = settings.form
         self._seed = settings.seed
         self._too_long = settings.too_long
 
@@ -75,35 +66,34 @@ class SequencePlanner:
         samples, lengths = self._rows(place, epoch)
         self._check_begins(place, epoch)
         kept = lengths > 0
-        if not isinstance(self._rule, SplitRule):
-            fits = lengths <= self._rule.size
+        if not isinstance(self._form, Split):
+            fits = lengths <= self._form.size
             if not fits.all():
-                self._meet_too_long(self._source.place(int(samples[~fits][0]), epoch), int(lengths[~fits][0]))
+                self._meet_too_long(int(samples[~fits][0]), epoch, int(lengths[~fits][0]))
             kept &= fits
-        documents, positions = samples[kept], place.position + np.flatnonzero(kept)
+        documents, positions = samples[kept].tolist(), place.position + np.flatnonzero(kept)
         # A window that is not full is the last one. One that is may be, too: who asks for the next one finds out.
         last = len(self._source.lengths(place.window, epoch)) < size
         # The row in which to go on has tokens: it is the first of these.
         start, begun = Cut(0, place.offset), place.before > 0
-        made = make_sequences(lengths[kept].tolist(), self._rule, start, last=last, begun=begun)
-        numbers = documents.tolist()
+        made, (document, offset) = make_sequences(lengths[kept].tolist(), self._form, start, last=last, begun=begun)
         # Not by `_replace`, which takes three times as long, for rows of which most are other ranks'.
         sequences = [
-            SplitSequence(tuple([Piece(numbers[piece[0]], *piece[1:]) for piece in pieces]), bos, eos)
-            for pieces, bos, eos in made.sequences
+            SplitSequence(tuple([Piece(documents[piece[0]], *piece[1:]) for piece in pieces]), bos, eos)
+            for pieces, bos, eos in made
         ]
         after = None
         if not last:
-            document, offset = made.left
-            end = (place.window + 1) * size
-            position = int(positions[document]) if document < len(positions) else end
+            position = int(positions[document]) if document < len(positions) else (place.window + 1) * size
             after = WindowPlace(place.window + 1, place.before + len(sequences), position, offset)
         first = place.window * size - place.position
         return PlannedWindow(place, sequences, after, int(np.count_nonzero(~kept[first:])))
 
     def digest(self, place: WindowPlace, epoch: int, consumed: int) -> str:
         """Returns the digest of the lengths that matter to a run which stands behind so many sequences."""
-        return self._source.digest(self.first_window(place), place.window + (consumed > place.before), epoch)
+        windows = range(self.first_window(place), place.window + (consumed > place.before))
+        lengths = [self._source.lengths(window, epoch).astype("<u4").tobytes() for window in windows]
+        return xxhash.xxh3_64_hexdigest(b"".join(lengths))
 
     def first_window(self, place: WindowPlace) -> int:
         """Returns the first window that a run needs which goes on at a place."""
@@ -117,25 +107,22 @@ class SequencePlanner:
         place, epoch, consumed = state.place, state.epoch, state.consumed
         begin = place.window * self._source.rows
         possible, most = place.position <= begin, consumed
-        if not isinstance(self._rule, SplitRule):
+        if not isinstance(self._form, Split):
             # Whole rows leave nothing over for the next window, and make no more sequences than they are.
             possible, most = (place.position, place.offset) == (begin, 0), begin
         if place.before > most:
             raise self._beyond(place.before, f"the {begin} rows before make no more than as many")
-        self._source.refresh()
+        for reader in self._source.readers:
+            reader.refresh()
         self._check_begins(place, epoch)
         if not possible or self.digest(place, epoch, consumed) != state.lengths:
             if possible and consumed > place.before and self.digest(place, epoch, place.before) == state.lengths:
                 raise self._beyond(consumed, f"all else in it says {place.before}")
-            raise StateMismatch(
-                f"{self._where}: the lengths of the rows from {place.position} on are not those of which the run has "
-                f"made its sequences, so it cannot go on with the next one: take the stream of before, or begin an "
-                f"epoch anew",
-                directory=self._where,
-                field="lengths",
-                expected=state.lengths,
-                actual="others",
+            why = (
+                f"has made its sequences of other lengths of the rows from {place.position} on: take the stream of "
+                f"before, or begin an epoch anew"
             )
+            raise _misfit(self._where, why, "lengths", state.lengths, "others")
         if consumed == place.before:
             return
         planned = self.plan(place, epoch)
@@ -154,9 +141,8 @@ class SequencePlanner:
         samples, lengths = [], []
         for window in range(first, place.window + 1):
             tokens = self._source.lengths(window, epoch).astype(np.int64)
-            order = np.arange(len(tokens))
-            if self._seed is not None:
-                order = permutation(len(tokens), self._seed, epoch, window)
+            count = len(tokens)
+            order = np.arange(count) if self._seed is None else permutation(count, self._seed, epoch, window)
             samples.append(window * size + order)
             lengths.append(tokens[order])
         skip = place.position - first * size
@@ -171,23 +157,20 @@ class SequencePlanner:
             )
 
     def _beyond(self, consumed: int, reason: str) -> StateMismatch:
-        return StateMismatch(
-            f"{self._where}: the state to go on from stands behind {consumed} sequences of its epoch, but {reason}: "
-            f"nothing that follows can be told from it. Was the state changed, or the stream cut or restored from an "
-            f"older copy? Go on from the state as it was saved, with the stream as it was then, or begin an epoch anew",
-            directory=self._where,
-            field="consumed",
-            expected=reason,
-            actual=str(consumed),
+        why = (
+            f"stands behind {consumed} sequences of its epoch, but {reason}: nothing that follows can be told from it. "
+            f"Was the state changed, or the stream cut or restored from an older copy? Go on from the state as it was "
+            f"saved, with the stream as it was then, or begin an epoch anew"
         )
+        return _misfit(self._where, why, "consumed", reason, consumed)
 
-    def _meet_too_long(self, row: SourceRow, tokens: int) -> None:
-        size = self._rule.size
+    def _meet_too_long(self, row: int, epoch: int, tokens: int) -> None:
+        reader, sample, _ = self._source.place(row, epoch)
         if self._too_long == "raise":
-            raise row_too_long(row.reader, row.sample, tokens, size)
+            raise row_too_long(reader, sample, tokens, self._form.size, RAISED)
         if self.tells:
             self.tells = False
-            longer = longer_row(row.reader, row.sample, tokens, size)
+            longer = row_too_long(reader, sample, tokens, self._form.size)
             _log.warning("%s; it is left out, and so are all that are longer", longer)
 
 
@@ -197,16 +180,13 @@ _PLACES: Final = 1024  # windows whose beginning a walk remembers
 class SequenceWalk:
     """Goes through the sequences of an epoch, forwards; `total` is how many there are, None until its end was met.
 
-    `places` are where the last windows began, in order, also those that were let go of.
+    `places` are where the last windows began, in order, also those that were let go of, and where the next one does.
     """
 
-    def __init__(
-        self, planner: SequencePlanner, place: WindowPlace, epoch: int, places: Iterable[WindowPlace] = ()
-    ) -> None:
-        self.places = list(places)
+    def __init__(self, planner: SequencePlanner, place: WindowPlace, epoch: int) -> None:
+        self.places = [place]
         self._planner = planner
         self._epoch = epoch
-        self._next: WindowPlace | None = place
         self._windows: deque[PlannedWindow] = deque()
         self.total: int | None = None
         self.dropped = 0
@@ -225,43 +205,33 @@ class SequenceWalk:
         while self._windows and self._windows[0].stop <= first and self._windows[0].after is not None:
             self._windows.popleft()
 
-    def holds(self, number: int) -> bool:
-        """Returns whether a sequence was not let go of, and the walk did not begin behind it."""
-        first = self._windows[0].place if self._windows else self._next
-        return first is not None and first.before <= number
-
     def window_of(self, number: int) -> PlannedWindow:
         """Returns the window of a sequence that is held; the last one for what is behind the end."""
         return next((window for window in self._windows if window.stop > number), self._windows[-1])
 
     def place_of(self, number: int) -> WindowPlace:
-        """Returns the place from which a sequence that is held, or the first behind the last, can be made again.
+        """Returns the place from which a sequence from that of `places[0]` on, or the first behind the last, is made.
 
         Waits no longer than until the sequence before it is known.
         """
         self._plan_up_to(number)
-        for window in self._windows:
-            if number < window.stop or window.after is None:
-                return window.place
-        assert self._next is not None
-        return self._next
+        return self.places[max(bisect_right(self.places, number, key=lambda place: place.before) - 1, 0)]
 
     def _plan_up_to(self, stop: int) -> None:
-        while self._next is not None and self._next.before < stop:
-            self.places.append(self._next)
-            del self.places[:-_PLACES]
-            window = self._planner.plan(self._next, self._epoch)
+        while self.total is None and self.places[-1].before < stop:
+            window = self._planner.plan(self.places[-1], self._epoch)
             self._windows.append(window)
             self.dropped += window.dropped
-            self._next = window.after
             if window.after is None:
                 self.total = window.stop
+            else:
+                self.places = [*self.places[-_PLACES:], window.after]
 
 
 def read_state(value: Any, facts: dict[str, Any], where: str) -> SequenceState:
     """Returns a state of sequences of these facts, the stream among them. Raises as `load_state_dict`."""
     what = f"{where}: the state to go on from"
-    if (reason := mistaken(value, "sequences")) is not None:
+    if (reason := run_state.mistaken(value, "sequences")) is not None:
         raise StateInvalid(f"{what}: {reason}", file=what, expected="the state of LazyShardedSequences")
     state = SequenceState.from_dict(value, what)
     theirs = {"stream": state.stream, **state.rule}
@@ -269,15 +239,17 @@ def read_state(value: Any, facts: dict[str, Any], where: str) -> SequenceState:
     for name in sorted(facts.keys() | theirs, key=lambda name: (name != "stream", name != "form", name)):
         mine, other = facts.get(name), theirs.get(name)
         if (mine, type(mine)) != (other, type(other)):
-            raise StateMismatch(
-                f"{what} was saved with {name} = {other!s:.100}, here it is {mine!s:.100}: other sequences would "
-                f"be made. Take what it was, or begin an epoch anew",
-                directory=where,
-                field=name,
-                expected=str(mine),
-                actual=str(other),
+            why = (
+                f"was saved with {name} = {other!s:.100}, here it is {mine!s:.100}: other sequences would be made. "
+                f"Take what it was, or begin an epoch anew"
             )
+            raise _misfit(where, why, name, mine, other)
     return state
+
+
+def _misfit(where: str, why: str, field: str, expected: object, actual: object) -> StateMismatch:
+    what, told = f"{where}: the state to go on from {why}", {"expected": str(expected), "actual": str(actual)}
+    return StateMismatch(what, directory=where, field=field, **told)
 
 
 class EpochPosition(NamedTuple):
@@ -295,28 +267,26 @@ class EpochPosition(NamedTuple):
     worker: Worker | None = None
     begun: bool = False
 
+    @classmethod
+    def of_state(
+        cls, state: SequenceState, value: dict[str, Any], micro_batch: tuple[int, int], here: Worker | None, where: str
+    ) -> EpochPosition:
+        """Returns the position of a state, read from a value, if this worker of how many can go on from it."""
+        check_worker(value, here, where)
+        if value.get(HANDED_OUT, 0) != 0 or here is not None:
+            check_micro_batch((value.get(_RANKS), value.get(_BATCH)), micro_batch, where)
+        begun = here is not None and value.get(_BEGUN) is True
+        # Where a worker has handed all of its micro batch out, the next one is not that which follows this one.
+        within = read_count(value, HANDED_OUT, micro_batch[1] - (not begun), where)
+        return cls(state.epoch, state.consumed, state.place, within, here, begun)
+
     def beside(self, ranks: int, batch_size: int) -> dict[str, Any]:
         """Returns what a state has beside that of a whole run."""
         if not self.within and self.worker is None:
             return {}
         found = {HANDED_OUT: self.within, _RANKS: ranks, _BATCH: batch_size}
-        return (
-            found
-            if self.worker is None
-            else found | {WORKER: self.worker[0], WORKERS: self.worker[1], _BEGUN: self.begun}
-        )
-
-
-def within_micro_batch(
-    value: dict[str, Any], micro_batch: tuple[int, int], here: Worker | None, where: str
-) -> tuple[int, bool]:
-    """Returns what is handed out of a micro batch in a state, and whether that is one of its worker's own."""
-    check_worker(value, here, where)
-    if value.get(HANDED_OUT, 0) != 0 or here is not None:
-        check_micro_batch((value.get(_RANKS), value.get(_BATCH)), micro_batch, where)
-    begun = here is not None and value.get(_BEGUN) is True
-    # Where a worker has handed all of its micro batch out, the next one is not that which follows this one.
-    return read_count(value, HANDED_OUT, micro_batch[1] - (not begun), where), begun
+        worker = {} if self.worker is None else dict(zip((WORKER, WORKERS), self.worker, strict=True))
+        return found | (worker | {_BEGUN: self.begun} if worker else {})
 
 
 def not_whole(count: int, begun: int, total: int | None, micro: tuple[int, int], at_end: AtEnd) -> str | None:
@@ -325,19 +295,13 @@ def not_whole(count: int, begun: int, total: int | None, micro: tuple[int, int],
     It counts what completes the epoch, too. The run began, or went on, behind `begun`; `micro` is ranks and batch size.
     """
     step = micro[0] * micro[1]
-    batches = f"consumed counts whole micro batches of dp_size * batch_size = {micro[0]} * {micro[1]} sequences"
-    if count < begun:
-        known = ", what was trained when the loaded state was saved" if begun else ""
-        return f"{batches} from {begun} on{known}; got {count}"
-    most = None
-    if total is not None:
-        left = (total - begun) % step
-        most = total - left + (step if left and at_end == "complete" else 0)
-        if count > most:
-            over = f", of which at_end='drop' leaves {left} over" if most < total else ""
-            return f"{batches}, which are {most} at the most: the epoch has {total} sequences{over}; got {count}"
-    below = begun + (count - begun) // step * step
-    if below == count:
+    left = 0 if total is None else (total - begun) % step
+    most = None if total is None else total - left + (step if left and at_end == "complete" else 0)
+    if count >= begun and not (count - begun) % step and (most is None or count <= most):
         return None
-    other = "" if most == below else f" or {below + step}"
-    return f"{batches} from {begun} on, so {below}{other}; got {count}"
+    said = f"consumed counts whole micro batches of dp_size * batch_size = {micro[0]} * {micro[1]} sequences"
+    if total is not None and most is not None and count > most:
+        over = f", of which at_end='drop' leaves {left} over" if most < total else ""
+        return f"{said}, which are {most} at the most: the epoch has {total} sequences{over}; got {count}"
+    known = ", what was trained when the loaded state was saved" if begun and count < begun else ""
+    return f"{said} from {begun} on{known}; got {count}"

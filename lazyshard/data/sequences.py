@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -13,36 +12,19 @@ from typing import Any, Final, NoReturn
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from lazyshard.data import sequence_forms
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.commits import Commits
 from lazyshard.data.index_space import as_count
 from lazyshard.data.rank import EPOCH, Rank, SharedNumbers, Stats, enter_process, resolve_rank, watch_forks
-from lazyshard.data.run_state import Worker
 from lazyshard.data.samples import BadRowCount, LateRow
-from lazyshard.data.sequence_forms import (
-    AtEnd,
-    Form,
-    SequenceMaker,
-    SequenceSettings,
-    TooLong,
-    at_least,
-    check_beginning,
-)
-from lazyshard.data.sequence_plan import (
-    EpochPosition,
-    SequencePlanner,
-    SequenceWalk,
-    not_whole,
-    read_state,
-    within_micro_batch,
-)
-from lazyshard.data.sequence_rows import BlendRows, Rows, StreamRows, WindowMarks, blend_facts, enter_blend, open_stream
+from lazyshard.data.sequence_forms import AtEnd, SequenceMaker, SequenceSettings, TooLong
+from lazyshard.data.sequence_plan import EpochPosition, SequencePlanner, SequenceWalk, not_whole, read_state
 from lazyshard.data.settings import BadRows, check_group
 from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
 from lazyshard.errors import LazyShardError
 from lazyshard.format.state import SequenceState, WindowPlace
-from lazyshard.plan.sequences import completed
-from lazyshard.plan.splitting import SplitSequence
+from lazyshard.plan.sequences import Form, SplitSequence, completed
 
 __all__ = ["LazyShardedSequences"]
 
@@ -97,11 +79,11 @@ class LazyShardedSequences(IterableDataset[Any]):
 
     Raises:
         WaitTimeout: no stream has appeared.
-        LengthsMissing: how long the rows of the first chunk are is not known; or another program fills the directory.
+        LengthUnknown: how long the rows of the first chunk are is not known; or another program fills the directory.
         BadSample: a row of the first chunk is longer than a sequence.
         StreamMismatch: the rows are packs already, which a `LazyShardedDataset` trains.
-        StreamUnsealed, StreamInvalid, FileInvalid: the directory cannot be read.
-        RankInvalid: rank and size are impossible.
+        FileInvalid, StreamInvalid: the directory cannot be read.
+        ConfigInvalid: rank and size are impossible.
         ValueError, TypeError: another argument is.
 
     Of a stream with no chunk yet the first chunk is looked at by the first pass, which then raises these. It has no
@@ -143,29 +125,29 @@ class LazyShardedSequences(IterableDataset[Any]):
         if isinstance(directory, BlendedDataset):
             if self._steps or consumer is not None:
                 raise ValueError("encode_fn, steps and consumer are those of the data sets of a blend: give them there")
-            self._blend, self._by_stopping = directory, enter_blend(directory)
+            self._blend, self._by_stopping = directory, sequence_forms.enter_blend(directory)
             self._reader, *others = (dataset.reader for dataset in directory.datasets)
         else:
-            self._reader, others = open_stream(directory, max_wait), []
+            self._reader, others = sequence_forms.open_stream(directory, max_wait), []
             self._commits = None if consumer is None else Commits(self._reader.directory, consumer)
         self._settings = settings.in_stream(self._reader.samples_per_chunk)
         self._shared = SharedNumbers()
         # Where passes over the epoch of this position begin.
         self._start = EpochPosition(0, 0, WindowPlace(), 0)
         self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        looked = [check_beginning(reader, settings) for reader in (self._reader, *others)]
+        looked = [sequence_forms.check_beginning(reader, settings) for reader in (self._reader, *others)]
         self._checked = all(looked)
         self._attach()
 
     def _attach(self) -> None:
         self._where, self._facts = str(self.directory), self._settings.facts
         if self._blend is None:
-            self._rows: Rows = StreamRows(self._reader, self._steps, self.window)
+            self._rows: sequence_forms.Rows = sequence_forms.StreamRows(self._reader, self._steps, self.window)
         else:
             rows = self.window * self._reader.samples_per_chunk
-            self._rows = BlendRows(self._blend, rows, by_stopping=self._by_stopping)
+            self._rows = sequence_forms.BlendRows(self._blend, rows, by_stopping=self._by_stopping)
             self._where = f"the blend of {self._where} and others"
-            self._facts = {**self._facts, "blend": blend_facts(self._blend), "window": rows}
+            self._facts = {**self._facts, "blend": sequence_forms.blend_facts(self._blend), "window": rows}
         self._planner = SequencePlanner(self._rows, self._settings, self._where)
         self._maker = SequenceMaker(self._rows, self._settings.form, self._bad.fresh(), self._planner.length_of)
         # What the pass in this process has handed out: where the micro batch begins that it is at, and its walk.
@@ -221,7 +203,7 @@ class LazyShardedSequences(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the passes to come, in running workers too. Raises ValueError if it is negative."""
-        self._shared.view[EPOCH] = at_least("epoch", epoch, 0)
+        self._shared.view[EPOCH] = sequence_forms.at_least("epoch", epoch, 0)
 
     def stats(self) -> Stats:
         """Returns what this process and its DataLoader workers have met so far.
@@ -235,7 +217,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         """Begins a pass, one at a time.
 
         Raises:
-            BadSample, LengthsMissing, StreamMismatch, WaitTimeout: as above, of any row and chunk; or as `bad_rows`
+            BadSample, LengthUnknown, StreamMismatch, WaitTimeout: as above, of any row and chunk; or as `bad_rows`
             says. StateMismatch: the loaded state stands behind the stream's end. ChunkRetired: a chunk was deleted.
         """
         worker, rank, begun = get_worker_info(), self.rank, self._begun()
@@ -251,10 +233,10 @@ class LazyShardedSequences(IterableDataset[Any]):
             enter_process(reader, rank, worker)
         self._planner.tells = rank.dp_rank == 0 and number == 0
         if self._consumer is not None and rank.dp_rank == 0:
-            marks = WindowMarks(self._consumer, rank, self._reader, self.window, self._since)
+            marks = sequence_forms.WindowMarks(self._consumer, rank, self._reader, self.window, self._since)
             self._rows.marks, self._reader.on_wait = marks, marks.repeat
             # Before the pass waits for a first chunk, too.
-            marks.enter(self._planner.first_window(begun.place))
+            marks.enter_window(self._planner.first_window(begun.place))
         # The epoch is given: by the first sequence that is asked for, another one may be set.
         return self._pass(walk, begun, rank, workers * micro, counts=self._planner.tells)
 
@@ -303,11 +285,15 @@ class LazyShardedSequences(IterableDataset[Any]):
         Raises:
             StateInvalid, VersionUnsupported: it cannot be used, here.
             StateMismatch: another stream, settings or lengths, or behind the last sequence (or the pass raises it).
-            BadSample, LengthsMissing, WaitTimeout, ChunkRetired: as a pass, of the window in which it stands.
+            BadSample, LengthUnknown, WaitTimeout, ChunkRetired: as a pass, of the window in which it stands.
         """
         worker = get_worker_info()
+        here = None if worker is None else (worker.id, worker.num_workers)
+        micro_batch, where = (self.rank.dp_size, self._settings.batch_size), f"{self._where}: the state to go on from"
         try:
-            found = self._position_of(state, None if worker is None else (worker.id, worker.num_workers))
+            read = self._read(state)
+            found = EpochPosition.of_state(read, state, micro_batch, here, where)
+            self._planner.check(read)
         except LazyShardError as error:
             if worker is not None:
                 error.carry_fields()
@@ -365,12 +351,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         """Returns where a run is after so many sequences of an epoch, by planning the windows since the last call."""
         begun, count = self._begun(), as_count(consumed, "sequences")
         known = self._counted
-        if known is None or known[0] != begun or not known[1].holds(count):
-            # From the last window that began before: earlier ones may be deleted.
-            met = known[1].places if known is not None and known[0] == begun else []
-            at = bisect_right(met, max(count, begun.consumed), key=lambda one: one.before)
-            place = met[at - 1] if at else begun.place
-            known = self._counted = begun, SequenceWalk(self._planner, place, begun.epoch, met[: max(at - 1, 0)])
+        if known is None or known[0] != begun or not known[1].places[0].before <= max(count, begun.consumed):
+            known = self._counted = begun, SequenceWalk(self._planner, begun.place, begun.epoch)
         walk = known[1]
         place = walk.place_of(max(count, begun.consumed))
         whole = count if walk.total is None else min(count, walk.total)
@@ -387,14 +369,6 @@ class LazyShardedSequences(IterableDataset[Any]):
         state = SequenceState(self._rows.name, self._facts, epoch, consumed, place, lengths)
         return state.to_dict() | position.beside(self.rank.dp_size, self._settings.batch_size)
 
-    def _position_of(self, value: Any, here: Worker | None) -> EpochPosition:
-        """Returns where a state stands, if these ranks, and this worker of how many, can go on from it."""
-        state = self._read(value)
-        micro_batch = self.rank.dp_size, self._settings.batch_size
-        within, begun = within_micro_batch(value, micro_batch, here, f"{self._where}: the state to go on from")
-        self._planner.check(state)
-        return EpochPosition(state.epoch, state.consumed, state.place, within, here, begun)
-
     def _read(self, value: Any) -> SequenceState:
         return read_state(value, {"stream": self._rows.name, **self._facts}, self._where)
 
@@ -406,7 +380,7 @@ class LazyShardedSequences(IterableDataset[Any]):
             if not self._checked:
                 for reader in self._rows.readers:
                     reader.wait_for(1)
-                    check_beginning(reader, self._settings)
+                    sequence_forms.check_beginning(reader, self._settings)
                 self._checked = True
             while True:
                 walk.let_go(first)
@@ -439,7 +413,7 @@ class LazyShardedSequences(IterableDataset[Any]):
                 "at_end=%r: %s",
                 *(self._where, walk.total, len(left), rank.dp_size, size, at_end, done),
             )
-        return [] if at_end == "drop" else completed(left, rank.dp_size * size, self._settings.rule)
+        return [] if at_end == "drop" else completed(left, rank.dp_size * size, self._settings.form)
 
     def _report(self, dropped: int) -> None:
         now, before = self._maker.stats, self._reported

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lazyshard.errors import SkipSample, StepInvalid
+from lazyshard.errors import ConfigInvalid, SkipSample
 from lazyshard.lazy import FunctionMissing, named_function
 
 Row = dict[str, Any]
@@ -58,17 +58,17 @@ class Step:
         return " ".join([self.describe(), *others])
 
     def __post_init__(self) -> None:
-        """Checks the function. Raises StepInvalid: it is none, or there is none of this name."""
+        """Checks the function. Raises ConfigInvalid: it is none, or there is none of this name."""
         function = vars(self)[self._FIELD]
         if isinstance(function, str):
             try:
                 _named(function)
             except FunctionMissing as cause:
-                raise StepInvalid(f"{self.describe()}: {cause}", step=self.describe()) from cause
+                raise ConfigInvalid(f"{self.describe()}: {cause}", step=self.describe()) from cause
         elif not callable(function):
             named = f'{type(self).__name__}("package.module:function")'
             text = f"expected a function or the name of one, as in {named}, got {function!r:.100}"
-            raise StepInvalid(f"{self._KIND}: {text}", step=self._KIND)
+            raise ConfigInvalid(f"{self._KIND}: {text}", step=self._KIND)
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuses functions that a process which is started by spawn cannot be given, and says what to do instead."""
@@ -79,7 +79,7 @@ class Step:
         if spawns and isinstance(inner, types.FunctionType) and "<" in inner.__qualname__:
             text = f"{self.describe()}: a lambda, or an inner function, cannot be given to workers that are spawned"
             way = f'define it at the top of a module, or name it: {type(self).__name__}("package.module:function")'
-            raise StepInvalid(f"{text}; {way}", step=self.describe())
+            raise ConfigInvalid(f"{text}; {way}", step=self.describe())
         return self.__dict__
 
     def _call(self, row: Row, index: int) -> Any:
@@ -99,7 +99,7 @@ class MessageTransform(Step):
             "package.module:function".
 
     Raises:
-        StepInvalid: there is no such function.
+        ConfigInvalid: there is no such function.
     """
 
     message_transform: Callable[[Row], Mapping[str, Any]] | str
@@ -125,7 +125,7 @@ class Filter(Step):
             chunk after chunk; the same on any number of ranks and workers, and in every epoch.
 
     Raises:
-        StepInvalid: there is no such function.
+        ConfigInvalid: there is no such function.
     """
 
     filter_fn: Callable[..., Any] | str
@@ -154,7 +154,7 @@ class Map(Step):
         remove_columns: names of columns to take out of the row; those that the function returns stay.
 
     Raises:
-        StepInvalid: there is no such function.
+        ConfigInvalid: there is no such function.
     """
 
     function: Callable[..., Mapping[str, Any]] | str
@@ -173,7 +173,7 @@ class Map(Step):
     def __post_init__(self) -> None:
         names = self.remove_columns
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise StepInvalid(f"map: remove_columns is a list of names, got {names!r:.100}", step=self._KIND)
+            raise ConfigInvalid(f"map: remove_columns is a list of names, got {names!r:.100}", step=self._KIND)
         super().__post_init__()
 
 
@@ -185,7 +185,7 @@ class RowSteps:
         for number, step in enumerate(self.steps):
             if not isinstance(step, Step):
                 name = f"steps[{number}]"
-                raise StepInvalid(f"{name}: expected a MessageTransform, Filter or Map, got {step!r:.100}", step=name)
+                raise ConfigInvalid(f"{name}: expected a MessageTransform, Filter or Map, got {step!r:.100}", step=name)
         self._steps = [(step, f"steps[{number}], {step.describe()},") for number, step in enumerate(self.steps)]
         self._encode = encoder
 

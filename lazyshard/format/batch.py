@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -98,20 +98,16 @@ def without_array_keys(rows: CheckedLines) -> CheckedLines:
     """Returns rows up to the first that has the key which stands for arrays: a stream that holds some refuses it."""
     if not may_hold_arrays(rows.data):
         return rows
-    start = 0
-    for index, end in enumerate(rows.ends.tolist()):
-        line = rows.data[start:end]
-        if may_hold_arrays(line):
+    for index, (start, end) in enumerate(pairwise([0, *rows.ends.tolist()])):
+        if may_hold_arrays(rows.data[start:end]):
             try:
-                refuse_array_key(loads(line))
+                refuse_array_key(loads(rows.data[start:end]))
             except RowInvalid as refused:
                 refused.index = index
-                duplicates = tuple(at for at in rows.duplicates if at < index)
                 tokens = None if rows.tokens is None else rows.tokens[:index]
-                return CheckedLines(
-                    rows.data[:start], rows.ends[:index], rows.digests[:index], duplicates, refused, tokens
-                )
-        start = end
+                duplicates = tuple(at for at in rows.duplicates if at < index)
+                ends, digests = rows.ends[:index], rows.digests[:index]
+                return CheckedLines(rows.data[:start], ends, digests, duplicates, refused, tokens)
     return rows
 
 

@@ -11,104 +11,167 @@ told by cursors alone.
 
 from __future__ import annotations
 
-import math
 import re
 import reprlib
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Final, TypeVar
 
-from lazyshard.format.blend_state import BlendShare, read_shares
-from lazyshard.format.fields import FORMAT, MAX_CHUNKS, Fields, check_stream_id, encode
+from lazyshard.errors import redact
+from lazyshard.format import fields
 from lazyshard.format.names import CURSORS
-from lazyshard.format.state import RunState
-from lazyshard.part import MAX_SAMPLES, check_integer, refused
+from lazyshard.format.records import Seconds
+from lazyshard.format.state import BlendState, RunState
+from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, Checked, Kind, Samples, integer, refused
 
 _MAX_CONSUMER_BYTES: Final = 200  # A file name has at most 255: what stands around a consumer's name needs room
-_MAX_PLAN: Final = 2**63 - 1  # The largest seed of a plan
 CURSOR_SUFFIX: Final = ".json"
 READING_SUFFIX: Final = ".reading.json"
 _MAX_OWNER: Final = 400  # Characters of an owner: a token and the name of a machine
+MAX_SHARES: Final = 64  # Of a blend of more streams nothing is kept: each of their cursors would tell of all of them
+_MAX_STREAM: Final = 400  # Characters of a stream's name
 
 # Control characters, those of 8 bits included: what a message must not show as it is; and lone surrogates, which JSON
 # cannot hold
 _UNSEEN: Final = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
-
 _NOT_IN_OWNERS: Final = re.compile(f"[{_UNSEEN}]")
 _NOT_IN_NAMES: Final = re.compile(f"[/{_UNSEEN}]")
 
-_OWNER_EXPECTED: Final = f"text of at most {_MAX_OWNER} characters without control characters and lone surrogates"
+_PLAN: Final = Kind("an object", lambda value: isinstance(value, dict))
+_OWNER: Final = Kind(
+    f"text of at most {_MAX_OWNER} characters without control characters and lone surrogates",
+    lambda value: isinstance(value, str) and len(value) <= _MAX_OWNER and not _NOT_IN_OWNERS.search(value),
+    lambda value: "" if value is None else value,
+)
+_STREAM: Final = Kind(
+    f"1 to {_MAX_STREAM} characters", lambda value: type(value) is str and 0 < len(value) <= _MAX_STREAM
+)
+_WEIGHT: Final = Kind("a number from 0 to 1", lambda value: NUMBER.fits(value) and 0 <= value <= 1, NUMBER.read)
+_STATE: Final = Kind(
+    "the state of a run or null",
+    lambda value: value is None or isinstance(value, RunState),
+    lambda value: None if value is None else RunState.read(value),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
+class BlendShare(Checked):
+    """One stream of a blend.
+
+    Attributes:
+        stream: its directory or URL, as the run was given it but without credentials; the end of a long one.
+        weight: share of the samples that come next, of the closed range [0, 1].
+        consumed: samples of it that were trained, over all ranks.
+    """
+
+    stream: Annotated[str, _STREAM]
+    weight: Annotated[float, _WEIGHT]
+    consumed: Samples
+
+
+def blend_shares(state: BlendState, directories: Mapping[str, object]) -> tuple[BlendShare, ...]:
+    """Returns how streams, of these directories by name, are blended at the end of a state; none if too many."""
+    last = state.parts[-1]
+    if len(last.members) > MAX_SHARES:
+        return ()
+    _, parts, _ = [piece for piece in last.pieces if piece[0] <= last.draws][-1]
+    return tuple(
+        BlendShare(
+            fields.printable(redact(str(directories.get(state.names[member], state.names[member]))))[-_MAX_STREAM:],
+            part / sum(parts),
+            state.members[member].consumed,
+        )
+        for member, part in zip(last.members, parts, strict=True)
+    )
+
+
+def given_shares(found: Sequence[BlendShare]) -> list[float | None]:
+    """Returns what each stream has given of all samples that were trained; None where none was."""
+    whole = sum(one.consumed for one in found)
+    return [one.consumed / whole if whole else None for one in found]
+
+
+def _read_shares(values: Any) -> Any:
+    if values is None:
+        return ()
+    if not isinstance(values, list) or not 0 < len(values) <= MAX_SHARES:
+        raise refused("", f"1 to {MAX_SHARES} streams with their shares", values)
+    return fields.read_each(partial(fields.read, BlendShare), values)
+
+
+_SHARES: Final = Kind("a list", lambda value: isinstance(value, tuple), _read_shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor(fields.SmallFile):
     """How far a consumer is."""
 
-    consumer: str  # its name, see `check_consumer`
-    stream_id: str | None  # the stream's identity, None for a foreign directory
-    consumed: int  # samples in durable checkpoints, over all ranks and epochs
-    chunks_before: int  # the consumer is done with the chunks of the half-open range [0, chunks_before)
+    consumer: Annotated[str, TEXT]  # its name, see `check_consumer`
+    stream_id: fields.StreamId  # the stream's identity
+    consumed: Samples  # samples in durable checkpoints, over all ranks and epochs
+    chunks_before: fields.Chunks  # the consumer is done with the chunks of the half-open range [0, chunks_before)
     # the numbers that decide which sample is drawn when, by name: dp_size, batch_size, unit, window, seed
-    plan: dict[str, int]
-    updated_at: float  # seconds since 1970, UTC, for people: no decision depends on it
+    plan: Annotated[dict[str, int], _PLAN]
+    updated_at: Seconds  # for people: no decision depends on it
     # the state of the run in the newest of these checkpoints; None where it was not told. It is of the same stream, and
     # has consumed as much
-    state: RunState | None = None
-    owner: str = ""  # the run that writes the cursor, see `CursorToken`; "" where nobody owns it
-    blend: tuple[BlendShare, ...] = ()  # how the run blends the stream with others, for people; empty where it does not
+    state: Annotated[RunState | None, _STATE] = None
+    owner: Annotated[str, _OWNER] = ""  # the run that writes the cursor, see `CursorToken`; "" where nobody owns it
+    # how the run blends the stream with others, for people; empty where it does not
+    blend: Annotated[tuple[BlendShare, ...], _SHARES] = ()
 
     def __post_init__(self) -> None:
         check_consumer(self.consumer)
-        check_stream_id(self.stream_id)
-        check_integer("consumed", self.consumed, 0, MAX_SAMPLES)
-        check_integer("chunks_before", self.chunks_before, 0, MAX_CHUNKS)
-        if not isinstance(self.plan, dict):
-            raise refused("plan", "an object", self.plan)
+        fields.SmallFile.__post_init__(self)
         for name, value in self.plan.items():
-            check_integer(f"plan.{name}", value, 0, _MAX_PLAN)
-        _check_time(self.updated_at)
-        owner: object = self.owner
-        if not isinstance(owner, str) or len(owner) > _MAX_OWNER or _NOT_IN_OWNERS.search(owner):
-            raise refused("owner", _OWNER_EXPECTED, owner)
+            integer(0, 2**63 - 1).check(f"plan.{name}", value)
         if self.state is not None:
-            if not isinstance(self.state, RunState):
-                raise refused("state", "the state of a run or null", self.state)
             for name in ("stream_id", "consumed"):
                 found, expected = getattr(self.state, name), getattr(self, name)
                 if found != expected:
                     raise refused(f"state.{name}", f"{expected!r} as in the cursor", found)
 
-    def encode(self) -> bytes:
-        """Returns the file's bytes."""
-        values = {name: getattr(self, name) for name in self.__slots__[:6]}
-        # The others may be missing, as they are in the files of whoever knows none of them.
-        if self.state is not None:
-            values["state"] = self.state.to_dict()
-        if self.owner:
-            values["owner"] = self.owner
-        if self.blend:
-            values["blend"] = [asdict(share) for share in self.blend]
-        return encode({"format": FORMAT} | values)
+    @classmethod
+    def decode(cls, data: bytes, consumer: str, file: str | None = None) -> Cursor:  # type: ignore[override]
+        """Reads the file's bytes, which must be the cursor of this consumer; `file` is how messages call it."""
+        return _decode(cls, data, consumer, file or f"{CURSORS}/{cursor_name(consumer)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingMark(fields.SmallFile):
+    """What a consumer needs to read on."""
+
+    consumer: Annotated[str, TEXT]  # its name, see `check_consumer`
+    stream_id: fields.StreamId  # the stream's identity
+    dp_size: Annotated[int, integer(1, 2**31)]  # number of its data-parallel ranks
+    # number of the window that is open or waited for, from 0, in the first epoch; without a shuffle it is that of the
+    # stripe. One that needs no more than was told already is not told
+    window: Samples
+    # how many chunks must be published before that window can be drawn, on all ranks: those of the half-open range [0,
+    # needs_chunks). May go back where a run starts again from an older checkpoint
+    needs_chunks: fields.Chunks
+    updated_at: Seconds
+
+    def __post_init__(self) -> None:
+        check_consumer(self.consumer)
+        fields.SmallFile.__post_init__(self)
 
     @classmethod
-    def decode(cls, data: bytes, consumer: str, file: str | None = None) -> Cursor:
-        """Reads the file's bytes, which must be the cursor of this consumer; `file` is how messages call it."""
-        fields = _fields_of(data, consumer, file or f"{CURSORS}/{cursor_name(consumer)}")
-        values: dict[str, Any] = {name: fields.values.get(name) for name in cls.__slots__}
-        with fields.checking():
-            values["updated_at"] = fields.number("updated_at")
-            if values["state"] is not None:
-                values["state"] = RunState.from_dict(values["state"], fields.file, within="state")
-            if values["owner"] is None:
-                values["owner"] = ""
-            values["blend"] = read_shares(values["blend"])
-            return cls(**values)
+    def decode(cls, data: bytes, consumer: str, file: str | None = None) -> ReadingMark:  # type: ignore[override]
+        """Reads the file's bytes, as `Cursor.decode`."""
+        return _decode(cls, data, consumer, file or f"{CURSORS}/{reading_name(consumer)}")
 
 
-def _fields_of(data: bytes, consumer: str, file: str) -> Fields:
-    fields = Fields(data, file)
-    # A cursor that was copied to another name would let chunks be deleted that nobody has trained.
-    fields.text("consumer", (consumer,))
-    return fields
+_File = TypeVar("_File", Cursor, ReadingMark)
+
+
+def _decode(cls: type[_File], data: bytes, consumer: str, file: str) -> _File:
+    with fields.in_file(file):
+        values = {"stream_id": None} | fields.parse_object(data)
+        # A cursor that was copied to another name would let chunks be deleted that nobody has trained.
+        fields.take(values, "consumer", Kind(consumer, lambda value: value == consumer))
+        return fields.read(cls, values, fields.defaults_of(cls))
 
 
 def cursor_name(consumer: str) -> str:
@@ -144,11 +207,6 @@ def check_consumer(name: str) -> str:
     return name
 
 
-def _check_time(updated_at: float) -> None:
-    if not math.isfinite(updated_at):
-        raise refused("updated_at", "a finite number of seconds", updated_at)
-
-
 _TEXT: Final = re.compile(r"([1-9][0-9]{0,18})/([0-9a-f]{16}) process ([0-9]{1,10}) on (.{1,200})")
 
 
@@ -181,39 +239,3 @@ class CursorToken:
         if found is None or int(found[1]) > MAX_SAMPLES:
             return None
         return cls(int(found[1]), found[2], int(found[3]), found[4])
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingMark:
-    """What a consumer needs to read on."""
-
-    consumer: str  # its name, see `check_consumer`
-    stream_id: str | None  # the stream's identity, None for a foreign directory
-    dp_size: int  # number of its data-parallel ranks
-    # number of the window that is open or waited for, from 0, in the first epoch; without a shuffle it is that of the
-    # stripe. One that needs no more than was told already is not told
-    window: int
-    # how many chunks must be published before that window can be drawn, on all ranks: those of the half-open range [0,
-    # needs_chunks). May go back where a run starts again from an older checkpoint
-    needs_chunks: int
-    updated_at: float  # seconds since 1970, UTC
-
-    def __post_init__(self) -> None:
-        check_consumer(self.consumer)
-        check_stream_id(self.stream_id)
-        _check_time(self.updated_at)
-        check_integer("dp_size", self.dp_size, 1, 2**31)
-        check_integer("window", self.window, 0, MAX_SAMPLES)
-        check_integer("needs_chunks", self.needs_chunks, 0, MAX_CHUNKS)
-
-    def encode(self) -> bytes:
-        """Returns the file's bytes."""
-        return encode({"format": FORMAT} | {name: getattr(self, name) for name in self.__slots__})
-
-    @classmethod
-    def decode(cls, data: bytes, consumer: str, file: str | None = None) -> ReadingMark:
-        """Reads the file's bytes, as `Cursor.decode`."""
-        fields = _fields_of(data, consumer, file or f"{CURSORS}/{reading_name(consumer)}")
-        values: dict[str, Any] = {name: fields.values.get(name) for name in cls.__slots__}
-        with fields.checking():
-            return cls(**values | {"updated_at": fields.number("updated_at")})

@@ -15,49 +15,39 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
-from lazyshard.format.fields import (
-    FORMAT,
-    FORMAT_WITH_ARRAYS,
-    MAX_CHUNKS,
-    Fields,
-    SmallFile,
-    encode,
-    integer_from,
-    printable,
-)
+from lazyshard.format import fields
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED
-from lazyshard.part import MAX_SAMPLES
+from lazyshard.part import BOOLEAN, MAX_SAMPLES, NUMBER, TEXT, Kind, Samples, integer, refused
 
 Fact: TypeAlias = str | int | float | bool | None
-
 Encoding: TypeAlias = Mapping[str, Fact]
 
 _MAX_FACTS: Final = 1000  # Of one encoding: far more than any has
 _SHOWN: Final = 60  # Characters of a fact that messages show: a system prompt may have pages
 _ABSENT: Final = object()
+# A seal holds 16 bytes a row and more, base64; past this one is no longer read in a reasonable time
+MAX_SAMPLES_PER_CHUNK: Final = 100_000_000
+# running: rows are coming; waiting: held back (by its source, rate or a limit); idle: stopped in good order, resumable;
+# finished: the stream has ended; failed: stopped by an error, resumable
+ProducerState = Literal["running", "waiting", "idle", "finished", "failed"]
+STATES: Final[tuple[ProducerState, ...]] = get_args(ProducerState)
 
-
-def _is_encoding(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and 0 < len(value) <= _MAX_FACTS
-        and all(isinstance(name, str) and name and _is_fact(fact) for name, fact in value.items())
-    )
+Seconds = Annotated[float, NUMBER]  # since 1970, UTC
 
 
 def check_encoding(value: Mapping[str, Any], what: str = "an encoding") -> dict[str, Fact]:
     """Returns a copy of an encoding. Raises ValueError, which names the first fact that cannot be, where it is none."""
-    if not _is_encoding(value):
+    if (mistake := _mistake(value)) is not None:
         raise ValueError(
-            f"{what} is 1 to {_MAX_FACTS} facts by name, each a string, a number, true, false or None, got "
-            f"{_mistake(value)}"
+            f"{what} is 1 to {_MAX_FACTS} facts by name, each a string, a number, true, false or None, got {mistake}"
         )
     return dict(value)
 
 
-def _mistake(value: Any) -> str:
+def _mistake(value: Any) -> str | None:
+    """Returns what is no encoding about a value, None where it is one."""
     if not isinstance(value, Mapping):
         return f"{_shown(value)} ({type(value).__name__})"
     for name, fact in value.items():
@@ -65,7 +55,7 @@ def _mistake(value: Any) -> str:
             return f"the name {_shown(name)}"
         if not _is_fact(fact):
             return f"{_shown(fact)} ({type(fact).__name__}) under {_shown(name)}"
-    return f"{len(value):,} of them"
+    return None if 0 < len(value) <= _MAX_FACTS else f"{len(value):,} of them"
 
 
 def differences(was: Encoding, now: Encoding, leave_out: Iterable[str] = ()) -> list[str]:
@@ -98,56 +88,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-# A seal holds 16 bytes a row and more, base64; past this one is no longer read in a reasonable time
-MAX_SAMPLES_PER_CHUNK: Final = 100_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What never changes about a stream: its identity, chosen at random, and the rows in every chunk but the last.
-
-    `arrays`, which the file's format tells, is whether rows may hold arrays, kept in side files. `encoding` is what
-    encoded rows were made with, None for rows that no encoder has made; only streams with arrays have one.
-    """
-
-    stream_id: str
-    samples_per_chunk: int
-    created_at: float
-    arrays: bool = False
-    encoding: Encoding | None = field(default=None, hash=False)
-
-    def __post_init__(self) -> None:
-        check_samples_per_chunk(self.samples_per_chunk)
-
-    def encode(self) -> bytes:
-        """Returns the file's bytes."""
-        return encode(
-            {
-                "format": FORMAT_WITH_ARRAYS if self.arrays else FORMAT,
-                "stream_id": self.stream_id,
-                "samples_per_chunk": self.samples_per_chunk,
-                "created_at": self.created_at,
-                **({} if self.encoding is None else {"encoding": dict(self.encoding)}),
-            }
-        )
-
-    @classmethod
-    def decode(cls, data: bytes, file: str = MANIFEST) -> Manifest:
-        """Reads the file's bytes. Raises FileInvalid, VersionUnsupported."""
-        fields = Fields(data, file, FORMAT_WITH_ARRAYS)
-        arrays = fields.format == FORMAT_WITH_ARRAYS
-        encoding = fields.values.get("encoding") if arrays else None
-        if encoding is not None and not _is_encoding(encoding):
-            raise fields.refuse("encoding", f"an object of 1 to {_MAX_FACTS} plain values", type(encoding).__name__)
-        return cls(
-            fields.stream_id("stream_id"),
-            fields.integer("samples_per_chunk", 1, MAX_SAMPLES_PER_CHUNK),
-            fields.number("created_at"),
-            arrays,
-            encoding,
-        )
-
-
 def check_samples_per_chunk(value: int) -> int:
     """Returns the value if it can be a number of samples per chunk, and raises ValueError if not."""
     if type(value) is not int or not 1 <= value <= MAX_SAMPLES_PER_CHUNK:
@@ -155,120 +95,129 @@ def check_samples_per_chunk(value: int) -> int:
     return value
 
 
-# running: rows are coming; waiting: held back (by its source, rate or a limit); idle: stopped in good order, resumable;
-# finished: the stream has ended; failed: stopped by an error, resumable
-ProducerState = Literal["running", "waiting", "idle", "finished", "failed"]
-
-STATES: Final[tuple[ProducerState, ...]] = get_args(ProducerState)
-
-
-def _samples(fields: Fields, name: str) -> int:
-    """Reads a number of samples beside one of chunks; a chunk has at least one."""
-    chunks = fields.integer("chunks", 0, MAX_CHUNKS)
-    samples = fields.integer(name, 0, MAX_SAMPLES)
-    if chunks == 0 and samples > 0:
-        raise fields.refuse(name, "0, as there is no chunk", str(samples))
-    if samples < chunks:
-        raise fields.refuse(name, f"at least one for each of {chunks} chunks", str(samples))
-    return samples
+# A lambda in an annotation would not find names of this module.
+_NOTE: Final = Kind("a string", lambda value: isinstance(value, str))
+_STATE: Final = Kind(f"one of {', '.join(STATES)}", lambda value: value in STATES)
+_RATE: Final = NUMBER._replace(read=lambda value: max(0.0, value) if NUMBER.fits(value) else value)
+_ENCODING: Final = Kind(
+    f"an object of 1 to {_MAX_FACTS} plain values", lambda value: value is None or _mistake(value) is None
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Head(SmallFile):
+class Manifest(fields.SmallFile):
+    """What never changes about a stream: its identity, chosen at random, and the rows in every chunk but the last.
+
+    `arrays`, which the file's format tells, is whether rows may hold arrays, kept in side files. `encoding` is what
+    encoded rows were made with, None for rows that no encoder has made; only streams with arrays have one.
+    """
+
+    stream_id: Annotated[str, fields.STREAM_ID]
+    samples_per_chunk: Annotated[int, integer(1, MAX_SAMPLES_PER_CHUNK)]
+    created_at: Seconds
+    arrays: Annotated[bool, BOOLEAN] = False
+    encoding: Annotated[Encoding | None, _ENCODING] = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        fields.SmallFile.__post_init__(self)
+        check_samples_per_chunk(self.samples_per_chunk)
+
+    def encode(self) -> bytes:
+        """Returns the file's bytes."""
+        values = {"format": fields.FORMAT_WITH_ARRAYS if self.arrays else fields.FORMAT} | self.to_dict()
+        for name in ("arrays", "encoding") if self.encoding is None else ("arrays",):
+            del values[name]
+        return fields.encode(values)
+
+    @classmethod
+    def decode(cls, data: bytes, file: str = MANIFEST) -> Manifest:
+        """Reads the file's bytes. Raises FileInvalid, VersionUnsupported."""
+        with fields.in_file(file):
+            values = fields.parse_object(data, fields.FORMAT_WITH_ARRAYS)
+            arrays = values["format"] == fields.FORMAT_WITH_ARRAYS
+            return fields.read(cls, values | {"arrays": arrays, "encoding": values.get("encoding") if arrays else None})
+
+
+@dataclass(frozen=True, slots=True)
+class End(fields.SmallFile):
+    """How much an ended stream holds; `source` is the producer's position behind all that it has read, as in seals."""
+
+    chunks: fields.Chunks
+    samples: Samples
+    source: Annotated[Any, Kind("a position", lambda value: True)] = field(default=None, compare=False)
+
+    NAME: ClassVar = END
+
+    def __post_init__(self) -> None:
+        fields.SmallFile.__post_init__(self)
+        _check_counts(self.chunks, self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Head(fields.SmallFile):
     """The newest published facts: the chunks [0, chunks) with so many samples, and what their producer does."""
 
-    chunks: int
-    samples: int
-    ended: bool
-    state: ProducerState
-    rate: float
+    chunks: fields.Chunks
+    samples: Samples
+    ended: Annotated[bool, BOOLEAN]
+    state: Annotated[ProducerState, _STATE]
+    rate: Annotated[float, _RATE]
     """Samples per second lately accepted, 0 where unknown."""
-    host: str
-    pid: int
-    updated_at: float
-    """Seconds since 1970, UTC, by the producer's clock."""
-    note: str = ""
+    host: Annotated[str, TEXT]
+    pid: Annotated[int, integer(0, 2**31)]
+    updated_at: Seconds
+    """By the producer's clock."""
+    note: Annotated[str, _NOTE] = ""
     """What it waits for, or why it has failed, in words."""
-    process: str = ""
+    process: Annotated[str, _NOTE] = ""
     """Tells its process from all others of the machine, to be compared."""
-    open: int = 0
+    open: Samples = 0
     """Rows that it has taken since the last published one."""
-    row_at: float = 0.0
+    row_at: Seconds = 0.0
     """When it was first seen to have as many; 0 where none has come since it started."""
 
     NAME: ClassVar = HEAD
-    READ: ClassVar = {
-        "chunks": integer_from(0, MAX_CHUNKS),
-        "samples": _samples,
-        "ended": Fields.boolean,
-        "state": lambda fields, name: fields.text(name, STATES),
-        "rate": lambda fields, name: max(0.0, fields.number(name)),
-        "host": Fields.text,
-        "pid": integer_from(0, 2**31),
-        "updated_at": Fields.number,
-        "note": Fields.text,
-        "process": Fields.text,
-        "open": integer_from(0, MAX_SAMPLES),
-        "row_at": Fields.number,
-    }
+
+    def __post_init__(self) -> None:
+        fields.SmallFile.__post_init__(self)
+        _check_counts(self.chunks, self.samples)
+
+
+def _check_counts(chunks: int, samples: int) -> None:
+    if chunks == 0 and samples > 0:
+        raise refused("samples", "0, as there is no chunk", samples)
+    if samples < chunks:
+        raise refused("samples", f"at least one for each of {chunks} chunks", samples)
 
 
 @dataclass(frozen=True, slots=True)
-class End(SmallFile):
-    """How much an ended stream holds; `source` is the producer's position behind all that it has read, as in seals."""
-
-    chunks: int
-    samples: int
-    source: Any = field(default=None, compare=False)
-
-    NAME: ClassVar = END
-    READ: ClassVar = {
-        "chunks": integer_from(0, MAX_CHUNKS),
-        "samples": _samples,
-        "source": lambda fields, name: fields.values[name],
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class Owner(SmallFile):
+class Owner(fields.SmallFile):
     """A producer and its turn.
 
     `epoch` grows with each producer that opens the stream, from 1; `token` is chosen at random at this start.
     """
 
-    epoch: int
-    token: str
-    host: str
-    pid: int
-    since: float
+    epoch: Annotated[int, integer(1, MAX_SAMPLES)]
+    token: Annotated[str, TEXT]
+    host: Annotated[str, TEXT]
+    pid: Annotated[int, integer(0, 2**31)]
+    since: Seconds
 
     NAME: ClassVar = OWNER
-    READ: ClassVar = {
-        "epoch": integer_from(1, MAX_SAMPLES),
-        "token": Fields.text,
-        "host": Fields.text,
-        "pid": integer_from(0, 2**31),
-        "since": Fields.number,
-    }
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {printable(self.host)}"
+        return f"process {self.pid} on {fields.printable(self.host)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Retired(SmallFile):
+class Retired(fields.SmallFile):
     """The chunks [0, chunks_before) are deleted or being deleted.
 
     A mark that was left by another stream than `stream_id` says nothing of this one.
     """
 
-    stream_id: str
-    chunks_before: int
-    updated_at: float
+    stream_id: Annotated[str, fields.STREAM_ID]
+    chunks_before: fields.Chunks
+    updated_at: Seconds
 
     NAME: ClassVar = RETIRED
-    READ: ClassVar = {
-        "stream_id": Fields.stream_id,
-        "chunks_before": integer_from(0, MAX_CHUNKS),
-        "updated_at": Fields.number,
-    }

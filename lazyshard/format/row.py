@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -73,25 +74,18 @@ def advise(row: Any, reason: str, arrays: bool) -> str:
 def _find(row: Any, name: str) -> str:
     """Returns the place of the first value of a type of this name, the shallowest one; empty where none was found."""
     pending: deque[tuple[str, Any]] = deque([("", row)])
-    left = _MAX_LOOKED_AT
-    while pending:
-        place, container = pending.popleft()
-        named = isinstance(container, dict)
-        for key, value in container.items() if named else enumerate(container):
-            if type(value).__name__ == name:
-                return _inner(place, key, named)
-            if isinstance(value, dict | list | tuple):
-                pending.append((_inner(place, key, named), value))
-            left -= 1
-            if not left:
-                return ""
+    for _ in range(_MAX_LOOKED_AT):
+        if not pending:
+            break
+        place, value = pending.popleft()
+        if type(value).__name__ == name:
+            return place
+        room = _MAX_LOOKED_AT - len(pending)
+        if isinstance(value, dict):
+            pending.extend((f"{place}.{key}" if place else str(key), one) for key, one in islice(value.items(), room))
+        elif isinstance(value, list | tuple):
+            pending.extend((f"{place}[{number}]", one) for number, one in enumerate(islice(value, room)))
     return ""
-
-
-def _inner(place: str, key: Any, named: bool) -> str:
-    if not named:
-        return f"{place}[{key}]"
-    return f"{place}.{key}" if place else str(key)
 
 
 # Tokens of a valid row: an escape, a quote and whether a colon follows, a brace
@@ -227,7 +221,7 @@ def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
         reason = str(cause).replace("Recursion limit reached", "nested more than 254 levels deep")
         reason += advise(row, reason, arrays=other is not None)
         raise _invalid(f"cannot be written as JSON: {reason}", None) from None
-    if b"null" in line and _has_non_finite(row):
+    if b"null" in line and any(isinstance(one, float) and not math.isfinite(one) for one in values_in(row)):
         raise _invalid("NaN and infinities are not JSON; write null or a string", None)
     return line
 
@@ -297,19 +291,18 @@ def _has_huge_float(row: dict[str, Any]) -> bool:
     return False
 
 
-def _has_non_finite(row: object) -> bool:
-    pending = [row]
+def values_in(value: object) -> Iterator[object]:
+    """Yields a value and all that it holds, in any order."""
+    pending = [value]
     while pending:
         value = pending.pop()
-        if isinstance(value, float) and not math.isfinite(value):
-            return True
-        if isinstance(value, Enum):
-            pending.append(value.value)
-        elif isinstance(value, dict):
+        yield value
+        if isinstance(value, dict):
             pending.extend(value.values())
         elif isinstance(value, (list, tuple)):
             pending.extend(value)
-    return False
+        elif isinstance(value, Enum):
+            pending.append(value.value)
 
 
 def parse_lines(lines: list[bytes]) -> list[dict[str, Any]]:

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import SealInvalid
-from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS, MAX_CHUNKS, Fields, encode, pack
+from lazyshard.format import fields
 from lazyshard.format.names import seal_name
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
-from lazyshard.part import MAX_SAMPLES
+from lazyshard.part import MAX_SAMPLES, NUMBER, integer, refused
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,54 +68,68 @@ class Seal:
         """Returns the file's bytes."""
         side = self.arrays
         values = {
-            "format": FORMAT if side is None else FORMAT_WITH_ARRAYS,
+            "format": fields.FORMAT if side is None else fields.FORMAT_WITH_ARRAYS,
             "chunk": self.chunk,
             "samples": self.samples,
             "bytes": self.size,
-            "offsets": pack(self.offsets, "<u8"),
-            "xxh3": pack(self.digests, "<u8"),
-            "tokens": None if self.tokens is None else pack(self.tokens, "<u4"),
+            "offsets": fields.pack(self.offsets, "<u8"),
+            "xxh3": fields.pack(self.digests, "<u8"),
+            "tokens": None if self.tokens is None else fields.pack(self.tokens, "<u4"),
         }
         if side is not None:
             values["arrays_bytes"] = side.size
-            values["arrays_offsets"] = pack(side.offsets, "<u8")
-            values["arrays_xxh3"] = pack(side.digests, "<u8")
-        return encode(values | {"source": self.source, "sealed_at": self.sealed_at})
+            values["arrays_offsets"] = fields.pack(side.offsets, "<u8")
+            values["arrays_xxh3"] = fields.pack(side.digests, "<u8")
+        return fields.encode(values | {"source": self.source, "sealed_at": self.sealed_at})
 
     @classmethod
     def decode(cls, data: bytes, chunk: int, file: str = "") -> Seal:
         """Reads the file's bytes; `chunk` is the number in its name, `file` how messages call it."""
-        fields = Fields(data, file or seal_name(chunk), FORMAT_WITH_ARRAYS, SealInvalid)
-        if fields.integer("chunk", 0, MAX_CHUNKS) != chunk:
-            raise fields.refuse("chunk", f"{chunk}, as in the file's name", str(fields.values["chunk"]))
-        samples = fields.integer("samples", 1, MAX_SAMPLES_PER_CHUNK)
-        offsets = _read_offsets(fields, "offsets", "bytes", samples, empty_rows=False)
-        digests = fields.packed("xxh3", "<u8", samples)
-        arrays = None
-        if fields.format == FORMAT_WITH_ARRAYS:
-            of_arrays = _read_offsets(fields, "arrays_offsets", "arrays_bytes", samples, empty_rows=True)
-            arrays = SealedArrays(of_arrays, fields.packed("arrays_xxh3", "<u8", samples))
-        tokens = None if fields.values.get("tokens") is None else fields.packed("tokens", "<u4", samples)
-        return cls(chunk, offsets, digests, tokens, fields.values.get("source"), fields.number("sealed_at"), arrays)
+        with fields.in_file(file or seal_name(chunk), SealInvalid):
+            values = fields.parse_object(data, fields.FORMAT_WITH_ARRAYS)
+            if fields.take(values, "chunk", integer(0, fields.MAX_CHUNKS)) != chunk:
+                raise refused("chunk", f"{chunk}, as in the file's name", values["chunk"])
+            samples = fields.take(values, "samples", integer(1, MAX_SAMPLES_PER_CHUNK))
+            offsets = _read_offsets(values, "offsets", "bytes", samples, least=1)
+            digests = fields.unpack(values, "xxh3", "<u8", samples)
+            arrays = None
+            if values["format"] == fields.FORMAT_WITH_ARRAYS:
+                of_arrays = _read_offsets(values, "arrays_offsets", "arrays_bytes", samples, least=0)
+                arrays = SealedArrays(of_arrays, fields.unpack(values, "arrays_xxh3", "<u8", samples))
+            tokens = None if values.get("tokens") is None else fields.unpack(values, "tokens", "<u4", samples)
+            sealed_at = fields.take(values, "sealed_at", NUMBER)
+            return cls(chunk, offsets, digests, tokens, values.get("source"), sealed_at, arrays)
 
 
 def _read_offsets(
-    fields: Fields, field: str, size_field: str, samples: int, *, empty_rows: bool
+    values: dict[str, Any], field: str, size_field: str, samples: int, least: int
 ) -> npt.NDArray[np.uint64]:
-    """Returns where each of so many rows begins, and where the last one ends; checks them against the file's size."""
-    offsets = fields.packed(field, "<u8", samples + 1)
-    size = fields.integer(size_field, 0 if empty_rows else 1, MAX_SAMPLES)
+    """Returns where each row begins, of at least so many bytes, and the last one ends; checks the file's size."""
+    offsets = fields.unpack(values, field, "<u8", samples + 1)
+    size = fields.take(values, size_field, integer(least, MAX_SAMPLES))
     if offsets[0] != 0:
-        raise fields.refuse(field, "a first row at byte 0", f"byte {offsets[0]}")
+        raise refused(field, "a first row at byte 0", None, f"byte {offsets[0]}")
     starts, ends = offsets[:-1], offsets[1:]
-    falls = np.flatnonzero(ends < starts if empty_rows else ends <= starts)
+    falls = np.flatnonzero(ends <= starts if least else ends < starts)
     if len(falls):
         row = int(falls[0])
-        expected = "row starts that do not fall" if empty_rows else "rising row starts"
-        raise fields.refuse(field, expected, f"row {row} from byte {offsets[row]} to byte {offsets[row + 1]}")
+        expected = "rising row starts" if least else "row starts that do not fall"
+        raise refused(field, expected, None, f"row {row} from byte {offsets[row]} to byte {offsets[row + 1]}")
     if offsets[-1] != size:
-        raise fields.refuse(size_field, f"{offsets[-1]}, where the last row ends", str(size))
+        raise refused(size_field, f"{offsets[-1]}, where the last row ends", size)
     return offsets
+
+
+_COUNT: Final = integer(0, MAX_SAMPLES)
+
+
+def _recipe(source: Any) -> dict[str, Any]:
+    recipe = source.get("recipe") if isinstance(source, dict) else None
+    return recipe if isinstance(recipe, dict) else {}
+
+
+def _is_number(value: Any, high: float) -> bool:
+    return type(value) in (int, float) and 0 <= value < high
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +149,10 @@ class SourceRows:
         if not isinstance(source, dict) or not isinstance(source.get("sources"), list):
             return None
         read, refused, skip = (source.get(name, -1) for name in ("rows", "refused", "skip"))
-        if not all(map(_is_count, (read, refused, skip))) or refused > read:
+        if not all(map(_COUNT.fits, (read, refused, skip))) or refused > read:
             return None
         pack = _recipe(source).get("pack")
-        return cls(read, refused, not skip, pack if _is_count(pack) and pack else None)
+        return cls(read, refused, not skip, pack if _COUNT.fits(pack) and pack else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +182,6 @@ def form_made(source: Any) -> str | None:
     return next((form for form in ("pack", "split", "pad") if recipe.get(form)), None)
 
 
-def _recipe(source: Any) -> dict[str, Any]:
-    recipe = source.get("recipe") if isinstance(source, dict) else None
-    return recipe if isinstance(recipe, dict) else {}
-
-
-def _is_count(value: Any, low: int = 0) -> bool:
-    return type(value) is int and low <= value <= MAX_SAMPLES
-
-
-def _is_number(value: Any, high: float) -> bool:
-    return type(value) in (int, float) and 0 <= value < high
-
-
 MAX_SOURCES: Final = 100  # As many as people look at; the mixture of more is not told
 _MAX_WEIGHT: Final = 1e100  # No sum of so many overflows
 
@@ -207,21 +208,19 @@ def mixed_sources(source: Any) -> tuple[MixedSource, ...]:
     told: list[Any] = [weights, *(source.get(name) for name in ("sources", "drawn", "finished"))]
     if not all(isinstance(one, list) and len(one) == len(weights) for one in told):
         return ()
-    entries, drawn, finished = told[1:]
-    names = [entry.get("path") if isinstance(entry, dict) else None for entry in entries]
-    if (
-        not 2 <= len(weights) <= MAX_SOURCES
-        or not all(isinstance(name, str) for name in names)
-        or not all(map(_is_count, drawn))
-        or not all(type(flag) is bool for flag in finished)
-        or not all(_is_number(weight, _MAX_WEIGHT) and weight for weight in weights)
-    ):
+    rows: list[tuple[Any, ...]] = [
+        (entry.get("path") if isinstance(entry, dict) else None, weight, count, flag)
+        for weight, entry, count, flag in zip(*told, strict=True)
+    ]
+    sound = [isinstance(name, str) and _COUNT.fits(count) and type(flag) is bool for name, _, count, flag in rows]
+    weighed = [_is_number(weight, _MAX_WEIGHT) and weight > 0 for _, weight, _, _ in rows]
+    if not 2 <= len(rows) <= MAX_SOURCES or not all(sound + weighed):
         return ()
-    shared = math.fsum(weight for weight, flag in zip(weights, finished, strict=True) if not flag)
-    rows = sum(drawn)
+    shared = math.fsum(weight for _, weight, _, flag in rows if not flag)
+    drawn = sum(count for _, _, count, _ in rows)
     return tuple(
-        MixedSource(str(name), 0.0 if flag else weight / shared, count / rows if rows else None, count, flag)
-        for name, weight, count, flag in zip(names, weights, drawn, finished, strict=True)
+        MixedSource(name, 0.0 if flag else weight / shared, count / drawn if drawn else None, count, flag)
+        for name, weight, count, flag in rows
     )
 
 
@@ -244,9 +243,9 @@ class DealtByCost:
         recipe = _recipe(source)
         told: list[Any] = [recipe.get(key) for key in ("balance", "micro_batch_size", "length_field")]
         ranks, size, name = told
-        costs = [recipe.get("cost_per_token", 0.0), recipe.get("cost_per_token_squared", 0.0)]
-        if not _is_count(ranks, 1) or not _is_count(size, 1) or not isinstance(name, str):
+        costs = [recipe.get(key, 0.0) for key in ("cost_per_token", "cost_per_token_squared")]
+        if not (_COUNT.fits(ranks) and ranks and _COUNT.fits(size) and size and isinstance(name, str)):
             return None
         if not all(_is_number(cost, math.inf) for cost in costs) or not any(costs):
             return None
-        return cls(ranks, size, name, float(costs[0]), float(costs[1]))
+        return cls(ranks, size, name, *map(float, costs))

@@ -8,68 +8,76 @@ Of a run over sequences, which are made while training reads, a number of them a
 before a window only the lengths of all rows before it tell. So the place has the window from which sequences are made
 again, how many were made before it, and the row and token with which they begin. `lengths` is a digest of the lengths
 of which the sequences at hand were made: others would make others, and samples would be lost or come twice.
+
+Of a run over a blend it is the state of each stream, and how they were blended: a row of parts too, with one number of
+ranks, one micro batch and one set of streams and weights. Here a run of 4 ranks over two streams was given a third
+one, and other weights, after 100 samples a rank::
+
+    part  dp  draws  members  pieces
+    0      4    100    0 1    (0: 4 1)
+    1      4     30    0 1 2  (0: 2 1 1)    so far
+
+Streams that are blended no more stay members, so that they go on where they were once they come back.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import Any, Final, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 import orjson
 
 from lazyshard.errors import StateInvalid
-from lazyshard.format.fields import check_stream_id, check_version, encode, inside, members, read_from, tuples
+from lazyshard.format.fields import StreamId, encode, in_file, inside, list_of, of_format, read, take
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.memory import loads
-from lazyshard.part import MAX_SAMPLES, Part, check_integer, refused
+from lazyshard.part import MAX_SAMPLES, TEXT, Checked, Kind, Part, Samples, integer, or_null, refused, tuples
 
-# The only format of a run's state, of either kind, that there is. It counts apart from that of streams.
-_FORMAT: Final = 1
-
-_MAX_SEED: Final = 2**63 - 1
+_FORMAT: Final = 1  # The only format of a state, of any kind, that there is. It counts apart from that of streams
+_MAX_STREAMS: Final = 100_000
+_MAX_PERIOD: Final = 1 << 20  # Longer than any that is made: a table of a piece's period is computed
+_MOST_FACTS: Final = 32
+_DIGEST: Final = re.compile("[0-9a-f]{16}")
+KIND: Final = "sequences"
+BLEND: Final = "blend"  # The `kind` of a blend's state; that of one stream has none
 
 
 @dataclass(frozen=True, slots=True)
-class RunState:
+class RunState(Checked):
     """What must be known of a run to go on with it, or to tell later what it trained when."""
 
-    stream_id: str | None  # the stream's identity, None for a foreign directory
-    samples_per_chunk: int  # of the stream
-    unit: int  # samples that are dealt to a rank in turn
-    window: int  # positions of a rank that are shuffled together, a multiple of `unit`; 0 draws in order
-    seed: int  # of the shuffle
-    max_total_samples: int | None  # the stream was taken to end there at the latest; None for no bound
-    parts: tuple[Part, ...]  # the course of the run so far, at least one part; the last one is current
+    stream_id: StreamId  # the stream's identity
+    samples_per_chunk: Annotated[int, integer(1, MAX_SAMPLES_PER_CHUNK)]  # of the stream
+    unit: Annotated[int, integer(1, MAX_SAMPLES)]  # samples that are dealt to a rank in turn
+    window: Samples  # positions of a rank that are shuffled together, a multiple of `unit`; 0 draws in order
+    seed: Annotated[int, integer(0, 2**63 - 1)]  # of the shuffle
+    # the stream was taken to end there at the latest; None for no bound
+    max_total_samples: Annotated[int | None, or_null(integer(1, MAX_SAMPLES))]
+    # the course of the run so far; the last one is current
+    parts: Annotated[tuple[Part, ...], list_of(Part)]
     # samples trained since the run began, over all ranks, parts and epochs: the sum of `dp * draws` of the parts that
     # were trained
-    consumed: int
+    consumed: Samples
 
     def __post_init__(self) -> None:
         # What is written wrong here would be found by a resume, when the run is gone.
-        check_stream_id(self.stream_id)
-        check_integer("samples_per_chunk", self.samples_per_chunk, 1, MAX_SAMPLES_PER_CHUNK)
-        check_integer("unit", self.unit, 1, MAX_SAMPLES)
-        check_integer("window", self.window, 0, MAX_SAMPLES)
+        Checked.__post_init__(self)
         if self.window % self.unit:
             raise refused("window", f"a multiple of unit, {self.unit}", self.window)
-        check_integer("seed", self.seed, 0, _MAX_SEED)
-        if self.max_total_samples is not None:
-            check_integer("max_total_samples", self.max_total_samples, 1, MAX_SAMPLES, " or null")
-        self._check_parts()
-        check_integer("consumed", self.consumed, 0, MAX_SAMPLES)
+        least = 0
+        for number, part in enumerate(self.parts):
+            if part.first_step < least:
+                found = f"at least {least}, that of the part before"
+                raise refused(f"parts[{number}].first_step", found, part.first_step)
+            least = part.first_step
         trained = sum(part.dp * part.draws for part in self.parts if part.trained)
         if self.consumed != trained:
             raise refused("consumed", f"{trained}, the sum of dp * draws of the trained parts", self.consumed)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the state as plain JSON values: dicts, lists, strings, integers, true, false and None."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        parts = [
-            {name: getattr(part, name) for name in part.__slots__} | {"skip": [list(one) for one in part.skip]}
-            for part in self.parts
-        ]
-        return {"format": _FORMAT} | values | {"parts": parts}
+        return {"format": _FORMAT} | Checked.to_dict(self)
 
     @classmethod
     def from_dict(cls, value: Any, where: str, *, within: str = "") -> RunState:
@@ -78,8 +86,13 @@ class RunState:
         `where` is how messages call the file, `within` the field that held the values there. Raises StateInvalid: a
         field is missing, out of its range, or contradicts another one; VersionUnsupported: a later format.
         """
-        with read_from(where), inside(within):
-            return cls._read(value)
+        with in_file(where, StateInvalid), inside(within):
+            return cls.read(value)
+
+    @classmethod
+    def read(cls, value: Any) -> RunState:
+        """As `from_dict`, of which the caller says where it was."""
+        return read(cls, of_format(value, _FORMAT, "the state of a run in"))
 
     def encode(self) -> bytes:
         """Returns the state as one line of JSON."""
@@ -94,97 +107,180 @@ class RunState:
             actual = f"{len(data)} bytes that are torn or no JSON ({cause})"
             raise StateInvalid(
                 f"{file}: expected a JSON object, found {actual}; go on from an older checkpoint",
-                file=file,
-                expected="a JSON object",
-                actual=actual,
-            ) from cause
+                file=file, expected="a JSON object", actual=actual,
+            ) from cause  # fmt: skip
         return cls.from_dict(value, file)
 
-    @classmethod
-    def _read(cls, value: Any) -> RunState:
-        check_version(value, _FORMAT, "the state of a run")
-        found = members(value, cls.__slots__)
-        if not isinstance(found["parts"], (list, tuple)):
-            raise refused("parts", "a list", found["parts"])
-        parts = []
-        for number, part in enumerate(found["parts"]):
-            with inside(f"parts[{number}]"):
-                values = members(part, Part.__slots__)
-                parts.append(Part(**(values | {"skip": tuples(values["skip"])})))
-        return cls(**(found | {"parts": tuple(parts)}))
-
-    def _check_parts(self) -> None:
-        parts = cast("Any", self.parts)  # what the caller has really given
-        if not isinstance(parts, tuple) or not parts or not all(isinstance(part, Part) for part in parts):
-            raise refused("parts", "at least one part", parts)
-        for number in range(1, len(parts)):
-            least, steps = parts[number - 1].first_step, parts[number].first_step
-            if steps < least:
-                raise refused(f"parts[{number}].first_step", f"at least {least}, that of the part before", steps)
-
-
-KIND: Final = "sequences"
-_DIGEST: Final = re.compile("[0-9a-f]{16}")
-_MOST_FACTS: Final = 32
-
 
 @dataclass(frozen=True, slots=True)
-class WindowPlace:
+class WindowPlace(Checked):
     """A window, and where the sequences made of it begin."""
 
-    window: int = 0  # its number
-    before: int = 0  # sequences of the epoch that were made before
-    position: int = 0  # place of the row with which they begin, in the order of rows
-    offset: int = 0  # tokens of that row before them, its BOS included
+    window: Samples = 0  # its number
+    before: Samples = 0  # sequences of the epoch that were made before
+    position: Samples = 0  # place of the row with which they begin, in the order of rows
+    offset: Samples = 0  # tokens of that row before them, its BOS included
 
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            check_integer(name, getattr(self, name), 0, MAX_SAMPLES)
+
+def _is_rule(value: Any) -> bool:
+    return (
+        type(value) is dict
+        and len(value) <= _MOST_FACTS
+        and all(type(name) is str for name in value)
+        and all(type(fact) in (int, str, bool, type(None)) for fact in value.values())
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceState:
+class SequenceState(Checked):
     """Where a run stands. Raises StateInvalid where a value is impossible."""
 
-    stream: str  # identity of the stream
-    rule: dict[str, int | str | bool | None]  # what makes the sequences, by name
-    epoch: int  # in which it stands
-    consumed: int  # sequences of that epoch that were trained, over all ranks; what completed a micro batch not counted
+    # identity of the stream
+    stream: Annotated[str, Kind("the identity of a stream", lambda value: type(value) is str)]
+    # what makes the sequences, by name
+    rule: Annotated[dict[str, int | str | bool | None], Kind("settings by name", _is_rule)]
+    epoch: Samples  # in which it stands
+    consumed: Samples  # sequences of that epoch that were trained, over all ranks; what completed a micro batch not
     place: WindowPlace  # at or before that
     # digest of the lengths of the rows, window by window, of which sequences were made from that place on up to there
     lengths: str
 
     def __post_init__(self) -> None:
-        if type(self.stream) is not str:
-            raise refused("stream", "the identity of a stream", self.stream)
-        if (
-            type(self.rule) is not dict
-            or len(self.rule) > _MOST_FACTS
-            or any(type(name) is not str for name in self.rule)
-            or any(type(fact) not in (int, str, bool, type(None)) for fact in self.rule.values())
-        ):
-            raise refused("rule", "settings by name", self.rule)
-        check_integer("epoch", self.epoch, 0, MAX_SAMPLES)
-        check_integer("consumed", self.consumed, self.place.before, MAX_SAMPLES)
+        Checked.__post_init__(self)
+        integer(self.place.before, MAX_SAMPLES).check("consumed", self.consumed)
         if type(self.lengths) is not str or not _DIGEST.fullmatch(self.lengths):
             raise refused("lengths", "16 hexadecimal digits", self.lengths)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
-        values = asdict(self)
+        values = Checked.to_dict(self)
         values["place"]["lengths"] = values.pop("lengths")
         return {"format": _FORMAT, "kind": KIND} | values
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> SequenceState:
         """Reads what `to_dict` has returned, as `RunState.from_dict`; also refuses the state of something else."""
-        with read_from(where):
-            check_version(value, _FORMAT, "the state of a run over sequences")
-            found = members(value, ("kind", "stream", "rule", "epoch", "consumed", "place"))
-            if found.pop("kind") != KIND:
-                raise refused("kind", repr(KIND), value["kind"])
+        with in_file(where, StateInvalid):
+            of_format(value, _FORMAT, "the state of a run over sequences in")
+            take(value, "kind", Kind(repr(KIND), lambda kind: kind == KIND))
+            place = take(value, "place", _ANYTHING)
             with inside("place"):
-                numbers = members(found.pop("place"), (*WindowPlace.__slots__, "lengths"))
-                lengths = numbers.pop("lengths")
-                place = WindowPlace(**numbers)
-            return cls(**found, place=place, lengths=lengths)
+                found = read(WindowPlace, place)
+                lengths = take(place, "lengths", _ANYTHING)
+            values = {name: take(value, name, _ANYTHING) for name in ("stream", "rule", "epoch", "consumed")}
+            return cls(**values, place=found, lengths=lengths)
+
+
+_ANYTHING: Final = Kind("a value", lambda value: True)
+_LIST: Final = Kind("a list", lambda value: isinstance(value, tuple), tuples)
+
+Piece = tuple[int, tuple[int, ...], int]
+"""Position at which it begins, draws of each stream in a period, how far into its period it begins."""
+
+
+def _rows(what: str) -> Kind:
+    return Kind(what, lambda value: isinstance(value, tuple) and bool(value), tuples)
+
+
+@dataclass(frozen=True, slots=True)
+class BlendPartState(Checked):
+    """A stretch of a run under one number of ranks, one micro batch and one set of streams.
+
+    What is not told here is as of `Part`, `draws` over all streams. Raises StateInvalid: a field is out of its range.
+
+    Attributes:
+        members: which of the state's members are blended, in order.
+        pieces: with which weights, from which position on: (position, draws of each in a period, offset).
+        begins: where each of `members` stood: the number of the part of its own state, and draws of a lane in that.
+    """
+
+    dp: Annotated[int, integer(1, 2**31)]
+    batch_size: Annotated[int, integer(1, MAX_SAMPLES)]
+    draws: Samples
+    members: Annotated[tuple[int, ...], _rows("numbers of members, at least one")]
+    pieces: Annotated[tuple[Piece, ...], _rows("at least one piece")]
+    begins: Annotated[tuple[tuple[int, int], ...], _LIST]
+    epoch: Annotated[int | None, or_null(integer(0, MAX_SAMPLES))] = None
+    first_step: Samples = 0
+    draws_per_step: Samples = 0
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        count = len(self.members)
+        _check_each("members", self.members, _MAX_STREAMS)
+        if len(set(self.members)) != count:
+            raise refused("members", "numbers of members, none of them twice", self.members)
+        least = 0
+        for number, piece in enumerate(self.pieces):
+            with inside(f"pieces[{number}]"):
+                what = "a position, the draws of each stream in a period, and an offset"
+                first, parts, offset = _of_length("", piece, 3, what)
+                integer(least, MAX_SAMPLES if number else 0).check("0", first)
+                _check_each("1", _of_length("1", parts, count, f"draws of each of {count} members"))
+                if not 1 <= sum(parts) <= _MAX_PERIOD:
+                    raise refused("1", f"from 1 to {_MAX_PERIOD} draws in a period", parts)
+                integer(0, MAX_SAMPLES).check("2", offset)
+            least = first + 1
+        for number, one in enumerate(_of_length("begins", self.begins, count, f"one for each of {count} members")):
+            _check_each(f"begins[{number}]", _of_length(f"begins[{number}]", one, 2, "a part and its draws"))
+
+
+def _of_length(field: str, value: Any, count: int, what: str) -> tuple[Any, ...]:
+    return tuple(Kind(what, lambda value: isinstance(value, tuple) and len(value) == count).check(field, value))
+
+
+def _check_each(field: str, values: tuple[Any, ...], most: int = MAX_SAMPLES) -> None:
+    for number, value in enumerate(values):
+        integer(0, most).check(f"{field}[{number}]", value)
+
+
+@dataclass(frozen=True, slots=True)
+class BlendState(Checked):
+    """What must be known of a run over a blend to go on with it, or to tell later what it trained when.
+
+    Attributes:
+        names: of the members: the identity of each stream, or its directory where it has none.
+        members: where each stream stands, those included that are blended no more.
+        parts: the course of the run so far, at least one part; the last one is current.
+        consumed: samples trained since the run began, over all ranks, parts and epochs: the sum of `dp * draws`.
+
+    Raises:
+        StateInvalid: a field is out of its range, or contradicts another one.
+    """
+
+    names: Annotated[tuple[str, ...], _LIST]
+    members: Annotated[tuple[RunState, ...], list_of(RunState, RunState.read)]
+    parts: Annotated[tuple[BlendPartState, ...], list_of(BlendPartState)]
+    consumed: Samples
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        for number, name in enumerate(self.names):
+            TEXT.check(f"names[{number}]", name)
+        if len(set(self.names)) != len(self.names):
+            raise refused("names", "names, none of them twice", self.names)
+        if len(self.members) != len(self.names):
+            raise refused("members", f"the state of each of {len(self.names)} streams", self.members)
+        for number, part in enumerate(self.parts):
+            for place, (member, begin) in enumerate(zip(part.members, part.begins, strict=True)):
+                integer(0, len(self.members) - 1).check(f"parts[{number}].members[{place}]", member)
+                most = len(self.members[member].parts) - 1
+                integer(0, most).check(f"parts[{number}].begins[{place}][0]", begin[0])
+        trained = sum(part.dp * part.draws for part in self.parts)
+        if self.consumed != trained:
+            raise refused("consumed", f"{trained}, the sum of dp * draws of the parts", self.consumed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the state as plain JSON values: dicts, lists, strings, integers, true, false and None."""
+        return {"kind": BLEND, "format": _FORMAT} | Checked.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str) -> BlendState:
+        """Reads what `to_dict` returned, found `where`. Raises StateInvalid, VersionUnsupported."""
+        with in_file(where, StateInvalid):
+            if isinstance(value, dict) and "kind" not in value and "stream_id" in value:
+                what = "expected the state of a blend, found that of one stream"
+                raise StateInvalid(what, field="kind", expected=BLEND)
+            if isinstance(value, dict):
+                take(value, "kind", Kind(repr(BLEND), lambda kind: kind == BLEND))
+            return read(cls, of_format(value, _FORMAT, "the state of a blend in"))

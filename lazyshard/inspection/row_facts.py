@@ -280,7 +280,7 @@ def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUN
     Raises:
         StreamMissing: there is no stream.
         StreamInvalid: no chunk is there, or its samples have no tokens.
-        LengthsMissing: how many tokens the samples of a chunk have is not known.
+        LengthUnknown: how many tokens the samples of a chunk have is not known.
         SealInvalid, OSError: a file cannot be read.
     """
     path = stream_path(directory)

@@ -141,7 +141,7 @@ def _lost(disk: DiskUse, directory: Path, census: Census, now: float) -> list[st
 def take_census(directory: Path, problems: list[str]) -> Census:
     """Counts what is published; `problems` takes what is wrong with its files, a sentence each.
 
-    Raises StreamMissing, StreamUnsealed, VersionUnsupported, OSError: there is no such stream, or it cannot be read;
+    Raises StreamMissing, FileInvalid, VersionUnsupported, OSError: there is no such stream, or it cannot be read;
     StreamInvalid: two files have the same chunk number.
     """
     try:
@@ -249,9 +249,9 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, canonical:
     return Census(native, manifest, None, chunks, samples, ended, min(listing.first, chunks), names)
 
 
-def stream_unsealed(directory: Path, count: int) -> errors.StreamUnsealed:
+def stream_unsealed(directory: Path, count: int) -> errors.FileInvalid:
     """Returns the error for a foreign directory of so many chunk files without any marker."""
-    return errors.StreamUnsealed(
+    return errors.FileInvalid(
         f"{directory}: {count} chunk files, but no {SEAL_SUFFIX} marker, so nothing tells which of them are complete; "
         f"{how_to_mark(directory)}",
         directory=str(directory),

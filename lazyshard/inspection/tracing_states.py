@@ -15,11 +15,10 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from lazyshard.errors import FormatInvalid, StateInvalid, StateMismatch
-from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.cursor import Cursor, cursor_name
 from lazyshard.format.fields import is_stream_id
 from lazyshard.format.names import CURSORS
-from lazyshard.format.state import RunState
+from lazyshard.format.state import BLEND, BlendState, RunState
 from lazyshard.memory import loads
 from lazyshard.part import Part
 from lazyshard.plan.blend import BlendCourse

@@ -97,7 +97,7 @@ def verify(
     Of a foreign directory `samples_per_chunk` are the rows in every chunk but the last; None for those of its first.
     `quick` leaves rows unread. A file that a running producer has published may stay invisible for `grace_s` seconds.
     `report` is told what is done, how many chunks of it are done, and how many there are. Raises StreamMissing,
-    StreamUnsealed, VersionUnsupported, OSError: there is no such stream, or it cannot be read; StreamMismatch: it has
+    FileInvalid, VersionUnsupported, OSError: there is no such stream, or it cannot be read; StreamMismatch: it has
     another samples_per_chunk, or another one took its place meanwhile; ChildProcessError: a process has ended early.
     """
     until = time.monotonic() + grace_s

@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan.deal import check_field
 from lazyshard.plan.shuffle import permutation
 
 PER_TOKEN: Final = 1.0
@@ -69,17 +68,6 @@ class Balance:
     samples_per_chunk: int
     micro_batch_size: int = 1
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_field("ranks", self.ranks, 1)
-        check_field("micro_batch_size", self.micro_batch_size, 1)
-        check_field("samples_per_chunk", self.samples_per_chunk, 1)
-        check_field("seed", self.seed, 0, 2**63)
-        if self.samples_per_chunk % self.micro_batch_size:
-            raise ValueError(
-                f"samples_per_chunk must be a multiple of micro_batch_size = {self.micro_batch_size}, got "
-                f"{self.samples_per_chunk}"
-            )
 
     @property
     def stripe(self) -> int:

@@ -17,27 +17,20 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, zip_longest
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-_LONGEST: Final = 1 << 14
-"""Longest period of some streams: shares are then met within 1/32768."""
-
+_LONGEST: Final = 1 << 14  # Longest period of some streams: shares are then met within 1/32768
 _LONGEST_OF_MANY: Final = 1 << 13
-_MANY: Final = 64
-"""From so many streams on a period is shorter, as each draw looks at all of them."""
-
-_PARTS_EACH: Final = 8
-"""Of very many streams each has about so many draws in a period at least."""
-
-_FEW: Final = 16
-"""Up to so many streams a list is quicker than an array."""
+_MANY: Final = 64  # From so many streams on a period is shorter, as each draw looks at all of them
+_PARTS_EACH: Final = 8  # Of very many streams each has about so many draws in a period at least
+_LISTED: Final = 4096  # Draws of later periods that are listed, so that a list of streams is seldom put together
 
 _Integers = npt.NDArray[np.int64]
 
@@ -108,21 +101,19 @@ class BlendTable:
     def __init__(self, parts: Sequence[int]) -> None:
         self.parts = tuple(parts)
         self.period = sum(self.parts)
-        known = [stream for stream, part in enumerate(self.parts) if part]
-        own = [self.parts[stream] for stream in known]
-        later = _order(own, ahead=False)
+        known = np.flatnonzero(self.parts)
+        own = np.array(self.parts, dtype=np.int64)[known]
+        later = known[_order(own, ahead=False)]
         # At its very first draw the largest stream begins; then all is the same once the same draws lie behind.
-        first = later if later[0] == own.index(max(own)) else _order(own, ahead=True)
-        self._begun, self._cycle = ([known[one] for one in order] for order in (first, later))
-        streams = np.array([self._begun, self._cycle], dtype=np.int32)
-        self._streams = self._begun + self._cycle
-        # Of each entry, of the first and of later periods: how many of its stream come before it in the period.
-        nth, self._places = np.empty((2, 2, self.period), dtype=np.int64)
-        self._starts = np.concatenate(([0], np.cumsum(self.parts)))
-        for order, ranks, places in zip(streams, nth, self._places, strict=True):
-            places[:] = by_stream = np.argsort(order, kind="stable")
-            ranks[by_stream] = np.arange(self.period) - self._starts[order[by_stream]]
-        self._nth: list[int] = nth.reshape(-1).tolist()
+        first = later if later[0] == known[own.argmax()] else known[_order(own, ahead=True)]
+        self._streams: list[int] = first.tolist() + later.tolist() * (1 + _LISTED // self.period)
+        # Of the first and of later periods: the places of each stream, and of each place how many of its stream before.
+        self._places = [np.split(np.argsort(one, kind="stable"), np.cumsum(self.parts)[:-1]) for one in (first, later)]
+        self._nth: list[int] = []
+        for places in self._places:
+            nth = np.empty(self.period, dtype=np.int64)
+            nth[np.concatenate(places)] = np.concatenate([np.arange(part) for part in self.parts])
+            self._nth += nth.tolist()
 
     def draw(self, position: int) -> tuple[int, int]:
         """Returns which stream a position draws from, and how many draws of that stream come before."""
@@ -133,51 +124,33 @@ class BlendTable:
 
     def streams(self, first: int, stop: int) -> list[int]:
         """Returns which stream each of the positions [first, stop) draws from."""
-        if first < self.period:
-            begun = self._begun[first : min(stop, self.period)]
-            return begun + self.streams(self.period, stop) if stop > self.period else begun
-        place, cycle = first % self.period, self._cycle
-        # Twice as long as it was, so that it is seldom made longer.
-        while len(cycle) < place + stop - first:
-            cycle = self._cycle = cycle + cycle
-        return cycle[place : place + stop - first]
+        found = self._streams[first:stop]
+        while (at := first + len(found)) < stop:
+            place = self.period + at % self.period
+            found += self._streams[place : place + stop - at]
+        return found
 
     def counts(self, position: int) -> tuple[int, ...]:
         """Returns how many draws of each stream come before a position."""
         periods, place = divmod(position, self.period)
-        return tuple(
-            periods * part + int(np.searchsorted(self._of(stream, periods > 0), place))
-            for stream, part in enumerate(self.parts)
-        )
+        each = zip(self.parts, self._places[periods > 0], strict=True)
+        return tuple(periods * part + int(np.searchsorted(own, place)) for part, own in each)
 
     def position(self, stream: int, draw: int) -> int:
         """Returns the position of a stream's draw, counted from 0; of a stream that has some."""
         periods, nth = divmod(draw, self.parts[stream])
-        return periods * self.period + int(self._of(stream, periods > 0)[nth])
-
-    def _of(self, stream: int, later: bool) -> _Integers:
-        return self._places[int(later), self._starts[stream] : self._starts[stream + 1]]
+        return periods * self.period + int(self._places[periods > 0][stream][nth])
 
 
-def _order(parts: list[int], ahead: bool) -> list[int]:
+def _order(parts: _Integers, ahead: bool) -> list[int]:
     """Returns a period's draws; `ahead` if the first is made by the errors of the second, as at the very beginning."""
-    period, order = sum(parts), []
-    if len(parts) <= _FEW:
-        errors = list(parts) if ahead else [0] * len(parts)
-        for draw in range(period):
-            if draw > ahead:
-                errors = [error + part for error, part in zip(errors, parts, strict=True)]
-            stream = errors.index(max(errors))
-            errors[stream] -= period
-            order.append(stream)
-        return order
-    each = np.array(parts, dtype=np.int64)
-    greatest = each.copy() if ahead else np.zeros_like(each)
+    period, order = int(parts.sum()), []
+    errors = parts.copy() if ahead else np.zeros_like(parts)
     for draw in range(period):
         if draw > ahead:
-            greatest += each
-        stream = int(greatest.argmax())
-        greatest[stream] -= period
+            errors += parts
+        stream = int(errors.argmax())
+        errors[stream] -= period
         order.append(stream)
     return order
 
@@ -219,10 +192,9 @@ class BlendCourse:
         self._before: list[_Integers] = []
         drawn = np.zeros(len(self.pieces[0].parts), dtype=np.int64)
         for piece, stop in zip_longest(self.pieces, self._firsts[1:]):
-            begun = np.array(piece.table.counts(piece.offset))
-            self._before.append(drawn - begun)
+            self._before.append(drawn - piece.table.counts(piece.offset))
             if stop is not None:
-                drawn = drawn - begun + piece.table.counts(piece.offset + stop - piece.first)
+                drawn = self._before[-1] + piece.table.counts(piece.offset + stop - piece.first)
 
     def draw(self, position: int) -> tuple[int, int]:
         """Returns which stream a position draws from, and which draw of that stream it is."""
@@ -237,8 +209,7 @@ class BlendCourse:
         while first < stop:
             place = bisect_right(self._firsts, first)
             piece, end = self.pieces[place - 1], min([stop, *self._firsts[place : place + 1]])
-            begin = piece.offset - piece.first
-            streams += piece.table.streams(first + begin, end + begin)
+            streams += piece.table.streams(first + piece.offset - piece.first, end + piece.offset - piece.first)
             first = end
         return streams
 
@@ -260,28 +231,17 @@ class BlendCourse:
         raise AssertionError("the first piece begins with no draw")
 
 
-Ramp = Literal["steps", "linear"]
-
-_PIECES: Final = 64
-"""Pieces of a line at the most: each has a table of its own."""
-
-_SHORT: Final = 1 << 10
-"""Longest period of a piece of a line, as there are many."""
-
-_PLACES: Final = 512
-"""Of a table that are looked at as beginnings of a piece."""
+_PLACES: Final = 512  # Of a table that are looked at as beginnings of a piece
 
 
 class BlendSchedule:
-    """Which weights hold from which step on: each until the next ("steps"), or along a line to the next ("linear").
+    """Which weights hold from which step on, each until the next.
 
-    A line is up to 64 pieces of whole steps, each with the weights of its middle. Raises ValueError: the points do not
-    begin at step 0 and follow each other, or weights are wrong: 0 or more, not all 0.
+    Raises ValueError: the points do not begin at step 0 and follow each other, or weights are wrong: 0 or more, not all
+    0.
     """
 
-    def __init__(self, points: Sequence[tuple[int, Sequence[float]]], ramp: Ramp = "steps") -> None:
-        if ramp not in get_args(Ramp):
-            raise ValueError(f"ramp is one of {', '.join(get_args(Ramp))}, got {ramp!r}")
+    def __init__(self, points: Sequence[tuple[int, Sequence[float]]]) -> None:
         steps = [step for step, _ in points]
         for step in steps:
             if type(step) is not int:
@@ -291,13 +251,11 @@ class BlendSchedule:
         streams = len(points[0][1])
         if any(len(weights) != streams for _, weights in points):
             raise ValueError(f"each point of a schedule has a weight for each of {streams} streams")
-        # Each with its own table; a line that leads nowhere is no line.
-        self._steps: list[int] = []
-        self._parts: list[tuple[int, ...]] = []
-        for step, parts in _stretches(points, ramp):
-            if not self._parts or parts != self._parts[-1]:
-                self._steps.append(step)
-                self._parts.append(parts)
+        # Each with its own table; the same weights once more are no other ones.
+        each = [_parts(weights) for _, weights in points]
+        changed = [number for number, parts in enumerate(each) if not number or parts != each[number - 1]]
+        self._steps = [steps[number] for number in changed]
+        self._parts = [each[number] for number in changed]
 
     @property
     def constant(self) -> bool:
@@ -311,21 +269,15 @@ class BlendSchedule:
     def pieces(self, step: int, draws_per_step: int) -> tuple[BlendPiece, ...]:
         """Returns the pieces of a course that begins after so many steps, each of so many positions of a lane."""
         first = bisect_right(self._steps, step) - 1
-        pieces = [BlendPiece(0, self._parts[first])]
-        lag = np.zeros(len(self._parts[0]))
+        pieces, lag = [BlendPiece(0, self._parts[first])], np.zeros(len(self._parts[0]))
         begins = [(begin - step) * draws_per_step for begin in self._steps[first + 1 :]]
         lengths = [stop - begin for begin, stop in pairwise(begins)]
         for at, parts, draws in zip_longest(begins, self._parts[first + 1 :], lengths):
-            last = pieces[-1]
-            lag += _lag(last, at - last.first)
+            last, own = pieces[-1], np.array(pieces[-1].parts)
+            drawn = np.subtract(last.table.counts(last.offset + at - last.first), last.table.counts(last.offset))
+            lag += (at - last.first) * own / own.sum() - drawn
             pieces.append(BlendPiece(at, parts, _offset(parts, lag, draws)))
         return tuple(pieces)
-
-
-def _lag(piece: BlendPiece, draws: int) -> npt.NDArray[np.float64]:
-    """Returns how far each stream is behind its share after the first draws of a piece."""
-    parts, begun = np.array(piece.parts), np.array(piece.table.counts(piece.offset))
-    return np.asarray(draws * parts / parts.sum() - (piece.table.counts(piece.offset + draws) - begun))
 
 
 def _offset(parts: tuple[int, ...], lag: npt.NDArray[np.float64], draws: int | None) -> int:
@@ -338,9 +290,8 @@ def _offset(parts: tuple[int, ...], lag: npt.NDArray[np.float64], draws: int | N
     if period > _PLACES:
         # Strewn by the golden ratio: places at even distances would all have the same stream's turn come next.
         places = (np.arange(_PLACES) * 0.6180339887498949 % 1 * period).astype(np.int64)
-    streams = np.array(_table(parts).streams(period, 3 * period))
-    before = np.zeros((2 * period + 1, len(parts)), dtype=np.int64)
-    before[1:] = np.cumsum(streams[:, None] == np.arange(len(parts)), axis=0)
+    streams = np.array([-1, *_table(parts).streams(period, 3 * period)])
+    before = np.cumsum(streams[:, None] == np.arange(len(parts)), axis=0)
     if draws is None:
         # Where the table's own streams are as far behind.
         apart = places[:, None] * shares - before[places] - lag
@@ -351,23 +302,7 @@ def _offset(parts: tuple[int, ...], lag: npt.NDArray[np.float64], draws: int | N
     return period + int(places[int((apart[:, shares > 0] ** 2).sum(axis=1).argmin())])
 
 
-def _stretches(points: Sequence[tuple[int, Sequence[float]]], ramp: Ramp) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yields steps and the draws of a period from there on."""
-    for (step, weights), (stop, target) in pairwise(points):
-        held = _parts(weights)
-        if ramp == "steps":
-            yield step, held
-            continue
-        count = min(_PIECES, stop - step)
-        bounds = [step + (stop - step) * number // count for number in range(count + 1)]
-        for begin, end in pairwise(bounds):
-            way = ((begin + end) / 2 - step) / (stop - step)
-            between = [one + (other - one) * way for one, other in zip(weights, target, strict=True)]
-            yield begin, _parts(between, max(_SHORT, _PARTS_EACH * len(between)))
-    yield points[-1][0], _parts(points[-1][1])
-
-
-def _parts(weights: Sequence[float], longest: int | None = None) -> tuple[int, ...]:
+def _parts(weights: Sequence[float]) -> tuple[int, ...]:
     """Returns whole parts of the weights, 0 for those that are 0."""
-    whole = iter(whole_parts([weight for weight in weights if weight], longest))
+    whole = iter(whole_parts([weight for weight in weights if weight]))
     return tuple(next(whole) if weight else 0 for weight in weights)

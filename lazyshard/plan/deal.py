@@ -1,4 +1,4 @@
-"""The deal: which sample of the stream is which position of which lane; gaps, which are left out; and units.
+"""The deal: which sample of the stream is which position of which lane; gaps, units, and indices of lanes.
 
 A stream is dealt in stripes. A stripe is `dp` units, one a lane, and a unit is `unit` samples in a row. With
 `dp=2, unit=3`, the samples of each lane by position::
@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import index as as_int
 from typing import Final
 
 import numpy as np
@@ -34,25 +35,10 @@ def check_field(name: str, value: object, low: int, stop: int | None = None) -> 
     raise ValueError(f"{name} must be an int {bound}, got {value!r}")
 
 
-def outside(name: str, value: int, stop: int | None, why: str = "", low: int = 0) -> IndexError:
+def outside(name: str, value: int, stop: int | None, low: int = 0) -> IndexError:
     """Returns the error for an index outside [low, stop), `stop` None being no upper bound."""
     bound = f">= {low}" if stop is None else f"in [{low}, {stop})"
-    return IndexError(f"{name} must be {bound}{why}, got {value}")
-
-
-def int64_array(name: str, values: npt.ArrayLike, stop: int | None = None, low: int = 0) -> _Integers:
-    """Returns `values` as int64. Raises ValueError: they are no integers; IndexError: one is not in [low, stop)."""
-    given = np.asarray(values)
-    if not given.size:
-        return given.astype(np.int64)
-    if given.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be integers, got dtype {given.dtype}")
-    # Before the conversion, which would wrap a large unsigned number into a small negative one.
-    end = 2**63 if stop is None else stop
-    if int(given.min()) < low or int(given.max()) >= end:
-        bad = next(number for number in given.flat if not low <= int(number) < end)
-        raise outside(name, int(bad), stop, low=low)
-    return given.astype(np.int64, copy=False)
+    return IndexError(f"{name} must be {bound}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,45 +54,27 @@ class Deal:
     turn: int = 0
 
     def sample(self, lane: int, position: int, total: int | None = None) -> int:
-        """Returns the number of the sample at `position` of `lane`. Raises IndexError: there is none."""
-        dp = self.dp
-        if not 0 <= lane < dp:
-            raise outside("lane", lane, dp)
-        if position < 0:
-            raise outside("position", position, None)
+        """Returns the number of the sample at `position` of `lane`, where there is one."""
         if total is not None and position >= self.whole_positions(total):
-            number = position * dp + (lane - self.turn) % dp
-            if number >= total:
-                raise self._past_end(lane, position, total)
-            return number
-        unit = self.unit
-        stripe, within = divmod(position, unit)
-        return (stripe * dp + lane) * unit + within
+            return position * self.dp + (lane - self.turn) % self.dp
+        stripe, within = divmod(position, self.unit)
+        return (stripe * self.dp + lane) * self.unit + within
 
-    def samples(self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None = None) -> _Integers:
-        """Returns `sample` for arrays or integers, broadcast against each other, as int64. Raises as `int64_array`."""
-        lane, position = np.broadcast_arrays(int64_array("lane", lanes, self.dp), int64_array("position", positions))
+    def samples(self, lanes: _Integers, positions: _Integers, total: int | None = None) -> _Integers:
+        """Returns `sample` for each, of int64 arrays of the same shape."""
         # (stripe * dp + lane) * unit + position % unit, with the remainder written out as position - stripe * unit: one
         # division, not two. In place, since for millions of positions it is memory that costs.
-        numbers = np.asarray(position // self.unit)
+        numbers = positions // self.unit
         numbers *= self.dp - 1
-        numbers += lane
+        numbers += lanes
         numbers *= self.unit
-        numbers += position
-        if total is None:
-            return numbers
-        in_tail = position >= self.whole_positions(total)
-        if in_tail.any():
-            numbers[in_tail] = position[in_tail] * self.dp + (lane[in_tail] - self.turn) % self.dp
-            past = numbers >= total
-            if past.any():
-                raise self._past_end(int(lane[past][0]), int(position[past][0]), total)
+        numbers += positions
+        if total is not None and (tail := positions >= self.whole_positions(total)).any():
+            numbers[tail] = positions[tail] * self.dp + (lanes[tail] - self.turn) % self.dp
         return numbers
 
     def place(self, sample: int, total: int | None = None) -> tuple[int, int]:
-        """Returns the lane and the position of a sample. Raises IndexError: it is not in [0, total)."""
-        if sample < 0 or (total is not None and sample >= total):
-            raise outside("sample", sample, total)
+        """Returns the lane and the position of a sample, where there is one."""
         if total is not None and sample >= self.whole_positions(total) * self.dp:
             position, lane = divmod(sample, self.dp)
             return (lane + self.turn) % self.dp, position
@@ -119,15 +87,9 @@ class Deal:
         return total // (self.dp * self.unit) * self.unit
 
     def lane_length(self, lane: int, total: int) -> int:
-        """Returns how many samples `lane` holds. Raises IndexError: there is no such lane."""
-        if not 0 <= lane < self.dp:
-            raise outside("lane", lane, self.dp)
+        """Returns how many samples `lane` holds."""
         # Whole stripes fill all lanes alike and the tail goes round, so this is round-robin's count.
         return (total + self.dp - 1 - (lane - self.turn) % self.dp) // self.dp
-
-    def _past_end(self, lane: int, position: int, total: int) -> IndexError:
-        why = f" in lane {lane} of {self.dp} over {total} samples"
-        return outside("position", position, self.lane_length(lane, total), why)
 
 
 class Gaps:
@@ -164,19 +126,12 @@ class Gaps:
         return bool(self.ranges)
 
     def __contains__(self, sample: int) -> bool:
-        at = bisect_right(self._starts, sample) - 1
-        return at >= 0 and sample < self._stops[at]
+        return (at := bisect_right(self._starts, sample) - 1) >= 0 and sample < self._stops[at]
 
     def joined(self, ranges: Iterable[tuple[int, int]]) -> Gaps:
         """Returns these gaps and more."""
         more = tuple(ranges)
         return Gaps((*self.ranges, *more)) if more else self
-
-    def contains_all(self, samples: _Integers) -> npt.NDArray[np.bool_]:
-        """Returns `sample in self` for each."""
-        at = np.searchsorted(np.array(self._starts, dtype=np.int64), samples, side="right") - 1
-        stops = np.array([0, *self._stops], dtype=np.int64)
-        return np.asarray(samples < stops[at + 1])
 
     def kept(self, start: int, stop: int) -> int:
         """Returns how many samples of [start, stop) are kept; 0 if stop <= start."""
@@ -265,3 +220,112 @@ def window_positions(chunks: int, samples_per_chunk: int, unit: int) -> int:
     (2000, 2048, 0)
     """
     return -(-chunks * samples_per_chunk // unit) * unit
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How lanes lie in the index space of a map-style data set: a bijection between [0, size) and their [0, block).
+
+    With `dp=2, block=3`, lane after lane or `strided`::
+
+        index                     0  1  2  3  4  5
+        block      lane           0  0  0  1  1  1        lane = index // block
+                   position       0  1  2  0  1  2
+        strided    lane           0  1  0  1  0  1        lane = index % dp
+                   position       0  0  1  1  2  2
+    """
+
+    dp: int
+    block: int
+    strided: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of indices."""
+        return self.dp * self.block
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Returns lane and position of `index`, counted from the end if negative. Raises IndexError: there is none."""
+        number, size = as_int(index), self.dp * self.block
+        if not -size <= number < size:
+            raise outside("index", number, size, low=-size)
+        number %= size
+        return (number % self.dp, number // self.dp) if self.strided else divmod(number, self.block)
+
+    def lane_indices(self, lane: int) -> range:
+        """Returns the indices of `lane`, by position. Raises IndexError: `lane` is not in [0, dp)."""
+        if not 0 <= lane < self.dp:
+            raise outside("lane", lane, self.dp)
+        return range(lane, self.size, self.dp) if self.strided else range(lane * self.block, (lane + 1) * self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a sequence is dealt to shards: in global batches, of which each shard has its own places.
+
+    The last one, if not full, is completed from the first one (`even_batches`), as by `IterableDatasetShard` of
+    `accelerate/data_loader.py`, so that all shards have equally many; or it is dropped (`drop_last`), or dealt as it
+    is::
+
+        batches of 2, two shards       | 0 1 2 3 | 4 5 6 7 | 8 0 1 2 |
+        shard 0                          0 1       4 5       8 0
+        shard 1, strided                   1   3     5   7     0   2
+
+    `batch_size` is that of one shard, of all together with `split_batches`.
+
+    Raises:
+        ValueError: a number is outside its range, or a split batch has not as many places for each shard.
+    """
+
+    shards: int
+    index: int
+    batch_size: int = 1
+    split_batches: bool = False
+    drop_last: bool = False
+    even_batches: bool = True
+    strided: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shards < 1:
+            raise ValueError(f"num_shards is 1 or more, got {self.shards}")
+        if not 0 <= self.index < self.shards:
+            raise ValueError(f"index is in [0, {self.shards}), got {self.index}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is 1 or more, got {self.batch_size}")
+        if self.split_batches and self.batch_size % self.shards:
+            raise ValueError(
+                f"with split_batches, batch_size is a multiple of num_shards, got {self.batch_size} for {self.shards}"
+            )
+
+    @property
+    def batch(self) -> int:
+        """Elements of a global batch."""
+        return self.batch_size if self.split_batches else self.batch_size * self.shards
+
+    @property
+    def own(self) -> range:
+        """Places of this shard in a global batch, ascending."""
+        if self.strided:
+            return range(self.index, self.batch, self.shards)
+        return range(self.batch)[self.index * self.batch // self.shards :][: self.batch // self.shards]
+
+    def count(self, total: int) -> int:
+        """Returns how many elements this shard gets of `total`."""
+        full, left = divmod(total, self.batch)
+        return full * len(self.own) + len(self.last(left, full > 0))
+
+    def last(self, left: int, has_first: bool) -> list[tuple[bool, int]]:
+        """Returns what this shard gets of a last global batch of `left` elements, fewer than all.
+
+        For each element whether it is one of the first global batch instead, if there was one, and its place there.
+        """
+        if not left or self.drop_last:
+            return []
+        if not self.even_batches:
+            return [(False, place) for place in self.own if place < left]
+        # Without a full one before, the last batch is its own first one.
+        size = self.batch if has_first else left
+        return [
+            (False, place) if place < left else (has_first, (place - left) % size if has_first else place % left)
+            for place in self.own
+        ]

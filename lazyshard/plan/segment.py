@@ -18,15 +18,13 @@ lanes differ by one sample at most. Nothing of what is carried is stored: a plac
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from functools import cached_property
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan.deal import Deal, Gaps, Rules, outside
-from lazyshard.plan.shuffle import window_place, window_sample, window_samples
+from lazyshard.plan.deal import Deal, Gaps, Rules
+from lazyshard.plan.shuffle import permutation
 
 _Integers = npt.NDArray[np.int64]
 
@@ -48,33 +46,24 @@ class Slices:
         """Returns where a slice begins."""
         return number * self.each + min(number, self.more)
 
+    def starts(self, numbers: _Integers) -> _Integers:
+        """Returns `start` for each."""
+        return numbers * self.each + np.minimum(numbers, self.more)
+
     def find(self, offset: int) -> tuple[int, int]:
         """Returns the slice in which an offset lies, and where in it."""
-        each, more = self.each, self.more
-        behind = offset - more * (each + 1)
-        if behind < 0:
-            return divmod(offset, each + 1)
-        number, within = divmod(behind, each)
-        return more + number, within
+        number = offset // (self.each + 1)
+        if number >= self.more:
+            number = (offset - self.more) // self.each
+        return number, offset - self.start(number)
 
     def find_all(self, offsets: _Integers) -> tuple[_Integers, _Integers]:
         """Returns `find` for each."""
-        each, more = self.each, self.more
-        if not more:
-            number = offsets // each
-            return number, offsets - number * each
-        number = offsets // (each + 1)
-        if each:
+        number = offsets // (self.each + 1)
+        if self.each:
             # The greater of the two is right: this in the shorter slices, and that in the longer ones before them.
-            np.maximum(number, (offsets - more) // each, out=number)
+            np.maximum(number, (offsets - self.more) // self.each, out=number)
         return number, offsets - self.starts(number)
-
-    def starts(self, numbers: _Integers) -> _Integers:
-        """Returns `start` for each."""
-        starts = numbers * self.each
-        if self.more:
-            starts += np.minimum(numbers, self.more)
-        return starts
 
 
 class Carried:
@@ -85,33 +74,23 @@ class Carried:
 
     __slots__ = ("_draws", "_kept_before", "_removed", "_rests", "size")
 
-    def __init__(self, rests: Slices, draws: int, removed: _Integers | None = None) -> None:
+    def __init__(self, rests: Slices, draws: int, removed: Sequence[int] = ()) -> None:
         self._rests = rests
         self._draws = draws
-        self._removed = np.empty(0, dtype=np.int64) if removed is None else removed
+        self._removed = removed
         # Of each that is left out: how many are kept before it.
-        self._kept_before = self._removed - np.arange(len(self._removed), dtype=np.int64)
-        self.size = rests.size - len(self._removed)
+        self._kept_before = [offset - number for number, offset in enumerate(removed)]
+        self.size = rests.size - len(removed)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Returns the lane and the position of the segment before for a number in [0, size)."""
+        lane, within = self._rests.find(number + bisect_right(self._kept_before, number))
+        return lane, self._draws + within
 
     def places(self, numbers: _Integers) -> tuple[_Integers, _Integers]:
-        """Returns lanes and positions of the segment before for numbers in [0, size)."""
-        offsets = numbers
-        if len(self._removed):
-            offsets = numbers + np.searchsorted(self._kept_before, numbers, side="right")
-        lanes, positions = self._rests.find_all(offsets)
-        positions += self._draws
-        return lanes, positions
-
-    def stretches(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yields where the numbers [start, stop) lie: first number, lane and position before, and length."""
-        while start < stop:
-            out = int(np.searchsorted(self._kept_before, start, side="right"))
-            lane, within = self._rests.find(start + out)
-            length = min(stop - start, self._rests.length(lane) - within)
-            if out < len(self._removed):
-                length = min(length, int(self._kept_before[out]) - start)
-            yield start, lane, self._draws + within, length
-            start += length
+        """Returns `place` for each."""
+        lanes, within = self._rests.find_all(numbers + np.searchsorted(self._kept_before, numbers, side="right"))
+        return lanes, self._draws + within
 
     def number(self, lane: int, position: int) -> int | None:
         """Returns the number of a place that was not drawn before; None if it is not carried, -1 if it is left out."""
@@ -119,15 +98,8 @@ class Carried:
         if within >= self._rests.length(lane):
             return None
         offset = self._rests.start(lane) + within
-        out = int(np.searchsorted(self._removed, offset))
-        if out < len(self._removed) and self._removed[out] == offset:
-            return -1
-        return offset - out
-
-
-_Trace: TypeAlias = "tuple[list[int], list[tuple[Segment, int, int]]]"
-"""Of a lane, pieces of what is carried over to it: the position at which each begins, and where it was dealt: segment,
-lane, and what is to be added to a position to count from where that lane's fresh deal begins."""
+        out = bisect_left(self._removed, offset)
+        return -1 if offset in self._removed[out : out + 1] else offset - out
 
 
 class Segment:
@@ -152,17 +124,14 @@ class Segment:
         self.epoch = epoch
         self.total = total
         self.gaps = gaps
-        self.before = before
-        self.draws_before = draws
         self.start = 0
+        self._lowest = 0  # nothing below is carried
         self._over = Carried(Slices(0, 1), 0)
         if before is not None:
             self._end(before, draws)
         self.carried = self._over.size
-        if not self.carried:
-            # Nothing of the history before matters any more.
-            self.before = None
-        self._traces: dict[int, _Trace] = {}
+        # Where nothing is carried, nothing of the history before matters any more.
+        self.before = before if self.carried else None
         self._slices = Slices(self.carried, dp)
         self._deal = Deal(dp, rules.unit, self.carried % dp)
         self._fresh = None if total is None else gaps.kept(self.start, total)
@@ -185,12 +154,12 @@ class Segment:
             self.start = before.total
         else:
             self.start = before.gaps.nth(before.start, opened * dp)
-        lowest = before.done_before(draws)
+        self._lowest = before.done_before(draws)
         self._over = Carried(rests, draws)
         # Of the region from which samples are carried, is more left out than before?
-        if self.gaps.kept(lowest, self.start) != before.gaps.kept(lowest, self.start):
-            samples = before.samples(*self._over.places(np.arange(rests.size, dtype=np.int64)))
-            self._over = Carried(rests, draws, np.flatnonzero(self.gaps.contains_all(samples)))
+        if self.gaps.kept(self._lowest, self.start) != before.gaps.kept(self._lowest, self.start):
+            samples = before.samples(*self._over.places(np.arange(rests.size, dtype=np.int64))).tolist()
+            self._over = Carried(rests, draws, [offset for offset, one in enumerate(samples) if one in self.gaps])
 
     def _open_length(self, lane: int, opened: int) -> int:
         """Returns how many positions of a lane lie before the end of its open windows."""
@@ -208,90 +177,68 @@ class Segment:
         return None if self._fresh is None else self.carried + self._fresh
 
     def sample(self, lane: int, position: int) -> int:
-        """Returns the sample that `lane` draws at `position`. Raises IndexError: there is no such lane or position."""
-        if not 0 <= lane < self.dp:
-            raise outside("lane", lane, self.dp)
-        if position < 0:
-            raise outside("position", position, None)
+        """Returns the sample that `lane` draws at `position`, where there is one."""
         fresh = position - self._slices.length(lane)
-        if fresh >= 0:
-            return self._fresh_sample(lane, fresh)
-        starts, origins = self._traces.get(lane) or self._trace(lane)
-        segment, lane, shift = origins[bisect_right(starts, position) - 1]
-        return segment._fresh_sample(lane, position + shift)
+        if fresh < 0:
+            assert self.before is not None
+            return self.before.sample(*self._over.place(self._slices.start(lane) + position))
+        total = None if fresh < self._whole else self._fresh
+        if window := self.rules.window:
+            number, within = divmod(fresh, window)
+            fresh = number * window + self._order(lane, number, total).item(within)
+        return self.gaps.nth(self.start, self._deal.sample(lane, fresh, total))
 
-    def _fresh_sample(self, lane: int, position: int) -> int:
-        total = None if position < self._whole else self._fresh
-        kept = window_sample(self._deal, self.rules, self.epoch, lane, position, total)
-        return self.gaps.nth(self.start, kept)
-
-    def _trace(self, lane: int) -> _Trace:
-        starts: list[int] = []
-        origins: list[tuple[Segment, int, int]] = []
-        before = self.before
-        assert before is not None
-        first = self._slices.start(lane)
-        for number, old, position, length in self._over.stretches(first, first + self._slices.length(lane)):
-            # Position here - position there.
-            shift, stop = number - first - position, position + length
-            own = before._slices.length(old)
-            if position < own:
-                cuts, older = before._traces.get(old) or before._trace(old)
-                at = bisect_right(cuts, position) - 1
-                for cut, (segment, oldest, further) in zip(cuts[at:], older[at:], strict=True):
-                    if cut >= stop:
-                        break
-                    starts.append(max(cut, position) + shift)
-                    origins.append((segment, oldest, further - shift))
-            if stop > own:
-                starts.append(max(own, position) + shift)
-                origins.append((before, old, -shift - own))
-        self._traces[lane] = starts, origins
-        return starts, origins
+    def _order(self, lane: int, number: int, total: int | None) -> _Integers:
+        """Returns the permutation of a window of the fresh deal; the last one is as long as what its lane still has."""
+        size = self.rules.window
+        if total is not None:
+            size = min(size, self._deal.lane_length(lane, total) - number * size)
+        return permutation(size, self.rules.seed, self.epoch, lane, number)
 
     def samples(self, lanes: _Integers, positions: _Integers) -> _Integers:
         """Returns `sample` for int64 arrays of one dimension and the same length."""
-        slices = self._slices
-        # Behind what is carried; negative: carried.
-        behind = positions - slices.each
-        if slices.more:
-            behind -= lanes < slices.more
-        if not self.carried:
-            return self._fresh_samples(lanes, behind)
+        behind = positions - self._slices.each - (lanes < self._slices.more)
         fresh = behind >= 0
-        count = np.count_nonzero(fresh)
-        if count == len(fresh):
+        if fresh.all():
             return self._fresh_samples(lanes, behind)
-        if not count:
-            return self._carried_samples(lanes, positions)
-        drawn, own, over = np.empty_like(positions), np.flatnonzero(fresh), np.flatnonzero(~fresh)
-        drawn[own] = self._fresh_samples(lanes[own], behind[own])
-        drawn[over] = self._carried_samples(lanes[over], positions[over])
+        assert self.before is not None
+        drawn, over = np.empty_like(positions), ~fresh
+        drawn[fresh] = self._fresh_samples(lanes[fresh], behind[fresh])
+        numbers = positions[over] + self._slices.starts(lanes[over])
+        drawn[over] = self.before.samples(*self._over.places(numbers))
         return drawn
 
     def _fresh_samples(self, lanes: _Integers, positions: _Integers) -> _Integers:
-        epochs = np.full(len(lanes), self.epoch, dtype=np.int64)
-        kept = window_samples(self._deal, self.rules, epochs, lanes, positions, self._fresh)
-        return self.gaps.nth_all(self.start, kept)
-
-    def _carried_samples(self, lanes: _Integers, positions: _Integers) -> _Integers:
-        assert self.before is not None
-        return self.before.samples(*self._over.places(positions + self._slices.starts(lanes)))
+        if (window := self.rules.window) and len(positions):
+            numbers = positions // window
+            # Sorted by window, so that each permutation is made once however the positions come.
+            order = np.lexsort((numbers, lanes))
+            by_number, by_lane = numbers[order], lanes[order]
+            changes = (by_number[1:] != by_number[:-1]) | (by_lane[1:] != by_lane[:-1])
+            drawn = np.empty_like(positions)
+            for own in np.split(order, np.flatnonzero(changes) + 1):
+                lane, number = lanes.item(own[0]), numbers.item(own[0])
+                moves = self._order(lane, number, self._fresh)
+                drawn[own] = moves[positions[own] - number * window] + number * window
+            positions = drawn
+        return self.gaps.nth_all(self.start, self._deal.samples(lanes, positions, self._fresh))
 
     def place(self, sample: int) -> tuple[int, int] | None:
         """Returns lane and position of a sample from `start` on; None if it is left out or past the end."""
         if sample in self.gaps or (self.total is not None and sample >= self.total):
             return None
-        kept = self.gaps.kept(self.start, sample)
-        lane, position = window_place(self._deal, self.rules, self.epoch, kept, self._fresh)
+        lane, position = self._deal.place(self.gaps.kept(self.start, sample), self._fresh)
+        if window := self.rules.window:
+            number, moved = divmod(position, window)
+            position = number * window + int(np.flatnonzero(self._order(lane, number, self._fresh) == moved)[0])
         return lane, position + self._slices.length(lane)
 
     def take_over(self, lane: int, position: int) -> tuple[int, int] | None:
         """Returns where a place not drawn before is now; None if not carried, (-1, -1) if left out from here on."""
         number = self._over.number(lane, position)
-        if number is None or number < 0:
-            return None if number is None else (-1, -1)
-        return self._slices.find(number)
+        if number is None:
+            return None
+        return self._slices.find(number) if number >= 0 else (-1, -1)
 
     def run(self, lane: int, position: int, limit: int) -> tuple[int, int]:
         """Returns positions [first, stop) around `position` that are drawn as consecutive samples, `stop` <= limit."""
@@ -333,10 +280,9 @@ class Segment:
 
     def done_before(self, position: int) -> int:
         """Returns N such that no sample below N is drawn behind [0, position); what is open counts as needed whole."""
-        longest = -(-self.carried // self.dp)
-        if self.carried and position < longest:
+        fresh = position - -(-self.carried // self.dp)
+        if fresh < 0:
             return self._lowest
-        fresh = position - longest
         if self._fresh is not None and not self.rules.window and fresh >= self._deal.whole_positions(self._fresh):
             kept = min(fresh * self.dp, self._fresh)
         else:
@@ -345,9 +291,3 @@ class Segment:
             assert self.total is not None
             return self.total
         return self.gaps.nth(self.start, kept)
-
-    @cached_property
-    def _lowest(self) -> int:
-        """A number below which nothing is carried."""
-        assert self.before is not None
-        return self.before.done_before(self.draws_before)

@@ -1,135 +1,40 @@
-"""Sequences of at most so many tokens, made of the documents of one window after the other; and their tokens.
+"""Sequences of at most so many tokens, made of documents by their lengths alone: cut, packed or padded; their tokens.
 
-The lengths of a window's rows alone decide which sequences are made of them, whatever the ranks. The sequences of all
-windows are dealt to the ranks by micro batches; here with two ranks and a micro batch of two::
+Documents, each with a BOS in front and an EOS behind if asked for, are concatenated, and cut every S tokens::
 
-    window       0 0 0 0 0 | 1 1 1 1 | 2 2 2 2 2 2
-    sequence     0 1 2 3 4   5 6 7 8   9 ...
-    rank         0 0 1 1 0   0 1 1 0   0 ...
+    documents   aaaa bb ccccc      size 6, each document ended by an EOS (.)
+    sequences   aaaa.b | b.cccc    and "c." is left over
 
-What a split leaves over of a window begins the first sequence of the next one. The tokens of a row are int64 arrays by
-name: `input_ids`, and `labels` if the row has them.
+As Megatron Core's `GPTDataset` (`build_sample_idx` in `megatron/core/datasets/helpers.cpp`) with `overlap=1`, and as
+fms-fsdp's `BufferDataset` (`fms_fsdp/utils/dataset_utils.py`, with `pack_hard`) with `every_bos`, `every_eos`: the
+token whose place an EOS takes begins the next sequence. Packs are best-fit decreasing (Johnson, Demers, Ullman, Garey
+and Graham, "Worst-case performance bounds for simple one-dimensional packing algorithms", SIAM Journal on Computing 3,
+1974), for training proposed by Ding et al., "Fewer truncations improve language modeling", 2024.
+
+The tokens of a row are int64 arrays by name: `input_ids`, and `labels` if the row has them.
 """
 
 from __future__ import annotations
 
 import operator
 import reprlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan.splitting import (
-    BEGINNING,
-    Cut,
-    Piece,
-    SplitRule,
-    SplitSequence,
-    pack_samples,
-    split_documents,
-    split_rest,
-)
-
 INPUT_IDS: Final = "input_ids"
 LABELS: Final = "labels"
 POSITION_IDS: Final = "position_ids"
 ATTENTION_MASK: Final = "attention_mask"
-
-NO_LABEL: Final = -100
-"""What losses of PyTorch and transformers leave out."""
-
-MOST_ID: Final = 2**31 - 1
-"""The greatest token id: that of 32 bits, in which ids are kept. No vocabulary has a hundredth of as many."""
+NO_LABEL: Final = -100  # What losses of PyTorch and transformers leave out
+MOST_ID: Final = 2**31 - 1  # The greatest token id: ids are kept in 32 bits
 
 _Tokens = npt.NDArray[np.int64]
-
-
-def tokens_of(sample: Any) -> dict[str, _Tokens]:
-    """Returns the token ids of an encoded row, a dict or the ids alone, and its labels if it has some.
-
-    Raises:
-        ValueError: it has no ids, one is not in [0, MOST_ID], or its labels are not as many, or not of 32 bits.
-    """
-    fields = sample if isinstance(sample, dict) else {INPUT_IDS: sample}
-    if INPUT_IDS not in fields:
-        raise ValueError(f"it has no input_ids, only {', '.join(map(repr, list(fields)[:8])) or 'nothing'}")
-    found = {name: _numbers(name, fields[name]) for name in (INPUT_IDS, LABELS) if fields.get(name) is not None}
-    if INPUT_IDS not in found:
-        raise ValueError("input_ids are whole numbers in one dimension, found null")
-    _check_range(INPUT_IDS, found[INPUT_IDS], 0, "a token id")
-    if LABELS in found:
-        _check_range(LABELS, found[LABELS], -MOST_ID - 1, "a label")
-    if LABELS in found and len(found[LABELS]) != len(found[INPUT_IDS]):
-        raise ValueError(f"{len(found[INPUT_IDS])} input_ids and {len(found[LABELS])} labels, expected as many")
-    return found
-
-
-def pad_tokens(tokens: Mapping[str, _Tokens], size: int, token: int) -> dict[str, _Tokens]:
-    """Returns the tokens of a row, of no more than `size`, padded to that: arrays of shape (size,).
-
-    Token ids are padded with `token`, labels with -100; `attention_mask` is 1 where a token of the row is.
-    """
-    free = size - len(tokens[INPUT_IDS])
-    ends = {INPUT_IDS: token, LABELS: NO_LABEL}
-    found = {name: np.pad(values, (0, free), constant_values=ends[name]) for name, values in tokens.items()}
-    mask = np.zeros(size, np.int64)
-    mask[: size - free] = 1
-    return found | {ATTENTION_MASK: mask}
-
-
-def cut_tokens(
-    sequence: SplitSequence,
-    tokens: Mapping[int, Mapping[str, npt.NDArray[Any]]],
-    *,
-    bos: int | None,
-    eos: int | None,
-    every_bos: int | None,
-    every_eos: int | None,
-) -> dict[str, _Tokens]:
-    """Returns the tokens of a sequence, with `position_ids` from 0 for each document in it.
-
-    What is put in as BOS or EOS is its own label. Raises ValueError: some of its documents have labels, others do not.
-    """
-    rows = [tokens[piece.document] for piece in sequence.pieces]
-    names = list(rows[0])
-    if any(list(row) != names for row in rows):
-        raise ValueError("of the rows of its sequence some have labels and others have none")
-    found: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in [*names, POSITION_IDS]}
-    last = len(rows) - 1
-    for number, (piece, row) in enumerate(zip(sequence.pieces, rows, strict=True)):
-        front = np.array([every_bos] * (sequence.bos and number == 0) + [bos] * piece.bos, np.int64)
-        behind = np.array([eos] * piece.eos + [every_eos] * (sequence.eos and number == last), np.int64)
-        for name in names:
-            found[name] += [front, row[name][piece.start : piece.stop], behind]
-        found[POSITION_IDS].append(np.arange(len(front) + piece.stop - piece.start + len(behind)))
-    return {name: np.concatenate(parts) for name, parts in found.items()}
-
-
-def _numbers(name: str, values: Any) -> _Tokens:
-    try:
-        found = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as cause:
-        raise ValueError(f"{name} are no numbers: {cause}") from cause
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        kind = "text" if found.dtype.kind == "U" else f"{found.dtype}"
-        shape = "" if found.ndim == 1 else f" of shape {found.shape}"
-        some = reprlib.repr(found.reshape(-1)[:1].tolist())[1:-1]
-        raise ValueError(f"{name} are whole numbers in one dimension, found {kind}{shape}, such as {some}")
-    if found.dtype == np.uint64 and found.size and found.max() > MOST_ID:
-        place = int(found.argmax())
-        raise ValueError(f"{name}[{place}] is {found[place]}, expected {MOST_ID} at the most")
-    return found.astype(np.int64, copy=False)
-
-
-def _check_range(name: str, values: _Tokens, least: int, what: str) -> None:
-    wrong = np.flatnonzero((values < least) | (values > MOST_ID))
-    if len(wrong):
-        place = int(wrong[0])
-        raise ValueError(f"{name}[{place}] is {values[place]}, expected {what} from {least} to {MOST_ID}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +47,13 @@ class Pack:
         size: most tokens of a pack.
 
     Raises:
-        ValueError: the size is none.
-        TypeError: it is no integer.
+        ValueError, TypeError: the size is none, or no integer.
     """
 
     size: int
 
     def __post_init__(self) -> None:
-        _settle(self, size=_TOKENS)
-        _check_size(self.size)
+        _settle(self, 1, size=_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +68,14 @@ class Pad:
         token: with which it is padded; labels are padded with -100.
 
     Raises:
-        ValueError: the size is none.
-        TypeError: it or the token is no integer.
+        ValueError, TypeError: the size is none, or it or the token no integer.
     """
 
     size: int
     token: int = 0
 
     def __post_init__(self) -> None:
-        _settle(self, size=_TOKENS, token=_ID)
-        _check_size(self.size)
+        _settle(self, 1, size=_TOKENS, token=_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,78 +108,227 @@ class Split:
     overlap: int = 0
 
     def __post_init__(self) -> None:
-        ids = (name for name in ("bos", "eos", "every_bos", "every_eos") if getattr(self, name) is not None)
-        _settle(self, size=_TOKENS, **dict.fromkeys(ids, _ID), overlap=_TOKENS)
-        _ = self.rule
+        ids = [name for name in ("bos", "eos", "every_bos", "every_eos") if getattr(self, name) is not None]
+        every = sum(name.startswith("every") for name in ids)
+        _settle(self, 1 + every, size=_TOKENS, **dict.fromkeys(ids, _ID), overlap=_TOKENS)
+        if self.overlap not in (0, 1):
+            raise ValueError(f"overlap is 0 or 1, got {self.overlap}")
+        if self.overlap and every:
+            raise ValueError("overlap=1 goes with neither every_bos nor every_eos")
 
-    @property
-    def rule(self) -> SplitRule:
-        """What it comes to, by lengths."""
-        return SplitRule(
-            size=self.size,
-            bos=self.bos is not None,
-            eos=self.eos is not None,
-            every_bos=self.every_bos is not None,
-            every_eos=self.every_eos is not None,
-            overlap=self.overlap,
-        )
+    def framed(self, lengths: Sequence[int]) -> list[int]:
+        """Returns how many tokens documents have with their BOS and EOS."""
+        more = (self.bos is not None) + (self.eos is not None)
+        return [operator.index(length) + more for length in lengths]
 
 
 Form = Pack | Pad | Split
-Rule = Pack | Pad | SplitRule
 
 _TOKENS: Final = "a number of tokens"
 _ID: Final = "a token id"
 
 
-def _settle(form: Form, **fields: str) -> None:
-    """Has fields be ints. Raises TypeError: one is none."""
+def _settle(form: Form, least: int, **fields: str) -> None:
+    """Has fields be ints. Raises TypeError: one is none; ValueError: the size is too small."""
     for name, what in fields.items():
         value = getattr(form, name)
         try:
             object.__setattr__(form, name, operator.index(value))
         except TypeError:
             raise TypeError(f"{type(form).__name__}: {name} is {what}, an int, got {value!r:.100}") from None
+    if form.size < least:
+        raise ValueError(f"size is a number of tokens from {least}, got {form.size}")
 
 
-def _check_size(size: int) -> None:
-    if size < 1:
-        raise ValueError(f"size is a number of tokens from 1, got {size!r}")
+class Cut(NamedTuple):
+    """A place between two tokens: the document of the one behind it, and its tokens before, BOS included."""
+
+    document: int
+    offset: int
 
 
-class Sequences(NamedTuple):
-    """What is made of documents, which pieces name by index; and where what is left over begins."""
+BEGINNING: Final = Cut(0, 0)  # Before the first document
 
-    sequences: list[SplitSequence]
-    left: Cut
+
+class Piece(NamedTuple):
+    """What a sequence has of one document: its BOS, its own tokens of the half-open interval [start, stop), its EOS.
+
+    `bos` and `eos` say whether these are among them, which `start` and `stop` do not count.
+    """
+
+    document: int
+    start: int
+    stop: int
+    bos: bool
+    eos: bool
+
+
+class SplitSequence(NamedTuple):
+    """What a sequence has of documents, in order; `bos` and `eos` are those that are no document's."""
+
+    pieces: tuple[Piece, ...]
+    bos: bool
+    eos: bool
 
 
 def make_sequences(
-    lengths: Sequence[int], rule: Rule, start: Cut = BEGINNING, *, last: bool = False, begun: bool = False
-) -> Sequences:
-    """Returns the sequences made of documents, from the `start` that an earlier call has left where they are cut.
+    lengths: Sequence[int], form: Form, start: Cut = BEGINNING, *, last: bool = False, begun: bool = False
+) -> tuple[list[SplitSequence], Cut]:
+    """Returns the sequences made of documents, named by index, and where what is left over begins.
 
-    If no document follows (`last`), what is left over becomes a sequence of its own; `begun` if there are some before.
+    They are made from the `start` that an earlier call has left, where documents are cut. If no document follows
+    (`last`), what is left over becomes a sequence of its own; `begun` if there are some before.
     """
     end = Cut(len(lengths), 0)
-    if isinstance(rule, SplitRule):
-        sequences, left = split_documents(lengths, rule, start)
-        if last:
-            rest = split_rest(lengths, rule, left, begun=begun or bool(sequences))
-            return Sequences(sequences + ([rest] if rest is not None else []), end)
-        return Sequences(sequences, left)
+    if isinstance(form, Split):
+        sequences, left = split_documents(lengths, form, start)
+        if not last:
+            return sequences, left
+        rest = split_rest(lengths, form, left, begun=begun or bool(sequences))
+        return [*sequences, *([] if rest is None else [rest])], end
     if start != BEGINNING:
         raise ValueError(f"whole documents are not begun within one, got {start}")
-    if isinstance(rule, Pad):
-        if any(not 1 <= length <= rule.size for length in lengths):
-            raise ValueError(f"lengths are from 1 to {rule.size}")
+    if isinstance(form, Pack):
+        groups = pack_samples(lengths, form.size)
+    elif all(1 <= length <= form.size for length in lengths):
         groups = [[document] for document in range(len(lengths))]
     else:
-        groups = pack_samples(lengths, rule.size)
-    return Sequences([_whole([Piece(one, 0, lengths[one], False, False) for one in group]) for group in groups], end)
+        raise ValueError(f"lengths are from 1 to {form.size}")
+    return [_whole([Piece(one, 0, lengths[one], False, False) for one in group]) for group in groups], end
 
 
-def completed(left: Sequence[SplitSequence], places: int, rule: Rule) -> list[SplitSequence]:
+def _whole(pieces: Sequence[Piece]) -> SplitSequence:
+    return SplitSequence(tuple(pieces), False, False)
+
+
+def split_documents(lengths: Sequence[int], form: Split, start: Cut = BEGINNING) -> tuple[list[SplitSequence], Cut]:
+    """Returns the sequences that documents fill, and where what is left over begins.
+
+    With more documents behind that place it goes on from it, as `start`, as if all had been there at once.
+    """
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"lengths are 0 or more, got {min(lengths)}")
+    tokens = _Tokenised(lengths, form)
+    at = tokens.position(start)
+    sequences: list[SplitSequence] = []
+    while True:
+        bos = tokens.begins(at)
+        stop = at + form.size + form.overlap - bos
+        if stop > tokens.total:
+            return sequences, tokens.cut(at)
+        eos = form.every_eos is not None and not (form.eos is not None and tokens.ends_document(stop))
+        sequences.append(SplitSequence(tokens.pieces(at, stop - eos), bos, eos))
+        # The place of an EOS was that of a token which the next sequence begins with.
+        at = stop - 1 if eos or form.overlap else stop
+
+
+def split_rest(lengths: Sequence[int], form: Split, left: Cut, *, begun: bool) -> SplitSequence | None:
+    """Returns what is left over as a sequence of its own, shorter than the others; None if no token is left.
+
+    With an overlap, and a sequence before (`begun`), that one has the first of these tokens too.
+    """
+    tokens = _Tokenised(lengths, form)
+    at = tokens.position(left)
+    if tokens.total - at <= (form.overlap if begun else 0):
+        return None
+    eos = form.every_eos is not None and form.eos is None
+    return SplitSequence(tokens.pieces(at, tokens.total), tokens.begins(at), eos)
+
+
+def cut_after(sequence: SplitSequence, form: Split) -> Cut:
+    """Returns where the sequence after one of `split_documents` begins, perhaps at the end of its document."""
+    document, _, stop, _, eos = sequence.pieces[-1]
+    return Cut(document, (form.bos is not None) + stop + eos - form.overlap)
+
+
+class _Tokenised:
+    """All tokens of documents one behind the other, BOS and EOS included, by their number from 0."""
+
+    def __init__(self, lengths: Sequence[int], form: Split) -> None:
+        self._form = form
+        self._starts = [0, *accumulate(form.framed(lengths))]
+        self.total = self._starts[-1]
+
+    def position(self, cut: Cut) -> int:
+        """Returns the token at a place. Raises ValueError: there is no such document, or it is not so long."""
+        document, offset = cut
+        within = self._starts[document : document + 2] if document >= 0 else []
+        if not within or not within[0] <= within[0] + offset <= within[-1]:
+            raise ValueError(f"start is a place in one of {len(self._starts) - 1} documents, got {cut}")
+        return within[0] + offset
+
+    def cut(self, at: int) -> Cut:
+        """Returns the place of a token, or of the end."""
+        document = bisect_right(self._starts, at) - 1
+        return Cut(document, at - self._starts[document])
+
+    def begins(self, at: int) -> bool:
+        """Whether the sequence that begins there is given a BOS that is no document's."""
+        return self._form.every_bos is not None and not (self._form.bos is not None and self.cut(at).offset == 0)
+
+    def ends_document(self, stop: int) -> bool:
+        """Whether a document ends there."""
+        return self._starts[bisect_left(self._starts, stop)] == stop
+
+    def pieces(self, first: int, stop: int) -> tuple[Piece, ...]:
+        """Returns the documents of the tokens [first, stop)."""
+        bos, eos = self._form.bos is not None, self._form.eos is not None
+        found = []
+        for document in range(self.cut(first).document, bisect_left(self._starts, stop)):
+            start, end = self._starts[document : document + 2]
+            begin, last = max(first, start), min(stop, end)
+            if begin < last:
+                begins, ends = (min(max(place - start - bos, 0), end - start - bos - eos) for place in (begin, last))
+                found.append(Piece(document, begins, ends, bos and begin == start, eos and last == end))
+        return tuple(found)
+
+
+def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int) -> list[list[int]]:
+    """Returns packs of samples, each sample whole in one of them, which lengths alone decide.
+
+    Packs come in the order in which the longest sample of each stands (of equally long ones the first), samples of a
+    pack in the order in which they stand. At most one pack is half empty or emptier. Raises ValueError: a length is not
+    from 1 to the capacity.
+    """
+    if capacity < 1:
+        raise ValueError(f"capacity is a number of tokens from 1, got {capacity}")
+    sizes = np.asarray(lengths, dtype=np.int64)
+    if not len(sizes):
+        return []
+    wrong = np.flatnonzero((sizes < 1) | (sizes > capacity))
+    if len(wrong):
+        raise ValueError(f"lengths are from 1 to {capacity}, got {sizes[wrong[0]]} for sample {wrong[0]}")
+    order = np.argsort(-sizes, kind="stable")
+    shortest = int(sizes[order[-1]])
+    packs: list[list[int]] = []
+    rooms: list[int] = []  # in packs that are open, each once, rising: the tightest is found by bisection
+    with_room: dict[int, list[list[int]]] = {}
+    for sample, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+        at = bisect_left(rooms, size)
+        if at == len(rooms):
+            pack = [sample]
+            packs.append(pack)
+            room = capacity - size
+        else:
+            room = rooms[at]
+            there = with_room[room]
+            pack = there.pop()
+            if not there:
+                del rooms[at], with_room[room]
+            pack.append(sample)
+            room -= size
+        if room >= shortest:
+            if room not in with_room:
+                rooms.insert(bisect_left(rooms, room), room)
+            with_room.setdefault(room, []).append(pack)
+    # The longest of a pack is the one that has opened it.
+    packs.sort(key=lambda pack: pack[0])
+    for pack in packs:
+        pack.sort()
+    return packs
+
+
+def completed(left: Sequence[SplitSequence], places: int, form: Form) -> list[SplitSequence]:
     """Returns as many sequences as one more micro batch of every rank has places, made of those left over.
 
     Packs are taken apart, the longest first, where their halves are nearest to each other, until there are enough.
@@ -286,25 +336,15 @@ def completed(left: Sequence[SplitSequence], places: int, rule: Rule) -> list[Sp
     """
     if not 0 < len(left) <= places:
         raise ValueError(f"from 1 to {places} sequences are completed, got {len(left)}")
-    found = _taken_apart(left, places) if isinstance(rule, Pack) else list(left)
-    return [found[place % len(found)] for place in range(places)]
-
-
-def _taken_apart(packs: Sequence[SplitSequence], places: int) -> list[SplitSequence]:
-    # By place among all, so that the parts of a pack stay where it was.
-    longest: list[tuple[int, tuple[int, ...], SplitSequence]] = [
-        (-_tokens(pack.pieces), (place,), pack) for place, pack in enumerate(packs)
-    ]
-    heapify(longest)
-    single: list[tuple[tuple[int, ...], SplitSequence]] = []
-    while longest and len(longest) + len(single) < places:
-        _, place, pack = heappop(longest)
-        if len(pack.pieces) == 1:
-            single.append((place, pack))
-            continue
-        for half, pieces in enumerate(_halves(pack.pieces)):
-            heappush(longest, (-_tokens(pieces), (*place, half), _whole(pieces)))
-    return [pack for _, pack in sorted(single + [(place, pack) for _, place, pack in longest])]
+    found = [(_tokens(one.pieces), one) for one in left]
+    while isinstance(form, Pack) and len(found) < places:
+        apart = [place for place, (_, one) in enumerate(found) if len(one.pieces) > 1]
+        if not apart:
+            break
+        longest = max(apart, key=lambda place: found[place][0])
+        halves = _halves(found[longest][1].pieces)
+        found[longest : longest + 1] = [(_tokens(pieces), _whole(pieces)) for pieces in halves]
+    return [found[place % len(found)][1] for place in range(places)]
 
 
 def _halves(pieces: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
@@ -317,5 +357,69 @@ def _tokens(pieces: Sequence[Piece]) -> int:
     return sum(piece.stop - piece.start for piece in pieces)
 
 
-def _whole(pieces: Sequence[Piece]) -> SplitSequence:
-    return SplitSequence(tuple(pieces), False, False)
+def tokens_of(sample: Any) -> dict[str, _Tokens]:
+    """Returns the token ids of an encoded row, a dict or the ids alone, and its labels if it has some.
+
+    Raises:
+        ValueError: it has no ids, one is not in [0, MOST_ID], or its labels are not as many, or not of 32 bits.
+    """
+    fields = sample if isinstance(sample, dict) else {INPUT_IDS: sample}
+    if INPUT_IDS not in fields:
+        raise ValueError(f"it has no input_ids, only {', '.join(map(repr, list(fields)[:8])) or 'nothing'}")
+    found = {INPUT_IDS: _numbers(INPUT_IDS, fields[INPUT_IDS], 0, "a token id")}
+    if fields.get(LABELS) is not None:
+        found[LABELS] = _numbers(LABELS, fields[LABELS], -MOST_ID - 1, "a label")
+        if len(found[LABELS]) != len(found[INPUT_IDS]):
+            raise ValueError(f"{len(found[INPUT_IDS])} input_ids and {len(found[LABELS])} labels, expected as many")
+    return found
+
+
+def pad_tokens(tokens: Mapping[str, _Tokens], size: int, token: int) -> dict[str, _Tokens]:
+    """Returns the tokens of a row, of no more than `size`, padded to that: arrays of shape (size,).
+
+    Token ids are padded with `token`, labels with -100; `attention_mask` is 1 where a token of the row is.
+    """
+    free = size - len(tokens[INPUT_IDS])
+    ends = {INPUT_IDS: token, LABELS: NO_LABEL}
+    found = {name: np.pad(values, (0, free), constant_values=ends[name]) for name, values in tokens.items()}
+    mask = np.zeros(size, np.int64)
+    mask[: size - free] = 1
+    return found | {ATTENTION_MASK: mask}
+
+
+def cut_tokens(
+    sequence: SplitSequence, tokens: Mapping[int, Mapping[str, npt.NDArray[Any]]], form: Split
+) -> dict[str, _Tokens]:
+    """Returns the tokens of a sequence, with `position_ids` from 0 for each document in it.
+
+    What is put in as BOS or EOS is its own label. Raises ValueError: some of its documents have labels, others do not.
+    """
+    rows = [tokens[piece.document] for piece in sequence.pieces]
+    names = list(rows[0])
+    if any(list(row) != names for row in rows):
+        raise ValueError("of the rows of its sequence some have labels and others have none")
+    found: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in [*names, POSITION_IDS]}
+    last = len(rows) - 1
+    for number, (piece, row) in enumerate(zip(sequence.pieces, rows, strict=True)):
+        front = np.array([form.every_bos] * (sequence.bos and number == 0) + [form.bos] * piece.bos, np.int64)
+        behind = np.array([form.eos] * piece.eos + [form.every_eos] * (sequence.eos and number == last), np.int64)
+        for name in names:
+            found[name] += [front, row[name][piece.start : piece.stop], behind]
+        found[POSITION_IDS].append(np.arange(len(front) + piece.stop - piece.start + len(behind)))
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def _numbers(name: str, values: Any, least: int, what: str) -> _Tokens:
+    try:
+        found = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise ValueError(f"{name} are no numbers: {cause}") from cause
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        kind = "text" if found.dtype.kind == "U" else f"{found.dtype}"
+        shape = "" if found.ndim == 1 else f" of shape {found.shape}"
+        some = reprlib.repr(found.reshape(-1)[:1].tolist())[1:-1]
+        raise ValueError(f"{name} are whole numbers in one dimension, found {kind}{shape}, such as {some}")
+    wrong = np.flatnonzero((found < least) | (found > MOST_ID))
+    if len(wrong):
+        raise ValueError(f"{name}[{wrong[0]}] is {found[wrong[0]]}, expected {what} from {least} to {MOST_ID}")
+    return found.astype(np.int64, copy=False)

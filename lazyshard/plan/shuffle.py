@@ -35,17 +35,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan.deal import Deal, Rules, check_field
+from lazyshard.plan.deal import check_field
 
 _Integers = npt.NDArray[np.int64]
 
-_MASK: Final[int] = 2**64 - 1
-_GAMMA: Final[int] = 0x9E3779B97F4A7C15
-_MULTIPLIER_1: Final[int] = 0xBF58476D1CE4E5B9
-_MULTIPLIER_2: Final[int] = 0x94D049BB133111EB
-
-KEPT_PERMUTATIONS: Final[int] = 16
-"""A lane draws from one window at a time; the rest serves processes that meet several lanes in turn."""
+_MASK: Final = 2**64 - 1
+_GAMMA: Final = 0x9E3779B97F4A7C15
+_MULTIPLIER_1: Final = 0xBF58476D1CE4E5B9
+_MULTIPLIER_2: Final = 0x94D049BB133111EB
 
 
 def mix64(*key: int) -> int:
@@ -67,7 +64,8 @@ def permutation(size: int, *key: int) -> _Integers:
     return _permutation(size, key)
 
 
-@lru_cache(maxsize=KEPT_PERMUTATIONS)
+# A lane draws from one window at a time; the rest serves processes that meet several lanes in turn.
+@lru_cache(maxsize=16)
 def _permutation(size: int, key: tuple[int, ...]) -> _Integers:
     if size < 0:
         raise ValueError(f"size must be >= 0, got {size}")
@@ -93,69 +91,6 @@ def _finalise_all(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)
     return words ^ (words >> np.uint64(31))
-
-
-def window_sample(deal: Deal, rules: Rules, epoch: int, lane: int, position: int, total: int | None) -> int:
-    """Returns the sample that `lane` draws at `position` of `epoch`, as `Deal.sample`; with a window of 0, in order."""
-    if window := rules.window:
-        number, within = divmod(position, window)
-        position = number * window + _order(deal, rules, epoch, lane, number, total).item(within)
-    return deal.sample(lane, position, total)
-
-
-def window_samples(
-    deal: Deal, rules: Rules, epochs: _Integers, lanes: _Integers, positions: _Integers, total: int | None
-) -> _Integers:
-    """Returns `window_sample` for int64 arrays of the same shape; cheapest window by window."""
-    if rules.window and positions.size:
-        positions = _shuffled(deal, rules, epochs, lanes, positions, total)
-    return deal.samples(lanes, positions, total)
-
-
-def window_place(deal: Deal, rules: Rules, epoch: int, sample: int, total: int | None) -> tuple[int, int]:
-    """Returns the lane and the position at which a sample is drawn: the inverse of `window_sample`."""
-    lane, position = deal.place(sample, total)
-    if window := rules.window:
-        number, moved = divmod(position, window)
-        order = _order(deal, rules, epoch, lane, number, total)
-        position = number * window + int(np.flatnonzero(order == moved)[0])
-    return lane, position
-
-
-def _order(deal: Deal, rules: Rules, epoch: int, lane: int, number: int, total: int | None) -> _Integers:
-    size = rules.window
-    if total is not None:
-        # A position past the end is the deal's to refuse.
-        size = min(size, max(0, deal.lane_length(lane, total) - number * size))
-    return permutation(size, rules.seed, epoch, lane, number)
-
-
-def _shuffled(
-    deal: Deal, rules: Rules, epochs: _Integers, lanes: _Integers, positions: _Integers, total: int | None
-) -> _Integers:
-    window = rules.window
-    numbers = positions // window
-    begins = numbers[1:] != numbers[:-1]
-    begins |= lanes[1:] != lanes[:-1]
-    begins |= epochs[1:] != epochs[:-1]
-    # Runs of positions of one window.
-    firsts = np.concatenate(([0], np.flatnonzero(begins) + 1))
-    runs = epochs[firsts], lanes[firsts], numbers[firsts]
-    windows = np.unique(np.stack(runs), axis=1).shape[1]
-    if windows < len(firsts) and (windows > KEPT_PERMUTATIONS or len(firsts) > 8 * windows):
-        # Sorted by window, so that each permutation is made once however the positions come, and each window is one
-        # run. Where a few runs more meet no more windows than are kept, sorting costs more than it saves.
-        order = np.lexsort((numbers, lanes, epochs))
-        drawn = np.empty_like(positions)
-        drawn[order] = _shuffled(deal, rules, epochs[order], lanes[order], positions[order], total)
-        return drawn
-    drawn = np.empty_like(positions)
-    stops = [*firsts[1:].tolist(), len(positions)]
-    for first, stop, epoch, lane, number in zip(firsts.tolist(), stops, *(run.tolist() for run in runs), strict=True):
-        moves = _order(deal, rules, epoch, lane, number, total)
-        begin = number * window
-        np.add(moves[positions[first:stop] - begin], begin, out=drawn[first:stop])
-    return drawn
 
 
 def window_for_distance(distance: int, samples_per_chunk: int) -> int:

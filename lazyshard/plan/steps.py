@@ -75,15 +75,13 @@ class PartSteps:
             raise ValueError(f"step {step} is none of the part that begins with step {self.first_step}")
         if self.cut is None:
             return within * each, (within + 1) * each
-        length, full = self.cut
-        steps = -(-length // each)
-        if within < steps:
-            return within * each, min((within + 1) * each, length)
-        if not full:
-            raise ValueError(f"step {step} is past the end: later epochs hold no whole batch")
-        epoch, within = divmod(within - steps, -(-full // each))
-        start = length + epoch * full
-        return start + within * each, start + min((within + 1) * each, full)
+        start, (length, full) = 0, self.cut
+        if (later := within + length // -each) >= 0:
+            if not full:
+                raise ValueError(f"step {step} is past the end: later epochs hold no whole batch")
+            epoch, within = divmod(later, -(-full // each))
+            start, length = length + epoch * full, full
+        return start + within * each, start + min((within + 1) * each, length)
 
     def _step(self, position: int) -> int:
         each = self.draws_per_step
@@ -102,8 +100,6 @@ class Steps:
     """The steps of a run, part by part; the last one is current, so its steps have no end."""
 
     def __init__(self, parts: Sequence[PartSteps]) -> None:
-        if not parts:
-            raise ValueError("a run has at least one part")
         self.parts = tuple(parts)
 
     @property
@@ -133,23 +129,17 @@ class Steps:
 
     def ragged(self) -> list[int]:
         """Returns the parts whose draws end within a step: a trainer only stops between two."""
-        found = []
-        for number, part in enumerate(self.parts):
-            if part.trained and part.draws_per_step and part.draws:
-                _, stop = part.positions(part.stop_step - 1)
-                if stop != part.draws:
-                    found.append(number)
-        return found
+        begun = [(n, one) for n, one in enumerate(self.parts) if one.trained and one.draws_per_step and one.draws]
+        return [number for number, part in begun if part.positions(part.stop_step - 1)[1] != part.draws]
 
     def breaks(self) -> list[tuple[int, int, int]]:
         """Returns where steps of known parts do not follow on each other: part, steps before it, its first one."""
-        found = []
-        before = 0
-        for number, part in enumerate(self.parts):
-            if part.first_step != before and (not number or self.parts[number - 1].known):
-                found.append((number, before, part.first_step))
-            before = part.stop_step
-        return found
+        befores = [0, *(part.stop_step for part in self.parts)]
+        return [
+            (number, before, part.first_step)
+            for number, (before, part) in enumerate(zip(befores, self.parts, strict=False))
+            if part.first_step != before and (not number or self.parts[number - 1].known)
+        ]
 
 
 AtEnd = Literal["drop", "pad", "loop"]
@@ -172,13 +162,13 @@ class Ending(NamedTuple):
         begin, stop = course.begin(total), course.epoch_stop(drawn, total)
         segment, first = begin.segment, begin.offset + begin.length
         if stop > begin.length:
-            segment = begin.later(total, segment.epoch + (stop - begin.length) // begin.full)
+            segment = begin.later(segment.epoch + (stop - begin.length) // begin.full)
             first = begin.full
         left = tuple(
             tuple(segment.sample(lane, position) for position in range(first, segment.lane_length(lane)))
             for lane in range(course.dp)
         )
-        return cls(left, begin.later(total, segment.epoch), course.batch_size)
+        return cls(left, begin.later(segment.epoch), course.batch_size)
 
     @property
     def leftover(self) -> int:

@@ -1,7 +1,7 @@
 """Encoded samples kept on this node, for all of its processes, for later epochs and for restarts.
 
 Files, in a folder of the user's choice, `lazyshard-kept-1/`: for each chunk one, `KEY.kept` (its bytes are in
-`lazyshard.format.kept_sample`); `.room`, which bounds the bytes of all; and `.claims`, which stays empty: who encodes a
+`lazyshard.format.arrays`); `.room`, which bounds the bytes of all; and `.claims`, which stays empty: who encodes a
 row holds a record lock on a byte of it that stands for this row. Locks end with their processes.
 
 A chunk's file is read without a lock, and added to by who holds the lock of the folder: first the record, at the end,
@@ -24,13 +24,13 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from lazyshard.format import kept_sample
-from lazyshard.format.kept_sample import MAX_RECORD_BYTES, SLOT_BYTES, Kept, decode_slot, slot_at, table_size
+from lazyshard.format import arrays
+from lazyshard.format.arrays import MAX_RECORD_BYTES, SLOT_BYTES, Kept, decode_slot, slot_at
 from lazyshard.store import room
 from lazyshard.store.durable import open_plain, refused, remove, write_at
 from lazyshard.store.files import OpenFile
 
-FOLDER: Final = f"lazyshard-kept-{kept_sample.KEPT_VERSION}"
+FOLDER: Final = f"lazyshard-kept-{arrays.KEPT_VERSION}"
 
 KEPT_SUFFIX: Final = ".kept"  # of the file of a chunk, behind its key
 
@@ -99,7 +99,7 @@ class _ChunkFile:
         """Adds the record of a row, for which there is room; the folder is locked. On an OSError nothing is added."""
         fd = self.file.fd
         end = os.fstat(fd).st_size
-        slot = kept_sample.encode_slot(kept_sample.slot_of(record, end))
+        slot = arrays.encode_slot(arrays.slot_of(record, end))
         try:
             write_at(fd, record, end)
             write_at(fd, slot, slot_at(row))
@@ -109,19 +109,19 @@ class _ChunkFile:
             raise
         self._slots[row * SLOT_BYTES : (row + 1) * SLOT_BYTES] = slot
 
-    def _record(self, slot: kept_sample.Slot, row: int, line: int) -> Kept | None:
+    def _record(self, slot: arrays.Slot, row: int, line: int) -> Kept | None:
         offset, size, digest = slot
         if not 0 < size <= MAX_RECORD_BYTES or offset >= 1 << 62:
             return None
         data = np.empty(size, np.uint8)
         if os.preadv(self.file.fd, [data.data], offset) != size:
             return None
-        return kept_sample.decode_record(data, digest, self._key, row, line)
+        return arrays.decode_record(data, digest, self._key, row, line)
 
 
 def _open_file(path: Path, key: bytes, rows: int, *, make: bool = False) -> _ChunkFile | None:
     """Opens the file of a chunk, None where there is none that is whole; or makes it, for which there is room."""
-    head, size = kept_sample.encode_head(key, rows), table_size(rows)
+    head, size = arrays.encode_head(key, rows), slot_at(rows)
     try:
         file = OpenFile(open_plain(path, os.O_CREAT | os.O_EXCL if make else 0), path, 0)
     except FileNotFoundError:
@@ -168,7 +168,7 @@ class KeptSamples:
 
     def can_fit(self, rows: int, size: int) -> bool:
         """Returns whether a record of so many bytes fits into an empty cache, in a chunk of so many rows."""
-        return size <= MAX_RECORD_BYTES and table_size(rows) + size <= self._most
+        return size <= MAX_RECORD_BYTES and slot_at(rows) + size <= self._most
 
     def find(self, key: bytes, rows: int, row: int, line: int) -> Kept | None:
         """Returns what is kept of one of so many rows of a chunk, made of a line with this digest."""
@@ -197,7 +197,7 @@ class KeptSamples:
                 file = self._file(key, rows)
             if file is not None and file.read(row, line) is not None:
                 return True
-            table = 0 if file is not None else table_size(rows)
+            table = 0 if file is not None else slot_at(rows)
             if not self._reserve(locked, table + len(record), path):
                 return False
             if file is None:

@@ -28,7 +28,7 @@ from typing import Final
 
 import filelock
 
-from lazyshard.errors import FileInvalid, ProducerFenced, ProducerLocked
+from lazyshard.errors import FileInvalid, ProducerFenced
 from lazyshard.format.names import LOCK, OWNER, TEMPORARY
 from lazyshard.format.records import Owner
 from lazyshard.store.durable import clear_folder, publish_bytes, remove, rename
@@ -149,7 +149,7 @@ class WriterLock:
         """Takes the lock of this machine, then the ownership from whoever had it, who can change nothing from then on.
 
         Raises:
-            ProducerLocked: a producer on this machine is running on the stream.
+            ProducerFenced: a producer on this machine is running on the stream.
             ProducerFenced: another one takes it at this moment.
             FileRefused, OSError: as `make_workplace`.
         """
@@ -159,7 +159,7 @@ class WriterLock:
         except filelock.Timeout as cause:
             holder = str(self._read() or "a process that has not written its name yet")
             what = f"{directory}: {holder} is already producing into this stream; stop it first, or choose another"
-            raise ProducerLocked(f"{what} directory", directory=directory, holder=holder) from cause
+            raise ProducerFenced(f"{what} directory", directory=directory, holder=holder) from cause
         try:
             before = self._read()
             least = before.epoch + 1 if before else 1

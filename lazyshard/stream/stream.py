@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from lazyshard.errors import FileInvalid, SealInvalid, StreamMismatch, StreamUnsealed
+from lazyshard.errors import FileInvalid, SealInvalid, StreamMismatch
 from lazyshard.format.fields import FORMAT
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
 from lazyshard.format.records import Encoding, End, Head, Manifest
@@ -41,7 +41,7 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
 
     Raises:
         StreamMismatch: the manifest has another samples_per_chunk.
-        StreamUnsealed: chunk files without any marker.
+        FileInvalid: chunk files without any marker.
         StreamInvalid: files of a producer of ours, but no manifest.
         ValueError: samples_per_chunk is needed or impossible.
         FileRefused, FileUnreadable, OSError: it is a file, or cannot be read.
@@ -109,7 +109,7 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
         raise listing.manifest_lost(directory, beside)
     if not found.seals:
         what = f"{directory}: {found.data} chunk files, but no .completed marker, so nothing tells which are complete"
-        raise StreamUnsealed(f"{what}; {listing.how_to_mark(directory)}", directory=str(directory))
+        raise FileInvalid(f"{what}; {listing.how_to_mark(directory)}", directory=str(directory))
     if isinstance(directory, UrlPath):
         what = f"there is no {MANIFEST}, and in an object store only streams of ours are read, not what other programs"
         way = "Copy it into a directory, and make a stream of that: `lazyshard-producer run --source DIR --out URL`"

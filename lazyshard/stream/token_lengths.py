@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from lazyshard.errors import LengthsMissing
+from lazyshard.errors import LengthUnknown
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_seal
 from lazyshard.stream.stream import Stream
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 def read_lengths(stream: Stream, samples: int) -> npt.NDArray[np.uint32]:
     """Returns the lengths in tokens of so many published samples of a stream of ours: u32 of shape (samples,).
 
-    Raises LengthsMissing: those of a chunk are not known, or deleted.
+    Raises LengthUnknown: those of a chunk are not known, or deleted.
     """
     directory = stream.directory
 
@@ -37,7 +36,7 @@ def read_lengths(stream: Stream, samples: int) -> npt.NDArray[np.uint32]:
             if chunk >= stream.retired():
                 raise
             what = f"{directory}: chunk {chunk} was deleted by the stream's producer, and its samples' lengths with it"
-            raise LengthsMissing(what, directory=str(directory), chunk=chunk) from None
+            raise LengthUnknown(what, directory=str(directory), chunk=chunk) from None
 
     return _gather(directory, 0, samples, stream.samples_per_chunk, seal)
 
@@ -55,7 +54,7 @@ def _gather(directory: Path, first: int, stop: int, size: int, seal: Callable[[i
 
 
 class WindowLengths:
-    """Reads lengths as somebody needs them, by windows of so many chunks. LengthsMissing: the stream is foreign."""
+    """Reads lengths as somebody needs them, by windows of so many chunks. LengthUnknown: the stream is foreign."""
 
     def __init__(self, reader: StreamReader, chunks: int) -> None:
         if reader.stream_id is None:
@@ -72,7 +71,7 @@ class WindowLengths:
     def of(self, window: int) -> npt.NDArray[np.uint32]:
         """Returns u32 of shape (rows,), fewer where the stream ends, waiting until all of a window are published.
 
-        Raises LengthsMissing, ChunkRetired, WaitTimeout, SealInvalid, OSError.
+        Raises LengthUnknown, ChunkRetired, WaitTimeout, SealInvalid, OSError.
         """
         if (known := self._kept.get(window)) is not None:
             return known
@@ -89,13 +88,6 @@ class WindowLengths:
         """Returns the field `source` of the seal of a published chunk: what its producer says of its own place."""
         return self._seal(chunk).source
 
-    def digest(self, first: int, stop: int) -> str:
-        """Returns 16 hexadecimal digits of the XXH3 of the lengths of the windows [first, stop); waits as `of` does."""
-        digest = xxhash.xxh3_64()
-        for window in range(first, stop):
-            digest.update(self.of(window).astype("<u4").tobytes())
-        return digest.hexdigest()
-
     def _seal(self, chunk: int) -> Seal:
         try:
             return read_seal(self._reader.directory, chunk)
@@ -105,17 +97,17 @@ class WindowLengths:
             return read_seal(self._reader.directory, chunk)
 
 
-def lengths_missing(directory: Path, chunk: int) -> LengthsMissing:
+def lengths_missing(directory: Path, chunk: int) -> LengthUnknown:
     """Returns the error for a chunk of which nobody has said how long its rows are."""
     what = f"{directory}: how long the samples of chunk {chunk} are in tokens is not known: its producer did not say so"
     way = "have them sealed while it is produced, by --measure or --encode, or by `ChunkWriter.write(row, tokens=N)`"
-    return LengthsMissing(f"{what}. {_how_to_seal(directory)}; or {way}", directory=str(directory), chunk=chunk)
+    return LengthUnknown(f"{what}. {_how_to_seal(directory)}; or {way}", directory=str(directory), chunk=chunk)
 
 
-def lengths_not_ours(directory: object) -> LengthsMissing:
+def lengths_not_ours(directory: object) -> LengthUnknown:
     """Returns the error for a directory that another program fills."""
     what = f"{directory}: another program fills it, so nothing says how long its samples are in tokens"
-    return LengthsMissing(f"{what}. {_how_to_seal(directory)}", directory=str(directory))
+    return LengthUnknown(f"{what}. {_how_to_seal(directory)}", directory=str(directory))
 
 
 def _how_to_seal(directory: object) -> str:

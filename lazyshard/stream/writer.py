@@ -68,7 +68,7 @@ class ChunkWriter:
         StreamEnded: the stream has ended.
         StreamMismatch: it has another number of samples per chunk, or was made with other `arrays` or `encoding`.
         StreamInvalid: its files contradict each other, or the directory holds chunks that somebody else made.
-        ProducerLocked, ProducerFenced: another producer on this machine, or on another one, is writing to it.
+        ProducerFenced: another producer on this machine, or on another one, is writing to it.
         OSError: the filesystem refused.
         ValueError: samples_per_chunk is missing or impossible, or so is `encoding`.
     """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, StreamInvalid, StreamMismatch
+from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamInvalid, StreamMismatch
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, seal_name
 from lazyshard.format.records import End, Head
 from lazyshard.format.seal import Seal
@@ -126,7 +126,7 @@ def complete_end(out: str, end: End) -> None:
     # Deleting may have failed as the run was ending, which has told of it and gone on.
     if not told or os.path.lexists(stream / TEMPORARY) or list_kept(stream, arrays=manifest.arrays).leftovers:
         # Opening does it. One that holds the lock is at it.
-        with contextlib.suppress(StreamEnded, ProducerLocked):
+        with contextlib.suppress(StreamEnded, ProducerFenced):
             ChunkWriter(out, arrays=manifest.arrays, encoding=manifest.encoding)
     clear_journals(out)
 

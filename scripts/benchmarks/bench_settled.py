@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from lazyshard.plan.balance import Balance, Cost
 from lazyshard.plan.blend import BlendTable, whole_parts
-from lazyshard.plan.splitting import pack_samples
+from lazyshard.plan.sequences import pack_samples
 from scripts.benchmarks.bench_harness import ROOT, Benchmark, Failed, Figures, Row, Setting, Side, bound, child
 from scripts.benchmarks.bench_process import timed
 from tests.plan.evenness import evenness, step_costs

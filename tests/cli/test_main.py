@@ -20,7 +20,7 @@ from lazyshard.errors import (
     ChunkCorrupt,
     FileUnreadable,
     LazyShardError,
-    ProducerLocked,
+    ProducerFenced,
     RowInvalid,
     StreamInvalid,
     StreamMismatch,
@@ -30,7 +30,7 @@ from tests.cli.commands import lazyshard, python
 
 def test_exit_codes_are_the_producers_where_both_have_one() -> None:
     producer = pytest.importorskip("lazyshard_producer.errors")
-    ours = [kind("x") for kind in (RowInvalid, ProducerLocked, FileUnreadable, StreamMismatch, ChunkCorrupt)]
+    ours = [kind("x") for kind in (RowInvalid, ProducerFenced, FileUnreadable, StreamMismatch, ChunkCorrupt)]
     full, memory = OSError(28, "No space left on device"), OSError(12, "Cannot allocate memory")
     for error in (*ours, LazyShardError("x"), full, KeyError("x"), MemoryError("x"), memory):
         assert exits.exit_code(error) == producer.exit_code(error)

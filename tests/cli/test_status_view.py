@@ -17,8 +17,7 @@ from lazyshard.cli.status_view import (
     summary,
     window_words,
 )
-from lazyshard.format.blend_state import BlendShare
-from lazyshard.format.cursor import Cursor
+from lazyshard.format.cursor import BlendShare, Cursor
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.format.seal import MixedSource
 from lazyshard.format.state import RunState

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lazyshard.cli.watch_metrics import MAX_LABELS, metrics_page
 from lazyshard.cli.watch_server import LastLook
-from lazyshard.format.blend_state import BlendShare
+from lazyshard.format.cursor import BlendShare
 from lazyshard.format.seal import MixedSource
 from lazyshard.inspection.outlook import Outlook
 from lazyshard_producer.display import Metrics

@@ -21,8 +21,7 @@ from lazyshard.cli.main import main
 from lazyshard.cli.watch import page_answers, watch_values
 from lazyshard.cli.watch_page import BEGINNING, Shown, WatchPage
 from lazyshard.cli.watch_server import LastLook, WatchServer
-from lazyshard.format.blend_state import BlendShare
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import BlendShare, Cursor, ReadingMark
 from lazyshard.format.seal import MixedSource
 from lazyshard.format.state import RunState
 from lazyshard.inspection.inspection import History

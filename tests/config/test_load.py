@@ -148,7 +148,7 @@ def test_collate_function_is_found_by_its_name(stream: Path) -> None:
 
 def test_ranks_of_torchrun_that_are_not_initialised_are_refused(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(lazyshard.errors.RankInvalid):
+    with pytest.raises(lazyshard.errors.ConfigInvalid):
         list(lazyshard.load(configuration(stream)).loader)
 
 

@@ -28,7 +28,7 @@ from lazyshard.conversion.indexed import (
     smallest_dtype,
 )
 from lazyshard.conversion.indexed_writer import IndexedWriter
-from lazyshard.errors import ExportExists, FileRefused, IndexedInvalid, ProducerLocked
+from lazyshard.errors import ConfigInvalid, FileInvalid, FileRefused, ProducerFenced
 from tests.conversion import megatron_core
 from tests.conversion.megatron_core import Content, content, corpora, write
 from tests.stream.streams import forked, names, recorded, signalled_at
@@ -76,7 +76,7 @@ def packed(version: int = 1, code: int = 8, sequences: int = 3, boundaries: int 
     ],
 )
 def test_no_index(head: bytes, size: int, says: str) -> None:
-    with pytest.raises(IndexedInvalid) as error:
+    with pytest.raises(FileInvalid) as error:
         IndexHeader.decode(head, size, "a.idx")
     assert str(error.value).startswith("a.idx: expected ") and says in str(error.value)
 
@@ -86,7 +86,7 @@ def test_no_bytes_break_it(tail: bytes, size: int) -> None:
     for head in (tail, GOLDEN[:17] + tail[:17]):
         try:
             header = IndexHeader.decode(head, size, "a.idx")
-        except IndexedInvalid:
+        except FileInvalid:
             continue
         assert header.size == size
 
@@ -104,7 +104,7 @@ def test_no_bytes_break_it(tail: bytes, size: int) -> None:
 def test_boundaries_that_cannot_be(boundaries: tuple[int, ...], first: int, documents: int, found: str) -> None:
     header = IndexHeader("int32", 9, 5, has_modes=False)
     check_boundaries(index(0, 0, 4, 4, 9, 9), 0, header, "a.idx")
-    with pytest.raises(IndexedInvalid, match=rf"^a\.idx: .*{found}"):
+    with pytest.raises(FileInvalid, match=rf"^a\.idx: .*{found}"):
         check_boundaries(index(*boundaries), first, THREE if documents == 1 else header, "a.idx")
 
 
@@ -121,7 +121,7 @@ def test_boundaries_that_cannot_be(boundaries: tuple[int, ...], first: int, docu
 )
 def test_sequences_outside_of_the_data(length: int, pointer: int, end: str) -> None:
     check_sequences(index(5, 0, 1), index(0, 10, 8), 0, THREE, 10, "a.idx")
-    with pytest.raises(IndexedInvalid) as error:
+    with pytest.raises(FileInvalid) as error:
         check_sequences(index(5, length), index(0, pointer), 7, THREE, 10, "a.idx")
     assert f"found {length} tokens of uint16 at byte {pointer}" in str(error.value) and end in str(error.value)
     assert error.value.sequence == 8
@@ -170,7 +170,7 @@ def test_another_type_half_way(tmp_path: Path) -> None:
 def test_writer_left_before_its_end_leaves_nothing_and_two_of_one_name_do_not_meet(tmp_path: Path) -> None:
     with pytest.raises(KeyError), IndexedWriter(tmp_path / "a", "int32", has_modes=False) as writer:
         writer.add_sequence(np.array([1]))
-        with pytest.raises(ProducerLocked):
+        with pytest.raises(ProducerFenced):
             IndexedWriter(tmp_path / "a", "int32", has_modes=False)
         write(tmp_path / "b", "int32", DOCUMENTS)
         raise KeyError
@@ -184,10 +184,10 @@ def test_what_is_there_is_replaced_only_when_told(suffix: str, meanwhile: bool, 
     writer = IndexedWriter(tmp_path / "a", "int32", has_modes=False) if meanwhile else None
     there.write_bytes(b"precious")
     if writer is None:
-        with pytest.raises(ExportExists, match=there.name):
+        with pytest.raises(ConfigInvalid, match=there.name):
             IndexedWriter(tmp_path / "a", "int32", has_modes=False)
     else:
-        with writer, pytest.raises(ExportExists):
+        with writer, pytest.raises(ConfigInvalid):
             writer.finish()
     assert names(tmp_path) == [there.name]
     assert there.read_bytes() == b"precious"
@@ -281,17 +281,17 @@ def test_opening_reads_no_more_of_a_large_file(pair: Path, monkeypatch: pytest.M
 def test_files_that_were_cut_before_or_while_they_are_read(pair: Path, tmp_path: Path) -> None:
     reader = IndexedReader(f"{pair}.idx")
     os.truncate(f"{pair}.bin", 3998)
-    with pytest.raises(IndexedInvalid) as caught:
+    with pytest.raises(FileInvalid) as caught:
         IndexedReader(f"{pair}.idx")
     assert caught.value.sequence == 999
     os.truncate(f"{pair}.bin", 10)
-    with pytest.raises(IndexedInvalid, match=r"a\.bin: .* 12 bytes at byte 8.* byte 10"):
+    with pytest.raises(FileInvalid, match=r"a\.bin: .* 12 bytes at byte 8.* byte 10"):
         reader.tokens(8, 3)
     os.truncate(f"{pair}.idx", 2000)
-    with pytest.raises(IndexedInvalid, match=r"a\.idx: .* 20042 bytes"):
+    with pytest.raises(FileInvalid, match=r"a\.idx: .* 20042 bytes"):
         reader.sequences(400, 600)
     (tmp_path / "a.idx").rename(tmp_path / "index")
-    with pytest.raises(IndexedInvalid, match=r"\.idx"):
+    with pytest.raises(FileInvalid, match=r"\.idx"):
         IndexedReader(tmp_path / "index")
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from lazyshard import ChunkWriter, LazyShardedSequences, Pack, Pad, Split
+from lazyshard.plan.sequences import pack_samples
 from lazyshard.plan.shuffle import permutation
-from lazyshard.plan.splitting import pack_samples
 from tests.data import streams
 from tests.data.workers import DEADLINE_S
 

@@ -15,7 +15,7 @@ import pytest
 
 from lazyshard import BadRows, LazyShardedDataset, Map
 from lazyshard.data.samples import substitutes
-from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, TooManyBadSamples
+from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid
 from tests.data.runs import open_rank
 from tests.data.workers import first_error, loader
 from tests.stream.streams import foreign, produce
@@ -118,7 +118,7 @@ def test_more_bad_samples_than_allowed_are_raised_however_often_one_asks(stream:
         if index < at:
             assert [dataset[index]["id"] for _ in range(2)] == [expected] * 2
     for _ in range(2):
-        with pytest.raises(TooManyBadSamples) as caught:
+        with pytest.raises(BadSample) as caught:
             dataset[at]
         error = caught.value
         assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_{at // 4:05}.jsonl", at, at // 4)
@@ -134,7 +134,7 @@ def test_limit_is_that_of_each_process(stream: Path) -> None:
     assert list(loader(dataset, [6], 1, batch_size=1)) == [[5]]
     assert dataset.stats().bad_samples == 2
     error = first_error(loader(dataset, [1, 6], 1, batch_size=1))
-    assert isinstance(error, TooManyBadSamples)
+    assert isinstance(error, BadSample)
     assert (error.sample, error.count, error.row, error.byte) == (6, 2, 2, 18)
     assert "lazyshard-error-fields" not in str(error)
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lazyshard import BlendedDataset, LateRow, LazyShardedDataset, Order
 from lazyshard.data.blended import BlendReader
-from lazyshard.errors import ChunkRetired, LengthUnknown, RankInvalid, WaitTimeout
+from lazyshard.errors import ChunkRetired, ConfigInvalid, LengthUnknown, WaitTimeout
 from lazyshard.plan.blend import BlendTable
 from lazyshard.stream.retention import retire
 from tests.data.blends import Stream, blend, ids, take, write
@@ -314,7 +314,7 @@ def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -
         ),
         (lambda d: BlendedDataset([(opened(d, "a"), 1), (opened(d, "a"), 1)]), ValueError, "the same stream"),
         (lambda d: BlendedDataset([(opened(d, "a", used=True), 1)]), RuntimeError, "that are new"),
-        (lambda d: len(BlendedDataset([(opened(d, "a"), 1), (opened(d, "b", 1), 1)])), RankInvalid, "of one rank"),
+        (lambda d: len(BlendedDataset([(opened(d, "a"), 1), (opened(d, "b", 1), 1)])), ConfigInvalid, "of one rank"),
     ],
 )
 def test_what_cannot_be_is_refused(streams: Path, make: Any, error: type[Exception], what: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lazyshard import LazyShardedDataset
-from lazyshard.errors import ChunkRetired, CursorTaken, CursorUnwritable, StateMismatch
+from lazyshard.errors import ChunkRetired, CursorTaken, StateMismatch, WriterFailed
 from lazyshard.format.state import RunState
 from lazyshard.stream import read_cursor
 from lazyshard.stream.retention import retire
@@ -197,7 +197,7 @@ def test_a_disk_that_takes_no_cursor_is_told_and_the_next_commit_tries_again(
     with monkeypatch.context() as patched:
         patched.setattr("lazyshard.store.durable.write_all", full)
         for _ in range(2):
-            with pytest.raises(CursorUnwritable, match=r"'sft'.*No space left") as told:
+            with pytest.raises(WriterFailed, match=r"'sft'.*No space left") as told:
                 dataset.commit(16, last_epoch=True)
             assert told.value.errno == errno.ENOSPC
     dataset.commit(16, last_epoch=True)

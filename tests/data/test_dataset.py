@@ -17,7 +17,7 @@ import torch
 
 from lazyshard import BadRows, ChunkWriter, EncodeCache, LazyShardedDataset, LazyShardedSequences, Pack
 from lazyshard.data.rank import EPOCH, Rank
-from lazyshard.errors import StreamInvalid, StreamMismatch, StreamUnsealed
+from lazyshard.errors import FileInvalid, StreamInvalid, StreamMismatch
 from lazyshard.plan.course import Draw
 from lazyshard.stream import stream as foreign_streams
 from tests.data.runs import open_rank
@@ -309,5 +309,5 @@ def test_foreign_directory_is_read_with_samples_per_chunk(tmp_path: Path) -> Non
         assert (dataset.stream_id, dataset.leftover) == (None, 1)
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "chunk_00000.jsonl").write_bytes(chunks[0])
-    with pytest.raises(StreamUnsealed):
+    with pytest.raises(FileInvalid):
         open_rank(tmp_path / "bare", samples_per_chunk=2)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lazyshard import LazyShardedDataset, LazyShardedStream
-from lazyshard.errors import LengthsMissing, LengthUnknown
+from lazyshard.errors import LengthUnknown
 from tests.data import runs
 from tests.stream.lengths import put_lengths, sealed
 from tests.stream.streams import foreign, produce
@@ -63,7 +63,7 @@ def test_what_was_measured_counts_once_it_is(tmp_path: Path) -> None:
     sealed(tmp_path / "long", [2**32 - 1, 1])
     assert runs.open_rank(tmp_path / "long")["lengths"].tolist() == [2**32 - 1, 1]
     dataset = runs.open_rank(produce(tmp_path / "s", 4))
-    with pytest.raises(LengthsMissing):
+    with pytest.raises(LengthUnknown):
         dataset["lengths"]
     put_lengths(tmp_path / "s", [10, 20], [30, 40])
     assert dataset["lengths"].tolist() == [10, 20, 30, 40]
@@ -82,7 +82,7 @@ def test_what_is_not_known_is_refused_with_the_way_out(tmp_path: Path) -> None:
         (elsewhere, {"samples_per_chunk": 1}, "another program .*lazyshard-producer run"),
     ]
     for directory, options, fact in cases:
-        with pytest.raises(LengthsMissing, match=fact):
+        with pytest.raises(LengthUnknown, match=fact):
             runs.open_rank(directory, **options)["lengths"]
     assert runs.open_rank(live, max_total_samples=3)["lengths"].tolist() == [length(0), length(1), length(2)]
     with pytest.raises(TypeError):

@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import lazyshard
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
-from lazyshard.errors import RankInvalid, StreamMissing
+from lazyshard.errors import ConfigInvalid, StreamMissing
 from tests.data.runs import open_rank
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce
@@ -46,7 +46,7 @@ def test_a_forgotten_sampler_is_refused_before_the_first_batch(
     for data, name in ((dataset, "dataset"), (blend, "blend")):
         loader = kind(data, **{"batch_size": 2, "collate_fn": ids, **options})
         assert len(loader) > 1
-        with pytest.raises(RankInvalid) as raised:
+        with pytest.raises(ConfigInvalid) as raised:
             next(iter(loader))
         assert (raised.value.dp_rank, raised.value.dp_size) == (rank, 2)
         assert f"sampler={name}.rank_indices" in str(raised.value)

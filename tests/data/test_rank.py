@@ -17,7 +17,7 @@ import pytest
 from lazyshard import LazyShardedDataset
 from lazyshard.data import resolve_rank
 from lazyshard.data.rank import Rank
-from lazyshard.errors import RankInvalid
+from lazyshard.errors import ConfigInvalid
 from tests.stream.streams import produce, python
 
 
@@ -75,7 +75,7 @@ ONE_ONLY = [(1, None), (None, 2), (0, None)]
 @pytest.mark.parametrize("given", [*ONE_ONLY, (2, 2), (-1, 2), (0, 0), (0.0, 2), ("0", 2), (True, 2), (0, True)])
 def test_impossible_rank_is_refused_before_a_stream_is_waited_for(given: Any, tmp_path: Path) -> None:
     for use in (resolve_rank, lambda rank, size: LazyShardedDataset(tmp_path / "no", dp_rank=rank, dp_size=size)):
-        with pytest.raises(RankInvalid) as caught:
+        with pytest.raises(ConfigInvalid) as caught:
             use(*given)
         assert f"dp_rank={given[0]!r} and dp_size={given[1]!r}" in str(caught.value)
     if given in ONE_ONLY:
@@ -87,14 +87,14 @@ def test_one_of_several_processes_in_which_nothing_is_initialised_is_refused(
     monkeypatch: pytest.MonkeyPatch, world: str
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", world)
-    with pytest.raises(RankInvalid, match=f"WORLD_SIZE is {world}"):
+    with pytest.raises(ConfigInvalid, match=f"WORLD_SIZE is {world}"):
         resolve_rank()
 
 
 def test_data_set_asks_when_it_is_first_used_and_never_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     dataset = LazyShardedDataset(produce(tmp_path / "s", 16, 2))
-    with pytest.raises(RankInvalid):
+    with pytest.raises(ConfigInvalid):
         len(dataset)
     megatron(monkeypatch, 1, 2)
     assert (len(dataset), dataset.rank) == (16, Rank(1, 2))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedSequences, Map, Order, Pack, Pad, Split
-from lazyshard.errors import LengthsMissing, StateMismatch
+from lazyshard.errors import LengthUnknown, StateMismatch
 from tests.data.sequence_runs import (
     LENGTHS,
     all_written,
@@ -205,5 +205,5 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     assert len(used) == 13
     with pytest.raises(RuntimeError, match="not used yet"):
         sequences(used)
-    with pytest.raises(LengthsMissing):
+    with pytest.raises(LengthUnknown):
         sequences(blend(tmp_path, {"a": 1, "unmeasured": 1}))

@@ -17,7 +17,7 @@ import torch
 
 from lazyshard import LazyShardedDataset
 from lazyshard.data import commits as state_checks
-from lazyshard.errors import LengthUnknown, RankInvalid, StateMismatch
+from lazyshard.errors import ConfigInvalid, LengthUnknown, StateMismatch
 from lazyshard.stream.retention import retire
 from tests.data.runs import State, open_ranks, part, read
 from tests.stream.streams import foreign, produce
@@ -135,7 +135,7 @@ def test_rank_need_not_be_known_before_the_data_set_is_used(stream: Path, monkey
     dataset = LazyShardedDataset(stream)
     dataset.load_state_dict(state)
     assert dataset.consumed == 12
-    with pytest.raises(RankInvalid):
+    with pytest.raises(ConfigInvalid):
         dataset.state_dict(18)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert dataset.state_dict()["parts"] == [part(2, 6), part(1, 0)]

@@ -18,7 +18,7 @@ from lazyshard import (
     Map,
     MessageTransform,
 )
-from lazyshard.errors import BadSample, SkipSample, StepInvalid
+from lazyshard.errors import BadSample, ConfigInvalid, SkipSample
 from tests.data import step_functions as functions
 from tests.data.runs import open_steps as open_rank
 from tests.data.workers import PICKLED, first_error, loader
@@ -112,7 +112,7 @@ def test_spawned_workers_take_them(stream: Path, step: Filter, monkeypatch: pyte
 def test_lambda_is_refused_where_workers_are_spawned_and_says_what_to_do(stream: Path, function: Any) -> None:
     dataset = open_rank(stream, Filter(function), batch_size=6)
     batches = loader(dataset, dataset.rank_indices, 1, batch_size=6, multiprocessing_context=PICKLED)
-    with pytest.raises(StepInvalid, match="a lambda"):
+    with pytest.raises(ConfigInvalid, match="a lambda"):
         iter(batches)
     # Forked ones have it already.
     assert len(list(loader(dataset, dataset.rank_indices, 1, batch_size=6))) == 2
@@ -130,7 +130,7 @@ def test_lambda_is_refused_where_workers_are_spawned_and_says_what_to_do(stream:
     ],
 )
 def test_step_without_a_function_is_refused_at_once(step: Any, function: Any, options: Any, facts: list[str]) -> None:
-    with pytest.raises(StepInvalid) as caught:
+    with pytest.raises(ConfigInvalid) as caught:
         step(function, **options)
     assert all(fact in str(caught.value) for fact in facts)
 
@@ -138,7 +138,7 @@ def test_step_without_a_function_is_refused_at_once(step: Any, function: Any, op
 def test_one_step_needs_no_list_and_what_is_none_is_refused(stream: Path) -> None:
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, steps=Map(functions.add_square))
     assert dataset[2] == {"id": 2, "square": 4}
-    with pytest.raises(StepInvalid, match=r"steps\[1\]"):
+    with pytest.raises(ConfigInvalid, match=r"steps\[1\]"):
         open_rank(stream, Map(functions.add_square), functions.even)
     # Steps need rows that are parsed.
     with pytest.raises(ValueError, match="steps"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lazyshard import BadRows, Filter, LazyShardedDataset, LazyShardedStream, Map
 from lazyshard.data import samples
 from lazyshard.data.samples import FILL_ROWS, substitutes
-from lazyshard.errors import BadSample, ChunkRetired, NothingKept, WaitTimeout
+from lazyshard.errors import BadSample, ChunkRetired, WaitTimeout
 from tests.data import step_functions as functions
 from tests.data.runs import open_steps as open_rank
 from tests.data.streams import expected, loader_of
@@ -153,7 +153,7 @@ def test_nothing_is_waited_for_that_would_not_be_looked_into(tmp_path: Path, mon
     monkeypatch.setattr(samples, "FILL_ROWS", 3)
     dataset = open_rank(directory, Filter(functions.nothing), **options)
     for _ in range(2):
-        with pytest.raises(NothingKept) as caught:
+        with pytest.raises(BadSample) as caught:
             dataset[3]
         assert (caught.value.sample, caught.value.count) == (3, 3)
 
@@ -169,7 +169,7 @@ def test_chunk_before_that_is_deleted_ends_the_search(tmp_path: Path, monkeypatc
         return read(first, stop, at_least)
 
     monkeypatch.setattr(dataset.reader, "lines_published", retired)
-    with pytest.raises(NothingKept) as caught:
+    with pytest.raises(BadSample) as caught:
         dataset[4]
     assert (caught.value.sample, caught.value.count) == (4, 3)
     assert isinstance(caught.value.__cause__, ChunkRetired)
@@ -180,7 +180,7 @@ def test_filter_that_keeps_nothing_is_an_error(tmp_path: Path, workers: int) -> 
     directory = produce(tmp_path / "s", 7, 3)
     dataset = open_rank(directory, Filter(functions.nothing), batch_size=2)
     error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
-    assert isinstance(error, NothingKept)
+    assert isinstance(error, BadSample)
     assert "steps[0], filter_fn tests.data.step_functions:nothing" in str(error)
     assert (error.sample, error.count, error.chunk) == (0, 7, 0)
 
@@ -195,7 +195,7 @@ def test_search_ends_after_so_many_rows(tmp_path: Path) -> None:
         return bool(row["id"] >= FILL_ROWS)
 
     dataset = open_rank(directory, Filter(keep))
-    with pytest.raises(NothingKept):
+    with pytest.raises(BadSample):
         dataset[0]
     assert asked == FILL_ROWS
     # From the next chunk on the kept ones are near enough, and what is known to be dropped is not asked about again.

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import streaming_shard
-from lazyshard.errors import BadSample, NothingKept, SkipSample, StateInvalid, StateMismatch
+from lazyshard.errors import BadSample, SkipSample, StateInvalid, StateMismatch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
@@ -95,9 +95,9 @@ def test_the_place_of_a_skipped_element_gets_the_next_one_so_that_shards_stay_eq
 
 
 def test_a_shard_of_which_nothing_is_left_is_an_error() -> None:
-    with pytest.raises(NothingKept):
+    with pytest.raises(BadSample):
         list(streaming_shard(range(4), 1, 0, transform=without(*range(4))))
-    with pytest.raises(NothingKept) as caught:
+    with pytest.raises(BadSample) as caught:
         list(streaming_shard(itertools.count(), 1, 0, transform=without(*range(10_000))))
     assert caught.value.count == 10_000
     # So is an iterable that leaves out by itself.

@@ -11,8 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lazyshard.errors import FileInvalid, FormatInvalid, SealInvalid, StateInvalid
-from lazyshard.format.blend_state import BlendShare
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.cursor import BlendShare, Cursor, ReadingMark
 from lazyshard.format.fields import pack
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired
 from lazyshard.format.seal import Seal

@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import VersionUnsupported
-from lazyshard.format.blend_state import MAX_SHARES, BlendPartState, BlendShare, BlendState, blend_shares, given_shares
-from lazyshard.format.cursor import Cursor, CursorToken, ReadingMark, check_consumer, cursor_name, reading_name
-from lazyshard.format.state import RunState
+from lazyshard.format.cursor import (
+    MAX_SHARES,
+    BlendShare,
+    Cursor,
+    CursorToken,
+    ReadingMark,
+    blend_shares,
+    check_consumer,
+    cursor_name,
+    given_shares,
+    reading_name,
+)
+from lazyshard.format.state import BlendPartState, BlendState, RunState
 from lazyshard.part import Part
 from tests.format.cases import changed
 from tests.format.records import CURSOR, OWNER, RECORDS

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lazyshard.format.kept_sample import (
+from lazyshard.format.arrays import (
     HEAD_BYTES,
     Kept,
     Slot,
@@ -21,7 +21,6 @@ from lazyshard.format.kept_sample import (
     encode_slot,
     slot_at,
     slot_of,
-    table_size,
 )
 
 KEY = bytes(range(16))
@@ -72,7 +71,7 @@ def test_bytes_are_those_of_the_first_version() -> None:
         "0000000000000000"
         "48cf22babce88ebb"
     )
-    assert (HEAD_BYTES, slot_at(2), table_size(2)) == (64, 112, 112)
+    assert (HEAD_BYTES, slot_at(2)) == (64, 112)
     assert (
         encode_dropped("x", KEY, 5, 7).hex()
         == ("000102030405060708090a0b0c0d0e0f050000000000000007000000000000001000000000000000")

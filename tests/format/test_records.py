@@ -138,7 +138,10 @@ def test_field_nested_past_all_limits_is_refused(record: Record, data: bytes) ->
         ("state", {"consumed": 461}, "consumed"),
         ("state", {"parts": [Part(1)]}, "parts"),
         ("state", {"parts": ({"dp": 1},)}, "parts"),
-        *[("manifest", {"samples_per_chunk": value}, None) for value in (0, -1, True, 100_000_001, 2.0, "2", None)],
+        *[
+            ("manifest", {"samples_per_chunk": value}, "samples_per_chunk")
+            for value in (0, -1, True, 100_000_001, 2.0, "2", None)
+        ],
     ],
 )
 def test_value_that_could_not_be_read_again_cannot_be_made(name: str, wrong: dict[str, Any], field: str | None) -> None:

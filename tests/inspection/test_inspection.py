@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
-from lazyshard.errors import ChunkCorrupt, StreamInvalid, StreamMissing, StreamUnsealed
+from lazyshard.errors import ChunkCorrupt, FileInvalid, StreamInvalid, StreamMissing
 from lazyshard.format.cursor import Cursor
 from lazyshard.inspection import inspection, row_facts
 from lazyshard.inspection.inspection import (
@@ -108,7 +108,7 @@ def test_directories_that_do_not_tell_how_many_rows_a_chunk_has_and_no_stream(tm
     with pytest.raises(StreamMissing):
         overview(tmp_path)
     (tmp_path / "chunk_00000.jsonl").touch()
-    with pytest.raises(StreamUnsealed):
+    with pytest.raises(FileInvalid):
         overview(tmp_path)
     foreign(tmp_path, b"\n", b"{}\n")
     with pytest.raises(StreamInvalid):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.errors import StreamMissing, StreamUnsealed
+from lazyshard.errors import FileInvalid, StreamMissing
 from lazyshard.format.seal import MixedSource
 from lazyshard.inspection import survey
 from lazyshard.inspection.survey import (
@@ -204,7 +204,7 @@ def test_no_stream(tmp_path: Path) -> None:
             look(nothing)
     (tmp_path / "stream.owner").unlink()
     (tmp_path / "chunk_00000.jsonl").write_bytes(ROWS)
-    with pytest.raises(StreamUnsealed):
+    with pytest.raises(FileInvalid):
         look(tmp_path)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
-from lazyshard.errors import StreamMismatch, StreamMissing, StreamUnsealed
+from lazyshard.errors import FileInvalid, StreamMismatch, StreamMissing
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.inspection.verification import Verified, verify
 from lazyshard.inspection.verification_files import (
@@ -398,5 +398,5 @@ def test_quick_counts_foreign_rows_and_leaves_them_unparsed(tmp_path: Path) -> N
 
 def test_no_marker_at_all(tmp_path: Path) -> None:
     delete(S0, S1, S2)(foreign(tmp_path, *ROWS))
-    with pytest.raises(StreamUnsealed):
+    with pytest.raises(FileInvalid):
         verify(tmp_path)

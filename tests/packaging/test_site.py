@@ -115,7 +115,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
         *(f"lazyshard.errors.{name}" for name, found in vars(lazyshard.errors).items() if isinstance(found, type)
           and issubclass(found, lazyshard.LazyShardError)),
     ]  # fmt: skip
-    assert len(names) >= 70
+    assert len(names) >= 60
     missing = [name for name in names if name not in anchors]
     assert not missing, f"add `::: NAME` to a page of docs/reference for each of {missing}"
 

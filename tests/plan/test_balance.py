@@ -107,12 +107,6 @@ def test_a_cost_is_that_of_tokens_and_of_their_square(per_token: float, squared:
         (lambda: Cost(1.0, float("nan")), "per_token_squared"),
         (lambda: Cost(float("inf"), 0.0), "per_token"),
         (lambda: Cost(0.0, 0.0), "per_token"),
-        (lambda: Balance(0, 4), "ranks"),
-        (lambda: Balance(True, 4), "ranks"),
-        (lambda: Balance(2, 4, 0), "micro_batch_size"),
-        (lambda: Balance(2, 4, 3), "samples_per_chunk"),
-        (lambda: Balance(2, 0), "samples_per_chunk"),
-        (lambda: Balance(2, 4, 1, -1), "seed"),
         (lambda: Balance(2, 4).order([1.0] * 4, 5), "there is room for 3 rows"),
     ],
 )

@@ -69,32 +69,24 @@ def test_weights_hold_from_their_step_on() -> None:
     assert not schedule.constant
 
 
-def test_a_line_goes_from_each_point_to_the_next_in_a_bounded_number_of_pieces() -> None:
-    schedule = BlendSchedule([(0, (1, 1)), (4, (1, 3)), (6, (1, 3))], "linear")
-    assert [schedule.parts(step) for step in range(6)] == [(4, 5), (4, 7), (4, 9), (4, 11), (1, 3), (1, 3)]
-    assert [piece[:2] for piece in schedule.pieces(3, 2)] == [(0, (4, 11)), (2, (1, 3))]
-    pieces = BlendSchedule([(0, (1, 0)), (100_000, (0, 1))], "linear").pieces(0, 1)
-    assert (len(pieces), pieces[-1][:2]) == (65, (100_000, (0, 1)))
-    shares = [piece.parts[1] / sum(piece.parts) for piece in pieces]
-    assert shares == sorted(shares)
-    assert abs(shares[32] - 0.5) < 0.02
-    constant = BlendSchedule([(0, (0.8, 0.2)), (7, (4, 1)), (9, (8, 2))], "linear")
+def test_the_same_weights_once_more_are_no_change() -> None:
+    constant = BlendSchedule([(0, (0.8, 0.2)), (7, (4, 1)), (9, (8, 2))])
     assert constant.constant
     assert constant.pieces(8, 3) == (BlendPiece(0, (4, 1)),)
 
 
 @pytest.mark.parametrize(
-    ("points", "ramp", "draws_per_step"),
+    ("points", "draws_per_step"),
     [
-        ([(0, (1, 0)), (20, (0.9, 0.1))], "linear", 4),
-        ([(0, (1, 0)), (60, (0.5, 0.5))], "linear", 1),
-        ([(0, (1, 0)), (60, (0.5, 0.5))], "linear", 2),
-        ([(0, (1, 0, 1)), (60, (0.5, 0.5, 0)), (90, (0.1, 0.1, 3))], "linear", 3),
-        ([(step, (9 + step % 2, 1)) for step in range(90)], "steps", 4),
+        ([(step, (200 - step, step)) for step in range(20)], 4),
+        ([(step, (120 - step, step)) for step in range(60)], 1),
+        ([(step, (120 - step, step)) for step in range(60)], 2),
+        ([(step, (99 - step, step, max(0, step - 60))) for step in range(90)], 3),
+        ([(step, (9 + step % 2, 1)) for step in range(90)], 4),
     ],
 )
-def test_short_pieces_add_up_to_their_shares(points: Any, ramp: Any, draws_per_step: int) -> None:
-    schedule = BlendSchedule(points, ramp)
+def test_short_pieces_add_up_to_their_shares(points: Any, draws_per_step: int) -> None:
+    schedule = BlendSchedule(points)
     course = BlendCourse(schedule.pieces(0, draws_per_step))
     target = np.zeros(len(course.counts(0)))
     for step in range(120):
@@ -106,14 +98,13 @@ def test_short_pieces_add_up_to_their_shares(points: Any, ramp: Any, draws_per_s
 
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=4),
-    st.sampled_from(["steps", "linear"]),
     st.integers(0, 60),
     st.integers(1, 3),
 )
 def test_to_go_on_after_a_step_is_to_have_gone_on(
-    weights: list[tuple[int, int]], ramp: Any, step: int, draws_per_step: int
+    weights: list[tuple[int, int]], step: int, draws_per_step: int
 ) -> None:
-    schedule = BlendSchedule([(13 * number, one) for number, one in enumerate(weights)], ramp)
+    schedule = BlendSchedule([(13 * number, one) for number, one in enumerate(weights)])
     whole = BlendCourse(schedule.pieces(0, draws_per_step))
     rest = BlendCourse(schedule.pieces(step, draws_per_step))
     begin = step * draws_per_step
@@ -133,7 +124,6 @@ def test_to_go_on_after_a_step_is_to_have_gone_on(
         (lambda: BlendSchedule([(0, (1, 1)), (5, (2,))]), "each of 2 streams"),
         (lambda: BlendSchedule([(0, (0, 0))]), "weights need a finite sum"),
         (lambda: BlendSchedule([(0, (1, -1))]), "got -1"),
-        (lambda: BlendSchedule([(0, (1, 1))], "curve"), "got 'curve'"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> None:

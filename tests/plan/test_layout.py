@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.layout import Layout, Sharding
+from lazyshard.plan.deal import Layout, Sharding
 from tests.plan.cases import PROPERTY
 
 

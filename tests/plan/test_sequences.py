@@ -8,13 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.sequences import Pack, Pad, Rule, completed, make_sequences
-from lazyshard.plan.splitting import BEGINNING, Cut, Piece, SplitRule, SplitSequence, pack_samples, split_rest
-from tests.plan.test_splitting import BOS, EOS, framed, lengths_of_documents, moved, rules, texts, token, written
-
-overlapping = st.builds(
-    SplitRule, size=st.integers(1, 9), bos=st.booleans(), eos=st.booleans(), overlap=st.integers(0, 1)
+from lazyshard.plan.sequences import (
+    BEGINNING,
+    Cut,
+    Form,
+    Pack,
+    Pad,
+    Piece,
+    Split,
+    SplitSequence,
+    completed,
+    make_sequences,
+    pack_samples,
+    split_rest,
 )
+from tests.plan.test_splitting import BOS, EOS, framed, ids, lengths_of_documents, moved, rules, texts, token, written
+
+overlapping = st.builds(Split, size=st.integers(1, 9), bos=ids, eos=ids, overlap=st.integers(0, 1))
 
 
 def whole(*documents: int, tokens: int = 1) -> SplitSequence:
@@ -26,18 +36,18 @@ def documents(sequences: list[SplitSequence]) -> list[list[int]]:
 
 
 @given(lengths_of_documents, rules)
-def test_with_what_is_left_over_every_token_comes_once(lengths: list[int], rule: SplitRule) -> None:
-    found = [written(one) for one in make_sequences(lengths, rule, last=True).sequences]
+def test_with_what_is_left_over_every_token_comes_once(lengths: list[int], rule: Split) -> None:
+    found = [written(one) for one in make_sequences(lengths, rule, last=True)[0]]
     assert texts(found) == texts(framed(lengths, rule))
     assert all(len(one) == rule.size for one in found[:-1])
     assert all(0 < len(one) <= rule.size for one in found[-1:])
-    assert all(one[0] == BOS for one in found if rule.every_bos)
-    assert all(one[-1] == EOS for one in found if rule.every_eos)
+    assert all(one[0] == BOS for one in found if rule.every_bos is not None)
+    assert all(one[-1] == EOS for one in found if rule.every_eos is not None)
 
 
 @given(lengths_of_documents, overlapping)
-def test_with_an_overlap_the_last_one_goes_on_with_the_token_before_it(lengths: list[int], rule: SplitRule) -> None:
-    sequences = [written(one) for one in make_sequences(lengths, rule, last=True).sequences]
+def test_with_an_overlap_the_last_one_goes_on_with_the_token_before_it(lengths: list[int], rule: Split) -> None:
+    sequences = [written(one) for one in make_sequences(lengths, rule, last=True)[0]]
     found = sequences[0] if sequences else []
     for one in sequences[1:]:
         assert not rule.overlap or one[0] == found[-1]
@@ -47,22 +57,22 @@ def test_with_an_overlap_the_last_one_goes_on_with_the_token_before_it(lengths: 
 
 
 @given(st.lists(st.integers(1, 9), max_size=20), st.integers(1, 20), st.one_of(rules, overlapping))
-def test_windows_cut_documents_as_if_there_were_none(lengths: list[int], window: int, rule: SplitRule) -> None:
+def test_windows_cut_documents_as_if_there_were_none(lengths: list[int], window: int, rule: Split) -> None:
     found: list[list[str]] = []
     first, start = 0, BEGINNING
     for stop in range(window, len(lengths) + window, window):
         last = stop >= len(lengths)
-        made = make_sequences(lengths[first:stop], rule, start, last=last, begun=bool(found))
-        found += [written(moved(one, first)) for one in made.sequences]
-        first, start = first + made.left.document, Cut(0, made.left.offset)
-    assert found == [written(one) for one in make_sequences(lengths, rule, last=True).sequences]
+        made, left = make_sequences(lengths[first:stop], rule, start, last=last, begun=bool(found))
+        found += [written(moved(one, first)) for one in made]
+        first, start = first + left.document, Cut(0, left.offset)
+    assert found == [written(one) for one in make_sequences(lengths, rule, last=True)[0]]
 
 
 def test_one_token_that_the_sequence_before_has_already_is_nothing_left_over() -> None:
-    rule = SplitRule(size=2, overlap=1)
-    made = make_sequences([3], rule)
-    assert [written(one) for one in made.sequences] == [[token(0, 0), token(0, 1), token(0, 2)]]
-    assert split_rest([3], rule, made.left, begun=True) is None
+    rule = Split(size=2, overlap=1)
+    made, left = make_sequences([3], rule)
+    assert [written(one) for one in made] == [[token(0, 0), token(0, 1), token(0, 2)]]
+    assert split_rest([3], rule, left, begun=True) is None
     # A document of one token that begins a stream is that very place, but nobody has it yet.
     assert split_rest([1], rule, BEGINNING, begun=False) == whole(0)
 
@@ -70,9 +80,9 @@ def test_one_token_that_the_sequence_before_has_already_is_nothing_left_over() -
 @given(st.lists(st.integers(1, 10), max_size=20), st.integers(10, 15))
 def test_packs_are_those_of_pack_samples_and_padded_documents_stand_alone(lengths: list[int], size: int) -> None:
     alone = [[number] for number in range(len(lengths))]
-    made: list[tuple[Rule, list[list[int]]]] = [(Pack(size), pack_samples(lengths, size)), (Pad(size), alone)]
+    made: list[tuple[Form, list[list[int]]]] = [(Pack(size), pack_samples(lengths, size)), (Pad(size), alone)]
     for rule, expected in made:
-        sequences = make_sequences(lengths, rule, last=True).sequences
+        sequences = make_sequences(lengths, rule, last=True)[0]
         assert documents(sequences) == expected
         pieces = [piece for one in sequences for piece in one.pieces]
         assert pieces == [Piece(n, 0, lengths[n], False, False) for group in expected for n in group]

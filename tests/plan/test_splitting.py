@@ -12,29 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.splitting import Cut, SplitRule, SplitSequence, cut_after, pack_samples, split_documents
+from lazyshard.plan.sequences import Cut, Split, SplitSequence, cut_after, pack_samples, split_documents
 
 BOS, EOS = "<", ">"
 
 lengths_of_documents = st.lists(st.integers(0, 9), max_size=12)
-rules = st.builds(
-    SplitRule,
-    size=st.integers(3, 12),
-    bos=st.booleans(),
-    eos=st.booleans(),
-    every_bos=st.booleans(),
-    every_eos=st.booleans(),
-)
+ids = st.sampled_from([None, 0])
+rules = st.builds(Split, size=st.integers(3, 12), bos=ids, eos=ids, every_bos=ids, every_eos=ids)
 
 
 def token(document: int, number: int) -> str:
     return f"{document}.{number}"
 
 
-def framed(lengths: list[int], rule: SplitRule) -> list[list[str]]:
+def framed(lengths: list[int], rule: Split) -> list[list[str]]:
     """The documents as they are concatenated."""
     own = [[token(document, number) for number in range(length)] for document, length in enumerate(lengths)]
-    return [[BOS] * rule.bos + tokens + [EOS] * rule.eos for tokens in own]
+    return [[BOS] * (rule.bos is not None) + tokens + [EOS] * (rule.eos is not None) for tokens in own]
 
 
 def written(sequence: SplitSequence) -> list[str]:
@@ -66,24 +60,24 @@ def megatron() -> Any:
         return pytest.importorskip("megatron.core.datasets.helpers_cpp", exc_type=ImportError)
 
 
-def of_buffer(documents: list[list[str]], rule: SplitRule) -> Iterator[list[str]]:
+def of_buffer(documents: list[list[str]], rule: Split) -> Iterator[list[str]]:
     """What a buffer of tokens gives that is filled document by document, as fms-fsdp's is."""
     buffer = [token for document in documents for token in document]
     while True:
         line = list(buffer)
-        if rule.every_bos and line[:1] != [BOS]:
+        if rule.every_bos is not None and line[:1] != [BOS]:
             line = [BOS, *line]
         if len(line) < rule.size or not buffer:
             return
         line, buffer = line[: rule.size], line[rule.size :]
-        if rule.every_eos and line[-1] != EOS:
+        if rule.every_eos is not None and line[-1] != EOS:
             line, buffer = [*line[:-1], EOS], [line[-1], *buffer]
         yield line
 
 
 @given(lengths_of_documents, rules)
 def test_sequences_are_those_of_a_buffer_of_tokens_and_every_token_up_to_what_is_left_over_comes_once(
-    lengths: list[int], rule: SplitRule
+    lengths: list[int], rule: Split
 ) -> None:
     sequences, left = split_documents(lengths, rule)
     found = [written(sequence) for sequence in sequences]
@@ -96,7 +90,7 @@ def test_sequences_are_those_of_a_buffer_of_tokens_and_every_token_up_to_what_is
 
 
 @given(lengths_of_documents, lengths_of_documents, rules)
-def test_it_goes_on_where_documents_were_left_over(before: list[int], more: list[int], rule: SplitRule) -> None:
+def test_it_goes_on_where_documents_were_left_over(before: list[int], more: list[int], rule: Split) -> None:
     whole = split_documents(before + more, rule)
     first, left = split_documents(before, rule)
     rest, end = split_documents(before + more, rule, left)
@@ -108,8 +102,8 @@ def test_it_goes_on_where_documents_were_left_over(before: list[int], more: list
 
 
 @given(lengths_of_documents, rules, st.integers(0, 1))
-def test_it_goes_on_after_any_sequence(lengths: list[int], rule: SplitRule, overlap: int) -> None:
-    if not (rule.every_bos or rule.every_eos):
+def test_it_goes_on_after_any_sequence(lengths: list[int], rule: Split, overlap: int) -> None:
+    if rule.every_bos is rule.every_eos is None:
         rule = replace(rule, overlap=overlap)
     sequences, left = split_documents(lengths, rule)
     for number, sequence in enumerate(sequences, 1):
@@ -118,7 +112,7 @@ def test_it_goes_on_after_any_sequence(lengths: list[int], rule: SplitRule, over
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12), st.integers(0, 1))
 def test_sequences_begin_where_megatrons_samples_do(lengths: list[int], size: int, overlap: int) -> None:
-    sequences, left = split_documents(lengths, SplitRule(size=size, overlap=overlap))
+    sequences, left = split_documents(lengths, Split(size=size, overlap=overlap))
     tokens = sum(lengths)
     if tokens <= overlap:
         assert sequences == []
@@ -134,7 +128,7 @@ def test_sequences_begin_where_megatrons_samples_do(lengths: list[int], size: in
 
 
 def test_every_sequence_may_begin_and_end_alike() -> None:
-    rule = SplitRule(size=5, bos=True, eos=True, every_bos=True, every_eos=True)
+    rule = Split(size=5, bos=0, eos=0, every_bos=0, every_eos=0)
     sequences, left = split_documents([5, 1, 4], rule)
     assert [" ".join(written(one)) for one in sequences] == [
         "< 0.0 0.1 0.2 >",
@@ -192,17 +186,17 @@ def test_lengths_as_of_texts_are_packed_almost_without_waste() -> None:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: SplitRule(size=0), "size .* from 1, got 0"),
-        (lambda: SplitRule(size=2, every_bos=True, every_eos=True), "size .* from 3, got 2"),
-        (lambda: SplitRule(size=9, overlap=2), "overlap .* got 2"),
-        (lambda: SplitRule(size=9, overlap=1, every_bos=True), "overlap=1"),
-        (lambda: SplitRule(size=9, overlap=1, every_eos=True), "overlap=1"),
-        (lambda: split_documents([3, -1], SplitRule(size=2)), "lengths .* got -1"),
-        (lambda: split_documents([3], SplitRule(size=2), Cut(0, 4)), "start"),
-        (lambda: split_documents([3], SplitRule(size=2), Cut(0, -1)), "start"),
-        (lambda: split_documents([3], SplitRule(size=2), Cut(1, 1)), "start"),
-        (lambda: split_documents([3], SplitRule(size=2), Cut(2, 0)), "start"),
-        (lambda: split_documents([3], SplitRule(size=2), Cut(-1, 0)), "start"),
+        (lambda: Split(size=0), "size .* from 1, got 0"),
+        (lambda: Split(size=2, every_bos=0, every_eos=0), "size .* from 3, got 2"),
+        (lambda: Split(size=9, overlap=2), "overlap .* got 2"),
+        (lambda: Split(size=9, overlap=1, every_bos=0), "overlap=1"),
+        (lambda: Split(size=9, overlap=1, every_eos=0), "overlap=1"),
+        (lambda: split_documents([3, -1], Split(size=2)), "lengths .* got -1"),
+        (lambda: split_documents([3], Split(size=2), Cut(0, 4)), "start"),
+        (lambda: split_documents([3], Split(size=2), Cut(0, -1)), "start"),
+        (lambda: split_documents([3], Split(size=2), Cut(1, 1)), "start"),
+        (lambda: split_documents([3], Split(size=2), Cut(2, 0)), "start"),
+        (lambda: split_documents([3], Split(size=2), Cut(-1, 0)), "start"),
         (lambda: pack_samples([3, 0], 10), "got 0 for sample 1"),
         (lambda: pack_samples([3, 11], 10), "got 11 for sample 1"),
         (lambda: pack_samples([], 0), "capacity .* got 0"),

@@ -176,7 +176,6 @@ def test_every_sample_is_drawn_by_the_end_of_the_epoch_whatever_ranks_drew_befor
         (lambda: PartSteps(3, 4, 0).positions(3), "step 3 "),
         (lambda: PartSteps(0, 4, 2, cut=(4, 0)).positions(2), "step 2 .* end"),
         (lambda: PartSteps(0, 4, 2, cut=(4, 0)).step_of(4), "position 4 .* end"),
-        (lambda: Steps([]), "at least one part"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> None:

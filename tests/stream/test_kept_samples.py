@@ -15,8 +15,8 @@ from typing import Any, Final
 import pytest
 
 from lazyshard.errors import FileRefused
-from lazyshard.format import kept_sample
-from lazyshard.format.kept_sample import Kept, encode_sample, table_size
+from lazyshard.format import arrays
+from lazyshard.format.arrays import Kept, encode_sample, slot_at
 from lazyshard.store import room
 from lazyshard.store.kept_samples import FOLDER, KEPT_SUFFIX, KeptSamples
 from tests.stream.streams import forked, open_descriptors, signalled_at, wait_until
@@ -64,7 +64,7 @@ def test_other_processes_find_what_one_has_kept_and_do_not_keep_it_again(tmp_pat
     assert keep(mine, 1, 2)
     assert [find(theirs, 1, 2), find(theirs, 1, 3), find(theirs, 2, 2)] == [[1, 2], None, None]
     assert keep(theirs, 1, 2)
-    assert taken(place) == table_size(ROWS) + len(record(1, 2))
+    assert taken(place) == slot_at(ROWS) + len(record(1, 2))
     # In a file that they have open already.
     assert keep(mine, 1, 3)
     assert find(theirs, 1, 3) == [1, 3]
@@ -235,7 +235,7 @@ def test_damage_anywhere_is_never_a_wrong_sample(
 ) -> None:
     """Something that was never kept comes back from a file damaged in any of these ways only without the digests."""
     if not digests:
-        monkeypatch.setattr(kept_sample, "_digest", lambda data: 0)
+        monkeypatch.setattr(arrays, "_digest", lambda data: 0)
     path, data = whole(tmp_path)
     wrong = 0
     for one in damaged(data):

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import ProducerFenced, ProducerLocked, StreamEnded
+from lazyshard.errors import ProducerFenced, StreamEnded
 from lazyshard.format.records import Head, Owner
 from lazyshard.stream import lock
 from lazyshard.stream.head import own_process, process_ended, process_gone
@@ -39,7 +39,7 @@ def take_over(directory: Path, writer: Writer) -> ChunkWriter:
 def test_second_writer_is_refused_and_names_the_holder_and_each_start_raises_the_epoch(tmp_path: Path) -> None:
     for epoch in (1, 2, 3):
         with ChunkWriter(tmp_path, 2) as writer:
-            with pytest.raises(ProducerLocked) as caught:
+            with pytest.raises(ProducerFenced) as caught:
                 ChunkWriter(tmp_path, 2)
             assert caught.value.holder == f"process {os.getpid()} on {os.uname().nodename}"
             assert (owner(tmp_path).epoch, owner(tmp_path).pid) == (epoch, os.getpid())
@@ -140,13 +140,13 @@ def test_fork_can_neither_write_nor_close_nor_unlock_what_its_parent_writes(tmp_
                 call()
         writer.close(end=False)
         writer._lock._lock.__del__()
-        with pytest.raises(ProducerLocked):
+        with pytest.raises(ProducerFenced):
             ChunkWriter(tmp_path, 3)
 
     assert forked(child) == 0
-    with pytest.raises(ProducerLocked):
+    with pytest.raises(ProducerFenced):
         ChunkWriter(tmp_path, 3)
-    assert python(OPEN.replace("2", "3"), tmp_path).stderr.count("ProducerLocked: ") == 1
+    assert python(OPEN.replace("2", "3"), tmp_path).stderr.count("ProducerFenced: ") == 1
     add(writer, 1, 4)
     writer.close()
     assert list(StreamReader(tmp_path)) == rows(0, 4)

@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard import StreamReader
-from lazyshard.errors import ChunkMissing, FileInvalid, FileRefused, StreamInvalid, StreamUnsealed, WaitTimeout
+from lazyshard.errors import ChunkMissing, FileInvalid, FileRefused, StreamInvalid, WaitTimeout
 from lazyshard.stream import stream as foreign_streams
 from lazyshard.stream.listing import list_chunks, scan_chunks
 from lazyshard.stream.stream import NativeStream, open_stream
@@ -113,7 +113,7 @@ def test_foreign_numbers_are_ordered_as_numbers_whatever_their_padding(tmp_path:
 
 def test_foreign_stream_without_markers_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "chunk_0.jsonl").write_bytes(b"{}\n")
-    with pytest.raises(StreamUnsealed) as caught:
+    with pytest.raises(FileInvalid) as caught:
         StreamReader(tmp_path, 1)
     assert caught.value.directory == str(tmp_path)
     with pytest.raises(FileRefused):

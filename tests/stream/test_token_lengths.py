@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import LengthsMissing
+from lazyshard.errors import LengthUnknown
 from lazyshard.format.names import tokens_name
 from lazyshard.inspection.inspection import overview
 from lazyshard.inspection.row_facts import mean_tokens
@@ -44,7 +44,7 @@ def test_chunk_without_lengths_and_one_that_was_deleted_are_named(tmp_path: Path
     deleted = sealed(tmp_path / "deleted", list(range(10)), end=False)
     retire(deleted, 1, 5)
     for directory, chunk in ((without, 1), (deleted, 0)):
-        with pytest.raises(LengthsMissing) as caught:
+        with pytest.raises(LengthUnknown) as caught:
             lengths_of(directory)
         assert (caught.value.chunk, caught.value.directory) == (chunk, str(directory))
 
@@ -56,7 +56,7 @@ def test_files_of_measured_lengths_are_passed_over(tmp_path: Path) -> None:
     assert take_survey(directory, 0.0).problems == ()
     assert list(StreamReader(directory)) == rows(0, 5)
     leave_tokens(produce(tmp_path / "t", 5), 0, 1, 2)
-    with pytest.raises(LengthsMissing):
+    with pytest.raises(LengthUnknown):
         lengths_of(tmp_path / "t")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import LazyShardError, ProducerFenced, ProducerLocked, WriterFailed
+from lazyshard.errors import LazyShardError, ProducerFenced, WriterFailed
 from lazyshard.store import durable
 from lazyshard.stream import publishing
 from lazyshard.stream.publishing import WriteSteps
@@ -301,7 +301,7 @@ def test_interrupted_close_keeps_the_lock_while_steps_go_on(tmp_path: Path, monk
     monkeypatch.setattr(steps._executor, "shutdown", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         writer.close(end=False)
-    with pytest.raises(ProducerLocked):
+    with pytest.raises(ProducerFenced):
         ChunkWriter(tmp_path)
     # What was interrupted is not waited for a second time.
     assert not steps.stop()

@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
 
 from lazyshard.errors import StreamMissing
+from lazyshard.format.arrays import LEAST_CACHE_BYTES
 from lazyshard.format.cursor import check_consumer
 from lazyshard.format.fields import parse_size
-from lazyshard.format.kept_sample import LEAST_CACHE_BYTES
 from lazyshard.format.names import MANIFEST, parse_chunk_name
 from lazyshard.plan.deal import UNIT_NAMES
 from lazyshard.store.urls import check_place, is_url, stream_name

@@ -13,20 +13,18 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from lazyshard.errors import CursorTaken, LazyShardError
-from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.fields import Fields
-from lazyshard.format.state import RunState
-from lazyshard.part import Part
+from lazyshard.format.fields import in_file, parse_object, take
+from lazyshard.format.state import BLEND, BlendState, RunState
+from lazyshard.part import BOOLEAN, NUMBER, TEXT, Kind, Part, integer
 from lazyshard.plan.deal import window_positions
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import read_given_file
@@ -105,6 +103,11 @@ class Position:
         return orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
+_STRINGS: Final = Kind(
+    "a list of strings", lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value)
+)
+
+
 def parse(data: bytes, file: str) -> Position:
     """Reads the content of the file."""
     try:
@@ -118,29 +121,29 @@ def parse(data: bytes, file: str) -> Position:
 
 
 def _parse(data: bytes, file: str) -> Position:
-    found = Fields(data, file, _FORMAT)
-    found.text("layout", ("strided", "block", GROUPED))
-    read: dict[str, Callable[[str], Any]] = {"str": found.text, "float": found.number, "bool": found.boolean}
-    read["int"] = partial(found.integer, low=0, high=2**63 - 1)
+    read = {"str": TEXT, "float": NUMBER, "bool": BOOLEAN, "int": integer(0, 2**63 - 1)}
     kinds = {entry.name: str(entry.type) for entry in fields(Position)}
-    position = Position(**{name: read[kind](name) for name, kind in kinds.items() if kind in read})
-    strided = position.layout == "strided"
-    if found.format == 1:
-        return _with_state(position, _only_part(position)) if strided else position
-    skipped, state = found.values.get("skipped"), found.values.get("state")
-    if not isinstance(skipped, list) or not all(isinstance(item, str) for item in skipped):
-        raise found.refuse("skipped", "a list of strings", repr(skipped))
-    position = replace(position, skipped=tuple(skipped))
-    if position.layout == GROUPED:
-        position = replace(position, grouping=found.text("grouping"))
-    if not strided:
+    with in_file(file):
+        found = parse_object(data, _FORMAT)
+        layouts = ("strided", "block", GROUPED)
+        take(found, "layout", Kind(f"one of {', '.join(layouts)}", lambda value: value in layouts))
+        position = Position(**{name: take(found, name, read[kind]) for name, kind in kinds.items() if kind in read})
+        if found["format"] > 1:
+            skipped = take(found, "skipped", _STRINGS)
+            position = replace(position, skipped=tuple(skipped))
+            if position.layout == GROUPED:
+                position = replace(position, grouping=take(found, "grouping", TEXT))
+    if position.layout != "strided":
         return position
+    if found["format"] == 1:
+        return _with_state(position, _only_part(position))
+    state = found.get("state")
     if not isinstance(state, dict) or state.get("kind") != BLEND:
         return _with_state(position, RunState.from_dict(state, file, within="state"))
     blend = BlendState.from_dict(state, file)
     if blend.consumed != position.consumed:
         raise ValueError(f"its state has consumed {blend.consumed}, and the rest of it {position.consumed}")
-    positions = RunState.from_dict(found.values.get("positions"), file, within="positions")
+    positions = RunState.from_dict(found.get("positions"), file, within="positions")
     return replace(_with_state(position, positions), blend=blend)
 
 

@@ -22,7 +22,7 @@ from lazyshard import LazyShardError, Order, StreamReader
 from lazyshard.data.index_space import lengths_by_sample
 from lazyshard.data.rank import Rank
 from lazyshard.data.settings import is_dealt
-from lazyshard.errors import LengthsMissing, StreamMismatch
+from lazyshard.errors import LengthUnknown, StreamMismatch
 from lazyshard.store.files import list_names
 from lazyshard.store.urls import is_url, stream_path
 from lazyshard.stream import read_retired
@@ -220,7 +220,7 @@ def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) ->
         raise _grouping_refused(f"{directory}: its rows were dealt by cost, and this would undo it: leave it out")
     try:
         tokens = lengths_by_sample(_reader(args, directory), facts.samples)
-    except LengthsMissing as cause:
+    except LengthUnknown as cause:
         raise _grouping_refused(str(cause)) from cause
     digest = xxhash.xxh3_128(np.ascontiguousarray(tokens, "<u4").tobytes())
     digest.update(np.array(_few_in_order(sampler), "<i8").tobytes())

@@ -16,9 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from lazyshard.data.rank import Rank
 from lazyshard.errors import redact
-from lazyshard.format.blend_state import BlendShare, BlendState, blend_shares
-from lazyshard.format.cursor import Cursor
-from lazyshard.format.state import RunState
+from lazyshard.format.cursor import BlendShare, Cursor, blend_shares
+from lazyshard.format.state import BlendState, RunState
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Gaps

@@ -25,7 +25,7 @@ from lazyshard import BadRows, BlendedDataset, EncodeCache, LazyShardedDataset, 
 from lazyshard.data.rank import Rank
 from lazyshard.data.settings import check_group
 from lazyshard.errors import ChunkMissing, ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
-from lazyshard.format.blend_state import BlendState
+from lazyshard.format.state import BlendState
 from lazyshard.plan.course import Course
 from lazyshard.store.urls import stream_path
 from lazyshard.stream import Published, read_retired

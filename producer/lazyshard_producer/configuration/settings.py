@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from lazyshard.format.cursor import check_consumer
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
-from lazyshard.plan.splitting import SplitRule
+from lazyshard.plan.sequences import Pad, Split
 from lazyshard_producer.configuration import quantities
 from lazyshard_producer.configuration.quantities import MAX_AMOUNT, MAX_ROW_BYTES, Amount
 
@@ -105,32 +105,6 @@ class MeasureSettings:
     measure: str
     field: str | None = None
     encoding: EncodingSettings | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitSettings:
-    """How rows are cut, with a token or None for each kind; see `lazyshard.plan.splitting`. Can be pickled."""
-
-    size: int
-    bos: int | None = None
-    eos: int | None = None
-    every_bos: int | None = None
-    every_eos: int | None = None
-    overlap: int = 0
-
-    @property
-    def rule(self) -> SplitRule:
-        """What it comes to, whichever tokens these are. Raises as `SplitRule`."""
-        given = {kind: getattr(self, kind) is not None for kind in ("bos", "eos", "every_bos", "every_eos")}
-        return SplitRule(size=self.size, overlap=self.overlap, **given)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PadSettings:
-    """How each row is padded: to so many tokens, with this one."""
-
-    size: int
-    token: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,15 +289,15 @@ class Settings:
         return EncodingSettings(encode=encode, max_length=longest, form=form, **swift)
 
     @property
-    def splitting(self) -> SplitSettings | None:
+    def splitting(self) -> Split | None:
         """How rows are cut into sequences; None where they are not."""
         more = {name: getattr(self, f"split_{name}") for name in ("bos", "eos", "every_bos", "every_eos", "overlap")}
-        return SplitSettings(size=self.split, **more) if self.split else None
+        return Split(self.split, **more) if self.split else None
 
     @property
-    def padding(self) -> PadSettings | None:
+    def padding(self) -> Pad | None:
         """How rows are padded; None where they are not."""
-        return PadSettings(size=self.pad, token=self.pad_token) if self.pad else None
+        return Pad(self.pad, self.pad_token) if self.pad else None
 
 
 AnySettings: TypeAlias = Settings | SourceSettings

@@ -28,9 +28,9 @@ from lazyshard.format.records import Encoding, check_encoding
 from lazyshard.format.row import encode_row
 from lazyshard.lazy import name_error, name_value
 from lazyshard.memory import loads, raise_if_short
-from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, pad_tokens, tokens_of
+from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, Pad, pad_tokens, tokens_of
 from lazyshard_producer.configuration.problems import FUNCTION
-from lazyshard_producer.configuration.settings import SWIFT, EncodingSettings, MeasureSettings, PadSettings, Settings
+from lazyshard_producer.configuration.settings import SWIFT, EncodingSettings, MeasureSettings, Settings
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid, load_function
 from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name
@@ -192,7 +192,7 @@ def document_of(row: EncodedRow) -> dict[str, Any]:
     return found
 
 
-def pad_row(settings: PadSettings, row: dict[str, Any], line: bytes | EncodedRow) -> tuple[bytes | EncodedRow, int]:
+def pad_row(settings: Pad, row: dict[str, Any], line: bytes | EncodedRow) -> tuple[bytes | EncodedRow, int]:
     """Returns a row with its tokens padded, an attention mask and its length, and how many tokens it has itself.
 
     What else it holds stays; `row` and `line` are as for `read_document`.

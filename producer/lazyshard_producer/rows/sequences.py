@@ -33,12 +33,11 @@ import numpy.typing as npt
 
 from lazyshard.format.arrays import MAX_ROW_BYTES
 from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
+from lazyshard.plan import sequences as forms
 from lazyshard.plan.balance import Balance, Cost
-from lazyshard.plan.sequences import INPUT_IDS, cut_tokens
+from lazyshard.plan.sequences import INPUT_IDS, Cut, Split, SplitSequence, cut_tokens, pack_samples
 from lazyshard.plan.shuffle import permutation
-from lazyshard.plan.splitting import Cut, SplitSequence, cut_after, pack_samples, split_documents, split_rest
 from lazyshard.stream.waiting import Watchdog
-from lazyshard_producer.configuration.settings import SplitSettings
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.encoding import document_of, write_tokens
 from lazyshard_producer.rows.mixing import MixPosition, SourceSpan
@@ -71,7 +70,7 @@ def shuffle(seed: int, rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
 
 
 def pack(capacity: int, rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
-    """Returns packs of rows, of at most so many tokens each; see `lazyshard.plan.splitting`."""
+    """Returns packs of rows, of at most so many tokens each; see `lazyshard.plan.sequences`."""
     packs = pack_samples([row.tokens for row in rows], capacity)
     return [_packed(part) for found in packs for part in _parts([rows[index] for index in found])]
 
@@ -342,11 +341,11 @@ class Splitter(Units):
     """
 
     def __init__(
-        self, stats: RowStats, begun: BegunUnit | None, split: SplitSettings, *, arrays: bool, follows: bool, cut: int
+        self, stats: RowStats, begun: BegunUnit | None, split: Split, *, arrays: bool, follows: bool, cut: int
     ) -> None:
         super().__init__(stats, begun, measured=True)
-        self._split, self._rule = split, split.rule
-        self._frame = self._rule.bos + self._rule.eos
+        self._split = split
+        (self._frame,) = split.framed([0])
         self._arrays, self._follows, self._cut = arrays, follows, cut
         self._documents: list[_OpenDocument] = []
         self._offset = 0  # tokens of the first of them that are published
@@ -355,7 +354,7 @@ class Splitter(Units):
 
     def add(self, unit: Unit, after: MixPosition) -> Iterator[Batch]:
         """Yields the sequences that more rows fill; see `Units.add`."""
-        self._last, rule = after, self._rule
+        self._last, split = after, self._split
         added = [
             _OpenDocument(unit, number, row.place, document_of(row.line), row.tokens + self._frame)
             for number, row in enumerate(unit.made)
@@ -366,18 +365,18 @@ class Splitter(Units):
             self._left = -self._offset
         self._documents += added
         self._left += sum(one.framed for one in added)
-        if self._left < rule.size + rule.overlap - rule.every_bos:
+        if self._left < split.size + split.overlap - (split.every_bos is not None):
             return
-        sequences, at = split_documents(self._lengths(), rule, Cut(0, self._offset))
+        sequences, at = forms.split_documents(self._lengths(), split, Cut(0, self._offset))
         for first in range(0, len(sequences), _MOST):
-            yield self._cut_all([(one, cut_after(one, rule)) for one in sequences[first : first + _MOST]])
+            yield self._cut_all([(one, forms.cut_after(one, split)) for one in sequences[first : first + _MOST]])
         self._documents, self._offset = self._documents[at.document :], at.offset
         self._left = sum(one.framed for one in self._documents) - at.offset
 
     def rest(self) -> Batch | None:
         """Returns the tokens that fill no sequence as a shorter one."""
         super().rest()
-        sequence = split_rest(self._lengths(), self._rule, Cut(0, self._offset), begun=self._follows)
+        sequence = forms.split_rest(self._lengths(), self._split, Cut(0, self._offset), begun=self._follows)
         if sequence is None:
             return None
         batch = self._cut_all([(sequence, Cut(len(self._documents), 0))])
@@ -410,11 +409,10 @@ class Splitter(Units):
         return self.batch(rows, lambda index: ends[index]())
 
     def _make(self, sequence: SplitSequence) -> MadeRow:
-        split, first = self._split, self._documents[sequence.pieces[0].document]
+        first = self._documents[sequence.pieces[0].document]
         documents = {piece.document: self._documents[piece.document].tokens for piece in sequence.pieces}
         try:
-            ends = {"bos": split.bos, "eos": split.eos, "every_bos": split.every_bos, "every_eos": split.every_eos}
-            tokens = cut_tokens(sequence, documents, **ends)
+            tokens = cut_tokens(sequence, documents, self._split)
         except ValueError as cause:
             # Whoever leaves a row out moves all tokens behind it, so that is no choice.
             other = next((number for number, one in documents.items() if one.keys() != first.tokens.keys()), None)

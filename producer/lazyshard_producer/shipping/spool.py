@@ -29,7 +29,7 @@ import filelock
 import orjson
 import xxhash
 
-from lazyshard.errors import ChunkMissing, ProducerLocked
+from lazyshard.errors import ChunkMissing, ProducerFenced
 from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import Retired
 from lazyshard.store.durable import publish_bytes, remove, rename, sync_directory
@@ -69,7 +69,7 @@ class Spool:
         try:
             self._lock.acquire()
         except filelock.Timeout as cause:
-            raise ProducerLocked(
+            raise ProducerFenced(
                 f"{url}: a process of this machine is already producing into this stream (it holds "
                 f"{self.folder / 'lock'}); stop it first, or choose another place",
                 directory=url,

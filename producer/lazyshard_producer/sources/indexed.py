@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from lazyshard.conversion.indexed import IndexedReader, IndexedSequences, Ints, data_path
-from lazyshard.errors import IndexedInvalid, RowInvalid
+from lazyshard.errors import FileInvalid, RowInvalid
 from lazyshard.memory import dumps
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
@@ -72,7 +72,7 @@ class _RowMaker:
         try:
             found = self._reader.sequences(first, first + sequences)
             return self._lines(row, bounds, found)
-        except IndexedInvalid as error:
+        except FileInvalid as error:
             self._tell_document(error, first, found)
             raise
 
@@ -145,7 +145,7 @@ class _RowMaker:
             low, high = (middle, high) if self._reader.boundaries(middle, middle)[0] <= sequence else (low, middle)
         return low
 
-    def _tell_document(self, error: IndexedInvalid, first: int, found: IndexedSequences | None) -> None:
+    def _tell_document(self, error: FileInvalid, first: int, found: IndexedSequences | None) -> None:
         if error.sequence is None and error.byte is not None and found is not None:
             ends = found.pointers + found.lengths * self._reader.header.token.itemsize
             error.sequence = first + int(np.flatnonzero(ends > error.byte)[0])
@@ -196,7 +196,7 @@ class IndexedSource(Source):
         with self._refusing():
             try:
                 lines = self._maker.make(before)
-            except IndexedInvalid:
+            except FileInvalid:
                 # A file that was replaced is not damaged: that it was is the better message.
                 self._check_same()
                 raise
@@ -220,7 +220,7 @@ class IndexedSource(Source):
     def _refusing(self) -> Iterator[None]:
         try:
             yield
-        except IndexedInvalid as cause:
+        except FileInvalid as cause:
             raise SourceRefused(str(cause), file=cause.file, expected=cause.expected, actual=cause.actual) from cause
         except OSError as cause:
             raise refuse_os_error(getattr(cause, "file", None) or cause.filename or self._path, cause) from cause

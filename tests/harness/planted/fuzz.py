@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
+from lazyshard import part
 from lazyshard.data import commits as state_checks
 from lazyshard.format import fields, row
 from lazyshard.format.cursor import Cursor
@@ -27,15 +28,13 @@ _decode_seal = Seal.decode
 
 def _seal_of_any_chunk(data: bytes, number: int, file: str = "") -> Seal:
     """Passes over the number in the seal."""
-    found = fields.Fields(data, file)
-    return _decode_seal(fields.encode(found.values | {"chunk": number}), number, file)
+    return _decode_seal(fields.encode(fields.parse_object(data) | {"chunk": number}), number, file)
 
 
-def _any_integer(self: fields.Fields, field: str, low: int, high: int) -> int:
+def _any_integer(self: part.Kind, field: str, value: Any) -> Any:
     """Takes negative counts and such beyond all bounds."""
-    value = self.values.get(field)
-    if type(value) is not int:
-        raise self.refuse(field, "an integer", repr(value))
+    if not self.fits(value) and not (type(value) is int and self.expected.startswith("an integer from")):
+        raise part.refused(field, self.expected, value)
     return value
 
 
@@ -60,7 +59,7 @@ MUTANTS: Final = {
         ((chunk.Chunk, "__init__", _any_size), (chunk.Chunk, "_read", lambda self, *part: self._file.read(*part))),
     ),
     "seal of another chunk accepted": Mutant("corpus", "sample ", ((Seal, "decode", _seal_of_any_chunk),)),
-    "negative counts accepted": Mutant("formats", "got -1", ((fields.Fields, "integer", _any_integer),)),
+    "negative counts accepted": Mutant("formats", "got -1", ((part.Kind, "check", _any_integer),)),
     # Counts a cursor that is ahead of the data, or of another stream.
     "cursor ahead of the data deletes": Mutant("cursors", "are deleted", ((consumers, "_problem", _nothing),)),
     "torn cursor deletes": Mutant("cursors", "are deleted", ((Cursor, "decode", lambda *_: _CURSOR),)),

@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 from lazyshard.data.blend_state import BlendStates
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.format.blend_state import BlendState
+from lazyshard.format.state import BlendState
 from lazyshard.plan.segment import Segment
 from tests.harness.planted.planting import around
 from tests.harness.runs import rank as run_rank

@@ -25,13 +25,10 @@ CODES: dict[int | None, list[type[BaseException]]] = {
     2: [
         *(errors.SettingsRefused, errors.ResumeRefused, errors.PositionInvalid, errors.StreamTooShort),
         # The stream is whole; it is the arguments that do not fit it, and the message says which to change.
-        *(library.StreamMismatch, library.RankInvalid, library.ChunkRetired, library.CursorTaken),
+        *(library.StreamMismatch, library.ConfigInvalid, library.ChunkRetired, library.CursorTaken),
         *(library.StateMismatch, library.StateInvalid, library.StoreRefused),
     ],
-    5: [
-        *(library.ChunkCorrupt, library.ChunkMissing, library.StreamInvalid, library.BadSample),
-        library.TooManyBadSamples,
-    ],
+    5: [library.ChunkCorrupt, library.ChunkMissing, library.StreamInvalid, library.BadSample],
     75: [library.WaitTimeout, library.StoreUnavailable],
     130: [KeyboardInterrupt],
     None: [ValueError, RuntimeError, TimeoutError, FileNotFoundError, MemoryError],

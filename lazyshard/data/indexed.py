@@ -190,7 +190,7 @@ class Indexed(Dataset[Any]):
             TypeError: neither an index nor "lengths".
             WaitTimeout: not published within `max_wait`.
             ChunkRetired: its chunk was deleted by the producer.
-            BadSample, BadSample, ChunkCorrupt, RowInvalid: see `BadRows`.
+            BadSample, ChunkCorrupt, RowInvalid: see `BadRows`.
             BadSample: the steps drop row after row, 10,000 of them.
         """
         if type(index) is not int:

@@ -29,7 +29,7 @@ from lazyshard.format.names import chunk_name
 from lazyshard.store import durable
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.reader import StreamReader
-from lazyshard.stream.retire import read_retired
+from lazyshard.stream.retention import read_retired
 from lazyshard.stream.stream import open_now, rows_of_first_chunk
 
 AUTO: Final = "auto"

@@ -10,17 +10,12 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.output import JsonOption, complain, count, epilog, explain, say
-
-HELP: Final = """Looks through a configuration for `lazyshard.load`, and names all mistakes at once, each with its line.
-
-The modules of the functions that it names are imported, to see whether these are there: look at a file that somebody
-else has made first, or give --no-imports. No stream is opened."""
+from lazyshard.cli.output import JsonOption, count, epilog, say
 
 EPILOG: Final = epilog(
     ["lazyshard check-config train.yaml", "lazyshard check-config train.yaml --json | jq -r '.mistakes[].path'"],
     {
-        0: "it is in order; also where it is of an older version, which is told",
+        0: "it is in order",
         1: "a package is missing: pip install 'lazyshard\\[cli,config]'",
         2: "usage",
         3: "there are mistakes: each is told in a line",
@@ -36,34 +31,33 @@ def command(
     ] = False,
     as_json: JsonOption = False,
 ) -> Callable[[], int]:
-    """Returns what is to be done; see `lazyshard.cli.command`."""
+    """Looks through a configuration for `lazyshard.load`, and names all mistakes at once, each with its line.
+
+    The modules of the functions that it names are imported, to see whether these are there: look at a file that
+    somebody else has made first, or give --no-imports. No stream is opened.
+    """
     if not file or os.path.isdir(file):
         raise typer.BadParameter(f"{file!r} is not a file", param_hint="FILE")
     return lambda: _run(file, not no_imports, as_json)
 
 
 def _run(file: str, imports: bool, as_json: bool) -> int:
-    from lazyshard.config.checks import examine
+    from lazyshard.config import examine
 
-    try:
-        checked = examine(file, imports=imports)
-    except ImportError as error:
-        complain(str(error))
-        return exits.NO_EXTRA
+    checked = examine(file, imports=imports)
     mistakes = checked.mistakes
     if as_json:
-        values = {"file": checked.name, "ok": not mistakes, "older": checked.notice is not None}
-        say(json.dumps(values | {"mistakes": [mistake._asdict() for mistake in mistakes]}))
-    else:
-        for mistake in mistakes:
-            line = "" if mistake.line is None else f"{mistake.line}:"
-            where = f" {mistake.path}:" if mistake.path else ""
-            say(f"{file}:{line}{where} {mistake.text}")
-        result = count(len(mistakes), "mistake")
-        if checked.config is not None:
-            steps = sum(len(dataset.steps) for dataset in checked.config.datasets)
-            result = f"in order: {count(len(checked.config.datasets), 'data set')}, {count(steps, 'step')}"
-        say(f"{file}: {result}")
-        if checked.notice is not None:
-            explain(f"{file}: {checked.notice}")
+        listed = [mistake._asdict() for mistake in mistakes]
+        say(json.dumps({"file": checked.name, "ok": not mistakes, "mistakes": listed}))
+        return exits.REFUSED if mistakes else exits.DONE
+    for mistake in mistakes:
+        line = "" if mistake.line is None else f"{mistake.line}:"
+        where = f" {mistake.path}:" if mistake.path else ""
+        say(f"{file}:{line}{where} {mistake.text}")
+    result = count(len(mistakes), "mistake")
+    if checked.config is not None:
+        datasets = checked.config.datasets
+        steps = sum(len(dataset.steps) for dataset in datasets)
+        result = f"in order: {count(len(datasets), 'data set')}, {count(steps, 'step')}"
+    say(f"{file}: {result}")
     return exits.REFUSED if mistakes else exits.DONE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -31,26 +31,19 @@ from lazyshard.cli import (
 from lazyshard.cli.output import NAME, PlainFlags, complain, explain
 from lazyshard.errors import LazyShardError
 
-_HELP: Final = """Looks after streams of numbered chunk files.
-
-See [bold]lazyshard COMMAND --help[/bold]. What all commands have in common is told in docs/commands.md."""
-
-
 app = typer.Typer(
     name=NAME,
     cls=PlainFlags,
-    help=_HELP,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_MODULES: Final = (
+for _one in (
     *(audit, check_config, doctor, export, forget, inspect, simulate, status, trace, verify),
     *(verify_filesystem, watch),
-)
-for _one in _MODULES:
+):
     _name = _one.__name__.rpartition(".")[2].replace("_", "-")
-    app.command(_name, help=_one.HELP, epilog=_one.EPILOG)(_one.command)
+    app.command(_name, help=getattr(_one, "HELP", None), epilog=_one.EPILOG)(_one.command)
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -59,37 +52,35 @@ def execute(arguments: Sequence[str]) -> int:
         task = app(list(arguments), standalone_mode=False, prog_name=NAME)
         # An option such as --help has done it already, and what came is the exit code.
         code = task() if callable(task) else task
+        return code if isinstance(code, int) else exits.DONE
     except typer.Abort:
         # Ctrl-C, in typer's own words.
         raise KeyboardInterrupt from None
     except Exception as error:
         # The root of typer's own usage errors is click's, which recent releases carry inside; both have this method.
-        if hasattr(error, "format_message"):
-            known = {command.name for command in app.registered_commands}
-            called = f"{NAME} {arguments[0]}" if arguments and arguments[0] in known else NAME
-            complain(f"{error.format_message()} (see `{called} --help`)")
-            return exits.USAGE
-        return _report(error)
-    return code if isinstance(code, int) else exits.DONE
+        if not hasattr(error, "format_message"):
+            return _report(error)
+        known = {command.name for command in app.registered_commands}
+        called = f"{NAME} {arguments[0]}" if arguments and arguments[0] in known else NAME
+        complain(f"{error.format_message()} (see `{called} --help`)")
+        return exits.USAGE
 
 
 def _report(error: Exception) -> int:
-    code = exits.exit_code(error)
+    code, text = exits.exit_code(error), str(error)
     if code == exits.OUT_OF_MEMORY:
-        complain(
-            f"not enough memory: {error or 'the system has no more'}; give this process more, or see whether the "
-            f"numbers in the stream's files can be true, and run the same command again"
-        )
-    elif isinstance(error, LazyShardError):
-        complain(str(error))
-    elif isinstance(error, OSError):
+        remedy = "give this process more, or see whether the numbers in the stream's files can be true"
+        text = f"not enough memory: {error or 'the system has no more'}; {remedy}, and run the same command again"
+    elif isinstance(error, OSError) and not isinstance(error, LazyShardError):
         where = f"{error.filename}: " if error.filename is not None else ""
-        complain(f"{where}{error.strerror or error}; mend that, and run the same command again")
-    else:
+        text = f"{where}{error.strerror or error}; mend that, and run the same command again"
+    elif code == exits.UNEXPECTED:
         # Line by line: a text in it may be somebody else's.
         for line in traceback.format_exc().splitlines():
             explain(line)
-        complain(f"unexpected {type(error).__name__}: {error}; this should not happen, report it with the lines above")
+        what = f"unexpected {type(error).__name__}: {error}"
+        text = f"{what}; this should not happen, report it with the lines above"
+    complain(text)
     return code
 
 
@@ -98,6 +89,10 @@ def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
 ) -> None:
+    """Looks after streams of numbered chunk files.
+
+    See [bold]lazyshard COMMAND --help[/bold]. What all commands have in common is told in docs/commands.md.
+    """
     if version:
         print(f"{NAME} {__version__}")
         raise typer.Exit(exits.DONE)

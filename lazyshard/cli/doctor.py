@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.metadata
+import itertools
 import json
-import os
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,28 +15,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
-import filelock
 import typer
 
 from lazyshard import __version__
 from lazyshard.cli import exits
-from lazyshard.cli.output import count, epilog, say
+from lazyshard.cli.output import count, epilog, explain, say
+from lazyshard.cli.verify_filesystem import measure
 from lazyshard.errors import redact
 from lazyshard.examination import GROUP, Examine, Finding
-from lazyshard.filesystem.side import type_of
+from lazyshard.filesystem.side import Far, Untried, type_of
 from lazyshard.format.names import HEAD
-from lazyshard.store.durable import sync_directory
 from lazyshard.store.urls import is_url
 from lazyshard.stream.waiting import Waker
-
-HELP: Final = """Says what is installed, whether it works together, and what would happen.
-
-[bold]lazyshard[/bold]: versions, which extras are installed and what each is for, inotify; with --stream the filesystem
-that a stream lies on, as this machine sees it: its type, renames, fsync, locks, links, inotify.
-
-[bold]swift[/bold]: the versions around ms-swift, whether lazyshard is active in this interpreter, each place of
-ms-swift that it hooks into, and what `megatron sft --sharded_lazy true` and `swift sft --sharded_lazy true` would do.
-Nothing of ms-swift is imported or changed."""
 
 EPILOG: Final = epilog(
     ["lazyshard doctor", "lazyshard doctor --stream /shared/stream", "lazyshard doctor swift --json"],
@@ -50,40 +40,44 @@ EPILOG: Final = epilog(
 
 _MARKS: Final = {True: "ok", False: "NOT OK", None: ""}
 _AREA: Final = "lazyshard"
-NEEDED: Final = ("filelock", "numpy", "orjson", "pybase64", "watchdog", "xxhash")
 
-EXTRAS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "torch": ("training", ("torch",)),
-    "cli": ("the command lazyshard", ("jinja2", "prometheus-client", "rich", "typer")),
-    "producer": (
-        "the command lazyshard-producer",
-        ("annotated-types", "prometheus-client", "pydantic", "rich", "typer", "zstandard"),
-    ),
-    "arrow": ("Parquet, Arrow and Hugging Face data sets as sources", ("pyarrow",)),
-    "objects": ("streams in an object store", ("fsspec", "s3fs")),
-    "config": ("configurations in YAML", ("pydantic", "pyyaml")),
-    "plots": ("pictures of lazyshard watch", ("matplotlib",)),
-    "ray": ("a stream as the sink of Ray Data", ("pyarrow", "ray")),
-    "torchdata": ("a stream as a source of torchdata.nodes", ("torch", "torchdata")),
+PURPOSES: Final = {
+    "torch": "training",
+    "cli": "the command lazyshard",
+    "producer": "the command lazyshard-producer",
+    "arrow": "Parquet, Arrow and Hugging Face data sets as sources",
+    "objects": "streams in an object store",
+    "config": "configurations in YAML",
+    "plots": "pictures of lazyshard watch",
+    "ray": "a stream as the sink of Ray Data",
+    "torchdata": "a stream as a source of torchdata.nodes",
+    "megatron": "lazyshard export",
 }
-"""What each extra is for, and what it installs."""
+"""What each extra is for."""
 
-_LIMITS: Final = Path("/proc/sys/fs/inotify")
 _WAKE_S: Final = 2.0
+_LONGEST_S: Final = 20.0  # How long processes of this machine wait for each other's files
 
 
 def command(
     area: Annotated[
-        str | None,
-        typer.Argument(metavar="[AREA]", help="What to look at: lazyshard or swift. Default: all that is installed."),
+        str | None, typer.Argument(metavar="[AREA]", help="lazyshard or swift. Default: all that is installed.")
     ] = None,
     stream: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Look at the filesystem of this stream, which need not be there yet, too."),
+        str | None, typer.Option(metavar="DIR", help="Try the filesystem of this stream, which need not be there yet.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object on one line for each area.")] = False,
 ) -> Callable[[], int]:
-    """Returns what is to be done; see `lazyshard.cli.command`."""
+    """Says what is installed, whether it works together, and what would happen.
+
+    [bold]lazyshard[/bold]: versions, which extras are installed and what each is for, inotify; with --stream the
+    filesystem that a stream lies on, as processes of this machine see it: its type, renames, fsync, locks, links,
+    inotify.
+
+    [bold]swift[/bold]: the versions around ms-swift, whether lazyshard is active in this interpreter, each place of
+    ms-swift that it hooks into, and what `megatron sft --sharded_lazy true` and `swift sft --sharded_lazy true` would
+    do. Nothing of ms-swift is imported or changed.
+    """
     known = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
     names = [_AREA, *sorted(known)]
     areas = names if area is None else [area]
@@ -93,7 +87,8 @@ def command(
         raise typer.BadParameter(f"goes with {_AREA}, not with {area}", param_hint="--stream")
 
     def ours() -> list[Finding]:
-        return [*_versions(), *_inotify(), *([] if stream is None else _filesystem(stream))]
+        local = _inotify("inotify", tempfile.gettempdir(), otherwise=False)
+        return [*_versions(), local, *([] if stream is None else _filesystem(stream))]
 
     def run(one: str) -> int:
         examine = ours if one == _AREA else known[one].load()
@@ -107,27 +102,26 @@ def _run(area: str, examine: Examine, as_json: bool, *, asked: bool) -> int:
     there = asked or applies is None or applies()
     findings = list(examine()) if there else []
     missing = sum(finding.ok is False for finding in findings)
-    if as_json:
-        say(json.dumps({"area": area, "ok": not missing, "findings": [asdict(finding) for finding in findings]}))
-        return exits.MISSING if missing else exits.DONE
-    for line in _lines(findings):
-        say(line)
+    last = f"{count(missing, 'thing')} not as it should be" if missing else "all is as it should be"
     if not there:
-        say(f"{area}: not installed, so there is nothing to examine; `lazyshard doctor {area}` tells what it needs")
-    else:
-        say(f"{count(missing, 'thing')} not as it should be" if missing else "all is as it should be")
+        last = f"{area}: not installed, so there is nothing to examine; `lazyshard doctor {area}` tells what it needs"
+    lines = [*_lines(findings), last]
+    if as_json:
+        values = {"area": area, "ok": not missing, "findings": [asdict(finding) for finding in findings]}
+        lines = [json.dumps(values)]
+    for line in lines:
+        say(line)
     return exits.MISSING if missing else exits.DONE
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:
-    section = None
     marks = max((len(_MARKS[finding.ok]) for finding in findings), default=0)
-    for finding in findings:
-        if finding.section != section:
-            section = finding.section
-            subjects = max(len(other.subject) for other in findings if other.section == section)
-            yield section
-        yield f"  {_MARKS[finding.ok]:{marks}}  {finding.subject:{subjects}}  {finding.answer}".rstrip()
+    for section, group in itertools.groupby(findings, lambda finding: finding.section):
+        yield section
+        found = list(group)
+        width = max(len(finding.subject) for finding in found)
+        for one in found:
+            yield f"  {_MARKS[one.ok]:{marks}}  {one.subject:{width}}  {one.answer}".rstrip()
     if findings:
         yield ""
 
@@ -143,31 +137,19 @@ def _versions() -> Iterator[Finding]:
     yield Finding("versions", "python", f"{platform.python_version()} in {sys.executable}")
     yield Finding("versions", "system", platform.platform())
     yield Finding("versions", "lazyshard", __version__)
-    for name in NEEDED:
-        found = _version(name)
+    required: dict[str, dict[str, str | None]] = {"": {}, **{extra: {} for extra in PURPOSES}}
+    for line in importlib.metadata.requires("lazyshard") or ():
+        name, of = re.split(r"[^\w-]", line)[0], re.search(r"extra == ['\"]([\w-]+)", line)
+        if "python_version" not in line:
+            required.setdefault(of[1] if of else "", {})[name] = _version(name)
+    for name, found in required[""].items():
         yield Finding("versions", name, found or "not installed: install lazyshard again", found is not None)
-    for extra, (purpose, names) in EXTRAS.items():
-        versions = {name: _version(name) for name in names}
-        there = None not in versions.values()
+    for extra, purpose in PURPOSES.items():
+        versions = required[extra]
+        there = bool(versions) and None not in versions.values()
         answer = ", ".join(f"{name} {version}" for name, version in versions.items())
         answer = answer if there else f"not installed: pip install 'lazyshard[{extra}]'"
         yield Finding("extras", extra, f"{answer} (for {purpose})", there or None)
-
-
-def _inotify() -> Iterator[Finding]:
-    if not _LIMITS.is_dir():
-        yield Finding("inotify", "instances", "none on this system: whoever waits polls")
-        return
-    for name in ("max_user_instances", "max_user_watches"):
-        with contextlib.suppress(OSError):
-            yield Finding("inotify", name, (_LIMITS / name).read_text(encoding="ascii").strip())
-    descriptor = ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_CLOEXEC)
-    why = os.strerror(ctypes.get_errno())
-    remedy = "readers that wait poll alone, which is slower; raise fs.inotify.max_user_instances by sysctl"
-    if descriptor >= 0:
-        os.close(descriptor)
-    answer = "can be had" if descriptor >= 0 else f"cannot be had ({why}): {remedy}"
-    yield Finding("inotify", "an instance", answer, descriptor >= 0)
 
 
 def _filesystem(stream: str) -> Iterator[Finding]:
@@ -183,54 +165,28 @@ def _filesystem(stream: str) -> Iterator[Finding]:
     yield Finding(section, "directory", "there" if place == directory else f"not there yet; {place} is", True)
     yield Finding(section, "type", type_of(str(place)) or "unknown")
     try:
-        folder = tempfile.TemporaryDirectory(prefix=".lazyshard-doctor-", dir=place, ignore_cleanup_errors=True)
+        with Far([sys.executable, "-m", "lazyshard.filesystem.side", str(place)]) as far:
+            lines = measure(str(place), far, _LONGEST_S, explain).lines
+    except Untried as error:
+        yield Finding(section, "files", f"could not be tried: {error}", False)
     except OSError as error:
         why = f"not possible for this user ({error.strerror}): it can be read, not produced"
         yield Finding(section, "writing", why)
-        return
-    with folder as scratch:
-        for subject, (needed, without) in _LOOKS.items():
-            try:
-                ok, problem = _works(subject, Path(scratch)), ""
-            except OSError as error:
-                ok, problem = False, f" ({error.strerror or error})"
-            answer = "works on this machine" if ok else f"does not work{problem}: {without}"
-            yield Finding(section, subject, answer, ok or (False if needed else None))
+    else:
+        for line in lines:
+            answer = ": ".join(filter(None, (line.found, line.means)))
+            yield Finding(section, line.what, answer, {"ok": True, "missing": False}.get(line.verdict))
+        yield _inotify(section, str(place), otherwise=None)
 
 
-def _works(subject: str, scratch: Path) -> bool:
-    """Tries one of `_LOOKS` in a folder of its own; raises OSError where the filesystem refuses it."""
-    one, other = scratch / HEAD, scratch / "other"
-    match subject:
-        case "rename over a file":
-            for content in ("old", "new"):
-                other.write_text(content)
-                os.replace(other, one)
-            return one.read_text() == "new" and not other.exists()
-        case "fsync":
-            with open(other, "wb") as file:
-                os.fsync(file.fileno())
-            sync_directory(scratch)
-        case "file locks":
-            first, second = (filelock.FileLock(scratch / "lock", timeout=0, thread_local=False) for _ in range(2))
-            with first, contextlib.suppress(filelock.Timeout), second:
-                return False
-        case "hard links":
-            other.touch()
-            os.link(other, scratch / "link")
-        case "inotify":
-            with Waker(scratch) as waker:
-                waker.sleep(0)
-                one.write_text("{}")
-                return waker.sleep(_WAKE_S)
-    return True
-
-
-_LOOKS: Final = {
-    "rename over a file": (True, "do not use it for streams, see docs/filesystems.md"),
-    "fsync": (True, "no producer can run there; readers can"),
-    "file locks": (False, "a second producer is not refused at once: it takes over, and the first is fenced"),
-    "hard links": (False, "streams are created by a rename, which two machines may do at the same moment"),
-    "inotify": (False, "whoever waits polls, as for the writes of other machines anyway"),
-}
-"""What is looked at, whether it is needed, and what is the matter without it; as docs/filesystems.md has it."""
+def _inotify(section: str, place: str, *, otherwise: bool | None) -> Finding:
+    """Tries whether whoever waits for a file in a directory is told of it."""
+    woken = False
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix=".lazyshard-doctor-", dir=place) as scratch:
+        waker = Waker(Path(scratch))
+        with waker:
+            waker.sleep(0)
+            (Path(scratch) / HEAD).write_text("{}")
+            woken = waker.sleep(_WAKE_S)
+    remedy = "wakes nobody: whoever waits polls; see whether fs.inotify.max_user_instances can be raised by sysctl"
+    return Finding(section, "inotify", "works on this machine" if woken else remedy, woken or otherwise)

@@ -15,7 +15,6 @@ USAGE: Final = 2
 REFUSED: Final = 3
 UNTRIED: Final = 4  # `verify-filesystem` could not try it; the producer's 4 is a source
 STREAM_DAMAGED: Final = 5
-EXPORTING: Final = 6
 FILESYSTEM: Final = 7
 NOT_PROVEN: Final = 9  # `audit` found nothing, but cannot check what the states count. 8 is the producer's.
 UNEXPECTED: Final = 70  # EX_SOFTWARE of sysexits.h
@@ -24,7 +23,6 @@ INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 
 _CODES: Final[tuple[tuple[tuple[type[Exception], ...], int], ...]] = (
     ((errors.RowInvalid, errors.StreamInvalid, errors.ConfigInvalid), REFUSED),
-    ((errors.ProducerFenced,), EXPORTING),
     ((errors.FileUnreadable, errors.StoreRefused, errors.StoreUnavailable), FILESYSTEM),
     ((errors.LazyShardError,), STREAM_DAMAGED),
     ((OSError,), FILESYSTEM),
@@ -34,5 +32,9 @@ _CODES: Final[tuple[tuple[tuple[type[Exception], ...], int], ...]] = (
 
 def exit_code(error: BaseException) -> int:
     """Returns the exit code for an error that ends the command."""
-    found = (code for kinds, code in _CODES if isinstance(error, kinds))
-    return OUT_OF_MEMORY if is_short(error) else next(found, UNEXPECTED)
+    if is_short(error):
+        return OUT_OF_MEMORY
+    # Ours say what to install; what Python itself raises where there is no such module is a kind of it.
+    if type(error) is ImportError:
+        return NO_EXTRA
+    return next((code for kinds, code in _CODES if isinstance(error, kinds)), UNEXPECTED)

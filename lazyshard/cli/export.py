@@ -1,54 +1,62 @@
-"""`lazyshard export`: writes an ended stream of token ids as Megatron's IndexedDataset."""
+"""`lazyshard export`: writes an ended stream of token ids as Megatron's IndexedDataset, by megatron-core's builder.
+
+Each row holds a list of tokens, which is a sequence, or several with their lengths. Both files are written under
+temporary names, and get their own when they are on the device, the data first: readers look for both.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
+import re
+import reprlib
+import secrets
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import typer
 
-from lazyshard.cli import exits
-from lazyshard.cli.output import (
-    JsonOption,
-    SamplesPerChunkOption,
-    StreamArgument,
-    check_stream,
-    chunk_bar,
-    count,
-    epilog,
-    say,
-    size,
-)
-from lazyshard.conversion.exporting import AUTO, Exported, ExportSettings, export
-from lazyshard.conversion.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX
+from lazyshard.cli import exits, output
+from lazyshard.cli.output import count
+from lazyshard.conversion.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX, bounds_of
+from lazyshard.errors import ConfigInvalid, RowInvalid, StreamInvalid
+from lazyshard.format.names import chunk_name
+from lazyshard.store import durable
 from lazyshard.store.urls import stream_path
+from lazyshard.stream.reader import StreamReader
+from lazyshard.stream.retention import read_retired
+from lazyshard.stream.stream import open_now, rows_of_first_chunk
 
-HELP: Final = """Writes an ended stream of token ids as Megatron's IndexedDataset, PREFIX.bin and PREFIX.idx.
+AUTO: Final = "auto"
+_SMALLEST: Final = "uint16"  # Below 65,500 tokens; from there on int32 (`DType.optimal_dtype` of megatron-core)
+_SMALLEST_MOST: Final = 65498
+_KEY: Final = "key:"
+_BOUNDARIES: Final = re.compile(rf"row|stream|{_KEY}.+", re.DOTALL)
+_ROWS_AT_ONCE: Final = 1024  # What a chunk has of them is read together; large rows come in smaller pieces
+_MAX_LENGTH: Final = 2**31 - 1  # Most tokens of a sequence: what its length is written in holds no more
+_NEEDED: Final = "export needs megatron-core and torch: pip install 'lazyshard[megatron]'"
 
-Each row holds a list of integers under --field, which is a sequence and, by default, a document. Both files appear
-when the whole is written, the index last. The stream is only read.
+# Called with what is done, how many chunks of the stream are exported, and how many it has
+_Report = Callable[[str, int, int], None]
 
-It can be killed at any moment, and leaves nothing under these names then: run the same command again, and it begins
-anew."""
-
-EPILOG: Final = epilog(
+EPILOG: Final = output.epilog(
     [
         "lazyshard export /shared/stream /data/corpus",
         "lazyshard export /shared/stream /data/corpus --dtype int32 --document-boundaries key:document --mode mode",
     ],
     {
         0: "written",
+        1: "a package is missing: pip install 'lazyshard\\[cli,megatron]'",
         2: "usage; there is no such directory",
         3: "refused: PREFIX is there already; STREAM has not ended, lacks its first chunks, or holds no token; "
         "a row holds no\n"
         "     tokens, or one that the type cannot hold (the message names file and row)",
         5: "STREAM is damaged, or there is none",
-        6: "another process is exporting to PREFIX",
         7: "the filesystem or store failed: disk full, read-only, no permission",
         130: "Ctrl-C; nothing was written",
     },
@@ -56,78 +64,261 @@ EPILOG: Final = epilog(
 
 
 def command(
-    stream: StreamArgument,
-    prefix: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREFIX",
-            help=f"Path of the two files, without {DATA_SUFFIX} and {INDEX_SUFFIX}, as Megatron's own.",
-        ),
-    ],
-    field: Annotated[
-        str, typer.Option("--field", metavar="KEY", help="Key of the list of tokens. Default: input_ids.")
-    ] = "input_ids",
+    stream: output.StreamArgument,
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Path of the two files, without .bin and .idx.")],
+    field: Annotated[str, typer.Option(metavar="KEY", help="Key of the list of tokens.")] = "input_ids",
     dtype: Annotated[
-        str,
-        typer.Option(
-            "--dtype",
-            metavar="TYPE",
-            help=f"Type of the tokens: {', '.join(DTYPES)}. Default: auto, uint16 where all tokens are below 65,499, "
-            "else int32, as Megatron chooses.",
-        ),
+        str, typer.Option(metavar="TYPE", help=f"Of the tokens: {', '.join(DTYPES)}; auto: as Megatron chooses.")
     ] = AUTO,
-    boundaries: Annotated[
-        str,
-        typer.Option(
-            "--document-boundaries",
-            metavar="row|stream|key:NAME",
-            help="What is a document: each row, the whole stream, or rows that follow each other with the same value "
-            "under NAME. Default: row.",
-        ),
+    document_boundaries: Annotated[
+        str, typer.Option(metavar="row|stream|key:NAME", help="A document: a row, all, or rows alike under NAME.")
     ] = "row",
     lengths: Annotated[
         str | None,
-        typer.Option(
-            "--lengths",
-            metavar="KEY",
-            help="Key of the tokens of each sequence, where rows hold several. Default: none.",
-        ),
+        typer.Option(metavar="KEY", help="Key of the tokens of each sequence, where rows hold several. Default: none."),
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(
-            "--mode", metavar="KEY", help="Key of the mode of each sequence, which is written too. Default: none is."
-        ),
+        typer.Option(metavar="KEY", help="Key of the mode of each sequence, which is written too. Default: none is."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files of these names.")] = False,
-    as_json: JsonOption = False,
-    samples_per_chunk: SamplesPerChunkOption = None,
+    as_json: output.JsonOption = False,
+    samples_per_chunk: output.SamplesPerChunkOption = None,
 ) -> Callable[[], int]:
-    """Returns what is to be done; see `lazyshard.cli.command`."""
-    check_stream(stream)
+    r"""Writes an ended stream of token ids as Megatron's IndexedDataset, PREFIX.bin and PREFIX.idx.
+
+    Each row holds a list of integers under --field, which is a sequence and, by default, a document. Both files appear
+    when the whole is written, the index last. The stream is only read. megatron-core has to be installed: pip install
+    'lazyshard\[megatron]'.
+
+    It can be killed at any moment, and leaves nothing under these names then: run the same command again, and it begins
+    anew.
+    """
+    output.check_stream(stream)
     if not os.path.basename(prefix) or not os.path.isdir(os.path.dirname(prefix) or "."):
         raise typer.BadParameter(f"{prefix!r} is not a name in a directory that is there", param_hint="PREFIX")
     if prefix.endswith((DATA_SUFFIX, INDEX_SUFFIX)):
         raise typer.BadParameter(f"give it without {prefix[-len(INDEX_SUFFIX) :]}, got {prefix!r}", param_hint="PREFIX")
+    if dtype not in (AUTO, *DTYPES):
+        raise typer.BadParameter(f"{', '.join((AUTO, *DTYPES))} are known, got {dtype!r}", param_hint="--dtype")
+    if not _BOUNDARIES.fullmatch(document_boundaries):
+        wrong = f"row, stream or {_KEY}NAME is needed, got {document_boundaries!r}"
+        raise typer.BadParameter(wrong, param_hint="--document-boundaries")
+    settings = ExportSettings(field, dtype, document_boundaries, lengths, mode)
+
+    def run() -> int:
+        started = time.monotonic()
+        with output.chunk_bar() as show:
+            made = export(stream_path(stream), Path(prefix), settings, samples_per_chunk, force=force, report=show)
+        output.say(json.dumps(made) if as_json else _summary(made, time.monotonic() - started))
+        return exits.DONE
+
+    return run
+
+
+class ExportSettings(NamedTuple):
+    """What of the rows is exported, and how: as the options of the command."""
+
+    field: str = "input_ids"
+    dtype: str = AUTO
+    boundaries: str = "row"
+    lengths: str | None = None
+    mode: str | None = None
+
+
+def _summary(made: dict[str, Any], seconds: float) -> str:
+    holds = ", ".join(count(made[f"{noun}s"], noun) for noun in ("document", "sequence", "token"))
+    holds += f" of {made['dtype']}; {output.size(made['size'])}"
+    return f"exported: {made['data']} and {INDEX_SUFFIX} hold {holds} ({seconds:.1f} s)"
+
+
+def export(
+    source: Path,
+    prefix: Path,
+    settings: ExportSettings,
+    samples_per_chunk: int | None = None,
+    *,
+    force: bool = False,
+    report: _Report = lambda phase, done, total: None,
+) -> dict[str, Any]:
+    """Writes `PREFIX.bin` and `PREFIX.idx` with all rows of a stream, in order; returns what the command prints.
+
+    Raises ConfigInvalid, StreamMissing, StreamInvalid (it has not ended, its first rows are deleted, or it holds no
+    token), RowInvalid, another LazyShardError of a damaged stream, ImportError without megatron-core, OSError.
+    """
+    files = [prefix.with_name(f"{prefix.name}{suffix}") for suffix in (DATA_SUFFIX, INDEX_SUFFIX)]
+    if not force:
+        _check_free(files)
+    per_chunk = rows_of_first_chunk(source) if samples_per_chunk is None else samples_per_chunk
+    open_now(source, per_chunk)
+    reader = StreamReader(source, per_chunk, max_wait=0.0)
+    _check_source(reader)
+    new_builder = _find_builder()
+    parts = [path.with_name(f".{path.name}.{secrets.token_hex(8)}") for path in files]
     try:
-        settings = ExportSettings(dtype=dtype, field=field, boundaries=boundaries, lengths=lengths, mode=mode)
-    except ValueError as cause:
-        hint = "--dtype" if dtype != AUTO and dtype not in DTYPES else "--document-boundaries"
-        raise typer.BadParameter(str(cause), param_hint=hint) from cause
-    directory = stream_path(stream)
-    return lambda: _run(directory, Path(prefix), settings, samples_per_chunk, force, as_json)
+        for dtype in (_SMALLEST, "int32") if settings.dtype == AUTO else (settings.dtype,):
+            builder = new_builder(str(parts[0]), getattr(np, dtype), settings.mode is not None)
+            try:
+                # Of the smallest type: as far as its tokens go.
+                if _add_rows(reader, builder, dtype, settings, report):
+                    break
+            finally:
+                builder.data_file.close()
+        tokens = sum(builder.sequence_lengths)
+        if not tokens:
+            empty = f"its {reader.seen.samples} rows hold no token, and megatron-core opens no empty {DATA_SUFFIX} file"
+            raise _unfit_stream(reader, empty)
+        builder.finalize(str(parts[1]))
+        size = sum(path.stat().st_size for path in parts)
+        _publish(parts, files, force)
+    finally:
+        for path in parts:
+            durable.remove(path)
+    return {
+        "data": str(files[0]),
+        "index": str(files[1]),
+        "dtype": dtype,
+        "samples": reader.seen.samples,
+        "documents": len(builder.document_indices) - 1,
+        "sequences": len(builder.sequence_lengths),
+        "tokens": tokens,
+        "size": size,
+    }
 
 
-def _run(
-    directory: Path, prefix: Path, settings: ExportSettings, samples_per_chunk: int | None, force: bool, as_json: bool
-) -> int:
-    started = time.monotonic()
-    with chunk_bar() as show:
-        made = export(directory, prefix, settings, source_samples_per_chunk=samples_per_chunk, force=force, report=show)
-    say(json.dumps(dataclasses.asdict(made)) if as_json else _summary(made, time.monotonic() - started))
-    return exits.DONE
+def _find_builder() -> Any:
+    try:
+        with warnings.catch_warnings():
+            # Of Transformer Engine, which is not needed here.
+            warnings.simplefilter("ignore")
+            from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+    except ImportError as cause:
+        raise ImportError(f"{_NEEDED} ({cause})") from cause
+    return IndexedDatasetBuilder
 
 
-def _summary(made: Exported, seconds: float) -> str:
-    holds = f"{count(made.documents, 'document')}, {count(made.sequences, 'sequence')}, {count(made.tokens, 'token')}"
-    return f"exported: {made.data} and {INDEX_SUFFIX} hold {holds} of {made.dtype}; {size(made.size)} ({seconds:.1f} s)"
+def _check_free(files: list[Path]) -> None:
+    for path in files:
+        if os.path.lexists(path):
+            message = f"{path}: is there already; choose another name, or have it replaced with --force"
+            raise ConfigInvalid(message, file=str(path))
+
+
+def _publish(parts: list[Path], files: list[Path], force: bool) -> None:
+    for path in parts:
+        with open(path, "rb") as file:
+            durable.sync(file.fileno())
+    if not force:
+        _check_free(files)
+    elif os.path.lexists(files[1]):
+        # Readers look for both files, and must not find the older index with the new data.
+        durable.remove(files[1])
+        durable.sync_directory(files[1].parent)
+    for path, target in zip(parts, files, strict=True):
+        durable.rename(path, target)
+        durable.sync_directory(target.parent)
+
+
+def _unfit_stream(reader: StreamReader, why: str, chunk: int | None = None) -> StreamInvalid:
+    return StreamInvalid(f"{reader.directory}: {why}", directory=str(reader.directory), chunk=chunk)
+
+
+def _check_source(reader: StreamReader) -> None:
+    seen = reader.seen
+    if not seen.ended:
+        gap = "" if seen.gap is None else f": chunk {seen.gap} lacks its data or its marker"
+        why = f"has not ended{gap}; an export holds all of a stream, so wait for its end"
+        raise _unfit_stream(reader, why, seen.gap)
+    retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
+    if retired:
+        why = f"its chunks below {retired} are deleted, and an export would lack them; take a stream that was "
+        raise _unfit_stream(reader, f"{why}produced with --retain all", 0)
+
+
+def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSettings, report: _Report) -> bool:
+    """Adds all rows; returns False, where the type is still to be found, at a token that needs a wider one."""
+    published, sample = reader.seen, 0
+    key: Any = object()
+    (least, most), integral = bounds_of(dtype), DTYPES[dtype].kind in "iu"
+    widens = settings.dtype == AUTO and dtype == _SMALLEST
+    while sample < published.samples:
+        report("exporting", sample // reader.samples_per_chunk, published.chunks)
+        for row in reader.read_published(sample, published.samples, _ROWS_AT_ONCE):
+            try:
+                tokens, lengths, modes, shared = read_row(row, settings, integral)
+                low, high = tokens.min(initial=0).item(), tokens.max(initial=0).item()
+                if widens and (low < 0 or high > _SMALLEST_MOST):
+                    return False
+                if low < least or high > most:
+                    hint = "--dtype int64" if settings.dtype == AUTO else "a wider --dtype, or auto"
+                    token = f"token {low if low < least else high} does not fit into {dtype}"
+                    raise Unfit(f"{token}, which holds {least} to {most}; give {hint}")
+            except Unfit as cause:
+                chunk, at = divmod(sample, reader.samples_per_chunk)
+                path = str(reader.directory / chunk_name(chunk))
+                message = f"{path}:{at + 1}: sample {sample}: {cause}"
+                raise RowInvalid(message, reason=str(cause), file=path, line=at + 1) from None
+            if shared == key:
+                # The document of the row before goes on.
+                builder.document_indices.pop()
+            builder.add_document(tokens, lengths, modes)
+            sample, key = sample + 1, shared
+    report("exporting", published.chunks, published.chunks)
+    return True
+
+
+class Unfit(Exception):
+    """Why a row cannot be exported; told with its place by whoever knows that."""
+
+
+def read_row(
+    row: dict[str, Any], settings: ExportSettings, integral: bool
+) -> tuple[npt.NDArray[Any], list[int], list[int] | None, Any]:
+    """Returns of a parsed row its tokens, the lengths and modes of its sequences, and what rows of its document share.
+
+    If `integral`, tokens are integers; else they are numbers of any kind, rounded to what a float holds. Raises Unfit
+    where something is missing, or not what it has to be.
+    """
+    tokens = _numbers(_take(row, settings.field), settings.field, integral)
+    lengths, modes = [len(tokens)], None
+    if settings.lengths is not None and settings.lengths in row:
+        lengths = _numbers(row[settings.lengths], settings.lengths).tolist()
+        if min(lengths, default=0) < 0 or sum(lengths) != len(tokens):
+            raise Unfit(f"{settings.lengths!r} adds up to {sum(lengths)}, and there are {len(tokens)} tokens")
+    if max(lengths, default=0) > _MAX_LENGTH:
+        raise Unfit(f"a sequence of {max(lengths)} tokens; the index holds lengths up to {_MAX_LENGTH}")
+    if settings.mode is not None:
+        value = _take(row, settings.mode)
+        modes = [value] * len(lengths) if type(value) is int else _numbers(value, settings.mode).tolist()
+        if len(modes) != len(lengths):
+            raise Unfit(f"{settings.mode!r} holds {len(modes)} modes for {len(lengths)} sequences")
+        if wrong := [mode for mode in modes if not -128 <= mode < 128]:
+            raise Unfit(f"{settings.mode!r} holds {wrong[0]}, expected modes from -128 to 127")
+    if settings.boundaries.startswith(_KEY):
+        return tokens, lengths, modes, _take(row, settings.boundaries.removeprefix(_KEY))
+    # No two objects are equal: each row is a document.
+    return tokens, lengths, modes, object() if settings.boundaries == "row" else None
+
+
+def _take(row: dict[str, Any], name: str) -> Any:
+    if name not in row:
+        there = ", ".join(map(repr, list(row)[:8])) or "nothing"
+        raise Unfit(f"{name!r} is missing; it holds {reprlib.repr(there) if len(there) > 200 else there}")
+    return row[name]
+
+
+def _numbers(values: Any, name: str, integral: bool = True) -> npt.NDArray[Any]:
+    kinds, one = ({int}, "an integer") if integral else ({int, float}, "a number")
+    if type(values) is not list:
+        raise Unfit(f"{name!r} is {_kind(values)}, expected a list, each {one}")
+    if set(map(type, values)) - kinds:
+        at = next(index for index, value in enumerate(values) if type(value) not in kinds)
+        raise Unfit(f"{name!r}[{at}] is {_kind(values[at])}, expected {one}")
+    try:
+        return np.array(values, np.int64 if integral else np.float64)
+    except OverflowError:
+        raise Unfit(f"{name!r} holds {max(values, key=abs)}, which no type of tokens can hold") from None
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} {reprlib.repr(value)}"

@@ -5,26 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from lazyshard.cli import exits
-from lazyshard.cli.output import (
-    JsonOption,
-    StreamArgument,
-    check_stream,
-    chunk_range,
-    complain,
-    count,
-    duration,
-    epilog,
-    explain,
-    say,
-    size,
-)
+from lazyshard.cli import exits, output
+from lazyshard.cli.output import count, duration
 from lazyshard.cli.status_view import checkpoint_words
 from lazyshard.errors import LazyShardError
 from lazyshard.format.cursor import check_consumer
@@ -34,13 +22,7 @@ from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers
 
 ALIVE_S: Final = 600.0  # One that was heard of so lately may well be running: it marks its place once a window
 
-HELP: Final = """Forgets a consumer that will not come back: removes its cursor and its reading mark.
-
-As long as a consumer is known, a producer with --retain consumed keeps every chunk that is not in its checkpoints, and
-one with --max-ahead waits for it. So a run that was given up is to be forgotten. One that is still running registers
-again with its next checkpoint, but may find its chunks deleted."""
-
-EPILOG: Final = epilog(
+EPILOG: Final = output.epilog(
     ["lazyshard forget /shared/stream sft", "lazyshard forget /shared/stream sft --yes"],
     {
         0: "forgotten, or the answer was no",
@@ -53,13 +35,18 @@ EPILOG: Final = epilog(
 
 
 def command(
-    stream: StreamArgument,
+    stream: output.StreamArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The consumer's name, as `lazyshard status` shows it.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: JsonOption = False,
+    as_json: output.JsonOption = False,
 ) -> Callable[[], int]:
-    """Returns what is to be done; see `lazyshard.cli.command`."""
-    check_stream(stream)
+    """Forgets a consumer that will not come back: removes its cursor and its reading mark.
+
+    As long as a consumer is known, a producer with --retain consumed keeps every chunk that is not in its checkpoints,
+    and one with --max-ahead waits for it. So a run that was given up is to be forgotten. One that is still running
+    registers again with its next checkpoint, but may find its chunks deleted.
+    """
+    output.check_stream(stream)
     try:
         check_consumer(name)
     except ValueError as cause:
@@ -72,19 +59,27 @@ def _run(stream: Path, name: str, yes: bool, as_json: bool) -> int:
     consumer = next((one for one in consumers if one.name == name), None)
     if consumer is None:
         there = f"there are: {', '.join(one.name for one in consumers)}" if consumers else "none has registered"
-        complain(f"{stream}: no consumer {name!r}; {there}")
+        output.complain(f"{stream}: no consumer {name!r}; {there}")
         return exits.REFUSED
     # Of what --json gives nobody can tell the last line from those before it.
     for line in [*_described(stream, consumer, time.time()), _consequence(stream, consumers, name)]:
-        (explain if as_json else say)(line)
-    if not yes and not sys.stdin.isatty():
-        complain("there is nobody to ask: give --yes to forget it all the same; nothing was changed")
-        return exits.USAGE
-    if not yes and not _confirmed():
-        say(json.dumps(_values(stream, consumer, forgotten=False)) if as_json else "nothing was changed")
-        return exits.DONE
-    forget_consumer(stream, name)
-    say(json.dumps(_values(stream, consumer, forgotten=True)) if as_json else f"forgotten: {name}")
+        (output.explain if as_json else output.say)(line)
+    if not yes:
+        if not sys.stdin.isatty():
+            output.complain("there is nobody to ask: give --yes to forget it all the same; nothing was changed")
+            return exits.USAGE
+        print("forget it? [y/N] ", end="", file=sys.stderr, flush=True)
+        yes = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if yes:
+        forget_consumer(stream, name)
+    values = {
+        "stream": str(stream),
+        "consumer": name,
+        "forgotten": yes,
+        "samples": None if consumer.cursor is None else consumer.cursor.consumed,
+        "chunks_before": consumer.chunks_before,
+    }
+    output.say(json.dumps(values) if as_json else f"forgotten: {name}" if yes else "nothing was changed")
     return exits.DONE
 
 
@@ -104,25 +99,19 @@ def freed(consumers: Sequence[Consumer], name: str, retired: int, published: int
     return range(start, max(start, min(*others, published - 1)))
 
 
-def _described(stream: Path, consumer: Consumer, now: float) -> list[str]:
+def _described(stream: Path, consumer: Consumer, now: float) -> Iterator[str]:
     cursor, reading = consumer.cursor, consumer.reading
-    lines = [f"consumer {consumer.name} of {stream}"]
+    ages = [max(0.0, now - file.updated_at) for file in (cursor, reading) if file is not None]
+    yield f"consumer {consumer.name} of {stream}"
     if consumer.problem is not None:
-        lines.append(f"  checkpoint  not known: {consumer.problem}")
-    elif cursor is None:
-        lines.append("  checkpoint  none")
+        yield f"  checkpoint  not known: {consumer.problem}"
     else:
-        lines.append(f"  checkpoint  {checkpoint_words(cursor, max(0.0, now - cursor.updated_at))}")
+        yield f"  checkpoint  {'none' if cursor is None else checkpoint_words(cursor, ages[0])}"
     if reading is not None:
-        age = duration(max(0.0, now - reading.updated_at))
-        lines.append(f"  reading     needs {count(reading.needs_chunks, 'chunk')}; {age} old")
-    heard = max((file.updated_at for file in (cursor, reading) if file is not None), default=None)
-    if heard is not None and now - heard < ALIVE_S:
-        lines.append(
-            f"it was heard of {duration(max(0.0, now - heard))} ago: if it is running, it registers again with its "
-            f"next checkpoint, but may find its chunks deleted"
-        )
-    return lines
+        yield f"  reading     needs {count(reading.needs_chunks, 'chunk')}; {duration(ages[-1])} old"
+    if ages and min(ages) < ALIVE_S:
+        running = "if it is running, it registers again with its next checkpoint, but may find its chunks deleted"
+        yield f"it was heard of {duration(min(ages))} ago: {running}"
 
 
 def _consequence(stream: Path, consumers: Sequence[Consumer], name: str) -> str:
@@ -136,21 +125,7 @@ def _consequence(stream: Path, consumers: Sequence[Consumer], name: str) -> str:
     chunks = freed(consumers, name, survey.census.retired, survey.census.chunks)
     if not chunks:
         return "no chunk may be deleted for that: it is not the one that keeps them"
-    much = "" if survey.disk.chunk_size is None else f", about {size(len(chunks) * survey.disk.chunk_size)}"
-    what = chunk_range(chunks.start, chunks.stop)
-    return f"without it, {what} may be deleted ({count(len(chunks), 'chunk')}{much}): no other consumer keeps them"
-
-
-def _confirmed() -> bool:
-    print("forget it? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def _values(stream: Path, consumer: Consumer, *, forgotten: bool) -> dict[str, Any]:
-    return {
-        "stream": str(stream),
-        "consumer": consumer.name,
-        "forgotten": forgotten,
-        "samples": None if consumer.cursor is None else consumer.cursor.consumed,
-        "chunks_before": consumer.chunks_before,
-    }
+    size = survey.disk.chunk_size
+    much = count(len(chunks), "chunk") + ("" if size is None else f", about {output.size(len(chunks) * size)}")
+    what = output.chunk_range(chunks.start, chunks.stop)
+    return f"without it, {what} may be deleted ({much}): no other consumer keeps them"

@@ -32,14 +32,6 @@ _SHOWN: Final = 100  # Characters of a fact about the encoding: a system prompt 
 _SHARES: Final = (("p5", 0.05), ("median", 0.5), ("p95", 0.95))
 _TOKEN_SHARES: Final = (("median", 0.5), ("p90", 0.9), ("p99", 0.99))
 
-HELP: Final = """Shows what a stream holds: its facts, how long its rows are, which keys they have; or rows of it.
-
-Without a number: an overview. Lengths come from the seals, so that no rows are read but the first ones; of a stream of
-many chunks evenly spaced ones are looked at. What to change about chunks, lengths and shuffle stands at the end. With a
-number: that sample.
-
-Changes nothing, and waits for nothing: of a stream that is being written it shows what is published."""
-
 EPILOG: Final = output.epilog(
     [
         "lazyshard inspect /shared/stream",
@@ -65,35 +57,40 @@ def command(
         int | None, typer.Option(metavar="K", min=0, help="Show this chunk: its seal and its first rows.")
     ] = None,
     rows: Annotated[
-        int | None,
-        typer.Option(
-            metavar="M", min=0, help=f"How many rows to show. Default: 1 with N, {ROWS_OF_CHUNK} with --chunk."
-        ),
+        int | None, typer.Option(metavar="M", min=0, help="How many rows to show. Default: 1 with N, 3 with --chunk.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Look at every chunk for the overview.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line; rows are whole.")] = False,
     samples_per_chunk: output.SamplesPerChunkOption = None,
 ) -> Callable[[], int]:
-    """Returns what is to be done; see `lazyshard.cli.command`."""
+    """Shows what a stream holds: its facts, how long its rows are, which keys they have; or rows of it.
+
+    Without a number: an overview. Lengths come from the seals, so that no rows are read but the first ones; of a stream
+    of many chunks evenly spaced ones are looked at. What to change about chunks, lengths and shuffle stands at the end.
+    With a number: that sample.
+
+    Changes nothing, and waits for nothing: of a stream that is being written it shows what is published.
+    """
     output.check_stream(stream)
+    whole = sample is None and chunk is None
     if sample is not None and chunk is not None:
         raise typer.BadParameter("give either N or --chunk", param_hint="--chunk")
-    if rows is not None and sample is None and chunk is None:
+    if rows is not None and whole:
         raise typer.BadParameter("goes with N or --chunk", param_hint="--rows")
-    if every and not (sample is None and chunk is None):
+    if every and not whole:
         raise typer.BadParameter("goes with neither N nor --chunk", param_hint="--all")
     directory = stream_path(stream)
 
-    def run() -> int:
-        if sample is None and chunk is None:
-            return _show(_overview_page(directory, samples_per_chunk, every, as_json))
+    def page() -> Iterator[str]:
+        if whole:
+            return _overview_page(directory, samples_per_chunk, every, as_json)
         opened = open_now(directory, samples_per_chunk)
         if chunk is not None:
-            return _show(_chunk_page(opened, chunk, ROWS_OF_CHUNK if rows is None else rows, full, as_json))
-        return _show(_row_page(opened, sample or 0, 1 if rows is None else rows, full, as_json))
+            return _chunk_page(opened, chunk, ROWS_OF_CHUNK if rows is None else rows, full, as_json)
+        return _row_page(opened, sample or 0, 1 if rows is None else rows, full, as_json)
 
-    return run
+    return lambda: _show(page())
 
 
 def _show(lines: Iterable[str]) -> int:
@@ -147,12 +144,12 @@ def _row_page(stream: Stream, sample: int, rows: int, full: bool, as_json: bool)
     samples = stream.published().samples
     if sample >= samples:
         raise typer.BadParameter(f"no sample {sample}: {_published(samples, 'sample')}", param_hint="N")
-    found = _rows_from(stream, sample, min(rows, samples - sample))
+    found = _rows_from(stream, sample, min(sample + rows, samples))
     if as_json:
         yield f'{{"rows": [{", ".join(map(row_text, found))}]}}'
         return
-    for number, row in enumerate(found):
-        if number:
+    for row in found:
+        if row.sample > sample:
             yield ""
         yield from _row_lines(row, full)
 
@@ -163,14 +160,12 @@ def _published(number: int, noun: str) -> str:
     return f"{count(number, noun)} {'is' if number == 1 else 'are'} published, from 0 to {number - 1:,}"
 
 
-def _rows_from(stream: Stream, sample: int, rows: int) -> Iterator[inspection.ShownRow]:
-    number, first = divmod(sample, stream.samples_per_chunk)
-    while rows > 0:
+def _rows_from(stream: Stream, sample: int, stop: int) -> Iterator[inspection.ShownRow]:
+    while sample < stop:
+        number, first = divmod(sample, stream.samples_per_chunk)
         with _deletion_told(stream, number):
-            for row in islice(inspection.read_rows(stream, number, first, rows), rows):
-                yield row
-                rows -= 1
-        number, first = number + 1, 0
+            yield from inspection.read_rows(stream, number, first, stop - sample)
+        sample = (number + 1) * stream.samples_per_chunk
 
 
 @contextlib.contextmanager
@@ -183,28 +178,19 @@ def _deletion_told(stream: Stream, number: int) -> Iterator[None]:
     except FileNotFoundError as error:
         retired = stream.retired()
         if number < retired:
-            raise ChunkRetired(
-                f"{stream.directory}: chunk {number} was deleted by the stream's producer, as were all chunks below "
-                f"{retired}",
-                file=error.filename,
-                chunk=number,
-                chunks_before=retired,
-            ) from error
-        raise ChunkMissing(
-            f"{error.filename}: chunk {number} is published, but this file of it is not there; on a network filesystem "
-            f"it may still have to appear. `lazyshard verify` looks for more",
-            file=error.filename,
-            chunk=number,
-        ) from error
+            why = f"was deleted by the stream's producer, as were all chunks below {retired}"
+            message, place = f"{stream.directory}: chunk {number} {why}", {"file": error.filename, "chunk": number}
+            raise ChunkRetired(message, **place, chunks_before=retired) from error
+        why = "is published, but this file of it is not there; on a network filesystem it may still have to appear"
+        message = f"{error.filename}: chunk {number} {why}. `lazyshard verify` looks for more"
+        raise ChunkMissing(message, file=error.filename, chunk=number) from error
 
 
 def _row_lines(row: inspection.ShownRow, full: bool) -> Iterator[str]:
     arrays = "" if row.arrays is None else f" and {count(row.arrays, 'byte')} of arrays"
     tokens = "" if row.tokens is None else f", {count(row.tokens, 'token')}"
-    yield (
-        f"sample {row.sample:,}: chunk {row.chunk:,}, row {row.row:,} (byte {row.byte:,}), "
-        f"{count(len(row.line), 'byte')}{arrays}{tokens}"
-    )
+    where = f"sample {row.sample:,}: chunk {row.chunk:,}, row {row.row:,} (byte {row.byte:,})"
+    yield f"{where}, {count(len(row.line), 'byte')}{arrays}{tokens}"
     yield from _json_lines(output.pretty(row.value, row.line, full=full))
 
 
@@ -227,9 +213,8 @@ def _overview_lines(found: inspection.Overview) -> Iterator[str]:
     manifest, keys, tokens = found.manifest, found.keys, found.tokens
     yield str(found.directory)
     yield from _table(list(_facts(found)))
-    facts = [] if manifest is None else [
-        (name, str(fact) if type(fact) is str else json.dumps(fact)) for name, fact in (manifest.encoding or {}).items()
-    ]  # fmt: skip
+    encoding = {} if manifest is None else manifest.encoding or {}
+    facts = [(name, fact if type(fact) is str else json.dumps(fact)) for name, fact in encoding.items()]
     cut = [(name, text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...") for name, text in facts]
     yield from _titled("encoded with", _table(cut))
     rows = count(found.lengths.count, "row")
@@ -291,13 +276,10 @@ def _packs(found: inspection.Overview) -> str:
 def _chunk_lines(shown: inspection.ShownChunk) -> Iterator[str]:
     last = shown.first + shown.rows - 1
     facts = [("chunk", f"{shown.number:,}"), ("samples", f"{shown.rows:,}: {shown.first:,} to {last:,}")]
-    facts.append(("bytes", f"{shown.size:,}"))
-    if shown.arrays is not None:
-        facts.append(("bytes of arrays", f"{shown.arrays:,}"))
-    if shown.seal is None:
-        facts.append(("seal", "a marker only, without digests"))
-    else:
-        facts.append(("sealed", moment(shown.seal.sealed_at)))
+    facts += [("bytes", f"{shown.size:,}")]
+    facts += [] if shown.arrays is None else [("bytes of arrays", f"{shown.arrays:,}")]
+    unsealed = ("seal", "a marker only, without digests")
+    facts += [unsealed if shown.seal is None else ("sealed", moment(shown.seal.sealed_at))]
     yield str(shown.file)
     yield from _table(facts)
     yield from _titled("row length in bytes", _distribution(shown.lengths))
@@ -315,14 +297,12 @@ def _distribution(lengths: Lengths, shares: Sequence[tuple[str, float]] = _SHARE
     most = max(one.count for one in bins)
     labels = [f"{one.low:,}" if one.high == one.low + 1 else f"{one.low:,} to {one.high - 1:,}" for one in bins]
     width, digits = max(map(len, labels)), len(f"{most:,}")
-    return [
-        "  " + "  ".join(f"{name} {value:,}" for name, value in figures),
+    lines = ["  " + "  ".join(f"{name} {value:,}" for name, value in figures)]
+    for label, one in zip(labels, bins, strict=True):
         # A bin that is not empty has a bar, however short.
-        *(
-            f"  {label:>{width}}  {one.count:>{digits},}  {'#' * -(-one.count * BAR_WIDTH // most)}".rstrip()
-            for label, one in zip(labels, bins, strict=True)
-        ),
-    ]
+        bar = "#" * -(-one.count * BAR_WIDTH // most)
+        lines.append(f"  {label:>{width}}  {one.count:>{digits},}  {bar}".rstrip())
+    return lines
 
 
 def _overview_values(found: inspection.Overview, advice: Sequence[inspection.Advice]) -> dict[str, Any]:
@@ -389,13 +369,7 @@ def _token_values(lengths: Lengths) -> dict[str, Any] | None:
 def _length_values(lengths: Lengths) -> dict[str, Any] | None:
     if not lengths.count:
         return None
-    return {
-        "rows": lengths.count,
-        "min": lengths.smallest,
-        "p5": lengths.quantile(0.05),
-        "median": lengths.quantile(0.5),
-        "p95": lengths.quantile(0.95),
-        "max": lengths.largest,
-        "mean": round(lengths.mean, 3),
-        "bins": [[one.low, one.high, one.count] for one in lengths.histogram()],
-    }
+    figures = {name: lengths.quantile(share) for name, share in _SHARES}
+    ends = {"max": lengths.largest, "mean": round(lengths.mean, 3)}
+    bins = [[one.low, one.high, one.count] for one in lengths.histogram()]
+    return {"rows": lengths.count, "min": lengths.smallest} | figures | ends | {"bins": bins}

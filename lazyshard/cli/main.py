@@ -2,7 +2,7 @@
 
     code  meaning                                                       what to do
        0  done, or nothing was to do                                    nothing
-       1  the command's own requirements are not installed              pip install 'lazyshard[cli]'
+       1  a requirement of the command is not installed                 see the message: pip install 'lazyshard[cli]'
        1  `doctor`: something is not as it should be                    see what is marked NOT OK
        1  `verify-filesystem`: it works with limits                     see what is printed
        2  usage: an argument is missing or impossible                   see --help
@@ -18,7 +18,6 @@
        5  `status`: there is no stream in the directory                 see to its producer
        5  `verify`: there is damage                                     restore what the lines name
        5  the stream is damaged, of a later format, or another one      restore what the message names
-       6  `export`: another process exports to PREFIX                   stop it, run again
        7  filesystem or store failed: full, read-only, no permission    mend it, run again
        9  `audit`: consistent, but the count of samples is not checked  save steps: dataset.batches() does
       70  unexpected error                                              report it with its traceback

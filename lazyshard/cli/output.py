@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import typer
+from rich import filesize
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
@@ -26,7 +27,6 @@ from lazyshard.store.urls import check_place, is_folder
 from lazyshard.stream.head import format_seconds
 
 NAME: Final = "lazyshard"
-_SIZES: Final = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _DAY_S: Final = 86400.0
 _MANY_CHUNKS: Final = 20  # Fewer are mostly done before anybody has read a bar
 MAX_CHARACTERS: Final = 200
@@ -41,14 +41,9 @@ StreamArgument: TypeAlias = Annotated[str, typer.Argument(metavar="STREAM", help
 
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
 
+_ROWS: Final = "For a directory without stream.json: rows in every chunk but the last. Default: those of its first."
 SamplesPerChunkOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        max=MAX_SAMPLES_PER_CHUNK,
-        help="For a directory without stream.json: rows in every chunk but the last. Default: those of its first.",
-    ),
+    int | None, typer.Option(metavar="N", min=1, max=MAX_SAMPLES_PER_CHUNK, help=_ROWS)
 ]
 
 _CODES: Final = {
@@ -158,13 +153,10 @@ def drop_what_nobody_reads() -> None:
 def size(number: float) -> str:
     """Returns a number of bytes, in powers of 1,000.
 
-    >>> size(999), size(1000), size(12_345_678), size(5e15)
-    ('999 bytes', '1.0 kB', '12.3 MB', '5,000.0 TB')
+    >>> size(999), size(1000), size(12_345_678)
+    ('999 bytes', '1.0 kB', '12.3 MB')
     """
-    for unit, one in _SIZES:
-        if number >= one:
-            return f"{number / one:,.1f} {unit}"
-    return "1 byte" if round(number) == 1 else f"{round(number)} bytes"
+    return filesize.decimal(round(number))
 
 
 def duration(seconds: float) -> str:
@@ -206,29 +198,20 @@ def per_second(number: float, noun: str) -> str:
 def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Gives a function that is told a phase, chunks done and chunks in all: of many it shows a bar on a terminal."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda phase, done, total: None
-        return
     counts = (BarColumn(), MofNCompleteColumn(), TextColumn("chunks"), TimeRemainingColumn())
     progress = Progress(TextColumn("{task.description}"), *counts, console=console, transient=True)
     task = progress.add_task("", total=None)
-    shown = ""
 
     def show(phase: str, done: int, total: int) -> None:
-        nonlocal shown
-        if total < _MANY_CHUNKS:
-            return
-        if phase != shown:
-            shown = phase
-            progress.reset(task, total=total, completed=done, description=phase)
+        if console.is_terminal and total >= _MANY_CHUNKS:
             progress.start()
-        progress.update(task, completed=done)
+            progress.update(task, description=phase, total=total, completed=done)
 
     try:
         yield show
     finally:
-        # Nothing was started where nothing was shown; stopping then would still print an empty line.
-        if shown:
+        # Stopping what was not started would print an empty line.
+        if progress.live.is_started:
             progress.stop()
 
 

@@ -1,42 +1,43 @@
-"""`lazyshard verify-filesystem`: whether lazyshard can use a filesystem that two mounts or two machines share."""
+"""`lazyshard verify-filesystem`: whether lazyshard can use a filesystem that two mounts or two machines share.
+
+Changes are made on the near side, by a `Side` here, and looked at from the far one, a process that serves another.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
+import os
+import secrets
 import shlex
 import sys
 import textwrap
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.output import JsonOption, complain, epilog, explain, say
-from lazyshard.filesystem.measuring import NAME_LENGTHS, REPLACEMENTS, Far, Sightings, Untried, measure
-from lazyshard.filesystem.side import serve
+from lazyshard.filesystem.side import Far, Side, Untried, error_name, serve
 
 _Verdict = Literal["ok", "slow", "limit", "missing"]
 """ok: as it should be; slow: it comes, but late; limit: lazyshard works without it, with what `means` says; missing:
 lazyshard must not be used without it."""
 
+_REPLACEMENTS: Final = 200  # Enough that a replacement in two steps, with a moment of nothing in between, is met
+ENTER_S: Final = 15.0  # A folder just made, under a name that nobody has asked for, shows at once on anything usable
+_AT_ONCE_S: Final = 0.1
 _SOON_S: Final = 1.0  # A look a second late is no delay for chunks that take seconds to train
 _GRACE_S: Final = 60.0  # How long a reader waits for a file that `head.json` has named (`stream.reader.GRACE_S`)
 _MOST_TORN: Final = 0.05  # Share of reads while a file is replaced again and again: three tries fail once in 8,000
 _FEW_TORN: Final = 3  # So many say nothing about a share: on a busy machine there are not a hundred reads
-_LONGEST_NAME: Final = 226
-_LEAST_NAME: Final = 64  # Bytes of the longest name of a consumer, and of a seal, under their temporary names
 _CACHES: Final = "shorter attribute caches: NFS actimeo=1 or noac; sshfs entry_timeout, attr_timeout, dcache_timeout"
 _LOGS: Final = "look into the client's and the server's logs"
-
-HELP: Final = """Tells whether lazyshard can use a filesystem that two mounts or two machines share.
-
-Changes are made in A and looked at from the other side: B, the same folder on a second mount of this machine, or what
---far starts on another machine. With A alone two processes use one mount. Says of each thing that lazyshard's protocol
-needs whether it holds, what it costs, and what to set. Works in a folder of its own and removes it."""
+_STOP: Final = "readers stop with this error"
 
 EPILOG: Final = epilog(
     [
@@ -54,8 +55,6 @@ EPILOG: Final = epilog(
     },
 )
 
-_CODES: Final = {"fits": exits.DONE, "limited": exits.LIMITED, "unfit": exits.REFUSED}
-
 
 def command(
     near: Annotated[str | None, typer.Argument(metavar="A", help="A folder on the first mount.")] = None,
@@ -63,8 +62,7 @@ def command(
         str | None, typer.Argument(metavar="B", help="The same folder on the second mount. Default: A.")
     ] = None,
     far: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND", help="Starts the other side on another machine: ssh, srun, kubectl exec -i."),
+        str | None, typer.Option(metavar="COMMAND", help="Starts the other side elsewhere: ssh, srun, kubectl exec -i.")
     ] = None,
     serving: Annotated[
         str | None, typer.Option("--serve", metavar="FOLDER", help="Be the other side, for --far.")
@@ -72,7 +70,12 @@ def command(
     longest: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for what does not show.")] = 90.0,
     as_json: JsonOption = False,
 ) -> Callable[[], int]:
-    """Returns what is to be done; see `lazyshard.cli.command`."""
+    """Tells whether lazyshard can use a filesystem that two mounts or two machines share.
+
+    Changes are made in A and looked at from the other side: B, the same folder on a second mount of this machine, or
+    what --far starts on another machine. With A alone two processes use one mount. Says of each thing that lazyshard's
+    protocol needs whether it holds, what it costs, and what to set. Works in a folder of its own and removes it.
+    """
     for folder, hint in ((near, "A"), (second, "B"), (serving, "--serve")):
         if folder is not None and not Path(folder).is_dir():
             raise typer.BadParameter(f"{folder}: expected a folder on a filesystem, found none", param_hint=hint)
@@ -86,11 +89,12 @@ def command(
         raise typer.BadParameter("give B or --far, not both", param_hint="--far")
     if not longest > 0:
         raise typer.BadParameter(f"more than 0 seconds, got {longest}", param_hint="--longest")
-    here = [sys.executable, "-m", "lazyshard.filesystem.side", second or near]
-    try:
-        other = here if far is None else shlex.split(far)
-    except ValueError as cause:
-        raise typer.BadParameter(f"{far}: {cause}", param_hint="--far") from cause
+    other = [sys.executable, "-m", "lazyshard.filesystem.side", second or near]
+    if far is not None:
+        try:
+            other = shlex.split(far)
+        except ValueError as cause:
+            raise typer.BadParameter(f"{far}: {cause}", param_hint="--far") from cause
     if not other:
         raise typer.BadParameter("expected a command, found none", param_hint="--far")
     return lambda: _run(near, other, far or second or near, longest, as_json)
@@ -99,33 +103,28 @@ def command(
 def _run(near: str, other: Sequence[str], shown: str, longest: float, as_json: bool) -> int:
     try:
         with Far(other) as far:
-            measured = measure(near, far, longest, explain)
+            found = measure(near, far, longest, explain)
     except (Untried, OSError) as error:
         complain(f"it could not be tried: {error}")
         return exits.UNTRIED
-    lines = judge(measured)
-    verdict, text = conclude(lines)
+    code, verdict, text = conclude(found.lines)
     if as_json:
-        facts = {"verdict": verdict, "text": text, "measured": asdict(measured)}
-        say(json.dumps(facts | {"lines": [line._asdict() for line in lines]}))
+        facts = {"verdict": verdict, "text": text, "near": found.near, "far": found.far}
+        say(json.dumps(facts | {"round_trip_s": found.round_trip_s, "lines": [one._asdict() for one in found.lines]}))
     else:
-        for shown_line in (*_table(measured, lines, near, shown), "", text):
-            say(shown_line)
-    return _CODES[verdict]
+        for line in (*_table(found, near, shown), "", text):
+            say(line)
+    return code
 
 
-def _table(measured: Sightings, lines: Sequence[Judged], near: str, far: str) -> list[str]:
-    left, indent = max(len(line.what) for line in lines), " " * 11
-    shown = [
-        f"changes in {near} ({measured.near or 'unknown'}), seen from {far} ({measured.far or 'unknown'}); a question "
-        f"there and back takes {1000 * measured.round_trip_s:.1f} ms",
-        "",
-    ]
-    for line in lines:
-        shown.append(f"{line.verdict:8} {line.what:{left}}  {line.found}")
+def _table(found: Measured, near: str, far: str) -> Iterator[str]:
+    seen = f"changes in {near} ({found.near or 'unknown'}), seen from {far} ({found.far or 'unknown'})"
+    yield from (f"{seen}; a question there and back takes {1000 * found.round_trip_s:.1f} ms", "")
+    left, indent = max(len(line.what) for line in found.lines), " " * 11
+    for line in found.lines:
+        yield f"{line.verdict:8} {line.what:{left}}  {line.found}"
         for text in (line.means, f"-> {line.remedy}" if line.remedy else ""):
-            shown += textwrap.wrap(text, 115, initial_indent=indent, subsequent_indent=indent)
-    return shown
+            yield from textwrap.wrap(text, 115, initial_indent=indent, subsequent_indent=indent)
 
 
 class Judged(NamedTuple):
@@ -138,26 +137,187 @@ class Judged(NamedTuple):
     remedy: str = ""
 
 
-def judge(measured: Sightings) -> list[Judged]:
-    """Returns a line for each thing that was looked at, the most important ones first."""
-    if measured.rename:
-        means = "nothing can be published: every file appears by a rename, most of them over an older one"
-        remedy = "sshfs: a server with posix-rename (OpenSSH has it), no `-o workaround=...`; else another filesystem"
-        return [Judged("rename over an existing file", measured.rename, "missing", means, remedy)]
-    return [*_reading(measured), *_sights(measured), *_operations(measured)]
+class Measured(NamedTuple):
+    """The types of the filesystem on both sides, what a question and its answer take, and what came out."""
+
+    near: str
+    far: str
+    round_trip_s: float
+    lines: list[Judged]
+
+
+def conclude(lines: Sequence[Judged]) -> tuple[int, str, str]:
+    """Returns the exit code, what it comes to in a word, and the last line."""
+    if missing := [line.what for line in lines if line.verdict == "missing"]:
+        return exits.REFUSED, "unfit", f"does not fit: {'; '.join(missing)}"
+    if limits := [line.what for line in lines if line.verdict != "ok"]:
+        return exits.LIMITED, "limited", f"works with limits: {'; '.join(limits)}"
+    return exits.DONE, "fits", "fits"
+
+
+class _Sight(NamedTuple):
+    kind: str  # as of `Side.look`
+    name: str
+    version: int
+    needed: bool
+    means: str  # that it is late
+    remedy: str
+
+
+# Each in a folder of its own, so that one way of looking does not refresh what another one has cached
+SIGHTS: Final = {
+    "replaced, by open": _Sight(
+        *("open", "replaced/file", 9, True),
+        "every look of a reader at head.json is so late, and so is the word that another producer has taken over",
+        _CACHES,
+    ),
+    "new, by open": _Sight("open", "fresh/new", 7, True, "each chunk is so late", _CACHES),
+    "new, by open, asked for before": _Sight(
+        *("open", "asked/new", 7, True),
+        "so long may the start of a reader that came before its producer take; readers wait 60 s for a file",
+        "shorter caches of missing names: NFS lookupcache=positive; sshfs negative_timeout=0",
+    ),
+    "new, by listing": _Sight(
+        *("list", "list/new", 7, False),
+        "so late come new chunks of directories without head.json, and consumers that the producer was not told of "
+        "with --consumers; what a producer that goes on after one elsewhere must know it asks for by name",
+        "sshfs: dir_cache=no; NFS: actimeo=1",
+    ),
+}
+
+
+def measure(folder: str, far: Far, longest: float, left: Callable[[str], None]) -> Measured:
+    """Measures everything, in a folder made and removed below the given one. Takes about as long as the slowest sight.
+
+    What does not show is waited for `longest` seconds; `left` is told of a folder that could not be removed.
+    """
+    near, name = Side(folder), f".verify-filesystem-{secrets.token_hex(4)}"
+    kinds = near.hello(), far.do("hello")
+    near.make(name)
+    near.enter(name, ENTER_S)
+    try:
+        if not far.do("enter", name, ENTER_S):
+            shows = f"what was made in {folder} does not show on the other side within {ENTER_S:.0f} s"
+            raise Untried(f"{shows}: are both the same folder?")
+        started = time.monotonic()
+        far.do("look", "list", "nothing")
+        round_trip = time.monotonic() - started
+        return Measured(*kinds, round_trip, list(_lines(near, far, longest)))
+    finally:
+        # What is left does no harm, and its name says whose it was.
+        with contextlib.suppress(Untried, OSError):
+            far.do("clear")
+        for path in near.clear()[-1:]:
+            held = ", ".join(sorted(os.listdir(path))) or "nothing that this side can see"
+            left(f"{path} could not be removed whole: remove it by hand (it holds {held})")
+
+
+def _lines(near: Side, far: Far, longest: float) -> Iterator[Judged]:
+    """Yields a line for each thing that is looked at, the most important ones first."""
+    means = "nothing can be published: every file appears by a rename, most of them over an older one"
+    remedy = "sshfs: a server with posix-rename (OpenSSH has it), no `-o workaround=...`; else another filesystem"
+    if error := _error(lambda: near.put("rename", 1)) or _error(lambda: near.put("rename", 2)):
+        yield Judged("rename over an existing file", error, "missing", means, remedy)
+        return
+    yield judge_storm(_storm(near, far, longest))
+    yield from _sights(near, far, longest)
+    for what, error, why in (
+        ("file", _error(lambda: near.sync("rename")), "a chunk counts only once it is on the device"),
+        ("directory", _error(lambda: near.sync("")), "it syncs the directory before it counts a chunk as published"),
+    ):
+        means, remedy = f"no producer runs here: {why}; readers can", "run the producer where it is supported"
+        yield _unless(not error, f"fsync of a {what}", error or "no error", "missing", means, remedy)
+    means = (
+        "a second producer on the other side is not refused: it takes the stream over, and the first one stops at its "
+        "next chunk. Nothing is lost, but see to it that only one is started"
+    )
+    remedy = "NFS: no `nolock` and no `local_lock=flock`; Lustre: mount with -o flock; else one producer a stream"
+    lock = _lock(near, far)
+    yield _unless(lock == "holds", "flock between the two", lock, "limit", means, remedy)
+    means = "two producers that create the same stream at the same moment may both think that it is theirs"
+    linked, remedy = _linked_over(near, far), "start a stream's first producer alone"
+    yield _unless(linked == "holds", "hard link refuses a name that is there", linked, "limit", means, remedy)
+
+
+def _sights(near: Side, far: Far, longest: float) -> Iterator[Judged]:
+    for kind, name, *_ in SIGHTS.values():
+        near.make(name.partition("/")[0])
+        if name.endswith("/file"):
+            near.put(name, 3)
+        # The far side has asked, so that it holds what its caches hold: nothing, or the old content. Of one new file
+        # it knows not even the name.
+        if name != "fresh/new":
+            far.do("look", kind, name)
+    changed: dict[str, float] = {}
+    for label, (_, name, version, *_) in SIGHTS.items():
+        near.put(name, version)
+        changed[label] = time.monotonic()
+    asked = time.monotonic()
+    found: dict[str, dict[str, Any]] = far.do("watch", {label: one[:3] for label, one in SIGHTS.items()}, longest)
+    waited = time.monotonic() - asked
+    yield judge_whole(found)
+    for label, state in found.items():
+        at = state["seconds"]
+        yield judge_sight(label, None if at is None else asked - changed[label] + at, waited)
+
+
+def _storm(near: Side, far: Far, longest: float) -> dict[str, Any]:
+    near.put("storm", 1)
+    far.do("look", "open", "storm")
+    far.ask("storm", "storm", _REPLACEMENTS, longest)
+    for version in range(2, _REPLACEMENTS + 1):
+        near.put("storm", version)
+    found: dict[str, Any] = far.answer()
+    return found
+
+
+def _linked_over(near: Side, far: Far) -> str:
+    # The far side remembers that the name is not there: what counts is what the server says.
+    far.do("look", "open", "linked")
+    near.put("linked-near", 1)
+    far.do("put", "linked-far", 2)
+    try:
+        far.do("link", "linked-far", "linked-again")
+        near.link("linked-near", "linked")
+    except OSError:
+        return "no hard links"
+    with contextlib.suppress(OSError):
+        far.do("link", "linked-far", "linked")
+        return "replaced the file"
+    return "holds"
+
+
+def _lock(near: Side, far: Far) -> str:
+    try:
+        held = near.lock("lock")
+        if held is None:
+            return "does not hold"
+        try:
+            return "holds" if far.do("lock", "lock") is None else "does not hold"
+        finally:
+            os.close(held)
+    except OSError as error:
+        return _name(error)
+
+
+def _error(operation: Callable[[], None]) -> str:
+    try:
+        operation()
+    except OSError as error:
+        return _name(error)
+    return ""
+
+
+def _name(error: OSError) -> str:
+    # Of the far side's errors only the name comes here.
+    name = error_name(error) if error.errno else str(error.strerror)
+    if name in ("ENOSPC", "EDQUOT"):
+        raise Untried(f"there is no room left on the filesystem ({name}): make some, and try again") from error
+    return name
 
 
 def _unless(ok: bool, what: str, found: str, verdict: _Verdict, means: str, remedy: str) -> Judged:
     return Judged(what, found) if ok else Judged(what, found, verdict, means, remedy)
-
-
-def conclude(lines: list[Judged]) -> tuple[Literal["fits", "limited", "unfit"], str]:
-    """Returns what it comes to, and the last line."""
-    if missing := [line.what for line in lines if line.verdict == "missing"]:
-        return "unfit", f"does not fit: {'; '.join(missing)}"
-    if limits := [line.what for line in lines if line.verdict != "ok"]:
-        return "limited", f"works with limits: {'; '.join(limits)}"
-    return "fits", "fits"
 
 
 def _others(errors: Mapping[str, int]) -> str:
@@ -165,95 +325,43 @@ def _others(errors: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in errors.items() if name != "ESTALE")
 
 
-def _reading(measured: Sightings) -> Iterator[Judged]:
-    what, storm = "rename replaces in one step", measured.storm
-    found = f"{storm['reads']} reads during {REPLACEMENTS} replacements: "
+def judge_storm(storm: dict[str, Any]) -> Judged:
+    """Judges reads of a file while it was replaced again and again, see `Side.storm`."""
+    what, found = "rename replaces in one step", f"{storm['reads']} reads during {_REPLACEMENTS} replacements: "
     bad = [f"{storm[key]} {word}" for key, word in (("missing", "found nothing"), ("torn", "found half")) if storm[key]]
-    stale = storm["errors"].get("ESTALE", 0)
-    met = f"{storm['torn']} came cut, which lazyshard reads again" if storm["torn"] else "all whole"
-    met += f"; {stale} ESTALE, which lazyshard answers by opening again" if stale else ""
-    stop = "readers stop with this error"
     if storm["missing"] or storm["torn"] > max(_FEW_TORN, _MOST_TORN * storm["reads"]):
-        means = (
-            "a cursor or the head that is not there for a moment looks like one that was never written: chunks that a "
-            "consumer needs could be deleted"
-        )
-        yield Judged(what, found + ", ".join(bad), "missing", means, "another filesystem")
-    elif storm["back"]:
+        means = "a cursor or the head that is not there for a moment looks like one that was never written: chunks "
+        means += "that a consumer needs could be deleted"
+        return Judged(what, found + ", ".join(bad), "missing", means, "another filesystem")
+    if storm["back"]:
         means = "readers pass over a head that says less than an earlier one, so what is new shows later"
-        yield Judged(what, f"{found}{storm['back']} went back", "limit", means, "shorter or no attribute caches")
-    else:
-        errors = _others(storm["errors"])
-        yield _unless(not errors, what, found + (errors or met), "missing", stop, _LOGS)
-    what, errors, means = "a renamed file shows whole", _others(measured.errors), "readers report chunks as damaged"
-    if measured.torn:
-        found = f"{measured.torn} looks found half"
-        yield Judged(what, found, "missing", f"{means} that are not", "another filesystem, or no caches")
-    else:
-        yield _unless(not errors, what, errors or "yes", "missing", stop, _LOGS)
+        return Judged(what, f"{found}{storm['back']} went back", "limit", means, "shorter or no attribute caches")
+    met = f"{storm['torn']} came cut, which lazyshard reads again" if storm["torn"] else "all whole"
+    if stale := storm["errors"].get("ESTALE"):
+        met += f"; {stale} ESTALE, which lazyshard answers by opening again"
+    errors = _others(storm["errors"])
+    return _unless(not errors, what, found + (errors or met), "missing", _STOP, _LOGS)
 
 
-def _sights(measured: Sightings) -> list[Judged]:
-    names = "shorter caches of missing names: NFS lookupcache=positive; sshfs negative_timeout=0"
-    head = "every look of a reader at head.json is so late, and so is the word that another producer has taken over"
-    early = "so long may the start of a reader that came before its producer take; readers wait 60 s for a file"
-    starts = (
-        "so late come new chunks of directories without head.json, and consumers that the producer was not told of "
-        "with --consumers; what a producer that goes on after one elsewhere must know it asks for by name"
-    )
-    rows = "rows that are added to a followed source are so late"
-    return [
-        _sight(measured, "replaced, by open", head, _CACHES),
-        _sight(measured, "new, by open", "each chunk is so late", _CACHES),
-        _sight(measured, "new, by open, asked for before", early, names),
-        _sight(measured, "new, by listing", starts, "sshfs: dir_cache=no; NFS: actimeo=1", needed=False),
-        _sight(measured, "grown, by open", rows, _CACHES, needed=False),
-    ]
+def judge_whole(found: dict[str, dict[str, Any]]) -> Judged:
+    """Judges whether renamed files show whole, by what `Side.watch` has found by label."""
+    # One that was replaced may come cut, by the size that was known of it, and is read again, as in the storm: how long
+    # that lasts is what is measured of it.
+    torn = sum(state["torn"] for label, state in found.items() if label.startswith("new"))
+    errors = _others(sum((Counter(state["errors"]) for state in found.values()), Counter()))
+    what, means = "a renamed file shows whole", "readers report chunks as damaged that are not"
+    if torn:
+        return Judged(what, f"{torn} looks found half", "missing", means, "another filesystem, or no caches")
+    return _unless(not errors, what, errors or "yes", "missing", _STOP, _LOGS)
 
 
-def _sight(measured: Sightings, label: str, means: str, remedy: str, *, needed: bool = True) -> Judged:
-    """Judges one latency: up to `SOON_S` is ok, then it is slow, and past `GRACE_S` missing where it is needed."""
-    at = measured.seen[label]
-    found = f"not within {measured.waited_s:.0f} s" if at is None else f"{at:.1f} s"
-    if at is not None and at < 0.1 + 2 * measured.round_trip_s:
-        found = "at once"
-    late = math.inf if at is None else at
-    if late <= _SOON_S:
-        return Judged(label, found)
-    if needed and late > _GRACE_S:
-        return Judged(label, found, "missing", f"{means}; after 60 s readers report it as missing", remedy)
-    return Judged(label, found, "limit" if at is None else "slow", means, remedy)
-
-
-def _operations(measured: Sightings) -> Iterator[Judged]:
-    for what, error, why in (
-        ("file", measured.sync_file, "a chunk counts only once it is on the device"),
-        ("directory", measured.sync_folder, "it syncs the directory before it counts a chunk as published"),
-    ):
-        means = f"no producer runs here: {why}; readers can"
-        remedy = "run the producer where it is supported, as on the server"
-        yield _unless(not error, f"fsync of a {what}", error or "no error", "missing", means, remedy)
-    means = (
-        "a second producer on the other side is not refused: it takes the stream over, and the first one stops at its "
-        "next chunk. Nothing is lost, but see to it that only one is started"
-    )
-    remedy = "NFS: no `nolock` and no `local_lock=flock`; Lustre: mount with -o flock; else one producer a stream"
-    yield _unless(measured.lock == "holds", "flock between the two", measured.lock, "limit", means, remedy)
-    what = "hard link refuses a name that is there"
-    means = "two producers that create the same stream at the same moment may both think that it is theirs"
-    found = {False: "holds", None: "no hard links", True: "replaced the file"}[measured.linked_over]
-    remedy = "start a stream's first producer alone"
-    yield _unless(measured.linked_over is False, what, found, "limit", means, remedy)
-    known = {"read on": "can be read on", "ESTALE": "ESTALE, which lazyshard answers by opening it again"}
-    means = "a reader that has a chunk open when it is deleted stops with this error"
-    remedy = "with `--retain consumed`: keep some chunks, `--retain N`"
-    for word, met in (("removed", measured.unlinked), ("replaced", measured.replaced)):
-        what = f"file that is {word} while open"
-        yield _unless(met in known, what, known.get(met, met), "limit", means, remedy)
-    what, length = "length of names", measured.longest_name
-    found = f"{length} bytes" if length else f"less than {NAME_LENGTHS[-1]} bytes"
-    if length >= _LEAST_NAME:
-        means = f"names of consumers may have {length - (_LONGEST_NAME - 200)} bytes at the most, not 200"
-        yield _unless(length >= _LONGEST_NAME, what, found, "limit", means, "short names of consumers")
-    else:
-        yield Judged(what, found, "missing", "the files of a stream cannot be made", "another filesystem")
+def judge_sight(label: str, at: float | None, waited: float) -> Judged:
+    """Judges a latency: up to a second is ok, then it is slow, and past a reader's grace missing where it is needed."""
+    sight = SIGHTS[label]
+    found = f"not within {waited:.0f} s" if at is None else f"{at:.1f} s"
+    if at is not None and at <= _SOON_S:
+        return Judged(label, "at once" if at < _AT_ONCE_S else found)
+    if sight.needed and (at is None or at > _GRACE_S):
+        means = f"{sight.means}; after 60 s readers report it as missing"
+        return Judged(label, found, "missing", means, sight.remedy)
+    return Judged(label, found, "limit" if at is None else "slow", sight.means, sight.remedy)

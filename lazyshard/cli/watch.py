@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
 from lazyshard.cli import exits, output
-from lazyshard.cli.status import INTERVAL_S, status_values
-from lazyshard.cli.watch_server import NO_PAGE, LastLook, PageAnswer, SharedLooks, WatchServer, is_loopback
+from lazyshard.cli.status import INTERVAL_S
 from lazyshard.errors import ConfigInvalid
-from lazyshard.inspection.inspection import History, take_history
-from lazyshard.inspection.outlook import Looks, Outlook
-from lazyshard.inspection.survey import LostChunks, take_survey
+from lazyshard.inspection.inspection import take_history
+from lazyshard.inspection.outlook import Looks
+from lazyshard.inspection.survey import take_survey
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.urls import is_url, stream_path
 
 if TYPE_CHECKING:
-    from lazyshard.cli.watch_page import Shown, WatchPage
+    from lazyshard.cli.watch_server import PageAnswer
 
 PORT: Final = 8642
 HOST: Final = "127.0.0.1"
 _MIN_INTERVAL_S: Final = 0.5
-_HISTORY_S: Final = 20.0
-_HISTORY_LOOKS: Final = 10  # The history is read so seldom, once in so many looks at the most: it takes some 200 seals
-_REQUIRED: Final = {"jinja2": "jinja2", "markupsafe": "jinja2", "prometheus_client": "prometheus-client"}
-"""Modules that the page needs, and what they are installed as."""
-
-Told: TypeAlias = tuple[dict[str, Any], Outlook | None]  # The values of `/status.json`, and the look that they are of
-
-HELP: Final = """Serves a page that shows how a stream is while it is produced and trained: what has become of each
-chunk and which rank reads it, what producer and consumers do and wait for, rates, lag, disk, lengths, refused rows, and
-when something runs out.
-
-The page needs nothing but a browser, and only looks. Only this machine can open it, unless [bold]--host[/bold] says
-otherwise. With [bold]--save[/bold] the same page becomes a file, and nothing is served."""
 
 EPILOG: Final = output.epilog(
     [
@@ -74,98 +59,39 @@ def command(
         int, typer.Option(metavar="PORT", min=0, max=65535, help="TCP port; 0 for any that is free.")
     ] = PORT,
     host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Address to listen at. Whoever reaches another one than the default can read the page.",
-        ),
+        str, typer.Option(metavar="ADDRESS", help="Address to listen at; whoever reaches it can read the page.")
     ] = HOST,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=_MIN_INTERVAL_S, help="Seconds between two looks at the stream.")
     ] = INTERVAL_S,
     save: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the page as it is now into this file, and serve nothing. A page that is there is replaced.",
-        ),
+        str | None, typer.Option(metavar="FILE", help="Write the page as it is now to this file, and serve nothing.")
     ] = None,
 ) -> Callable[[], int]:
-    """Returns what is to be done; see `lazyshard.cli.command`."""
+    """Serves a page that shows how a stream is while it is produced and trained.
+
+    What has become of each chunk and which rank reads it, what producer and consumers do and wait for, rates, lag,
+    disk, lengths, refused rows, and when something runs out.
+
+    The page needs nothing but a browser, and only looks. Only this machine can open it, unless [bold]--host[/bold] says
+    otherwise. With [bold]--save[/bold] the same page becomes a file, and nothing is served.
+    """
     output.check_stream(stream, may_come=save is None)
     if not host:
         raise typer.BadParameter("an address is needed, such as 127.0.0.1 or 0.0.0.0", param_hint="--host")
     if save is not None:
         _check_target(save)
     try:
-        from lazyshard.cli.watch_metrics import CONTENT_TYPE, metrics_page
         from lazyshard.cli.watch_page import WatchPage
+        from lazyshard.cli.watch_server import stream_answers
     except ModuleNotFoundError as cause:
-        missing = _REQUIRED.get((cause.name or "").partition(".")[0])
-        if missing is None:
-            raise
-        output.complain(f"watch needs {missing}, which is not installed: pip install 'lazyshard[cli]'")
-        raise typer.Exit(exits.NO_EXTRA) from None
-    directory, page = stream_path(stream), WatchPage()
+        missing = (cause.name or "").partition(".")[0].replace("_", "-")
+        raise ImportError(f"watch needs {missing}, which is not installed: pip install 'lazyshard[cli]'") from cause
+    directory = stream_path(stream)
     if save is not None:
-        return lambda: _save(directory, page, save)
-
-    looks, past = stream_looks(directory, interval), history_looks(directory, interval)
-
-    def told() -> Told:
-        facts = looks.facts()
-        return watch_values(directory, interval, facts, time.time()), facts.last
-
-    answers = page_answers(page, told, lambda: past.facts(0.0).last)
-    answers["/metrics"] = PageAnswer(CONTENT_TYPE, metrics_page(looks.facts, time.time))
-    return lambda: _serve(directory, [looks, past], answers, host, port)
-
-
-def stream_looks(stream: Path, interval: float) -> SharedLooks[Outlook]:
-    """Returns looks at how a stream is, to be started."""
-    looks, lost = Looks(), LostChunks()
-    return SharedLooks(lambda: looks.add(take_survey(stream, time.time(), lost)), interval)
-
-
-def history_looks(stream: Path, interval: float) -> SharedLooks[Shown]:
-    """Returns looks at how a stream came to be, with pictures, to be started."""
-    from lazyshard.cli.watch_page import Shown
-
-    last: Shown | None = None
-
-    def look() -> Shown:
-        nonlocal last
-        history = take_history(stream, None if last is None else last.history)
-        if last is None or history != last.history:
-            last = Shown(history, _pictures(history), 1 if last is None else last.version + 1)
-        return last
-
-    return SharedLooks(look, max(_HISTORY_S, _HISTORY_LOOKS * interval))
-
-
-def _pictures(history: History) -> dict[str, Any] | None:
-    """Returns the pictures of a history; None where matplotlib is not installed."""
-    try:
-        from lazyshard.cli.watch_pictures import draw
-    except ModuleNotFoundError as cause:
-        if (cause.name or "").partition(".")[0] != "matplotlib":
-            raise
-        return None
-    return draw(history)
-
-
-def page_answers(page: WatchPage, told: Callable[[], Told], shown: Callable[[], Shown | None]) -> dict[str, PageAnswer]:
-    """Returns the answers of the page, by path; `shown` is the stream's history, None where it is not known yet."""
-
-    def part(name: Literal["whole", "now", "history"], policy: str = NO_PAGE) -> PageAnswer:
-        return PageAnswer("text/html; charset=utf-8", lambda: page.render(name, *told(), shown()), policy)
-
-    return {
-        "/": part("whole", page.policy),
-        "/now": part("now"),
-        "/history": part("history"),
-        "/status.json": PageAnswer("application/json", lambda: json.dumps(told()[0]).encode()),
-    }
+        return lambda: _save(directory, save)
+    page = WatchPage()
+    return lambda: _serve(directory, stream_answers(directory, page, interval), host, port)
 
 
 def _check_target(save: str) -> None:
@@ -177,23 +103,21 @@ def _check_target(save: str) -> None:
         raise typer.BadParameter(f"{parent!r} is not a directory", param_hint="--save")
 
 
-def _save(stream: Path, page: WatchPage, save: str) -> int:
+def _save(stream: Path, save: str) -> int:
     """Writes the page; it appears whole or not at all. Raises ConfigInvalid where something else is there."""
-    from lazyshard.cli.watch_page import BEGINNING, Shown
+    from lazyshard.cli.watch_page import BEGINNING, Shown, WatchPage, draw
+    from lazyshard.cli.watch_server import LastLook, watch_values
 
     # Where a link leads to, not the link.
     target, beginning = Path(os.path.realpath(save)), BEGINNING.encode()
     with contextlib.suppress(FileNotFoundError), open(target, "rb") as file:
         if file.read(len(beginning)) not in (b"", beginning):
-            raise ConfigInvalid(
-                f"{target}: is there already and is no page of lazyshard watch; choose another name, or remove it",
-                file=str(target),
-            )
+            why = "is there already and is no page of lazyshard watch; choose another name, or remove it"
+            raise ConfigInvalid(f"{target}: {why}", file=str(target))
     now = time.time()
-    facts = LastLook(Looks().add(take_survey(stream, now)), None, now, None)
-    history = take_history(stream)
-    shown, values = Shown(history, _pictures(history), 1), watch_values(stream, 0.0, facts, now)
-    made = page.render("whole", values, facts.last, shown, live=False)
+    outlook, history = Looks().add(take_survey(stream, now)), take_history(stream)
+    values = watch_values(stream, 0.0, LastLook(outlook, answered_at=now), now)
+    made = WatchPage().render("whole", values, outlook, Shown(history, draw(history), 1), live=False)
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}")
     try:
         publish_bytes(made, target, temporary)
@@ -204,24 +128,9 @@ def _save(stream: Path, page: WatchPage, save: str) -> int:
     return exits.DONE
 
 
-def watch_values(stream: Path, interval: float, facts: LastLook[Outlook], now: float) -> dict[str, Any]:
-    """Returns the values of `/status.json`; its fields are described in `docs/watch.md`."""
-    return {
-        "schema": 1,
-        "directory": str(stream),
-        "now_s": now,
-        "interval_s": interval,
-        "answered_at_s": facts.answered_at,
-        "silent_since_s": facts.silent_since,
-        "error": facts.error,
-        "missing": facts.missing,
-        "status": None if facts.last is None else status_values(facts.last),
-    }
+def _serve(stream: Path, answers: dict[str, PageAnswer], host: str, port: int) -> NoReturn:
+    from lazyshard.cli.watch_server import WatchServer, is_loopback
 
-
-def _serve(
-    stream: Path, looks: Sequence[SharedLooks[Any]], answers: dict[str, PageAnswer], host: str, port: int
-) -> NoReturn:
     outside = not is_loopback(host)
     try:
         server = WatchServer(host, port, answers, {host, socket.gethostname()} if outside else None)
@@ -235,8 +144,6 @@ def _serve(
         # In all threads. Raised as an exception it may come in the middle of a lock's own code, which turns it into
         # another error, and the server takes any error for one of a request, and goes on.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        for one in looks:
-            one.start()
         threading.Thread(target=server.serve_forever, name="lazyshard-watch-server", daemon=True).start()
         output.say(f"{server.url} shows {stream}; Ctrl-C ends")
         if outside:
@@ -248,8 +155,6 @@ def _serve(
         while signal.getsignal(signal.sigwait({signal.SIGINT})) is signal.SIG_IGN:
             pass
         server.shutdown()
-        for one in looks:
-            one.close()
         # A look that is under way may be in C++ code, such as matplotlib's. CPython before 3.14 ends a daemon thread at
         # its next use of the interpreter, which there is a call of std::terminate.
         output.drop_what_nobody_reads()

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import re
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -26,7 +29,8 @@ from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.row_facts import Lengths
 
 if TYPE_CHECKING:
-    from lazyshard.cli.watch_pictures import Picture
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BEGINNING: Final = '<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" content="lazyshard watch">\n'
 """How each page begins: a saved one is known by it."""
@@ -44,13 +48,24 @@ STATES: Final = {
 }
 """Of each state of a chunk: what it is called, and what it is."""
 
-_KINDS: Final = dict.fromkeys(("waiting", "idle"), "wait") | dict.fromkeys(("dead", "failed"), "bad")
-"""How the state of a producer is coloured that is not "good"."""
-
-_SOON_S: Final = 600.0  # A reader that has to wait sooner is warned of, one that is merely quicker than rows is not
 _THINNEST: Final = 0.4  # Percent of a band that every stretch has at the least, so that it is seen
 
+_SHARES: Final = (("median", 0.5, "-"), ("p90", 0.9, "--"), ("p99", 0.99, ":"))  # Of lengths: share not above
+_POINTS: Final = 60  # Of a picture: rates, and bins of lengths
+_NAME: Final = 24  # Characters of a consumer's name that are shown
+_STYLE: Final = {
+    **{"svg.fonttype": "path", "svg.hashsalt": "lazyshard", "font.size": 10, "font.family": "DejaVu Sans"},
+    **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "legend.frameon": False},
+    **{"axes.spines.top": False, "axes.spines.right": False},
+}
+# Of text, of lines, and of what is shown: "C0" and "C1"
+_COLOURS: Final = {
+    "light": ("#3b434c", "#d5dae0", "#1d4fc4", "#b36b00"),
+    "dark": ("#c3cad3", "#343b45", "#8db4ff", "#e0a040"),
+}
+
 Values = dict[str, Any]
+Part = Literal["whole", "now", "history"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,8 @@ class Shown:
     """A stream's history as the page shows it; its `version` is another one where anything of it is."""
 
     history: History
-    pictures: dict[str, Picture] | None  # by name; None where matplotlib is not installed
+    # By name, for "light" and "dark" pages, as addresses that hold them; None where matplotlib is not installed
+    pictures: dict[str, dict[str, str]] | None
     version: int
 
 
@@ -75,6 +91,7 @@ class WatchPage:
             finalize=lambda value: one_line(value) if type(value) is str else value,
         )
         environment.filters |= {"count": count, "clock": clock, "moment": moment, "tied": tied}
+        environment.filters |= {"duration": duration, "size": size, "unit": lambda text: text.lstrip("≈ .,0123456789")}
         environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
         environment.globals |= {"bar": bar, "version": __version__}
         self._template = environment.get_template("watch_page.html")
@@ -89,13 +106,7 @@ class WatchPage:
         )
 
     def render(
-        self,
-        part: Literal["whole", "now", "history"],
-        values: Values,
-        outlook: Outlook | None,
-        shown: Shown | None,
-        *,
-        live: bool = True,
+        self, part: Part, values: Values, outlook: Outlook | None, shown: Shown | None, live: bool = True
     ) -> bytes:
         """Returns the page, or the part that changes with every look, or the one with pictures and tables.
 
@@ -105,7 +116,6 @@ class WatchPage:
         context = {
             **{"part": part, "values": values, "status": values["status"], "shown": shown, "live": live},
             **{"style": self._style, "script": self._script, "beginning": Markup(BEGINNING)},  # noqa: S704 - ours
-            "notice": notice(values),
             "past": None if shown is None else past(shown.history),
             "policy": f"default-src 'none'; style-src '{_digest(self._style)}'; img-src data:",
         }
@@ -113,30 +123,16 @@ class WatchPage:
 
 
 def _now(status: Values | None, outlook: Outlook | None) -> Values:
+    """Returns what a look at the stream comes to in words and bands."""
     if status is None or outlook is None:
-        return dict.fromkeys(("state", "producer", "chunks")) | {"tiles": [], "consumers": []}
-    told, state = status["producer"], "ended" if status["ended"] else "live"
-    producer = None
-    if told is not None:
-        state = "ended" if status["ended"] else told["state"]
-        facts = [(name, told[field]) for name, field in (("waits for", "waits_for"), ("failure", "failure"))]
-        facts = [(name, text) for name, text in facts if text]
-        producer = Pill(told["state"], _KINDS.get(told["state"], "good")), [*facts, *producer_facts(outlook)]
+        return {}
+    pairs = zip(status["consumers"], outlook.consumers, strict=True)
     return {
-        "state": Pill(state, _KINDS.get(state, "good")),
-        "tiles": tiles(status, outlook),
+        "rate": rate_words(outlook, outlook.chunk_rate) or "not known yet",
+        "told": told_words(outlook),
         "chunks": chunks(status),
-        "producer": producer,
-        "consumers": [
-            {
-                "name": one["name"],
-                "pill": _pill(one),
-                "band": bar(_band(status, one)),
-                "facts": [*([("problem", one["problem"])] if one["problem"] else []), *consumer_facts(outlook, known)],
-                "blend": one["blend"],
-            }
-            for one, known in zip(status["consumers"], outlook.consumers, strict=True)
-        ],
+        "producer": producer_facts(outlook) if status["producer"] else [],
+        "consumers": [(one, bar(_band(status, one)), consumer_facts(outlook, known)) for one, known in pairs],
     }
 
 
@@ -145,11 +141,11 @@ def past(history: History) -> Values:
     found, reasons = history.found, () if history.refusals is None else history.refusals.reasons
     tokens = found is not None and bool(found.tokens.count)
     lengths = Lengths() if found is None else found.tokens if tokens else found.lengths
-    course, stretches, at = history.course, [], 0
+    course, times = history.course, [one.time for one in history.course]
+    stretches = []
     for one in rates(course, _STRETCHES):
-        while at + 1 < len(course) and course[at + 1].time <= one.time:
-            at += 1
-        stretches.append((moment(one.time), f"{course[at].amount:,.0f}", per_second(one.amount, "rows")))
+        rows = course[bisect_right(times, one.time) - 1].amount
+        stretches.append((moment(one.time), f"{rows:,.0f}", per_second(one.amount, "rows")))
     return {
         "course": stretches,
         "lengths": lengths,
@@ -158,66 +154,6 @@ def past(history: History) -> Values:
         "reasons": reasons[:_REASONS],
         "other_rows": sum(one.rows for one in reasons[_REASONS:]),
     }
-
-
-class Pill(NamedTuple):
-    """A word on a coloured ground: "good", "wait" or "bad"."""
-
-    text: str
-    kind: str
-
-
-def notice(values: Values) -> str:
-    """Returns what is amiss with the looks themselves, "" where nothing is."""
-    status, said, since = values["status"], [], values["silent_since_s"]
-    if since is not None:
-        silent = duration(values["now_s"] - since)
-        said.append(f"The stream's storage has given no answer since {clock(since)}, for {silent}.")
-    if values["missing"] and status is None:
-        said.append("There is no stream here yet. It will be shown as soon as its producer has begun it.")
-    elif values["error"]:
-        said.append(f"The last look has failed: {values['error'].rstrip('.')}.")
-    if status is not None and said:
-        said.append(f"What is shown is of {clock(status['looked_at_s'])}.")
-    return " ".join(said)
-
-
-def tiles(status: Values, outlook: Outlook) -> list[tuple[str, str, str, str]]:
-    """Returns the figures on top of the page: title, amount, unit, and a line about it."""
-    rows = status["published_samples"]
-    published = [] if status["samples_per_chunk"] is None or rows is None else [count(rows, "sample")]
-    published += [f"{count(status['retired_chunks'], 'chunk')} deleted"] if status["retired_chunks"] else []
-    published.append("ended" if status["ended"] else "live")
-    disk = "free space not known" if status["free_bytes"] is None else f"{size(status['free_bytes'])} free"
-    if status["full_in_s"] is not None:
-        disk += f"; full in about {duration(status['full_in_s'])}"
-    refused = "" if status["quarantined_rows_is_exact"] else "≈ "
-    used = "" if status["used_bytes_is_exact"] else "≈ "
-    rate = rate_words(outlook, outlook.chunk_rate) or "not known yet"
-    figures = [
-        ("Published", count(status["published_chunks"], "chunk"), ", ".join(published)),
-        ("Rate", rate, f"published{told_words(outlook)}"),
-        ("Until a reader starves", *_supply(status)),
-        ("Disk", used + size(status["used_bytes"]), disk),
-        ("Quarantine", refused + count(status["quarantined_rows"], "row"), "refused so far"),
-    ]
-    units = [figure.lstrip("≈ .,0123456789") for _, figure, _ in figures]
-    return [
-        (title, one.removesuffix(unit), unit, text) for (title, one, text), unit in zip(figures, units, strict=True)
-    ]
-
-
-def _supply(status: Values) -> tuple[str, str]:
-    if status["ended"]:
-        return "never", "the stream has ended: all is there"
-    hungry = [one for one in status["consumers"] if one["starving_in_s"] is not None]
-    if not hungry:
-        steady = any(one["supply"] == "steady" for one in status["consumers"])
-        return ("never", "at these rates") if steady else ("–", "not known: no reading mark, or no rate yet")
-    first = min(hungry, key=lambda one: one["starving_in_s"])
-    if first["starving_in_s"] == 0:
-        return "now", f"{first['name']} waits for {count(-first['ahead_chunks'], 'chunk')}"
-    return f"≈ {duration(first['starving_in_s'])}", f"until {first['name']} has to wait"
 
 
 def bar(stretches: Iterable[tuple[str, float, str]]) -> list[tuple[str, str, str]]:
@@ -266,16 +202,6 @@ def _sentence(one: Values) -> str:
     return f"chunk {one['chunk']:,}: {STATES[one['state']][0]}" + (f" ({who})" if who else "")
 
 
-def _pill(one: Values) -> Pill | None:
-    if one["problem"]:
-        return Pill("problem", "bad")
-    if one["supply"] == "shrinking":
-        soon = one["starving_in_s"] < _SOON_S
-        return Pill(f"has to wait in {duration(one['starving_in_s'])}", "wait" if soon else "good")
-    known = {"dry": ("waits for data", "wait"), "steady": ("has enough", "good"), "complete": ("has all", "good")}
-    return Pill(*known[one["supply"]]) if one["supply"] in known else None
-
-
 def _band(status: Values, one: Values) -> Iterable[tuple[str, int, str]]:
     published, done = status["published_chunks"], one["chunks_before"] or 0
     first, stop = one["window_first_chunk"], one["window_stop_chunk"]
@@ -315,3 +241,104 @@ def _read(name: str) -> str:
 def _digest(text: str) -> str:
     """Returns what a policy calls an element with this text by."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def draw(history: History) -> dict[str, dict[str, str]] | None:
+    """Returns pictures of what is known, by name: "course" and "lengths"; None where matplotlib is not installed."""
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError as cause:
+        if (cause.name or "").partition(".")[0] != "matplotlib":
+            raise
+        return None
+    pictures: dict[str, dict[str, str]] = {"course": {}, "lengths": {}}
+    for scheme, (text, line, *colours) in _COLOURS.items():
+        texts = ("axes.labelcolor", "xtick.color", "ytick.color", "legend.labelcolor", "text.color")
+        style: Any = _STYLE | dict.fromkeys(texts, text) | dict.fromkeys(("axes.edgecolor", "grid.color"), line)
+        with mpl.rc_context(style | {"axes.prop_cycle": f"cycler('color', {colours})"}):
+            for name, figure in _figures(history):
+                drawn = io.BytesIO()
+                figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+                data = base64.b64encode(drawn.getvalue()).decode()
+                pictures[name][scheme] = f"data:image/svg+xml;base64,{data}"
+    return {name: drawn for name, drawn in pictures.items() if drawn}
+
+
+def _figures(history: History) -> Iterator[tuple[str, Figure]]:
+    course, found = history.course, history.found
+    if found is not None and len(course) > 1 and course[-1].time > course[0].time:
+        yield "course", _course(history)
+    if found is not None and found.lengths.count:
+        yield "lengths", _lengths(found.tokens, "tokens") if found.tokens.count else _lengths(found.lengths, "bytes")
+
+
+def _course(history: History) -> Figure:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.8, 4.0), layout="constrained")
+    upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+    course, pace = history.course, rates(history.course, _POINTS)
+    upper.plot([_moment(one.time) for one in course], [one.amount for one in course], color="C0", label="published")
+    shown = [one for one in history.trained if course[0].time <= one.time]
+    if shown:
+        at, samples = [_moment(one.time) for one in shown], [one.samples for one in shown]
+        label = "in the last checkpoint of a consumer"
+        upper.plot(at, samples, linestyle="none", marker="o", color="C1", label=label)
+        upper.legend(loc="upper left")
+    # Few enough that names do not lie on each other.
+    for one in shown[:4]:
+        name = one_line(one.name)
+        name = name if len(name) <= _NAME else f"{name[:_NAME]}…"
+        place: Any = {"xytext": (0, -8), "textcoords": "offset points", "ha": "right", "va": "top"}
+        upper.annotate(name, (_moment(one.time), one.samples), parse_math=False, **place)
+    edges = [one.time / 86400 for one in (course[0], *pace)]
+    lower.stairs([one.amount for one in pace], edges, fill=True, color="C0", alpha=0.7)
+    locator = AutoDateLocator(maxticks=6)  # type: ignore[no-untyped-call, unused-ignore]
+    lower.xaxis.set_major_locator(locator)
+    form = ConciseDateFormatter(locator, tz=timezone.utc)  # type: ignore[no-untyped-call, unused-ignore]
+    lower.xaxis.set_major_formatter(form)
+    _label(upper, "", "rows")
+    _label(lower, "time (UTC)", "rows/s")
+    return figure
+
+
+def _lengths(lengths: Lengths, unit: str) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    figure = Figure(figsize=(5.8, 3.3), layout="constrained")
+    axes, bins = figure.subplots(), lengths.spread(_POINTS)
+    edges = [bins[0].low, *(one.high for one in bins)]
+    axes.stairs([one.count for one in bins], edges, fill=True, color="C0", alpha=0.7)
+    for name, share, line in _SHARES:
+        at = lengths.quantile(share)
+        axes.axvline(at, color="C1", linewidth=1.2, linestyle=line, label=f"{name} {at:,}")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    _label(axes, f"row length in {unit}", "rows looked at")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3)
+    return figure
+
+
+def _label(axes: Axes, below: str, beside: str) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.set_xlabel(below)
+    axes.set_ylabel(beside)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+
+
+def short(value: float) -> str:
+    """Returns an amount at the side of a picture, such as 0.25, 900, 12.5k and 3M."""
+    for unit, one in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= one:
+            return f"{value / one:g}{unit}"
+    return f"{value:g}"
+
+
+def _moment(seconds: float) -> Any:
+    return datetime.fromtimestamp(seconds, timezone.utc)

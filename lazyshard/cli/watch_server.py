@@ -4,27 +4,43 @@ What a request says is compared with the names of the answers and never becomes 
 machine as their host: else a site whose name is made to lead here (DNS rebinding) could read what a browser here can.
 Nothing is authenticated or encrypted.
 
-All viewers share the looks at the stream: one at a time, in a thread of its own, while somebody asks. Whoever asks is
-answered at once, with what the last look has found: a share that hangs holds up the thread that looks, and no viewer.
+All viewers share the looks at the stream: one at a time, in a thread of its own, begun by whoever asks. A share that
+hangs holds up the thread that looks, and viewers for `SILENT_S` once.
+
+Of a metric that is not known there is no sample. Where the last look has failed or has no answer, there is none at all
+but those that say so: what was true a while ago must not keep an alarm from ringing. Consumers beyond `MAX_LABELS`,
+those that lag least, have none of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import re
 import socket
 import socketserver
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, Generic, TypeVar
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, Generic, TypeAlias, TypeVar, get_args
 
+from prometheus_client import generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from lazyshard.cli.output import one_line
+from lazyshard.cli.status import status_values
+from lazyshard.cli.watch_page import Part, Shown, WatchPage, draw
 from lazyshard.errors import LazyShardError, StreamMissing
+from lazyshard.inspection.inspection import take_history
+from lazyshard.inspection.outlook import Looks, Outlook, State
+from lazyshard.inspection.survey import LostChunks, take_survey
 
 MAX_REQUESTS: Final = 32  # Requests at a time: a page has one, every five seconds at the least. More are turned away.
 _REQUEST_S: Final = 10.0  # A connection is closed so long after it was accepted, however often it sends or takes a byte
@@ -40,15 +56,27 @@ _HEADERS: Final = {
 }
 
 NO_PAGE: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-IDLE_S: Final = 60.0
-"""So long after somebody has asked last, looking goes on: a page that is open asks every few seconds, Prometheus every
-15 or 60 s, and a page that nobody sees any more shall cost no requests to an object store."""
-
 SILENT_S: Final = 5.0  # A look takes milliseconds, on a busy share a second: who has heard nothing longer is told so
-_PATIENCE_S: Final = 1.0  # So long who asks waits for a look where there is none yet, or only an old one
 _LOAD: Final = 0.1  # Of the time it looks so much at the most: where the chunks have to be listed, that may take 1 s
 
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+MAX_LABELS: Final = 100  # Values of a label: as many as people look at, and far below what burdens a server
+
+# Fields of `lazyshard status --json`, of the stream and of each consumer, that are metrics
+_STREAM: Final = (
+    *("published_chunks", "published_samples", "retired_chunks", "ended", "published_samples_per_s", "used_bytes"),
+    *("free_bytes", "growth_bytes_per_s", "full_in_s", "quarantined_rows"),
+)
+_CONSUMER: Final = (
+    *("consumed_samples", "checkpoint_age_s", "lag_chunks", "lag_samples", "lag_s", "ahead_chunks"),
+    *("read_samples_per_s", "starving_in_s"),
+)
+
+_HISTORY_S: Final = 20.0
+_HISTORY_LOOKS: Final = 10  # The history is read so seldom, once in so many looks at the most: it takes some 200 seals
+
 T = TypeVar("T")
+Told: TypeAlias = tuple[dict[str, Any], Outlook | None]  # The values of `/status.json`, and the look that they are of
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +221,10 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 class LastLook(Generic[T]):
     """What is known of what is looked at. Times are seconds since 1970."""
 
-    last: T | None  # what the last look has found that has succeeded
-    error: str | None  # why the last look has failed
-    answered_at: float | None  # when the last look was over, failed or not
-    silent_since: float | None  # when the look began that has had no answer for `SILENT_S` and more
+    last: T | None = None  # what the last look has found that has succeeded
+    error: str | None = None  # why the last look has failed
+    answered_at: float | None = None  # when the last look was over, failed or not
+    silent_since: float | None = None  # when the look began that has had no answer for `SILENT_S` and more
     missing: bool = False  # the last look has found no stream: none has been begun yet, or it is gone
 
     @property
@@ -206,84 +234,179 @@ class LastLook(Generic[T]):
 
 
 class SharedLooks(Generic[T]):
-    """Looks every `interval` seconds, from `start` to `close`; `clock` returns seconds since 1970."""
+    """Looks for whoever asks, every `interval` seconds at the most; `clock` returns seconds since 1970."""
 
     def __init__(self, look: Callable[[], T], interval: float, *, clock: Callable[[], float] = time.time) -> None:
-        self.interval = interval
-        self._look = look
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._closed = False
-        self._asked_at = self._ended_at = float("-inf")
-        # Of the look that is under way: when it began, by the clock and by the monotonic one.
-        self._began: tuple[float, float] | None = None
-        self._took = 0.0
-        self._known: LastLook[T] = LastLook(None, None, None, None)
-        # A daemon: a look that hangs must not keep the command from ending.
-        self._thread = threading.Thread(target=self._run, name="lazyshard-watch", daemon=True)
+        self._look, self._interval, self._clock = look, interval, clock
+        self._lock = threading.Lock()
+        self._known: LastLook[T] = LastLook()
+        # The look that is under way, and when the last one began, by the clock and by the monotonic one.
+        self._thread: threading.Thread | None = None
+        self._began = 0.0, float("-inf")
+        self.due = float("-inf")
 
-    def start(self) -> None:
-        """Begins to look as soon as somebody asks."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Looks no more. Does not wait for a look that is under way."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def facts(self, patience: float | None = None) -> LastLook[T]:
-        """Returns what is known; waits `patience` seconds (None: 1) where there is nothing yet, or something old."""
-        patience = _PATIENCE_S if patience is None else patience
-        with self._changed:
-            self._asked_at = now = time.monotonic()
-            self._changed.notify_all()
-            if patience and now - self._ended_at > self.interval + _PATIENCE_S and self._silent_since(now) is None:
-                before = self._ended_at
-                self._changed.wait_for(lambda: self._ended_at > before or self._closed, patience)
-            return replace(self._known, silent_since=self._silent_since(time.monotonic()))
-
-    def _silent_since(self, now: float) -> float | None:
-        return self._began[0] if self._began is not None and now - self._began[1] >= SILENT_S else None
+    def facts(self, *, wait: bool = True) -> LastLook[T]:
+        """Returns what is known, after a look where one is due; with `wait` that is waited for until it is silent."""
+        with self._lock:
+            now = time.monotonic()
+            if self._thread is None and now >= self.due:
+                self._began = self._clock(), now
+                # A daemon: a look that hangs must not keep the command from ending.
+                self._thread = threading.Thread(target=self._run, name="lazyshard-watch", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        if wait and thread is not None:
+            thread.join(max(0.0, self._began[1] + SILENT_S - now))
+        with self._lock:
+            silent = self._thread is not None and time.monotonic() - self._began[1] >= SILENT_S
+            return replace(self._known, silent_since=self._began[0] if silent else None)
 
     def _run(self) -> None:
-        while self._wait_until_asked():
-            found, error, missing = None, None, False
-            try:
-                found = self._look()
-            except (LazyShardError, OSError) as failure:
-                error, missing = str(failure), isinstance(failure, StreamMissing)
-            except Exception as failure:
-                # Else the thread would end, and the page would say for ever that the share gives no answer.
-                error = f"unexpected {type(failure).__name__}: {failure}; this should not happen, report it"
-            self._tell(found, error, missing)
-
-    def _wait_until_asked(self) -> bool:
-        """Waits for the pause, and for somebody who asks; then notes that a look begins. Returns False once closed."""
-        with self._changed:
-            while not self._closed:
-                now = time.monotonic()
-                seconds = seconds_to_next(now, self._asked_at, self._ended_at + self._pause)
-                if seconds == 0.0:
-                    self._began = self._clock(), now
-                    return True
-                self._changed.wait(seconds)
-        return False
-
-    @property
-    def _pause(self) -> float:
-        return max(self.interval, self._took / _LOAD)
-
-    def _tell(self, found: T | None, error: str | None, missing: bool = False) -> None:
-        with self._changed:
-            assert self._began is not None
-            self._ended_at = time.monotonic()
-            self._took, self._began = self._ended_at - self._began[1], None
+        found, error, missing = None, None, False
+        try:
+            found = self._look()
+        except (LazyShardError, OSError) as failure:
+            error, missing = str(failure), isinstance(failure, StreamMissing)
+        except Exception as failure:
+            # Else the page would say for ever that the share gives no answer.
+            error = f"unexpected {type(failure).__name__}: {failure}; this should not happen, report it"
+        with self._lock:
+            began, ended = self._began[1], time.monotonic()
+            self.due = max(began + self._interval, ended + (ended - began) / _LOAD)
             last = self._known.last if found is None else found
             self._known = LastLook(last, error, self._clock(), None, missing)
-            self._changed.notify_all()
+            self._thread = None
 
 
-def seconds_to_next(now: float, asked_at: float, due: float) -> float | None:
-    """Returns in how many seconds the next look is to be made, which is not before `due`; None: not before one asks."""
-    return None if now - asked_at > IDLE_S else max(0.0, due - now)
+def stream_looks(stream: Path, interval: float) -> SharedLooks[Outlook]:
+    """Returns looks at how a stream is."""
+    looks, lost = Looks(), LostChunks()
+    return SharedLooks(lambda: looks.add(take_survey(stream, time.time(), lost)), interval)
+
+
+def history_looks(stream: Path, interval: float) -> SharedLooks[Shown]:
+    """Returns looks at how a stream came to be, with pictures."""
+    last: Shown | None = None
+
+    def look() -> Shown:
+        nonlocal last
+        history = take_history(stream, None if last is None else last.history)
+        if last is None or history != last.history:
+            last = Shown(history, draw(history), 1 if last is None else last.version + 1)
+        return last
+
+    return SharedLooks(look, max(_HISTORY_S, _HISTORY_LOOKS * interval))
+
+
+def watch_values(stream: Path, interval: float, facts: LastLook[Outlook], now: float) -> dict[str, Any]:
+    """Returns the values of `/status.json`; its fields are described in `docs/watch.md`."""
+    return {
+        "schema": 1,
+        "directory": str(stream),
+        "now_s": now,
+        "interval_s": interval,
+        "answered_at_s": facts.answered_at,
+        "silent_since_s": facts.silent_since,
+        "error": facts.error,
+        "missing": facts.missing,
+        "status": None if facts.last is None else status_values(facts.last),
+    }
+
+
+def page_answers(page: WatchPage, told: Callable[[], Told], shown: Callable[[], Shown | None]) -> dict[str, PageAnswer]:
+    """Returns the answers of the page, by path; `shown` is the stream's history, None where it is not known yet."""
+
+    def part(name: Part, policy: str = NO_PAGE) -> PageAnswer:
+        return PageAnswer("text/html; charset=utf-8", lambda: page.render(name, *told(), shown()), policy)
+
+    return {
+        "/": part("whole", page.policy),
+        "/now": part("now"),
+        "/history": part("history"),
+        "/status.json": PageAnswer("application/json", lambda: json.dumps(told()[0]).encode()),
+    }
+
+
+def stream_answers(stream: Path, page: WatchPage, interval: float) -> dict[str, PageAnswer]:
+    """Returns all answers about a stream, by path."""
+    looks, past = stream_looks(stream, interval), history_looks(stream, interval)
+
+    def told() -> Told:
+        facts = looks.facts()
+        return watch_values(stream, interval, facts, time.time()), facts.last
+
+    metrics = PageAnswer(CONTENT_TYPE, lambda: metrics_page(looks.facts(), time.time()))
+    return page_answers(page, told, lambda: past.facts(wait=False).last) | {"/metrics": metrics}
+
+
+def metrics_page(facts: LastLook[Outlook], now: float) -> bytes:
+    """Returns what Prometheus reads; `now` is in seconds since 1970."""
+    silent = 0.0 if facts.silent_since is None else max(0.0, now - facts.silent_since)
+    found = [
+        *_gauge("stream_up", "Whether the last look at the stream has succeeded", facts.current is not None),
+        *_gauge("stream_last_look_seconds", "Time of the last answer, since 1970", facts.answered_at),
+        *_gauge("stream_silent_seconds", "How long the look under way has had no answer", silent),
+        *([] if facts.current is None else _of_status(status_values(facts.current))),
+    ]
+    # Of this page alone, and not what others in this process register.
+    page: Any = SimpleNamespace(collect=lambda: found)
+    return generate_latest(page)
+
+
+def _of_status(status: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
+    for field in _STREAM:
+        yield from _gauge(f"stream_{_metric(field)}", _told(field), status[field])
+    yield from _gauge("stream_problems", "What is wrong with its files", len(status["problems"]))
+    yield from _gauge("stream_consumers", "Consumers that have registered", len(status["consumers"]))
+    producer = status["producer"]
+    if producer is not None:
+        yield from _gauge("stream_heartbeat_age_seconds", _told("heartbeat_age_s"), producer["heartbeat_age_s"])
+        states = [((state,), state == producer["state"]) for state in get_args(State)]
+        yield from _family("stream_producer_state", "What the producer does", ["state"], states)
+    sources = [((one["name"],), one) for one in status["mixture"]]
+    yield from _shares("stream_source", "the rows to come", "the rows drawn so far", ["source"], sources)
+    shown = sorted(status["consumers"], key=lambda one: (-(one["lag_chunks"] or 0), one["name"]))[:MAX_LABELS]
+    known = [(f"consumer_{_metric(field)}", _told(field), [one[field] for one in shown]) for field in _CONSUMER]
+    known.append(("consumer_waiting", "Whether it waits for chunks", [one["supply"] == "dry" for one in shown]))
+    wrong = [one["problem"] is not None for one in shown]
+    known.append(("consumer_problem", "Whether its cursor does not count", wrong))
+    for name, text, values in known:
+        labelled = zip([(one["name"],) for one in shown], values, strict=True)
+        yield from _family(name, text, ["consumer"], labelled)
+    blends = [((one["name"], stream["stream"]), stream) for one in shown for stream in one["blend"]]
+    words = "its samples to come", "its samples trained so far"
+    yield from _shares("consumer_blend", *words, ["consumer", "stream"], blends)
+
+
+def _metric(field: str) -> str:
+    """Returns a field's name as Prometheus has it, with whole units."""
+    return re.sub(r"(?<=_)s$", "seconds", field.replace("per_s", "per_second"))
+
+
+def _told(field: str) -> str:
+    return f"{field} of `lazyshard status --json`"
+
+
+def _shares(
+    name: str, coming: str, so_far: str, labels: Sequence[str], shares: Sequence[tuple[Sequence[str], dict[str, Any]]]
+) -> Iterator[GaugeMetricFamily]:
+    for field, text in (("weight", coming), ("share", so_far)):
+        values = [(names, share[field]) for names, share in shares]
+        yield from _family(f"{name}_{field}", f"Share of {text}", labels, values)
+
+
+def _family(
+    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float | None]]
+) -> Iterator[GaugeMetricFamily]:
+    """Yields a metric with a sample for each value that is known; nothing where there is none."""
+    # Two sources may be shown alike once what cannot be shown is escaped.
+    known = {(*names[:-1], one_line(names[-1])): float(value) for names, value in values if value is not None}
+    if known:
+        family = GaugeMetricFamily(f"lazyshard_{name}", text, labels=labels)
+        for shown, value in known.items():
+            family.add_metric(shown, value)
+        yield family
+
+
+def _gauge(name: str, text: str, value: float | None) -> Iterator[GaugeMetricFamily]:
+    return _family(name, text, [], [] if value is None else [([""], value)])

@@ -187,13 +187,8 @@ class Config(_Section):
 
 
 _SECTIONS: Final[dict[str, type[_Section]]] = {
-    "tokenizer": TokenizerConfig,
-    "datasets": DatasetConfig,
-    "steps": StepConfig,
-    "message_transform": _CallSection,
-    "filter_fn": _IndexedCall,
-    "map": _MapCall,
-    "dataloader": LoaderConfig,
+    **{"tokenizer": TokenizerConfig, "datasets": DatasetConfig, "steps": StepConfig, "dataloader": LoaderConfig},
+    **{"message_transform": _CallSection, "filter_fn": _IndexedCall, "map": _MapCall},
 }
 
 

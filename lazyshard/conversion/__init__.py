@@ -1,1 +1,1 @@
-"""Megatron's IndexedDataset: `exporting` writes an ended stream as one, `indexed` reads one, for the producer."""
+"""Megatron's IndexedDataset, read for the producer; `lazyshard export` writes one, by megatron-core."""

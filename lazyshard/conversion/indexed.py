@@ -11,19 +11,15 @@
               8 (d + 1)              int64: boundaries; document k is the sequences of [boundary k, boundary k + 1)
               n, or none             int8: mode of each sequence, where the file has modes
 
-`PREFIX.bin` is tokens and nothing else. Which of the two lengths an index has tells whether there are modes.
-
-The layout is that of megatron-core 0.16 (`megatron/core/datasets/indexed_dataset.py`), whose own reader is not used: it
-maps the index, so a file that is cut while it is read ends the process (SIGBUS), checks no sizes, offsets or
-boundaries, and importing it loads torch and all of Megatron. Here files are read by `pread`, nothing but what is asked
-for, and every number of an index is checked before it is used.
+`PREFIX.bin` is tokens and nothing else. The layout is that of megatron-core 0.16, whose own reader is not used: it maps
+the index, so a file that is cut while it is read ends the process (SIGBUS), checks no sizes, offsets or boundaries, and
+importing it loads torch. Here files are read by `pread`, and every number of an index is checked before it is used.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,12 +31,8 @@ from lazyshard.store.files import OpenFile, open_given_file
 
 INDEX_SUFFIX: Final = ".idx"
 DATA_SUFFIX: Final = ".bin"
-
 MAGIC: Final = b"MMIDIDX\0\0"
-VERSION: Final = 1
-
 HEADER_BYTES: Final = 34
-_HEADER: Final = struct.Struct("<9sQBQQ")
 _OLD_MAGIC: Final = b"TNTIDX"  # Of fairseq's format that came before, which megatron-core does not read any more either
 
 # Types of tokens by name; the code of each is its place in this list, from 1
@@ -49,29 +41,13 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     for name in ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
 }
 
-_NAMES: Final = tuple(DTYPES)
-
-LENGTH: Final = np.dtype("<i4")
-POINTER: Final = np.dtype("<i8")
-BOUNDARY: Final = np.dtype("<i8")
-MODE: Final = np.dtype("<i1")
-MAX_LENGTH: Final = 2**31 - 1  # Most tokens of a sequence: what its length is written in holds no more
-
-# Below so many tokens megatron-core writes uint16, from there on int32 (`DType.optimal_dtype`)
-SMALL_VOCABULARY: Final = 65500
-
-# As much is asked for at a time: Linux gives at most 2 GiB, and memory is taken for what is asked
-_READ_BYTES: Final = 64 << 20
+_READ_BYTES: Final = 64 << 20  # Linux gives at most 2 GiB at a time, and memory is taken for what is asked
 
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class IndexHeader:
-    """What an `.idx` file says of itself; `dtype` is the type of a token, one of `DTYPES`.
-
-    Its parts begin at these bytes: lengths at `HEADER_BYTES`, then pointers, boundaries of documents, modes if any.
-    """
+class IndexHeader(NamedTuple):
+    """What an `.idx` file says of itself; `dtype` is the type of a token, one of `DTYPES`."""
 
     dtype: str
     sequences: int
@@ -84,59 +60,41 @@ class IndexHeader:
         return DTYPES[self.dtype]
 
     @property
-    def is_integral(self) -> bool:
-        """Whether tokens are integers."""
-        return self.token.kind in "iu"
-
-    @property
     def starts(self) -> tuple[int, int, int, int]:
         """Bytes at which lengths, pointers, boundaries of documents, and modes if there are any begin."""
-        pointers = HEADER_BYTES + LENGTH.itemsize * self.sequences
-        boundaries = pointers + POINTER.itemsize * self.sequences
-        return HEADER_BYTES, pointers, boundaries, boundaries + BOUNDARY.itemsize * (self.documents + 1)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole file."""
-        return self.starts[-1] + (self.sequences if self.has_modes else 0)
-
-    def encode(self) -> bytes:
-        """Returns the first `HEADER_BYTES` of the file."""
-        code = _NAMES.index(self.dtype) + 1
-        return _HEADER.pack(MAGIC, VERSION, code, self.sequences, self.documents + 1)
+        pointers = HEADER_BYTES + 4 * self.sequences
+        boundaries = pointers + 8 * self.sequences
+        return HEADER_BYTES, pointers, boundaries, boundaries + 8 * (self.documents + 1)
 
     @classmethod
     def decode(cls, head: bytes, size: int, file: str) -> IndexHeader:
         """Reads the first `HEADER_BYTES` of a file, or fewer where it has fewer, and compares them with its size.
 
-        So whoever allocates memory by the numbers in it allocates no more than the file has bytes. Raises
-        FileInvalid: it is no index, of another version or type, cut, or longer than it says.
+        So whoever allocates memory by its numbers allocates no more than the file has bytes. Raises FileInvalid.
         """
+        if head.startswith(_OLD_MAGIC):
+            actual = "one of fairseq's old format; write it anew with Megatron's tools/preprocess_data.py"
+            raise refuse(file, "an index of Megatron's IndexedDataset", actual)
         if not head.startswith(MAGIC):
-            if head.startswith(_OLD_MAGIC):
-                actual = "one of fairseq's old format; write it anew with Megatron's tools/preprocess_data.py"
-                raise refuse(file, "an index of Megatron's IndexedDataset", actual)
             expected = f"an index of Megatron's IndexedDataset, which begins with {MAGIC!r}"
             raise refuse(file, expected, f"{head[: len(MAGIC)]!r}")
         if len(head) < HEADER_BYTES:
             raise refuse(file, f"a header of {HEADER_BYTES} bytes", f"{size} bytes; the file was cut")
-        _, version, code, sequences, boundaries = _HEADER.unpack(head[:HEADER_BYTES])
-        if version != VERSION:
-            raise refuse(file, f"version {VERSION}", f"version {version}")
-        if not 1 <= code <= len(_NAMES):
-            raise refuse(file, f"a type of tokens from 1 to {len(_NAMES)}", f"code {code}")
+        version, code, sequences, boundaries = struct.unpack("<QBQQ", head[len(MAGIC) : HEADER_BYTES])
+        if version != 1:
+            raise refuse(file, "version 1", f"version {version}")
+        if not 1 <= code <= len(DTYPES):
+            raise refuse(file, f"a type of tokens from 1 to {len(DTYPES)}", f"code {code}")
         if boundaries == 0:
             raise refuse(file, "one boundary of documents at least", "none")
-        plain = cls(_NAMES[code - 1], sequences, boundaries - 1, has_modes=False)
-        for header in (plain, cls(_NAMES[code - 1], sequences, boundaries - 1, has_modes=sequences > 0)):
-            if size == header.size:
-                return header
-        expected = (
-            f"{plain.size} bytes, or {plain.size + sequences} with modes, for {sequences} sequences and "
-            f"{boundaries - 1} documents"
-        )
-        hint = "; the file was cut, or is still being written" if size < plain.size else ""
-        raise refuse(file, expected, f"{size}{hint}")
+        header = cls(list(DTYPES)[code - 1], sequences, boundaries - 1, has_modes=False)
+        plain = header.starts[-1]
+        if size not in (plain, plain + sequences):
+            hint = "; the file was cut, or is still being written" if size < plain else ""
+            modes, of = f"{plain + sequences} with modes", f"{sequences} sequences and {boundaries - 1} documents"
+            raise refuse(file, f"{plain} bytes, or {modes}, for {of}", f"{size}{hint}")
+        # The size alone tells whether there are modes.
+        return header._replace(has_modes=size > plain)
 
 
 class IndexedSequences(NamedTuple):
@@ -151,8 +109,7 @@ class IndexedReader:
     """An open pair of files: an `.idx` file, and the `.bin` file beside it. Every method may raise OSError.
 
     Raises FileInvalid: one of them is not what it has to be, as far as the header, the first and last boundary of
-    documents and the last sequence tell; FileNotFoundError, FileRefused, FileUnreadable, OSError: one of them cannot be
-    opened or read.
+    documents and the last sequence tell; FileNotFoundError, FileRefused, FileUnreadable: one of them cannot be opened.
     """
 
     def __init__(self, index: str | os.PathLike[str]) -> None:
@@ -163,33 +120,34 @@ class IndexedReader:
         self.data_size: Final = self._data.size
         head = _pread(self._index, min(HEADER_BYTES, self._index.size), 0)
         self.header: Final = IndexHeader.decode(head, self._index.size, self.index)
-        self._check_ends()
+        # So files that were cut are mostly refused before any is read.
+        self.boundaries(0, 0)
+        self.boundaries(self.header.documents, self.header.documents)
+        if self.header.sequences:
+            self.sequences(self.header.sequences - 1, self.header.sequences)
 
     def boundaries(self, first: int, stop: int) -> Ints:
-        """Returns the boundaries of the documents [first, stop), shape (stop - first + 1,).
+        """Returns the boundaries of the documents [first, stop), shape (stop - first + 1,), checked.
 
-        Document first + k is the sequences [result[k], result[k + 1]). Raises FileInvalid: a boundary is outside of
-        the index, or below the one before.
+        Document first + k is the sequences [result[k], result[k + 1]).
         """
-        found = self._numbers(BOUNDARY, self.header.starts[2], first, stop + 1)
+        found = self._numbers("<i8", self.header.starts[2], first, stop + 1)
         check_boundaries(found, first, self.header, self.index)
         return found
 
     def sequences(self, first: int, stop: int) -> IndexedSequences:
-        """Returns what the index says of the sequences [first, stop). It takes 20 bytes of memory for each."""
-        header = self.header
-        lengths_at, pointers_at, _, modes_at = header.starts
-        lengths = self._numbers(LENGTH, lengths_at, first, stop)
-        pointers = self._numbers(POINTER, pointers_at, first, stop)
-        check_sequences(lengths, pointers, first, header, self.data_size, self.index)
-        modes = self._numbers(MODE, modes_at, first, stop) if header.has_modes else None
+        """Returns what the index says of the sequences [first, stop), checked: 20 bytes of memory for each."""
+        lengths_at, pointers_at, _, modes_at = self.header.starts
+        lengths = self._numbers("<i4", lengths_at, first, stop)
+        pointers = self._numbers("<i8", pointers_at, first, stop)
+        check_sequences(lengths, pointers, first, self.header, self.data_size, self.index)
+        modes = self._numbers("<i1", modes_at, first, stop) if self.header.has_modes else None
         return IndexedSequences(lengths, pointers, modes)
 
     def tokens(self, begin: int, count: int) -> npt.NDArray[Any]:
-        """Returns tokens of the data file, of its own type, from a byte on at which a sequence begins; read-only.
+        """Returns tokens of the data file, of its own type and read-only, from a byte on at which a sequence begins.
 
-        Memory is taken for them, so callers see to it that it is not too much. Raises FileInvalid: the file has
-        become shorter since it was opened.
+        Memory is taken for them, so callers see to it that it is not too much. Raises FileInvalid: the file was cut.
         """
         assert self._data is not None
         size = count * self.header.token.itemsize
@@ -203,38 +161,26 @@ class IndexedReader:
         """Closes both files. May be called twice."""
         self._index = self._data = None
 
-    def _check_ends(self) -> None:
-        """Looks at the ends of what the index says: so files that were cut are mostly refused before any is read."""
-        header = self.header
-        self.boundaries(0, 0)
-        self.boundaries(header.documents, header.documents)
-        if header.sequences:
-            self.sequences(header.sequences - 1, header.sequences)
-
-    def _numbers(self, kind: np.dtype[Any], begin: int, first: int, stop: int) -> Ints:
-        assert self._index is not None
-        assert 0 <= first <= stop
-        size = (stop - first) * kind.itemsize
-        data = _pread(self._index, size, begin + first * kind.itemsize)
-        if len(data) < size:
+    def _numbers(self, kind: str, begin: int, first: int, stop: int) -> Ints:
+        assert self._index is not None and 0 <= first <= stop
+        width = np.dtype(kind).itemsize
+        data = _pread(self._index, (stop - first) * width, begin + first * width)
+        if len(data) < (stop - first) * width:
             raise refuse(self.index, f"the {self._index.size} bytes that it had", "fewer: it was cut while it was read")
         return np.frombuffer(data, kind).astype(np.int64)
 
 
 def check_boundaries(boundaries: Ints, first: int, header: IndexHeader, file: str) -> None:
     """Checks boundaries of documents from the number `first` on."""
-    outside = (boundaries < 0) | (boundaries > header.sequences)
-    back = np.zeros(len(boundaries), bool)
-    back[1:] = boundaries[1:] < boundaries[:-1]
-    if (wrong := np.flatnonzero(outside | back)).size:
+    back = np.concatenate([[False], boundaries[1:] < boundaries[:-1]])
+    if (wrong := np.flatnonzero((boundaries < 0) | (boundaries > header.sequences) | back)).size:
         at = int(wrong[0])
-        low = int(boundaries[at - 1]) if at and back[at] else 0
+        low = int(boundaries[at - 1]) if back[at] else 0
         what = f"boundary {first + at} of the documents from {low} to {header.sequences}"
         raise refuse(file, what, str(boundaries[at]))
-    if first == 0 and len(boundaries) and boundaries[0] != 0:
+    if first == 0 and boundaries[0] != 0:
         raise refuse(file, "documents from sequence 0 on", f"from {boundaries[0]} on")
-    last = len(boundaries) and first + len(boundaries) == header.documents + 1
-    if last and boundaries[-1] != header.sequences:
+    if first + len(boundaries) == header.documents + 1 and boundaries[-1] != header.sequences:
         actual = f"{boundaries[-1]} of them; the program that wrote it ended no document after the last sequences"
         raise refuse(file, f"all {header.sequences} sequences in documents", actual)
 
@@ -250,19 +196,9 @@ def check_sequences(lengths: Ints, pointers: Ints, first: int, header: IndexHead
     length, begin = int(lengths[at]), int(pointers[at])
     expected = f"sequence {first + at} within the {data_size} bytes of its {DATA_SUFFIX} file"
     actual = f"{length} tokens of {header.dtype} at byte {begin}, up to byte {begin + length * width}"
-    cut = length >= 0 and begin >= 0
-    hint = f"; the {DATA_SUFFIX} file was cut, is still being written, or belongs to another index" if cut else ""
-    raise refuse(file, expected, f"{actual}{hint}", sequence=first + at)
-
-
-def pointers_of(lengths: Ints, begin: int, dtype: str) -> Ints:
-    """Returns at which byte each sequence begins where they lie one behind another.
-
-    >>> pointers_of(np.array([2, 0, 3]), 100, "uint16").tolist()
-    [100, 104, 104]
-    """
-    ends = np.cumsum(lengths, dtype=np.int64) * DTYPES[dtype].itemsize + begin
-    return np.concatenate([np.array([begin], np.int64), ends[:-1]])[: len(lengths)]
+    if length >= 0 and begin >= 0:
+        actual += f"; the {DATA_SUFFIX} file was cut, is still being written, or belongs to another index"
+    raise refuse(file, expected, actual, sequence=first + at)
 
 
 def bounds_of(dtype: str) -> tuple[int, int]:
@@ -272,20 +208,8 @@ def bounds_of(dtype: str) -> tuple[int, int]:
     ((0, 65535), (-128, 127))
     """
     kind = DTYPES[dtype]
-    if kind.kind == "f":
-        most = int(np.finfo(kind).max)
-        return -most, most
-    limits = np.iinfo(kind)
+    limits = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
     return int(limits.min), int(limits.max)
-
-
-def smallest_dtype(low: int, high: int) -> str:
-    """Returns the type of tokens that megatron-core would choose for a vocabulary that ends with the largest of them.
-
-    >>> smallest_dtype(0, 65498), smallest_dtype(0, 65499), smallest_dtype(-100, 7)
-    ('uint16', 'int32', 'int32')
-    """
-    return "uint16" if low >= 0 and high + 1 < SMALL_VOCABULARY else "int32"
 
 
 def refuse(file: str, expected: str, actual: str, **fields: Any) -> FileInvalid:

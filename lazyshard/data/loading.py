@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from lazyshard.config.checks import Source, read_config
+from lazyshard.config import Source, read_config
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.iterable import LazyShardedStream
@@ -153,8 +152,6 @@ def load(config: Source, *, dp_rank: int | None = None, dp_size: int | None = No
             `LazyShardedDataset` and `BlendedDataset`.
     """
     checked = read_config(config)
-    if checked.notice is not None:
-        warnings.warn(f"{checked.name}: {checked.notice}", DeprecationWarning, stacklevel=2)
     assert checked.config is not None
     return Loaded(checked.config, checked.name, dp_rank=dp_rank, dp_size=dp_size)
 

@@ -13,15 +13,13 @@ import fcntl
 import functools
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-FIRST_PAUSE_S: Final = 0.005
-LAST_PAUSE_S: Final = 0.1  # Between two looks at what is waited for
 _CLOSING_S: Final = 60.0  # Until a folder can be removed: sshfs shows for 20 s what it has listed before
-_READ_BYTES: Final = 1 << 20
 
 
 def content(version: int) -> bytes:
@@ -32,9 +30,7 @@ def content(version: int) -> bytes:
 def version_of(data: bytes) -> int | None:
     """Returns the version that a file's bytes are of, None if they are no whole version."""
     head = data.partition(b" ")[0]
-    if not head.isdigit() or len(head) > 9:
-        return None
-    version = int(head)
+    version = int(head) if head.isdigit() and len(head) < 10 else 0
     return version if data == content(version) else None
 
 
@@ -43,10 +39,9 @@ class Side:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._open: dict[str, int] = {}
         self._made: list[str] = []
 
-    def answer(self, operation: str, arguments: Sequence[Any]) -> Any:
+    def answer(self, operation: str, *arguments: Any) -> Any:
         """Does what is asked for and returns what it gives. Raises ValueError where there is no such operation."""
         if operation.startswith("_") or operation == "answer" or not hasattr(type(self), operation):
             raise ValueError(f"there is no operation {operation!r}")
@@ -56,39 +51,31 @@ class Side:
         """Tells of which filesystem the folder is, as the system calls it."""
         return type_of(self._folder)
 
-    def make_folder(self, name: str) -> None:
-        """Makes a folder, which all that follows is in."""
-        self.make_sub_folder(name)
-        self._folder = self._path(name)
-
-    def enter(self, name: str, longest: float) -> bool:
-        """Goes into a folder that the other side has made; returns whether it showed in time."""
-        folder = self._path(name)
-        if _wait(lambda: os.path.isdir(folder), longest) is None:
-            return False
-        self._folder = folder
-        return True
-
-    def make_sub_folder(self, name: str) -> None:
+    def make(self, name: str) -> None:
         """Makes a folder."""
         os.mkdir(self._path(name))
         self._made.append(self._path(name))
 
+    def enter(self, name: str, longest: float) -> bool:
+        """Goes into a folder, which all that follows is in; returns whether it showed in time."""
+        folder = self._path(name)
+        shows = _wait(lambda: os.path.isdir(folder), longest)
+        self._folder = folder if shows else self._folder
+        return shows
+
     def put(self, name: str, version: int) -> None:
         """Publishes a file as lazyshard does: written under another name, synced, renamed over what is there."""
-        target, temporary = self._path(name), self._path(f"{name}.part")
-        self._write(temporary, content(version))
-        os.replace(temporary, target)
-        self._made.append(target)
-        _sync_directory(os.path.dirname(temporary))
-
-    def begin(self, name: str, version: int) -> None:
-        """Writes the first half of a file of this version."""
-        self._write(self._path(name), content(version)[: len(content(version)) // 2])
-
-    def grow(self, name: str, version: int) -> None:
-        """Adds the rest of a file that was begun."""
-        self._write(self._path(name), content(version)[len(content(version)) // 2 :], "ab")
+        temporary = self._path(f"{name}.part")
+        self._made += temporary, self._path(name)
+        with open(temporary, "wb") as file:
+            file.write(content(version))
+            file.flush()
+            # Whether that can be done is asked for by itself.
+            with contextlib.suppress(OSError):
+                os.fsync(file.fileno())
+        os.replace(temporary, self._path(name))
+        with contextlib.suppress(OSError):
+            self.sync(os.path.dirname(name))
 
     def look(self, kind: str, name: str) -> int | None:
         """Looks once: returns the version found by "open", -1 for a file that is cut or mixed, 1 if there by "list"."""
@@ -96,9 +83,11 @@ class Side:
         if kind == "list":
             return 1 if os.path.basename(name) in os.listdir(os.path.dirname(path)) else None
         try:
-            found = version_of(self._read(path))
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
+        with open(fd, "rb", buffering=0) as file:
+            found = version_of(file.readall())
         return -1 if found is None else found
 
     def watch(self, looks: dict[str, list[Any]], longest: float) -> dict[str, dict[str, Any]]:
@@ -112,13 +101,12 @@ class Side:
         def all_seen() -> bool:
             for label, (kind, name, version) in looks.items():
                 state = found[label]
-                if state["seconds"] is not None:
-                    continue
-                with _counted(state["errors"]):
-                    seen = self.look(kind, name)
-                    state["torn"] += seen == -1
-                    if seen == (1 if kind == "list" else version):
-                        state["seconds"] = time.monotonic() - started
+                if state["seconds"] is None:
+                    with _counted(state["errors"]):
+                        seen = self.look(kind, name)
+                        state["torn"] += seen == -1
+                        if seen == (1 if kind == "list" else version):
+                            state["seconds"] = time.monotonic() - started
             return all(state["seconds"] is not None for state in found.values())
 
         _wait(all_seen, longest)
@@ -127,22 +115,19 @@ class Side:
     def storm(self, name: str, last: int, longest: float) -> dict[str, Any]:
         """Reads a file that is being replaced, as fast as it can, until it is of this version.
 
-        Returns `reads`; how many were `missing`, `torn`, or went `back` to an older version; `errors`; `seconds`.
+        Returns `reads`; how many were `missing`, `torn`, or went `back` to an older version; `errors`.
         """
-        started = time.monotonic()
-        counts: dict[str, Any] = {"reads": 0, "missing": 0, "torn": 0, "back": 0, "errors": {}, "seconds": None}
-        newest = 0
-        while counts["seconds"] is None and time.monotonic() - started < longest:
+        started, newest = time.monotonic(), 0
+        counts: dict[str, Any] = {"reads": 0, "missing": 0, "torn": 0, "back": 0, "errors": {}}
+        while newest != last and time.monotonic() - started < longest:
             counts["reads"] += 1
             with _counted(counts["errors"]):
                 seen = self.look("open", name)
                 if seen is None or seen < 0:
                     counts["missing" if seen is None else "torn"] += 1
-                    continue
-                counts["back"] += seen < newest
-                newest = max(newest, seen)
-                if seen == last:
-                    counts["seconds"] = time.monotonic() - started
+                else:
+                    counts["back"] += seen < newest
+                    newest = max(newest, seen)
         return counts
 
     def link(self, source: str, name: str) -> None:
@@ -150,66 +135,35 @@ class Side:
         os.link(self._path(source), self._path(name))
         self._made.append(self._path(name))
 
-    def lock(self, name: str) -> bool:
-        """Locks a file; returns whether nobody else has it."""
+    def lock(self, name: str) -> int | None:
+        """Locks a file; returns its descriptor, None where somebody else has it."""
         fd = os.open(self._path(name), os.O_RDWR | os.O_CREAT, 0o644)
         self._made.append(self._path(name))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise
-        self._open[name] = fd
-        return True
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            return None
+        return fd
 
-    def hold(self, name: str) -> None:
-        """Opens a file."""
-        self._open[name] = os.open(self._path(name), os.O_RDONLY)
-
-    def read_held(self, name: str) -> int | None:
-        """Reads the file that is held open; returns its version, None for none."""
-        return version_of(_read_all(self._open[name]))
-
-    def let_go(self, name: str) -> None:
-        """Closes a file that is held or locked."""
-        if name in self._open:
-            os.close(self._open.pop(name))
-
-    def remove(self, name: str) -> None:
-        """Removes a file."""
-        os.unlink(self._path(name))
-
-    def sync_file(self, name: str) -> None:
-        """Brings a file onto the device."""
-        self._write(self._path(name), b"x")
-
-    def sync_folder(self) -> None:
-        """Brings the names in the folder onto the device."""
-        _sync_directory(self._folder)
-
-    def longest_name(self, lengths: Sequence[int]) -> int:
-        """Returns the largest of some lengths, in bytes, that a file's name can have; 0 for none of them."""
-        for length in sorted(lengths, reverse=True):
-            with contextlib.suppress(OSError):
-                path = self._path("n" * length)
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
-                os.unlink(path)
-                return length
-        return 0
+    def sync(self, name: str) -> None:
+        """Brings a file onto the device, or with "" the names in the folder."""
+        fd = os.open(self._path(name) if name else self._folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def clear(self) -> list[str]:
         """Removes what this side has made, by name: a listing may not show it yet. Returns folders that stay behind."""
-        for name in list(self._open):
-            self.let_go(name)
         left = []
         for path in reversed(dict.fromkeys(self._made)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
-                continue
             # FUSE closes files a moment later, and until then keeps those that are removed under another name.
-            if os.path.isdir(path) and _wait(functools.partial(_remove_folder, path), _CLOSING_S) is None:
+            if os.path.isdir(path) and not _wait(functools.partial(_remove_folder, path), _CLOSING_S):
                 left.append(path)
         return left
 
@@ -218,21 +172,6 @@ class Side:
         if "" in parts or "." in parts or ".." in parts:
             raise ValueError(f"not a name within the folder: {name!r}")
         return os.path.join(self._folder, *parts)
-
-    def _read(self, path: str) -> bytes:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        try:
-            os.fstat(fd)
-            return _read_all(fd)
-        finally:
-            os.close(fd)
-
-    def _write(self, path: str, data: bytes, mode: Literal["wb", "ab"] = "wb") -> None:
-        with open(path, mode) as file:
-            self._made.append(path)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def error_name(error: OSError) -> str:
@@ -244,32 +183,81 @@ def serve(folder: str) -> int:
     """Answers questions until there are none any more; returns the exit code."""
     side = Side(folder)
     for line in sys.stdin:
-        operation, *arguments = json.loads(line)
-        answer: dict[str, Any]
         try:
-            answer = {"done": side.answer(operation, arguments)}
+            answer = {"done": side.answer(*json.loads(line))}
         except OSError as error:
             answer = {"error": error_name(error), "text": str(error)}
         print(json.dumps(answer), flush=True)
     return 0
 
 
-def _wait(look: Callable[[], bool], longest: float) -> float | None:
+class Untried(Exception):
+    """It could not be tried: the far side did not answer, the two folders are not the same one, or the disk is full."""
+
+
+class Far:
+    """The far side: a process that serves `Side`, here or elsewhere, started by a command. A context manager."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = list(command)
+
+    def __enter__(self) -> Far:
+        """Starts it; raises Untried where there is no such command."""
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603 - as asked
+        except OSError as cause:
+            raise Untried(f"the command of the other side cannot be started ({self._command[0]}): {cause}") from cause
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it: a far side whose input ends has nothing left to do."""
+        # Of one that has died something may be left to write.
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stdout.close()
+
+    def ask(self, *question: Any) -> None:
+        """Asks for an operation; `answer` waits for it, and raises Untried where nobody has heard it."""
+        with contextlib.suppress(OSError):
+            self._stdin.write(json.dumps(question) + "\n")
+            self._stdin.flush()
+
+    def answer(self) -> Any:
+        """Returns what the last question gave. Raises OSError where the filesystem refused there, Untried for none."""
+        line = self._stdout.readline().strip()
+        answer = None
+        with contextlib.suppress(ValueError):
+            answer = json.loads(line)
+        if not isinstance(answer, dict) or not answer.keys() & {"error", "done"}:
+            words = f": it said {line}" if line else ""
+            raise Untried(f"no answer from the other side ({' '.join(self._command)}){words}")
+        if "error" in answer:
+            raise OSError(0, answer["error"])
+        return answer["done"]
+
+    def do(self, *question: Any) -> Any:
+        """Asks and waits."""
+        self.ask(*question)
+        return self.answer()
+
+
+def _wait(look: Callable[[], bool], longest: float) -> bool:
+    """Looks again and again, ever less often; returns False once it takes too long."""
     started = time.monotonic()
-    while True:
-        if look():
-            return time.monotonic() - started
+    while not look():
         passed = time.monotonic() - started
         if passed >= longest:
-            return None
-        time.sleep(min(LAST_PAUSE_S, max(FIRST_PAUSE_S, passed / 20)))
-
-
-def _read_all(fd: int) -> bytes:
-    data = b""
-    while part := os.pread(fd, _READ_BYTES, len(data)):
-        data += part
-    return data
+            return False
+        time.sleep(min(0.1, max(0.005, passed / 20)))
+    return True
 
 
 def _remove_folder(path: str) -> bool:
@@ -281,14 +269,6 @@ def _remove_folder(path: str) -> bool:
     with contextlib.suppress(OSError):
         os.rmdir(path)
     return not os.path.isdir(path)
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

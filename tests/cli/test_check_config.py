@@ -26,10 +26,6 @@ def test_file_in_order(tmp_path: Path) -> None:
     )
     done = lazyshard("check-config", file)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{file}: in order: 2 data sets, 1 step\n", "")
-    # The older form is, too, and told of.
-    done = lazyshard("check-config", write(tmp_path, "dataset: {source: chat}\n"))
-    assert (done.returncode, done.stdout) == (0, f"{file}: in order: 1 data set, 0 steps\n")
-    assert "version 0" in done.stderr
 
 
 def test_mistakes_are_told_in_a_line_each(tmp_path: Path) -> None:
@@ -42,7 +38,7 @@ def test_mistakes_are_told_in_a_line_each(tmp_path: Path) -> None:
     assert last == f"{file}: 2 mistakes"
     done = lazyshard("check-config", file, "--json")
     found = json.loads(done.stdout)
-    assert (done.returncode, found["file"], found["ok"], found["older"]) == (3, str(file), False, False)
+    assert (done.returncode, found["file"], found["ok"]) == (3, str(file), False)
     text = first.partition("wieght: ")[2]
     assert found["mistakes"][0] == {"path": "datasets[0].wieght", "line": 4, "text": text}
 

@@ -108,10 +108,6 @@ REFUSALS: Final = [
         for option in ("--samples-per-chunk", "--latency", "--visibility", "--window")
     ],
     (f"{SIMULATE} --rows 64 --max-ahead much", 2, "--max-ahead"),
-    (f"{SIMULATE} --rows 64 --sweep seed=1,2", 2, "seed"),
-    (f"{SIMULATE} --rows 64 --sweep window=a", 2, "window=a"),
-    (f"{SIMULATE} --rows 64 --sweep window=-1", 2, "--window"),
-    (f"{SIMULATE} --rows 64 --sweep window=1 --sweep window=2", 2, "different settings"),
 ]
 
 

@@ -14,16 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.cli.simulate import parse_axis, run_lines
+from lazyshard.cli.simulate import run_lines
 from lazyshard.data import commits as reading_marks
-from lazyshard.simulation.run import (
+from lazyshard.simulation import (
     BURST_S,
-    DELETED_AT_ONCE,
-    LOOK_S,
     MARK_S,
     PUBLISH_OPENS,
     Polls,
     Producer,
+    Setting,
     Timeline,
     WaitEnd,
     count_files,
@@ -34,7 +33,6 @@ from lazyshard.simulation.run import (
     retry_s,
     simulate,
 )
-from lazyshard.simulation.setting import Setting
 from lazyshard_producer import holding as holdback
 from lazyshard_producer import loop
 from lazyshard_producer.configuration.quantities import parse_amount
@@ -184,18 +182,6 @@ def test_the_table_warns(changes: Any, warnings: list[str]) -> None:
     assert [word in line for word, line in zip(warnings, told, strict=True)] == [True] * len(told)
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("window=0,1,4", [0, 1, 4]),
-        ("samples-per-chunk=100:1500", [100, 200, 500, 1000, 1500]),
-        ("producer_rate=0.5:2", [0.5, 1.0, 2.0]),
-    ],
-)
-def test_axes_of_a_sweep(text: str, values: list[float]) -> None:
-    assert parse_axis(text)[1] == values
-
-
 def simulated(*arguments: str) -> tuple[int, list[str], str]:
     done = lazyshard("simulate", *arguments)
     return done.returncode, done.stdout.splitlines(), done.stderr
@@ -207,13 +193,6 @@ def test_the_command_prints_a_table_or_json() -> None:
     assert "first step after 1.0 s" in out and "limited by       producer" in out
     [one] = [json.loads(line) for line in simulated(*wanted, "--json")[1]]
     assert (one["window"], one["end_s"], one["stall_share"]) == (0, 8.5, pytest.approx(4.5 / 8.5))
-    # The last axis of a sweep changes fastest.
-    axes = ("--sweep", "samples-per-chunk=4,8", "--sweep", "window=0,2")
-    code, lines, _ = simulated(*wanted, *axes, "--json")
-    found = [json.loads(line) for line in lines]
-    assert (code, [(one["samples_per_chunk"], one["window"]) for one in found]) == (0, [(4, 0), (4, 2), (8, 0), (8, 2)])
-    table = [line.split()[:2] for line in simulated(*wanted, *axes)[1]]
-    assert table[2:] == [["4", "0"], ["4", "2"], ["8", "0"], ["8", "2"]]
     # Rows a second say what a step takes.
     rest = ["--batch", "2", "--producer-rate", "8", "--chunks", "16", "--samples-per-chunk", "4", "--json"]
     figures = json.loads(simulated("--ranks", "2", "--rows-a-second", "16", *rest)[1][0])
@@ -229,7 +208,7 @@ def test_amounts_are_those_of_the_producer(text: str) -> None:
 
 def test_rules_are_those_of_the_producer_and_the_readers() -> None:
     assert [retry_s(held) for held in (0.0, 5.0, 1e6)] == [holdback.retry_s(held) for held in (0.0, 5.0, 1e6)]
-    assert (BURST_S, LOOK_S, DELETED_AT_ONCE) == (loop.BURST_S, holdback.LOOK_S, holdback.DELETED_AT_ONCE)
+    assert BURST_S == loop.BURST_S
     assert MARK_S == reading_marks.PAUSE_S
 
 

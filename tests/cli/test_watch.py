@@ -18,8 +18,7 @@ import pytest
 
 from lazyshard.cli import watch_server
 from lazyshard.cli.status import status_values
-from lazyshard.cli.watch import history_looks
-from lazyshard.cli.watch_server import MAX_REQUESTS, PageAnswer, SharedLooks, WatchServer, seconds_to_next
+from lazyshard.cli.watch_server import MAX_REQUESTS, PageAnswer, SharedLooks, WatchServer, history_looks
 from lazyshard.errors import StreamMissing
 from lazyshard.inspection.outlook import Looks
 from lazyshard.inspection.survey import Survey, take_survey
@@ -277,17 +276,11 @@ def test_pictures_come_once_they_are_drawn_and_stand_in_the_page(served: Watch) 
     assert version == [version[0]] * 2 != ["0", "0"]
 
 
-def test_history_that_has_not_changed_is_not_drawn_again(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.cli.watch._HISTORY_S", 0.01)
-    # Else the pause would be ten times as long as matplotlib takes to start.
-    monkeypatch.setattr("lazyshard.cli.watch_server._LOAD", 1.0)
+def test_history_that_has_not_changed_is_not_drawn_again(stream: Path) -> None:
     looks = history_looks(stream, 0.001)
-    looks.start()
-    first = looks.facts(DEADLINE_S)
-    assert first.last is not None, first
-    wait_until(lambda: looks.facts(0.0).answered_at != first.answered_at, "it is looked at again")
-    assert looks.facts(0.0).last is first.last
-    looks.close()
+    first = looks._look()
+    assert first.pictures is not None
+    assert looks._look() is first
 
 
 @pytest.mark.parametrize(
@@ -300,114 +293,96 @@ def test_history_that_has_not_changed_is_not_drawn_again(stream: Path, monkeypat
 def test_missing_extra(missing: tuple[str, ...], package: str, stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in missing:
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("watch_metrics", "watch_page"):
+    for name in ("watch_server", "watch_page"):
         monkeypatch.delitem(sys.modules, f"lazyshard.cli.{name}", raising=False)
     done = lazyshard("watch", stream)
     assert (done.returncode, package in done.stderr) == (1, True)
 
 
 class Share:
-    def __init__(self) -> None:
-        self.looks = 0
+    def __init__(self, interval: float = 0.0) -> None:
+        self.count = 0
         self.fails: Exception | None = None
         self.answers = threading.Event()
         self.answers.set()
+        self.looks: SharedLooks[Survey] = SharedLooks(self.take, interval, clock=lambda: NOW)
 
     def take(self) -> Survey:
-        self.looks += 1
+        self.count += 1
         assert self.answers.wait(60.0)
         if self.fails is not None:
             raise self.fails
         return survey(looked_at=NOW)
 
-    @contextlib.contextmanager
-    def looked_at(self, interval: float = 0.001) -> Iterator[SharedLooks[Survey]]:
-        looks: SharedLooks[Survey] = SharedLooks(self.take, interval, clock=lambda: NOW)
-        looks.start()
-        try:
-            yield looks
-        finally:
-            looks.close()
-            self.answers.set()
-
 
 def test_viewers_share_a_look() -> None:
-    share = Share()
-    with share.looked_at(3600.0) as looks, ThreadPoolExecutor(20) as viewers:
-        found = list(viewers.map(lambda _: looks.facts().current, range(20)))
-    assert (len({id(one) for one in found}), share.looks, found[0] is None) == (1, 1, False)
+    share = Share(3600.0)
+    with ThreadPoolExecutor(20) as viewers:
+        found = list(viewers.map(lambda _: share.looks.facts().current, range(20)))
+    assert (len({id(one) for one in found}), share.count, found[0] is None) == (1, 1, False)
 
 
 def test_who_does_not_wait_is_answered_at_once() -> None:
     share = Share()
     share.answers.clear()
-    with share.looked_at(1.0) as looks:
-        assert looks.facts(0.0).last is None
-        share.answers.set()
-        wait_until(lambda: looks.facts(0.0).last is not None, "asking without waiting has it look too")
+    assert share.looks.facts(wait=False).last is None
+    share.answers.set()
+    wait_until(lambda: share.looks.facts(wait=False).last is not None, "asking without waiting has it look too")
 
 
-@pytest.mark.parametrize(
-    ("now", "asked_at", "due", "seconds"),
-    [
-        (100.0, 99.0, 101.5, 1.5),
-        (100.0, 40.0, 99.0, 0.0),
-        # Not before somebody asks.
-        (100.1, 40.0, 99.0, None),
-        (5.0, float("-inf"), float("-inf"), None),
-    ],
-)
-def test_looks_go_on_while_somebody_asks(now: float, asked_at: float, due: float, seconds: float | None) -> None:
-    assert seconds_to_next(now, asked_at, due) == seconds
+def test_nobody_asks_and_nothing_is_looked_at() -> None:
+    share = Share()
+    assert share.looks.facts().current is not None
+    count = share.count
+    wait_until(lambda: time.monotonic() > share.looks.due, "a look is due")
+    assert share.count == count
+    assert share.looks.facts().current is not None
+    assert share.count == count + 1
 
 
 def test_share_that_hangs_holds_up_nobody_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_server, "SILENT_S", 0.02)
     share = Share()
-    with share.looked_at() as looks:
-        assert looks.facts().current is not None
-        wait_until(lambda: share.looks > 3, "looks go on while somebody has asked lately")
-        share.answers.clear()
-        wait_until(lambda: looks.facts().silent_since is not None, "the silence is told")
-        facts = looks.facts()
-        assert (facts.silent_since, facts.current) == (NOW, None)
-        assert facts.last is not None, "what was known is still shown"
-        share.answers.set()
-        wait_until(lambda: looks.facts().current is not None, "it answers again")
+    assert share.looks.facts().current is not None
+    monkeypatch.setattr(watch_server, "SILENT_S", 0.02)
+    share.answers.clear()
+    wait_until(lambda: share.looks.facts().silent_since is not None, "the silence is told")
+    facts = share.looks.facts()
+    assert (facts.silent_since, facts.current) == (NOW, None)
+    assert facts.last is not None, "what was known is still shown"
+    share.answers.set()
+    wait_until(lambda: share.looks.facts().current is not None, "it answers again")
 
 
 def test_share_that_hangs_from_the_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_server, "SILENT_S", 0.02)
-    monkeypatch.setattr(watch_server, "_PATIENCE_S", 0.01)
     share = Share()
     share.answers.clear()
-    with share.looked_at(1.0) as looks:
-        wait_until(lambda: looks.facts().silent_since == NOW, "the silence is told")
-        assert looks.facts().last is None
+    wait_until(lambda: share.looks.facts().silent_since == NOW, "the silence is told")
+    assert share.looks.facts().last is None
+    share.answers.set()
 
 
 def test_a_look_that_fails_is_told_and_the_next_one_made() -> None:
     share = Share()
     share.fails = StreamMissing("/data/stream: there is no stream", directory="/data/stream")
-    with share.looked_at() as looks:
-        facts = looks.facts()
-        assert (facts.error, facts.missing, facts.last, facts.answered_at) == (str(share.fails), True, None, NOW)
-        for error, told in ((OSError(5, "Input/output error"), "Input/output"), (KeyError("x"), "KeyError: 'x'")):
-            share.fails = None
-            wait_until(lambda: looks.facts().current is not None, "the stream has come")
-            share.fails = error
-            wait_until(lambda: looks.facts().error is not None, "the failure is told")
-            facts = looks.facts()
-            assert facts.last is not None and facts.current is None and facts.error is not None
-            assert told in facts.error
+    facts = share.looks.facts()
+    assert (facts.error, facts.missing, facts.last, facts.answered_at) == (str(share.fails), True, None, NOW)
+    for error, told in ((OSError(5, "Input/output error"), "Input/output"), (KeyError("x"), "KeyError: 'x'")):
+        share.fails = None
+        wait_until(lambda: share.looks.facts().current is not None, "the stream has come")
+        share.fails = error
+        wait_until(lambda: share.looks.facts().error is not None, "the failure is told")
+        facts = share.looks.facts()
+        assert facts.last is not None and facts.current is None and facts.error is not None
+        assert told in facts.error
 
 
 def test_slow_looks_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("lazyshard.cli.watch_server.time.monotonic", lambda: now[0])
-    looks = SharedLooks(Share().take, 2.0)
-    for took, pause in ((0.005, 2.0), (0.2, 2.0), (3.0, 30.0)):
-        looks._began = (NOW, now[0])
+    for took, due in ((0.005, 2.0), (0.1, 2.0), (3.0, 33.0)):
+        looks: SharedLooks[Survey] = SharedLooks(Share().take, 2.0)
+        looks._began = NOW, now[0]
         now[0] += took
-        looks._tell(None, None)
-        assert looks._pause == pytest.approx(pause)
+        looks._run()
+        assert looks.due - looks._began[1] == pytest.approx(due)

@@ -9,8 +9,7 @@ from typing import Any, Final
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lazyshard.cli.watch_metrics import MAX_LABELS, metrics_page
-from lazyshard.cli.watch_server import LastLook
+from lazyshard.cli.watch_server import MAX_LABELS, LastLook, metrics_page
 from lazyshard.format.cursor import BlendShare
 from lazyshard.format.seal import MixedSource
 from lazyshard.inspection.outlook import Outlook
@@ -26,7 +25,7 @@ MIXTURE = (MixedSource("web", 0.75, 0.5, 2, False), MixedSource("b\nooks", 0.25,
 
 def page(found: Outlook | None, **values: Any) -> str:
     facts = LastLook(found, values.get("error"), values.get("answered_at", NOW), values.get("silent_since"))
-    return metrics_page(lambda: facts, lambda: NOW + 10)().decode()
+    return metrics_page(facts, NOW + 10).decode()
 
 
 def samples(text: str) -> dict[str, float]:

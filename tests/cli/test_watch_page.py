@@ -18,12 +18,10 @@ from matplotlib.image import imread
 
 from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
-from lazyshard.cli.watch import page_answers, watch_values
 from lazyshard.cli.watch_page import BEGINNING, Shown, WatchPage
-from lazyshard.cli.watch_server import LastLook, WatchServer
-from lazyshard.format.cursor import BlendShare, Cursor, ReadingMark
+from lazyshard.cli.watch_server import LastLook, WatchServer, page_answers, watch_values
+from lazyshard.format.cursor import BlendShare, Cursor, ReadingMark, RunState
 from lazyshard.format.seal import MixedSource
-from lazyshard.format.state import RunState
 from lazyshard.inspection.inspection import History
 from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.row_facts import count_refusals
@@ -334,7 +332,6 @@ def test_it_holds_all_that_it_needs_and_no_script(page: Path) -> None:
 
 def test_without_matplotlib_there_are_tables(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "lazyshard.cli.watch_pictures", raising=False)
     assert main(["watch", str(page.parent / "chat"), "--save", str(tmp_path / "page.html")]) == 0
     text = (tmp_path / "page.html").read_text("utf-8")
     assert "<img" not in text.replace("&lt;img", "")
@@ -345,7 +342,7 @@ def test_without_matplotlib_there_are_tables(page: Path, tmp_path: Path, monkeyp
 def test_pages_are_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lazyshard.cli.watch._pictures", lambda history: None)
+    monkeypatch.setattr("lazyshard.cli.watch_page.draw", lambda history: None)
     stream, target = produce(tmp_path / "stream", 20), tmp_path / "page.html"
     for _ in range(2):
         assert main(["watch", str(stream), "--save", str(target)]) == 0

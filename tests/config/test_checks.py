@@ -11,7 +11,6 @@ import yaml
 
 from lazyshard import check_config
 from lazyshard.config import read_config
-from lazyshard.config.config import Config
 from lazyshard.errors import ConfigInvalid
 from lazyshard.lazy import FunctionMissing, named_function
 
@@ -226,80 +225,18 @@ def test_missing_package_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert check_config(GOOD) == []
 
 
-OLD = f"""
-tokenizer: {{path: .}}
-dataset:
-  - source: chat
-    weight: 0.8
-    message_transform: {NAMED}:to_messages
-    filter_fn: {NAMED}:even
-  - source: code
-    weight: 0.2
-    shuffle_window: 2
-batch_size: 8
-num_workers: 2
-drop_last: true
-seed: 7
-num_samples: 100
-"""
-
-NEW = f"""
-version: 1
-tokenizer: {{path: .}}
-datasets:
-  - path: chat
-    weight: 0.8
-    steps:
-      - filter_fn: {NAMED}:even
-      - message_transform: {NAMED}:to_messages
-  - path: code
-    weight: 0.2
-    shuffle_window: 2
-dataloader: {{batch_size: 8, num_workers: 2, at_end: drop}}
-seed: 7
-num_samples: 100
-"""
-
-
-@pytest.mark.parametrize("version", ["", "version: 0"])
-def test_version_0_means_what_version_1_says(tmp_path: Path, version: str) -> None:
-    old = read_config(write(tmp_path, version + OLD))
-    new = read_config(write(tmp_path, NEW))
-    assert old.config == new.config
-    assert new.notice is None
-    assert old.notice is not None
-
-
-def test_single_data_set_of_version_0_needs_no_list() -> None:
-    expected = Config.model_validate(GOOD | {"dataloader": {"at_end": "loop"}})
-    assert read_config({"dataset": {"source": "chat"}, "drop_last": False}).config == expected
-
-
-def test_mistakes_in_version_0_are_named_where_they_stand(tmp_path: Path) -> None:
-    text = """
-dataset:
-  - source: chat
-    weight: 0  # dataset[0].weight
-    filter_fn: my_rows.keep  # dataset[0].filter_fn
-    wieght: 1  # dataset[0].wieght
-  - weight: 1  # dataset[1].source
-batch_size: no  # batch_size
-drop_last: 1  # drop_last
-batchsize: 4  # batchsize
-datasets: []  # datasets
-"""
-    assert places(tmp_path, text) == marked(text)
-
-
-@pytest.mark.parametrize("drop", ["pad", "drop", 1, None])
-def test_drop_last_of_version_0_is_true_or_false(drop: Any) -> None:
-    (mistake,) = check_config({"dataset": {"source": "chat"}, "drop_last": drop})
-    assert mistake.path == "drop_last" and repr(drop) in mistake.text
-
-
 @pytest.mark.parametrize(
-    "config", [{"version": 1, "dataset": []}, {"version": 0}, {"version": 0, "dataset": 3}, {"dataset": [3]}], ids=str
+    ("text", "place"),
+    [("dataset: {source: chat}\nbatch_size: 8\n", ("dataset", 1)), ("seed: 1\nversion: 0\n", ("version", 2))],
 )
+def test_version_0_is_told_what_version_1_looks_like(tmp_path: Path, text: str, place: tuple[str, int]) -> None:
+    (mistake,) = check_config(write(tmp_path, text))
+    assert (mistake.path, mistake.line) == place
+    for told in ("`version: 1`", "`datasets:`", "`path:`", "`steps:`", "`dataloader:`", "`at_end:`"):
+        assert told in mistake.text
+
+
+@pytest.mark.parametrize("config", [{"version": 1, "dataset": []}, {"version": -1}, {"dataset": 3}], ids=str)
 def test_what_is_of_no_version_is_refused(config: dict[str, Any]) -> None:
     assert check_config(config)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -127,18 +126,6 @@ def test_error_budget_and_steps_are_those_of_the_data_set(stream: Path) -> None:
     with pytest.raises(BadSample) as caught:
         list(lazyshard.load(config, dp_rank=0, dp_size=1).loader)
     assert caught.value.step == f"steps[1], map {NAMED}:fail_on_two"
-
-
-def test_older_form_is_read_with_a_notice_where_it_is_loaded(stream: Path, tmp_path: Path) -> None:
-    file = tmp_path / "old.yaml"
-    file.write_text(f"dataset: {{source: {stream}}}\nbatch_size: 4\n")
-    with pytest.warns(DeprecationWarning, match=r"old\.yaml") as caught:
-        loaded = lazyshard.load(file, dp_rank=0, dp_size=1)
-    assert caught[0].filename == __file__
-    assert ids(loaded.loader)[:1] == [[0, 1, 2, 3]]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        lazyshard.load(configuration(stream), dp_rank=0, dp_size=1)
 
 
 def test_collate_function_is_found_by_its_name(stream: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lazyshard import BadRows, ChunkWriter, Filter, LazyShardedDataset, Map
-from lazyshard.config.checks import read_config
+from lazyshard.config import read_config
 from lazyshard.data.samples import FILL_ROWS
 from lazyshard.errors import BadSample
 from tests.data.workers import DEADLINE_S

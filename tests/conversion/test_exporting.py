@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
-from lazyshard.conversion.exporting import ExportSettings, export
+from lazyshard.cli.export import ExportSettings, export, read_row
 from lazyshard.conversion.indexed import DTYPES, bounds_of
-from lazyshard.errors import RowInvalid, StreamInvalid, StreamMissing
+from lazyshard.errors import ConfigInvalid, RowInvalid, StreamInvalid, StreamMissing
 from tests.conversion import megatron_core
 from tests.conversion.megatron_core import Content, content
-from tests.stream.streams import foreign, names
+from tests.stream.streams import foreign, names, recorded
 
 
 def stream(directory: Path, rows: Iterable[dict[str, Any]], per_chunk: int = 3, *, end: bool = True) -> Path:
@@ -27,6 +29,11 @@ def stream(directory: Path, rows: Iterable[dict[str, Any]], per_chunk: int = 3, 
         writer.write(row)
     writer.close(end)
     return directory
+
+
+@pytest.fixture(autouse=True)
+def megatron() -> None:
+    megatron_core.module()
 
 
 def ids(*rows: Sequence[float]) -> list[dict[str, Any]]:
@@ -64,9 +71,9 @@ def test_megatron_core_reads_what_the_rows_hold(data: st.DataObject) -> None:
             return
         made = export(source, prefix, chosen)
         assert megatron_core.read(prefix, multimodal=modes is not None) == expected
-        assert (made.documents, made.sequences) == (len(documents), len(expected.sequences))
-        files = [Path(made.data), Path(made.index)]
-        assert made.size == sum(file.stat().st_size for file in files)
+        assert (made["documents"], made["sequences"]) == (len(documents), len(expected.sequences))
+        files = [Path(made["data"]), Path(made["index"])]
+        assert made["size"] == sum(file.stat().st_size for file in files)
         assert [file.read_bytes() for file in files] == [
             (folder / f"theirs{suffix}").read_bytes() for suffix in (".bin", ".idx")
         ]
@@ -140,24 +147,55 @@ def test_rows_that_cannot_be_exported(row: Any, options: Any, says: str, tmp_pat
 
 def test_streams_that_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(StreamMissing):
-        export(tmp_path, tmp_path / "a")
+        export(tmp_path, tmp_path / "a", ExportSettings())
     for source in (stream(tmp_path / "live", ids([1]), end=False), stream(tmp_path / "empty", [])):
         with pytest.raises(StreamInvalid):
-            export(source, tmp_path / "a")
+            export(source, tmp_path / "a", ExportSettings())
     assert names(tmp_path) == ["empty", "live"]
 
 
 def test_foreign_directory_and_a_report_of_all_chunks(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     source = foreign(tmp_path / "s", b'{"input_ids":[1]}\n{"input_ids":[2]}\n', b'{"input_ids":[3]}\n', end=True)
-    export(source, tmp_path / "a", report=lambda *what: told.append(what))
+    export(source, tmp_path / "a", ExportSettings(), report=lambda *what: told.append(what))
     assert content(tmp_path / "a").sequences == [[1], [2], [3]]
     assert told == [("exporting", done, 2) for done in (0, 1, 2)]
 
 
-@pytest.mark.parametrize(
-    "options", [{"dtype": "uint32"}, {"dtype": "<i4"}, {"boundaries": "rows"}, {"boundaries": "key:"}]
-)
-def test_settings_that_cannot_be(options: Any) -> None:
-    with pytest.raises(ValueError, match="got"):
-        ExportSettings(**options)
+@pytest.mark.parametrize("meanwhile", [False, True])
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_what_is_there_is_replaced_only_when_told(
+    suffix: str, meanwhile: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, there = stream(tmp_path / "s", ids([1, 2])), tmp_path / f"a{suffix}"
+    if meanwhile:
+        monkeypatch.setattr("lazyshard.cli.export.read_row", partial(_beside, there, read_row))
+    else:
+        there.write_bytes(b"precious")
+    with pytest.raises(ConfigInvalid, match=there.name):
+        export(source, tmp_path / "a", ExportSettings())
+    assert (names(tmp_path), there.read_bytes()) == ([there.name, "s"], b"precious")
+    export(source, tmp_path / "a", ExportSettings(), force=True)
+    assert content(tmp_path / "a").sequences == [[1, 2]]
+    assert names(tmp_path) == ["a.bin", "a.idx", "s"]
+
+
+def _beside(there: Path, read: Any, *arguments: Any) -> Any:
+    there.write_bytes(b"precious")
+    return read(*arguments)
+
+
+def test_both_are_on_the_device_before_they_have_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = stream(tmp_path / "s", ids([1, 2]))
+    (tmp_path / "t").mkdir()
+    calls = recorded(monkeypatch)
+    export(source, tmp_path / "t" / "a", ExportSettings())
+    done = [call for call in calls if not call.startswith("unlink")]
+    assert done == ["sync temporary", "sync temporary", "rename a.bin", "sync t", "rename a.idx", "sync t"]
+
+
+def test_missing_package_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "megatron.core.datasets.indexed_dataset", None)
+    with pytest.raises(ImportError, match=r"lazyshard\[megatron\]"):
+        export(stream(tmp_path / "s", ids([1])), tmp_path / "a", ExportSettings())
+    assert names(tmp_path) == ["s"]

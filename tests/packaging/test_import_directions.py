@@ -45,7 +45,7 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
     "store": {"format", "memory", "errors"},
     "stream": {"part", "lazy", "store", "format", "plan", "memory", "errors"},
     "inspection": {"part", "stream", "store", "format", "plan", "memory", "errors"},
-    "conversion": {"stream", "store", "format", "memory", "errors"},
+    "conversion": {"store", "errors"},
     "data": {"part", "lazy", "stream", "store", "config", "format", "plan", "memory", "errors"},
     "filesystem": set(),
     "simulation": {"part", "stream", "format", "plan"},

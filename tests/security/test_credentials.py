@@ -19,9 +19,8 @@ import fsspec
 
 from lazyshard import BlendedDataset, LazyShardedDataset, StreamReader
 from lazyshard.cli.main import main
-from lazyshard.cli.watch import history_looks, stream_looks, watch_values
-from lazyshard.cli.watch_metrics import metrics_page
 from lazyshard.cli.watch_page import WatchPage
+from lazyshard.cli.watch_server import history_looks, metrics_page, stream_looks, watch_values
 from lazyshard.errors import ChunkCorrupt, StoreRefused, StoreUnavailable, redact
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.room import FOLDER_VARIABLE
@@ -175,14 +174,10 @@ def test_nothing_told_or_left_holds_them(place: Callable[[str], str], sweep: Swe
         assert (code, bool(told)) == (9 if arguments[0] == "audit" else 0, True), (arguments, told)
     assert sweep.run(main, "forget", second, "other", "--yes")[0] == 3
     looks, past = stream_looks(stream_path(first), 0.01), history_looks(stream_path(first), 0.01)
-    looks.start()
-    past.start()
     facts = looks.facts()
     values = watch_values(stream_path(first), 1.0, facts, time.time())
     page = WatchPage().render("whole", values, facts.last, past.facts().last)
-    assert_hidden(values, metrics_page(looks.facts, time.time)(), page)
-    past.close()
-    looks.close()
+    assert_hidden(values, metrics_page(facts, time.time()), page)
     sweep.check_files()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -34,128 +34,8 @@ from lazyshard_producer.sources.source import (
 )
 from lazyshard_producer.wording import count
 
-_PIECE_SEQUENCES: Final = 64 << 10
-"""As many sequences at the most, unless one document has more: empty ones take no byte of the data file."""
-
-_LEAST_TOKEN_BYTES: Final = 2  # what a number takes in JSON at the least: a digit, and what parts it from the next
-
-
-class _RowMaker:
-    """Makes rows of an open file; `most` is the longest that is accepted, in bytes without its line end."""
-
-    def __init__(self, reader: IndexedReader, of: Literal["document", "sequence"], most: int) -> None:
-        self._reader = reader
-        self._of = of
-        self._most = most
-        self._document = 0
-        self.total: Final = reader.header.documents if of == "document" else reader.header.sequences
-
-    def go_to(self, row: int) -> None:
-        """Finds the document of a row from which `make` is to go on, by halves: a few reads of 8 bytes."""
-        self._document = self._document_of(row) if self._of == "sequence" else 0
-
-    def make(self, row: int) -> list[bytes | RowInvalid]:
-        """Returns the rows from this one on, at least one, about 1 MiB of tokens at the most, or one row."""
-        # The number of the first sequence; row k is made of those from it + [bounds[k], bounds[k + 1]).
-        first, bounds = row, np.arange(min(PIECE_ROWS, self.total - row) + 1)
-        if self._of == "document":
-            bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self.total))
-            first = int(bounds[0])
-            # One document at least, whatever it holds.
-            documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
-            bounds = bounds[: documents + 1] - first
-        sequences = int(bounds[-1])
-        if len(bounds) == 2 and _LEAST_TOKEN_BYTES * sequences > self._most:
-            # Not looked at: so much memory is only for those who have asked for it.
-            return [self._too_long(count(sequences, "sequence"))]
-        found: IndexedSequences | None = None
-        try:
-            found = self._reader.sequences(first, first + sequences)
-            return self._lines(row, bounds, found)
-        except FileInvalid as error:
-            self._tell_document(error, first, found)
-            raise
-
-    def _lines(self, row: int, all_bounds: Ints, found: IndexedSequences) -> list[bytes | RowInvalid]:
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.lengths)])
-        counts = np.diff(ends[all_bounds])
-        if _LEAST_TOKEN_BYTES * int(counts[0]) > self._most:
-            return [self._too_long(count(int(counts[0]), "token"))]
-        width = self._reader.header.token.itemsize
-        rows = max(1, int(np.searchsorted(np.cumsum(counts) * width, PIECE_BYTES, "right")))
-        bounds = all_bounds[: rows + 1].tolist()
-        tokens = self._tokens(found, bounds[-1])
-        documents = self._number_documents(row, rows) if self._of == "sequence" else [None] * rows
-        return [
-            self._line(tokens[ends[low] : ends[high]], found, low, high, document)
-            for (low, high), document in zip(itertools.pairwise(bounds), documents, strict=True)
-        ]
-
-    def _tokens(self, found: IndexedSequences, stop: int) -> Any:
-        """Returns the tokens of the first sequences: with one read where they lie one behind another."""
-        lengths, pointers = found.lengths[:stop], found.pointers[:stop]
-        ends = pointers + lengths * self._reader.header.token.itemsize
-        cuts = [0, *(np.flatnonzero(pointers[1:] != ends[:-1]) + 1).tolist(), stop]
-        parts = [
-            self._reader.tokens(int(pointers[low]), int(lengths[low:high].sum()))
-            for low, high in itertools.pairwise(cuts)
-            if high > low
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self._reader.header.token), *parts])
-
-    def _line(
-        self, tokens: Any, found: IndexedSequences, low: int, high: int, document: int | None
-    ) -> bytes | RowInvalid:
-        integral = self._reader.header.is_integral
-        values = tokens.astype(np.int64 if integral else np.float64)
-        if not integral and (bad := np.flatnonzero(~np.isfinite(values))).size:
-            kind = "NaN" if np.isnan(values[bad[0]]) else "an infinity"
-            return bad_row(f"token {bad[0]} is {kind}, which JSON does not have")
-        row: dict[str, Any] = {"input_ids": values}
-        modes = None if found.modes is None else found.modes[low:high]
-        if document is not None:
-            row["document"] = document
-            if modes is not None:
-                row["mode"] = int(modes[0])
-        elif modes is not None or high - low != 1:
-            row["lengths"] = found.lengths[low:high]
-            if modes is not None:
-                row["mode"] = modes
-        line = dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
-        if len(line) - 1 <= self._most:
-            return line
-        return self._too_long(f"{count(len(tokens), 'token')} in {count(high - low, 'sequence')}")
-
-    def _number_documents(self, row: int, rows: int) -> list[int | None]:
-        numbers: list[int | None] = []
-        at = self._document
-        while len(numbers) < rows:
-            bounds = self._reader.boundaries(at, min(at + PIECE_ROWS, self._reader.header.documents))
-            sequences = np.arange(row + len(numbers), min(row + rows, int(bounds[-1])))
-            # The last boundary at or below a sequence is that of its document: those of empty ones are before it.
-            numbers += (at + np.searchsorted(bounds, sequences, "right") - 1).tolist()
-            at += len(bounds) - 1
-        self._document = numbers[-1] or 0
-        return numbers
-
-    def _document_of(self, sequence: int) -> int:
-        low, high = 0, self._reader.header.documents
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._reader.boundaries(middle, middle)[0] <= sequence else (low, middle)
-        return low
-
-    def _tell_document(self, error: FileInvalid, first: int, found: IndexedSequences | None) -> None:
-        if error.sequence is None and error.byte is not None and found is not None:
-            ends = found.pointers + found.lengths * self._reader.header.token.itemsize
-            error.sequence = first + int(np.flatnonzero(ends > error.byte)[0])
-        if error.sequence is not None:
-            where = f"that is sequence {error.sequence}, in document {self._document_of(error.sequence)}"
-            error.args = (f"{error}; {where}, both counted from 0",)
-
-    def _too_long(self, what: str) -> RowInvalid:
-        return bad_row(f"{what}: {too_long(self._most, ', as JSON')}")
-
+_PIECE_SEQUENCES: Final = 64 << 10  # Unless one document has more: empty ones take no byte of the data file
+_LEAST_TOKEN_BYTES: Final = 2  # What a number takes in JSON at the least: a digit, and what parts it from the next
 
 KIND: Final = "megatron"
 
@@ -165,8 +45,8 @@ class IndexedSource(Source):
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
-        self._path = settings.path
-        self._of = settings.indexed_rows
+        self._path, self._of, self._most = settings.path, settings.indexed_rows, context.max_row_bytes
+        self._document: int | None = None  # that of the last row; None before the first
         self.start = 0 if position is None else self._decode(position)
         with self._refusing():
             self._known = [KnownFile(path) for path in (self._path, data_path(self._path))]
@@ -176,34 +56,32 @@ class IndexedSource(Source):
             self._reader = IndexedReader(self._path)
         # What was opened is what the fingerprint is of.
         self._check_same()
-        self._maker = _RowMaker(self._reader, self._of, context.max_row_bytes)
-        if self.start > self._maker.total:
-            raise refuse_position(self.name, f"at most {self._maker.total} rows", str(self.start))
+        header = self._reader.header
+        self._total: Final = header.documents if self._of == "document" else header.sequences
+        if self.start > self._total:
+            raise refuse_position(self.name, f"at most {self._total} rows", str(self.start))
         self._reach(self.start)
-        with self._refusing():
-            self._maker.go_to(self.start)
 
     def _reach(self, row: int) -> None:
         size = self._reader.data_size
-        self.reached, self.progress = row, (size * row // max(1, self._maker.total), size)
+        self.reached, self.progress = row, (size * row // max(1, self._total), size)
 
     def read(self) -> Rows | None:
         """Returns the next rows; None when all are read. Raises SourceRefused where a file is damaged or changed."""
         before = self.reached
-        if before == self._maker.total:
+        if before == self._total:
             self._check_same()
             return None
         with self._refusing():
             try:
-                lines = self._maker.make(before)
+                lines = self._make(before)
             except FileInvalid:
                 # A file that was replaced is not damaged: that it was is the better message.
                 self._check_same()
                 raise
         self._reach(before + len(lines))
-        return Rows(
-            lines, lambda index: before + index + 1, lambda index: RowOrigin(self.name, before + index + 1, None)
-        )
+        row = before + 1
+        return Rows(lines, lambda index: row + index, lambda index: RowOrigin(self.name, row + index, None))
 
     def entry(self, position: int) -> dict[str, Any]:
         """Returns the entry of a position, which is how many rows are before."""
@@ -238,3 +116,102 @@ class IndexedSource(Source):
             hint = "; give that again, or choose another --out"
             raise refuse_source(self.name, expected, f"--indexed-rows {self._of}", hint)
         return int(row)
+
+    def _make(self, row: int) -> list[bytes | RowInvalid]:
+        """Returns the rows from this one on, at least one, about 1 MiB of tokens at the most, or one row."""
+        # The number of the first sequence; row k is made of those from it + [bounds[k], bounds[k + 1]).
+        first, bounds = row, np.arange(min(PIECE_ROWS, self._total - row) + 1)
+        if self._of == "document":
+            bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self._total))
+            first = int(bounds[0])
+            # One document at least, whatever it holds.
+            documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
+            bounds = bounds[: documents + 1] - first
+        sequences = int(bounds[-1])
+        if len(bounds) == 2 and _LEAST_TOKEN_BYTES * sequences > self._most:
+            # Not looked at: so much memory is only for those who have asked for it.
+            return [self._too_long(count(sequences, "sequence"))]
+        found: IndexedSequences | None = None
+        try:
+            found = self._reader.sequences(first, first + sequences)
+            return self._lines(row, bounds, found)
+        except FileInvalid as error:
+            if error.sequence is None and error.byte is not None and found is not None:
+                ends = found.pointers + found.lengths * self._reader.header.token.itemsize
+                error.sequence = first + int(np.flatnonzero(ends > error.byte)[0])
+            if error.sequence is not None:
+                where = f"that is sequence {error.sequence}, in document {self._document_of(error.sequence)}"
+                error.args = (f"{error}; {where}, both counted from 0",)
+            raise
+
+    def _lines(self, row: int, all_bounds: Ints, found: IndexedSequences) -> list[bytes | RowInvalid]:
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.lengths)])
+        counts = np.diff(ends[all_bounds])
+        if _LEAST_TOKEN_BYTES * int(counts[0]) > self._most:
+            return [self._too_long(count(int(counts[0]), "token"))]
+        sizes = np.cumsum(counts) * self._reader.header.token.itemsize
+        rows = max(1, int(np.searchsorted(sizes, PIECE_BYTES, "right")))
+        bounds = all_bounds[: rows + 1].tolist()
+        tokens = self._tokens(found, bounds[-1])
+        documents = self._documents(row, len(bounds) - 1) if self._of == "sequence" else [None] * (len(bounds) - 1)
+        return [
+            self._line(tokens[ends[low] : ends[high]], found, low, high, document)
+            for (low, high), document in zip(itertools.pairwise(bounds), documents, strict=True)
+        ]
+
+    def _tokens(self, found: IndexedSequences, stop: int) -> Any:
+        """Returns the tokens of the first sequences: with one read where they lie one behind another."""
+        lengths, pointers, token = found.lengths[:stop], found.pointers[:stop], self._reader.header.token
+        ends = pointers + lengths * token.itemsize
+        cuts = [0, *(np.flatnonzero(pointers[1:] != ends[:-1]) + 1).tolist(), stop]
+        parts = [
+            self._reader.tokens(int(pointers[low]), int(lengths[low:high].sum()))
+            for low, high in itertools.pairwise(cuts)
+            if high > low
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, token), *parts])
+
+    def _line(
+        self, tokens: Any, found: IndexedSequences, low: int, high: int, document: int | None
+    ) -> bytes | RowInvalid:
+        integral = tokens.dtype.kind in "iu"
+        values = tokens.astype(np.int64 if integral else np.float64)
+        if not integral and (bad := np.flatnonzero(~np.isfinite(values))).size:
+            kind = "NaN" if np.isnan(values[bad[0]]) else "an infinity"
+            return bad_row(f"token {bad[0]} is {kind}, which JSON does not have")
+        row: dict[str, Any] = {"input_ids": values}
+        modes = None if found.modes is None else found.modes[low:high]
+        if document is not None:
+            row["document"] = document
+        elif modes is not None or high - low != 1:
+            row["lengths"] = found.lengths[low:high]
+        if modes is not None:
+            row["mode"] = modes if document is None else int(modes[0])
+        line = dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+        if len(line) - 1 <= self._most:
+            return line
+        return self._too_long(f"{count(len(tokens), 'token')} in {count(high - low, 'sequence')}")
+
+    def _documents(self, first: int, rows: int) -> list[int]:
+        """Returns the documents of so many sequences, going on from that of the last row."""
+        numbers: list[int] = []
+        at = self._document_of(first) if self._document is None else self._document
+        while len(numbers) < rows:
+            bounds = self._reader.boundaries(at, min(at + PIECE_ROWS, self._reader.header.documents))
+            sequences = np.arange(first + len(numbers), min(first + rows, int(bounds[-1])))
+            # The last boundary at or below a sequence is that of its document: those of empty ones are before it.
+            numbers += (at + np.searchsorted(bounds, sequences, "right") - 1).tolist()
+            at += len(bounds) - 1
+        self._document = numbers[-1]
+        return numbers
+
+    def _document_of(self, sequence: int) -> int:
+        """Finds it by halves: a few reads of 8 bytes."""
+        low, high = 0, self._reader.header.documents
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._reader.boundaries(middle, middle)[0] <= sequence else (low, middle)
+        return low
+
+    def _too_long(self, what: str) -> RowInvalid:
+        return bad_row(f"{what}: {too_long(self._most, ', as JSON')}")

@@ -67,7 +67,7 @@ def _most(limits: tuple[int, int]) -> int:
 
 _DOCUMENTED: Final = frozenset(
     (
-        *(exits.DONE, exits.USAGE, exits.REFUSED, exits.STREAM_DAMAGED, exits.EXPORTING, exits.FILESYSTEM),
+        *(exits.DONE, exits.USAGE, exits.REFUSED, exits.STREAM_DAMAGED, exits.FILESYSTEM),
         exits.OUT_OF_MEMORY,
     )
 )

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lazyshard.simulation.run import outcome
-from lazyshard.simulation.setting import Setting
+from lazyshard.simulation import Setting, outcome
 from tests.harness.simulated.real import Measured, RealRunFailed, measure
 
 # Where sleeping takes so many times as long as it was asked to, what is measured is other people's work

@@ -25,7 +25,7 @@ from lazyshard import LazyShardedDataset, Order
 from lazyshard.errors import FileInvalid
 from lazyshard.format.names import HEAD, RETIRED, SEAL_SUFFIX
 from lazyshard.format.records import Head
-from lazyshard.simulation.setting import Setting
+from lazyshard.simulation import Setting
 from lazyshard.stream.waiting import Waker
 
 CONSUMER: Final = "simulated"
@@ -107,7 +107,7 @@ class RealRunFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a real run was like; see `lazyshard.simulation.run` for the meaning of each."""
+    """What a real run was like; see `lazyshard.simulation` for the meaning of each."""
 
     # what was run, with the head start that there was, and what a step took on average but for the waits: these ranks
     # sleep, and a busy machine lets them sleep for longer.

@@ -253,7 +253,7 @@ def test_what_was_read_by_an_earlier_run_must_stay_and_be_read_in_the_same_way(p
         assert "no position" in str(refusal(opened, prefix, "document", position | {field: value}))
     for wrong in ({"row": True}, {"row": 5}, {"xxh3": [1, 2]}):
         assert "no position" in str(refusal(opened, prefix, "document", position | wrong))
-    write(prefix, "uint16", [*DOCUMENTS, [[7]]], replace=True)
+    write(prefix, "uint16", [*DOCUMENTS, [[7]]])
     assert refusal(opened, prefix, "document", position).file == f"{prefix}.idx"
     # Of which nothing was read yet.
     assert len(values(opened(prefix, position=opened(prefix).entry(0)))) == 5

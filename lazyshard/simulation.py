@@ -1,51 +1,161 @@
-"""The run: when chunks are published and each step begins, for all ranks at once; what it takes on disk.
+"""How a run would go: when chunks are published and each step begins, for all ranks at once; what it takes on disk.
 
-Chunks come by the rules of `lazyshard-producer run`: by its rate and head start; with `--max-ahead` one is not begun
-before it is allowed, and rows of at most a second are made up for afterwards. Waiting readers look at `head.json`,
-paced by the product's own rule (`lazyshard.stream.head`): all ranks begin to wait at the same moment, so one is
-simulated for all, and one process of each node looks for all. Only steps are looked at that need more than was seen
-before: from one of them to the next is arithmetic. On disk are the published chunks, less those that the checkpoints
-let go.
+Rows are counted from the beginning of the stream. All ranks draw `draws` positions in a step, in lockstep, so a step
+can be trained once the last of its positions may be drawn: `lazyshard.plan.course.Course.needed` says how many rows
+that takes. It grows by whole stripes (with windows: by all ranks' windows), here called spans::
+
+    ranks=2, samples_per_chunk=4, batch=2      step    0  1  2  3  4
+                                               needed  8  8 16 16 24   rows
+
+Chunks come by the rules of `lazyshard-producer run`. Waiting readers look at `head.json`, paced by the product's own
+rule (`lazyshard.stream.head`): all ranks begin to wait at the same moment, so one is simulated for all, and one
+process of each node looks for all. Only steps are looked at that need more than was seen before.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from lazyshard.format.fields import parse_size
 from lazyshard.format.records import Head
-from lazyshard.simulation.setting import CHUNK_OPENS, CHUNK_STATS, PREFETCH, Setting
+from lazyshard.part import Part
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Rules
+from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.stream import Published
 from lazyshard.stream.head import expected_wait, next_poll
 from lazyshard.stream.node_poll import LATER_S
+from lazyshard.stream.reader import OPEN_CHUNKS, OPEN_ROWS
 from lazyshard.stream.writer import HEARTBEAT_S
+
+_SEAL_ROW_BYTES: Final = 27  # Bytes of a seal for each row, see docs/retention.md
+_PREFETCH: Final = 2  # Batches that each worker of a DataLoader has under way: torch's default
+_CHUNK_OPENS: Final = 2  # Of a reader, to open a chunk: seal and data
+_CHUNK_STATS: Final = 1  # Likewise: of `stream.json`, whether it is still the same stream
+_CHUNK_OPERATIONS: Final = _CHUNK_OPENS + _CHUNK_STATS + 1  # One after the other; the last one reads the seal
+_AHEAD_BYTES: Final = 512 << 10  # What is read at once in order
+_AMOUNT: Final = re.compile(r"([0-9_]+) *(chunks?|samples?|)", re.IGNORECASE)
 
 BURST_S: Final = 1.0  # Seconds of rows that a producer makes up for after it was held (`lazyshard_producer.loop`)
 _NOTHING_S: Final = 1e-9
 _LOOK_OPERATIONS: Final = 2  # Of a look at the head, one after the other: an open and a read
-_WAKES_A_CHUNK: Final = 2  # Where readers are woken: by the seal, and by the head, which then tells of it
 _WATCHES_AFTER_S: Final = 0.02  # Shorter waits are slept through, see `lazyshard.stream.reader`
 _ASIDE_S: Final = 1.0  # How long a reader that has chunks open lets pass between looks which of them were deleted
-_SAME_S: Final = 1e-6  # Moments that are no further apart are one
 _STEPS: Final = 1000  # A chunk's time is divided into so many: waits that differ by less are taken as alike
-LOOK_S: Final = 0.5
-DELETED_AT_ONCE: Final = 100  # At each look, so many seconds apart (`lazyshard_producer.holding.holdback`)
 MARK_S: Final = 0.2  # The least time between two reading marks (`lazyshard.data.commits`)
 PUBLISH_OPENS: Final = 7  # For a chunk: data, seal and head made, the owner looked at twice, the directory synced twice
 _PUBLISH_OTHERS: Final = 7  # Likewise: three renames with a stat each, and a look whether the seal is there
 _REPLACE: Final = 4  # To replace a small file durably: one made, a stat, a rename, the directory synced
 
 
+@dataclass(kw_only=True)
+class Setting:
+    """A run: the options of `lazyshard simulate`, whose help says what each is, and what follows; times are in seconds.
+
+    Raises ValueError where `max_ahead` is no amount, or there are fewer rows than a step takes.
+    """
+
+    ranks: int
+    step_seconds: float
+    samples_per_chunk: int
+    producer_rate: float
+    rows: int
+    batch: int = 1
+    micro_batches: int = 1
+    window: int = 0
+    row_bytes: int = 2000
+    head_start: int = 0
+    max_ahead: str | None = None
+    retain: Literal["all", "consumed"] = "all"
+    checkpoint_steps: int = 0
+    keep_checkpoints: int = 1
+    workers: int = 2
+    latency_s: float = 0.001
+    visibility_s: float = 0.0
+    woken: bool = False
+    ranks_a_node: int = 8
+
+    def __post_init__(self) -> None:
+        """Works out what follows."""
+        size, batch, window = self.samples_per_chunk, self.batch, self.window * self.samples_per_chunk
+        self.draws = batch * self.micro_batches  # positions of each rank in a step
+        self.step_rows = self.draws * self.ranks  # over all ranks
+        self.course = Course(Rules(size, window), [Part(self.ranks, batch)])  # what each rank draws
+        self.span = size * max(1, self.window)  # positions of a rank that become certain together
+        self.span_rows = self.span * self.ranks
+        self.steps = self.course.epoch_length(self.rows) // self.draws  # whole ones, of the epoch
+        if not self.steps:
+            raise ValueError(f"--rows is at least {self.step_rows}, what one step of all ranks takes, got {self.rows}")
+        self.chunks = -(-self.rows // size)
+        self.chunk_bytes = size * (self.row_bytes + _SEAL_ROW_BYTES)  # on disk, with its seal
+        try:
+            # The limit of the producer, at least one; None for none.
+            self.ahead_chunks = None if self.max_ahead is None else self._in_chunks(self.max_ahead.strip())
+        except ValueError as cause:
+            raise ValueError(f"--max-ahead: {cause}") from cause
+        self.openings = self._openings()  # how often a chunk is opened on average
+        # Those at the end, which fill no stripe of all ranks, and how often they are opened at the most: their rows are
+        # dealt one by one.
+        self.tail_chunks = self.chunks - self.rows // (self.ranks * size) * self.ranks
+        batches = -(-max(1, size // self.ranks) // batch)
+        self.tail_openings = self.tail_chunks * min(size, self.ranks * min(max(1, self.workers), batches))
+        self.all_openings = round((self.chunks - self.tail_chunks) * self.openings) + self.tail_openings
+        # Of one process at a micro batch on average: in windows each row by a read.
+        reads = batch if self.window else max(batch * self.row_bytes / _AHEAD_BYTES, batch / size)
+        self.reading_s = (reads + self.openings * _CHUNK_OPERATIONS * batch / size) * self.latency_s
+        # Of a step, reading included: beside it with workers, before it without.
+        reading, step_s = self.micro_batches * self.reading_s, self.step_seconds
+        self.loaded_step_s = max(step_s, reading / self.workers) if self.workers else step_s + reading
+        # Mean draws of a rank between two neighbours in the stream.
+        self.neighbour_draws = expected_neighbours(self.ranks, size, window, self.rows // self.ranks)
+
+    def _in_chunks(self, amount: str) -> int:
+        found = _AMOUNT.fullmatch(amount)
+        if found is None:
+            return max(1, parse_size(amount) // self.chunk_bytes)
+        number = int(found[1])
+        return max(1, number // self.samples_per_chunk) if found[2].lower().startswith("s") else number
+
+    def _openings(self) -> float:
+        """By each worker with its rows; in windows again where a worker cannot hold all its chunks open."""
+        size, workers = self.samples_per_chunk, max(1, self.workers)
+        if not self.window:
+            return min(workers, (size + self.batch - math.gcd(size, self.batch)) / self.batch)
+        held = min(OPEN_CHUNKS, max(1, OPEN_ROWS // size))
+        once = workers * (1 - (1 - 1 / workers) ** size)
+        return once + workers * max(0.0, size / workers - 1) * (1 - min(1.0, held / self.window))
+
+    def needed_chunks(self, step: int) -> int:
+        """Returns how many chunks must be published before a step: `Course.needed` of its end in closed form."""
+        spans = -(-(step + 1) * self.draws // self.span)
+        return min(spans * self.span_rows // self.samples_per_chunk, self.chunks)
+
+    def first_step_after(self, chunks: int) -> int:
+        """Returns the first step that needs more than so many chunks; `steps` where none does."""
+        if chunks >= self.chunks:
+            return self.steps
+        spans = chunks * self.samples_per_chunk // self.span_rows
+        return min(self.steps, spans * self.span // self.draws)
+
+
 def retry_s(held_s: float) -> float:
     """Returns in how many seconds a producer asks again that was held for so many (`lazyshard_producer.holding`)."""
     return min(2.0, max(0.2, held_s / 10))
+
+
+# When a held producer looks, in seconds since it is held, up to where the pauses grow no more
+_LOOKS: Final = [0.0]
+while retry_s(_LOOKS[-1]) < retry_s(math.inf):
+    _LOOKS.append(_LOOKS[-1] + retry_s(_LOOKS[-1]))
 
 
 class Producer:
@@ -81,22 +191,12 @@ class Producer:
         self._held_since = begin
 
 
-@lru_cache(maxsize=1)
-def _looks() -> tuple[float, ...]:
-    """Returns when a held producer looks, in seconds since it is held, up to where the pauses grow no more."""
-    times, longest = [0.0], retry_s(math.inf)
-    while retry_s(times[-1]) < longest:
-        times.append(times[-1] + retry_s(times[-1]))
-    return tuple(times)
-
-
 def first_look(held_s: float) -> float:
     """Returns when a producer looks that is held: its first look after so many seconds or just then."""
-    times = _looks()
-    if held_s > times[-1]:
+    if held_s > _LOOKS[-1]:
         longest = retry_s(math.inf)
-        return times[-1] + math.ceil((held_s - times[-1]) / longest) * longest
-    return times[bisect_left(times, held_s)]
+        return _LOOKS[-1] + math.ceil((held_s - _LOOKS[-1]) / longest) * longest
+    return _LOOKS[bisect_left(_LOOKS, held_s)]
 
 
 class WaitEnd(NamedTuple):
@@ -138,9 +238,8 @@ class Polls:
             done = there >= missing or time >= arrival
             time += self.look_s
             if done:
-                return WaitEnd(
-                    max(0.0, time - arrival) + (min(LATER_S, age / 4) if self._shares else 0.0), own, shared, asides
-                )
+                later = min(LATER_S, age / 4) if self._shares else 0.0
+                return WaitEnd(max(0.0, time - arrival) + later, own, shared, asides)
             if time - aside_at >= _ASIDE_S:
                 asides, aside_at = asides + 1, time
             rate = 0.0 if time < blind_s else setting.producer_rate
@@ -150,9 +249,9 @@ class Polls:
             if not watched and time >= _WATCHES_AFTER_S:
                 # Who begins to watch looks once more.
                 watched, age = True, 0.0
-            elif watched and setting.woken and event <= time + age + _SAME_S:
-                own += _WAKES_A_CHUNK - 1
-                time, age = event, 0.0
+            elif watched and setting.woken and event <= time + age + 1e-6:
+                # Woken by the seal, and by the head, which then tells of it.
+                own, time, age = own + 1, event, 0.0
             else:
                 time += age
 
@@ -189,11 +288,6 @@ class Timeline:
         """Seconds in which no step was computed: before the first one, waiting, or reading too slowly."""
         return max(0.0, self.end_s - self.setting.steps * self.setting.step_seconds)
 
-    @property
-    def stall_share(self) -> float:
-        """The same as a share of the time until the end."""
-        return self.stalled_s / self.end_s
-
     def ends(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Returns when steps ended."""
         after = np.searchsorted(self.after_wait, steps, side="right") - 1
@@ -205,7 +299,7 @@ def simulate(setting: Setting) -> Timeline:
     producer, polls = Producer(setting), Polls(setting)
     step_s, lag = setting.loaded_step_s, setting.visibility_s
     # Workers ask for a step while earlier ones are trained, and need a moment to read it.
-    early = PREFETCH * setting.workers // setting.micro_batches
+    early = _PREFETCH * setting.workers // setting.micro_batches
     fill_s = setting.reading_s if setting.workers else 0.0
     after_wait, began, waits = [0], [0.0], [0.0]
     step = seen = asked = looks = shared = asides = 0
@@ -252,8 +346,8 @@ def simulate(setting: Setting) -> Timeline:
         # With a limit the producer is told of each window; without, nothing happens until more is needed.
         step = setting.first_step_after(needed if setting.max_ahead is not None else seen)
     after, begun, waited = np.array(after_wait, dtype=np.int64), np.array(began), np.array(waits)
-    published, allowed = np.array(producer.published), np.array(producer.begun)
-    return Timeline(setting, step_s, published, allowed, after, begun, waited, asked, looks, shared, asides, looking)
+    chunks = np.array(producer.published), np.array(producer.begun)
+    return Timeline(setting, step_s, *chunks, after, begun, waited, asked, looks, shared, asides, looking)
 
 
 class Disk(NamedTuple):
@@ -285,27 +379,10 @@ def disk_use(timeline: Timeline) -> Disk:
         committed = timeline.ends(newest - 1) + setting.visibility_s
         done = np.concatenate(([0], done_chunks(setting, oldest * setting.draws)))
         # At its last look before each chunk the producer deletes what is committed, but never the newest chunk.
-        target = np.minimum(done[np.searchsorted(committed, timeline.begun, side="right")], np.maximum(0, count - 2))
-        deleted = _in_time(target, published, timeline.begun)
-    on_disk = count - deleted
-    at = int(np.argmax(on_disk))
-    peak = int(on_disk[at])
+        deleted = np.minimum(done[np.searchsorted(committed, timeline.begun, side="right")], np.maximum(0, count - 2))
+    at = int(np.argmax(count - deleted))
+    peak = int((count - deleted)[at])
     return Disk(peak, peak * setting.chunk_bytes, float(published[at]), commits, int(deleted[-1]))
-
-
-def _in_time(
-    target: npt.NDArray[np.int64], published: npt.NDArray[np.float64], begun: npt.NDArray[np.float64]
-) -> npt.NDArray[np.int64]:
-    """Returns how many chunks are deleted by the time each is begun: so many at a look, and so many looks a second."""
-    turns = (begun // LOOK_S).astype(np.int64)
-    looks = np.concatenate(([True], turns[1:] > turns[:-1]))
-    held = begun - np.concatenate(([0.0], published[:-1]))
-    allowed = np.cumsum(np.where(looks, 1 + np.maximum(held, 0.0) // retry_s(np.inf), 0)).astype(np.int64)
-    budget = allowed * DELETED_AT_ONCE
-    deleted = np.minimum.accumulate(target - budget) + budget
-    # Between two looks nothing changes.
-    newest = np.maximum.accumulate(np.where(looks, np.arange(len(looks)), 0))
-    return np.minimum(deleted, target)[newest]
 
 
 def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
@@ -315,7 +392,7 @@ def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
     opened, asides = setting.all_openings, timeline.asides * nodes
     polls = timeline.looks * loaders + timeline.shared * nodes
     looks = polls + setting.ranks * (1 + (timeline.asked if setting.workers else 0)) + disk.cursor_writes
-    reading = looks + opened * (CHUNK_OPENS + CHUNK_STATS) + asides
+    reading = looks + opened * (_CHUNK_OPENS + _CHUNK_STATS) + asides
     spans = -(-setting.steps * setting.draws // setting.span)
     marks = min(spans, int(seconds / MARK_S) + timeline.asked) + disk.cursor_writes
     total = reading + _REPLACE * marks + setting.chunks * (PUBLISH_OPENS + _PUBLISH_OTHERS) + 2 * disk.deleted
@@ -323,12 +400,12 @@ def count_files(timeline: Timeline, disk: Disk) -> dict[str, float]:
         "processes": loaders,
         "nodes": nodes,
         "head_opens": looks,
-        "chunk_opens": opened * CHUNK_OPENS,
+        "chunk_opens": opened * _CHUNK_OPENS,
         "metadata_operations": total,
         "metadata_a_second": total / seconds,
         "metadata_a_second_and_node": reading / seconds / nodes,
         "polls_a_second": (polls + asides) / timeline.looking_s if timeline.looking_s else 0.0,
-        "stripe_operations": nodes + loaders * (CHUNK_OPENS + CHUNK_STATS),
+        "stripe_operations": nodes + loaders * (_CHUNK_OPENS + _CHUNK_STATS),
     }
 
 
@@ -342,12 +419,12 @@ def outcome(setting: Setting) -> dict[str, Any]:
         "steps": setting.steps,
         "chunks": setting.chunks,
         "limited_by": "producer" if setting.producer_rate * timeline.step_s < setting.step_rows else slow,
-        **{name: getattr(timeline, name) for name in ("first_step_s", "end_s", "stalled_s", "stall_share")},
+        **{name: getattr(timeline, name) for name in ("first_step_s", "end_s", "stalled_s")},
+        "stall_share": timeline.stalled_s / timeline.end_s,
         "longest_wait_s": float(timeline.waits[1:].max(initial=0.0)),  # that for the first step left out
         "waits": len(timeline.waits) - 1,
         "tail_chunks": setting.tail_chunks,
         "tail_openings": setting.tail_openings,
         "neighbour_draws": setting.neighbour_draws,
     }
-    options = {one.name: getattr(setting, one.name) for one in fields(setting) if one.init}
-    return options | found | disk._asdict() | count_files(timeline, disk)
+    return asdict(setting) | found | disk._asdict() | count_files(timeline, disk)

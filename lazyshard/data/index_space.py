@@ -182,14 +182,13 @@ class IndexSpace(Space):
             total = self.order.known_total(published)
             self._certain = (position if total is None else self.layout.block, total)
             if limit is not None and published.samples > limit:
-                past = f"max_total_samples is {limit}: those past it are not drawn"
-                self.tell("cut", f"{published.samples} samples are published, {past}")
+                self.tell("cut", f"{published.samples} samples are published, but max_total_samples is {limit}")
         # Who gives num_samples wants to go on so, and who asks where the epoch ends stops there, though workers read
         # ahead.
         wrapped = self.wraps and total is not None and position >= self.course.epoch_length(total)
         if wrapped and self.order.num_samples is None and not self._shared.view[ASKED]:
-            text = f"the stream has ended with {total} samples; what is read from here on is the next epoch"
-            self.tell("wrapped", f"{text}. To stop instead, ask `dataset.in_epoch(index)` before each step")
+            way = ". To stop instead, ask `dataset.in_epoch(index)` before each step"
+            self.tell("wrapped", f"the stream has ended with {total} samples; what is read now is the next epoch{way}")
         return total
 
     def is_left_out(self, drawn: Draw, epoch: int) -> bool:
@@ -221,7 +220,7 @@ class IndexSpace(Space):
         """Warns of an index that is another rank's."""
         asked = f"rank {self.rank.dp_rank} of {self.rank.dp_size} was asked for index {index}, which is rank {lane}'s"
         why = f"did you forget `sampler={name}.rank_indices`? Else choose another layout"
-        self.tell(f"lane of {name}", f"{asked}: {why}")
+        self.tell(name, f"{asked}: {why}")
 
 
 def length_unknown(reader: StreamReader) -> LengthUnknown:

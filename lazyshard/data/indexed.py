@@ -370,7 +370,7 @@ class Batches(Iterator[Any]):
             left = sum(1 for _ in itertools.takewhile(self._dataset.in_epoch, ends))
             samples = left * self._size * self._dataset.rank.dp_size
             if samples:
-                said = "epoch %d ends with step %d; %d samples are left over, too few for %d micro batches a step"
+                said = "epoch %d ends with step %d; left over are %d, too few for the %d micro batches of a step"
                 _log.warning(said, self.epoch, self.step, samples, self._per_step)
 
     def _make_loader(self) -> DataLoader[Any]:

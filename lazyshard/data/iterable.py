@@ -230,8 +230,8 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
             which = {"pad": "last", "loop": "first"}.get(self._at_end)
             done = f"one more micro batch of each rank draws them, completed by the {which} {ending.missing}"
             batch = f"fewer than dp_size * batch_size = {rank.dp_size} * {ending.batch_size}"
-            what = f"samples left over at the end of the epoch: {ending.leftover}, {batch}"
-            space.tell("leftover", f"{what}; at_end={self._at_end!r}: {done if which else 'they are not drawn'}")
+            batch = f"{batch}; at_end={self._at_end!r}: {done if which else 'they are not drawn'}"
+            space.tell("leftover", f"samples left over at the end of the epoch: {ending.leftover}, {batch}")
         with dataset._lanes:
             return [dataset._samples.read(one) for one in ending.batch(rank.dp_rank, self._at_end)[within:]]
 

@@ -62,7 +62,9 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
     world = os.environ.get("WORLD_SIZE", "1")
     if world not in ("", "1"):
         text = f"WORLD_SIZE is {world}, but neither Megatron nor torch.distributed is initialised"
-        raise ConfigInvalid(f"{text}: initialise one before the data set is used, or pass dp_rank and dp_size")
+        raise ConfigInvalid(
+            f"{text}, so every process would train on all the data: initialise one, or pass dp_rank, dp_size"
+        )
     return Rank(0, 1)
 
 

@@ -20,8 +20,9 @@ from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
 from lazyshard.cli.watch_page import BEGINNING, Shown, WatchPage
 from lazyshard.cli.watch_server import LastLook, WatchServer, page_answers, watch_values
-from lazyshard.format.cursor import BlendShare, Cursor, ReadingMark, RunState
+from lazyshard.format.cursor import BlendShare, Cursor, ReadingMark
 from lazyshard.format.seal import MixedSource
+from lazyshard.format.state import RunState
 from lazyshard.inspection.inspection import History
 from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.row_facts import count_refusals

@@ -243,7 +243,7 @@ class Polls:
             if time - aside_at >= _ASIDE_S:
                 asides, aside_at = asides + 1, time
             rate = 0.0 if time < blind_s else setting.producer_rate
-            head = Head(there, there * size, False, "running", rate, "", 0, 0.0)
+            head = Head(there, there * size, False, "running", rate, "-", 1, 0.0)
             age = next_poll(time, expected_wait(missing * size, Published(there, there * size, False, head)))
             event = max(time, first + there * period)
             if not watched and time >= _WATCHES_AFTER_S:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypedDict
+from functools import cache
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
-import msgspec
+import orjson
 import xxhash
+from pydantic import Field, TypeAdapter, ValidationError
 
 from lazyshard.errors import StreamMismatch, redact
 from lazyshard_producer.errors import SourceRefused
@@ -22,7 +24,7 @@ VERSION: Final = 1
 PACKED_SIZE: Final = "packed"
 """Key of a compressed file's size in its entry: with it a later run sees without reading that nothing was appended."""
 
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Count: TypeAlias = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +81,9 @@ class RunPosition:
         return {"version": VERSION, **values, "sources": entries, **lists}
 
 
-class _SourceEntry(TypedDict):
-    kind: Any
-    path: str
+@cache
+def _reads() -> TypeAdapter[RunPosition]:
+    return TypeAdapter(RunPosition)
 
 
 def decode_position(value: Any, directory: str) -> RunPosition:
@@ -92,12 +94,15 @@ def decode_position(value: Any, directory: str) -> RunPosition:
         raise _mismatch(directory, "source positions of lazyshard-producer", found)
     if (version := value.get("version")) != VERSION:
         raise _mismatch(directory, f"source positions of version {VERSION}", f"version {version!r}")
+    if not all(isinstance(entry, dict) and "kind" in entry and type(entry.get("path")) is str for entry in sources):
+        raise _mismatch(directory, "a kind and a path of each source", repr(sources)[:120])
+    entries = [None if entry["kind"] is None else entry for entry in sources]
     try:
-        msgspec.convert(sources, list[_SourceEntry])
-        entries = [None if entry["kind"] is None else entry for entry in sources]
-        position = msgspec.convert({**value, "sources": entries}, RunPosition)
-    except msgspec.ValidationError as cause:
-        raise _mismatch(directory, "source positions", str(cause)) from None
+        # As JSON, of which a list is a tuple also where types are strict.
+        position = _reads().validate_json(orjson.dumps({**value, "sources": entries}), strict=True)
+    except ValidationError as cause:
+        first = cause.errors()[0]
+        raise _mismatch(directory, "source positions", f"{first['msg']} - at {first['loc']}") from None
     skip, unit = position.skip, position.unit
     if not {len(position.drawn), len(position.finished), len(unit)} <= {0, len(sources)}:
         raise _mismatch(directory, f"counts for each of {len(sources)} sources", repr(value)[:120])

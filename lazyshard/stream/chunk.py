@@ -388,6 +388,7 @@ class ScatteredReader:
         try:
             lines = [whole[number][start:end] for number, start, end in zip(numbers, starts, stops, strict=True)]
         except KeyError:
+            whole = {}  # kept here, what is not wanted any more would take its room until the others are read
             whole = self._hold(held, numbers)
             known = next((at for at, number in enumerate(numbers) if number not in whole), len(numbers))
             spans = zip(numbers[:known], starts, stops, strict=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterator
@@ -269,6 +270,23 @@ def test_each_chunk_is_read_once_while_it_is_held(reader: StreamReader, monkeypa
     rows.lines(held, 0, 2)
     assert list(rows._held) == [1, 3]
     assert pread.call_count == 4
+
+
+def test_what_was_held_of_the_window_before_is_freed_before_the_next_one_is_read(reader: StreamReader) -> None:
+    before: list[bytes] = []
+    references: list[int] = []
+
+    class Watched(StreamReader):
+        def read_from(self, chunk: Chunk, call: Callable[[], Any]) -> Any:
+            references.extend(map(sys.getrefcount, before))
+            return super().read_from(chunk, call)
+
+    rows = ScatteredReader(Watched(reader.directory, max_wait=0))
+    rows.lines(prepared(rows, np.array([0, 1, 4, 5])), 0, 4)
+    before += rows._held.values()
+    alone = list(map(sys.getrefcount, [bytes(9), bytes(9)]))
+    rows.lines(prepared(rows, np.array([8, 9, 12, 13])), 0, 4)
+    assert references == 2 * alone
 
 
 def test_threads_do_not_read_over_what_another_one_reads_from(reader: StreamReader) -> None:

@@ -91,8 +91,8 @@ def command(
     when the whole is written, the index last. The stream is only read. megatron-core has to be installed: pip install
     'lazyshard\[megatron]'.
 
-    It can be killed at any moment, and leaves nothing under these names then: run the same command again, and it begins
-    anew.
+    Killed, it leaves hidden files beside them, .NAME.bin.* and .NAME.idx.*, which nothing removes: do that, and run the
+    same command again; it begins anew. Killed in its last moment it leaves PREFIX.bin alone, which takes --force.
     """
     output.check_stream(stream)
     if not os.path.basename(prefix) or not os.path.isdir(os.path.dirname(prefix) or "."):

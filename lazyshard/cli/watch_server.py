@@ -252,8 +252,10 @@ class SharedLooks(Generic[T]):
             if self._thread is None and now >= self.due:
                 self._began = self._clock(), now
                 # A daemon: a look that hangs must not keep the command from ending.
-                self._thread = threading.Thread(target=self._run, name="lazyshard-watch", daemon=True)
-                self._thread.start()
+                begun = threading.Thread(target=self._run, name="lazyshard-watch", daemon=True)
+                begun.start()
+                # Not before: where no thread can be had now, the next one who asks tries again.
+                self._thread = begun
             thread = self._thread
         if wait and thread is not None:
             thread.join(max(0.0, self._began[1] + SILENT_S - now))

@@ -240,18 +240,28 @@ class DigestedText(LineSplitter):
                 at, where = self._known, "not the text whose rows are published: "
                 expected = f"XXH3 {at.digest} of the first {at.offset} bytes ({at.line} lines)"
                 raise files.refuse_source(self._name, expected, actual, self._remedy, where=where)
+        at, before = self.position, self._digest_at
         if block:
             self._digest_at = partial(_digest, self._digest.copy(), self.read, block)
             self._digest.update(block)
             self.read += len(block)
-        return super().feed(block)
+        rows = super().feed(block)
+        if self.position == at:
+            # Of a block within a line: it cannot tell the digest up to a place before it.
+            self._digest_at = before
+        return rows
 
     def finish(self, *, only_row: bool = False) -> Rows:
         """Returns the row of the last line, which has no newline; see `LineSplitter.finish`."""
         if self.behind and not only_row:
             expected = f"at least the {self._known.offset} bytes that were read"
             raise files.refuse_source(self._name, expected, f"{self.read}: it was truncated or replaced", self._remedy)
-        return super().finish(only_row=only_row)
+        at, before = self.position, self._digest_at
+        self._digest_at = partial(_digest, self._digest.copy(), self.read, b"")
+        rows = super().finish(only_row=only_row)
+        if self.position == at:
+            self._digest_at = before
+        return rows
 
     def _rows(self, start: FilePosition, lines: Sequence[bytes | RowInvalid], table: _Table | None = None) -> Rows:
         rows, digest = super()._rows(start, lines, table), self._digest_at

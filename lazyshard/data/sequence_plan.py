@@ -233,7 +233,8 @@ class SequenceWalk:
             if window.after is None:
                 self.total = window.stop
             else:
-                self.places = [*self.places[-_PLACES:], window.after]
+                # Of each window that is held, too: a micro batch may be made of more of them.
+                self.places = [*self.places[-max(_PLACES, len(self._windows)) :], window.after]
 
 
 def read_state(value: Any, facts: dict[str, Any], where: str) -> SequenceState:

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedSequences, LazyShardedStream, Pack, Pad, Split
+from lazyshard.data.sequence_plan import PlannedWindow, SequenceWalk
 from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
+from lazyshard.format.state import WindowPlace
+from lazyshard.plan.sequences import SplitSequence
 from tests.data.sequence_runs import (
     LENGTHS,
     all_written,
@@ -325,3 +328,17 @@ def test_a_state_behind_the_end_of_a_live_stream_is_refused_when_that_is_known(t
         list(live)
     with pytest.raises(StateMismatch, match=r"row 24, .* ended with 13"):
         go_on(tmp_path / "s", Pack(10), state)
+
+
+def test_place_of_a_micro_batch_is_known_that_is_made_of_more_windows_than_are_remembered() -> None:
+    class Planner:
+        def plan(self, place: WindowPlace, epoch: int) -> PlannedWindow:
+            made = [SplitSequence((), False, False)] * ((place.window + 1) % 400 == 0)
+            after = WindowPlace(place.window + 1, place.before + len(made), place.window + 1, 0)
+            return PlannedWindow(place, made, after, 0)
+
+    planner: Any = Planner()
+    walk = SequenceWalk(planner, WindowPlace(), 0)
+    walk.let_go(0)
+    assert len(walk.sequences(0, 4)) == 4
+    assert walk.place_of(0) == WindowPlace(399, 0, 399, 0)

@@ -14,6 +14,7 @@ object on both sides: what is compared is what was used. Samples in a cache are 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -22,7 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import orjson
+import torch
 import xxhash
 
 from lazyshard.data import tensors
@@ -69,10 +72,33 @@ def pack(encoded: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in encoded.items():
         try:
-            row |= {name: value} if name.endswith(_COUNTS) else tensors.pack({name: value})
+            if type(name) is not str:
+                raise TypeError("a key that is no text")
+            row |= {name: value} if name.endswith(_COUNTS) else _pack({name: value})
         except TypeError as cause:
             raise TypeError(f"the template returned {cause} at {name!r:.80}, which no row can hold") from cause
     return row
+
+
+def _pack(value: dict[str, Any]) -> dict[str, Any]:
+    with contextlib.suppress(TypeError):
+        packed: dict[str, Any] = tensors.pack(value)
+        return packed
+    # What a subclass, or a tensor's gradient, says more is nothing for a row.
+    plain: dict[str, Any] = tensors.pack(_plain(value))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if isinstance(value, torch.Tensor):
+        return torch.Tensor.detach(value).cpu().as_subclass(torch.Tensor)
+    if isinstance(value, np.ndarray):
+        return np.asarray(value).astype(value.dtype.newbyteorder("="), copy=False)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def unpack(row: dict[str, Any]) -> dict[str, Any]:

@@ -23,14 +23,14 @@ from torch.utils.data import Dataset
 
 from lazyshard import BadRows, BlendedDataset, EncodeCache, LazyShardedDataset, LazyShardError, Order
 from lazyshard.data.rank import Rank
-from lazyshard.errors import ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
+from lazyshard.errors import ChunkMissing, ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
 from lazyshard.format.state import BlendState
 from lazyshard.stream import Published
 from lazyshard_swift import errors, parallel
 from lazyshard_swift.arguments import OnBadSample
 from lazyshard_swift.checkpoints import GROUPED
 from lazyshard_swift.encoding import tell_cache
-from lazyshard_swift.errors import StreamTooShort, not_resumed, too_short
+from lazyshard_swift.errors import ResumeRefused, StreamTooShort, not_resumed, too_short
 from lazyshard_swift.ms_swift import notice
 from lazyshard_swift.rows import Encode, EncodedRows
 from lazyshard_swift.run_plan import SHOWN, RunPlan, Streams
@@ -41,6 +41,8 @@ ENDLESS: Final = 2**50
 """Indices of a data set that goes on from epoch to epoch."""
 TOLD_EVERY_S: Final = 60.0
 """How often the log tells how much of what is published was trained."""
+_LOOK_S: Final = 5.0
+"""How long a chunk that a checkpoint goes on with may stay invisible."""
 _SAVE_S: Final = 1800.0
 """How long a rank that has given up may take to save what was trained, with all others."""
 
@@ -289,6 +291,32 @@ class TrainStream(Dataset[Any]):
         if plan.stop_at_end and total is not None and (course.epoch(total) or draws > course.epoch_length(total)):
             why = f"it stands at sample {consumed}, behind the end of the stream at {total}: was it cut, or repeated?"
             raise not_resumed(plan.checkpoint, why, f"at least {consumed} samples", total)
+        if plan.layout == "strided":
+            for dataset in members(self.gate.data):
+                _check_present(dataset, plan.stop_at_end)
+
+
+def _check_present(dataset: LazyShardedDataset, stop_at_end: bool) -> None:
+    """Refuses to go on with a chunk that was published and is gone: the workers would wait for it for ever."""
+    reader, space = dataset.reader, dataset._space()
+    published = reader.refresh().samples
+    # To the end of the window that is open.
+    course, stands = space.course, space.stands
+    left = min(course.rules.span, max(1, course.drawable(course.needed(stands)) - stands))
+    indices = space.lane_indices()[:left]
+    drawn = [dataset.draw(index) for index in indices if space.ready(index)]
+    chunks = {one.sample // reader.samples_per_chunk for one in drawn if not (stop_at_end and one.epoch)}
+    # They were published long ago, so the grace period for those that are just appearing is not due.
+    reader.max_wait, patience = min(_LOOK_S, reader.max_wait), reader.max_wait
+    try:
+        for number in sorted(chunks):
+            if number * reader.samples_per_chunk < published:
+                reader.chunk(number)
+    except (ChunkRetired, ChunkMissing) as cause:
+        text = f"{cause} The checkpoint goes on with chunk {cause.chunk}: take a later one, or restore the chunk"
+        raise ResumeRefused(text, expected=f"chunk {cause.chunk}", actual="deleted") from cause
+    finally:
+        reader.max_wait = patience
 
 
 def _load_state(plan: RunPlan, *datasets: Data) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -260,12 +261,31 @@ def test_tensors_share_the_memory_of_the_row() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (OrderedDict(b=OrderedDict(c=1)), {"b": {"c": 1}}),
+        ([OrderedDict(c=1)], [{"c": 1}]),
+        (np.str_("text"), "text"),
+    ],
+)
+def test_what_is_of_a_subclass_is_kept_as_what_it_is(value: Any, plain: Any) -> None:
+    assert unpack(pack({"a": value})) == {"a": plain}
+
+
+def test_arrays_and_tensors_of_other_kinds_are_kept_by_their_numbers() -> None:
+    found = unpack(pack({"a": torch.ones(2, requires_grad=True), "b": np.ones(2, ">f4")}))
+    assert found["a"].tolist() == found["b"].tolist() == [1, 1]
+    assert not found["a"].requires_grad
+
+
+@pytest.mark.parametrize(
     ("sample", "text"),
     [
         ({"a": object()}, "the template returned a builtins.object at 'a', which no row can hold"),
         ({"a": {"b": {1, 2}}}, "a builtins.set at 'a'"),
         ({"$tensor": 1}, "the key '\\$tensor' at"),
         ({"a": {3: 1}}, "the key 3 at 'a'"),
+        ({3: [1]}, "a key that is no text at 3"),
     ],
 )
 def test_what_no_row_can_hold_is_named(sample: dict[str, Any], text: str) -> None:

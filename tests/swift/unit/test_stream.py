@@ -122,6 +122,19 @@ def test_resume_refuses_where_chunks_of_the_open_window_were_deleted(tmp_path: P
         opened(directory, **changes)
 
 
+@pytest.mark.parametrize("chunk", [4, 5, 6])
+def test_resume_refuses_where_any_chunk_of_the_open_window_is_gone(tmp_path: Path, chunk: int) -> None:
+    directory = produce(tmp_path / "s", 18, 2)
+    changes = resumable(directory, tmp_path / "checkpoint-7", 7)
+    # By hand, not by the producer. Position 7 lies in the second window: chunks 3, 4 and 5.
+    (directory / f"chunk_{chunk:05d}.jsonl").unlink()
+    if chunk == 6:
+        opened(directory, **changes)
+        return
+    with refused(ResumeRefused, expected=f"chunk {chunk}", actual="deleted"):
+        opened(directory, **changes)
+
+
 def test_checkpoint_ahead_of_an_ended_stream_is_refused(tmp_path: Path) -> None:
     directory, args = produce(tmp_path / "s", 8, 2), {"max_steps": 200, "sharded_lazy_shuffle_window": 0}
     where = checkpoint(tmp_path / "checkpoint", plan(hugging_face(**args), directory, 0, 1).position(100, 100))

@@ -83,7 +83,8 @@ def parse_object(data: bytes, newest: int = FORMAT) -> dict[str, Any]:
 def of_format(value: Any, newest: int, what: str, expected: str = "an object") -> dict[str, Any]:
     """Returns an object of a known format; to be called first, as nothing else of a later one may be as it is known."""
     if not isinstance(value, dict):
-        raise refused("", expected, value)
+        # What `load_state_dict` is given is Python's, not JSON's.
+        raise refused("", expected, value, "None" if value is None and expected == "an object" else None)
     version = take(value, "format", integer(1, 2**31))
     if version > newest:
         known = f"format {newest}" if newest == FORMAT else f"formats {FORMAT} to {newest}"

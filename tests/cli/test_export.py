@@ -15,7 +15,7 @@ from tests.conversion.megatron_core import content
 from tests.conversion.test_exporting import ids, stream
 from tests.stream.streams import names
 
-pytestmark = pytest.mark.usefixtures("megatron")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("megatron")]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.swift.programs import python
 from tests.swift.stand_ins import make_packages, package_folder, write
 
 
+@pytest.mark.full
 def test_installed_ms_swift_has_all_that_is_extended() -> None:
     version = ms_swift.version()
     assert version is not None, "ms-swift is not installed; run `scripts/environment full`"

@@ -146,7 +146,7 @@ class End(fields.SmallFile):
     samples: Samples
     source: Annotated[Any, Kind("a position", lambda value: True)] = field(default=None, compare=False)
 
-    NAME: ClassVar = END
+    NAME: ClassVar[str] = END
 
     def __post_init__(self) -> None:
         fields.SmallFile.__post_init__(self)
@@ -176,7 +176,7 @@ class Head(fields.SmallFile):
     row_at: Seconds = 0.0
     """When it was first seen to have as many; 0 where none has come since it started."""
 
-    NAME: ClassVar = HEAD
+    NAME: ClassVar[str] = HEAD
 
     def __post_init__(self) -> None:
         fields.SmallFile.__post_init__(self)
@@ -203,7 +203,7 @@ class Owner(fields.SmallFile):
     pid: Annotated[int, integer(0, 2**31)]
     since: Seconds
 
-    NAME: ClassVar = OWNER
+    NAME: ClassVar[str] = OWNER
 
     def __str__(self) -> str:
         return f"process {self.pid} on {fields.printable(self.host)}"
@@ -220,4 +220,4 @@ class Retired(fields.SmallFile):
     chunks_before: fields.Chunks
     updated_at: Seconds
 
-    NAME: ClassVar = RETIRED
+    NAME: ClassVar[str] = RETIRED

@@ -48,7 +48,7 @@ EXPECTED: Final = {
         {"stream": "25 chunks, 196 samples, "},
     ),
     "blend_schedule.py": Expected(
-        ("ok: no stream was ever more than 0.9 samples away from its share",),
+        ("ok: no stream was ever more than 0.8 samples away from its share",),
         {"web": "40 chunks, 2,000 samples, ", "maths": "12 chunks, 600 samples, ", "code": "16 chunks, 800 samples, "},
     ),
     "fewer_gpus.py": Expected(

@@ -43,7 +43,7 @@ ALLOWED: Final = {
     "lazyshard/config/__init__.py: import yaml": "the nodes of its safe loader, of which plain values alone are made",
     "lazyshard/lazy.py: importlib.import_module": "our own, by constants, and what the user asks to run",
     "lazyshard/filesystem/side.py: subprocess.Popen": "the command for the other mount, as the user asks for it",
-    "producer/lazyshard_producer/sources/source.py: importlib.import_module": "pyarrow, zstandard, by constants",
+    "producer/lazyshard_producer/sources/files.py: importlib.import_module": "pyarrow, zstandard, by constants",
     "producer/lazyshard_producer/configuration/settings.py: ast.literal_eval": "docstrings of its own source",
     "producer/lazyshard_producer/shipping/shipper.py: store.call": "a request to the store, by a function of its own",
     "integrations/swift/lazyshard_swift/ms_swift.py: importlib.import_module": "our own, by constants",

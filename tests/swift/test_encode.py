@@ -71,7 +71,7 @@ def test_samples_and_batches_are_those_of_the_template(streams: dict[str, Path],
     assert result["batches"] == [True] * 4
     assert result["calls"] == 0
     length, texts = result["refused"]
-    assert "max_length is 512 there and 99 here (there: the stream, here: this run)" in length
+    assert "max_length is 512 there and 99 here" in length
     assert "system is" in texts
     assert "loss_scale is 'default' there and 'all' here" in texts
     assert result["sequences"] == [True] * 4

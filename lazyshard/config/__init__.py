@@ -18,7 +18,7 @@ from lazyshard.errors import ConfigInvalid, redact
 if TYPE_CHECKING:
     from lazyshard.config.config import Config
 
-__all__ = ["Checked", "Mistake", "check_config", "examine", "read_config", "unknown_key"]
+__all__ = ["Examined", "Mistake", "check_config", "examine", "read_config", "unknown_key"]
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 """A configuration: the path of a YAML file, or a dict."""
@@ -70,7 +70,7 @@ class Mistake(NamedTuple):
         return f"{where}: {self.text}" if where else self.text
 
 
-class Checked(NamedTuple):
+class Examined(NamedTuple):
     """A configuration that was looked at; `config` is None where there are mistakes."""
 
     name: str
@@ -92,7 +92,7 @@ def check_config(config: Source, *, imports: bool = True) -> list[Mistake]:
     return list(examine(config, imports=imports).mistakes)
 
 
-def read_config(config: Source) -> Checked:
+def read_config(config: Source) -> Examined:
     """Returns a configuration without mistakes. Raises as `check_config`, and ConfigInvalid with a line for each."""
     checked = examine(config, imports=True)
     if count := len(checked.mistakes):
@@ -102,7 +102,7 @@ def read_config(config: Source) -> Checked:
     return checked
 
 
-def examine(config: Source, *, imports: bool) -> Checked:
+def examine(config: Source, *, imports: bool) -> Examined:
     """Looks at a configuration. Arguments and errors as of `check_config`."""
     document, found = _Document(), None
     name = "the configuration" if isinstance(config, Mapping) else os.fspath(config)
@@ -115,7 +115,7 @@ def examine(config: Source, *, imports: bool) -> Checked:
         document.mistakes = [Mistake("", None, "it is nested too deeply, or holds itself")]
     # In the order of the file, as an editor goes through it; of a dict, in that in which they were found.
     mistakes = tuple(sorted(document.mistakes, key=lambda mistake: mistake.line or 0))
-    return Checked(name, None if mistakes else found, mistakes)
+    return Examined(name, None if mistakes else found, mistakes)
 
 
 class _UnreadableError(Exception):

@@ -1,6 +1,6 @@
 """ms-swift's two trainers: a gate before each step, and the position beside each checkpoint.
 
-A trainer gets a `_Run`, which is its callback. The Hugging Face trainer of `swift sft` counts steps, and makes its
+A trainer gets a callback. The Hugging Face trainer of `swift sft` counts steps, and makes its
 loader of classes of ours. Megatron's counts samples, and keeps its sampler; of it only what is the same in ms-swift 4.0
 to 4.6 is touched.
 """
@@ -40,7 +40,7 @@ def extend(module: ModuleType) -> None:
     wrap(module.BaseMegatronTrainer, own | {"save_checkpoint self": _save})
 
 
-class _Run:
+class _Callback:
     """A callback of a trainer, and what it keeps of the stream that it trains. Any other event passes by."""
 
     def __init__(self, trainer: Any, stream: TrainStream) -> None:
@@ -68,7 +68,7 @@ class _Run:
 
 def _save(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
     """Has ms-swift save a checkpoint, of any run; the position in a stream is kept with it."""
-    run: _Run | None = getattr(self, "_lazyshard", None)
+    run: _Callback | None = getattr(self, "_lazyshard", None)
     if run is None:
         return original(self, *rest, **options)
     from lazyshard_swift.parallel import barrier
@@ -76,7 +76,7 @@ def _save(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
     step, consumed = run.counts()
     run.checkpoints.begin(consumed, step)
     result = original(self, *rest, **options)
-    if isinstance(run, _HuggingFaceRun) or not self.args.async_save:
+    if isinstance(run, _HuggingFaceCallback) or not self.args.async_save:
         # Every rank has written its part.
         barrier()
         run.checkpoints.commit()
@@ -84,7 +84,7 @@ def _save(original: Any, self: Any, *rest: Any, **options: Any) -> Any:
     return result
 
 
-class _HuggingFaceRun(_Run):
+class _HuggingFaceCallback(_Callback):
     stopped = False
 
     def counts(self) -> tuple[int, int]:
@@ -127,7 +127,7 @@ def _make_loader(module: ModuleType, original: Any, self: Any, *rest: Any, **opt
         return original(self, *rest, **options)
     # Once: the loader is made again on a resume.
     if not hasattr(self, "_lazyshard"):
-        self._lazyshard = _HuggingFaceRun(self, stream)
+        self._lazyshard = _HuggingFaceCallback(self, stream)
         self.add_callback(self._lazyshard)
     plan = stream.plan
     if plan.one_pass:
@@ -167,7 +167,7 @@ def _batch_sampler(original: type[Any], *, strided: bool) -> type[Any]:
     return EpochBatchSampler
 
 
-def _gated_loader(original: type[Any], run: _HuggingFaceRun) -> type[Any]:
+def _gated_loader(original: type[Any], run: _HuggingFaceCallback) -> type[Any]:
     """Returns a subclass of ms-swift's `DataLoaderShard` that asks the stream's gate before each step."""
     plan, gate, accumulation = run.plan, run.stream.gate, run.plan.accumulation
 
@@ -202,7 +202,7 @@ class _Stopped(Exception):
     """Leaves ms-swift's loop, on all ranks before the same step, where the gate allows no further one."""
 
 
-class _MegatronRun(_Run):
+class _MegatronCallback(_Callback):
     def __init__(self, trainer: Any, stream: TrainStream) -> None:
         super().__init__(trainer, stream)
         args, state, plan = trainer.args, trainer.state, self.plan
@@ -240,12 +240,12 @@ class _MegatronRun(_Run):
         self.stream.tell_cache()
 
 
-def _attach(trainer: Any, stream: TrainStream) -> _MegatronRun:
+def _attach(trainer: Any, stream: TrainStream) -> _MegatronCallback:
     """Gives a trainer what belongs to its stream, once: with virtual pipeline stages there are several loaders."""
     if not hasattr(trainer, "_lazyshard"):
-        trainer._lazyshard = _MegatronRun(trainer, stream)
+        trainer._lazyshard = _MegatronCallback(trainer, stream)
         trainer.callbacks.append(trainer._lazyshard)
-    run: _MegatronRun = trainer._lazyshard
+    run: _MegatronCallback = trainer._lazyshard
     return run
 
 
@@ -282,7 +282,7 @@ def _train(module: ModuleType, original: Any, self: Any, stream: TrainStream, *r
     stream.gate.end()
 
 
-def _finish(run: _MegatronRun, module: Any) -> None:
+def _finish(run: _MegatronCallback, module: Any) -> None:
     """Ends a training as ms-swift ends it after its last step: what is not logged yet, a checkpoint, the callbacks."""
     trainer, args, state = run.trainer, run.args, run.trainer.state
     planned, args.train_iters = args.train_iters, state.iteration

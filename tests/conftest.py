@@ -36,7 +36,7 @@ tried first in the next one, until it is fixed. `scripts/test_faults properties`
 QUICK_EXAMPLES: Final = 5
 """The quick tier tries a quarter of the examples that a property asks for, and at least so many."""
 
-_LONG = ("swift", "crash", "faults", "store", "packaging", "producer")
+_LONG = ("swift", "store", "packaging", "producer", "crash", "faults")
 """Folders whose files take longest, first of all. Where files are dealt out to several processes, one that takes
 minutes and begins last leaves the others with nothing to do."""
 

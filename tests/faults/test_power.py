@@ -97,7 +97,8 @@ def test_power_cut_in_the_recovery_loses_repeats_and_tears_nothing(
 
 
 @pytest.mark.parametrize(
-    ("filesystem", "swift", "every"), [("ext4", True, 307), *full(("ext4", True, 37), ("xfs", False, 37))]
+    ("filesystem", "swift", "every"),
+    [("ext4", True, 307), ("xfs", False, 307), *full(("ext4", True, 37), ("xfs", False, 37))],
 )
 def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
     filesystem: Filesystem, swift: bool, every: int, place: Place, beginning: power.Beginning
@@ -141,7 +142,7 @@ def _sealed_and_not_told(bench: power.Bench) -> int:
     raise AssertionError("unreachable")
 
 
-@pytest.mark.few(2)
+@pytest.mark.full
 @pytest.mark.parametrize(("mutant", "filesystem", "first", "broken"), OF_A_CONSUMER)
 def test_a_cut_of_a_consumers_power_shows(
     mutant: str, filesystem: Filesystem, first: int, broken: str, place: Place, beginning: power.Beginning

@@ -98,6 +98,7 @@ def not_understood(html: str) -> list[str]:
     return [part[:80] for _, part in parts if re.search(r"\n *(-|\*|\d+\.) |```|\]\(|\|---", part)]
 
 
+@pytest.mark.full
 def test_pages_are_understood_as_they_are_on_a_forge(site: Path) -> None:
     found = {page.name: not_understood(page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
     assert {name: parts for name, parts in found.items() if parts} == {}, (
@@ -105,6 +106,7 @@ def test_pages_are_understood_as_they_are_on_a_forge(site: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     shown = " ".join(page.read_text(encoding="utf-8") for page in sorted((site / "reference").glob("*.html")))
     anchors = set(re.findall(r'id="([\w.]+)"', shown))
@@ -121,6 +123,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["lazyshard", "lazyshard-producer"])
+@pytest.mark.full
 def test_every_option_of_a_command_is_in_its_reference(site: Path, command: str) -> None:
     shown = (site / "reference" / f"{command}.html").read_text(encoding="utf-8")
     application = {"lazyshard": "lazyshard.cli.command", "lazyshard-producer": "lazyshard_producer.command"}[command]

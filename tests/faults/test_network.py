@@ -252,7 +252,7 @@ def test_consumed_chunks_are_deleted_on_one_mount_while_the_other_reads_and_comm
     assert lagging.read_published(1, 2)[0]["id"] == 1
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_rounds_of_kills_and_hangs_lose_nothing(tmp_path: Path) -> None:
     tally = Tally("network")
     network.run_rounds(tally, tmp_path, 0, 2)

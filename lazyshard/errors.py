@@ -227,12 +227,11 @@ class FileRefused(LazyShardError, OSError):
     """Not a plain file of the stream where one should be: a directory, FIFO, device or link out of it."""
 
 
-class FileUnreadable(LazyShardError, PermissionError):
-    """A file of the stream that this process may not read."""
+class AccessRefused(LazyShardError, PermissionError):
+    """This process may not read a file; or an object store, of which there is the `url`, does not let this be done.
 
-
-class StoreRefused(LazyShardError, OSError):
-    """An object store does not let this be done: no credentials or rights, no such bucket, no driver for the URL."""
+    No credentials or rights, no such bucket, no driver for the URL: trying again does not help.
+    """
 
 
 class StoreUnavailable(LazyShardError, ConnectionError):

@@ -39,8 +39,8 @@ def check(error: BaseException, cls: type[LazyShardError], fields: dict[str, Any
 BUILTINS = {
     "ConnectionError": "StoreUnavailable",
     "FileNotFoundError": "ChunkMissing ChunkRetired StreamMissing",
-    "OSError": "FileRefused StoreRefused WriterFailed",
-    "PermissionError": "FileUnreadable",
+    "OSError": "FileRefused WriterFailed",
+    "PermissionError": "AccessRefused",
     "RuntimeError": "CursorTaken ProducerFenced",
     "TimeoutError": "WaitTimeout",
     "TypeError": "LengthUnknown",

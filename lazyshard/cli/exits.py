@@ -23,7 +23,7 @@ INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 
 _CODES: Final[tuple[tuple[tuple[type[Exception], ...], int], ...]] = (
     ((errors.RowInvalid, errors.StreamInvalid, errors.ConfigInvalid), REFUSED),
-    ((errors.FileUnreadable, errors.StoreRefused, errors.StoreUnavailable), FILESYSTEM),
+    ((errors.AccessRefused, errors.StoreUnavailable), FILESYSTEM),
     ((errors.LazyShardError,), STREAM_DAMAGED),
     ((OSError,), FILESYSTEM),
 )

@@ -109,7 +109,7 @@ class IndexedReader:
     """An open pair of files: an `.idx` file, and the `.bin` file beside it. Every method may raise OSError.
 
     Raises FileInvalid: one of them is not what it has to be, as far as the header, the first and last boundary of
-    documents and the last sequence tell; FileNotFoundError, FileRefused, FileUnreadable: one of them cannot be opened.
+    documents and the last sequence tell; FileNotFoundError, FileRefused, AccessRefused: one of them cannot be opened.
     """
 
     def __init__(self, index: str | os.PathLike[str]) -> None:

@@ -343,7 +343,7 @@ class LazyShardedDataset(Indexed):
             CursorTaken: another run commits under the same name.
             StateInvalid, VersionUnsupported, StateMismatch: one of `keep` is none of this run; the first time also if
                 chunks are deleted that come next.
-            WriterFailed, FileRefused, StoreRefused, StoreUnavailable: it was not taken; the cursor before counts.
+            WriterFailed, FileRefused, AccessRefused, StoreUnavailable: it was not taken; the cursor before counts.
             ValueError: as `state_dict`; or the data set has no `consumer`.
             RuntimeError: in a DataLoader worker, or in a fork of the process that committed before.
         """

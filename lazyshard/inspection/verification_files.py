@@ -108,7 +108,7 @@ def file_fault(file: str, error: LazyShardError | OSError, chunk: int | None = N
     if isinstance(error, errors.FileRefused):
         return Fault("not-a-file", file, "a plain file", str(error.kind), chunk=chunk)
     found, mend = getattr(error, "strerror", None) or str(error), "mend the filesystem"
-    if isinstance(error, errors.FileUnreadable):
+    if isinstance(error, errors.AccessRefused) and error.uid is not None:
         found, mend = f"that uid {error.uid} may not read it", "check the permissions"
     way = f"{mend}, and run the same command again"
     return Fault("unreadable", file, "a readable file", found, way, chunk, "unchecked")

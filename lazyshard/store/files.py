@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from lazyshard.errors import FileUnreadable, FormatInvalid
+from lazyshard.errors import AccessRefused, FormatInvalid
 from lazyshard.format.fields import printable
 from lazyshard.format.names import SEAL_SUFFIX, seal_name
 from lazyshard.format.seal import Seal
@@ -112,7 +112,7 @@ def open_file(path: Path) -> OpenFile:
     Raises:
         FileNotFoundError: there is no such file (yet).
         FileRefused: it is not a plain file, or a link that leads out of the stream's directory.
-        FileUnreadable, OSError: this process may not read it, or the filesystem failed.
+        AccessRefused, OSError: this process may not read it, or the filesystem failed.
     """
     if isinstance(path, UrlPath):
         return _copy(path)
@@ -280,8 +280,8 @@ def open_inside(path: Path) -> int:
     return os.open(target, _FLAGS | os.O_NOFOLLOW)
 
 
-def unreadable(path: Path) -> FileUnreadable:
+def unreadable(path: Path) -> AccessRefused:
     """Returns the error for what this process may not read."""
     uid = os.geteuid()
     what = f"{path}: uid {uid} may not read it; check the permissions of the file and of the directories above it"
-    return FileUnreadable(what, file=str(path), uid=uid)
+    return AccessRefused(what, file=str(path), uid=uid)

@@ -75,7 +75,7 @@ class Mirror:
 
         A data object that is not what its seal tells is fetched twice, and then opened as it is, for this process
         alone: what is wrong with it is found where its rows are read. Raises FileNotFoundError: an object of it is not
-        there (yet). SealInvalid, StreamMismatch, StoreRefused, StoreUnavailable, OSError.
+        there (yet). SealInvalid, StreamMismatch, AccessRefused, StoreUnavailable, OSError.
         """
         found = self._get(chunk, ahead=False)
         assert found is not None

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from lazyshard.errors import StoreRefused, StoreUnavailable, redact
+from lazyshard.errors import AccessRefused, ConfigInvalid, StoreUnavailable, redact
 
 PATIENCE_S: Final = 120.0
 """How long failing calls are repeated: longer than a store throttles, or an endpoint is moved to another machine."""
@@ -85,7 +85,7 @@ class ObjectStore:
 
     All methods raise, beside what they say:
         FileNotFoundError: there is no such object; its `filename` is the URL.
-        StoreRefused: the store, or fsspec's driver, does not let this be done; nothing is repeated.
+        AccessRefused: the store, or fsspec's driver, does not let this be done; nothing is repeated.
         StoreUnavailable: it gave no answer, or failing ones, for as long as the patience lasts.
     """
 
@@ -265,7 +265,7 @@ class ObjectStore:
                 raise cause
             if failure.kind == "refused":
                 what = f"{url}: {doing} it was refused: {failure.words}. {failure.advice}"
-                raise StoreRefused(what, url=url) from cause
+                raise AccessRefused(what, url=url) from cause
             if waited + pause > most:
                 what = f"{url}: {doing} it has failed for {waited:.0f} s: {failure.words}. Is it reachable, and its"
                 way = "endpoint right (AWS_ENDPOINT_URL for S3)? When it is back, go on from the last checkpoint"
@@ -326,7 +326,7 @@ def _patience() -> float:
     with contextlib.suppress(ValueError):
         if (found := float(text or PATIENCE_S)) >= 0:
             return found
-    raise StoreRefused(f"{PATIENCE_VARIABLE} is a number of seconds from 0 on, got {text!r}")
+    raise ConfigInvalid(f"{PATIENCE_VARIABLE} is a number of seconds from 0 on, got {text!r}")
 
 
 def _tag(data: bytes) -> str:

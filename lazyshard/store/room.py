@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from lazyshard.errors import StoreRefused
+from lazyshard.errors import ConfigInvalid
 from lazyshard.format.names import ARRAYS_SUFFIX, DATA_SUFFIX, SEAL_SUFFIX
 from lazyshard.store.durable import open_plain, refused, remove
 
@@ -157,19 +157,19 @@ def cache_folder() -> Path:
 
 
 def cache_bytes() -> int:
-    """Returns how many bytes all copies together may take. Raises StoreRefused: the variable says no such number."""
+    """Returns how many bytes all copies together may take. Raises ConfigInvalid: the variable says no such number."""
     return _number(BYTES_VARIABLE, CACHE_BYTES)
 
 
 def chunks_ahead() -> int:
-    """Returns how many chunks to fetch ahead. Raises StoreRefused: the variable says no such number."""
+    """Returns how many chunks to fetch ahead. Raises ConfigInvalid: the variable says no such number."""
     return _number(AHEAD_VARIABLE, AHEAD)
 
 
 def _number(variable: str, default: int) -> int:
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal():
-        raise StoreRefused(f"{variable} is a number from 0 on, got {text!r}")
+        raise ConfigInvalid(f"{variable} is a number from 0 on, got {text!r}")
     return int(text)
 
 

@@ -53,7 +53,7 @@ def list_consumers(directory: str | os.PathLike[str], published_chunks: int | No
     raises: it is a `problem` of its consumer, whose chunks must be kept.
 
     Raises:
-        FileUnreadable, OSError: the folder of cursors cannot be listed: who the consumers are is not known.
+        AccessRefused, OSError: the folder of cursors cannot be listed: who the consumers are is not known.
         FileInvalid, VersionUnsupported: `stream.json` cannot be used.
     """
     stream = stream_path(directory)

@@ -128,7 +128,7 @@ class CursorOwner:
     Raises:
         CursorTaken: another run on this machine has the cursor.
         StreamMissing: there is no such directory.
-        VersionUnsupported, FileRefused, FileUnreadable, OSError: the cursor cannot be used, or the filesystem refused.
+        VersionUnsupported, FileRefused, AccessRefused, OSError: the cursor cannot be used, or the filesystem refused.
         ValueError: there can be no consumer of this name.
     """
 

@@ -146,7 +146,7 @@ def _from(kind: dict[int, _T], first: int) -> dict[int, _T]:
 def list_chunks(directory: Path) -> Listing:
     """Lists the chunk files of a directory; of a stream of ours take `list_kept`, which knows what was deleted.
 
-    Raises StreamInvalid: two files have the same chunk number (padded differently). FileUnreadable, OSError.
+    Raises StreamInvalid: two files have the same chunk number (padded differently). AccessRefused, OSError.
     """
     return sort_names(_names(directory), directory)
 

@@ -61,7 +61,7 @@ class StreamReader(Waiting):
         WaitTimeout: no stream has appeared.
         StreamMissing: none can appear: the directory above is missing too.
         StreamMismatch, FileInvalid, StreamInvalid: see `lazyshard.errors`.
-        StoreRefused, StoreUnavailable: the object store cannot be read; any method may raise these.
+        AccessRefused, StoreUnavailable: the object store cannot be read; any method may raise these.
         ValueError: samples_per_chunk is needed or impossible, or max_wait is negative.
 
     Attributes:

@@ -44,7 +44,7 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
         FileInvalid: chunk files without any marker.
         StreamInvalid: files of a producer of ours, but no manifest.
         ValueError: samples_per_chunk is needed or impossible.
-        FileRefused, FileUnreadable, OSError: it is a file, or cannot be read.
+        FileRefused, AccessRefused, OSError: it is a file, or cannot be read.
     """
     try:
         manifest = read_manifest(directory, samples_per_chunk)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import (
-    FileUnreadable,
+    AccessRefused,
+    ConfigInvalid,
     LazyShardError,
     ProducerFenced,
     RowInvalid,
-    StoreRefused,
     StoreUnavailable,
     StreamMissing,
     WriterFailed,
@@ -91,11 +91,11 @@ TABLE: Final = (
 
 _CODES: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...]] = (
     (ExtraMissing, NO_EXTRA),
-    (SettingInvalid, USAGE),
+    ((SettingInvalid, ConfigInvalid), USAGE),
     (RowInvalid, BAD_ROW),
     (SourceRefused, SOURCE_REFUSED),
     (ProducerFenced, OTHER_PRODUCER),
-    ((WriterFailed, FileUnreadable, StreamMissing, StoreRefused, StoreUnavailable), FILESYSTEM),
+    ((WriterFailed, AccessRefused, StreamMissing, StoreUnavailable), FILESYSTEM),
     (WorkerFailed, WORKER_FAILED),
     (LazyShardError, STREAM_REFUSED),
     (OSError, FILESYSTEM),

@@ -17,8 +17,8 @@ import lazyshard as package
 from lazyshard.cli import command, exits, main, output, verify
 from lazyshard.cli.output import MAX_CHARACTERS, duration, moment, per_second, shorten, size
 from lazyshard.errors import (
+    AccessRefused,
     ChunkCorrupt,
-    FileUnreadable,
     LazyShardError,
     RowInvalid,
     StreamInvalid,
@@ -29,7 +29,7 @@ from tests.cli.commands import lazyshard, python
 
 def test_exit_codes_are_the_producers_where_both_have_one() -> None:
     producer = pytest.importorskip("lazyshard_producer.errors")
-    ours = [kind("x") for kind in (RowInvalid, FileUnreadable, StreamMismatch, ChunkCorrupt)]
+    ours = [kind("x") for kind in (RowInvalid, AccessRefused, StreamMismatch, ChunkCorrupt)]
     full, memory = OSError(28, "No space left on device"), OSError(12, "Cannot allocate memory")
     for error in (*ours, LazyShardError("x"), full, KeyError("x"), MemoryError("x"), memory):
         assert exits.exit_code(error) == producer.exit_code(error)

@@ -21,7 +21,7 @@ from lazyshard import BlendedDataset, LazyShardedDataset, StreamReader
 from lazyshard.cli.main import main
 from lazyshard.cli.watch_page import WatchPage
 from lazyshard.cli.watch_server import history_looks, metrics_page, stream_looks, watch_values
-from lazyshard.errors import ChunkCorrupt, StoreRefused, StoreUnavailable, redact
+from lazyshard.errors import AccessRefused, ChunkCorrupt, StoreUnavailable, redact
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.room import FOLDER_VARIABLE
 from lazyshard.store.urls import UrlPath, stream_name, stream_path
@@ -227,7 +227,7 @@ def test_no_failure_tells(
             lambda: StreamReader(there, max_wait=0),
             lambda: LazyShardedDataset(there, dp_rank=0, dp_size=1, max_wait=0),
         ):
-            sweep.fails(call, StoreRefused, StoreUnavailable, OSError, RuntimeError)
+            sweep.fails(call, AccessRefused, StoreUnavailable, OSError, RuntimeError)
         assert sweep.run(main, "status", there)[0] != 0
         sweep.run(producer, "run", *given, "--out", there, "--store-patience-seconds", "0")
     sweep.check_files()

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard import StreamReader
-from lazyshard.errors import FileRefused, StoreRefused
+from lazyshard.errors import ConfigInvalid, FileRefused
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.store import room as cache_room
 from lazyshard.store.mirror import Mirror, guess_next
@@ -264,7 +264,7 @@ def test_folder_and_bound_that_cannot_be_used_are_refused(tmp_path: Path, monkey
             cache_room.cache_folder()
     for text in ("-1", "1.5", "16GB"):
         monkeypatch.setenv(cache_room.BYTES_VARIABLE, text)
-        with pytest.raises(StoreRefused, match=cache_room.BYTES_VARIABLE):
+        with pytest.raises(ConfigInvalid, match=cache_room.BYTES_VARIABLE):
             cache_room.cache_bytes()
 
 

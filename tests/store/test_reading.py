@@ -199,7 +199,7 @@ def test_what_is_there_beside_whole_streams_of_ours(tmp_path: Path, bucket: UrlP
     put(bucket / "foreign" / seal_name(0), b"")
     with pytest.raises(errors.StreamInvalid):
         StreamReader(bucket / "foreign", 1)
-    with pytest.raises(errors.StoreRefused, match=r"^s3://no-such-bucket/a/stream.json: "):
+    with pytest.raises(errors.AccessRefused, match=r"^s3://no-such-bucket/a/stream.json: "):
         StreamReader("s3://no-such-bucket/a")
     publish(tmp_path / "local", bucket, 5)
     (bucket / HEAD).store.delete((bucket / HEAD).key)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.errors import StoreRefused, StoreUnavailable
+from lazyshard.errors import AccessRefused, ConfigInvalid, StoreUnavailable
 from lazyshard.store.objects import PATIENCE_VARIABLE, ObjectStore
 from lazyshard.store.urls import UrlPath, is_folder, is_url, stream_name, stream_path
 from tests.harness.processes.environment import environment
@@ -160,7 +160,7 @@ def test_what_never_will_be_is_refused_at_once(
     server.fault = lambda method, key: answer
     store = ObjectStore(url or str(bucket))
     for call in (store.get, store.size, store.list) if url else (store.get,):
-        with pytest.raises(StoreRefused, match=told):
+        with pytest.raises(AccessRefused, match=told):
             call("b")
     assert server.asked.total() < 6
 
@@ -168,7 +168,7 @@ def test_what_never_will_be_is_refused_at_once(
 @pytest.mark.parametrize("text", ["-1", "soon", "nan"])
 def test_a_patience_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PATIENCE_VARIABLE, text)
-    with pytest.raises(StoreRefused, match=PATIENCE_VARIABLE):
+    with pytest.raises(ConfigInvalid, match=PATIENCE_VARIABLE):
         ObjectStore("s3://bucket/a")
 
 
@@ -239,5 +239,5 @@ def test_a_local_stream_needs_neither_fsspec_nor_s3fs(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", source], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1].startswith("StoreRefused s3://bucket/a/stream.json: ")
+    assert done.stdout.splitlines()[-1].startswith("AccessRefused s3://bucket/a/stream.json: ")
     assert "pip install 'lazyshard[objects]'" in done.stdout

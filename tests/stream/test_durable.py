@@ -133,11 +133,11 @@ def test_unreadable_names_path_and_uid(tmp_path: Path) -> None:
     for path in (tmp_path, *tmp_path.parents):
         path.chmod(path.stat().st_mode | 0o011)
     done = python(
-        "import sys\nfrom pathlib import Path\nfrom lazyshard.errors import FileUnreadable\n"
+        "import sys\nfrom pathlib import Path\nfrom lazyshard.errors import AccessRefused\n"
         "from lazyshard.store.files import read_file\nfrom lazyshard.stream.listing import list_chunks\n"
         "for call, path in ((read_file, sys.argv[1]), (list_chunks, sys.argv[2])):\n"
         "    try:\n        call(Path(path))\n"
-        "    except FileUnreadable as error:\n        print(error.uid, error.file, 'uid 65534' in str(error))\n",
+        "    except AccessRefused as error:\n        print(error.uid, error.file, 'uid 65534' in str(error))\n",
         file,
         hidden,
         before=nobody,

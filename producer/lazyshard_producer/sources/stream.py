@@ -260,9 +260,11 @@ def _refusing(name: str) -> Iterator[None]:
     """Has what a stream raises say that it is refused as a source; what an object store raises stays."""
     try:
         yield
-    except (SourceRefused, errors.StoreRefused, errors.StoreUnavailable):
+    except (SourceRefused, errors.ConfigInvalid, errors.StoreUnavailable):
         raise
     except errors.LazyShardError as cause:
+        if isinstance(cause, errors.AccessRefused) and cause.url is not None:
+            raise
         facts = {field: getattr(cause, field, None) for field in ("expected", "actual")}
         raise SourceRefused(str(cause), file=name, **facts) from cause
     except OSError as cause:

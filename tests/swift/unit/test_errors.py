@@ -27,7 +27,7 @@ CODES: dict[int | None, list[type[BaseException]]] = {
         *(errors.SettingsRefused, errors.ResumeRefused, errors.PositionInvalid, errors.StreamTooShort),
         # The stream is whole; it is the arguments that do not fit it, and the message says which to change.
         *(library.StreamMismatch, library.ConfigInvalid, library.ChunkRetired, library.CursorTaken),
-        *(library.StateMismatch, library.StateInvalid, library.StoreRefused),
+        *(library.StateMismatch, library.StateInvalid, library.AccessRefused),
     ],
     5: [library.ChunkCorrupt, library.ChunkMissing, library.StreamInvalid, library.BadSample],
     75: [library.WaitTimeout, library.StoreUnavailable],

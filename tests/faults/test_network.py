@@ -275,6 +275,7 @@ def test_a_consumer_that_forgets_its_state_is_caught(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Round, "faults", lambda one: [(lambda: None) if one.done else one._kill_consumer])
     tally = Tally("network")
     network.run_rounds(tally, tmp_path, 0, 1)
-    # It may be refused a commit behind its own cursor before; then the next one trains to the end.
-    others = [one for one in tally.violations if "the consumer has ended with ValueError: " not in one]
-    assert ["the consumer has trained" in one for one in others] == [True], tally.violations
+    # It is refused a commit behind its own cursor, meets chunks that its cursor let go, or trains some again.
+    found = [one.partition("): ")[2] for one in tally.violations]
+    caught = ("the consumer has ended with ValueError: ", "the consumer has ended with ChunkRetired: ")
+    assert found and all(one.startswith((*caught, "the consumer has trained")) for one in found), tally.violations

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -113,21 +111,5 @@ def prints(row: Row) -> Row:
 def hangs(row: Row) -> Row:
     """Says so with a file in the current directory."""
     Path("hangs").touch()
-    while True:
-        time.sleep(600)
-
-
-@at_three
-def dies(row: Row) -> Row:
-    """While a file is there, as by the kernel's hand where memory is short."""
-    if Path("memory-is-short").exists():
-        os.kill(os.getpid(), signal.SIGKILL)
-    return row
-
-
-def never_gives(position: Any) -> Iterator[tuple[Row, int]]:
-    """A generator for a source: three rows, then none, and no end."""
-    for number in range(position or 0, 3):
-        yield {"id": number}, number + 1
     while True:
         time.sleep(600)

@@ -81,17 +81,6 @@ def test_what_would_end_a_run_ends_the_check(capsys: pytest.CaptureFixture[str])
         assert tree() == before
 
 
-@pytest.mark.parametrize(
-    ("source", "more", "code"),
-    [(rows(0, 25), ["--samples-per-chunk", "5"], 5), (rows(100, 130), [], 4)],
-    ids=["another chunk size", "another file"],
-)
-def test_what_does_not_fit_the_stream_ends_the_check(source: bytes, more: list[str], code: int) -> None:
-    begun()
-    Path("a.jsonl").write_bytes(source)
-    assert main(["check", *ARGUMENTS, *more]) == code
-
-
 def test_a_refused_row_is_shown_where_it_would_not_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.jsonl").write_bytes(b'[1]\n{"id":1}\n')
     assert main(["check", *ARGUMENTS, "--on-bad-row", "quarantine"]) == 0

@@ -17,7 +17,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.errors import SourceRefused
 from tests.producer.rows.draining import Taken, make, numbers, take
 
 HERE = "tests.producer.recipes"
@@ -76,16 +75,6 @@ def test_growth_further_sources_and_other_weights(
     assert found == Counter(dict.fromkeys(there, 2 if transform else 1))
     # Where the second run stopped makes no difference either.
     assert [one.line for one in take(second, position)] == [one.line for one in [*middle, *rest]]
-
-
-def test_a_function_that_gives_other_rows_than_before_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make(tmp_path / "out", grow(tmp_path, [3]), transform=f"{HERE}:twice")
-    first = next(take(run))
-    monkeypatch.setattr(f"{HERE}.twice", lambda row: [row | {"new": 1}] * 2)
-    with pytest.raises(SourceRefused):
-        list(take(run, first.position))
 
 
 def test_other_weights_are_warned_of_and_begin_behind_the_block(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from lazyshard_producer.position import (
     FilePosition,
     RunPosition,
     decode_position,
-    plain_name,
     resume,
     source_names,
 )
@@ -111,8 +110,3 @@ def test_resume_refuses_another_order(given: list[str], expected: str, actual: s
     with pytest.raises(SourceRefused) as refused:
         resume(PLAIN, ["a", "b"], given)
     assert (refused.value.expected, refused.value.actual) == (expected, actual)
-
-
-def test_plain_name_of_bytes_that_are_no_utf8() -> None:
-    assert plain_name("a\udcff") == "a\\udcff"
-    assert plain_name("ä") == "ä"

@@ -322,15 +322,6 @@ def test_positions_without_news_write_nothing(follow: Follow, directory: Path) -
     assert journal.read_bytes() == before[1]
 
 
-def test_consecutive_blocks_of_a_file_are_one_line(follow: Follow, directory: Path) -> None:
-    follower = follow(finished_by="marker")
-    (directory / "a.jsonl").write_bytes((b"x" * 1023 + b"\n") * 5000)
-    follower.take()
-    follower.publish(0)
-    line = json.loads(follower.journal.read_bytes().splitlines()[1])
-    assert (line["file"], line["from"], line["offset"]) == ("a.jsonl", 0, 5_120_000)
-
-
 def test_journals_are_begun_anew_and_the_old_ones_deleted(
     follow: Follow, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,22 +152,6 @@ def test_asked_again_ever_more_rarely_and_at_once_after_a_release(bench: Bench) 
     assert bench.ask().retry_s == 0.2
 
 
-def test_many_consumers_are_counted_and_strange_names_stay_on_the_line(bench: Bench) -> None:
-    bench.limited(max_ahead=chunks(0))
-    for name in "edcba":
-        bench.need(name, 0)
-    hold = bench.ask()
-    assert "'a', 'b', 'c' and 2 more " in hold.reason
-    # Of those that may be dead, the one that was silent for longest is the first to forget.
-    bench.need("b\u2028b", 0, at=-1.0)
-    bench.now = 2 * SILENT_S
-    bench.need("c", 0, at=2 * SILENT_S)
-    reason = bench.ask().reason
-    assert "lazyshard forget" in reason
-    assert reason.rpartition("; if ")[2].startswith("'b\\u2028b' ")
-    assert len(reason.splitlines()) == 1
-
-
 # No room on the disk.
 
 
@@ -193,23 +177,6 @@ def test_a_deadlock_by_max_disk_is_told_at_once_with_the_numbers(bench: Bench) -
     bench.commit("sft", 3)
     assert bench.ask() is None
     assert bench.chunks() == [3, 4, 5]
-
-
-def test_a_slow_consumer_that_has_its_data_is_no_deadlock(bench: Bench) -> None:
-    bench.publish()
-    bench.limited(retain="consumed", max_disk=4 * bench.size())
-    bench.commit("slow", 0)
-    bench.need("slow", 2)
-    bench.commit("fast", 3)
-    bench.need("fast", 9)
-    assert bench.publish_while_allowed() == 4
-    hold = bench.ask()
-    assert (hold.deadlock, hold.stalled) == (False, False)
-    assert "consumer 'fast' waits for 9 chunks" in hold.reason and "kept for consumer 'slow', " in hold.reason
-    bench.now = SILENT_S
-    hold = bench.ask(0.0)
-    assert (hold.deadlock, hold.stalled) == (False, True)
-    assert hold.reason.endswith(f"`lazyshard forget '{bench.out}' slow`")
 
 
 def test_a_consumer_named_that_has_not_come(bench: Bench) -> None:
@@ -364,25 +331,6 @@ def test_the_consumers_are_looked_at_twice_a_second_at_most(bench: Bench, monkey
     for _ in range(100):
         assert bench.ask(0.0625) is not None
     assert len(looks) == 25
-
-
-def test_the_chunks_are_listed_at_the_start_for_max_disk_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.publish(20)
-    listed: list[str] = []
-    with monkeypatch.context() as patch:
-        for name in ("listdir", "scandir"):
-            patch.setattr(os, name, recording(getattr(os, name), listed))
-        for limits in ({"min_free_disk": 1}, {"max_ahead": Amount(number=10**6, unit="bytes")}, {"max_disk": 10**6}):
-            assert str(bench.out) not in listed
-            bench.limited(**limits, retain="consumed")
-            assert bench.ask() is None
-        assert listed.count(str(bench.out)) == 1
-        listed.clear()
-        bench.commit("a", 15)
-        bench.publish()
-        assert bench.ask() is None
-        assert set(listed) == {str(bench.out / "cursors")}
-    assert bench.chunks() == list(range(15, 21))
 
 
 def test_what_is_on_disk_is_known_without_looking_again(bench: Bench) -> None:

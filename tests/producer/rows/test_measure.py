@@ -57,11 +57,6 @@ def test_function_measures_rows_that_stay_as_they_are(source: Path, tmp_path: Pa
     assert lengths(out) == list(range(1, 101, 10))
 
 
-def test_measured_in_processes_of_its_own(source: Path, tmp_path: Path) -> None:
-    assert publish(tmp_path / "out", source, "in_another_process", "--workers", 1) == 0
-    assert os.getpid() not in lengths(tmp_path / "out")
-
-
 def test_stream_is_measured_anew(tmp_path: Path) -> None:
     """The lengths that were sealed count no longer."""
     old, out = produce(tmp_path / "old", 5), tmp_path / "out"

@@ -3,8 +3,6 @@
 import base64
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ import pytest
 
 from lazyshard.inspection.row_facts import MOST_TOLD_APART
 from lazyshard_producer.cli import main
-from lazyshard_producer.rows.refusals import MAX_SHOWN, read_refused, summarize, summary_lines
-from tests.harness.processes.environment import environment
+from lazyshard_producer.rows.refusals import read_refused, summarize, summary_lines
 from tests.harness.processes.producing import assert_one_line
 
 
@@ -77,14 +74,6 @@ def test_a_summary_for_people(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("more", "last"), [(5, "for 5 other reasons; --json lists them"), (1, "for 1 other reason; ")])
-def test_many_reasons_are_not_all_shown(more: int, last: str, tmp_path: Path) -> None:
-    stream = write(tmp_path, *(entry(1, "x" * (number + 1)) for number in range(MAX_SHOWN + more)))
-    shown = list(summary_lines("out", summarize(stream)))
-    assert len(shown) == MAX_SHOWN + 2
-    assert shown[-1].startswith(f"          {more}  {last}")
-
-
 def test_memory_grows_neither_with_the_reasons_nor_with_the_sources(tmp_path: Path) -> None:
     reasons = (entry(1, "x" * (number + 1)) for number in range(MOST_TOLD_APART + 5))
     sources = (entry(1, source=f"{number}.jsonl") for number in range(MOST_TOLD_APART + 5))
@@ -92,13 +81,6 @@ def test_memory_grows_neither_with_the_reasons_nor_with_the_sources(tmp_path: Pa
     assert len(summary.reasons) == MOST_TOLD_APART + 1
     assert (summary.rows, summary.reasons[0].rows) == (2 * (MOST_TOLD_APART + 5), MOST_TOLD_APART + 5)
     assert "in 200 or more sources" in list(summary_lines("out", summary))[1]
-
-
-def test_a_summary_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stream = write(tmp_path, entry(1), entry(3, source="b.jsonl"))
-    assert main(["quarantine", stream, "--json"]) == 0
-    reason = {"reason": "no object", "rows": 2, "sources": 2, "source": "a.jsonl", "line": 1}
-    assert json.loads(capsys.readouterr().out) == {"rows": 2, "reasons": [reason], "unreadable_lines": 0}
 
 
 def test_no_quarantine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,12 +112,3 @@ def test_rows_as_they_came(tmp_path: Path, capfdbinary: pytest.CaptureFixture[by
     captured = capfdbinary.readouterr()
     assert captured.out == b"[1]\n\xff\n"
     assert b"warning: 2 rows could not be printed" in captured.err
-
-
-def test_nobody_listens_any_more(tmp_path: Path) -> None:
-    stream = write(tmp_path, *(entry(number, row="x" * 1000) for number in range(1000)))
-    command = f"'{sys.executable}' -m lazyshard_producer quarantine '{stream}' --rows; echo $? >&2"
-    done = subprocess.run(
-        ["bash", "-c", f"({command}) | head -c 10"], env=environment(), capture_output=True, text=True, timeout=60
-    )
-    assert (done.stdout, done.stderr) == ("x" * 10, "0\n")

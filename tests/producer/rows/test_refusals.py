@@ -56,19 +56,6 @@ def test_first_bad_row_ends_the_run_with_its_place(
     assert str(caught.value).startswith(said)
 
 
-@pytest.mark.parametrize(("most", "said"), [(3, "more than 3 bad rows "), (1, "more than 1 bad row ")])
-def test_one_row_more_than_allowed_ends_the_run(most: int, said: str) -> None:
-    refusals = Refusals("skip", most, None, count=1, quarantine_bytes=77)
-    for _ in range(most - 1):
-        refusals.take(ERROR, PLACE, b"x")
-    with pytest.raises(RowInvalid) as caught:
-        refusals.take(ERROR, PLACE, b"x")
-    assert str(caught.value).startswith(said)
-    assert (caught.value.line, refusals.count) == (2, most)
-    # Other policies keep the size of what is there.
-    assert refusals.kept_bytes == 77
-
-
 def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None:
     refusals = Refusals("quarantine", None, quarantine(tmp_path), 0)
     refusals.take(ERROR, PLACE, b"{broken\r\n")
@@ -82,21 +69,6 @@ def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None
         {"source": "b", "line": 1, "byte": None, "reason": "odd", "row_base64": "/w==", "at": 5},
         {"source": "c", "line": 1, "byte": 0, "reason": "odd", "row": "", "at": 5},
     ]
-
-
-def test_rows_after_the_last_seal_are_cut_off_and_come_again(tmp_path: Path) -> None:
-    file = quarantine(tmp_path)
-    add(file, "first")
-    committed = file.size
-    # What no seal counts is there too after the end of a run.
-    file.add(PLACE, "second", b"2")
-    file.close()
-    assert reasons(tmp_path) == ["first", "second"]
-    again = quarantine(tmp_path, committed)
-    assert reasons(tmp_path) == ["first"]
-    add(again, "second")
-    again.close()
-    assert reasons(tmp_path) == ["first", "second"]
 
 
 def test_a_file_that_was_moved_away_begins_anew_and_without_a_bad_row_there_is_none(tmp_path: Path) -> None:
@@ -143,21 +115,3 @@ def test_one_that_was_fenced_and_wakes_writes_where_nobody_reads(tmp_path: Path)
     assert second.size == (tmp_path / "quarantine.jsonl").stat().st_size
     first.close()
     second.close()
-
-
-def test_one_that_is_fenced_as_it_starts_cuts_nothing_off(tmp_path: Path) -> None:
-    before = quarantine(tmp_path)
-    add(before, "sealed")
-    kept = before.size
-    add(before, "not sealed")
-
-    def taken_over() -> Path:
-        other = quarantine(tmp_path, kept)
-        add(other, "later")
-        other.close()
-        return tmp_path / "destroyed"
-
-    with pytest.raises(FileNotFoundError):
-        Quarantine(tmp_path, kept, check_owner=taken_over)
-    assert reasons(tmp_path) == ["sealed", "later"]
-    before.close()

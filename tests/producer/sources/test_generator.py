@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, SourceRefused, exit_code
-from lazyshard_producer.sources import generator
 from lazyshard_producer.sources.generator import GeneratorSource
 from lazyshard_producer.sources.source import Context, Line, Rows
-from tests.harness.processes.producing import assert_one_line, ids, run_arguments, start, wait_until
+from tests.harness.processes.producing import start, wait_until
 from tests.producer.sources.reading import refusal
 
 COUNT_TO_FIVE = """
@@ -176,19 +174,6 @@ def test_an_exception_comes_after_the_rows_before_it_with_its_lines(open_generat
     assert exit_code(error) == SOURCE_REFUSED
 
 
-def test_a_function_that_raises_is_mended_and_gone_on_with(
-    open_generator: Open, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = run_arguments(tmp_path / "out", [], 2, "--source", "python:users:rows")
-    open_generator(COUNT_TO_FIVE.replace("        yield", "        number == 3 and 1 / 0\n        yield"))
-    assert main(arguments) == 4
-    assert_one_line(capsys.readouterr().err, "python:users:rows: ", "ZeroDivisionError", "users.py:4 (rows)")
-    assert ids(tmp_path / "out") == [0, 1]
-    open_generator(COUNT_TO_FIVE)
-    assert main(arguments) == 0
-    assert ids(tmp_path / "out") == [0, 1, 2, 3, 4]
-
-
 BLOCKS = """
 import threading
 go_on = threading.Event()
@@ -228,19 +213,6 @@ def test_the_end_that_was_asked_for_closes_the_generator(open_generator: Open) -
     source = open_generator("def rows(position):\n raise ValueError\n")
     source.end()
     assert source.read() is None
-
-
-def test_closing_leaves_a_function_alone_that_does_not_come_back(
-    open_generator: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generator, "CLOSE_S", 0.01)
-    source = open_generator(BLOCKS)
-    source.wait(60)
-    source.close()
-    users = sys.modules["users"]
-    assert not users.closed.is_set()
-    monkeypatch.undo()
-    users.go_on.set()
 
 
 def test_the_function_runs_ahead_of_the_reader_by_a_bounded_number_of_rows(open_generator: Open) -> None:

@@ -43,31 +43,6 @@ def cut(text: bytes, cuts: list[int]) -> list[bytes]:
     return [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected", "blank"),
-    [
-        (b"", [], 0),
-        (b"\n", [], 1),
-        (BOM, [], 0),
-        (BOM + b"\n{}", [b"{}"], 1),
-        (b"\n" + BOM + b"{}", [BOM + b"{}"], 1),
-        (b"1\n2\n", [b"1\n", b"2\n"], 0),
-        (b"1\r\n\r\n2", [b"1\r\n", b"2"], 1),
-        (b"\r\n\r\r\n \n", [b" \n"], 2),
-        (b"1\r2\n", [b"1\r2\n"], 0),
-        (b"\xe2\x80\xa8\n", [b"\xe2\x80\xa8\n"], 0),
-        (b"1\x0b\x0c2\n", [b"1\x0b\x0c2\n"], 0),
-        (b"\0\0\n\0", [b"\0\0\n", b"\0"], 0),
-    ],
-)
-def test_lines(text: bytes, expected: list[bytes], blank: int) -> None:
-    for block_bytes in (1, 2, 1000):
-        blocks = [text[begin : begin + block_bytes] for begin in range(0, len(text), block_bytes)]
-        rows, mark = split(blocks)
-        assert [row.line for row in rows] == expected
-        assert (mark.offset, mark.line - mark.blank, mark.blank) == (len(text), len(expected), blank)
-
-
 def test_places_and_marks_count_blank_lines_and_bytes() -> None:
     rows, mark = split([b"5\n66\n\n", b"7\n\r\n8"], start=FilePosition(100, 10, 3))
     assert rows == [

@@ -72,16 +72,6 @@ def test_rows_come_as_they_are_written(fifo: Path) -> None:
         assert source.reached.at[:4] == (7, 4, 1, True)
 
 
-def test_the_end_is_where_the_last_of_several_writers_leaves_even_if_it_wrote_nothing(fifo: Path) -> None:
-    with open_pipe(fifo) as source:
-        with writing(fifo):
-            assert read_now(source) == []
-            with writing(fifo, b"2\n"):
-                assert read_now(source) == [b"2\n"]
-            assert read_now(source) == []
-        assert read_now(source) is None
-
-
 def test_waiting_ends_when_something_comes(fifo: Path) -> None:
     with open_pipe(fifo) as source:
         started = time.monotonic()

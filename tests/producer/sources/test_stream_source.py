@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.format.batch import EncodedRow
 from lazyshard.stream.retention import retire
 from lazyshard_producer.cli import main
 from lazyshard_producer.sources import stream as stream_source
@@ -38,10 +37,6 @@ def chunks(directory: Path) -> list[bytes]:
     """The chunks' rows; every one of them is as its seal says."""
     assert not found(directory)
     return [path.read_bytes() for path in sorted(directory.glob("chunk_*.jsonl"))]
-
-
-def quarantined(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "quarantine.jsonl").read_bytes().splitlines()]
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -190,15 +185,6 @@ def test_values_that_look_like_arrays_are_none_in_a_stream_that_holds_some(
     assert not found(out)
     read = [row for one in StreamReader(out) for row in one.get("pack", [one])]
     assert {100, 102} < {row["id"] for row in read}
-
-
-def test_rows_that_a_stream_has_got_since_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    old = foreign(tmp_path / "old", b'{"id":0}\n', end=True)
-    assert publish(tmp_path / "new", [old], 2) == 0
-    foreign(old, b'{"id":0}\n', b'{"id":1}\n')
-    capfd.readouterr()
-    assert publish(tmp_path / "new", [old], 2) == 5
-    assert_one_line(capfd.readouterr().err, f"not in it: {old}.")
 
 
 def test_rows_encoded_in_two_ways_do_not_come_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -395,10 +381,3 @@ def test_another_stream_is_not_gone_on_with(made: Callable[[Path], Path], change
     position = position_of(old, 3)
     change(old)
     assert refusal(lambda: lines(open_source(old, position))).file == str(old)
-
-
-def test_what_is_read_is_all_of_one_kind(tmp_path: Path) -> None:
-    """Lines where there is nothing beside them, else encoded rows."""
-    kinds = [lines(open_source(path)) for path in (stream(tmp_path / "a"), with_arrays(tmp_path / "b"))]
-    assert [set(map(type, found)) for found in kinds] == [{bytes}, {EncodedRow}]
-    assert [row.tokens for row in kinds[1] if isinstance(row, EncodedRow)] == list(range(9))

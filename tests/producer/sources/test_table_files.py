@@ -195,15 +195,6 @@ def test_damage_within_a_file(tmp_path: Path) -> None:
     assert refusal(values, path).file == str(path)
 
 
-def test_text_that_is_not_utf8_refuses_its_row_alone(tmp_path: Path) -> None:
-    path = tmp_path / "a.stream"
-    write(path, pa.table({"text": ["aaaa", "bbbb", "cccc"]}))
-    path.write_bytes(path.read_bytes().replace(b"bbbb", b"b\xffbb"))
-    first, reason, third = values(path)
-    assert (first, third) == ({"text": "aaaa"}, {"text": "cccc"})
-    assert "byte 0xff at 1" in reason
-
-
 @pytest.mark.parametrize("name", ["a.arrow", "a.stream"])
 def test_dictionaries_that_grow_from_batch_to_batch(name: str, tmp_path: Path) -> None:
     batches = [pa.array(["x", "y"]).dictionary_encode(), pa.array(["x", "y", "z"]).dictionary_encode()]

@@ -30,6 +30,7 @@ from lazyshard_producer.stop import Stop
 from tests.cli.commands import lazyshard
 from tests.harness.processes.producing import head, ids, plain_sources, rows, run_arguments
 from tests.stream.streams import python
+from tests.stream.waiting_by_hand import World as WaitingWorld
 
 
 class World:
@@ -194,6 +195,20 @@ def test_pages_of_freed_rows_are_not_fetched_again() -> None:
     given_back, kept = (int(python(ROUNDS, mode).stdout) for mode in ("give back", "keep"))
     assert given_back > 1000
     assert kept < given_back / 10
+
+
+def test_what_takes_too_long_is_told_once_and_so_is_its_end() -> None:
+    world = WaitingWorld()
+    world.watchdog.ask(lambda: "reading a")
+    assert world.look_at(59.9) == []
+    assert world.look_at(60.0) == ["no answer for 60 s: reading a"]
+    # The next question has its own time.
+    world.watchdog.ask(lambda: "reading b")
+    assert world.look_at(119.0) == []
+    assert world.look_at(120.0) == ["no answer for 60 s: reading b"]
+    assert world.look_at(200.0) == []
+    world.watchdog.answered()
+    assert world.told[-1] == "answered after 140 s: reading b"
 
 
 came = threading.Event()

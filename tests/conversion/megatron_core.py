@@ -1,7 +1,5 @@
 """IndexedDatasets written and read by Megatron Core, and by ourselves."""
 
-from __future__ import annotations
-
 import struct
 import warnings
 from collections.abc import Sequence

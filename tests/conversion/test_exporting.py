@@ -1,7 +1,5 @@
 """Ended streams of tokens as IndexedDatasets: as Megatron Core reads them, and rows that cannot be exported."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence

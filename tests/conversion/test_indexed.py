@@ -1,7 +1,5 @@
 """The index of Megatron's IndexedDataset: literal bytes, and what is refused before memory is taken for it."""
 
-from __future__ import annotations
-
 import os
 import struct
 import tempfile

@@ -1,7 +1,5 @@
 """Each example runs as its README says, prints what it is about, and leaves a stream behind that is whole."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

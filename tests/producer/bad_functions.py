@@ -1,7 +1,5 @@
 """Functions for --transform, --where and python: sources that do what they should not, all of them at the third row."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

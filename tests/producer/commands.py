@@ -1,7 +1,5 @@
 """A run of the command in a fork, which costs milliseconds, with what tests ask of a process."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable
@@ -44,7 +42,7 @@ class Running:
         assert "Traceback" not in self._ended[1]
         return self._ended
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> "Running":
         return self
 
     def __exit__(self, *_: object) -> None:

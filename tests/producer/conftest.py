@@ -1,7 +1,5 @@
 """What many tests of the producer need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

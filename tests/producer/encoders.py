@@ -1,7 +1,5 @@
 """Encoders for tests: what a user's `--encode MODULE:FUNCTION` may do."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """One text as a source of each kind, for the command in this process, and what its rows are called in messages."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import os

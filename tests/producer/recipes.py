@@ -1,7 +1,5 @@
 """What tests give as --transform and --where, and as python: sources."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Functions that raise, return nonsense, print, hang, take minutes to import, or take their process with them."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

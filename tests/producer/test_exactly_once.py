@@ -3,8 +3,6 @@
 What comes out is that of a run which was never killed, byte for byte: rows, seals but for their time, refused rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """A call that changes a file fails once, or is where a run is killed: nothing is half published, nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

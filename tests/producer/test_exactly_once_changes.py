@@ -1,7 +1,5 @@
 """Between two runs sources grow and are added, weights change: still each row once, wherever the first run stopped."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

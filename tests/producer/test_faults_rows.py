@@ -13,8 +13,6 @@ Covered elsewhere:
     gzip and zstd cut at any byte           test_compressed
 """
 
-from __future__ import annotations
-
 import gzip
 import subprocess
 import sys
@@ -137,16 +135,6 @@ def test_a_bad_line_ends_the_run_and_the_mended_one_goes_on(name: str, world: Wo
     world.source.write(rows(0, 40))
     assert world.run()[0] == 0
     assert ids(world.out) == list(range(40))
-
-
-def test_bad_lines_are_left_out_and_counted(world: World) -> None:
-    lines = [line for number, bad in enumerate(BAD.values()) for line in (rows(number, number + 1), bad.line, b"\n")]
-    world.source.write(b"".join(lines))
-    code, said = world.run("--on-bad-row", "skip")
-    assert code == 0
-    assert f"refused_rows={len(BAD)}\n" in said
-    assert ids(world.out) == list(range(len(BAD)))
-    assert not (world.out / "quarantine.jsonl").exists()
 
 
 def test_bad_lines_are_quarantined_and_counted(world: World) -> None:
@@ -333,15 +321,6 @@ def test_mended_rows_are_a_further_source_of_the_same_run(
     assert main(run_arguments(out, [source, mended], 5, *options)) == 0
     assert sorted(ids(out)) == list(range(50))
     assert [entry["line"] for entry in refused(out)] == [11, 31]
-
-
-def test_bad_line_of_the_second_file_in_the_first_chunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = tmp_path / "a", tmp_path / "b"
-    a.write_bytes(rows(0, 3))
-    b.write_bytes(b"\n" + rows(3, 4) + b"oops\n")
-    assert main(run_arguments(tmp_path / "out", [a, b])) == 3
-    assert_one_line(capsys.readouterr().err, f"{b}:3: byte {1 + len(rows(3, 4))} of the file")
-    assert ids(tmp_path / "out") == []
 
 
 def test_duplicate_keys_and_blanks_are_warned_of_once_a_file_and_counted_through_a_restart(

@@ -4,9 +4,6 @@ Disks: holding/test_small_disk; two producers: test_two_producers; a share that 
 Sources that were changed: rows/test_going_on, test_check, sources/test_sources.
 """
 
-from __future__ import annotations
-
-import errno
 import os
 import shutil
 import time
@@ -23,7 +20,6 @@ from tests.harness.processes.producing import (
     assert_one_line,
     head,
     ids,
-    refused,
     rows,
     run_arguments,
     start,
@@ -31,46 +27,6 @@ from tests.harness.processes.producing import (
 )
 
 FAKETIME: Final = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-
-
-def test_every_fsync_that_fails_publishes_nothing_and_the_next_run_writes_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = tmp_path / "a.jsonl"
-    source.write_bytes(rows(0, 5) + b"bad\n" + rows(5, 10))
-    fsync, failures = os.fsync, 0
-    # Of the directories made, of data, seal, head and end.
-    for number in range(1, 60):
-        out, left = tmp_path / str(number), [number]
-        options = run_arguments(out, [source], 4, "--on-bad-row", "quarantine", "--no-progress")
-
-        def failing(fd: int, left: list[int] = left) -> None:
-            left[0] -= 1
-            if left[0] == 0:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            fsync(fd)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", failing)
-            code = main(options)
-        said = capsys.readouterr().err
-        if left[0] > 0:
-            assert (code, failures > 5) == (0, True)
-            break
-        if code != 0:
-            # Else it was a hint to readers, which comes with the next chunk or at the end.
-            assert code == 7
-            assert_one_line(said, "Input/output error", str(out))
-            failures += 1
-            sealed = ids(out)
-            assert sealed == list(range(len(sealed)))
-        assert main(options) == 0
-        capsys.readouterr()
-        assert ids(out) == list(range(10))
-        assert [entry["row"] for entry in refused(out)] == ["bad"]
-        assert list((out / ".tmp").iterdir() if (out / ".tmp").exists() else []) == []
-    else:
-        raise AssertionError("there are more of them")
 
 
 def removes(row: dict[str, Any]) -> dict[str, Any]:

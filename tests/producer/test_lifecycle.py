@@ -1,7 +1,5 @@
 """A run that waits, for rows, for what it has read before or for room: it answers signals, and ends when asked to."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

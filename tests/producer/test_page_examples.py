@@ -1,7 +1,5 @@
 """The examples of the pages print what the pages say, and make the rows that they show."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -3,8 +3,6 @@
 Stopped at any call while the other one is at any: tests/faults/test_points.py.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -144,20 +144,6 @@ def test_a_pattern_stands_for_its_files_which_share_the_weight_and_a_problem() -
     assert option == "--weight"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "most"),
-    [
-        ("--on-bad-row skip", 1000),
-        ("--on-bad-row quarantine", 1000),
-        ("--on-bad-row skip --max-bad-rows 0", 0),
-        ("--on-bad-row skip --max-bad-rows none", None),
-        ("--on-bad-row fail", None),
-    ],
-)
-def test_bad_rows_that_do_not_end_a_run_have_a_cap(arguments: str, most: int | None) -> None:
-    assert assemble(flags(f"{LEAST} {arguments}"), None).max_bad_rows == most
-
-
 def test_all_that_is_wrong_is_said_at_once_in_the_words_of_the_user() -> None:
     text = """
     samples_per_chunk = "many"
@@ -210,11 +196,8 @@ def test_all_that_is_wrong_is_said_at_once_in_the_words_of_the_user() -> None:
     ("line", "rows", "says"),
     [
         ("--encode m:f --pack 8", "length_field = 'length'", "--encode"),
-        ("--encode m:f --balance 3", "length_field = 'length'", "--encode"),
         ("", "length_field = 'length'", "--pack"),
         ("", "pack_buffer = 10000", "--pack"),
-        ("", "pack_buffer_bytes = '1GiB'", "--pack"),
-        ("", "micro_batch_size = 1", "--balance"),
         ("", "cost_per_token = 1", "--balance"),
     ],
 )
@@ -268,14 +251,11 @@ def test_a_flag_for_standard_input_and_pipes_alone() -> None:
     ("document", "option", "hint"),
     [
         ({"source": {"path": "a"}}, "source", "[[source]]"),
-        ({"source": ["a"]}, "source", "[[source]]"),
         ({"limits": 3}, "limits", "[limits]"),
         ({"transform": {"workers": 3}}, "transform", "in [rows]"),
-        ({"path": "a"}, "path", "in [[source]]"),
         ({"limits": {"rate": 3}}, "limits.rate", "top of the file"),
         ({"limits": {"source": []}}, "limits.source", "a table [[source]]"),
         ({"samples-per-chunk": 3}, "samples-per-chunk", "is samples_per_chunk meant?"),
-        ({"rates": 3}, "rates", "is rate meant?"),
         ({"rows": {"max_disk_": 3}}, "rows.max_disk_", "is max_disk meant, in [limits]?"),
         ({"limits": {"zzz": 3}}, "limits.zzz", "known are max_ahead, max_disk, min_free_disk, retain, consumers"),
         ({"zzz": 3}, "zzz", "store_patience_seconds, [rows], [encoding], [limits], [[source]]"),
@@ -300,7 +280,6 @@ def test_a_path_that_is_none_or_no_source_at_all(path: Any) -> None:
         (b"rate = \n", "line 1"),
         (b"# x\nrate = none # no limit\n", 'rate = "none"'),
         (b"out = /a/b", 'out = "/a/b"'),
-        (b"rate = 1\nrate = 2\n", "no TOML"),
         (b"a = " + b"[" * 100_000, "no TOML"),
         (b"\xff", "byte 0xff in position 0"),
         (None, "No such file"),

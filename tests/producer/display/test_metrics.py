@@ -1,7 +1,5 @@
 """What Prometheus gets to see, read over HTTP as it would."""
 
-from __future__ import annotations
-
 import math
 import socket
 import sys
@@ -115,27 +113,6 @@ def test_consumers_come_and_go_and_of_many_the_rest_share_the_largest_lag(metric
     assert (len(found), found[lag(OTHERS)]) == (MAX_LABELS + 1, MAX_LABELS + 2)
     metrics.consumers({"c000": 1}, 0)
     assert scrape(metrics, "consumer_lag") == {lag("c000"): 1}
-
-
-def test_waits_are_counted_by_their_reason(metrics: Metrics, clock: Clock) -> None:
-    metrics.waits("limit")
-    clock.now += 2
-    metrics.waits("limit")
-    clock.now += 3
-    metrics.waits("deadlock")
-    clock.now += 1
-    waited = scrape(metrics, "wait_seconds_total")
-    assert waited['wait_seconds_total{reason="limit"}'] == 5
-    assert waited['wait_seconds_total{reason="deadlock"}'] == 1
-    found = scrape(metrics, "waiting")
-    assert (found['waiting{reason="limit"}'], found['waiting{reason="deadlock"}']) == (0, 1)
-    clock.now += 3
-    metrics.waits(None)
-    clock.now += 100
-    metrics.waits(None)
-    waited = scrape(metrics, "wait_seconds_total")
-    assert waited['wait_seconds_total{reason="deadlock"}'] == 4
-    assert (sum(waited.values()), sum(scrape(metrics, "waiting").values())) == (9, 0)
 
 
 def test_closed_it_answers_no_more_and_its_port_is_free() -> None:

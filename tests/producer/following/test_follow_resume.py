@@ -108,23 +108,6 @@ def test_files_that_were_not_read_to_their_end_must_stay_or_be_marked(
     assert "a.jsonl was deleted" in caplog.text
 
 
-def test_a_growing_file_of_which_all_was_taken_may_be_deleted(
-    follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    follower = follow(finished_by="idle")
-    path = directory / "a.jsonl"
-    path.write_bytes(b"1\n")
-    assert follower.take() == [b"1\n"]
-    follower.publish()
-    path.unlink()
-    assert follower.take() == []
-    assert caplog.text.count("was deleted") == 1
-    follower.kill()
-    assert follower.take() == []
-    path.write_bytes(b"1\n")
-    assert follower.take() == []
-
-
 def test_a_file_deleted_before_it_was_begun_is_told(
     follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,16 +253,6 @@ def test_a_link_in_place_of_the_journals_is_refused_and_nothing_behind_it_delete
         journals.remove_journals(tmp_path / "out" / ".producer.sources")
     clear_journals(str(tmp_path / "out"))
     assert kept.exists()
-
-
-def test_position_at_the_start_makes_no_journal(follow: Follow, directory: Path, tmp_path: Path) -> None:
-    follower = follow()
-    follower.take()
-    follower.publish()
-    nothing = {"journal": "", "bytes": 0, "digest": "", "read": 0, "blank": 0}
-    assert follower.position == {"kind": "follow", "path": str(directory)} | nothing
-    assert list((tmp_path / "out").iterdir()) == []
-    follower.kill()
 
 
 def test_a_position_within_a_file_and_its_journal(follow: Follow, directory: Path) -> None:

@@ -1,7 +1,5 @@
 """A run at its limits: when it is held, what it deletes behind its consumers, and how often it looks at anything."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -114,17 +112,6 @@ def test_ahead_of_the_slowest_reader(bench: Bench) -> None:
     assert bench.publish_while_allowed() == 10
 
 
-def test_ahead_in_bytes_of_the_chunks_on_disk(bench: Bench) -> None:
-    bench.publish()
-    one = bench.size()
-    for size, may in ((5 * one - 1, 4), (5 * one + 4, 5)):
-        bench.limited(max_ahead=Amount(number=size, unit="bytes"))
-        assert bench.publish_while_allowed() == may
-    bench.limited(max_ahead=Amount(number=1, unit="bytes"))
-    bench.need("a", 6)
-    assert bench.publish_while_allowed() == 7
-
-
 def test_a_dead_consumer_holds_until_it_is_forgotten(bench: Bench) -> None:
     bench.limited(max_ahead=chunks(1))
     bench.need("dead", 1)
@@ -153,42 +140,6 @@ def test_asked_again_ever_more_rarely_and_at_once_after_a_release(bench: Bench) 
 
 
 # No room on the disk.
-
-
-def test_a_deadlock_by_max_disk_is_told_at_once_with_the_numbers(bench: Bench) -> None:
-    bench.publish()
-    one = bench.size()
-    bench.limited(retain="consumed", max_disk=5 * one)
-    bench.commit("sft", 1, at=-90.0)
-    bench.need("sft", 4)
-    assert bench.publish_while_allowed() == 6
-    bench.now = 30.0
-    hold = bench.ask(0.0)
-    assert (hold.deadlock, hold.stalled) == (False, False)
-
-    bench.need("sft", 8, at=bench.now)
-    hold = bench.ask()
-    assert (hold.deadlock, hold.stalled) == (True, False)
-    assert hold.reason.startswith("deadlock: --max-disk ")
-    assert "consumer 'sft' waits for 8 chunks, 6 are published" in hold.reason
-    assert "kept for consumer 'sft', " in hold.reason
-    assert f"--max-disk to {8 * one} bytes" in hold.reason
-    # It goes on as soon as it can: here the consumer commits after all.
-    bench.commit("sft", 3)
-    assert bench.ask() is None
-    assert bench.chunks() == [3, 4, 5]
-
-
-def test_a_consumer_named_that_has_not_come(bench: Bench) -> None:
-    bench.publish()
-    bench.limited(retain="consumed", consumers=("a", "b"), max_disk=2 * bench.size())
-    bench.publish_while_allowed()
-    assert "before consumers 'a', 'b' of --consumers" in bench.ask().reason
-    bench.commit("a", 1)
-    bench.need("a", 3)
-    hold = bench.ask()
-    assert hold.deadlock and "before consumer 'b' of --consumers" in hold.reason
-    assert hold.reason.endswith("--consumers")
 
 
 # What is deleted.

@@ -3,8 +3,6 @@
 A producer, readers and a disk in memory, around a real `Holdback`: who moves when is up to the test.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A run that is held by its limits, let go by its consumers, and deletes what they are done with: real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A filesystem that is full at any write, or has no inode: one line, and on when there is room."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -49,14 +49,6 @@ def test_how_many_rows_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert piece.fit(first, most_rows) == last
 
 
-def test_a_task_that_runs_again_replaces_its_piece(tmp_path: Path) -> None:
-    for line in (*LINES[:2], LINES[0]):
-        write(tmp_path, 1, [line])
-        piece = PieceReader(piece_path(tmp_path, 1))
-        assert piece.read(0, 1).data == line
-    assert list_pieces(tmp_path) == {1}
-
-
 def test_what_is_not_whole_is_not_seen(tmp_path: Path) -> None:
     def broken_off() -> Iterator[list[bytes]]:
         yield LINES

@@ -1,7 +1,5 @@
 """`--encode`: what is published, in worker processes and out of them, and what is refused. Kills: test_exactly_once."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

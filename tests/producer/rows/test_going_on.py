@@ -1,7 +1,5 @@
 """However rows are mixed, made, ordered and put together: going on after any of them gives the rest, each once."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`--measure`: lengths in tokens by a function or a tokenizer, sealed with rows that stay as they are."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`--pack`, `--balance` and `--pad`: what packs, stripes and padded rows hold, and in which order they come."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

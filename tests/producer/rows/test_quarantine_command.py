@@ -47,13 +47,9 @@ def test_rows_are_read_as_they_were(tmp_path: Path) -> None:
     "line",
     [
         b"\n",
-        b"{\n",
         b"[]\n",
-        b'"a"\n',
         b'{"source":"a","line":1,"reason":"r"}\n',
         b'{"source":"a","line":"1","reason":"r","row":""}\n',
-        b'{"source":1,"line":1,"reason":"r","row":""}\n',
-        b'{"source":"a","line":1,"reason":null,"row":""}\n',
         b'{"source":"a","line":1,"reason":"r","row":5}\n',
         b'{"source":"a","line":1,"reason":"r","row_base64":"*"}\n',
     ],

@@ -1,7 +1,5 @@
 """What is made of a row, and for which reasons one is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +74,14 @@ PAD = making(pad=4)
     ("recipe", "line", "reason"),
     [
         (making(transform=f"{HERE}:a_number"), b"{}", "--transform raised TypeError"),
-        (making(transform=f"{HERE}:fails_on_three"), b"{}", "--transform raised KeyError: 'id'"),
         (making(columns=(("a", "b"),)), b'{"c":1,"d":2}', "--columns: no 'b' among its keys (c, d)"),
         (making(transform=f"{HERE}:twice"), b"[]", "expected a JSON object"),
         (making(transform=f"{HERE}:twice"), b'{"a":', "unexpected end of data"),
         (making(encode=encoding("tokens")), b'{"id":7}', "--encode raised ValueError: seven (encoders.py:"),
         (making(encode=encoding("number")), b'{"id":1}', "--encode returned int 3"),
-        (making(encode=encoding("text_array")), b'{"id":1}', "--encode made what is no row"),
         (making(encode=encoding("left_over")), b'{"id":1}', "--encode made what is no row"),
         (making(encode=encoding("endless")), b'{"id":1}', "--encode returned a length of -1"),
         (making(encode=encoding("too_short")), b'{"id":1}', "--encode returned a length of 2, but 3 input_ids"),
-        (making(encode=encoding("too_short_array")), b'{"id":1}', "--encode returned a length of 2, but 3 input_ids"),
         (
             making(encode=encoding("without_length"), max_row_bytes=8000),
             b'{"id":1001}',
@@ -108,12 +103,9 @@ def test_a_row_that_cannot_be_made_is_refused_with_the_reason(recipe: Settings, 
         {"input_ids": []},
         {"input_ids": [[1], [2]]},
         {"input_ids": [2**64 - 1]},
-        {"input_ids": [1, -1]},
         {"input_ids": [1, 2, 2**31]},
         {"input_ids": [1], "labels": [2**31]},
-        {"input_ids": ["7"]},
         {"input_ids": [1, 2], "labels": [1]},
-        {"input_ids": [1], "loss_scale": [0.5]},
         {"input_ids": [1, 2], "attention_mask": [1, 0]},
     ],
 )
@@ -133,7 +125,6 @@ def test_an_array_that_would_be_lost_is_refused() -> None:
         ({}, False, False),
         ({"length": 7.0}, False, False),
         ({"length": True}, False, False),
-        ({"length": -1}, False, False),
         ({"length": 0}, False, False),
         ({"length": 2, "input_ids": [1, 2, 3]}, False, False),
         ({"length": 11}, False, True),
@@ -203,11 +194,8 @@ def test_an_encoded_row() -> None:
     [
         ("recipes", "'recipes'"),
         ("rows/chat.py:keep", "is rows.chat:keep meant?"),
-        ("./m.py:f", "is m:f meant?"),
-        ("recipes.py:f", "is recipes:f meant?"),
         ("/a/m.py:f", "without .py"),
         ("no_such_module:f", "ModuleNotFoundError"),
-        (f"{HERE}:no_such_function", "no_such_function"),
         (f"{HERE}:NOT_CALLABLE", "int"),
         (f"{HERE}:twize", "is twice meant?"),
     ],

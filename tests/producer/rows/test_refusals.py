@@ -1,7 +1,5 @@
 """Refused rows: which of them ends the run, and what is kept of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

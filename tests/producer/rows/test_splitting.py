@@ -1,7 +1,5 @@
 """`--split`: rows come out as sequences, each token once, the same ones wherever a run stopped."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

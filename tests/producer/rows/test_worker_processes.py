@@ -1,7 +1,5 @@
 """Worker processes: failures, and nobody left behind. What they make: test_going_on."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -111,9 +111,7 @@ def test_a_damaged_byte_is_never_taken_for_text_in_order(pack: Pack, path: Path)
     ("packed", "rows", "byte"),
     [
         (b"", 0, 0),
-        (b"{}\n", 0, 0),
         (gzip.compress(b"1\n", mtime=0) + b"tail", 1, 22),
-        (gzip.compress(b"1\n", mtime=0) + b"\0\0tail", 1, 24),
         (zstd(b"1\n") + b"tail", 1, 15),
         (gzip.compress(b"1\n", mtime=0)[:-8] + bytes(8), 0, 22),
         (gzip.compress(b"1\n", mtime=0) + b"\x1f", 1, 23),

@@ -1,9 +1,7 @@
 """A stream as a source: native and foreign, arrays, lengths, damage, one that is still produced, going on, refusals.
 
-Runs that are killed: `test_exactly_once`, `test_sources_killed` and `tests/faults/test_points`.
+Runs that are killed: `test_exactly_once` and `tests/faults/test_points`.
 """
-
-from __future__ import annotations
 
 import json
 import signal

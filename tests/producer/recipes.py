@@ -55,12 +55,6 @@ def dies(row: Row) -> Row:
     return row
 
 
-def with_id(row: Row) -> Row:
-    """The row with its first token, or the number of tokens, as an id."""
-    tokens = row["input_ids"]
-    return row | {"id": tokens[0] if tokens else -1}
-
-
 NOT_CALLABLE = 3
 
 

@@ -10,7 +10,6 @@ from typing import Final
 
 import pytest
 
-from lazyshard.errors import RowInvalid
 from lazyshard_producer.cli import main
 from lazyshard_producer.errors import OUT_OF_MEMORY, SettingInvalid
 from lazyshard_producer.rows.recipe import Maker
@@ -90,15 +89,6 @@ def test_nonsense_is_quarantined(function: str, workers: int, source: Path, tmp_
     (entry,) = refused(out)
     assert (entry["line"], entry["row"]) == (4, '{"id":3,"text":"row 3"}')
     assert entry["reason"].startswith(f"--transform {NONSENSE[function]}")
-
-
-def test_a_row_that_can_be_read_and_not_written_is_no_fault_of_its_line() -> None:
-    # 900 levels can be read, and are published as they are; 254 can be written.
-    line = b'{"id":' * 900 + b"1" + b"}" * 900 + b"\n"
-    assert Maker(making(where="tests.producer.recipes:even")).make(line, 0).lines == [line]
-    refused = Maker(making(columns=(("id", "id"),))).make(line, 0).refused
-    assert isinstance(refused, RowInvalid)
-    assert str(refused.reason).startswith(f"--columns {JSON}")
 
 
 @pytest.mark.parametrize("option", ["--transform", "--where", "--encode"])

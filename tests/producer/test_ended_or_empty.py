@@ -132,15 +132,16 @@ CHANGES: list[tuple[str, Callable[[Path], object], int, str | None]] = [
 ]
 
 
-@pytest.mark.few(17)
-@pytest.mark.parametrize(("source", "change", "code", "named"), CHANGES)
-@pytest.mark.parametrize("size", [2, 3])
+# With two rows a chunk, and with three, the last chunk being full and not.
+@pytest.mark.parametrize(
+    ("size", "source", "change", "code", "named"), [(2 + number % 2, *row) for number, row in enumerate(CHANGES)]
+)
 def test_a_finished_command_is_an_error_once_there_are_rows_that_are_not_in_the_stream(
+    size: int,
     source: str,
     change: Callable[[Path], object],
     code: int,
     named: str | None,
-    size: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

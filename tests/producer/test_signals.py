@@ -101,19 +101,6 @@ def test_the_handlers_of_before_are_put_back() -> None:
 
 
 @pytest.mark.usefixtures("hangups")
-def test_usr1_asks_for_the_end_and_hup_for_a_reload_each_time() -> None:
-    with Stop() as stop:
-        assert (stop.end_requested, stop.take_reload()) == (False, False)
-        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGHUP):
-            os.kill(os.getpid(), number)
-        assert stop.end_requested
-        assert (stop.take_reload(), stop.take_reload()) == (True, False)
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.take_reload()
-        assert stop.requested is None
-
-
-@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(("ignored", "configured"), [(True, True), (True, False), (False, True)])
 def test_a_run_that_sighup_cannot_reload_says_so_once(
     ignored: bool, configured: bool, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -134,16 +134,6 @@ def test_flags_come_before_the_file() -> None:
     assert settings.limits == Limits(retain=100, consumers=("train", "eval"))
 
 
-def test_a_pattern_stands_for_its_files_which_share_the_weight_and_a_problem() -> None:
-    for name in ("a2", "a1", "b"):
-        Path(name).touch()
-    run = "--source a* --weight {} --source b --weight 2 --out o --samples-per-chunk 3"
-    settings = assemble(flags(run.format(1)), None)
-    assert [(source.path, source.weight) for source in settings.sources] == [("a1", 0.5), ("a2", 0.5), ("b", 2.0)]
-    ((option, _),) = problems(flags(run.format(0)))
-    assert option == "--weight"
-
-
 def test_all_that_is_wrong_is_said_at_once_in_the_words_of_the_user() -> None:
     text = """
     samples_per_chunk = "many"
@@ -213,12 +203,6 @@ def test_a_default_that_is_given_is_refused_where_another_value_would_be(line: s
         assert option == called and says in text
     # Nobody has asked for it, and it is what it is by default.
     assemble(flags(run), None)
-
-
-def test_a_default_that_is_given_where_it_counts_is_taken() -> None:
-    run = f"{LEAST} --pack 8 --balance 3"
-    given = "--length-field length --pack-buffer 10000 --micro-batch-size 1"
-    assert assemble(flags(f"{run} {given}"), None) == assemble(flags(run), None)
 
 
 def test_consumers_without_retain_are_refused() -> None:

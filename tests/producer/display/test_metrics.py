@@ -48,14 +48,6 @@ def scrape(metrics: Metrics, begin: str = "") -> dict[str, float]:
     return {name: value for name, value in found.items() if name.startswith(begin)}
 
 
-def test_at_the_start_counters_are_zero_and_what_nobody_knows_is_not_a_number(metrics: Metrics) -> None:
-    found = scrape(metrics)
-    assert found["samples_total"] == found["chunks_total"] == found["bytes_total"] == 0
-    assert found['refused_rows_total{kind="skipped"}'] == found['refused_rows_total{kind="quarantined"}'] == 0
-    assert math.isnan(found["ahead_chunks"]) and math.isnan(found["disk_bytes"])
-    assert not [name for name in found if "_created" in name or name.startswith(("python_", "process_"))]
-
-
 def test_what_is_counted(metrics: Metrics) -> None:
     metrics.published(7, 10, 500, 0.004)
     metrics.published(8, 3, 100, 0.2)

@@ -112,15 +112,6 @@ def test_growing_files_take_turns_line_by_line(follow: Follow, directory: Path) 
     assert f"{directory} (1 file unfinished)" in follower.source.waits_for()
 
 
-def test_turns_are_of_a_megabyte(follow: Follow, directory: Path) -> None:
-    follower = follow(finished_by="idle")
-    for name in ("a", "b"):
-        (directory / f"{name}.jsonl").write_bytes((name.encode() * 1023 + b"\n") * 3000)
-    order = [line[:1] for line in follower.take() if isinstance(line, bytes)]
-    changes = [at for at in range(1, 6000) if order[at] != order[at - 1]]
-    assert changes == [1024, 2048, 3072, 4096, 5048]
-
-
 def test_a_marked_file_must_not_grow(follow: Follow, directory: Path) -> None:
     follower = follow(finished_by="marker", marker="ok-{name}")
     (directory / "a.jsonl").write_bytes(b"1\n")

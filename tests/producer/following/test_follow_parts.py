@@ -30,13 +30,6 @@ def test_names_of_data(rules: tuple[str, str, str], data: list[str], others: lis
     assert [name for name in (*data, *others) if NameRules(*rules).is_data(name)] == data
 
 
-def test_markers() -> None:
-    rules, of_all = NameRules("*", "ok-{name}", "STOP"), NameRules("*", "_SUCCESS", "_END")
-    assert rules.marker_of("a") == "ok-a"
-    assert (rules.data_of("ok-a"), rules.data_of("a"), rules.data_of("ok-")) == ("a", None, None)
-    assert (of_all.data_of("_SUCCESS"), of_all.data_of("a")) == ("", None)
-
-
 def finished(size: int, line: int, tail: int, open_end: bool) -> FilePosition:
     return FilePosition(size, line, open_end=open_end, seen=size, tail=f"{tail:016x}")
 

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from lazyshard.format.row import encode_row
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from tests.producer.rows.draining import make, numbers, samples, take, write
@@ -112,14 +111,6 @@ def test_workers_make_the_same_rows_and_positions(tmp_path: Path, more: dict[str
     assert list(take(there, here[middle].position, middle + 1)) == here[middle + 1 :]
 
 
-def test_sources_come_in_order_or_by_their_weights_and_the_rest_when_one_is_finished(tmp_path: Path) -> None:
-    paths = write(tmp_path, [1] * 8, [], [1] * 2)
-    in_order = [sample["id"][0] for sample in samples(list(take(make(tmp_path / "out", paths))))]
-    assert in_order == [0] * 8 + [2] * 2
-    mixed = make(tmp_path / "out", [paths[0], paths[2]], [0.5, 0.5])
-    assert [sample["id"][0] for sample in samples(list(take(mixed)))] == [0, 2, 0, 2, 0, 0, 0, 0, 0, 0]
-
-
 def test_shuffled_order_is_pinned(tmp_path: Path) -> None:
     settings = make(tmp_path / "out", write(tmp_path, [1] * 10), shuffle=5, seed=7)
     assert numbers(list(take(settings))) == [3, 1, 4, 0, 2, 8, 6, 5, 7, 9]
@@ -213,14 +204,6 @@ def test_between_what_is_made_together_another_recipe_is_told(
     assert found == set(range(10, 10 + sum(map(sum, FILES))))
 
 
-def test_another_recipe_that_cannot_be_loaded_is_not_told(tmp_path: Path) -> None:
-    paths, warnings = write(tmp_path, [1, 1]), list[str]()
-    first, _ = take(make(tmp_path / "out", paths))
-    with pytest.raises(SettingInvalid):
-        list(take(make(tmp_path / "out", paths, transform="recipes.py:twice"), first.position, 1, warnings))
-    assert warnings == []
-
-
 MADE_TOGETHER: list[dict[str, Any]] = [
     {"shuffle": 8},
     {"pack": 10},
@@ -267,12 +250,3 @@ def test_what_is_begun_stays_as_it_was_though_its_file_has_grown(tmp_path: Path,
         if number == 1:
             for more in range(1, len(after)):
                 assert list(take(settings, after[more - 1].position, number + more)) == after[more:]
-
-
-def test_a_mixed_source_that_was_finished_and_has_grown_is_read_on(tmp_path: Path) -> None:
-    paths = write(tmp_path, [1, 1, 1], [1])
-    settings = make(tmp_path / "out", paths, [1, 1])
-    *_, last = take(settings)
-    with paths[1].open("ab") as file:
-        file.write(encode_row({"id": [1, 1]}))
-    assert [one.row["id"] for one in take(settings, last.position)] == [[1, 1]]

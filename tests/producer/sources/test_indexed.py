@@ -19,10 +19,7 @@ from lazyshard_producer.sources import indexed as indexed_source
 from lazyshard_producer.sources.indexed import IndexedSource
 from lazyshard_producer.sources.source import Context
 from tests.conversion.megatron_core import corpora, write
-from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, run_arguments, seal
-from tests.harness.scenes.sources import FedSource
-from tests.harness.scenes.streams import Stream
 from tests.producer.sources.reading import lines, parsed, refusal, take
 
 DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]
@@ -120,27 +117,6 @@ def test_marks_places_and_progress(prefix: Path) -> None:
     digests = position.pop("xxh3")
     assert position == {"kind": "megatron", "path": f"{prefix}.idx", "rows": "document", "row": 3}
     assert [len(digest) for digest in digests] == [16, 16]
-
-
-def test_a_restart_reads_no_more_than_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "a", "int32", [[[number] * 20] for number in range(20_000)])
-    read: list[int] = []
-    pread = os.pread
-
-    def counted(fd: int, count: int, offset: int) -> bytes:
-        data: bytes = pread(fd, count, offset)
-        read.append(len(data))
-        return data
-
-    for of in ("document", "sequence"):
-        position = opened(tmp_path / "a", of).entry(19_990)
-        read.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "pread", counted)
-            found = values(opened(tmp_path / "a", of, position))
-        assert [row["input_ids"][0] for row in found] == list(range(19_990, 20_000))
-        # Of which two fingerprints of 68 KiB, at the opening.
-        assert 0 < sum(read) < 160_000
 
 
 @pytest.mark.parametrize(
@@ -253,25 +229,6 @@ def test_what_was_read_by_an_earlier_run_must_stay_and_be_read_in_the_same_way(p
     assert refusal(opened, prefix, "document", position).file == f"{prefix}.idx"
     # Of which nothing was read yet.
     assert len(values(opened(prefix, position=opened(prefix).entry(0)))) == 5
-
-
-@pytest.mark.parametrize("of", ["document", "sequence"])
-def test_killed_again_and_again(of: str, nursery: Commands, tmp_path: Path) -> None:
-    """What comes out is that of a run which was never killed, byte for byte, with every document once."""
-    documents = [[[number] * (1 + number % 5), [number] * (number % 3)] for number in range(90)]
-    write(tmp_path / "a", "int32", documents)
-    options = ("--transform", "tests.producer.recipes:with_id", "--indexed-rows", of)
-    whole, killed = (
-        Stream(nursery, tmp_path / name, [FedSource(str(tmp_path / "a.idx"), [])], options, 11)
-        for name in ("whole", "out")
-    )
-    assert whole.run()[0] == 0
-    assert killed.run_killed(of, 90) >= 3
-    killed.check_ended()
-    assert killed.lines() == whole.lines()
-    assert killed.seals() == whole.seals()
-    expected = [list(chain(*document)) for document in documents] if of == "document" else list(chain(*documents))
-    assert [row["input_ids"] for row in published(tmp_path / "out")] == expected
 
 
 def test_prefixes_and_blend_files_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ What their values become: `test_arrow_values`. Runs that are killed: `test_exact
 import decimal
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -19,8 +18,9 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.sources.source import Context, RowOrigin
 from lazyshard_producer.sources.tables import TableSource, find_data_files, is_hugging_face
-from tests.harness.processes.environment import environment
+from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, ids, run_arguments
+from tests.producer.commands import peak_growth
 from tests.producer.sources.reading import lines, parsed, refusal, take
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
@@ -60,13 +60,10 @@ def write_ids(path: Path, *numbers: int) -> None:
     pq.write_table(pa.table({"id": list(numbers)}), path)
 
 
-FILES: Final = ("a.parquet", "a.arrow", "a.stream")
-files = pytest.mark.parametrize("name", FILES)
-
-
-@files
-@pytest.mark.parametrize("compression", [None, "zstd"])
-@pytest.mark.parametrize("rows", [1, 3, None])
+@pytest.mark.parametrize(
+    ("name", "rows", "compression"),
+    [("a.parquet", 3, None), ("a.parquet", None, "zstd"), ("a.arrow", 3, "zstd"), ("a.stream", 1, None)],
+)
 def test_rows_places_and_positions(name: str, rows: int | None, compression: str | None, tmp_path: Path) -> None:
     path = tmp_path / name
     write(path, table_of(0, 10), rows, compression=compression or ("none" if "parquet" in name else None))
@@ -302,40 +299,25 @@ def test_a_file_that_is_replaced_or_truncated_while_it_is_read(tmp_path: Path) -
             assert refusal(source.read).file == str(tmp_path / name)
 
 
-CHILD: Final = """
-import pathlib, sys
-from tests.producer.sources.test_table_files import opened
+def read(*paths: Path) -> None:
+    for path in paths:
+        with opened(path) as source:
+            assert sum(len(piece.lines) for piece in iter(source.read, None)) == ROWS[path.stem]
 
-def read(name):
-    with opened(pathlib.Path(name)) as source:
-        return sum(len(piece.lines) for piece in iter(source.read, None))
 
-def peak():
-    # Not ru_maxrss: that begins with what the parent took.
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-small = read(sys.argv[1])
-before = peak()
-print(small, read(sys.argv[2]), peak() - before)
-"""
+ROWS: Final = {"small": 4096, "large": 160 * 1024}
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parquet", "stream"])
-def test_one_row_group_or_batch_of_160_mib_is_not_held_whole(kind: str, tmp_path: Path) -> None:
-    # The small one brings what does not depend on the size: pyarrow's own state, and its buffers.
-    sizes = {"small": 4096, "large": 160 * 1024}
+def test_one_row_group_or_batch_of_160_mib_is_not_held_whole(kind: str, nursery: Commands, tmp_path: Path) -> None:
     options = {"compression": "none", "use_dictionary": False} if kind == "parquet" else {}
-    for name, rows in sizes.items():
+    for name, rows in ROWS.items():
         text = pa.array([f"{number:01024d}" for number in range(rows)])
         write(tmp_path / f"{name}.{kind}", pa.table({"text": text}).combine_chunks(), rows, **options)
-    command = [sys.executable, "-c", CHILD, *(str(tmp_path / f"{name}.{kind}") for name in sizes)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    *found, growth_kib = map(int, done.stdout.split())
-    assert found == list(sizes.values())
-    assert growth_kib < 48 << 10
+    ended = nursery.call(peak_growth, read, *(tmp_path / f"{name}.{kind}" for name in ROWS))
+    assert ended.status == 0, ended.said
+    assert int(ended.left) < 48 << 20
 
 
 @pytest.fixture
@@ -359,22 +341,10 @@ def test_a_saved_data_set(tmp_path: Path, datasets: Any) -> None:
     assert values(folder, position, "huggingface") == rows[6:]
 
 
-def test_data_sets_of_all_kinds(tmp_path: Path, datasets: Any) -> None:
-    features = {
-        "image": datasets.Image(decode=False),
-        "label": datasets.ClassLabel(names=["cat", "dog"]),
-        "array": datasets.Array2D((1, 2), "int8"),
-    }
-    rows = {"image": [{"bytes": b"\x89PNG", "path": None}], "label": ["dog"], "array": [[[1, 2]]]}
-    image = {"image": {"bytes": "iVBORw==", "path": None}, "label": 1, "array": [[1, 2]]}
+def test_data_sets_that_were_selected_or_are_several(tmp_path: Path, datasets: Any) -> None:
     of_ids = datasets.Dataset.from_dict({"id": list(range(10))})
-    made = {
-        "selected": (of_ids.select([7, 3, 5]), of([7, 3, 5])),
-        "features": (datasets.Dataset.from_dict(rows, features=datasets.Features(features)), [image]),
-    }
-    for name, (dataset, expected) in made.items():
-        dataset.save_to_disk(tmp_path / name)
-        assert values(tmp_path / name, None, "huggingface") == expected
+    of_ids.select([7, 3, 5]).save_to_disk(tmp_path / "selected")
+    assert values(tmp_path / "selected", None, "huggingface") == of([7, 3, 5])
     datasets.DatasetDict({"train": of_ids, "test": of_ids}).save_to_disk(tmp_path / "d")
     assert is_hugging_face(str(tmp_path / "d"))
     error = refusal(opened, tmp_path / "d", None, "huggingface")

@@ -114,22 +114,3 @@ def test_a_path_that_cannot_be_a_streams_is_refused_and_nothing_made(
         assert_one_line(capsys.readouterr().err)
         assert [os.listdir(tmp_path / name) for name in ("in", "here")] == [["a.jsonl"], ["link"]]
         assert sorted(os.listdir(tmp_path)) == ["here", "in"]
-
-
-def test_a_name_that_becomes_part_of_a_path_is_checked_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "in").mkdir()
-    monkeypatch.chdir(tmp_path)
-    arguments = ["run", "--follow", "in", "--out", "out", "--samples-per-chunk", "5", "--finished-by", "marker"]
-    for option, names in (
-        ("--consumers", ("../x", "/etc/x", "a\0b", "..", "x" * 300)),
-        # A file of the last name never comes: it would be waited for without end.
-        ("--end-marker", ("../x", "/etc/x", "..", "a\0b", "x" * 300)),
-        ("--marker", ("../{name}", "a\0{name}", "x" * 300 + "{name}")),
-        ("--pattern", ("../*.jsonl", "a\0b")),
-    ):
-        for name in names:
-            assert main([*arguments, option, name]) == 2
-            assert_one_line(capsys.readouterr().err, f"{option}: ")
-            assert os.listdir(tmp_path) == ["in"]

@@ -17,32 +17,17 @@ from lazyshard_producer.position import (
     source_names,
 )
 
-A: dict[str, Any] = {
-    "kind": "jsonl",
-    "path": "a",
-    "offset": 10,
-    "line": 3,
-    "blank": 1,
-    "head": "0000000000000000",
-    "tail": "1111111111111111",
-    "open_end": True,
-}
+A: dict[str, Any] = {"kind": "jsonl", "path": "a", "offset": 10, "line": 3, "blank": 1, "open_end": True}
+A |= {"head": "0000000000000000", "tail": "1111111111111111"}
 ENCODED: dict[str, Any] = {
     "version": 1,
     "sources": [A, {"kind": None, "path": "b"}],
     "skip": 1,
     "rows": 5,
     "refused": 2,
-    "duplicate": 7,
-    "blocks": 3,
-    "quarantine_bytes": 40,
-    "drawn": [4, 1],
-    "finished": [False, True],
-    "unit": [3, 0],
-    "skipped": "0123456789abcdef",
-    "recipe": {"transform": "m:f"},
 }
-
+ENCODED |= {"duplicate": 7, "blocks": 3, "quarantine_bytes": 40, "drawn": [4, 1], "finished": [False, True]}
+ENCODED |= {"unit": [3, 0], "skipped": "0123456789abcdef", "recipe": {"transform": "m:f"}}
 
 PLAIN = RunPosition(sources=(A, None), rows=2, duplicate=1)
 MIXED = decode_position(ENCODED, "out")

@@ -66,13 +66,6 @@ def test_a_file_that_is_changed_while_it_is_read_is_refused(follow: Follow, dire
         assert str(refusal(follower.take).expected).startswith(expected)
 
 
-def test_an_incomplete_line_may_change_until_it_is_complete(follow: Follow, directory: Path) -> None:
-    follower = follow(finished_by="idle")
-    for text, rows in ((b"1\n2222", [b"1\n"]), (b"1\n3", []), (b"1\n3\n", [b"3\n"])):
-        (directory / "a.jsonl").write_bytes(text)
-        assert follower.take() == rows
-
-
 def test_files_that_were_read_to_their_end_may_be_deleted_and_come_back(follow: Follow, directory: Path) -> None:
     follower = follow(finished_by="marker")
     for name, text in (("a.jsonl", b"1\n2\n\n"), ("b.jsonl", b""), ("c.jsonl.gz", gzip.compress(b"3\n\n"))):
@@ -346,25 +339,6 @@ def test_a_journal_that_cannot_be_written_is_not_written_to_again(
     assert follower.published == [b"1\n", b"2\n", b"3\n"]
     follower.kill()
     assert follower.take() == []
-
-
-def test_a_producer_that_wakes_too_late_spoils_nothing(follow: Follow, directory: Path) -> None:
-    first = follow(finished_by="marker")
-    path = directory / "a.jsonl"
-    path.write_bytes(b"1\n2\n3\n")
-    first.take()
-    first.publish(1)
-    second = follow(finished_by="marker")
-    second.position = first.position
-    second.kill()
-    assert second.take() == [b"2\n", b"3\n"]
-    second.publish(1)
-    append(path, b"4\n")
-    for _ in range(40):
-        first.take()
-        first.source.entry(first.source.reached)
-    second.kill()
-    assert second.take() == [b"3\n", b"4\n"]
 
 
 def test_a_producer_that_wakes_behind_its_opening_deletes_no_journal_of_its_successor(

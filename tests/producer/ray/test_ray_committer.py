@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamMismatch, WriterFailed
+from lazyshard.errors import ChunkCorrupt, StreamMismatch, WriterFailed
 from lazyshard.format.batch import check_lines
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer import ray
@@ -193,14 +193,6 @@ def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     write(folder, 0, 0, 9)
     committer.finish([0])
     assert ids(tmp_path) == list(range(9))
-
-
-def test_the_stream_is_locked_for_as_long_as_it_is_published(tmp_path: Path) -> None:
-    committer, folder = begin(tmp_path)
-    with pytest.raises(LazyShardError, match="already producing"):
-        begin(tmp_path)
-    committer.stop()
-    assert not folder.exists()
 
 
 LINES = [b'{"id":%d}\n' % number for number in range(5)]

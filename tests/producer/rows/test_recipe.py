@@ -1,6 +1,5 @@
 """What is made of a row, and for which reasons one is refused."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.rows.encoding import Measure
 from lazyshard_producer.rows.recipe import MadeOfRow, Maker
-from tests.producer.rows.draining import make, making, take
+from tests.producer.rows.draining import making
 
 HERE = "tests.producer.recipes"
 ENCODERS = "tests.producer.encoders"
@@ -46,18 +45,6 @@ def test_columns_come_before_the_filter_and_the_filter_before_the_transform() ->
     recipe = making(columns=(("id", "n"),), where=f"{HERE}:even", transform=f"{HERE}:fails_on_three")
     assert made(recipe, b'{"n":3}', 1) == MadeOfRow([])
     assert refused(recipe, b'{"n":3}', 2).startswith("--transform raised ValueError: three is too many (recipes.py:")
-
-
-@pytest.mark.parametrize(
-    ("name", "index", "lines"),
-    [
-        ("twice", 0, [b'{"id":1}\n', b'{"id":1}\n']),
-        ("none", 0, []),
-        ("some", 2, [b'{"id":1,"copy":0}\n', b'{"id":1,"copy":1}\n']),
-    ],
-)
-def test_a_transform_gives_a_row_none_or_several(name: str, index: int, lines: list[bytes]) -> None:
-    assert made(making(transform=f"{HERE}:{name}"), b'{"id":1}', index) == MadeOfRow(lines)
 
 
 def test_a_key_named_twice_is_noticed() -> None:
@@ -168,17 +155,6 @@ def test_a_row_is_nested_no_deeper_than_a_pack_can_hold(levels: int, fits: bool)
             measure.of({"length": 1}, line)
 
 
-@pytest.mark.parametrize("form", [{"pack": 10}, {"balance": 2}, {"split": 3}, {"pad": 3}])
-def test_a_row_that_is_refused_is_told_with_its_place(tmp_path: Path, form: dict[str, Any]) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(encode_row({"length": 1, "input_ids": [7]}) + b"{}\n")
-    with pytest.raises(RowInvalid) as caught:
-        list(take(make(tmp_path / "out", [path], **form)))
-    assert (caught.value.file, caught.value.line) == (str(path), 2)
-    assert str(caught.value).startswith(f"{path}:2: --")
-    assert len(list(take(make(tmp_path / "out", [path], on_bad_row="skip", **form)))) == 1
-
-
 def test_what_the_source_refused_stays_refused() -> None:
     error = RowInvalid("not a row: too long", reason="too long", byte=0)
     assert Maker(making(transform=f"{HERE}:twice")).make(error, 0).refused is error
@@ -212,17 +188,3 @@ def test_an_encoder_that_cannot_be_had_is_refused() -> None:
         with pytest.raises(SettingInvalid) as error:
             Maker(making(encode=encoding(name)))
         assert error.value.option == "--encode"
-
-
-class Awkward:
-    """A callable without a signature that can be read, or with more parameters than two."""
-
-    def __call__(self, row: Any, index: int = 0, *more: Any) -> Any:
-        return row | {"index": index}
-
-
-AWKWARD = Awkward()
-
-
-def test_an_optional_index_is_given() -> None:
-    assert made(making(transform=f"{__name__}:AWKWARD"), b"{}", 4) == MadeOfRow([b'{"index":4}\n'])

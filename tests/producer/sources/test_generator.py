@@ -1,5 +1,6 @@
 """A Python function as a source: its rows and positions, what it may do wrong, and when it is asked for rows."""
 
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, SourceRefused, exit_code
 from lazyshard_producer.sources.generator import GeneratorSource
 from lazyshard_producer.sources.source import Context, Line, Rows
-from tests.harness.processes.producing import start, wait_until
+from tests.harness.processes.commands import Commands
+from tests.harness.processes.producing import head, run_arguments
+from tests.producer.commands import Running
 from tests.producer.sources.reading import refusal
 
 COUNT_TO_FIVE = """
@@ -147,10 +150,6 @@ def test_what_the_protocol_has_no_place_for(open_generator: Open, body: str) -> 
     assert len(str(error)) < 500
 
 
-def test_a_function_that_takes_no_position(open_generator: Open) -> None:
-    assert "TypeError" in str(failure(open_generator("def rows():\n yield {}, 1")))
-
-
 def test_an_exception_comes_after_the_rows_before_it_with_its_lines(open_generator: Open) -> None:
     text = "def rows(position):\n yield {}, 1\n fetch()\n\ndef fetch():\n raise OSError('no answer')\n"
     source = open_generator(text)
@@ -203,24 +202,24 @@ def test_the_end_that_was_asked_for_closes_the_generator(open_generator: Open) -
     assert source.read() is None
 
 
-def test_a_run_that_is_held_back_has_asked_for_no_more_than_two_chunks_that_are_not_published(tmp_path: Path) -> None:
-    # A row that somebody has paid for, as those of a teacher model, is not to be made long before it may be published.
-    (tmp_path / "users.py").write_text("""
-def rows(position):
+def paid_for(position: Any) -> Iterator[tuple[dict[str, int], int]]:
+    """Rows that are noted in the current directory."""
     with open("asked.txt", "w", buffering=1) as asked:
         for number in range(10_000):
-            asked.write("row\\n")
+            asked.write("row\n")
             yield {"id": number}, number + 1
-""")
+
+
+def test_a_run_that_is_held_back_has_asked_for_no_more_than_two_chunks_that_are_not_published(
+    nursery: Commands, tmp_path: Path
+) -> None:
+    # A row that somebody has paid for, as those of a teacher model, is not to be made long before it may be published.
     out = tmp_path / "stream"
-    command = ["run", "--source", "python:users:rows", "--out", out, "--samples-per-chunk", 3, "--max-ahead", 4]
-    with start(*command, "--no-progress", cwd=tmp_path) as process:
-        wait_until(lambda: (out / "head.json").exists() and b'"waiting"' in (out / "head.json").read_bytes(), process)
-        process.terminate()
-        process.communicate(timeout=60)
-    assert process.returncode == 0
+    with Running(nursery, *run_arguments(out, [Path(f"python:{__name__}:paid_for")], 3, "--max-ahead", 4)) as run:
+        run.wait_until(lambda: head(out).get("state") == "waiting")
+        assert run.end(signal.SIGTERM)[0] == 0
     assert len(list(out.glob("chunk_*.jsonl"))) == 4
-    asked = len((tmp_path / "asked.txt").read_text().splitlines())
+    asked = len((nursery.folder / "asked.txt").read_text().splitlines())
     assert 12 <= asked <= 12 + 2 * 3, f"{asked} rows were asked for, of which 12 are published"
 
 

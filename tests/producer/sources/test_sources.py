@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard import ChunkWriter
 from lazyshard_producer.cli import main
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.producing import assert_one_line, chunk_files, ids, rows, run_arguments, seal
+from tests.harness.processes.producing import assert_one_line, chunk_files, ids, rows, run_arguments
 
 
 def test_what_is_not_there_or_something_else_is_refused(
@@ -126,15 +125,6 @@ def halfway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Halfway:
     return stream
 
 
-def test_a_mended_line_behind_the_committed_part_is_accepted(halfway: Halfway) -> None:
-    first, second = seal(halfway.out, 1)["source"]["sources"]
-    assert (first["path"], first["offset"], first["line"]) == (str(halfway.a), len(rows(0, 15)), 15)
-    assert (second["path"], second["offset"], second["line"]) == (str(halfway.b), len(rows(15, 20)), 5)
-    assert seal(halfway.out, 0)["source"]["sources"][1] == {"kind": None, "path": str(halfway.b)}
-    assert halfway.run() == 0
-    assert ids(halfway.out) == list(range(40))
-
-
 @pytest.mark.parametrize(
     ("changed", "data", "order", "says"),
     [
@@ -159,16 +149,6 @@ def test_changed_sources_are_refused(
     assert_one_line(capsys.readouterr().err, says.format(**paths))
     assert chunk_files(halfway.out) == halfway.before
     assert not (halfway.out / "stream.end").exists()
-
-
-def test_a_stream_of_another_program_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    writer = ChunkWriter(tmp_path / "out", 1)
-    writer.write({"id": 0})
-    writer.close(end=False)
-    (tmp_path / "a").write_bytes(rows(0, 3))
-    assert main(run_arguments(tmp_path / "out", [tmp_path / "a"], 1)) == 5
-    assert_one_line(capsys.readouterr().err, "another program")
-    assert ids(tmp_path / "out") == [0]
 
 
 def snapshot(out: Path) -> dict[str, tuple[bytes, int]]:

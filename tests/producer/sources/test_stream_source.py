@@ -161,23 +161,6 @@ def test_arrays_beside_rows_that_have_none(tmp_path: Path) -> None:
     assert "mel" not in read[101]
 
 
-@pytest.mark.parametrize("more", [(), ("--shuffle", 5), ("--pack", 10)])
-def test_values_that_look_like_arrays_are_none_in_a_stream_that_holds_some(
-    more: tuple[object, ...], tmp_path: Path
-) -> None:
-    plain, out = tmp_path / "plain", tmp_path / "new"
-    with ChunkWriter(plain, 4) as writer:
-        for number, value in enumerate([1, {"$array": ["int64", [3], 0]}, 2, {"$array": 3}]):
-            writer.write({"id": 100 + number, "mel": value}, tokens=1)
-    sources = [with_arrays(tmp_path / "old", 5), plain]
-    assert publish(out, sources, 7, "--on-bad-row", "quarantine", *more) == 0
-    kept = [entry["line"] for entry in refused(out) if entry["source"] == str(plain / "chunk_00000.jsonl")]
-    assert kept == [2, 4]
-    assert not found(out)
-    read = [row for one in StreamReader(out) for row in one.get("pack", [one])]
-    assert {100, 102} < {row["id"] for row in read}
-
-
 def test_rows_encoded_in_two_ways_do_not_come_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     one, other = with_arrays(tmp_path / "one", kind="a"), with_arrays(tmp_path / "other", kind="b")
     plain = produce(tmp_path / "plain", 5)
@@ -206,18 +189,6 @@ def test_foreign_directory(tmp_path: Path) -> None:
     assert publish(tmp_path / "new", [old], 3, "--on-bad-row", "skip") == 0
     assert chunks(tmp_path / "new") == [b' {"id":0}\n{"id":1}\n{"id":2}\n', *row_lines([3, 4, 5])]
     assert contents(old) == before
-
-
-@pytest.mark.parametrize("made", [stream, lambda path: foreign(path, *row_lines([0, 1], [2, 3], [4]), end=True)])
-def test_going_on_after_each_row(made: Callable[[Path], Path], tmp_path: Path) -> None:
-    old = made(tmp_path / "old")
-    given = lines(open_source(old))
-    for count in range(6):
-        position = position_of(old, count)
-        assert position["sample"] == count
-        again = open_source(old, position)
-        assert lines(again) == given[count:]
-        assert again.entry(again.reached) == position_of(old, 5)
 
 
 def test_places_and_positions(tmp_path: Path) -> None:
@@ -333,14 +304,6 @@ def test_what_is_no_stream_that_can_be_read_is_refused(
         produce(old, 7)
     assert publish(tmp_path / "new", [old, *more], 2) == 4
     assert_one_line(capfd.readouterr().err, str(old), "chunk_*.jsonl" if what in ("no marker", "empty") else "")
-
-
-def test_deleted_while_it_is_read(tmp_path: Path) -> None:
-    old = stream(tmp_path / "old", 8, end=False)
-    source = open_source(old)
-    assert len(source.read().lines) == 2
-    retire(old, 2, 4)
-    assert "deleted" in str(refusal(lines, source))
 
 
 @pytest.mark.parametrize(

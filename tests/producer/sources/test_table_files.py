@@ -114,18 +114,6 @@ def test_refused_rows_keep_their_places(tmp_path: Path, capsys: pytest.CaptureFi
     assert ids(tmp_path / "out") == [0, 2]
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "size", "pieces"), [("a.parquet", 64, 100_000, 6), ("a.stream", 4000, 10_000, 30)]
-)
-def test_large_rows_come_in_small_pieces(name: str, rows: int, size: int, pieces: int, tmp_path: Path) -> None:
-    table = pa.table({"text": [chr(97 + number % 26) * size for number in range(rows)]})
-    write(tmp_path / name, table, rows, **({"use_dictionary": False} if "parquet" in name else {}))
-    with opened(tmp_path / name) as source:
-        found = [sum(len(line) for line in piece.lines if isinstance(line, bytes)) for piece in iter(source.read, None)]
-    assert len(found) >= pieces
-    assert max(found) <= 2 << 20
-
-
 def test_restarting_passes_over_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.parquet"
     write(path, table_of(0, 100), 10)
@@ -186,14 +174,6 @@ def test_damage_within_a_file(tmp_path: Path) -> None:
     assert path.read_bytes().count(good) == 1
     path.write_bytes(path.read_bytes().replace(good, bad))
     assert refusal(values, path).file == str(path)
-
-
-@pytest.mark.parametrize("name", ["a.arrow", "a.stream"])
-def test_dictionaries_that_grow_from_batch_to_batch(name: str, tmp_path: Path) -> None:
-    batches = [pa.array(["x", "y"]).dictionary_encode(), pa.array(["x", "y", "z"]).dictionary_encode()]
-    table = pa.Table.from_batches([pa.record_batch({"a": batch}) for batch in batches])
-    write(tmp_path / name, table, None, emit_dictionary_deltas=True)
-    assert [row["a"] for row in values(tmp_path / name)] == ["x", "y", "x", "y", "z"]
 
 
 def test_two_columns_of_one_name(tmp_path: Path) -> None:

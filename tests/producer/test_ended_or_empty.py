@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.format.records import End
 from lazyshard_producer.cli import main
 from tests.harness.processes.producing import assert_one_line, head, refused, run_arguments
 
@@ -75,6 +74,7 @@ ASKED = ("--pack", 8, "--encode", f"{ENCODERS}:as_told")
         (("--pack", 9, *ASKED[2:]), 2, "pack (was 8, now 9)"),
         (ASKED[2:], 2, "pack (was 8, now None), length_field (was 'length', now None)"),
         ((*ASKED, "--balance", 2), 2, "balance (was None, now 2)"),
+        ((*ASKED, "--samples-per-chunk", 5), 5, "4 samples per chunk, asked for 5"),
         (("--pack", 8), 5, "its rows are encoded"),
         (("--pack", 8, "--encode", f"{ENCODERS}:counted"), 5, f"function is '{ENCODERS}:as_told' there and"),
     ],
@@ -196,17 +196,6 @@ def test_other_sources_than_those_of_an_ended_stream_are_an_error(
         assert said in capsys.readouterr().err
     assert main(["run", "--source", "empty.jsonl", "--out", "out", "--samples-per-chunk", "4"]) == 0
     assert "made from other sources: source 1 was " in capsys.readouterr().err
-
-
-def test_an_end_that_tells_no_position_is_one_of_an_earlier_release(
-    rows: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert produce(rows) == 0
-    (rows.parent / "out" / "stream.end").write_bytes(End(5, 20).encode())
-    capsys.readouterr()
-    grow(rows, ROW)
-    assert produce(rows) == 0
-    assert "are not noticed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ended", [False, True])

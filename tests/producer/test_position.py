@@ -9,8 +9,6 @@ import pytest
 from lazyshard.errors import StreamMismatch
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import (
-    PLAIN_FIELDS,
-    FilePosition,
     RunPosition,
     decode_position,
     resume,
@@ -66,15 +64,6 @@ def test_positions_are_pinned_and_survive_json() -> None:
 def test_a_value_that_is_no_position_is_refused(value: Any) -> None:
     with pytest.raises(StreamMismatch):
         decode_position(value, "out")
-
-
-@pytest.mark.parametrize(
-    "change", [{"kind": "parquet"}, {"offset": -1}, {"offset": True}, {"head": None}, {"open_end": 1}]
-)
-def test_a_source_with_a_position_of_another_kind_is_refused(change: dict[str, Any]) -> None:
-    assert FilePosition.decode(A, ("jsonl",), "a", PLAIN_FIELDS).encode(PLAIN_FIELDS).items() <= A.items()
-    with pytest.raises(SourceRefused):
-        FilePosition.decode(A | change, ("jsonl",), "a", PLAIN_FIELDS)
 
 
 def test_resume_starts_appended_sources_at_their_beginning() -> None:

@@ -344,19 +344,3 @@ def test_looks_become_rarer_while_nothing_changes(tmp_path: Path) -> None:
             watch.looked(changed=now < 0.5)
     pauses = [after - before for before, after in pairwise(looks)]
     assert pauses == pytest.approx([20, 20, 20, 30, 45, 68, 102, 152, 200, 200], abs=1)
-
-
-@pytest.mark.parametrize(
-    ("took", "changed", "rest"), [(0.0, False, 0.2), (0.5, True, 5.0)], ids=["lines came", "a look of half a second"]
-)
-def test_when_to_look_again(took: float, changed: bool, rest: float, tmp_path: Path) -> None:
-    now = 100.0
-    watch = DirectoryWatch(str(tmp_path), lambda: now)
-    watch.look()
-    now += took
-    watch.looked(changed)
-    watch.active()
-    now += rest - 0.01
-    assert not watch.due()
-    now += 0.02
-    assert watch.due()

@@ -139,10 +139,12 @@ def test_compressed_files_are_known_by_their_text(follow: Follow, directory: Pat
     assert (error.file, str(error.expected)[:5]) == (str(path), "XXH3 ")
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("end", [b"", b"\n"])
 @pytest.mark.parametrize(
-    "text", [b"2\n3\n4", b"twenty-two\n3\n4", b"22\n22\n3\n4", b"\n3\n4", b"22\n33\n44\n55\n3\n4", b"2"]
+    ("text", "end", "packed"),
+    [
+        *((b"2\n3\n4", b"", False), (b"twenty-two\n3\n4", b"\n", True), (b"22\n22\n3\n4", b"", True)),
+        *((b"\n3\n4", b"\n", False), (b"22\n33\n44\n55\n3\n4", b"", False), (b"2", b"\n", True), (b"2", b"", False)),
+    ],
 )
 def test_what_was_mended_or_cut_behind_what_is_published_is_taken_as_it_is(
     text: bytes, end: bytes, packed: bool, follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture

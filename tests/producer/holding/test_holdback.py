@@ -284,26 +284,6 @@ def test_the_consumers_are_looked_at_twice_a_second_at_most(bench: Bench, monkey
     assert len(looks) == 25
 
 
-def test_what_is_on_disk_is_known_without_looking_again(bench: Bench) -> None:
-    bench.limited(retain=3, max_disk=10**6)
-    for number in range(12):
-        bench.publish(width=10 * number)
-        bench.commit("a", number // 2)
-        assert (bench.stock.size, bench.stock.first) == (bench.size(), bench.chunks()[0])
-    largest = bench.stock.largest
-    # As a restart finds it: data and seal of the largest are looked at apart from each other.
-    bench.limited(retain=3, max_disk=10**6)
-    assert bench.ask() is None
-    assert (bench.stock.size, bench.stock.largest) == (bench.size(), largest)
-    # Without a limit on it, from some of the chunks; here that is all of them.
-    bench.limited(min_free_disk=1)
-    assert bench.ask() is None
-    assert (bench.stock.size, bench.stock.chunks) == (bench.size(), len(bench.chunks()))
-    bench.limited()
-    assert bench.ask() is None
-    assert bench.holdback.stock is None
-
-
 def test_many_chunks_are_measured_by_some_of_them_unless_a_limit_needs_the_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,18 +149,6 @@ def test_what_is_begun_is_not_made_otherwise(
         assert refused.value.option == ("--split" if name.startswith("split") else f"--{name.replace('_', '-')}")
 
 
-def test_other_weights_are_refused_only_where_stripes_share_a_buffer(tmp_path: Path) -> None:
-    paths = write(tmp_path, [10] * 9, [10] * 9)
-    for more, refused in ((PACKED_AND_DEALT, True), ({"pack": 10, "pack_buffer": 6}, False)):
-        fifth = list(take(make(tmp_path / "out", paths, [1, 2], **more)))[4]
-        rest = take(make(tmp_path / "out", paths, [2, 1], **more), fifth.position, 5)
-        if refused:
-            with pytest.raises(SettingInvalid):
-                list(rest)
-        else:
-            assert len(list(rest)) == 13
-
-
 @pytest.mark.parametrize(
     ("before", "after", "option"),
     [

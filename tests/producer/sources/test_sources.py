@@ -1,7 +1,6 @@
 """Source files that are not there, are something else, or have changed between two runs."""
 
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -149,30 +148,3 @@ def test_changed_sources_are_refused(
     assert_one_line(capsys.readouterr().err, says.format(**paths))
     assert chunk_files(halfway.out) == halfway.before
     assert not (halfway.out / "stream.end").exists()
-
-
-def snapshot(out: Path) -> dict[str, tuple[bytes, int]]:
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir() if path.is_file()}
-
-
-def test_an_ended_stream_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
-    a.write_bytes(rows(0, 13))
-    assert main(run_arguments(out, [a])) == 0
-    before = snapshot(out)
-    out.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    capsys.readouterr()
-
-    assert main(run_arguments(out, [a])) == 0
-    captured = capsys.readouterr()
-    assert captured.err.startswith("already ended: ") and captured.err.count("\n") == 1
-    assert captured.out == ""
-
-    b.write_bytes(rows(14, 15))
-    a.unlink()
-    assert main(run_arguments(out, [a])) == 0
-    assert main(run_arguments(out, [b])) == 5
-    capsys.readouterr()
-    assert main(run_arguments(out, [a], 5)) == 5
-    assert_one_line(capsys.readouterr().err, "10 samples per chunk, asked for 5")
-    assert snapshot(out) == before

@@ -33,7 +33,7 @@ def grow(directory: Path, counts: Sequence[int]) -> list[Path]:
 weightings = st.one_of(st.none(), st.lists(st.integers(1, 5), min_size=5, max_size=5))
 
 
-@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     before=st.lists(st.integers(0, 7), min_size=1, max_size=3),
     growth=st.lists(st.integers(0, 4), min_size=3, max_size=3),

@@ -191,7 +191,7 @@ def readers(draw: st.DrawFn) -> list[Reader]:
     ]
 
 
-@settings(PROPERTY, max_examples=450)
+@settings(PROPERTY, max_examples=300)
 @given(
     kind=st.sampled_from(["ahead", "disk", "free"]),
     who=readers(),

@@ -99,7 +99,6 @@ def test_going_on_after_any_row(
         {"shuffle": 6, "transform": f"{RECIPES}:some", "workers": 2},
         {**PACKED_AND_DEALT, "encode": ENCODE},
         {"split": 6, "split_eos": 1, "encode": ENCODE, **TWICE},
-        {"pad": 9, **TWICE},
     ],
 )
 def test_workers_make_the_same_rows_and_positions(tmp_path: Path, more: dict[str, Any]) -> None:

@@ -241,7 +241,7 @@ def test_zstd_without_its_package_is_told(path: Path, monkeypatch: pytest.Monkey
 @both
 def test_a_large_file_is_decompressed_in_a_thread_that_ends(pack: Pack, path: Path) -> None:
     dice = random.Random(0)
-    noise = [b"%x\n" % dice.getrandbits(800) for _ in range(30_000)]
+    noise = [b"%x\n" % dice.getrandbits(800) for _ in range(45_000)]
     path.write_bytes(gzip.compress(b"".join(noise), 1) if pack is gzip.compress else pack(b"".join(noise)))
     threads = threading.active_count()
     with open_at(path) as source:

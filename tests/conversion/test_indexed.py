@@ -79,12 +79,7 @@ def test_no_bytes_break_it(tail: bytes, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("boundaries", "first", "documents", "found"),
-    [
-        ((1, 2), 0, 1, "1"),
-        ((0, 2), 0, 1, "2"),
-        ((0, 4), 0, 1, "4"),
-        ((4, 3, 9), 2, 5, "boundary 3 .* 4 to 9, found 3"),
-    ],
+    [((1, 2), 0, 1, "1"), ((0, 2), 0, 1, "2"), ((0, 4), 0, 1, "4"), ((4, 3, 9), 2, 5, "boundary 3 .* 4 to 9, found 3")],
 )
 def test_boundaries_that_cannot_be(boundaries: tuple[int, ...], first: int, documents: int, found: str) -> None:
     header = IndexHeader("int32", 9, 5, has_modes=False)
@@ -94,14 +89,7 @@ def test_boundaries_that_cannot_be(boundaries: tuple[int, ...], first: int, docu
 
 
 @pytest.mark.parametrize(
-    ("length", "pointer", "end"),
-    [
-        (-1, 0, ""),
-        (1, -2, ""),
-        (1, 9, "byte 11"),
-        (0, 11, ""),
-        (2**31 - 1, 2**63 - 1, ""),
-    ],
+    ("length", "pointer", "end"), [(-1, 0, ""), (1, -2, ""), (1, 9, "byte 11"), (0, 11, ""), (2**31 - 1, 2**63 - 1, "")]
 )
 def test_sequences_outside_of_the_data(length: int, pointer: int, end: str) -> None:
     check_sequences(index(5, 0, 1), index(0, 10, 8), 0, THREE, 10, "a.idx")

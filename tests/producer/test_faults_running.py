@@ -16,15 +16,7 @@ import pytest
 from lazyshard.errors import WaitTimeout
 from lazyshard.stream import StreamReader
 from lazyshard_producer.cli import main
-from tests.harness.processes.producing import (
-    assert_one_line,
-    head,
-    ids,
-    rows,
-    run_arguments,
-    start,
-    wait_until,
-)
+from tests.harness.processes.producing import assert_one_line, head, ids, rows, run_arguments, start, wait_until
 
 FAKETIME: Final = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 

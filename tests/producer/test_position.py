@@ -8,12 +8,7 @@ import pytest
 
 from lazyshard.errors import StreamMismatch
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import (
-    RunPosition,
-    decode_position,
-    resume,
-    source_names,
-)
+from lazyshard_producer.position import RunPosition, decode_position, resume, source_names
 
 A: dict[str, Any] = {"kind": "jsonl", "path": "a", "offset": 10, "line": 3, "blank": 1, "open_end": True}
 A |= {"head": "0000000000000000", "tail": "1111111111111111"}

@@ -60,10 +60,7 @@ def test_version_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
-    [
-        ("typer", ["--help"]),
-        ("pydantic", ["check", "--source", "a", "--out", "o", "--samples-per-chunk", "3"]),
-    ],
+    [("typer", ["--help"]), ("pydantic", ["check", "--source", "a", "--out", "o", "--samples-per-chunk", "3"])],
 )
 def test_a_command_that_lacks_a_package_names_the_extra(module: str, arguments: list[str], tmp_path: Path) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from lazyshard_producer.cli import main; sys.exit(main())"

@@ -20,11 +20,7 @@ from tests.conversion import megatron_core
         ("run --source a b --out c", "run --out c", [{"path": ["a", "b"]}]),
         ("run --source=a b", "run b", [{"path": ["a"]}]),
         ("run --source a --rate 1 b", "run --rate 1 b", [{"path": ["a"]}]),
-        (
-            "run --source a --follow d --source b",
-            "run",
-            [{"path": ["a"]}, {"follow": ["d"]}, {"path": ["b"]}],
-        ),
+        ("run --source a --follow d --source b", "run", [{"path": ["a"]}, {"follow": ["d"]}, {"path": ["b"]}]),
         (
             "check --source a b --weight 0.7 --follow=d --weight=3 --debug",
             "check --debug",

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.given import Given, assemble
-from lazyshard_producer.configuration.quantities import (
-    Amount,
-    parse_amount,
-    parse_bytes,
-    parse_retain,
-    show_bytes,
-)
+from lazyshard_producer.configuration.quantities import Amount, parse_amount, parse_bytes, parse_retain, show_bytes
 from lazyshard_producer.configuration.settings import BY_NAME
 from lazyshard_producer.errors import SettingsInvalid
 

@@ -11,15 +11,7 @@ import pytest
 from lazyshard_producer.cli import main
 from tests.harness.disks import SmallDisk, disk_fixture
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.producing import (
-    assert_one_line,
-    chunk_files,
-    head,
-    ids,
-    published,
-    run,
-    run_arguments,
-)
+from tests.harness.processes.producing import assert_one_line, chunk_files, head, ids, published, run, run_arguments
 from tests.harness.scenes.rows import made
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream

@@ -142,12 +142,7 @@ def test_rows_are_read_as_they_were(tmp_path: Path) -> None:
         # Being written.
         json.dumps(entry(5)).encode(),
     )
-    assert list(read_refused(stream)) == [
-        b"[1]",
-        b"\xff\n",
-        "\u2028 x".encode(),
-        b"",
-    ]
+    assert list(read_refused(stream)) == [b"[1]", b"\xff\n", "\u2028 x".encode(), b""]
 
 
 @pytest.mark.parametrize(

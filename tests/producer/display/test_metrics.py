@@ -48,7 +48,7 @@ def scrape(metrics: Metrics, begin: str = "") -> dict[str, float]:
     return {name: value for name, value in found.items() if name.startswith(begin)}
 
 
-def test_what_is_counted(metrics: Metrics) -> None:
+def test_what_is_counted(metrics: Metrics, clock: Clock) -> None:
     metrics.published(7, 10, 500, 0.004)
     metrics.published(8, 3, 100, 0.2)
     metrics.taken('a "b"\n\\.jsonl', 5)
@@ -57,6 +57,8 @@ def test_what_is_counted(metrics: Metrics) -> None:
     metrics.refused("quarantined", 4)
     metrics.disk(12345)
     metrics.waits("rate")
+    clock.now += 2
+    assert [name for name, value in scrape(metrics, "waiting").items() if value] == ['waiting{reason="rate"}']
     metrics.waits(None)
     found = scrape(metrics)
     expected = {
@@ -75,6 +77,7 @@ def test_what_is_counted(metrics: Metrics) -> None:
         'refused_rows_total{kind="skipped"}': 1,
         'refused_rows_total{kind="quarantined"}': 4,
         "disk_bytes": 12345,
+        'wait_seconds_total{reason="rate"}': 2,
     }
     assert {name: found[name] for name in expected} == expected
     states = scrape(metrics, "state{")

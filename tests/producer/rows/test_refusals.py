@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.errors import FileRefused, ProducerFenced, RowInvalid
+from lazyshard.errors import FileRefused, RowInvalid
 from lazyshard.inspection.row_facts import MOST_TOLD_APART
 from lazyshard_producer.cli import main
 from lazyshard_producer.rows.refusals import Quarantine, Refusals, read_refused, summarize, summary_lines
@@ -89,22 +89,6 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileRefused):
         quarantine(tmp_path)
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_who_is_fenced_writes_nothing(tmp_path: Path) -> None:
-    def check() -> Path:
-        raise ProducerFenced("taken over")
-
-    first = quarantine(tmp_path)
-    add(first, "first")
-    before = (tmp_path / "quarantine.jsonl").read_bytes()
-    for committed in (0, first.size):
-        with pytest.raises(ProducerFenced):
-            fenced = Quarantine(tmp_path, committed, check_owner=check)
-            add(fenced, "second")
-    fenced.close()
-    first.close()
-    assert (tmp_path / "quarantine.jsonl").read_bytes() == before
 
 
 def test_one_that_was_fenced_and_wakes_writes_where_nobody_reads(tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.position import FilePosition
-from lazyshard_producer.sources.lines import DigestedText, JsonLinesFile, LineSplitter
+from lazyshard_producer.sources.lines import JsonLinesFile, LineSplitter
 from lazyshard_producer.sources.source import RowOrigin, Rows
 from tests.producer.sources.reading import BOM, open_kind, refusal
 
@@ -122,14 +121,3 @@ def test_truncated_or_replaced_while_it_is_read(tmp_path: Path) -> None:
     path.write_bytes(b"3\n4\n")
     assert "changed" in str(refusal(source.entry, rows.position(0)))
     source.close()
-
-
-def test_digest_of_a_place_before_blocks_within_a_line() -> None:
-    blocks = [b'{"a": 1}\n{"b": "', b"x" * 100, b'"}']
-    text = DigestedText("x", 1 << 20, FilePosition(), "")
-    for block in blocks:
-        text.feed(block)
-        assert text.reached.digested() == FilePosition(9, 1, digest=xxhash.xxh3_64_hexdigest(blocks[0][:9]))
-    row = text.finish().position(0).digested()
-    assert row.digest == xxhash.xxh3_64_hexdigest(b"".join(blocks))
-    assert text.reached.digested() == row

@@ -7,7 +7,7 @@ import pytest
 
 from lazyshard_producer.cli import main
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.producing import assert_one_line, chunk_files, ids, rows, run_arguments
+from tests.harness.processes.producing import assert_one_line, chunk_files, rows, run_arguments
 
 
 def test_what_is_not_there_or_something_else_is_refused(
@@ -65,21 +65,6 @@ def directory(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_of_a_followed_directory_is_not_a_source_too(
-    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run_mixed(path: str) -> int:
-        sources = ("--follow", directory, "--weight", 1, "--source", path, "--weight", 1)
-        return main(run_arguments(tmp_path / "out", [], 10, *sources))
-
-    (tmp_path / "link").symlink_to(directory)
-    assert run_mixed(f"{tmp_path}/link/a.jsonl") == 4
-    assert_one_line(capsys.readouterr().err, "link/a.jsonl: expected every source once", str(directory))
-    assert not (tmp_path / "out").exists()
-    assert run_mixed(f"{directory}/a.csv") == 0
-    assert sorted(ids(tmp_path / "out")) == list(range(20))
-
-
 def test_sources_that_are_one_or_are_in_the_stream(
     directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,10 +73,13 @@ def test_sources_that_are_one_or_are_in_the_stream(
     tables.mkdir()
     parquet.write_table(pyarrow.Table.from_pylist([{"id": 0}]), table)
     (tmp_path / "twice").hardlink_to(directory / "a.csv")
+    (tmp_path / "link").symlink_to(directory)
+    mixed = ("--follow", directory, "--weight", 1, "--source", f"{tmp_path}/link/a.jsonl", "--weight", 1)
     once, outside = "every source once", "outside the stream's directory"
     for out, sources, says in (
         ("out", ("--source", tables, table), f"{table}: expected {once}"),
         ("out", ("--source", directory / "a.csv", tmp_path / "twice"), f"{tmp_path}/twice: expected {once}"),
+        ("out", mixed, f"link/a.jsonl: expected {once}"),
         ("incoming", ("--follow", directory), outside),
         ("incoming", ("--source", directory / "a.csv"), outside),
     ):

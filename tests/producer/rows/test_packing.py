@@ -23,6 +23,7 @@ from tests.harness.processes.producing import lengths, plain_sources, run_argume
 from tests.plan.evenness import evenness, step_costs
 from tests.producer.rows.draining import make, numbers, samples, take, write
 from tests.stream.streams import seal
+from tests.tiers import full
 
 COUNTED = "tests.producer.encoders:counted"
 TOKENIZED = "tests.producer.encoders:tokenized"
@@ -125,10 +126,10 @@ def test_a_pack_costs_what_its_samples_do(tmp_path: Path) -> None:
     assert sorted(sorted([packs[step], packs[2 + step]]) for step in range(2)) == [[[1, 9], [10]], [[4, 6], [5, 5]]]
 
 
-@pytest.mark.parametrize("pack", [0, 64])
+@pytest.mark.parametrize("pack", [0, *full(64)])
 def test_steps_are_even(tmp_path: Path, pack: int, capsys: pytest.CaptureFixture[str]) -> None:
     dice = random.Random(0)
-    paths = write(tmp_path, [min(64, round(dice.lognormvariate(2, 1)) + 1) for _ in range(2000)])
+    paths = write(tmp_path, [min(64, round(dice.lognormvariate(2, 1)) + 1) for _ in range(1500 if pack else 800)])
     options = ["--cost-per-token", 0, "--cost-per-token-squared", 1, "--encode", COUNTED, "--no-progress"]
     options += ["--pack", pack] if pack else []
     found = {}

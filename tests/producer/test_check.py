@@ -141,7 +141,9 @@ def test_of_many_sources_the_first_are_told(capsys: pytest.CaptureFixture[str]) 
 def test_a_long_row_is_cut_a_strange_one_stays_on_its_line_and_a_refused_one_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Path("a.jsonl").write_text("[1]\n" + json.dumps({"text": "\u2028" + "x" * 1000}, ensure_ascii=False), "utf-8")
+    Path("a.jsonl").write_text(
+        "[1]\n" + json.dumps({"text": "\u2028" + "x" * 1000}, ensure_ascii=False) + "\n", "utf-8"
+    )
     assert main(["check", *ARGUMENTS, "--on-bad-row", "quarantine"]) == 0
     refused, shown = capsys.readouterr().out.splitlines()[-2:]
     assert refused.startswith("  a.jsonl:1  refused: ")

@@ -77,8 +77,14 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     """Starts examples as forks of a process that has torch loaded, which takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        with Nursery(tmp_path_factory.mktemp("nursery"), "lazyshard", "torch.distributed", __name__) as nursery:
+        with Nursery(tmp_path_factory.mktemp("nursery"), "torch.distributed", __name__) as nursery:
             yield nursery
+
+
+def load() -> None:
+    """Has the nursery load what examples import."""
+    for name in lazyshard.__all__:
+        getattr(lazyshard, name)
 
 
 def play(program: str, arguments: list[str], folder: Path) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
+from lazyshard.format.records import End
 from lazyshard_producer.cli import main
 from tests.harness.processes.producing import assert_one_line, head, refused, run_arguments
 
@@ -92,6 +93,12 @@ def test_ended_stream_that_was_made_otherwise_is_refused(
         assert "already ended" not in captured.err
         assert captured.out == ""
     assert produce(rows, *ASKED, command="check") == 0
+
+
+def test_other_weights_of_an_ended_stream_are_told(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert produce(rows, "--weight", 1) == 0
+    assert produce(rows, "--weight", 2) == 0
+    assert "weights (was [1.0], now [2.0])" in capsys.readouterr().err
 
 
 def test_ended_stream_of_another_program_is_refused(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,6 +203,17 @@ def test_other_sources_than_those_of_an_ended_stream_are_an_error(
         assert said in capsys.readouterr().err
     assert main(["run", "--source", "empty.jsonl", "--out", "out", "--samples-per-chunk", "4"]) == 0
     assert "made from other sources: source 1 was " in capsys.readouterr().err
+
+
+def test_an_end_that_tells_no_position_is_one_of_an_earlier_release(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert produce(rows) == 0
+    (rows.parent / "out" / "stream.end").write_bytes(End(5, 20).encode())
+    capsys.readouterr()
+    grow(rows, ROW)
+    assert produce(rows) == 0
+    assert "are not noticed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -75,20 +75,6 @@ def test_growth_further_sources_and_other_weights(
     assert [one.line for one in take(second, position)] == [one.line for one in [*middle, *rest]]
 
 
-def test_other_weights_are_warned_of_and_begin_behind_the_block(tmp_path: Path) -> None:
-    run = make(tmp_path / "out", grow(tmp_path, [9, 9]), [1, 1], shuffle=8)
-    *_, last = itertools.islice(take(run), 5)
-    expected = list(take(run, last.position))
-    warnings: list[str] = []
-    other = replace(run, sources=(run.sources[0], replace(run.sources[1], weight=9)))
-    found = list(take(other, last.position, warnings=warnings))
-    assert [text.partition(": ")[2] for text in warnings] == ["weights (was [1, 1], now [1, 9])"]
-    assert [one.line for one in found[:3]] == [one.line for one in expected[:3]]
-    # Of the next block one row of ten is of the first file.
-    ids = sorted(one.row["id"] for one in found[3:11])
-    assert ids == [[0, 4], [0, 5], [0, 6], *([1, number] for number in range(4, 9))]
-
-
 def piped(given: Sequence[int], run: Settings, start: Any, warnings: list[str]) -> Iterator[Taken]:
     """The rows of a run whose pipe gives these."""
     pipe = Path(run.sources[0].path)

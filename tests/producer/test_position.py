@@ -51,6 +51,7 @@ def test_positions_are_pinned_and_survive_json() -> None:
         ENCODED | {"drawn": [1]},
         ENCODED | {"finished": [0, 1]},
         ENCODED | {"unit": [0, 0]},
+        ENCODED | {"unit": [3, -1]},
         ENCODED | {"skipped": ""},
         ENCODED | {"skip": 0},
         ENCODED | {"recipe": []},

@@ -82,7 +82,10 @@ REFUSED: Final[dict[str, list[dict[str, Any]]]] = {
     "model": [{"measure": "swift"}, {"measure": "m:f", "model": "/model"}, {"encode": "swift"}],
     "encode": [{"encode": "nothing"}],
     "max_length": [{"encode": "m:f", "max_length": 3}, {"encode": "swift", "model": "m", "max_length": 0}],
-    "encode_option": [{"pack": 8, **RLHF}, {"pad": 8, **RLHF}, {**RLHF, "encode_option": {"--a": "1"}}],
+    "encode_option": [
+        *({form: 8, **RLHF} for form in ("pack", "pad")),
+        *({**RLHF, "encode_option": {name: "1"}} for name in ("--a", "model")),
+    ],
     "max_bad_rows": [{"max_bad_rows": 1}, {"max_bad_rows": -1, "on_bad_row": "skip"}],
     "max_ahead": [{"max_ahead": -1}, {"max_ahead": f"{2**63}B"}],
     "min_free_disk": [{"min_free_disk": -1}],
@@ -133,7 +136,7 @@ REFUSED_SOURCES: Final[dict[str, list[dict[str, Any]]]] = {
     "pattern": [{"path": "a", "pattern": "*.json"}, FOLLOWED | {"pattern": ""}, FOLLOWED | {"pattern": "a/*.jsonl"}],
     "finished_by": [{"path": "a", "finished_by": "idle"}],
     "marker": [
-        {"path": "a", "marker": "{name}.ok"},
+        *({"path": "a", "marker": "{name}.ok"}, FOLLOWED | {"marker": "{name}.ok"}),
         *(MARKED | {"marker": marker} for marker in ("done", "{name}", "../{name}")),
     ],
     "idle_seconds": [

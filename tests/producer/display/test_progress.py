@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.display import BAR_EVERY_S, Bar, Display, Outcome, Tally, log_line
+from lazyshard_producer.display import BAR_EVERY_S, Bar, Display, Outcome, Tally, log_line, summary
 from lazyshard_producer.wording import one_line
 from tests.harness.processes.environment import environment
 from tests.harness.processes.producing import rows, run_arguments
@@ -22,6 +22,16 @@ from tests.producer.display.test_metrics import Clock
 
 COUNTS = {"samples": 1234, "published": 1200, "chunks": 12, "new": 234, "blank_lines": 1, "duplicate_key_rows": 2}
 TALLY = Tally(**COUNTS, bytes=10, bytes_total=20, seconds=2.0)
+
+
+def test_the_last_line_tells_the_end_and_the_counts() -> None:
+    finished = summary(Outcome("finished", "out", replace(TALLY, refused_rows=3)))
+    for part in ("finished: out", "1,234", "12 chunks", "117 samples/s", "1 blank line", "3 rows refused"):
+        assert part in finished
+    # 34 rows of the chunk in hand are not published.
+    interrupted = summary(Outcome("interrupted", "out", TALLY))
+    for part in ("interrupted: ", "1,200 samples", "(34 rows "):
+        assert part in interrupted
 
 
 def fields(line: str) -> dict[str, str]:

@@ -66,6 +66,13 @@ def test_a_file_that_is_changed_while_it_is_read_is_refused(follow: Follow, dire
         assert str(refusal(follower.take).expected).startswith(expected)
 
 
+def test_an_incomplete_line_may_change_until_it_is_complete(follow: Follow, directory: Path) -> None:
+    follower = follow(finished_by="idle")
+    for text, rows in ((b"1\n2222", [b"1\n"]), (b"1\n3", []), (b"1\n3\n", [b"3\n"])):
+        (directory / "a.jsonl").write_bytes(text)
+        assert follower.take() == rows
+
+
 def test_files_that_were_read_to_their_end_may_be_deleted_and_come_back(follow: Follow, directory: Path) -> None:
     follower = follow(finished_by="marker")
     for name, text in (("a.jsonl", b"1\n2\n\n"), ("b.jsonl", b""), ("c.jsonl.gz", gzip.compress(b"3\n\n"))):

@@ -235,14 +235,3 @@ def test_limits_are_kept_and_a_deadlock_is_told_from_a_wait(
     assert f"--{'max-disk' if kind == 'disk' else 'min-free-disk'} " in world.hold.reason
     suggested = re.search(r"--max-disk to (\d+) bytes", world.hold.reason)
     assert kind == "free" or (suggested is not None and int(suggested[1]) > size)
-
-
-@PROPERTY
-@given(who=readers(), last=st.none() | st.integers(1, 5), chunks=st.integers(1, 40), turns=turns)
-def test_the_documented_room_is_enough(who: list[Reader], last: int | None, chunks: int, turns: list[int]) -> None:
-    room = max(*(reader.room for reader in who), (last or 1) + 1)
-    limits = Limits(max_disk=100 * room, retain="consumed" if last is None else last)
-    world = World(limits, who, [100] * chunks)
-    world.run(turns)
-    assert world.finished
-    assert not any(hold.deadlock for hold in world.holds)

@@ -90,16 +90,6 @@ def test_chunks_are_published_while_tasks_still_run_and_some_gave_nothing(tmp_pa
     assert ids(tmp_path) == list(range(11))
 
 
-def test_a_task_that_runs_again_after_its_piece_was_taken(tmp_path: Path) -> None:
-    committer, folder = begin(tmp_path)
-    write(folder, 0, 0, 4)
-    wait(lambda: published(tmp_path) == 1)
-    write(folder, 0, 0, 4)
-    write(folder, 1, 4, 6)
-    committer.finish([0, 1])
-    assert ids(tmp_path) == list(range(6))
-
-
 @pytest.mark.parametrize("sizes", [[6, 7], [1] * 13, [13]])
 def test_a_write_that_is_started_anew_passes_over_what_is_published(tmp_path: Path, sizes: list[int]) -> None:
     committer, folder = begin_anew(tmp_path, 9)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from lazyshard.format.row import encode_row
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from tests.producer.rows.draining import make, numbers, samples, take, write
@@ -148,6 +149,18 @@ def test_what_is_begun_is_not_made_otherwise(
         assert refused.value.option == ("--split" if name.startswith("split") else f"--{name.replace('_', '-')}")
 
 
+def test_other_weights_are_refused_only_where_stripes_share_a_buffer(tmp_path: Path) -> None:
+    paths = write(tmp_path, [10] * 9, [10] * 9)
+    for more, refused in ((PACKED_AND_DEALT, True), ({"pack": 10, "pack_buffer": 6}, False)):
+        fifth = list(take(make(tmp_path / "out", paths, [1, 2], **more)))[4]
+        rest = take(make(tmp_path / "out", paths, [2, 1], **more), fifth.position, 5)
+        if refused:
+            with pytest.raises(SettingInvalid):
+                list(rest)
+        else:
+            assert len(list(rest)) == 13
+
+
 @pytest.mark.parametrize(
     ("before", "after", "option"),
     [
@@ -237,3 +250,12 @@ def test_what_is_begun_stays_as_it_was_though_its_file_has_grown(tmp_path: Path,
         if number == 1:
             for more in range(1, len(after)):
                 assert list(take(settings, after[more - 1].position, number + more)) == after[more:]
+
+
+def test_a_mixed_source_that_was_finished_and_has_grown_is_read_on(tmp_path: Path) -> None:
+    paths = write(tmp_path, [1, 1, 1], [1])
+    settings = make(tmp_path / "out", paths, [1, 1])
+    *_, last = take(settings)
+    with paths[1].open("ab") as file:
+        file.write(encode_row({"id": [1, 1]}))
+    assert [one.row["id"] for one in take(settings, last.position)] == [[1, 1]]

@@ -165,6 +165,13 @@ def test_memory_grows_neither_with_the_reasons_nor_with_the_sources(tmp_path: Pa
     assert "in 200 or more sources" in list(summary_lines("out", summary))[1]
 
 
+def test_a_summary_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = write(tmp_path, entry(1), entry(3, source="b.jsonl"))
+    assert main(["quarantine", stream, "--json"]) == 0
+    reason = {"reason": "no object", "rows": 2, "sources": 2, "source": "a.jsonl", "line": 1}
+    assert json.loads(capsys.readouterr().out) == {"rows": 2, "reasons": [reason], "unreadable_lines": 0}
+
+
 def test_no_quarantine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quarantine", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path}: no row was refused into quarantine\n"

@@ -91,6 +91,12 @@ def test_rows_positions_and_places(open_generator: Open) -> None:
     assert source.read() is None
 
 
+def test_going_on_after_any_row_gives_the_rest(open_generator: Open) -> None:
+    rows = read_all(open_generator(COUNT_TO_FIVE))
+    for taken, (_, position) in enumerate(rows, 1):
+        assert read_all(open_generator(COUNT_TO_FIVE, position)) == rows[taken:]
+
+
 @pytest.mark.parametrize(
     ("body", "lines", "positions"),
     [

@@ -2,7 +2,6 @@
 
 import json
 import os
-import struct
 import tempfile
 from itertools import chain
 from pathlib import Path
@@ -132,18 +131,6 @@ def test_rows_that_are_too_long_are_refused(
     assert long.startswith("60 tokens in 1 sequence: ") and empty.startswith(f"{says}: ")
 
 
-def test_a_hole_costs_no_memory(tmp_path: Path) -> None:
-    """What an index says is no reason to take memory: here two sequences of eight gigabytes without room on disk."""
-    most = 2**31 - 1
-    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 4, 2, 2)
-    arrays = [np.array([most, most], "<i4"), np.array([0, most * 4], "<i8"), np.array([0, 2], "<i8")]
-    (tmp_path / "a.idx").write_bytes(head + b"".join(array.tobytes() for array in arrays))
-    (tmp_path / "a.bin").touch()
-    os.truncate(tmp_path / "a.bin", 2 * most * 4)
-    (reason,) = values(opened(tmp_path / "a"))
-    assert reason.startswith("4,294,967,294 tokens: ")
-
-
 def test_floats_that_are_no_numbers_refuse_their_row(tmp_path: Path) -> None:
     write(tmp_path / "a", "float32", [[[0.5]], [[1.0, float("nan")]], [[float("-inf")]]])
     good, nan, infinity = values(opened(tmp_path / "a"))
@@ -157,13 +144,6 @@ def damaged(prefix: Path, at: int, data: bytes) -> None:
     content = bytearray(path.read_bytes())
     content[at : at + len(data)] = data
     path.write_bytes(content)
-
-
-def test_sequences_that_lie_in_another_order(tmp_path: Path) -> None:
-    """Megatron's own writers put them one behind another; its reader goes where the index says, and so do we."""
-    write(tmp_path / "a", "uint16", [[[1, 2], [3]], [[4]]])
-    damaged(tmp_path / "a", 46, np.array([4, 0, 2], "<i8").tobytes())
-    assert values(opened(tmp_path / "a")) == [{"input_ids": [3, 4, 1], "lengths": [2, 1]}, {"input_ids": [2]}]
 
 
 @pytest.mark.parametrize(

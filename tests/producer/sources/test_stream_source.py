@@ -68,6 +68,10 @@ def with_text(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"text": str(row["mel"].sum())}
 
 
+def is_row(row: dict[str, Any]) -> bool:
+    return True
+
+
 def is_odd(row: dict[str, Any]) -> bool:
     return bool(row["id"] % 2)
 
@@ -148,12 +152,13 @@ def test_arrays_are_kept_and_given_to_functions(more: tuple[str, ...], kept: boo
     assert (read_seal(tmp_path / "new", 0).tokens is not None) == kept
 
 
-def test_arrays_beside_rows_that_have_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--where", f"{__name__}:is_row")])
+def test_arrays_beside_rows_that_have_none(more: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "file.jsonl").write_bytes(b'{"id":100}\n{"$array":1}\n{"id":101}\n')
     out = tmp_path / "new"
     sources = [produce(tmp_path / "plain", 5), with_arrays(tmp_path / "old"), tmp_path / "file.jsonl"]
-    assert publish(out, sources, 4) == 3
-    assert publish(out, sources, 4, "--on-bad-row", "quarantine") == 0
+    assert publish(out, sources, 4, *more) == 3
+    assert publish(out, sources, 4, "--on-bad-row", "quarantine", *more) == 0
     assert [entry["line"] for entry in refused(out)] == [2]
     read = {row["id"]: row for row in list(StreamReader(out))[5:]}
     assert read.keys() == {*range(9), 100, 101}

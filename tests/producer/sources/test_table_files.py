@@ -139,6 +139,7 @@ def test_restarting_passes_over_row_groups(tmp_path: Path, monkeypatch: pytest.M
         ("a.parquet", b"PAR1" + b"x" * 100, "one of 104 bytes without its end"),
         ("a.parquet", b"PARE" + b"x" * 100 + b"PARE", "an encrypted one"),
         ("a.parquet", b"PAR1" + b"x" * 100 + b"\xff\xff\0\0PAR1", ""),
+        ("a.arrow", b"", "an empty file"),
         ("a.arrow", b'{"id":1}\n', "something else"),
         ("a.arrow", b"FEA1" + b"\0" * 100, "something else"),
         ("a.arrow", b"ARROW1" + b"x" * 100, ""),
@@ -174,6 +175,15 @@ def test_damage_within_a_file(tmp_path: Path) -> None:
     assert path.read_bytes().count(good) == 1
     path.write_bytes(path.read_bytes().replace(good, bad))
     assert refusal(values, path).file == str(path)
+
+
+def test_text_that_is_not_utf8_refuses_its_row_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.stream"
+    write(path, pa.table({"text": ["aaaa", "bbbb", "cccc"]}))
+    path.write_bytes(path.read_bytes().replace(b"bbbb", b"b\xffbb"))
+    first, reason, third = values(path)
+    assert (first, third) == ({"text": "aaaa"}, {"text": "cccc"})
+    assert "byte 0xff at 1" in reason
 
 
 def test_two_columns_of_one_name(tmp_path: Path) -> None:
@@ -221,6 +231,8 @@ def test_later_files_may_come_and_those_that_were_not_begun_may_change(
     ("change", "file", "says"),
     [
         (lambda path: write_ids(path / "a.parquet", 9), "", "file 1 .* a.parquet, which is new"),
+        (lambda path: write_ids(path / "c.parquet", 9), "", "file 2 .* c.parquet, which is new"),
+        (lambda path: write_ids(path / "b.parquet", 0, 7), "b.parquet", "another"),
         (lambda path: (path / "b.parquet").unlink(), "", "file 1 .* gone"),
         (lambda path: (path / "d.parquet").unlink(), "f.parquet", "another"),
         (lambda path: write_ids(path / "d.parquet", 2, 7), "d.parquet", "another"),

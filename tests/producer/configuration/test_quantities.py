@@ -98,7 +98,6 @@ def _value(name: str, settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "texts", "toml", "value"),
     [
-        ("where", ["m:f"], "m:f", "m:f"),
         ("shuffle", ["100"], 100, 100),
         ("seed", ["1", "10"], 10, 10),
         ("log_every_seconds", ["0.5"], 0.5, 0.5),

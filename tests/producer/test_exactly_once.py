@@ -46,7 +46,7 @@ PUT_TOGETHER: Final = [
     ("pipe", (*PACKS, *DEALS), 60),
     ("plain", (*ENCODES, "--pack", "48", "--pack-buffer", "30", *DEALS), 80),
     ("parquet", (*ENCODES, "--pack", "48", "--pack-buffer-bytes", "1500", *DEALS), 80),
-    ("zstd", (*ENCODES, *DEALS), 180),
+    ("zstd", (*ENCODES, *DEALS), 120),
     ("pipe", CUTS, 60),
     ("zstd", (*CUTS, "--shuffle", "16"), 60),
     ("gzip", (*CUTS, "--encode", f"{HERE}:encoded_tokens", "--split-eos", "0"), 90),

@@ -1,7 +1,5 @@
 """IndexedDatasets written and read by Megatron Core, and by ourselves."""
 
-from __future__ import annotations
-
 import struct
 import warnings
 from collections.abc import Sequence
@@ -69,14 +67,9 @@ def content(prefix: Path) -> Content:
     pairs = zip(found.pointers.tolist(), found.lengths.tolist(), strict=True)
     sequences = [reader.tokens(begin, count).tolist() for begin, count in pairs]
     modes = None if found.modes is None else found.modes.tolist()
+    boundaries: list[int] = reader.boundaries(0, header.documents).tolist()
     reader.close()
-    return Content(header.dtype, sequences, reader_boundaries(prefix), modes)
-
-
-def reader_boundaries(prefix: Path) -> list[int]:
-    reader = IndexedReader(f"{prefix}.idx")
-    found: list[int] = reader.boundaries(0, reader.header.documents).tolist()
-    return found
+    return Content(header.dtype, sequences, boundaries, modes)
 
 
 def write(prefix: Path, dtype: str, documents: Any, modes: list[int] | None = None) -> None:

@@ -1,7 +1,5 @@
 """The index of Megatron's IndexedDataset: literal bytes, and what is refused before memory is taken for it."""
 
-from __future__ import annotations
-
 import os
 import struct
 import tempfile
@@ -57,12 +55,9 @@ def packed(version: int = 1, code: int = 8, sequences: int = 3, boundaries: int 
         (b"TNTIDX\0\0" + bytes(40), 48, "fairseq"),
         (GOLDEN[:20], 20, "34 bytes, found 20 bytes"),
         (packed(version=2), SIZE, "version 1, found version 2"),
-        (packed(code=0), SIZE, "from 1 to 8, found code 0"),
         (packed(code=9), SIZE, "from 1 to 8, found code 9"),
         (packed(boundaries=0), 70, "found none"),
         (GOLDEN, SIZE - 1, "expected 86 bytes, or 89 with modes, for 3 sequences and 1 documents, found 85"),
-        (GOLDEN, SIZE + 1, "expected 86 bytes, or 89 with modes, for 3 sequences and 1 documents, found 87"),
-        (packed(sequences=2**64 - 1), SIZE, "18446744073709551615"),
         (packed(boundaries=2**64 - 1), SIZE, "18446744073709551614"),
     ],
 )
@@ -84,13 +79,7 @@ def test_no_bytes_break_it(tail: bytes, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("boundaries", "first", "documents", "found"),
-    [
-        ((1, 2), 0, 1, "1"),
-        ((0, 2), 0, 1, "2"),
-        ((-1, 3), 0, 1, "-1"),
-        ((0, 4), 0, 1, "4"),
-        ((4, 3, 9), 2, 5, "boundary 3 .* 4 to 9, found 3"),
-    ],
+    [((1, 2), 0, 1, "1"), ((0, 2), 0, 1, "2"), ((0, 4), 0, 1, "4"), ((4, 3, 9), 2, 5, "boundary 3 .* 4 to 9, found 3")],
 )
 def test_boundaries_that_cannot_be(boundaries: tuple[int, ...], first: int, documents: int, found: str) -> None:
     header = IndexHeader("int32", 9, 5, has_modes=False)
@@ -100,15 +89,7 @@ def test_boundaries_that_cannot_be(boundaries: tuple[int, ...], first: int, docu
 
 
 @pytest.mark.parametrize(
-    ("length", "pointer", "end"),
-    [
-        (-1, 0, ""),
-        (1, -2, ""),
-        (1, 9, "byte 11"),
-        (0, 11, ""),
-        (2**31 - 1, 0, "byte 4294967294"),
-        (2**31 - 1, 2**63 - 1, ""),
-    ],
+    ("length", "pointer", "end"), [(-1, 0, ""), (1, -2, ""), (1, 9, "byte 11"), (0, 11, ""), (2**31 - 1, 2**63 - 1, "")]
 )
 def test_sequences_outside_of_the_data(length: int, pointer: int, end: str) -> None:
     check_sequences(index(5, 0, 1), index(0, 10, 8), 0, THREE, 10, "a.idx")

@@ -1,13 +1,13 @@
 """Each example runs as its README says, prints what it is about, and leaves a stream behind that is whole."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
-import subprocess
+import runpy
 import sys
+import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,6 +15,7 @@ import pytest
 
 import lazyshard
 from tests.cli.commands import lazyshard as command
+from tests.harness.processes.nursery import Nursery
 
 pytestmark = pytest.mark.full
 
@@ -71,15 +72,40 @@ def listed() -> dict[str, str]:
     return {name: program for name, _, program in rows}
 
 
-def run(program: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    paths = [ROOT, ROOT / "producer"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Starts examples as forks of a process that has torch loaded, which takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with Nursery(tmp_path_factory.mktemp("nursery"), "torch.distributed", __name__) as nursery:
+            yield nursery
+
+
+def load() -> None:
+    """Has the nursery load what examples import."""
+    for name in lazyshard.__all__:
+        getattr(lazyshard, name)
+
+
+def play(program: str, arguments: list[str], folder: Path) -> int:
+    """Runs a program as `python -W error` would; in a fork."""
+    os.chdir(folder)
+    warnings.simplefilter("error")
     # Python 3.12 and later warn at every fork of a process with threads, as pyproject.toml says of the tests.
-    warnings = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
-    call = [sys.executable, *warnings, ROOT / program, *arguments]
-    return subprocess.run(
-        [str(part) for part in call], cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+    sys.argv, sys.path[0] = [program, *arguments], os.path.dirname(program)
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        print(end.code)
+        return 1
+    return 0
+
+
+def run(nursery: Nursery, program: str, *arguments: object, cwd: Path) -> tuple[int, str]:
+    """The exit status of an example, and what it said."""
+    ended = nursery.call(play, str(ROOT / program), [str(one) for one in arguments], cwd, within_s=DEADLINE_S)
+    return ended.status, ended.said
 
 
 def test_the_readme_lists_every_example() -> None:
@@ -88,18 +114,20 @@ def test_the_readme_lists_every_example() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_shows_what_it_is_about_and_leaves_whole_streams(name: str, tmp_path: Path) -> None:
+def test_an_example_shows_what_it_is_about_and_leaves_whole_streams(
+    name: str, nursery: Nursery, tmp_path: Path
+) -> None:
     expected = EXPECTED[name]
-    done = run(listed()[name], tmp_path / "made", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = iter(done.stdout.splitlines())
+    status, said = run(nursery, listed()[name], tmp_path / "made", cwd=tmp_path)
+    assert status == 0, said
+    lines = iter(said.splitlines())
     for piece in expected.says:
-        assert any(piece in line for line in lines), f"not printed, or not here: {piece}\n{done.stdout}"
+        assert any(piece in line for line in lines), f"not printed, or not here: {piece}\n{said}"
     assert [path.name for path in tmp_path.iterdir()] == ["made"], "it has written outside of its folder"
-    for stream, said in expected.streams.items():
+    for stream, told in expected.streams.items():
         verified = command("verify", tmp_path / "made" / stream)
         assert (verified.returncode, verified.stderr) == (0, "")
-        assert verified.stdout.startswith(f"{tmp_path}/made/{stream}: {said}"), verified.stdout
+        assert verified.stdout.startswith(f"{tmp_path}/made/{stream}: {told}"), verified.stdout
     for stream in expected.streams if expected.audits else ():
         folders = [tmp_path / "made" / folder for folder in expected.audits]
         audited = command("audit", tmp_path / "made" / stream, *folders)
@@ -107,11 +135,11 @@ def test_an_example_shows_what_it_is_about_and_leaves_whole_streams(name: str, t
         assert "proven: no sample was trained twice, and none was passed over" in audited.stdout
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_there_is_left_alone(nursery: Nursery, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    done = run("examples/blend_schedule.py", "mine", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (1, "mine is there already: remove it, or give another folder\n")
+    ended = run(nursery, "examples/blend_schedule.py", "mine", cwd=tmp_path)
+    assert ended == (1, "mine is there already: remove it, or give another folder\n")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 

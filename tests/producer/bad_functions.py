@@ -1,10 +1,6 @@
 """Functions for --transform, --where and python: sources that do what they should not, all of them at the third row."""
 
-from __future__ import annotations
-
 import asyncio
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,14 +27,10 @@ def returns(value: Any) -> Callable[[Row], Any]:
 
 a_set = returns({"id": {1, 2}})
 not_a_number = returns({"id": float("nan")})
-infinite = returns({"id": float("inf")})
-some_bytes = returns({"id": b"3"})
 numbers = returns([{"id": 3}, 5])
 text = returns("row")
 a_surrogate = returns({"id": "\ud800"})
-number_keys = returns({3: "id"})
 huge_number = returns({"id": 2**64})
-many_digits = returns({"id": 10**5000})
 large = returns({"id": "x" * 2000})
 
 
@@ -61,7 +53,6 @@ cancelled = raises(asyncio.CancelledError())
 raises_digits = raises(KeyError(10**5000))  # its text cannot be written: an integer of more than 4,300 digits
 raises_a_surrogate = raises(ValueError("no file \udcff"))
 raises_a_long_text = raises(ValueError("x" * 1_000_000))
-raises_nothing_to_say = raises(LookupError())
 raises_what_is_broken = raises(Broken())
 
 
@@ -113,21 +104,5 @@ def prints(row: Row) -> Row:
 def hangs(row: Row) -> Row:
     """Says so with a file in the current directory."""
     Path("hangs").touch()
-    while True:
-        time.sleep(600)
-
-
-@at_three
-def dies(row: Row) -> Row:
-    """While a file is there, as by the kernel's hand where memory is short."""
-    if Path("memory-is-short").exists():
-        os.kill(os.getpid(), signal.SIGKILL)
-    return row
-
-
-def never_gives(position: Any) -> Iterator[tuple[Row, int]]:
-    """A generator for a source: three rows, then none, and no end."""
-    for number in range(position or 0, 3):
-        yield {"id": number}, number + 1
     while True:
         time.sleep(600)

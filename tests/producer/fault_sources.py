@@ -1,7 +1,5 @@
 """One text as a source of each kind, for the command in this process, and what its rows are called in messages."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import os
@@ -14,24 +12,17 @@ KINDS: Final = ("plain", "gzip", "zstd", "standard input", "followed")
 
 
 class TextSource:
-    """A source whose text can be written anew.
-
-    Attributes:
-        arguments: what the command line says of it.
-        shown: its name before the number of a line, in messages.
-        name: its name in quarantine, and that of its rows in warnings.
-        whole: the name of the whole source.
-        unit: what bytes are counted in, in messages.
-    """
+    """A source whose text can be written anew."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         names = {"gzip": "a.jsonl.gz", "zstd": "a.jsonl.zst", "followed": "incoming/a.jsonl"}
         self._kind: Final = kind
         self._path: Final = folder / names.get(kind, "a.jsonl")
         self._path.parent.mkdir(exist_ok=True)
-        self.arguments = ["--source", str(self._path)]
+        self.arguments = ["--source", str(self._path)]  # what the command line says of it
+        # Its name in quarantine and in warnings, the same before the number of a line, and that of the whole source.
         self.name = self.shown = self.whole = str(self._path)
-        self.unit = "file"
+        self.unit = "file"  # what bytes are counted in, in messages
         if kind == "followed":
             self.whole = str(self._path.parent)
             self.arguments = ["--follow", self.whole]

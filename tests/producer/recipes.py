@@ -1,7 +1,5 @@
 """What tests give as --transform and --where, and as python: sources."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -55,12 +53,6 @@ def large(row: Row) -> Row:
 def dies(row: Row) -> Row:
     os.kill(os.getpid(), signal.SIGKILL)
     return row
-
-
-def with_id(row: Row) -> Row:
-    """The row with its first token, or the number of tokens, as an id."""
-    tokens = row["input_ids"]
-    return row | {"id": tokens[0] if tokens else -1}
 
 
 NOT_CALLABLE = 3

@@ -1,27 +1,18 @@
 """Functions that raise, return nonsense, print, hang, take minutes to import, or take their process with them."""
 
-from __future__ import annotations
-
 import signal
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from lazyshard.errors import RowInvalid
 from lazyshard_producer.cli import main
 from lazyshard_producer.errors import OUT_OF_MEMORY, SettingInvalid
 from lazyshard_producer.rows.recipe import Maker
-from tests.harness.processes.environment import DEADLINE_S, ROOT
+from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import (
     assert_one_line,
     catches,
-    head,
     ids,
     published,
     refused,
@@ -31,6 +22,7 @@ from tests.harness.processes.producing import (
     running,
     wait_until,
 )
+from tests.producer.commands import Running
 from tests.producer.rows.draining import making
 
 HERE: Final = "tests.producer.bad_functions"
@@ -42,15 +34,11 @@ NONSENSE: Final = {
     "exits": "raised SystemExit: 0 (bad_functions.py:",
     "cancelled": "raised CancelledError (bad_functions.py:",
     "a_set": JSON,
-    "some_bytes": JSON,
     "not_a_number": MADE + "NaN",
-    "infinite": MADE + "NaN",
     "numbers": MADE + "expected a dict, found int",
     "text": "raised TypeError: expected a row, None or rows, got str (recipe.py:",
     "a_surrogate": JSON,
-    "number_keys": JSON,
     "huge_number": JSON,
-    "many_digits": JSON,
     "deep": JSON,
     "endless": JSON,
     "large": "made a row of 2009 bytes, longer than the 1000 bytes",
@@ -58,7 +46,6 @@ NONSENSE: Final = {
     "raises_digits": "raised KeyError: (not shown: writing it raised ValueError) (bad_functions.py:",
     "raises_a_surrogate": r"raised ValueError: no file \udcff (bad_functions.py:",
     "raises_a_long_text": f"raised ValueError: {'x' * 500}... (bad_functions.py:",
-    "raises_nothing_to_say": "raised LookupError (bad_functions.py:",
     "raises_what_is_broken": "raised Broken: (not shown: writing it raised RuntimeError) (",
 }
 
@@ -84,8 +71,7 @@ def test_nonsense_is_refused_with_the_reason(function: str) -> None:
     assert str(made[1].refused.reason).startswith(f"--transform {NONSENSE[function]}")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("function", ["exits", "a_set", "deep", "raises_digits", "raises_a_surrogate"])
+@pytest.mark.parametrize(("function", "workers"), [("exits", 0), ("deep", 0), ("raises_digits", 1), ("exits", 1)])
 def test_nonsense_is_quarantined(function: str, workers: int, source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(transforming(out, source, function, "--on-bad-row", "quarantine", "--workers", workers)) == 0
@@ -93,27 +79,6 @@ def test_nonsense_is_quarantined(function: str, workers: int, source: Path, tmp_
     (entry,) = refused(out)
     assert (entry["line"], entry["row"]) == (4, '{"id":3,"text":"row 3"}')
     assert entry["reason"].startswith(f"--transform {NONSENSE[function]}")
-
-
-def test_a_row_that_can_be_read_and_not_written_is_no_fault_of_its_line() -> None:
-    # 900 levels can be read, and are published as they are; 254 can be written.
-    line = b'{"id":' * 900 + b"1" + b"}" * 900 + b"\n"
-    assert Maker(making(where="tests.producer.recipes:even")).make(line, 0).lines == [line]
-    refused = Maker(making(columns=(("id", "id"),))).make(line, 0).refused
-    assert isinstance(refused, RowInvalid)
-    assert str(refused.reason).startswith(f"--columns {JSON}")
-
-
-def test_a_row_that_is_refused_ends_the_run_and_goes_on_when_the_function_is_mended(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    assert main(transforming(out, source, "exits", "--no-progress")) == 3
-    # No byte of the line is told.
-    assert_one_line(capsys.readouterr().err, f"error: {source}:4: --transform raised SystemExit")
-    assert ids(out) == [0, 1]
-    assert main(transforming(out, source, "prints")) == 0
-    assert ids(out) == list(range(6))
 
 
 @pytest.mark.parametrize("option", ["--transform", "--where", "--encode"])
@@ -142,94 +107,43 @@ def test_a_module_that_cannot_be_imported_is_a_setting_that_cannot_be(
     assert caught.value.option == "--transform"
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_printed_disturbs_nothing(workers: int, source: Path, tmp_path: Path) -> None:
+def test_what_is_printed_disturbs_nothing(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run(*transforming(out, source, "prints", "--workers", workers))
+    done = run(*transforming(out, source, "prints", "--workers", 1))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"printed {number}" for number in range(6)]
     assert ids(out) == list(range(6))
-
-
-@contextmanager
-def session(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run that leaves no process behind; in a session of its own, so that they can be found."""
-    with running(*arguments, cwd=cwd, start_new_session=True) as process:
-        yield process
-    # The one that clears away semaphores ends a moment after its parent.
-    deadline = time.monotonic() + DEADLINE_S
-    while left := members(process.pid):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
 
 
 def catches_no_more(pid: int) -> bool:
     return not catches(pid, signal.SIGTERM)
 
 
-def members(of_session: int) -> list[int]:
-    """Processes of a session that are not over."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, of = path.read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(of) == of_session and state != "Z":
-            found.append(int(path.parent.name))
-    return found
+def test_a_function_that_hangs_is_left_by_the_second_signal(source: Path, nursery: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Running(nursery, *transforming(out, source, "hangs")) as run:
+        run.wait_until(lambda: (nursery.folder / "hangs").exists() and published(out) == 1)
+        run.send(signal.SIGTERM)
+        # It is noted, and seen only once the function gives its row.
+        run.wait_until(lambda: catches_no_more(run.pid))
+        assert run.end(signal.SIGTERM)[0] == -signal.SIGTERM
+    assert ids(out) == [0, 1]
+    assert main(run_arguments(out, [source], 2)) == 0
+    assert ids(out) == list(range(6))
 
 
-def test_a_function_that_hangs_is_left_by_the_second_signal_and_workers_that_do_at_the_first(
-    source: Path, tmp_path: Path
-) -> None:
-    for workers in (0, 2):
-        out = tmp_path / str(workers)
-        (tmp_path / "hangs").unlink(missing_ok=True)
-        with session(*transforming(out, source, "hangs", "--workers", workers), cwd=tmp_path) as process:
-            wait_until((tmp_path / "hangs").exists, process)
-            wait_until(partial(lambda out, workers: workers or published(out) == 1, out, workers), process)
-            process.send_signal(signal.SIGTERM)
-            if not workers:
-                # It is noted, and seen only once the function gives its row.
-                wait_until(partial(catches_no_more, process.pid), process)
-                assert process.poll() is None
-                process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == (0 if workers else -signal.SIGTERM)
-        assert workers or ids(out) == [0, 1]
-        assert main(run_arguments(out, [source], 2)) == 0
-        assert ids(out) == list(range(6))
+def test_workers_that_hang_are_left_by_the_first_signal(source: Path, tmp_path: Path) -> None:
+    with running(*transforming(tmp_path / "out", source, "hangs", "--workers", 2), cwd=tmp_path) as process:
+        wait_until((tmp_path / "hangs").exists, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 def test_a_module_that_takes_minutes_to_import_is_left_by_the_second_signal(source: Path, tmp_path: Path) -> None:
     (tmp_path / "users.py").write_text("import pathlib, time\npathlib.Path('imports').touch()\ntime.sleep(600)\n")
-    with session(*run_arguments(tmp_path / "out", [source], 2, "--transform", "users:made"), cwd=tmp_path) as process:
+    with running(*run_arguments(tmp_path / "out", [source], 2, "--transform", "users:made"), cwd=tmp_path) as process:
         wait_until((tmp_path / "imports").exists, process)
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: process.poll() is not None or catches_no_more(process.pid), process)
         assert process.wait(60) == -signal.SIGTERM
-
-
-def test_a_worker_that_is_killed_ends_the_run_which_goes_on_later(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    (tmp_path / "memory-is-short").touch()
-    arguments = transforming(out, source, "dies", "--workers", 2)
-    with session(*arguments, cwd=tmp_path) as process:
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 8
-        assert_one_line(err)
-    assert head(out)["state"] == "failed"
-    (tmp_path / "memory-is-short").unlink()
-    done = run(*arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert ids(out) == list(range(6))
-
-
-def test_a_generator_that_never_gives_another_row_is_left_at_the_first_signal(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with session(*run_arguments(out, [Path(f"python:{HERE}:never_gives")], 2), cwd=ROOT) as process:
-        wait_until(lambda: "next row of python:" in head(out).get("note", ""), process)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    assert ids(out) == [0, 1]

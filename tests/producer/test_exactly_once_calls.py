@@ -1,7 +1,5 @@
 """A call that changes a file fails once, or is where a run is killed: nothing is half published, nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -22,10 +20,7 @@ MAKES = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows
 
 @pytest.mark.parametrize(
     ("kind", "error", "step"),
-    [
-        ("plain", errno.EIO, 83),
-        *full(("plain", errno.ENOSPC, 23), ("followed", errno.EIO, 23), ("followed", errno.ENOSPC, 23)),
-    ],
+    [("plain", errno.EIO, 83), *full(("plain", errno.ENOSPC, 23), ("followed", errno.EIO, 23))],
 )
 def test_any_call_fails(kind: str, error: int, step: int, nursery: Commands, tmp_path: Path) -> None:
     failures = 0

@@ -1,7 +1,5 @@
 """Between two runs sources grow and are added, weights change: still each row once, wherever the first run stopped."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading
@@ -17,7 +15,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.errors import SourceRefused
 from tests.producer.rows.draining import Taken, make, numbers, take
 
 HERE = "tests.producer.recipes"
@@ -36,7 +33,7 @@ def grow(directory: Path, counts: Sequence[int]) -> list[Path]:
 weightings = st.one_of(st.none(), st.lists(st.integers(1, 5), min_size=5, max_size=5))
 
 
-@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     before=st.lists(st.integers(0, 7), min_size=1, max_size=3),
     growth=st.lists(st.integers(0, 4), min_size=3, max_size=3),
@@ -76,30 +73,6 @@ def test_growth_further_sources_and_other_weights(
     assert found == Counter(dict.fromkeys(there, 2 if transform else 1))
     # Where the second run stopped makes no difference either.
     assert [one.line for one in take(second, position)] == [one.line for one in [*middle, *rest]]
-
-
-def test_a_function_that_gives_other_rows_than_before_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make(tmp_path / "out", grow(tmp_path, [3]), transform=f"{HERE}:twice")
-    first = next(take(run))
-    monkeypatch.setattr(f"{HERE}.twice", lambda row: [row | {"new": 1}] * 2)
-    with pytest.raises(SourceRefused):
-        list(take(run, first.position))
-
-
-def test_other_weights_are_warned_of_and_begin_behind_the_block(tmp_path: Path) -> None:
-    run = make(tmp_path / "out", grow(tmp_path, [9, 9]), [1, 1], shuffle=8)
-    *_, last = itertools.islice(take(run), 5)
-    expected = list(take(run, last.position))
-    warnings: list[str] = []
-    other = replace(run, sources=(run.sources[0], replace(run.sources[1], weight=9)))
-    found = list(take(other, last.position, warnings=warnings))
-    assert [text.partition(": ")[2] for text in warnings] == ["weights (was [1, 1], now [1, 9])"]
-    assert [one.line for one in found[:3]] == [one.line for one in expected[:3]]
-    # Of the next block one row of ten is of the first file.
-    ids = sorted(one.row["id"] for one in found[3:11])
-    assert ids == [[0, 4], [0, 5], [0, 6], *([1, number] for number in range(4, 9))]
 
 
 def piped(given: Sequence[int], run: Settings, start: Any, warnings: list[str]) -> Iterator[Taken]:

@@ -4,9 +4,6 @@ Disks: holding/test_small_disk; two producers: test_two_producers; a share that 
 Sources that were changed: rows/test_going_on, test_check, sources/test_sources.
 """
 
-from __future__ import annotations
-
-import errno
 import os
 import shutil
 import time
@@ -19,58 +16,9 @@ import pytest
 from lazyshard.errors import WaitTimeout
 from lazyshard.stream import StreamReader
 from lazyshard_producer.cli import main
-from tests.harness.processes.producing import (
-    assert_one_line,
-    head,
-    ids,
-    refused,
-    rows,
-    run_arguments,
-    start,
-    wait_until,
-)
+from tests.harness.processes.producing import assert_one_line, head, ids, rows, run_arguments, start, wait_until
 
 FAKETIME: Final = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-
-
-def test_every_fsync_that_fails_publishes_nothing_and_the_next_run_writes_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = tmp_path / "a.jsonl"
-    source.write_bytes(rows(0, 5) + b"bad\n" + rows(5, 10))
-    fsync, failures = os.fsync, 0
-    # Of the directories made, of data, seal, head and end.
-    for number in range(1, 60):
-        out, left = tmp_path / str(number), [number]
-        options = run_arguments(out, [source], 4, "--on-bad-row", "quarantine", "--no-progress")
-
-        def failing(fd: int, left: list[int] = left) -> None:
-            left[0] -= 1
-            if left[0] == 0:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            fsync(fd)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", failing)
-            code = main(options)
-        said = capsys.readouterr().err
-        if left[0] > 0:
-            assert (code, failures > 5) == (0, True)
-            break
-        if code != 0:
-            # Else it was a hint to readers, which comes with the next chunk or at the end.
-            assert code == 7
-            assert_one_line(said, "Input/output error", str(out))
-            failures += 1
-            sealed = ids(out)
-            assert sealed == list(range(len(sealed)))
-        assert main(options) == 0
-        capsys.readouterr()
-        assert ids(out) == list(range(10))
-        assert [entry["row"] for entry in refused(out)] == ["bad"]
-        assert list((out / ".tmp").iterdir() if (out / ".tmp").exists() else []) == []
-    else:
-        raise AssertionError("there are more of them")
 
 
 def removes(row: dict[str, Any]) -> dict[str, Any]:
@@ -158,22 +106,3 @@ def test_a_path_that_cannot_be_a_streams_is_refused_and_nothing_made(
         assert_one_line(capsys.readouterr().err)
         assert [os.listdir(tmp_path / name) for name in ("in", "here")] == [["a.jsonl"], ["link"]]
         assert sorted(os.listdir(tmp_path)) == ["here", "in"]
-
-
-def test_a_name_that_becomes_part_of_a_path_is_checked_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "in").mkdir()
-    monkeypatch.chdir(tmp_path)
-    arguments = ["run", "--follow", "in", "--out", "out", "--samples-per-chunk", "5", "--finished-by", "marker"]
-    for option, names in (
-        ("--consumers", ("../x", "/etc/x", "a\0b", "..", "x" * 300)),
-        # A file of the last name never comes: it would be waited for without end.
-        ("--end-marker", ("../x", "/etc/x", "..", "a\0b", "x" * 300)),
-        ("--marker", ("../{name}", "a\0{name}", "x" * 300 + "{name}")),
-        ("--pattern", ("../*.jsonl", "a\0b")),
-    ):
-        for name in names:
-            assert main([*arguments, option, name]) == 2
-            assert_one_line(capsys.readouterr().err, f"{option}: ")
-            assert os.listdir(tmp_path) == ["in"]

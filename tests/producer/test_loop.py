@@ -3,97 +3,30 @@
 A share that hangs: tests/faults/test_network.py.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard import ChunkWriter, StreamReader
+from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer import loop as loops
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display import Display, Outcome, Tally
-from lazyshard_producer.loop import BURST_S, Pace, RowLoop
+from lazyshard_producer.loop import BURST_S, Pace
 from lazyshard_producer.run import run
-from lazyshard_producer.shipping import open_destination
 from lazyshard_producer.stop import Stop
 from tests.cli.commands import lazyshard
 from tests.harness.processes.producing import head, ids, plain_sources, rows, run_arguments
 from tests.stream.streams import python
 from tests.stream.waiting_by_hand import World as WaitingWorld
-
-
-class World:
-    """Gives `rows` of these numbers, one read after another, and waits a second where there are none."""
-
-    address = None
-    every_s = 1e9
-    names = ("a",)
-    duplicate = count = 0
-
-    def __init__(self, rows: list[int]) -> None:
-        self.now = 0.0
-        self.told: list[tuple[float, str | None]] = []
-        self._rows = rows
-
-    def read(self) -> Any:
-        if not self._rows:
-            return None
-        count = self._rows.pop(0)
-        place = SimpleNamespace(file="a", line=1)
-        return SimpleNamespace(lines=[b"{}"] * count, checked=True, tokens=None, place=lambda index: place)
-
-    def wait(self, seconds: float | str | None) -> str:
-        if isinstance(seconds, float):
-            self.now += 1
-        return "new rows"
-
-    def waits(self, why: str | None) -> None:
-        self.told.append((self.now, why))
-
-    def taken(self, source: str, rows: int) -> None:
-        pass
-
-    warn = taken
-
-    @property
-    def reader(self) -> World:
-        return self
-
-    stats = mixer = refusals = reader
-
-
-def test_a_wait_for_rows_is_over_when_they_come_and_not_only_with_the_next_chunk(tmp_path: Path) -> None:
-    world = World([1, 0, 0, 0, 1, 0, 0, 1])
-    anything: Any = world
-    settings = Settings(sources=plain_sources(["a"]), out=str(tmp_path), samples_per_chunk=100)
-    stop = Stop()
-    destination = open_destination(settings, warn=anything, stop=stop, prepare=lambda: None)
-    with ChunkWriter(tmp_path, 100) as writer, destination as opened:
-        loop = RowLoop(settings, settings, writer, opened, anything, anything, stop, clock=lambda: world.now)
-        loop.begin(anything)
-        assert loop.move()
-        assert (loop.rows, writer.published_chunks, writer.state) == (3, 0, "running")
-    assert world.told == [(2.0, "source"), (3.0, None), (5.0, "source"), (5.0, None)]
-
-
-def test_rows_are_due_at_even_distances() -> None:
-    pace, now, found = Pace(4, 100.0), 100.0, []
-    for _ in range(5):
-        now += pace.delay(now)
-        found.append(now)
-        pace.take()
-    assert found == [100.0, 100.25, 100.5, 100.75, 101.0]
 
 
 def test_a_million_rows_do_not_drift() -> None:

@@ -1,7 +1,5 @@
 """The examples of the pages print what the pages say, and make the rows that they show."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
@@ -16,6 +14,7 @@ from lazyshard.cli.main import main
 from lazyshard_producer.cli import main as producer
 from tests.conversion import megatron_core
 from tests.harness.processes.environment import ROOT, environment
+from tests.tiers import full
 
 
 def page(name: str, begin: str = "", end: str = "") -> str:
@@ -46,7 +45,7 @@ def shell(script: str, folder: Path, programs: dict[str, str]) -> subprocess.Com
     )
 
 
-@pytest.mark.parametrize("name", ["balance.md", "encoding.md"])
+@pytest.mark.parametrize("name", ["encoding.md", *full("balance.md")])
 def test_the_example_prints_what_the_page_says(name: str, programs: dict[str, str], tmp_path: Path) -> None:
     (script,), (printed,) = blocks("bash", page(name)), blocks("text", page(name))
     found = shell(script, tmp_path, programs)

@@ -13,48 +13,45 @@ import pytest
 
 from lazyshard_producer.cli import main
 from lazyshard_producer.stop import Stop
+from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import environment
 from tests.harness.processes.producing import catches, head, ids, published, rows, run_arguments, start, wait_until
+from tests.producer.commands import Running
+
+ROWS = 300
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(rows(0, 1000))
+    path.write_bytes(rows(0, ROWS))
     return path
 
 
 @pytest.mark.parametrize(
     ("number", "code", "word", "rate"),
-    [
-        (signal.SIGINT, 130, "interrupted", 200),
-        (signal.SIGTERM, 0, "terminated", 200),
-        (signal.SIGTERM, 0, "terminated", 0.01),
-    ],
+    [(signal.SIGINT, 130, "interrupted", 200), (signal.SIGTERM, 0, "terminated", 0.01)],
 )
 def test_a_signal_stops_between_rows(
-    number: signal.Signals, code: int, word: str, rate: float, source: Path, tmp_path: Path
+    number: signal.Signals, code: int, word: str, rate: float, source: Path, nursery: Commands, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    process = start(*run_arguments(out, [source], 10, "--rate", rate))
-    wait_until(lambda: published(out) >= (2 if rate > 1 else 0) and head(out) != {}, process)
-    process.send_signal(number)
-    sent = time.monotonic()
-    _, err = process.communicate(timeout=60)
-    assert time.monotonic() - sent < 5
-    assert process.returncode == code
+    with Running(nursery, *run_arguments(out, [source], 10, "--rate", rate)) as run:
+        run.wait_until(lambda: published(out) >= (2 if rate > 1 else 0) and head(out) != {})
+        sent = time.monotonic()
+        status, err = run.end(number)
+        assert (status, time.monotonic() - sent < 5) == (code, True)
     done = ids(out)
     assert done == list(range(len(done)))
     last = err.splitlines()[-1]
     assert f"event=end result={word}" in last
     assert f"published={len(done)} chunks={len(done) // 10}" in last
-    assert "Traceback" not in err
     assert (head(out)["state"], head(out)["ended"]) == ("idle", False)
     assert not (out / "stream.end").exists()
     assert not (out / ".tmp").exists()
 
     assert main(run_arguments(out, [source], 10)) == 0
-    assert ids(out) == list(range(1000))
+    assert ids(out) == list(range(ROWS))
 
 
 def test_a_signal_while_the_command_is_loaded(source: Path, tmp_path: Path) -> None:
@@ -104,19 +101,6 @@ def test_the_handlers_of_before_are_put_back() -> None:
 
 
 @pytest.mark.usefixtures("hangups")
-def test_usr1_asks_for_the_end_and_hup_for_a_reload_each_time() -> None:
-    with Stop() as stop:
-        assert (stop.end_requested, stop.take_reload()) == (False, False)
-        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGHUP):
-            os.kill(os.getpid(), number)
-        assert stop.end_requested
-        assert (stop.take_reload(), stop.take_reload()) == (True, False)
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.take_reload()
-        assert stop.requested is None
-
-
-@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(("ignored", "configured"), [(True, True), (True, False), (False, True)])
 def test_a_run_that_sighup_cannot_reload_says_so_once(
     ignored: bool, configured: bool, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -132,13 +116,13 @@ def test_a_run_that_sighup_cannot_reload_says_so_once(
 
 
 def hangs_up(row: dict[str, Any]) -> dict[str, Any]:
-    if row["id"] == 500:
+    if row["id"] == 100:
         os.kill(os.getpid(), signal.SIGHUP)
     return row
 
 
 def asks_for_the_end(row: dict[str, Any]) -> dict[str, Any]:
-    if row["id"] == 500:
+    if row["id"] == 100:
         os.kill(os.getpid(), signal.SIGUSR1)
     return row
 
@@ -151,19 +135,17 @@ def test_plain_files_come_to_their_end_whatever_is_asked(
     out = tmp_path / "out"
     assert main(run_arguments(out, [source], 10, "--transform", f"{__name__}:{name}")) == 0
     assert capsys.readouterr().err.count('event=note message="SIGHUP has come') == (name == "hangs_up")
-    assert ids(out) == list(range(1000))
+    assert ids(out) == list(range(ROWS))
     assert (out / "stream.end").exists()
 
 
-def test_ctrl_c_breaks_off_what_leaves_nothing_half_done(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(rows(0, 10))
-    (tmp_path / "dozing.py").write_text("import time\ndef sleep(row):\n    time.sleep(600)\n")
-    arguments = run_arguments(tmp_path / "out", [tmp_path / "a"], 10, "--transform", "dozing:sleep")
-    process = start("check", *arguments[1:], cwd=tmp_path)
-    assert process.stdout is not None
-    while not process.stdout.readline().startswith("limits"):
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
+def dozes(row: dict[str, Any]) -> None:
+    print("dozing", flush=True)
+    time.sleep(600)
+
+
+def test_ctrl_c_breaks_off_what_leaves_nothing_half_done(nursery: Commands, source: Path, tmp_path: Path) -> None:
+    arguments = run_arguments(tmp_path / "out", [source], 10, "--transform", f"{__name__}:dozes")
+    with Running(nursery, "check", *arguments[1:]) as run:
+        run.wait_until(lambda: "dozing" in run.said())
+        assert run.end(signal.SIGINT)[0] == 130

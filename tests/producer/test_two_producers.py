@@ -3,8 +3,6 @@
 Stopped at any call while the other one is at any: tests/faults/test_points.py.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time
@@ -14,16 +12,9 @@ import pytest
 
 from lazyshard.format.cursor import Cursor
 from lazyshard.stream import write_cursor
-from tests.harness.processes.producing import (
-    assert_one_line,
-    ids,
-    published,
-    rows,
-    run,
-    run_arguments,
-    start,
-    wait_until,
-)
+from tests.harness.processes.commands import Commands
+from tests.harness.processes.producing import assert_one_line, ids, published, rows, run_arguments
+from tests.producer.commands import Running
 
 pytestmark = pytest.mark.full
 
@@ -33,43 +24,40 @@ def snapshot(out: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-def test_one_that_wakes_deletes_nothing(tmp_path: Path) -> None:
+def test_one_that_wakes_deletes_nothing(nursery: Commands, tmp_path: Path) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 60))
     limits = ("--max-ahead", 2, "--retain", "consumed", "--consumers", "trainer")
-    with start(*run_arguments(out, [source], 10, *limits)) as old:
-        wait_until(lambda: published(out) == 2, old)
-        old.send_signal(signal.SIGSTOP)
+    with Running(nursery, *run_arguments(out, [source], 10, *limits)) as old:
+        old.wait_until(lambda: published(out) == 2)
+        old.send(signal.SIGSTOP)
         # Lets another producer in, as on a machine where the lock of this one does not hold.
         (out / ".producer.lock").unlink()
-        assert run(*run_arguments(out, [source], 10)).returncode == 0
+        assert nursery.run(*run_arguments(out, [source], 10))[0] == 0
         stream_id = json.loads((out / "stream.json").read_bytes())["stream_id"]
         plan = {"dp_size": 1, "batch_size": 1, "unit": 10, "window": 10, "seed": 0}
         write_cursor(out, Cursor("trainer", stream_id, 40, 4, plan, time.time()))
         before = snapshot(out)
-        old.send_signal(signal.SIGCONT)
-        _, err = old.communicate(timeout=60)
-        assert old.returncode == 6
+        status, err = old.end(signal.SIGCONT)
+        assert status == 6
         assert_one_line(err, "has taken this stream over")
     assert snapshot(out) == before
     assert ids(out) == list(range(60))
 
 
-def test_the_second_one_changes_nothing_of_the_first(tmp_path: Path) -> None:
+def test_the_second_one_changes_nothing_of_the_first(nursery: Commands, tmp_path: Path) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 12) + b"bad\n" + rows(12, 100))
     # The bad row is in the quarantine's file, and no seal counts it yet: a start would cut it off.
-    options = ("--on-bad-row", "quarantine", "--max-ahead", 2)
-    with start(*run_arguments(out, [source], 10, *options)) as first:
-        wait_until(lambda: published(out) == 2, first)
+    arguments = run_arguments(out, [source], 10, "--on-bad-row", "quarantine", "--max-ahead", 2)
+    with Running(nursery, *arguments) as first:
+        first.wait_until(lambda: published(out) == 2)
         before = snapshot(out)
-        second = run(*run_arguments(out, [source], 10, *options))
-        assert second.returncode == 6
-        assert_one_line(second.stderr, f"process {first.pid} on ", "already producing into this stream")
+        status, err = nursery.run(*arguments)
+        assert status == 6
+        assert_one_line(err, f"process {first.pid} on ", "already producing into this stream")
         after = snapshot(out)
         for names in (before, after):
             names.pop("head.json")  # which tells that the first one is alive
         assert after == before
-        first.send_signal(signal.SIGTERM)
-        first.communicate(timeout=60)
-        assert first.returncode == 0
+        assert first.end(signal.SIGTERM)[0] == 0

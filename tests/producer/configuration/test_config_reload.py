@@ -12,7 +12,9 @@ from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits, Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.loop import reload_settings
-from tests.harness.processes.producing import ids, plain_sources, rows, start, wait_until
+from tests.harness.processes.commands import Commands
+from tests.harness.processes.producing import head, ids, plain_sources, rows
+from tests.producer.commands import Running
 
 OLD: Final = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10, on_bad_row="skip", max_bad_rows=5)
 
@@ -89,30 +91,18 @@ def test_what_changes_nothing() -> None:
     assert len(teller.notes) == 1
 
 
-def head(out: Path) -> bytes:
-    try:
-        return (out / "head.json").read_bytes()
-    except FileNotFoundError:
-        return b""
-
-
-def test_a_run_takes_its_new_rate(tmp_path: Path) -> None:
+def test_a_run_takes_its_new_rate(nursery: Commands, tmp_path: Path) -> None:
     source, out, config = tmp_path / "a.jsonl", tmp_path / "out", tmp_path / "run.toml"
     source.write_bytes(rows(0, 100))
     text = f'out = "{out}"\nsamples_per_chunk = 10\nrate = RATE\n[[source]]\npath = "{source}"\n'
     config.write_text(text.replace("RATE", "0.001"))
-    process = start("run", "--config", config)
-    try:
+    with Running(nursery, "run", "--config", config) as run:
         # In the middle of a wait of 1,000 seconds.
-        wait_until(lambda: b'"waiting"' in head(out), process)
+        run.wait_until(lambda: head(out).get("state") == "waiting")
         config.write_text("rate = fast")
-        process.send_signal(signal.SIGHUP)
+        run.send(signal.SIGHUP)
         config.write_text(text.replace("RATE", "100000"))
-        process.send_signal(signal.SIGHUP)
-        _, err = process.communicate(timeout=60)
-    finally:
-        with process:
-            process.kill()
-    assert process.returncode == 0, err
+        status, err = run.end(signal.SIGHUP)
+    assert status == 0, err
     assert ids(out) == list(range(100))
     assert "rate from 0.001 to 100000.0" in err

@@ -60,12 +60,7 @@ def test_version_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
-    [
-        ("typer", ["--help"]),
-        ("rich", ["--help"]),
-        ("pydantic", ["init"]),
-        ("pydantic", ["check", "--source", "a", "--out", "o", "--samples-per-chunk", "3"]),
-    ],
+    [("typer", ["--help"]), ("pydantic", ["check", "--source", "a", "--out", "o", "--samples-per-chunk", "3"])],
 )
 def test_a_command_that_lacks_a_package_names_the_extra(module: str, arguments: list[str], tmp_path: Path) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from lazyshard_producer.cli import main; sys.exit(main())"
@@ -84,16 +79,10 @@ def test_what_is_imported() -> None:
     ("more", "says"),
     [
         (["--rate", "0"], "--rate: "),
-        (["--store-patience-seconds", "nan"], "--store-patience-seconds: "),
-        (["--out", ""], "--out: "),
-        (["--out", "a\0b"], r"got 'a\x00b'"),
         (["--out", "x" * 300], "a name of 300 characters is too long"),
-        (["--source", ""], "--source: "),
         (["--source", "a\0b"], "NUL"),
         (["--nonsense"], "(see `lazyshard-producer run --help`)"),
         (["--no-progress", "stray"], "is --source stray meant?"),
-        (["--no-progress", "a.toml"], "is --config a.toml meant?"),
-        (["--weight"], "--weight: "),
         (["--config", "nowhere.toml"], "nowhere.toml: "),
         (None, "(see `lazyshard-producer --help`)"),
     ],

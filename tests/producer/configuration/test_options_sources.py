@@ -16,26 +16,17 @@ from tests.conversion import megatron_core
 @pytest.mark.parametrize(
     ("line", "rest", "sources"),
     [
-        ("", "", []),
-        ("run", "run", []),
         ("run --source a", "run", [{"path": ["a"]}]),
         ("run --source a b --out c", "run --out c", [{"path": ["a", "b"]}]),
         ("run --source=a b", "run b", [{"path": ["a"]}]),
         ("run --source a --rate 1 b", "run --rate 1 b", [{"path": ["a"]}]),
-        (
-            "run --source a --follow d --source b",
-            "run",
-            [{"path": ["a"]}, {"follow": ["d"]}, {"path": ["b"]}],
-        ),
+        ("run --source a --follow d --source b", "run", [{"path": ["a"]}, {"follow": ["d"]}, {"path": ["b"]}]),
         (
             "check --source a b --weight 0.7 --follow=d --weight=3 --debug",
             "check --debug",
             [{"path": ["a", "b"], "weight": "0.7"}, {"follow": ["d"], "weight": "3"}],
         ),
-        ("run --source a --weight -1", "run", [{"path": ["a"], "weight": "-1"}]),
-        ("run --source a --rate 5 --weight 2", "run --rate 5", [{"path": ["a"], "weight": "2"}]),
         ("run --source - --out o", "run --out o", [{"path": ["-"]}]),  # standard input is a path
-        ("run --source=", "run", [{"path": [""]}]),
         ("run --source a -- --source b", "run -- --source b", [{"path": ["a"]}]),
         ("init --source a", "init --source a", []),  # other commands have no sources
     ],
@@ -50,11 +41,9 @@ def test_sources_are_taken_out(line: str, rest: str, sources: list[dict[str, Any
 @pytest.mark.parametrize(
     ("line", "option"),
     [
-        ("--source", "--source"),
         ("--source --out a", "--source"),
         ("--follow --source a", "--follow"),
         ("--weight 1 --source a", "--weight"),
-        ("--source a --weight", "--weight"),
         ("--source a b --weight 1 --weight 2 --weight 3", "--weight"),
     ],
 )
@@ -75,8 +64,6 @@ def test_no_command_line_breaks_it_and_no_argument_comes_twice(arguments: list[s
     ("path", "files"),
     [
         ("a.jsonl", ["a.jsonl"]),
-        ("missing.jsonl", ["missing.jsonl"]),
-        ("?.jsonl", ["a.jsonl", "b.jsonl"]),
         ("[ba].jsonl", ["a.jsonl", "b.jsonl"]),
         # By their characters, as a shell does it; not by the numbers in them.
         ("part-*", ["part-10", "part-2"]),
@@ -100,11 +87,9 @@ def test_patterns_and_their_files(path: str, files: list[str], tmp_path: Path, m
     [
         ("a", [("a", None)]),
         ("0.7 web/a\n 0.3\tb", [("web/a", 0.7), ("b", 0.3)]),
-        ("a b c", [("a", None), ("b", None), ("c", None)]),
         # An odd number of words are prefixes, whatever they look like.
         ("1 2 3", [("1", None), ("2", None), ("3", None)]),
         ("a 1", [("a", None), ("1", None)]),
-        ('["30", "a", "70", " b "]', [("a", 30.0), ("b", 70.0)]),
         ('[30, "a", 70.5, "b c"]', [("a", 30.0), ("b c", 70.5)]),
         ('{"train": "1 a 2 b", "valid": []}', [("a", 1.0), ("b", 2.0)]),
         ('\ufeff{"train": ["a"]}', [("a", None)]),
@@ -118,16 +103,11 @@ def test_blends(text: str, entries: list[tuple[str, float | None]]) -> None:
     ("data", "says"),
     [
         (b"", "got none"),
-        (b"[]", "got none"),
         (b"\xff\xfe", "no UTF-8"),
         (b"1 a b c", "got 'b'"),
         (b"1 a 0 b", "got '0'"),
-        (b"1 a -1 b", "got '-1'"),
-        (b"nan a 1 b", "got 'nan'"),
-        (b"inf a 1 b", "got 'inf'"),
         (b"[1, ", "JSON"),
         (b'{"valid": ["a"]}', "got 'valid'"),
-        (b"[[1], 2]", "a list"),
         (b'[true, "a"]', "a list"),
         (b'["1", ""]', "got an empty one"),
     ],

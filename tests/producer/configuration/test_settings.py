@@ -28,12 +28,9 @@ def refused(*sources: dict[str, Any], **values: Any) -> list[str]:
     return [name.removeprefix("--").replace("-", "_") for name in names]
 
 
-def test_every_problem_is_found_at_once() -> None:
+def test_every_problem_is_found_at_once_and_survives_pickling() -> None:
     found = refused(out="", samples_per_chunk=0, rate=0.0, max_disk=0)
     assert found == ["samples_per_chunk", "rate", "max_disk", "out"]
-
-
-def test_the_error_survives_pickling_with_its_problems() -> None:
     error = refusal(out="", shuffle=-1)
     again = pickle.loads(pickle.dumps(error))
     assert error is not None
@@ -55,53 +52,27 @@ REFUSED: Final[dict[str, list[dict[str, Any]]]] = {
     "pack_buffer": [{"pack": 8, "pack_buffer": 0}, {"pack_buffer": 5}],
     "pack_buffer_bytes": [{"pack": 8, "pack_buffer_bytes": 0}, {"pack_buffer_bytes": 5}],
     "length_field": [
-        {"length_field": "tokens"},
-        {"pack": 8, "length_field": ""},
-        {"balance": 2, "length_field": ""},
-        {"split": 8, "length_field": "tokens"},
+        *({"length_field": "tokens"}, {"pack": 8, "length_field": ""}, {"split": 8, "length_field": "tokens"}),
         {"pack": 8, "encode": "m:f", "length_field": "tokens"},
-        {"balance": 2, "encode": "m:f", "length_field": "tokens"},
         {"measure": "m:f", "pack": 10, "length_field": "n"},
     ],
-    "columns": [
-        {"columns": ["a", "a"]},
-        {"pack": 8, "columns": {"text": "text"}},
-        {"split": 8, "columns": {"text": "text"}},
-    ],
-    "split": [
-        {"split": -1},
-        {"split": 2**24 + 1},
-        {"split": 2, "split_every_bos": 1, "split_every_eos": 2},
-        {"pack": 8, "split": 8},
-    ],
+    "columns": [{"columns": ["a", "a"]}, *({form: 8, "columns": {"text": "text"}} for form in ("pack", "split"))],
+    "split": [{"split": 2**24 + 1}, {"pack": 8, "split": 8}, {"split": 2, "split_every_bos": 1, "split_every_eos": 2}],
     "split_bos": [{"split": 8, "split_bos": -1}, {"split_bos": 0}],
     "split_eos": [{"split": 8, "split_eos": 2**31}],
     "split_every_eos": [{"split_every_eos": 0}],
     "split_overlap": [
-        {"split_overlap": 1},
-        {"split": 8, "split_overlap": 2},
+        *({"split_overlap": 1}, {"split": 8, "split_overlap": 2}),
         {"split": 8, "split_overlap": 1, "split_every_eos": 2},
     ],
     "pad": [{"pad": -1}, {"pack": 8, "pad": 8}, {"split": 8, "pad": 8}],
     "pad_token": [{"pad": 8, "pad_token": -1}, {"pad_token": 1}],
-    "balance": [
-        {"balance": 0},
-        {"balance": 10**9},
-        {"balance": 2, "shuffle": 8},
-        {"split": 8, "balance": 2},
-        {"pad": 8, "balance": 2},
-    ],
+    "balance": [{"balance": 10**9}, *({"balance": 2, form: 8} for form in ("shuffle", "split", "pad"))],
     "micro_batch_size": [
-        {"micro_batch_size": 2},
-        {"balance": 2, "micro_batch_size": 0},
-        {"balance": 2, "micro_batch_size": 3},
+        *({"micro_batch_size": 2}, {"balance": 2, "micro_batch_size": 0}, {"balance": 2, "micro_batch_size": 3}),
         {"pack": 8, "balance": 2, "micro_batch_size": 3},
     ],
-    "cost_per_token": [
-        {"cost_per_token": 2.0},
-        {"balance": 2, "cost_per_token": -1.0},
-        {"balance": 2, "cost_per_token": 0.0, "cost_per_token_squared": 0.0},
-    ],
+    "cost_per_token": [{"cost_per_token": 2.0}, {"balance": 2, "cost_per_token": 0.0, "cost_per_token_squared": 0.0}],
     "cost_per_token_squared": [{"cost_per_token_squared": 0.0}, {"balance": 2, "cost_per_token_squared": math.nan}],
     "workers": [{"workers": 1}, {"workers": -1, "transform": "m:f"}, {"workers": 1025, "transform": "m:f"}],
     "transform": [{"transform": text} for text in ("clean", "m:", "m:f()", "m:f:g")],
@@ -112,10 +83,8 @@ REFUSED: Final[dict[str, list[dict[str, Any]]]] = {
     "encode": [{"encode": "nothing"}],
     "max_length": [{"encode": "m:f", "max_length": 3}, {"encode": "swift", "model": "m", "max_length": 0}],
     "encode_option": [
-        {"pack": 8, **RLHF},
-        {"pad": 8, **RLHF},
-        {**RLHF, "encode_option": {"model": "b"}},
-        {**RLHF, "encode_option": {"--a": "1"}},
+        *({form: 8, **RLHF} for form in ("pack", "pad")),
+        *({**RLHF, "encode_option": {name: "1"}} for name in ("--a", "model")),
     ],
     "max_bad_rows": [{"max_bad_rows": 1}, {"max_bad_rows": -1, "on_bad_row": "skip"}],
     "max_ahead": [{"max_ahead": -1}, {"max_ahead": f"{2**63}B"}],
@@ -137,31 +106,19 @@ def test_what_cannot_be_is_the_only_problem(option: str, values: dict[str, Any])
 @pytest.mark.parametrize(
     "values",
     [
-        {"samples_per_chunk": 10**8},
-        {"rate": 1e-9},
-        {"seed": 2**63 - 1},
+        {"samples_per_chunk": 10**8, "rate": 1e-9, "seed": 2**63 - 1, "metrics_port": 65535, "max_ahead": 0},
         {"pack": 2**32 - 1, "pack_buffer": 10**9, "length_field": "tokens"},
         {"pack": 8, "columns": {"length": "tokens", "text": "text"}},
         {"pack": 8, "columns": {"text": "text"}, "transform": "m:f"},
         {"split": 2**24, "split_bos": 0, "split_eos": 2**31 - 1, "split_overlap": 1, "shuffle": 5},
-        {"split": 3, "split_every_bos": 1, "split_every_eos": 2},
-        {"split": 8, "columns": {"input_ids": "tokens"}},
-        {"split_bos": "none", "split_every_bos": "none", "split_every_eos": "none"},
+        {"split": 3, "split_every_bos": 1, "split_every_eos": 2, "columns": {"input_ids": "tokens"}},
+        {"split_bos": "none", "split_every_bos": "none", "split_every_eos": "none", "metrics_port": 0},
         {"pad": 8, "pad_token": 5, "shuffle": 5, "columns": {"text": "text"}, "encode": "m:f", "workers": 2},
-        {"workers": 1024, "transform": "my.rows:Cleaner.clean"},
-        {"transform": "modül:función"},
-        {"balance": 1, "micro_batch_size": 10, "length_field": "n", "cost_per_token": 0.0},
-        {"balance": 64, "cost_per_token_squared": 0.0, "workers": 2, "transform": "m:f"},
-        {"pack": 8, "balance": 2, "encode": "m:f", "columns": {"text": "text"}},
-        {"pack": 8, "balance": 2, "length_field": "tokens", "pack_buffer_bytes": 1},
-        {"balance": 2, **RLHF},
-        {"columns": {"a": "b", "b": "a"}},
-        {"on_bad_row": "skip", "max_bad_rows": 0},
-        {"on_bad_row": "quarantine"},
-        {"max_ahead": 0, "max_disk": 1, "min_free_disk": 0, "retain": 1},
-        {"retain": "consumed", "consumers": ["train"]},
-        {"metrics_port": 0},
-        {"metrics_port": 65535},
+        {"workers": 1024, "transform": "my.rows:Cleaner.clean", "columns": {"a": "b", "b": "a"}},
+        {"balance": 1, "micro_batch_size": 10, "length_field": "n", "cost_per_token": 0.0, "where": "modül:función"},
+        {"pack": 8, "balance": 2, "encode": "m:f", "cost_per_token_squared": 0.0, "pack_buffer_bytes": 1},
+        {"balance": 2, "max_disk": 1, "min_free_disk": 0, "retain": 1, **RLHF},
+        {"on_bad_row": "skip", "max_bad_rows": 0, "retain": "consumed", "consumers": ["train"]},
     ],
 )
 def test_what_can_be(values: dict[str, Any]) -> None:
@@ -179,13 +136,11 @@ REFUSED_SOURCES: Final[dict[str, list[dict[str, Any]]]] = {
     "pattern": [{"path": "a", "pattern": "*.json"}, FOLLOWED | {"pattern": ""}, FOLLOWED | {"pattern": "a/*.jsonl"}],
     "finished_by": [{"path": "a", "finished_by": "idle"}],
     "marker": [
-        {"path": "a", "marker": "{name}.ok"},
-        FOLLOWED | {"marker": "{name}.ok"},
+        *({"path": "a", "marker": "{name}.ok"}, FOLLOWED | {"marker": "{name}.ok"}),
         *(MARKED | {"marker": marker} for marker in ("done", "{name}", "../{name}")),
     ],
     "idle_seconds": [
         {"path": "-", "idle_seconds": 1.0},
-        FOLLOWED | {"idle_seconds": 5.0},
         IDLE | {"idle_seconds": 0.0},
         IDLE | {"idle_seconds": math.inf},
     ],
@@ -205,15 +160,12 @@ def test_a_source_that_cannot_be(option: str, source: dict[str, Any]) -> None:
     "source",
     [
         {"path": "-", "resume": "append"},
-        {"path": "a", "resume": "append"},  # may be a named pipe: that takes a look at it
+        {"path": "a", "resume": "append", "weight": 0.1},  # may be a named pipe: that takes a look at it
         {"path": "python:my.rows:generate"},
-        {"path": "python"},
         MARKED | {"pattern": "part-*", "marker": ".{name}.ok", "end_marker": "END"},
         IDLE | {"idle_seconds": 0.5},
-        {"path": "a", "weight": 0.1},
         # The defaults.
-        {"path": "a", "pattern": "*.jsonl", "finished_by": "rename", "marker": "{name}.done"},
-        {"path": "a", "idle_seconds": 60, "end_marker": "_END"},
+        {"path": "a", "pattern": "*.jsonl", "finished_by": "rename", "marker": "{name}.done", "idle_seconds": 60},
     ],
 )
 def test_a_source_that_can_be(source: dict[str, Any]) -> None:

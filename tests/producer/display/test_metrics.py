@@ -1,7 +1,5 @@
 """What Prometheus gets to see, read over HTTP as it would."""
 
-from __future__ import annotations
-
 import math
 import socket
 import sys
@@ -50,15 +48,7 @@ def scrape(metrics: Metrics, begin: str = "") -> dict[str, float]:
     return {name: value for name, value in found.items() if name.startswith(begin)}
 
 
-def test_at_the_start_counters_are_zero_and_what_nobody_knows_is_not_a_number(metrics: Metrics) -> None:
-    found = scrape(metrics)
-    assert found["samples_total"] == found["chunks_total"] == found["bytes_total"] == 0
-    assert found['refused_rows_total{kind="skipped"}'] == found['refused_rows_total{kind="quarantined"}'] == 0
-    assert math.isnan(found["ahead_chunks"]) and math.isnan(found["disk_bytes"])
-    assert not [name for name in found if "_created" in name or name.startswith(("python_", "process_"))]
-
-
-def test_what_is_counted(metrics: Metrics) -> None:
+def test_what_is_counted(metrics: Metrics, clock: Clock) -> None:
     metrics.published(7, 10, 500, 0.004)
     metrics.published(8, 3, 100, 0.2)
     metrics.taken('a "b"\n\\.jsonl', 5)
@@ -67,6 +57,8 @@ def test_what_is_counted(metrics: Metrics) -> None:
     metrics.refused("quarantined", 4)
     metrics.disk(12345)
     metrics.waits("rate")
+    clock.now += 2
+    assert [name for name, value in scrape(metrics, "waiting").items() if value] == ['waiting{reason="rate"}']
     metrics.waits(None)
     found = scrape(metrics)
     expected = {
@@ -85,6 +77,7 @@ def test_what_is_counted(metrics: Metrics) -> None:
         'refused_rows_total{kind="skipped"}': 1,
         'refused_rows_total{kind="quarantined"}': 4,
         "disk_bytes": 12345,
+        'wait_seconds_total{reason="rate"}': 2,
     }
     assert {name: found[name] for name in expected} == expected
     states = scrape(metrics, "state{")
@@ -115,27 +108,6 @@ def test_consumers_come_and_go_and_of_many_the_rest_share_the_largest_lag(metric
     assert (len(found), found[lag(OTHERS)]) == (MAX_LABELS + 1, MAX_LABELS + 2)
     metrics.consumers({"c000": 1}, 0)
     assert scrape(metrics, "consumer_lag") == {lag("c000"): 1}
-
-
-def test_waits_are_counted_by_their_reason(metrics: Metrics, clock: Clock) -> None:
-    metrics.waits("limit")
-    clock.now += 2
-    metrics.waits("limit")
-    clock.now += 3
-    metrics.waits("deadlock")
-    clock.now += 1
-    waited = scrape(metrics, "wait_seconds_total")
-    assert waited['wait_seconds_total{reason="limit"}'] == 5
-    assert waited['wait_seconds_total{reason="deadlock"}'] == 1
-    found = scrape(metrics, "waiting")
-    assert (found['waiting{reason="limit"}'], found['waiting{reason="deadlock"}']) == (0, 1)
-    clock.now += 3
-    metrics.waits(None)
-    clock.now += 100
-    metrics.waits(None)
-    waited = scrape(metrics, "wait_seconds_total")
-    assert waited['wait_seconds_total{reason="deadlock"}'] == 4
-    assert (sum(waited.values()), sum(scrape(metrics, "waiting").values())) == (9, 0)
 
 
 def test_closed_it_answers_no_more_and_its_port_is_free() -> None:

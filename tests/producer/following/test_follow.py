@@ -1,15 +1,22 @@
-"""A followed directory: which rows come when, by how files are known to be complete."""
+"""A followed directory: which rows come when, by how files are known to be complete; its parts."""
 
+import base64
 import gzip
 import logging
 import os
 import threading
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lazyshard_producer.following.directory import FollowedDirectory
+from lazyshard_producer.following.listing import DirectoryWatch, FinishedFiles, NameRules
+from lazyshard_producer.position import FilePosition
 from tests.producer.following.followed import Follow, append
 from tests.producer.sources.reading import refusal
 
@@ -110,15 +117,6 @@ def test_growing_files_take_turns_line_by_line(follow: Follow, directory: Path) 
     (directory / "a.jsonl.done").touch()
     assert follower.take() == [b"4"]
     assert f"{directory} (1 file unfinished)" in follower.source.waits_for()
-
-
-def test_turns_are_of_a_megabyte(follow: Follow, directory: Path) -> None:
-    follower = follow(finished_by="idle")
-    for name in ("a", "b"):
-        (directory / f"{name}.jsonl").write_bytes((name.encode() * 1023 + b"\n") * 3000)
-    order = [line[:1] for line in follower.take() if isinstance(line, bytes)]
-    changes = [at for at in range(1, 6000) if order[at] != order[at - 1]]
-    assert changes == [1024, 2048, 3072, 4096, 5048]
 
 
 def test_a_marked_file_must_not_grow(follow: Follow, directory: Path) -> None:
@@ -271,3 +269,78 @@ def test_waiting_ends_when_a_file_appears(follow: Follow, directory: Path, tmp_p
         assert rows.lines == [b"1\n"]
     finally:
         source.close()
+
+
+LINES = ("*.jsonl", "{name}.done", "_END")
+
+
+@pytest.mark.parametrize(
+    ("rules", "data", "others"),
+    [
+        (LINES, ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.b.jsonl", "\udcff.jsonl", "a\nb.jsonl"], ["_END"]),
+        (LINES, [], ["A.JSONL", "a.json", "a.jsonl.bz2", "a.jsonl.xz", ".a.jsonl", ".a.jsonl.x7Yq2", "a.jsonl.done"]),
+        (LINES, [], ["a.jsonl.tmp", "a.jsonl.part", "a.jsonl~"]),
+        (("*", "ok-{name}", "STOP"), ["a", "a.gz", "ok-"], ["ok-a", "STOP", "a.tmp", ".a"]),
+        (("part-[0-9]*.json.gz", "{name}.done", "_END"), ["part-1.json.gz"], ["part-1.json", "part-x.json.gz"]),
+        (("*", "_SUCCESS", "_END"), ["a"], ["_SUCCESS"]),
+    ],
+)
+def test_names_of_data(rules: tuple[str, str, str], data: list[str], others: list[str]) -> None:
+    assert [name for name in (*data, *others) if NameRules(*rules).is_data(name)] == data
+
+
+def finished(size: int, line: int, tail: int, open_end: bool) -> FilePosition:
+    return FilePosition(size, line, open_end=open_end, seen=size, tail=f"{tail:016x}")
+
+
+FILES = st.dictionaries(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=3),
+    st.builds(finished, st.integers(0, 2**62), st.integers(0, 2**40), st.integers(0, 2**64 - 1), st.booleans()),
+)
+
+
+@given(FILES, FILES, FILES, st.integers(1, 5))
+def test_finished_files_are_a_dict_in_little_space(
+    first: dict[str, FilePosition], second: dict[str, FilePosition], sizes: dict[str, FilePosition], merge: int
+) -> None:
+    files = FinishedFiles()
+    for name, file in first.items():
+        files.add(name, file, file.offset)
+    copy = FinishedFiles.decode(files.encode())
+    shared = copy.copy()
+    for at, (name, file) in enumerate(second.items()):
+        copy.add(name, file, file.offset)
+        if at % merge == 0:
+            names = base64.b64decode(copy.encode()["name"])
+            assert len(names) == 8 * len(first | dict(list(second.items())[: at + 1]))
+    both = first | second
+    for name in first | second | sizes:
+        assert files.get(name) == shared.get(name) == first.get(name)
+        assert copy.get(name) == both.get(name)
+    unknown, grown = copy.compare({name: file.offset for name, file in sizes.items()})
+    assert unknown == [name for name in sizes if name not in both]
+    assert grown == [name for name in sizes if name in both and sizes[name].offset > both[name].offset]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, {}, {"name": "", "size": "", "line": ""}, {"name": "AAAAAAAAAAA=", "size": "", "line": "", "tail": ""}, 3]
+    + [dict.fromkeys(("name", "size", "line", "tail"), wrong) for wrong in ("x", "AAAA", "A" * 20 + "A=")],
+)
+def test_finished_files_that_are_none_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        FinishedFiles.decode(value)
+
+
+def test_looks_become_rarer_while_nothing_changes(tmp_path: Path) -> None:
+    now = 0.0
+    watch = DirectoryWatch(str(tmp_path), lambda: now)
+    looks = []
+    for centisecond in range(1000):
+        now = centisecond / 100
+        if watch.due():
+            looks.append(centisecond)
+            watch.look()
+            watch.looked(changed=now < 0.5)
+    pauses = [after - before for before, after in pairwise(looks)]
+    assert pauses == pytest.approx([20, 20, 20, 30, 45, 68, 102, 152, 200, 200], abs=1)

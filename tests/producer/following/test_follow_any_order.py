@@ -104,12 +104,14 @@ def tear(follower: Follower, count: int) -> None:
         os.truncate(journal, max(size, journal.stat().st_size - count))
 
 
-@pytest.mark.parametrize("long_bytes", [1, 4 << 20], ids=["short journals", "one journal"])
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(finished_by=st.sampled_from(["rename", "marker", "idle"]), steps=st.lists(STEPS, max_size=40))
-@example(
-    finished_by="idle", steps=[("finish", 0, 0), ("wait", 1, 0), ("publish", 1, 0), ("publish", 0, 0), ("kill", 0, 0)]
+@given(
+    long_bytes=st.sampled_from([1, 4 << 20]),  # short journals, or one journal
+    finished_by=st.sampled_from(["rename", "marker", "idle"]),
+    steps=st.lists(STEPS, max_size=40),
 )
+@example(1, "idle", [(step, count, 0) for step, count in TWICE_AT_ONE_PLACE])
+@example(4 << 20, "idle", [(step, count, 0) for step, count in TWICE_AT_ONE_PLACE])
 def test_every_row_comes_once_whatever_is_killed_when(
     long_bytes: int, finished_by: Any, steps: list[tuple[str, int, int]]
 ) -> None:

@@ -108,23 +108,6 @@ def test_files_that_were_not_read_to_their_end_must_stay_or_be_marked(
     assert "a.jsonl was deleted" in caplog.text
 
 
-def test_a_growing_file_of_which_all_was_taken_may_be_deleted(
-    follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    follower = follow(finished_by="idle")
-    path = directory / "a.jsonl"
-    path.write_bytes(b"1\n")
-    assert follower.take() == [b"1\n"]
-    follower.publish()
-    path.unlink()
-    assert follower.take() == []
-    assert caplog.text.count("was deleted") == 1
-    follower.kill()
-    assert follower.take() == []
-    path.write_bytes(b"1\n")
-    assert follower.take() == []
-
-
 def test_a_file_deleted_before_it_was_begun_is_told(
     follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,10 +146,12 @@ def test_compressed_files_are_known_by_their_text(follow: Follow, directory: Pat
     assert (error.file, str(error.expected)[:5]) == (str(path), "XXH3 ")
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("end", [b"", b"\n"])
 @pytest.mark.parametrize(
-    "text", [b"2\n3\n4", b"twenty-two\n3\n4", b"22\n22\n3\n4", b"\n3\n4", b"22\n33\n44\n55\n3\n4", b"2"]
+    ("text", "end", "packed"),
+    [
+        *((b"2\n3\n4", b"", False), (b"twenty-two\n3\n4", b"\n", True), (b"22\n22\n3\n4", b"", True)),
+        *((b"\n3\n4", b"\n", False), (b"22\n33\n44\n55\n3\n4", b"", False), (b"2", b"\n", True), (b"2", b"", False)),
+    ],
 )
 def test_what_was_mended_or_cut_behind_what_is_published_is_taken_as_it_is(
     text: bytes, end: bytes, packed: bool, follow: Follow, directory: Path, caplog: pytest.LogCaptureFixture
@@ -272,16 +257,6 @@ def test_a_link_in_place_of_the_journals_is_refused_and_nothing_behind_it_delete
     assert kept.exists()
 
 
-def test_position_at_the_start_makes_no_journal(follow: Follow, directory: Path, tmp_path: Path) -> None:
-    follower = follow()
-    follower.take()
-    follower.publish()
-    nothing = {"journal": "", "bytes": 0, "digest": "", "read": 0, "blank": 0}
-    assert follower.position == {"kind": "follow", "path": str(directory)} | nothing
-    assert list((tmp_path / "out").iterdir()) == []
-    follower.kill()
-
-
 def test_a_position_within_a_file_and_its_journal(follow: Follow, directory: Path) -> None:
     follower = follow()
     (directory / "a.jsonl").write_bytes(b"1\n\n2\n3\n")
@@ -320,15 +295,6 @@ def test_positions_without_news_write_nothing(follow: Follow, directory: Path) -
     follower.publish(0)
     assert follower.journal != journal
     assert journal.read_bytes() == before[1]
-
-
-def test_consecutive_blocks_of_a_file_are_one_line(follow: Follow, directory: Path) -> None:
-    follower = follow(finished_by="marker")
-    (directory / "a.jsonl").write_bytes((b"x" * 1023 + b"\n") * 5000)
-    follower.take()
-    follower.publish(0)
-    line = json.loads(follower.journal.read_bytes().splitlines()[1])
-    assert (line["file"], line["from"], line["offset"]) == ("a.jsonl", 0, 5_120_000)
 
 
 def test_journals_are_begun_anew_and_the_old_ones_deleted(
@@ -382,25 +348,6 @@ def test_a_journal_that_cannot_be_written_is_not_written_to_again(
     assert follower.published == [b"1\n", b"2\n", b"3\n"]
     follower.kill()
     assert follower.take() == []
-
-
-def test_a_producer_that_wakes_too_late_spoils_nothing(follow: Follow, directory: Path) -> None:
-    first = follow(finished_by="marker")
-    path = directory / "a.jsonl"
-    path.write_bytes(b"1\n2\n3\n")
-    first.take()
-    first.publish(1)
-    second = follow(finished_by="marker")
-    second.position = first.position
-    second.kill()
-    assert second.take() == [b"2\n", b"3\n"]
-    second.publish(1)
-    append(path, b"4\n")
-    for _ in range(40):
-        first.take()
-        first.source.entry(first.source.reached)
-    second.kill()
-    assert second.take() == [b"3\n", b"4\n"]
 
 
 def test_a_producer_that_wakes_behind_its_opening_deletes_no_journal_of_its_successor(

@@ -1,7 +1,5 @@
 """A run at its limits: when it is held, what it deletes behind its consumers, and how often it looks at anything."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from lazyshard.errors import ProducerFenced
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.stream import ChunkWriter, write_cursor
-from lazyshard.stream.consumers import forget_consumer, list_consumers, write_reading
+from lazyshard.stream.consumers import forget_consumer, write_reading
 from lazyshard_producer.configuration.quantities import Amount
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding import SILENT_S, Holdback, Shelf, Stock, retry_s
@@ -114,17 +112,6 @@ def test_ahead_of_the_slowest_reader(bench: Bench) -> None:
     assert bench.publish_while_allowed() == 10
 
 
-def test_ahead_in_bytes_of_the_chunks_on_disk(bench: Bench) -> None:
-    bench.publish()
-    one = bench.size()
-    for size, may in ((5 * one - 1, 4), (5 * one + 4, 5)):
-        bench.limited(max_ahead=Amount(number=size, unit="bytes"))
-        assert bench.publish_while_allowed() == may
-    bench.limited(max_ahead=Amount(number=1, unit="bytes"))
-    bench.need("a", 6)
-    assert bench.publish_while_allowed() == 7
-
-
 def test_a_dead_consumer_holds_until_it_is_forgotten(bench: Bench) -> None:
     bench.limited(max_ahead=chunks(1))
     bench.need("dead", 1)
@@ -152,76 +139,7 @@ def test_asked_again_ever_more_rarely_and_at_once_after_a_release(bench: Bench) 
     assert bench.ask().retry_s == 0.2
 
 
-def test_many_consumers_are_counted_and_strange_names_stay_on_the_line(bench: Bench) -> None:
-    bench.limited(max_ahead=chunks(0))
-    for name in "edcba":
-        bench.need(name, 0)
-    hold = bench.ask()
-    assert "'a', 'b', 'c' and 2 more " in hold.reason
-    # Of those that may be dead, the one that was silent for longest is the first to forget.
-    bench.need("b\u2028b", 0, at=-1.0)
-    bench.now = 2 * SILENT_S
-    bench.need("c", 0, at=2 * SILENT_S)
-    reason = bench.ask().reason
-    assert "lazyshard forget" in reason
-    assert reason.rpartition("; if ")[2].startswith("'b\\u2028b' ")
-    assert len(reason.splitlines()) == 1
-
-
 # No room on the disk.
-
-
-def test_a_deadlock_by_max_disk_is_told_at_once_with_the_numbers(bench: Bench) -> None:
-    bench.publish()
-    one = bench.size()
-    bench.limited(retain="consumed", max_disk=5 * one)
-    bench.commit("sft", 1, at=-90.0)
-    bench.need("sft", 4)
-    assert bench.publish_while_allowed() == 6
-    bench.now = 30.0
-    hold = bench.ask(0.0)
-    assert (hold.deadlock, hold.stalled) == (False, False)
-
-    bench.need("sft", 8, at=bench.now)
-    hold = bench.ask()
-    assert (hold.deadlock, hold.stalled) == (True, False)
-    assert hold.reason.startswith("deadlock: --max-disk ")
-    assert "consumer 'sft' waits for 8 chunks, 6 are published" in hold.reason
-    assert "kept for consumer 'sft', " in hold.reason
-    assert f"--max-disk to {8 * one} bytes" in hold.reason
-    # It goes on as soon as it can: here the consumer commits after all.
-    bench.commit("sft", 3)
-    assert bench.ask() is None
-    assert bench.chunks() == [3, 4, 5]
-
-
-def test_a_slow_consumer_that_has_its_data_is_no_deadlock(bench: Bench) -> None:
-    bench.publish()
-    bench.limited(retain="consumed", max_disk=4 * bench.size())
-    bench.commit("slow", 0)
-    bench.need("slow", 2)
-    bench.commit("fast", 3)
-    bench.need("fast", 9)
-    assert bench.publish_while_allowed() == 4
-    hold = bench.ask()
-    assert (hold.deadlock, hold.stalled) == (False, False)
-    assert "consumer 'fast' waits for 9 chunks" in hold.reason and "kept for consumer 'slow', " in hold.reason
-    bench.now = SILENT_S
-    hold = bench.ask(0.0)
-    assert (hold.deadlock, hold.stalled) == (False, True)
-    assert hold.reason.endswith(f"`lazyshard forget '{bench.out}' slow`")
-
-
-def test_a_consumer_named_that_has_not_come(bench: Bench) -> None:
-    bench.publish()
-    bench.limited(retain="consumed", consumers=("a", "b"), max_disk=2 * bench.size())
-    bench.publish_while_allowed()
-    assert "before consumers 'a', 'b' of --consumers" in bench.ask().reason
-    bench.commit("a", 1)
-    bench.need("a", 3)
-    hold = bench.ask()
-    assert hold.deadlock and "before consumer 'b' of --consumers" in hold.reason
-    assert hold.reason.endswith("--consumers")
 
 
 # What is deleted.
@@ -255,6 +173,8 @@ def test_consumed_chunks_are_deleted_below_every_cursor_through_a_restart(bench:
     again.publish()
     assert again.chunks() == [9]
     assert again.stock.size == again.size()
+    again.limited(min_free_disk=1)
+    assert again.ask() is None
 
 
 def test_a_cursor_of_another_stream_or_ahead_of_the_data_deletes_nothing(bench: Bench) -> None:
@@ -348,61 +268,6 @@ def recording(function: Callable[..., Any], seen: list[str]) -> Callable[..., An
         return function(path, *arguments, **options)
 
     return call
-
-
-def test_the_consumers_are_looked_at_twice_a_second_at_most(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[str] = []
-    monkeypatch.setattr("lazyshard_producer.holding.list_consumers", recording(list_consumers, looks))
-    bench.limited(retain="consumed", max_ahead=chunks(1000))
-    for _ in range(100):
-        assert bench.ask(0.0) is None
-        bench.publish(after_s=0.0625)
-    assert len(looks) == 13
-    # While it is held, five times a second.
-    bench.limited(max_ahead=chunks(100))
-    looks.clear()
-    for _ in range(100):
-        assert bench.ask(0.0625) is not None
-    assert len(looks) == 25
-
-
-def test_the_chunks_are_listed_at_the_start_for_max_disk_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.publish(20)
-    listed: list[str] = []
-    with monkeypatch.context() as patch:
-        for name in ("listdir", "scandir"):
-            patch.setattr(os, name, recording(getattr(os, name), listed))
-        for limits in ({"min_free_disk": 1}, {"max_ahead": Amount(number=10**6, unit="bytes")}, {"max_disk": 10**6}):
-            assert str(bench.out) not in listed
-            bench.limited(**limits, retain="consumed")
-            assert bench.ask() is None
-        assert listed.count(str(bench.out)) == 1
-        listed.clear()
-        bench.commit("a", 15)
-        bench.publish()
-        assert bench.ask() is None
-        assert set(listed) == {str(bench.out / "cursors")}
-    assert bench.chunks() == list(range(15, 21))
-
-
-def test_what_is_on_disk_is_known_without_looking_again(bench: Bench) -> None:
-    bench.limited(retain=3, max_disk=10**6)
-    for number in range(12):
-        bench.publish(width=10 * number)
-        bench.commit("a", number // 2)
-        assert (bench.stock.size, bench.stock.first) == (bench.size(), bench.chunks()[0])
-    largest = bench.stock.largest
-    # As a restart finds it: data and seal of the largest are looked at apart from each other.
-    bench.limited(retain=3, max_disk=10**6)
-    assert bench.ask() is None
-    assert (bench.stock.size, bench.stock.largest) == (bench.size(), largest)
-    # Without a limit on it, from some of the chunks; here that is all of them.
-    bench.limited(min_free_disk=1)
-    assert bench.ask() is None
-    assert (bench.stock.size, bench.stock.chunks) == (bench.size(), len(bench.chunks()))
-    bench.limited()
-    assert bench.ask() is None
-    assert bench.holdback.stock is None
 
 
 def test_many_chunks_are_measured_by_some_of_them_unless_a_limit_needs_the_sum(

@@ -1,14 +1,10 @@
 """A run that is held by its limits, let go by its consumers, and deletes what they are done with: real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +16,10 @@ from lazyshard.stream import StreamReader, write_cursor
 from lazyshard.stream.consumers import write_reading
 from lazyshard_producer.cli import main
 from tests.harness.disks import SmallDisk, disk_fixture
+from tests.harness.processes.commands import Commands
 from tests.harness.processes.environment import DEADLINE_S
-from tests.harness.processes.producing import head, published, rows, run_arguments, running, wait_until
+from tests.harness.processes.producing import head, published, rows, run_arguments
+from tests.producer.commands import Running
 
 PER_CHUNK: Final = 20
 CONSUMED: Final = ("--retain", "consumed", "--consumers", "trainer")
@@ -41,51 +39,49 @@ def on_disk(out: Path) -> list[int]:
     return sorted({parsed[0] for name in os.listdir(out) if (parsed := parse_chunk_name(name)) is not None})
 
 
-def producing(source: Path, out: Path, *limits: object) -> AbstractContextManager[subprocess.Popen[str]]:
-    return running(*run_arguments(out, [source], PER_CHUNK, *limits))
-
-
-def is_held(out: Path, process: subprocess.Popen[str], chunks: int, words: str) -> None:
-    wait_until(lambda: published(out) == chunks and words in head(out).get("note", ""), process)
+def is_held(out: Path, run: Running, chunks: int, words: str) -> None:
+    run.wait_until(lambda: published(out) == chunks and words in head(out).get("note", ""))
     assert head(out)["state"] == "waiting"
 
 
-def test_a_run_is_held_let_go_and_deletes_behind_its_consumer(tmp_path: Path) -> None:
+def test_a_run_is_held_let_go_and_deletes_behind_its_consumer(nursery: Commands, tmp_path: Path) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 12 * PER_CHUNK))
-    with producing(source, out, "--max-ahead", 3, *CONSUMED) as process:
-        is_held(out, process, 3, "no consumer")
+    with Running(nursery, *run_arguments(out, [source], PER_CHUNK, "--max-ahead", 3, *CONSUMED)) as run:
+        is_held(out, run, 3, "no consumer")
         # What a reader needs is never held back, whatever the limit.
         need(out, 7)
-        is_held(out, process, 10, "'trainer' is at chunk 7")
+        is_held(out, run, 10, "'trainer' is at chunk 7")
         assert on_disk(out) == list(range(10))
         commit(out, 5)
-        wait_until(lambda: on_disk(out) == list(range(5, 10)), process)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        run.wait_until(lambda: on_disk(out) == list(range(5, 10)))
+        assert run.end(signal.SIGTERM)[0] == 0
     assert head(out)["state"] == "idle"
     assert main(run_arguments(out, [source], PER_CHUNK)) == 0
     assert head(out)["ended"] is True
     assert on_disk(out) == list(range(5, 12))
 
 
-def test_a_full_disk_that_only_a_checkpoint_could_empty_is_told_as_a_deadlock(tmp_path: Path) -> None:
+def test_a_full_disk_that_only_a_checkpoint_could_empty_is_told_as_a_deadlock(
+    nursery: Commands, tmp_path: Path
+) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 10 * PER_CHUNK))
     # Room for three chunks, while the open window needs five before a first checkpoint can be.
-    with producing(source, out, "--max-disk", "4000", "--retain", "consumed") as process:
-        wait_until(lambda: published(out) > 0, process)
+    limits = ("--max-disk", "4000", "--retain", "consumed")
+    with Running(nursery, *run_arguments(out, [source], PER_CHUNK, *limits)) as run:
+        run.wait_until(lambda: published(out) > 0)
         commit(out, 0)
         need(out, 5)
-        wait_until(lambda: head(out).get("note", "").startswith("deadlock: --max-disk "), process)
+        run.wait_until(lambda: head(out).get("note", "").startswith("deadlock: --max-disk "))
         held_at = published(out)
         assert 0 < held_at < 5
         # Somebody forgets the window after all.
         commit(out, held_at)
-        wait_until(lambda: published(out) > held_at, process)
+        run.wait_until(lambda: published(out) > held_at)
 
 
-disk = disk_fixture("size=1m")
+disk = disk_fixture("size=512k")
 
 
 def size_if_there(path: Path) -> int:
@@ -98,11 +94,11 @@ def size_if_there(path: Path) -> int:
 @pytest.mark.full
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem")
-@pytest.mark.parametrize("limit", ["--max-disk", "--min-free-disk"])
+@pytest.mark.parametrize(("limit", "most"), [("--max-disk", 300_000), ("--min-free-disk", 200_000)])
 def test_six_times_what_fits_goes_through_a_small_disk(
-    limit: str, disk: SmallDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, most: int, disk: SmallDisk, nursery: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    window, every, chunks, most = 2, 4, 240, 600_000
+    window, every, chunks = 2, 4, 120
     # What is deleted takes room for as long as a reader has it open; this one looks at every chunk whether to let go.
     monkeypatch.setattr("lazyshard.stream.reader._LET_GO_S", 0.0)
     # While it waits it still holds the last window, for which so small a disk has no room to spare.
@@ -110,8 +106,8 @@ def test_six_times_what_fits_goes_through_a_small_disk(
     source, out, ids, spare = tmp_path / "a.jsonl", disk.point / "out", list[int](), list[int]()
     text = b"x" * 1300  # about 27,000 bytes a chunk
     source.write_bytes(b"".join(b'{"id":%d,"text":"%s"}\n' % (number, text) for number in range(chunks * PER_CHUNK)))
-    with producing(source, out, limit, most, *CONSUMED) as process:
-        wait_until(lambda: published(out) > 0, process)
+    with Running(nursery, *run_arguments(out, [source], PER_CHUNK, limit, most, *CONSUMED)) as run:
+        run.wait_until(lambda: published(out) > 0)
         reader = StreamReader(out, max_wait=DEADLINE_S)
         for done in range(window, chunks + 1, window):
             need(out, done)
@@ -124,8 +120,8 @@ def test_six_times_what_fits_goes_through_a_small_disk(
             else:
                 found = os.statvfs(disk.point)
                 spare.append(found.f_bavail * found.f_frsize - most)
-        _, errors = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 0, errors
+        status, err = run.end()
+        assert status == 0, err
     assert ids == list(range(chunks * PER_CHUNK))
     # Files are made of blocks: the last page of each, and of head and cursors, is not in their sizes.
     assert min(spare) >= (0 if limit == "--max-disk" else -32_768)

@@ -1,7 +1,5 @@
 """A filesystem that is full at any write, or has no inode: one line, and on when there is room."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable
@@ -13,20 +11,11 @@ import pytest
 from lazyshard_producer.cli import main
 from tests.harness.disks import SmallDisk, disk_fixture
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.producing import (
-    assert_one_line,
-    chunk_files,
-    head,
-    ids,
-    published,
-    run,
-    run_arguments,
-    start,
-    wait_until,
-)
+from tests.harness.processes.producing import assert_one_line, chunk_files, head, ids, published, run, run_arguments
 from tests.harness.scenes.rows import made
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream
+from tests.producer.commands import Running
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem")]
 
@@ -56,37 +45,22 @@ def test_disk_full(disk: SmallDisk, tmp_path: Path) -> None:
     assert ids(out) == list(range(1000))
 
 
-@pytest.mark.parametrize("reason", ["No space left on device", "Read-only file system"])
-def test_not_even_the_directory_can_be_made(
-    reason: str, disk: SmallDisk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if reason == "Read-only file system":
-        disk.change("ro")
-    else:
-        disk.fill()
-    source = tmp_path / "a.jsonl"
-    source.write_bytes(b"{}\n")
-    assert main(run_arguments(disk.point / "out", [source], 10, "--no-progress")) == 7
-    assert_one_line(capsys.readouterr().err, reason)
-
-
 # A page or an inode more each time: what finds no room is another one each time.
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
-        ("plain", lambda step: f"size={24 + 4 * step}k"),
         ("followed while it grows", lambda step: f"size={24 + 4 * step}k"),
         ("plain", lambda step: f"size=8m,nr_inodes={3 + step}"),
     ],
-    ids=["a file", "a followed directory", "no inode"],
+    ids=["a followed directory", "no inode"],
 )
 def test_a_disk_that_is_full_at_any_write(kind: str, size: Callable[[int], str], tmp_path: Path) -> None:
     source, failures = KINDS[kind](tmp_path, 0), 0
     (tmp_path / "nursery").mkdir()
     # The nursery must not outlive the disk.
     with SmallDisk(tmp_path / "disk", size(0)) as disk, Commands(tmp_path / "nursery") as nursery:
-        stream = Stream(nursery, disk.point / "out", [source], MAKES)
+        stream = Stream(nursery, disk.point / "out", [source], MAKES, 14)
         while True:
             status, err = stream.run()
             if status == 0:
@@ -104,25 +78,24 @@ def test_a_disk_that_is_full_at_any_write(kind: str, size: Callable[[int], str],
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("end", ["room", "signal", "signal where no room is left at all"])
-def test_with_min_free_disk_it_waits_for_room_and_goes_on(end: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["room", "signal where no room is left at all"])
+def test_with_min_free_disk_it_waits_for_room_and_goes_on(end: str, nursery: Commands, tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
     source.write_bytes(b"".join(b'{"id":%d,"text":"%s"}\n' % (number, b"x" * 500) for number in range(1000)))
-    with SmallDisk(tmp_path / "disk", "size=256k") as disk:
-        out = disk.point / "out"
-        process = start(*run_arguments(out, [source], 50, "--min-free-disk", "100kB"))
-        wait_until(lambda: "--min-free-disk" in head(out).get("note", ""), process)
+    out = tmp_path / "disk" / "out"
+    arguments = run_arguments(out, [source], 50, "--min-free-disk", "100kB")
+    with SmallDisk(tmp_path / "disk", "size=256k") as disk, Running(nursery, *arguments) as run:
+        run.wait_until(lambda: "--min-free-disk" in head(out).get("note", ""))
         assert head(out)["state"] == "waiting"
         assert 0 < published(out) * 50 < 1000
         assert os.statvfs(disk.point).f_bavail * os.statvfs(disk.point).f_frsize >= 100_000
         if end == "room":
             disk.change("size=8m")
+            status, err = run.end()
         else:
-            if end != "signal":
-                disk.fill()
-            process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 0, err
+            disk.fill()
+            status, err = run.end(signal.SIGTERM)
+        assert status == 0, err
         if end != "room":
             assert head(out)["state"] == "idle"
             assert not (out / ".tmp").exists()

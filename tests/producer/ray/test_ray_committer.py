@@ -1,17 +1,18 @@
-"""What write tasks have written becomes chunks: in order, once, while others still run; and what is refused."""
+"""What write tasks have written becomes chunks: in order, once, while others still run; and the pieces they leave."""
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
 
-from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamMismatch, WriterFailed
+from lazyshard.errors import ChunkCorrupt, StreamMismatch, WriterFailed
+from lazyshard.format.batch import check_lines
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer import ray
-from lazyshard_producer.ray import Committer, piece_path, write_piece
+from lazyshard_producer.ray import Committer, PieceReader, list_pieces, piece_path, write_piece
 from tests.harness.processes.producing import ids, published, seal
 
 DEADLINE_S = 60.0
@@ -87,16 +88,6 @@ def test_chunks_are_published_while_tasks_still_run_and_some_gave_nothing(tmp_pa
     write(folder, 4, 9, 11)
     committer.finish([4, 2, 0, 1])
     assert ids(tmp_path) == list(range(11))
-
-
-def test_a_task_that_runs_again_after_its_piece_was_taken(tmp_path: Path) -> None:
-    committer, folder = begin(tmp_path)
-    write(folder, 0, 0, 4)
-    wait(lambda: published(tmp_path) == 1)
-    write(folder, 0, 0, 4)
-    write(folder, 1, 4, 6)
-    committer.finish([0, 1])
-    assert ids(tmp_path) == list(range(6))
 
 
 @pytest.mark.parametrize("sizes", [[6, 7], [1] * 13, [13]])
@@ -194,9 +185,67 @@ def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ids(tmp_path) == list(range(9))
 
 
-def test_the_stream_is_locked_for_as_long_as_it_is_published(tmp_path: Path) -> None:
-    committer, folder = begin(tmp_path)
-    with pytest.raises(LazyShardError, match="already producing"):
-        begin(tmp_path)
-    committer.stop()
-    assert not folder.exists()
+LINES = [b'{"id":%d}\n' % number for number in range(5)]
+
+
+def test_any_range_of_rows(tmp_path: Path) -> None:
+    write_piece(tmp_path, 7, [LINES[:2], [], LINES[2:]])
+    assert [path.name for path in tmp_path.iterdir()] == ["00000007.piece"]
+    piece = PieceReader(piece_path(tmp_path, 7))
+    assert len(piece) == 5
+    for first in range(5):
+        for last in range(first + 1, 6):
+            found, expected = piece.read(first, last), check_lines(LINES[first:last])
+            assert (found.data, found.ends.tolist()) == (expected.data, expected.ends.tolist())
+            assert found.digests.tolist() == expected.digests.tolist()
+    write_piece(tmp_path, 0, [])
+    piece = PieceReader(piece_path(tmp_path, 0))
+    assert len(piece) == 0
+
+
+def test_how_many_rows_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_piece(tmp_path, 0, [LINES])
+    piece = PieceReader(piece_path(tmp_path, 0))
+    for first, most_rows, most_bytes, last in (
+        (0, 9, 99, 5),
+        (0, 2, 99, 2),
+        (0, 9, 18, 2),
+        (0, 9, 17, 1),
+        (0, 9, 1, 1),
+        (3, 9, 9, 4),
+        (3, 9, 99, 5),
+        (4, 1, 1, 5),
+    ):
+        monkeypatch.setattr(ray, "_SLICE_BYTES", most_bytes)
+        assert piece.fit(first, most_rows) == last
+
+
+def test_what_is_not_whole_is_not_seen(tmp_path: Path) -> None:
+    def broken_off() -> Iterator[list[bytes]]:
+        yield LINES
+        assert list_pieces(tmp_path) == set()
+        assert list(tmp_path.iterdir()) != []
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        write_piece(tmp_path, 1, broken_off())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kept", [0, 10, 23, 24, 100, -1])
+def test_a_piece_that_was_cut(tmp_path: Path, kept: int) -> None:
+    write_piece(tmp_path, 1, [LINES])
+    path = piece_path(tmp_path, 1)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ChunkCorrupt, match="00000001"):
+        PieceReader(path)
+
+
+def test_a_row_that_was_changed(tmp_path: Path) -> None:
+    write_piece(tmp_path, 1, [LINES])
+    path = piece_path(tmp_path, 1)
+    path.write_bytes(path.read_bytes().replace(b'{"id":3}', b'{"id":9}'))
+    piece = PieceReader(path)
+    assert piece.read(0, 3).data == b"".join(LINES[:3])
+    with pytest.raises(ChunkCorrupt, match="row 3"):
+        piece.read(1, 5)

@@ -1,7 +1,5 @@
 """Rows and the positions after them, as a run would write them, without a stream."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

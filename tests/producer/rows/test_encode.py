@@ -1,7 +1,5 @@
 """`--encode`: what is published, in worker processes and out of them, and what is refused. Kills: test_exactly_once."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 
 from lazyshard import StreamReader
 from lazyshard_producer.cli import main
-from tests.harness.processes.producing import assert_one_line, head, lengths, refused, run_arguments
+from tests.harness.processes.producing import assert_one_line, lengths, refused, run_arguments
 from tests.stream.streams import seal
 
 HERE = "tests.producer.encoders"
@@ -87,10 +85,3 @@ def test_going_on_with_another_encoder_is_refused(source: Path, capsys: pytest.C
     assert main([*arguments, "--no-progress"]) == 5
     assert main(["check", *arguments[1:], "--encode", f"{HERE}:otherwise"]) == 5
     assert encode(source, *SKIP) == 0
-
-
-def test_ended_stream_whose_end_was_not_told_is_completed(source: Path, tmp_path: Path) -> None:
-    assert encode(source, *SKIP) == 0
-    (tmp_path / "out" / "head.json").unlink()
-    assert encode(source, *SKIP) == 0
-    assert head(tmp_path / "out")["ended"] is True

@@ -1,7 +1,5 @@
 """However rows are mixed, made, ordered and put together: going on after any of them gives the rest, each once."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any
@@ -102,7 +100,6 @@ def test_going_on_after_any_row(
         {"shuffle": 6, "transform": f"{RECIPES}:some", "workers": 2},
         {**PACKED_AND_DEALT, "encode": ENCODE},
         {"split": 6, "split_eos": 1, "encode": ENCODE, **TWICE},
-        {"pad": 9, **TWICE},
     ],
 )
 def test_workers_make_the_same_rows_and_positions(tmp_path: Path, more: dict[str, Any]) -> None:
@@ -112,14 +109,6 @@ def test_workers_make_the_same_rows_and_positions(tmp_path: Path, more: dict[str
     assert list(take(there)) == here
     middle = len(here) // 2
     assert list(take(there, here[middle].position, middle + 1)) == here[middle + 1 :]
-
-
-def test_sources_come_in_order_or_by_their_weights_and_the_rest_when_one_is_finished(tmp_path: Path) -> None:
-    paths = write(tmp_path, [1] * 8, [], [1] * 2)
-    in_order = [sample["id"][0] for sample in samples(list(take(make(tmp_path / "out", paths))))]
-    assert in_order == [0] * 8 + [2] * 2
-    mixed = make(tmp_path / "out", [paths[0], paths[2]], [0.5, 0.5])
-    assert [sample["id"][0] for sample in samples(list(take(mixed)))] == [0, 2, 0, 2, 0, 0, 0, 0, 0, 0]
 
 
 def test_shuffled_order_is_pinned(tmp_path: Path) -> None:
@@ -213,14 +202,6 @@ def test_between_what_is_made_together_another_recipe_is_told(
     assert [text.partition(": ")[2] for text in warnings] == [told]
     found = {token for one in samples([*whole[:number], *rest]) for token in one["input_ids"]}
     assert found == set(range(10, 10 + sum(map(sum, FILES))))
-
-
-def test_another_recipe_that_cannot_be_loaded_is_not_told(tmp_path: Path) -> None:
-    paths, warnings = write(tmp_path, [1, 1]), list[str]()
-    first, _ = take(make(tmp_path / "out", paths))
-    with pytest.raises(SettingInvalid):
-        list(take(make(tmp_path / "out", paths, transform="recipes.py:twice"), first.position, 1, warnings))
-    assert warnings == []
 
 
 MADE_TOGETHER: list[dict[str, Any]] = [

@@ -1,7 +1,5 @@
 """`--measure`: lengths in tokens by a function or a tokenizer, sealed with rows that stay as they are."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -55,11 +53,6 @@ def test_function_measures_rows_that_stay_as_they_are(source: Path, tmp_path: Pa
     assert publish(out, source, "tenfold") == 0
     assert b"".join(path.read_bytes() for path in sorted(out.glob("chunk_*.jsonl"))) == rows(0, 10)
     assert lengths(out) == list(range(1, 101, 10))
-
-
-def test_measured_in_processes_of_its_own(source: Path, tmp_path: Path) -> None:
-    assert publish(tmp_path / "out", source, "in_another_process", "--workers", 1) == 0
-    assert os.getpid() not in lengths(tmp_path / "out")
 
 
 def test_stream_is_measured_anew(tmp_path: Path) -> None:

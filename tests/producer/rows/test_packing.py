@@ -1,7 +1,5 @@
 """`--pack`, `--balance` and `--pad`: what packs, stripes and padded rows hold, and in which order they come."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lazyshard import LazyShardedSequences, Pad, StreamReader
+from lazyshard import StreamReader
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.format.names import arrays_name, chunk_name
 from lazyshard.format.row import encode_row
@@ -25,6 +23,7 @@ from tests.harness.processes.producing import lengths, plain_sources, run_argume
 from tests.plan.evenness import evenness, step_costs
 from tests.producer.rows.draining import make, numbers, samples, take, write
 from tests.stream.streams import seal
+from tests.tiers import full
 
 COUNTED = "tests.producer.encoders:counted"
 TOKENIZED = "tests.producer.encoders:tokenized"
@@ -127,10 +126,10 @@ def test_a_pack_costs_what_its_samples_do(tmp_path: Path) -> None:
     assert sorted(sorted([packs[step], packs[2 + step]]) for step in range(2)) == [[[1, 9], [10]], [[4, 6], [5, 5]]]
 
 
-@pytest.mark.parametrize("pack", [0, 64])
+@pytest.mark.parametrize("pack", [0, *full(64)])
 def test_steps_are_even(tmp_path: Path, pack: int, capsys: pytest.CaptureFixture[str]) -> None:
     dice = random.Random(0)
-    paths = write(tmp_path, [min(64, round(dice.lognormvariate(2, 1)) + 1) for _ in range(2000)])
+    paths = write(tmp_path, [min(64, round(dice.lognormvariate(2, 1)) + 1) for _ in range(1500 if pack else 800)])
     options = ["--cost-per-token", 0, "--cost-per-token-squared", 1, "--encode", COUNTED, "--no-progress"]
     options += ["--pack", pack] if pack else []
     found = {}
@@ -183,16 +182,6 @@ def test_padded_encoded_rows_to_the_byte(tmp_path: Path) -> None:
     assert second.startswith(b'{"id":1,"copy":null,"length":3,')
     words = np.frombuffer((out / arrays_name(0)).read_bytes()[:96], "<i4").reshape(6, 4)
     assert words[:, :3].tolist() == [[10, 0, 0], [-100] * 3, [1, 0, 0], [20, 21, 22], [-100, 21, 22], [1, 1, 1]]
-
-
-def test_padded_rows_are_those_that_are_made_at_run_time(tmp_path: Path) -> None:
-    path = write_labeled(tmp_path / "rows.jsonl", [5, 1, 8, 3])
-    padded = run_arguments(tmp_path / "padded", [path], 2, "--pad", 8, "--pad-token", 7, "--no-progress")
-    raw = run_arguments(tmp_path / "raw", [path], 2, "--encode", TOKENIZED, "--no-progress")
-    assert (main(padded), main(raw)) == (0, 0)
-    made = LazyShardedSequences(tmp_path / "raw", form=Pad(8, token=7), dp_rank=0, dp_size=1)
-    expected = [{name: values.tolist() for name, values in one.items()} for one in made]
-    assert [{name: row[name] for name in expected[0]} for row in StreamReader(tmp_path / "padded")] == expected
 
 
 def test_rows_of_swift_that_are_cut_may_be_of_any_length() -> None:

@@ -1,15 +1,19 @@
-"""Refused rows: which of them ends the run, and what is kept of them."""
+"""Refused rows: which of them ends the run, what is kept of them, and what `quarantine` says of those."""
 
-from __future__ import annotations
-
+import base64
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lazyshard.errors import FileRefused, ProducerFenced, RowInvalid
-from lazyshard_producer.rows.refusals import Quarantine, Refusals
+from lazyshard.errors import FileRefused, RowInvalid
+from lazyshard.inspection.row_facts import MOST_TOLD_APART
+from lazyshard_producer.cli import main
+from lazyshard_producer.rows.refusals import Quarantine, Refusals, read_refused, summarize, summary_lines
 from lazyshard_producer.sources.source import RowOrigin
-from tests.harness.processes.producing import refused
+from tests.harness.processes.producing import assert_one_line, refused
 
 ERROR = RowInvalid("not a row: odd", reason="odd", byte=3)
 TORN = RowInvalid("not a row: torn?", reason="torn?", byte=3)
@@ -56,19 +60,6 @@ def test_first_bad_row_ends_the_run_with_its_place(
     assert str(caught.value).startswith(said)
 
 
-@pytest.mark.parametrize(("most", "said"), [(3, "more than 3 bad rows "), (1, "more than 1 bad row ")])
-def test_one_row_more_than_allowed_ends_the_run(most: int, said: str) -> None:
-    refusals = Refusals("skip", most, None, count=1, quarantine_bytes=77)
-    for _ in range(most - 1):
-        refusals.take(ERROR, PLACE, b"x")
-    with pytest.raises(RowInvalid) as caught:
-        refusals.take(ERROR, PLACE, b"x")
-    assert str(caught.value).startswith(said)
-    assert (caught.value.line, refusals.count) == (2, most)
-    # Other policies keep the size of what is there.
-    assert refusals.kept_bytes == 77
-
-
 def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None:
     refusals = Refusals("quarantine", None, quarantine(tmp_path), 0)
     refusals.take(ERROR, PLACE, b"{broken\r\n")
@@ -82,21 +73,6 @@ def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None
         {"source": "b", "line": 1, "byte": None, "reason": "odd", "row_base64": "/w==", "at": 5},
         {"source": "c", "line": 1, "byte": 0, "reason": "odd", "row": "", "at": 5},
     ]
-
-
-def test_rows_after_the_last_seal_are_cut_off_and_come_again(tmp_path: Path) -> None:
-    file = quarantine(tmp_path)
-    add(file, "first")
-    committed = file.size
-    # What no seal counts is there too after the end of a run.
-    file.add(PLACE, "second", b"2")
-    file.close()
-    assert reasons(tmp_path) == ["first", "second"]
-    again = quarantine(tmp_path, committed)
-    assert reasons(tmp_path) == ["first"]
-    add(again, "second")
-    again.close()
-    assert reasons(tmp_path) == ["first", "second"]
 
 
 def test_a_file_that_was_moved_away_begins_anew_and_without_a_bad_row_there_is_none(tmp_path: Path) -> None:
@@ -115,22 +91,6 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_who_is_fenced_writes_nothing(tmp_path: Path) -> None:
-    def check() -> Path:
-        raise ProducerFenced("taken over")
-
-    first = quarantine(tmp_path)
-    add(first, "first")
-    before = (tmp_path / "quarantine.jsonl").read_bytes()
-    for committed in (0, first.size):
-        with pytest.raises(ProducerFenced):
-            fenced = Quarantine(tmp_path, committed, check_owner=check)
-            add(fenced, "second")
-    fenced.close()
-    first.close()
-    assert (tmp_path / "quarantine.jsonl").read_bytes() == before
-
-
 def test_one_that_was_fenced_and_wakes_writes_where_nobody_reads(tmp_path: Path) -> None:
     first = quarantine(tmp_path)
     add(first, "sealed")
@@ -145,19 +105,99 @@ def test_one_that_was_fenced_and_wakes_writes_where_nobody_reads(tmp_path: Path)
     second.close()
 
 
-def test_one_that_is_fenced_as_it_starts_cuts_nothing_off(tmp_path: Path) -> None:
-    before = quarantine(tmp_path)
-    add(before, "sealed")
-    kept = before.size
-    add(before, "not sealed")
+def entry(number: int, reason: str = "no object", source: str = "a.jsonl", **more: Any) -> dict[str, Any]:
+    row = {} if "row_base64" in more else {"row": f"[{number}]"}
+    return {"source": source, "line": number, "byte": number * 10, "reason": reason, "at": 0.5} | row | more
 
-    def taken_over() -> Path:
-        other = quarantine(tmp_path, kept)
-        add(other, "later")
-        other.close()
-        return tmp_path / "destroyed"
 
-    with pytest.raises(FileNotFoundError):
-        Quarantine(tmp_path, kept, check_owner=taken_over)
-    assert reasons(tmp_path) == ["sealed", "later"]
-    before.close()
+def write(out: Path, *entries: Any) -> str:
+    lines = (one if isinstance(one, bytes) else json.dumps(one).encode() + b"\n" for one in entries)
+    (out / "quarantine.jsonl").write_bytes(b"".join(lines))
+    return str(out)
+
+
+def test_rows_are_read_as_they_were(tmp_path: Path) -> None:
+    stream = write(
+        tmp_path,
+        entry(1),
+        entry(2, row_base64=base64.b64encode(b"\xff\n").decode()),
+        entry(3, byte=None, row="\u2028 x"),
+        entry(4, row=""),
+        # Being written.
+        json.dumps(entry(5)).encode(),
+    )
+    assert list(read_refused(stream)) == [b"[1]", b"\xff\n", "\u2028 x".encode(), b""]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"[]\n",
+        b'{"source":"a","line":1,"reason":"r"}\n',
+        b'{"source":"a","line":"1","reason":"r","row":""}\n',
+        b'{"source":"a","line":1,"reason":"r","row":5}\n',
+        b'{"source":"a","line":1,"reason":"r","row_base64":"*"}\n',
+    ],
+)
+def test_a_line_that_is_none_of_ours_is_counted(line: bytes, tmp_path: Path) -> None:
+    stream = write(tmp_path, line, entry(1))
+    assert [refused is None for refused in read_refused(stream)] == [True, False]
+
+
+def test_a_summary_for_people(tmp_path: Path) -> None:
+    others = (entry(2, source=f"{number}.jsonl") for number in range(19))
+    stream = write(tmp_path, entry(7, "too long", "b\n.jsonl"), entry(1), entry(3), entry(9), *others, b"x\n")
+    assert list(summary_lines("out", summarize(stream))) == [
+        "out: 23 rows refused so far, those mended since included",
+        "         22  no object; first at a.jsonl:1, in 20 sources",
+        "          1  too long; at b\\n.jsonl:7",
+        "  1 line of quarantine.jsonl could not be read",
+    ]
+
+
+def test_memory_grows_neither_with_the_reasons_nor_with_the_sources(tmp_path: Path) -> None:
+    reasons = (entry(1, "x" * (number + 1)) for number in range(MOST_TOLD_APART + 5))
+    sources = (entry(1, source=f"{number}.jsonl") for number in range(MOST_TOLD_APART + 5))
+    summary = summarize(write(tmp_path, *sources, *reasons))
+    assert len(summary.reasons) == MOST_TOLD_APART + 1
+    assert (summary.rows, summary.reasons[0].rows) == (2 * (MOST_TOLD_APART + 5), MOST_TOLD_APART + 5)
+    assert "in 200 or more sources" in list(summary_lines("out", summary))[1]
+
+
+def test_a_summary_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = write(tmp_path, entry(1), entry(3, source="b.jsonl"))
+    assert main(["quarantine", stream, "--json"]) == 0
+    reason = {"reason": "no object", "rows": 2, "sources": 2, "source": "a.jsonl", "line": 1}
+    assert json.loads(capsys.readouterr().out) == {"rows": 2, "reasons": [reason], "unreadable_lines": 0}
+
+
+def test_no_quarantine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quarantine", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}: no row was refused into quarantine\n"
+    assert main(["quarantine", str(tmp_path), "--rows"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("quarantine.jsonl")
+    for arguments, code, said in (
+        ([""], 2, "STREAM: "),
+        (["nowhere"], 2, "STREAM: "),
+        ([".", "--rows", "--json"], 2, "--json"),
+        # It is not waited for a writer of the pipe.
+        (["."], 5, "quarantine.jsonl"),
+    ):
+        assert main(["quarantine", *arguments]) == code
+        assert_one_line(capsys.readouterr().err, said)
+
+
+def test_rows_as_they_came(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    stream = write(
+        tmp_path, entry(1), entry(2, row_base64=base64.b64encode(b"\xff").decode()), entry(3, row=""), b"x\n"
+    )
+    assert main(["quarantine", stream, "--rows"]) == 0
+    captured = capfdbinary.readouterr()
+    assert captured.out == b"[1]\n\xff\n"
+    assert b"warning: 2 rows could not be printed" in captured.err

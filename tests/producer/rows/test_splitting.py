@@ -1,7 +1,5 @@
 """`--split`: rows come out as sequences, each token once, the same ones wherever a run stopped."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -73,7 +71,7 @@ FRAMES: list[dict[str, int]] = [
 ]
 
 
-@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     files=st.lists(st.lists(st.integers(1, 14), max_size=9), min_size=1, max_size=3),
     size=st.integers(3, 9),
@@ -196,8 +194,7 @@ def test_rows_with_and_without_labels_make_no_sequence(tmp_path: Path) -> None:
     assert tokens_of(list(drain(replace(settings, columns=(("input_ids", "input_ids"),))))) == [[7, 8]]
 
 
-@pytest.mark.parametrize("option", ["split", "pad"])
-@pytest.mark.parametrize("encode", [(), ("--encode", ENCODE)])
+@pytest.mark.parametrize(("option", "encode"), [("split", ()), ("pad", ("--encode", ENCODE))])
 def test_of_sequences_no_others_are_made(tmp_path: Path, option: str, encode: tuple[str, ...]) -> None:
     """What pads a row would count as its tokens, and where documents begin would be forgotten."""
     out = tmp_path / "out"

@@ -1,10 +1,7 @@
 """Megatron's IndexedDataset as a source: its rows, going on after each, damage and change, kills, blend files."""
 
-from __future__ import annotations
-
 import json
 import os
-import struct
 import tempfile
 from itertools import chain
 from pathlib import Path
@@ -21,10 +18,7 @@ from lazyshard_producer.sources import indexed as indexed_source
 from lazyshard_producer.sources.indexed import IndexedSource
 from lazyshard_producer.sources.source import Context
 from tests.conversion.megatron_core import corpora, write
-from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import assert_one_line, run_arguments, seal
-from tests.harness.scenes.sources import FedSource
-from tests.harness.scenes.streams import Stream
 from tests.producer.sources.reading import lines, parsed, refusal, take
 
 DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]
@@ -124,27 +118,6 @@ def test_marks_places_and_progress(prefix: Path) -> None:
     assert [len(digest) for digest in digests] == [16, 16]
 
 
-def test_a_restart_reads_no_more_than_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "a", "int32", [[[number] * 20] for number in range(20_000)])
-    read: list[int] = []
-    pread = os.pread
-
-    def counted(fd: int, count: int, offset: int) -> bytes:
-        data: bytes = pread(fd, count, offset)
-        read.append(len(data))
-        return data
-
-    for of in ("document", "sequence"):
-        position = opened(tmp_path / "a", of).entry(19_990)
-        read.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "pread", counted)
-            found = values(opened(tmp_path / "a", of, position))
-        assert [row["input_ids"][0] for row in found] == list(range(19_990, 20_000))
-        # Of which two fingerprints of 68 KiB, at the opening.
-        assert 0 < sum(read) < 160_000
-
-
 @pytest.mark.parametrize(
     ("sequences", "says"), [(10, "60 sequences"), (1000, "0 tokens in 60 sequences")], ids=["unread", "written"]
 )
@@ -156,18 +129,6 @@ def test_rows_that_are_too_long_are_refused(
     first, long, second, empty, last = values(opened(tmp_path / "a", most=100))
     assert [first, second, last] == [{"input_ids": [1]}, {"input_ids": [3]}, {"input_ids": [4]}]
     assert long.startswith("60 tokens in 1 sequence: ") and empty.startswith(f"{says}: ")
-
-
-def test_a_hole_costs_no_memory(tmp_path: Path) -> None:
-    """What an index says is no reason to take memory: here two sequences of eight gigabytes without room on disk."""
-    most = 2**31 - 1
-    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 4, 2, 2)
-    arrays = [np.array([most, most], "<i4"), np.array([0, most * 4], "<i8"), np.array([0, 2], "<i8")]
-    (tmp_path / "a.idx").write_bytes(head + b"".join(array.tobytes() for array in arrays))
-    (tmp_path / "a.bin").touch()
-    os.truncate(tmp_path / "a.bin", 2 * most * 4)
-    (reason,) = values(opened(tmp_path / "a"))
-    assert reason.startswith("4,294,967,294 tokens: ")
 
 
 def test_floats_that_are_no_numbers_refuse_their_row(tmp_path: Path) -> None:
@@ -185,21 +146,12 @@ def damaged(prefix: Path, at: int, data: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_sequences_that_lie_in_another_order(tmp_path: Path) -> None:
-    """Megatron's own writers put them one behind another; its reader goes where the index says, and so do we."""
-    write(tmp_path / "a", "uint16", [[[1, 2], [3]], [[4]]])
-    damaged(tmp_path / "a", 46, np.array([4, 0, 2], "<i8").tobytes())
-    assert values(opened(tmp_path / "a")) == [{"input_ids": [3, 4, 1], "lengths": [2, 1]}, {"input_ids": [2]}]
-
-
 @pytest.mark.parametrize(
     ("at", "data", "says"),
     [
         (0, b"X", ""),  # magic
-        (9, b"\2", ""),  # version
         (17, b"\x09", ""),  # type of tokens
         (18, b"\xff" * 8, ""),  # sizes
-        (82, b"\1", ""),  # first document
         (114, b"\3", ""),  # last document
         (98, b"\1", ""),  # a boundary
         (34 + 4 * 4 + 2 * 8, np.array([8], "<i8").tobytes(), "sequence 2, in document 2"),  # pointer of a sequence
@@ -259,25 +211,6 @@ def test_what_was_read_by_an_earlier_run_must_stay_and_be_read_in_the_same_way(p
     assert len(values(opened(prefix, position=opened(prefix).entry(0)))) == 5
 
 
-@pytest.mark.parametrize("of", ["document", "sequence"])
-def test_killed_again_and_again(of: str, nursery: Commands, tmp_path: Path) -> None:
-    """What comes out is that of a run which was never killed, byte for byte, with every document once."""
-    documents = [[[number] * (1 + number % 5), [number] * (number % 3)] for number in range(90)]
-    write(tmp_path / "a", "int32", documents)
-    options = ("--transform", "tests.producer.recipes:with_id", "--indexed-rows", of)
-    whole, killed = (
-        Stream(nursery, tmp_path / name, [FedSource(str(tmp_path / "a.idx"), [])], options, 11)
-        for name in ("whole", "out")
-    )
-    assert whole.run()[0] == 0
-    assert killed.run_killed(of, 90) >= 3
-    killed.check_ended()
-    assert killed.lines() == whole.lines()
-    assert killed.seals() == whole.seals()
-    expected = [list(chain(*document)) for document in documents] if of == "document" else list(chain(*documents))
-    assert [row["input_ids"] for row in published(tmp_path / "out")] == expected
-
-
 def test_prefixes_and_blend_files_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, token in (("a", 1), ("b", 2), ("c", 3)):
@@ -319,7 +252,6 @@ def test_what_cannot_be_on_the_command_line(
         ("megatron-blend:good.txt rows.jsonl --weight 1", 2, "--source: "),
         ("megatron:", 2, "--source: "),
         ("rows.jsonl --indexed-rows sequence", 2, "--indexed-rows: "),
-        ("a.idx --indexed-rows token", 2, "--indexed-rows: "),
         ("a.idx megatron:a", 4, "a.idx: expected every source once"),
         ("megatron:b", 4, "b.idx: expected a readable file"),
     ):

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.position import FilePosition
-from lazyshard_producer.sources.lines import DigestedText, JsonLinesFile, LineSplitter
+from lazyshard_producer.sources.lines import JsonLinesFile, LineSplitter
 from lazyshard_producer.sources.source import RowOrigin, Rows
 from tests.producer.sources.reading import BOM, open_kind, refusal
 
@@ -41,31 +40,6 @@ def split(blocks: list[bytes], limit: int = 100, start: FilePosition | None = No
 def cut(text: bytes, cuts: list[int]) -> list[bytes]:
     ends = sorted({end % (len(text) + 1) for end in cuts})
     return [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected", "blank"),
-    [
-        (b"", [], 0),
-        (b"\n", [], 1),
-        (BOM, [], 0),
-        (BOM + b"\n{}", [b"{}"], 1),
-        (b"\n" + BOM + b"{}", [BOM + b"{}"], 1),
-        (b"1\n2\n", [b"1\n", b"2\n"], 0),
-        (b"1\r\n\r\n2", [b"1\r\n", b"2"], 1),
-        (b"\r\n\r\r\n \n", [b" \n"], 2),
-        (b"1\r2\n", [b"1\r2\n"], 0),
-        (b"\xe2\x80\xa8\n", [b"\xe2\x80\xa8\n"], 0),
-        (b"1\x0b\x0c2\n", [b"1\x0b\x0c2\n"], 0),
-        (b"\0\0\n\0", [b"\0\0\n", b"\0"], 0),
-    ],
-)
-def test_lines(text: bytes, expected: list[bytes], blank: int) -> None:
-    for block_bytes in (1, 2, 1000):
-        blocks = [text[begin : begin + block_bytes] for begin in range(0, len(text), block_bytes)]
-        rows, mark = split(blocks)
-        assert [row.line for row in rows] == expected
-        assert (mark.offset, mark.line - mark.blank, mark.blank) == (len(text), len(expected), blank)
 
 
 def test_places_and_marks_count_blank_lines_and_bytes() -> None:
@@ -147,14 +121,3 @@ def test_truncated_or_replaced_while_it_is_read(tmp_path: Path) -> None:
     path.write_bytes(b"3\n4\n")
     assert "changed" in str(refusal(source.entry, rows.position(0)))
     source.close()
-
-
-def test_digest_of_a_place_before_blocks_within_a_line() -> None:
-    blocks = [b'{"a": 1}\n{"b": "', b"x" * 100, b'"}']
-    text = DigestedText("x", 1 << 20, FilePosition(), "")
-    for block in blocks:
-        text.feed(block)
-        assert text.reached.digested() == FilePosition(9, 1, digest=xxhash.xxh3_64_hexdigest(blocks[0][:9]))
-    row = text.finish().position(0).digested()
-    assert row.digest == xxhash.xxh3_64_hexdigest(b"".join(blocks))
-    assert text.reached.digested() == row

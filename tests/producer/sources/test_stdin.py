@@ -1,8 +1,6 @@
 """Standard input and named pipes: what comes, when it comes, once."""
 
 import os
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -72,45 +70,12 @@ def test_rows_come_as_they_are_written(fifo: Path) -> None:
         assert source.reached.at[:4] == (7, 4, 1, True)
 
 
-def test_the_end_is_where_the_last_of_several_writers_leaves_even_if_it_wrote_nothing(fifo: Path) -> None:
-    with open_pipe(fifo) as source:
-        with writing(fifo):
-            assert read_now(source) == []
-            with writing(fifo, b"2\n"):
-                assert read_now(source) == [b"2\n"]
-            assert read_now(source) == []
-        assert read_now(source) is None
-
-
-def test_waiting_ends_when_something_comes(fifo: Path) -> None:
-    with open_pipe(fifo) as source:
-        started = time.monotonic()
-        source.wait(0.05)
-        assert time.monotonic() - started >= 0.05
-        thread = threading.Thread(target=lambda: fifo.write_bytes(b"1\n"))
-        thread.start()
-        source.wait(60)  # the test's time limit is 120 s, this would pass only the half of it
-        thread.join()
-        assert lines(source) == [b"1\n"]
-        source.wait(60)
-
-
 def test_asked_to_end_it_gives_what_has_come(fifo: Path) -> None:
     for last, given in ((b'{"a":1}', [b'{"a":1}']), (b'{"a":', []), (b"", [])):
         with open_pipe(fifo) as source, writing(fifo, b"1\n" + last):
             source.end()
             assert lines(source) == [b"1\n", *given]
             assert source.reached.at.offset == 2 + len(b"".join(given))
-
-
-def test_the_published_part_is_waited_for(fifo: Path) -> None:
-    position = position_of(fifo, b"1\n22\n3\n", 2)
-    with open_pipe(fifo, position) as source, writing(fifo, b"1\n2") as writer:
-        assert read_now(source) == []
-        assert "3 of 5 bytes" in source.waits_for()
-        os.write(writer, b"2\n3\n")
-        assert read_now(source) == [b"3\n"]
-        assert source.progress == (7, None)
 
 
 def test_appending_takes_all_as_new_and_counts_on(fifo: Path) -> None:

@@ -1,9 +1,7 @@
 """A stream as a source: native and foreign, arrays, lengths, damage, one that is still produced, going on, refusals.
 
-Runs that are killed: `test_exactly_once`, `test_sources_killed` and `tests/faults/test_points`.
+Runs that are killed: `test_exactly_once` and `tests/faults/test_points`.
 """
-
-from __future__ import annotations
 
 import json
 import signal
@@ -17,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.format.batch import EncodedRow
 from lazyshard.stream.retention import retire
 from lazyshard_producer.cli import main
 from lazyshard_producer.sources import stream as stream_source
 from lazyshard_producer.sources.stream import StreamSource
-from tests.harness.processes.producing import assert_one_line, run_arguments, seal, start, wait_until
+from tests.harness.processes.commands import Commands
+from tests.harness.processes.producing import assert_one_line, refused, run_arguments, seal
+from tests.producer.commands import Running
 from tests.producer.sources.reading import lines, open_kind, position_after, refusal, take
 from tests.stream.damage import Damage, cut, delete, each, edit, flip, found, put, stream
 from tests.stream.foreign_seals import seal_rows
@@ -38,10 +37,6 @@ def chunks(directory: Path) -> list[bytes]:
     """The chunks' rows; every one of them is as its seal says."""
     assert not found(directory)
     return [path.read_bytes() for path in sorted(directory.glob("chunk_*.jsonl"))]
-
-
-def quarantined(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "quarantine.jsonl").read_bytes().splitlines()]
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -62,11 +57,6 @@ def position_of(path: Path, count: int) -> Any:
     return json.loads(json.dumps(source.entry(position_after(source, take(source, count)))))
 
 
-def tokens_of(out: Path, chunk: int) -> list[int] | None:
-    tokens = read_seal(out, chunk).tokens
-    return None if tokens is None else tokens.tolist()
-
-
 def encoded(row: dict[str, Any]) -> dict[str, Any]:
     return {"id": row["id"], "length": 1, "input_ids": np.array([row["id"]], np.int32)}
 
@@ -78,11 +68,15 @@ def with_text(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"text": str(row["mel"].sum())}
 
 
+def is_row(row: dict[str, Any]) -> bool:
+    return True
+
+
 def is_odd(row: dict[str, Any]) -> bool:
     return bool(row["id"] % 2)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(samples=st.integers(1, 40), old=st.integers(1, 12), new=st.integers(1, 12))
 def test_rows_are_the_same_whatever_the_chunks(
     samples: int, old: int, new: int, tmp_path_factory: pytest.TempPathFactory
@@ -113,16 +107,13 @@ def test_lengths_are_kept_where_all_rows_of_a_chunk_have_them(more: tuple[str, .
     assert publish(tmp_path / "new", [tmp_path / "old"], 2, *more) == 0
     for chunk, data in enumerate(chunks(tmp_path / "new")):
         ids = [json.loads(line)["id"] for line in data.splitlines()]
-        assert tokens_of(tmp_path / "new", chunk) == ([10 + number for number in ids] if max(ids) < 8 else None)
-
-
-def test_sealed_lengths_make_packs(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "old", 4) as writer:
-        for number in range(8):
-            writer.write({"id": number}, tokens=5)
-    assert publish(tmp_path / "new", [tmp_path / "old"], 2, "--pack", 10) == 0
-    assert [len(pack["pack"]) for pack in StreamReader(tmp_path / "new")] == [2] * 4
-    assert tokens_of(tmp_path / "new", 0) == [10, 10]
+        tokens = read_seal(tmp_path / "new", chunk).tokens
+        assert (None if tokens is None else tokens.tolist()) == (
+            [10 + number for number in ids] if max(ids) < 8 else None
+        )
+    if not more:
+        assert publish(tmp_path / "packs", [tmp_path / "old"], 2, "--pack", 21, "--on-bad-row", "skip") == 0
+        assert sorted(len(pack["pack"]) for pack in StreamReader(tmp_path / "packs")) == [1] * 6 + [2]
 
 
 def mel(number: int) -> Any:
@@ -158,47 +149,21 @@ def test_arrays_are_kept_and_given_to_functions(more: tuple[str, ...], kept: boo
         assert row["mel"].dtype == np.float16 and row["mel"].tolist() == mel(row["id"]).tolist()
         assert ("text" in row) == ("--transform" in more)
         assert ("none" in row) == ("--columns" not in more)
-    assert (tokens_of(tmp_path / "new", 0) is not None) == kept
+    assert (read_seal(tmp_path / "new", 0).tokens is not None) == kept
 
 
-@pytest.mark.parametrize("more", [(), ("--shuffle", 5)])
-def test_arrays_beside_rows_that_have_none(more: tuple[object, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--where", f"{__name__}:is_row")])
+def test_arrays_beside_rows_that_have_none(more: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "file.jsonl").write_bytes(b'{"id":100}\n{"$array":1}\n{"id":101}\n')
     out = tmp_path / "new"
     sources = [produce(tmp_path / "plain", 5), with_arrays(tmp_path / "old"), tmp_path / "file.jsonl"]
     assert publish(out, sources, 4, *more) == 3
     assert publish(out, sources, 4, "--on-bad-row", "quarantine", *more) == 0
-    assert [entry["line"] for entry in quarantined(out)] == [2]
+    assert [entry["line"] for entry in refused(out)] == [2]
     read = {row["id"]: row for row in list(StreamReader(out))[5:]}
     assert read.keys() == {*range(9), 100, 101}
     assert read[7]["mel"].tolist() == mel(7).tolist()
     assert "mel" not in read[101]
-
-
-@pytest.mark.parametrize("more", [(), ("--shuffle", 5), ("--pack", 10)])
-def test_values_that_look_like_arrays_are_none_in_a_stream_that_holds_some(
-    more: tuple[object, ...], tmp_path: Path
-) -> None:
-    plain, out = tmp_path / "plain", tmp_path / "new"
-    with ChunkWriter(plain, 4) as writer:
-        for number, value in enumerate([1, {"$array": ["int64", [3], 0]}, 2, {"$array": 3}]):
-            writer.write({"id": 100 + number, "mel": value}, tokens=1)
-    sources = [with_arrays(tmp_path / "old", 5), plain]
-    assert publish(out, sources, 7, "--on-bad-row", "quarantine", *more) == 0
-    kept = [entry["line"] for entry in quarantined(out) if entry["source"] == str(plain / "chunk_00000.jsonl")]
-    assert kept == [2, 4]
-    assert not found(out)
-    read = [row for one in StreamReader(out) for row in one.get("pack", [one])]
-    assert {100, 102} < {row["id"] for row in read}
-
-
-def test_rows_that_a_stream_has_got_since_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    old = foreign(tmp_path / "old", b'{"id":0}\n', end=True)
-    assert publish(tmp_path / "new", [old], 2) == 0
-    foreign(old, b'{"id":0}\n', b'{"id":1}\n')
-    capfd.readouterr()
-    assert publish(tmp_path / "new", [old], 2) == 5
-    assert_one_line(capfd.readouterr().err, f"not in it: {old}.")
 
 
 def test_rows_encoded_in_two_ways_do_not_come_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -217,11 +182,6 @@ def test_stream_is_encoded(tmp_path: Path) -> None:
     reader = StreamReader(tmp_path / "new")
     assert reader.encoding is not None and reader.encoding["version"] == 3
     assert [row["input_ids"].tolist() for row in reader] == [[0], [1], [2], [3], [4]]
-    # An ended stream is looked at without its source too.
-    before = contents(tmp_path / "new")
-    (tmp_path / "old").rename(tmp_path / "away")
-    assert publish(tmp_path / "new", [tmp_path / "old"], 3, *more) == 0
-    assert contents(tmp_path / "new") == before
 
 
 def test_foreign_directory(tmp_path: Path) -> None:
@@ -234,18 +194,6 @@ def test_foreign_directory(tmp_path: Path) -> None:
     assert publish(tmp_path / "new", [old], 3, "--on-bad-row", "skip") == 0
     assert chunks(tmp_path / "new") == [b' {"id":0}\n{"id":1}\n{"id":2}\n', *row_lines([3, 4, 5])]
     assert contents(old) == before
-
-
-@pytest.mark.parametrize("made", [stream, lambda path: foreign(path, *row_lines([0, 1], [2, 3], [4]), end=True)])
-def test_going_on_after_each_row(made: Callable[[Path], Path], tmp_path: Path) -> None:
-    old = made(tmp_path / "old")
-    given = lines(open_source(old))
-    for count in range(6):
-        position = position_of(old, count)
-        assert position["sample"] == count
-        again = open_source(old, position)
-        assert lines(again) == given[count:]
-        assert again.entry(again.reached) == position_of(old, 5)
 
 
 def test_places_and_positions(tmp_path: Path) -> None:
@@ -281,9 +229,9 @@ def test_damaged_rows_are_bad_rows(
     assert b"".join(chunks(new)) == row_lines(range(bad[0]))[0]
     assert publish(new, [old], 1, "--on-bad-row", "quarantine") == 0
     assert b"".join(chunks(new)) == row_lines([i for i in range(9) if i not in bad])[0]
-    kept = [(entry["source"], entry["line"]) for entry in quarantined(new)]
+    kept = [(entry["source"], entry["line"]) for entry in refused(new)]
     assert kept == [(f"{old}/chunk_{number // 2:05d}.jsonl", number % 2 + 1) for number in bad]
-    assert all(entry["reason"].startswith(reason) for entry in quarantined(new))
+    assert all(entry["reason"].startswith(reason) for entry in refused(new))
 
 
 def test_bad_arrays_and_long_rows_are_bad_rows(tmp_path: Path) -> None:
@@ -293,7 +241,7 @@ def test_bad_arrays_and_long_rows_are_bad_rows(tmp_path: Path) -> None:
         writer.write({"id": 50, "mel": np.zeros(200)})
     assert publish(new, [old, long], 4, "--on-bad-row", "quarantine", "--max-row-bytes", 1000) == 0
     assert [row["id"] for row in StreamReader(new)] == [0, 1, 2, 4, 5, 6, 7, 8]
-    assert [entry["reason"].split()[0] for entry in quarantined(new)] == ["damaged:", "longer"]
+    assert [entry["reason"].split()[0] for entry in refused(new)] == ["damaged:", "longer"]
 
 
 @pytest.mark.parametrize(
@@ -313,18 +261,15 @@ def test_a_file_that_appears_late_is_waited_for(ours: bool, missing: str, tmp_pa
     assert lines(source) == row_lines([2], [3], [4], [5])
 
 
-def test_stream_that_is_still_produced(tmp_path: Path) -> None:
+def test_stream_that_is_still_produced(nursery: Commands, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
-    with ChunkWriter(old, 2) as writer:
-        process = start(*run_arguments(new, [old], 3))
+    with ChunkWriter(old, 2) as writer, Running(nursery, *run_arguments(new, [old], 3)) as run:
         for row in rows(0, 4):
             writer.write(row)
-        wait_until(lambda: (new / "head.json").exists() and head(new).samples == 3, process)
-        wait_until(lambda: head(new).state == "waiting", process)
+        run.wait_until(lambda: (new / "head.json").exists() and head(new).samples == 3)
+        run.wait_until(lambda: head(new).state == "waiting")
         assert head(new).note.startswith(f"sample 4 of {old}: 4 samples are published")
-        process.send_signal(signal.SIGUSR1)
-        process.communicate(timeout=60)
-        assert (process.returncode, head(new).ended) == (0, True)
+        assert (run.end(signal.SIGUSR1)[0], head(new).ended) == (0, True)
         assert chunks(new) == row_lines([0, 1, 2], [3])
         # Looked at and not waited for, whether there is more.
         assert publish(new, [old], 3) == 0
@@ -333,16 +278,12 @@ def test_stream_that_is_still_produced(tmp_path: Path) -> None:
     assert publish(new, [old], 3) == 5
 
 
-@pytest.mark.parametrize("target", ["old", "old/inner", "old/../old", "link", "link/inner"])
-@pytest.mark.parametrize("command", ["run", "check"])
-def test_the_streams_own_directory_is_refused(
-    command: str, target: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_streams_own_directory_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = contents(stream(tmp_path / "old"))
     (tmp_path / "link").symlink_to("old")
-    arguments = run_arguments(tmp_path / target, [tmp_path / "old"], 2)
-    assert main([command, *arguments[1:]]) == 4
-    assert_one_line(capfd.readouterr().err, "apart from --out")
+    for command, target in (("run", "old"), ("run", "old/inner"), ("check", "link"), ("run", "link/inner")):
+        assert main([command, *run_arguments(tmp_path / target, [tmp_path / "old"], 2)[1:]]) == 4
+        assert_one_line(capfd.readouterr().err, "apart from --out")
     assert contents(tmp_path / "old") == before
     assert {path.name for path in (tmp_path / "old").iterdir()} == set(before)
 
@@ -370,14 +311,6 @@ def test_what_is_no_stream_that_can_be_read_is_refused(
     assert_one_line(capfd.readouterr().err, str(old), "chunk_*.jsonl" if what in ("no marker", "empty") else "")
 
 
-def test_deleted_while_it_is_read(tmp_path: Path) -> None:
-    old = stream(tmp_path / "old", 8, end=False)
-    source = open_source(old)
-    assert len(source.read().lines) == 2
-    retire(old, 2, 4)
-    assert "deleted" in str(refusal(lines, source))
-
-
 @pytest.mark.parametrize(
     ("made", "change"),
     [
@@ -395,10 +328,3 @@ def test_another_stream_is_not_gone_on_with(made: Callable[[Path], Path], change
     position = position_of(old, 3)
     change(old)
     assert refusal(lambda: lines(open_source(old, position))).file == str(old)
-
-
-def test_what_is_read_is_all_of_one_kind(tmp_path: Path) -> None:
-    """Lines where there is nothing beside them, else encoded rows."""
-    kinds = [lines(open_source(path)) for path in (stream(tmp_path / "a"), with_arrays(tmp_path / "b"))]
-    assert [set(map(type, found)) for found in kinds] == [{bytes}, {EncodedRow}]
-    assert [row.tokens for row in kinds[1] if isinstance(row, EncodedRow)] == list(range(9))

@@ -1,14 +1,25 @@
 """What the tests of the file formats share: how to spoil a file, and how to look at a refusal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import orjson
-import pytest
+from hypothesis import strategies as st
 
 from lazyshard.errors import FormatInvalid
+from tests.stream.streams import raised
+
+finite: Final = st.floats(allow_nan=False, allow_infinity=False)
+integers: Final = st.integers(-(2**63), 2**64 - 1)  # all that a row can hold
+
+
+def json_of(leaves: st.SearchStrategy[Any], keys: st.SearchStrategy[str], most: int) -> st.SearchStrategy[Any]:
+    """Lists and objects with so many of these values at the most."""
+
+    def extend(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3)
+
+    return st.recursive(leaves, extend, max_leaves=most)
 
 
 def changed(data: bytes, **values: Any) -> bytes:
@@ -36,9 +47,7 @@ def without(data: bytes, field: str) -> bytes:
 
 def refusal(decode: Callable[[], object], error: type[FormatInvalid], file: str, field: str | None) -> FormatInvalid:
     """The error with which the decoder refuses a field of a file; its message says all that it says in its fields."""
-    with pytest.raises(error) as caught:
-        decode()
-    found = caught.value
+    found = raised(error, decode)
     assert (type(found), found.file, found.field) == (error, file, field)
     assert all(str(said) in str(found) for said in (file, field or file, found.expected, found.actual))
     return found

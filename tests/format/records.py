@@ -1,7 +1,5 @@
 """The small files of a stream as literal bytes, with what no field of them may be."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +15,7 @@ from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
+from tests.format.cases import finite, integers, json_of
 
 STREAM_ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 MAX_CHUNKS: Final = 10**15
@@ -25,58 +24,40 @@ MAX_SAMPLES: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A field that is changed.
+    """A field that is changed."""
 
-    Attributes:
-        path: as `with_field` takes it.
-        value: what it becomes.
-        field: which one is refused.
-        expected: what the refusal says of what is expected, in part.
-    """
-
-    path: str
-    value: object
-    field: str
-    expected: str
+    path: str  # as `with_field` takes it
+    value: object  # what it becomes
+    field: str  # which one is refused
+    expected: str  # what the refusal says of what is expected, in part
 
 
-def wrong(path: str, *values: object, expected: str = "", field: str = "") -> list[Wrong]:
-    return [Wrong(path, value, field or re.sub(r"\.([0-9]+)", r"[\1]", path), expected) for value in values]
+def wrong(paths: str, *values: object, expected: str = "", field: str = "") -> list[Wrong]:
+    """Of each of the paths, each of the values."""
+    pairs = [(path, value) for path in paths.split() for value in values]
+    return [Wrong(path, value, field or re.sub(r"\.([0-9]+)", r"[\1]", path), expected) for path, value in pairs]
 
 
-def integer(path: str, low: int, high: int) -> list[Wrong]:
+def integer(paths: str, low: int, high: int) -> list[Wrong]:
     expected = f"an integer from {low} to {high}"
-    return wrong(path, low - 1, high + 1, True, None, 2.0, "2", [2], {"2": 2}, expected=expected)
+    return wrong(paths, low - 1, high + 1, True, None, 2.0, "2", [2], {"2": 2}, expected=expected)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A file.
+    """A file."""
 
-    Attributes:
-        file: its name in the stream.
-        decode: reads it; takes the bytes and the path for messages.
-        golden: its bytes.
-        value: what they say; None where it cannot be compared.
-        wrong: what is refused.
-        values: any such value that can be written.
-        newest: its newest format.
-        optional: fields that may be missing.
-        error: what a refusal is.
-    """
-
-    file: str
-    decode: Callable[..., Any]
+    file: str  # its name in the stream
+    decode: Callable[..., Any]  # takes the bytes and the path for messages
     golden: bytes
-    value: Any
+    value: Any  # what they say; None where it cannot be compared
     wrong: list[Wrong]
-    values: st.SearchStrategy[Any]
-    newest: int = 1
-    optional: tuple[str, ...] = ()
+    values: st.SearchStrategy[Any]  # any such value that can be written
+    newest: int = 1  # format
+    optional: tuple[str, ...] = ()  # fields that may be missing
     error: type[FormatInvalid] = FileInvalid
 
 
-finite = st.floats(allow_nan=False, allow_infinity=False)
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 chunks = st.integers(0, MAX_CHUNKS)
 samples = st.integers(0, MAX_SAMPLES)
@@ -104,9 +85,8 @@ def states(draw: st.DrawFn) -> RunState:
             skip.append((at + gap, at + gap + size))
             at += gap + size
         dp, batch_size, epoch = draw(st.integers(1, 2**20)), draw(st.integers(1, 2**62)), draw(st.none() | draws)
-        parts.append(
-            Part(dp, batch_size, draw(draws), epoch, draw(st.booleans()), tuple(skip), first_step, draw(draws))
-        )
+        trained = draw(st.booleans())
+        parts.append(Part(dp, batch_size, draw(draws), epoch, trained, tuple(skip), first_step, draw(draws)))
     unit = draw(st.integers(1, 2**20))
     return RunState(
         stream_id=draw(st.none() | st.just(STREAM_ID)),
@@ -120,23 +100,43 @@ def states(draw: st.DrawFn) -> RunState:
     )
 
 
+@st.composite
+def seals(draw: st.DrawFn) -> Seal:
+    """Any seal of chunk 7."""
+    numbers = st.tuples(st.integers(1, 2**40), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
+    sizes, digests, tokens = zip(*draw(st.lists(numbers, min_size=1)), strict=True)
+    return Seal(
+        chunk=7,
+        offsets=np.cumsum([0, *sizes], dtype="<u8"),
+        digests=np.array(digests, "<u8"),
+        tokens=np.array(tokens, "<u4") if draw(st.booleans()) else None,
+        source=draw(json_of(st.none() | st.booleans() | integers | text, st.text("ab"), 5)),
+        sealed_at=draw(finite),
+    )
+
+
+def numbers(seal: Seal) -> list[Any]:
+    """The arrays of a seal, as they can be compared."""
+    arrays: list[Any] = [seal.offsets, seal.digests, seal.tokens]
+    arrays += [seal.arrays.offsets, seal.arrays.digests] if seal.arrays else []
+    return [None if one is None else (one.dtype.name, one.tolist()) for one in arrays]
+
+
 CURSOR: Final = Cursor("sft", STREAM_ID, 2048, 20, {"dp_size": 8, "seed": 0}, 1700000001.25)
 CURSOR_GOLDEN: Final = (
     b'{"format":1,"consumer":"sft","stream_id":"%s","consumed":2048,"chunks_before":20,'
     b'"plan":{"dp_size":8,"seed":0},"updated_at":1700000001.25}\n' % STREAM_ID.encode()
 )
-CURSORS: Final = st.builds(
-    Cursor,
-    st.just("sft"),
-    st.just(STREAM_ID),
-    samples,
-    chunks,
-    st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), st.integers(0, 2**63 - 1)),
-    finite,
-)
+_plans = st.dictionaries(text | st.just(""), st.integers(0, 2**63 - 1))
+CURSORS: Final = st.builds(Cursor, st.just("sft"), st.just(STREAM_ID), samples, chunks, _plans, finite)
 OWNER: Final = "3/9c41d7e2b06f83a5 process 14106 on node1"
 CURSOR_STATE: Final = RunState(STREAM_ID, 100, 100, 0, 0, None, (Part(8, 4, 256),), 2048)
 _STATE: Final = CURSOR_STATE.to_dict()
+_PARTS: Final = (
+    Part(4, 2, 100, draws_per_step=10),
+    Part(4, 2, 6, trained=False, first_step=10),
+    Part(2, 1, 30, epoch=1, skip=((0, 5), (5, 9), (40, 41)), first_step=10, draws_per_step=3),
+)
 
 RECORDS: Final = {
     "end": Record(
@@ -155,8 +155,7 @@ RECORDS: Final = {
         [
             *integer("epoch", 1, MAX_SAMPLES),
             *integer("pid", 0, 2**31),
-            *wrong("token", *no_text),
-            *wrong("host", *no_text),
+            *wrong("token host", *no_text),
             *wrong("since", False),
         ],
         st.builds(Owner, st.integers(1, MAX_SAMPLES), text, text, st.integers(0, 2**31), finite),
@@ -205,11 +204,8 @@ RECORDS: Final = {
             *integer("open", 0, MAX_SAMPLES),
             *integer("pid", 0, 2**31),
             *wrong("state", "paused", *no_text),
-            *wrong("ended", 1),
-            *wrong("rate", "1"),
-            *wrong("updated_at", "1"),
-            *wrong("row_at", "1"),
-            *wrong("note", 1),
+            *wrong("ended note", 1),
+            *wrong("rate updated_at row_at", "1"),
             *wrong("host", *no_text),
         ],
         st.builds(
@@ -307,19 +303,9 @@ RECORDS: Final = {
             *wrong("offsets", pack([0, 34], "<u8"), "", expected="3 numbers of 8 bytes"),
             *wrong("xxh3", pack([1, 2, 3], "<u8"), expected="2 numbers of 8 bytes"),
             *wrong("tokens", pack([1, 2], "<u8"), "", expected="2 numbers of 4 bytes"),
-            *wrong("offsets", "AAAA*AAA", [1, 2], expected="base64"),
-            *wrong("xxh3", "AAAA*AAA", [1, 2], expected="base64"),
-            *wrong("tokens", "AAAA*AAA", [1, 2], expected="base64"),
+            *wrong("offsets xxh3 tokens", "AAAA*AAA", [1, 2], expected="base64"),
         ],
-        st.builds(
-            Seal,
-            chunk=st.just(7),
-            offsets=st.just(np.array([0, 15], "<u8")),
-            digests=st.integers(0, 2**64 - 1).map(lambda one: np.array([one], "<u8")),
-            tokens=st.none(),
-            source=st.none() | text,
-            sealed_at=finite,
-        ),
+        seals(),
         newest=2,
         optional=("tokens", "source"),
         error=SealInvalid,
@@ -354,47 +340,27 @@ RECORDS: Final = {
         b'{"dp":4,"batch_size":2,"draws":6,"epoch":null,"trained":false,"skip":[],"first_step":10,"draws_per_step":0},'
         b'{"dp":2,"batch_size":1,"draws":30,"epoch":1,"trained":true,"skip":[[0,5],[5,9],[40,41]],"first_step":10,'
         b'"draws_per_step":3}],"consumed":460}\n',
-        RunState(
-            stream_id=STREAM_ID,
-            samples_per_chunk=100,
-            unit=10,
-            window=20,
-            seed=7,
-            max_total_samples=None,
-            parts=(
-                Part(4, 2, 100, draws_per_step=10),
-                Part(4, 2, 6, trained=False, first_step=10),
-                Part(2, 1, 30, epoch=1, skip=((0, 5), (5, 9), (40, 41)), first_step=10, draws_per_step=3),
-            ),
-            consumed=460,
-        ),
+        RunState(STREAM_ID, 100, 10, 20, 7, None, _PARTS, 460),
         [
             *wrong("format", 0, -1, True, 1.0, "1", None, [1], expected="from 1 to 2147483648"),
             *wrong("stream_id", *NO_STREAM_ID),
             *integer("samples_per_chunk", 1, 10**8),
-            *integer("unit", 1, MAX_SAMPLES),
-            *integer("window", 0, MAX_SAMPLES),
             *wrong("window", 5, 21, expected="a multiple of unit, 10"),
             *integer("seed", 0, 2**63 - 1),
             *wrong("max_total_samples", 0, True, "1", 2**62 + 1, expected=f"from 1 to {MAX_SAMPLES} or null"),
             *wrong("parts", None, 5, "parts", {"0": {}}, []),
             *wrong("parts.1", None, 5, [], "part"),
             *integer("parts.0.dp", 1, 2**31),
-            *integer("parts.0.batch_size", 1, MAX_SAMPLES),
-            *integer("parts.0.draws", 0, MAX_SAMPLES),
+            *integer("unit parts.0.batch_size", 1, MAX_SAMPLES),
+            *integer("window parts.0.draws parts.0.first_step parts.0.draws_per_step consumed", 0, MAX_SAMPLES),
             *wrong("parts.0.epoch", -1, False, 0.0, "0", expected=" or null"),
             *wrong("parts.0.trained", None, 0, 1, "true"),
             *wrong("parts.0.skip", None, 5, {"a": 1}, "05"),
             *wrong("parts.0.skip", [5], [[5]], [[5, 6, 7]], field="parts[0].skip[0]"),
             *wrong("parts.0.skip", [[-1, 3]], [[3.0, 5]], field="parts[0].skip[0][0]", expected="from 0 to"),
             *wrong("parts.0.skip", [[3, 3]], [[3, 2]], [[3, "5"]], [[3, 2**62 + 1]], field="parts[0].skip[0][1]"),
-            *wrong(
-                "parts.0.skip", [[3, 5], [4, 6]], [[3, 5], [0, 2]], field="parts[0].skip[1][0]", expected="from 5 to"
-            ),
-            *integer("parts.0.first_step", 0, MAX_SAMPLES),
+            *wrong("parts.0.skip", [[3, 5], [4, 6]], [[3, 5], [0, 2]], field="parts[0].skip[1][0]", expected="from 5 "),
             *wrong("parts.2.first_step", 0, 9, expected="at least 10"),
-            *integer("parts.0.draws_per_step", 0, MAX_SAMPLES),
-            *integer("consumed", 0, MAX_SAMPLES),
             *wrong("consumed", 0, 459, 461, 484, expected="460, "),
             *wrong("parts.2.draws", 31, field="consumed", expected="462, "),
             *wrong("parts.1.trained", True, field="consumed", expected="484, "),

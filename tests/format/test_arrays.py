@@ -1,6 +1,4 @@
-"""Arrays in rows: what is written for them, and what is put in their place again."""
-
-from __future__ import annotations
+"""Arrays in rows, rows that are encoded, packs, and records of kept samples: what was put in comes back."""
 
 from typing import Any
 
@@ -12,9 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format.arrays import BFLOAT16, DTYPES, fill_row, pack_row
-from lazyshard.format.batch import check_lines, without_array_keys
-from lazyshard.format.row import encode_row
+from lazyshard.format import arrays, batch
+from lazyshard.format.arrays import Kept, chunk_key, encode_dropped, encode_sample, fill_row, pack_row
+from lazyshard.format.batch import check_lines, decode_pack, encode_encoded_pack, without_array_keys
+from lazyshard.format.records import check_encoding, differences
+from lazyshard.format.row import check_row, encode_row
+from tests.format.cases import finite, integers, json_of
+from tests.stream.streams import raised
 
 ROW: dict[str, Any] = {
     "id": 7,
@@ -22,7 +24,7 @@ ROW: dict[str, Any] = {
     "nested": [{"mask": np.array([[True], [False]])}, "text"],
     "nothing": np.zeros((0, 4)),
     "scalar": np.array(1.5, np.float16),
-    "weights": np.array([0x3F80, 0xC000], np.uint16).view(BFLOAT16),
+    "weights": np.array([0x3F80, 0xC000], np.uint16).view(arrays.BFLOAT16),
 }
 LINE = (
     b'{"id":7,"input_ids":{"$array":["int32",[3],0]},"nested":[{"mask":{"$array":["bool",[2,1],16]}},"text"],'
@@ -59,19 +61,12 @@ def test_bytes_of_a_row_with_arrays_are_pinned() -> None:
     assert pack_row(row) == (encode_row(row), b"")
 
 
-_NUMBERS = [dtype for name, dtype in DTYPES.items() if name != "bfloat16"]
+_NUMBERS = [dtype for name, dtype in arrays.DTYPES.items() if name != "bfloat16"]
 _ARRAYS = st.sampled_from(_NUMBERS).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
 )
-_ROWS = st.dictionaries(
-    st.text(max_size=3).filter(lambda key: key != "$array"),
-    st.recursive(
-        st.none() | st.text(max_size=3) | _ARRAYS,
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
-        max_leaves=6,
-    ),
-    max_size=4,
-)
+_VALUES = json_of(st.none() | st.text(max_size=3) | _ARRAYS, st.sampled_from("abc"), 6)
+_ROWS = st.dictionaries(st.text(max_size=3).filter(lambda key: key != "$array"), _VALUES, max_size=4)
 
 
 @given(_ROWS)
@@ -120,14 +115,7 @@ def test_array_of_any_layout_is_written_in_c_order_little_endian(array: np.ndarr
     ],
 )
 def test_row_that_cannot_be_written_is_refused(value: object, fact: str) -> None:
-    with pytest.raises(RowInvalid) as caught:
-        pack_row({"id": 1, "x": value, "y": np.zeros(1)})
-    assert fact in str(caught.value)
-
-
-def test_array_in_a_stream_without_arrays_is_refused_with_the_way_out() -> None:
-    with pytest.raises(RowInvalid, match="arrays=True"):
-        encode_row({"x": np.zeros(1)})
+    assert fact in str(raised(RowInvalid, pack_row, {"id": 1, "x": value, "y": np.zeros(1)}))
 
 
 HUGE = 2**62
@@ -148,20 +136,16 @@ HUGE = 2**62
 )
 def test_description_that_does_not_fit_the_bytes_is_refused(fact: str, wrong: list[object]) -> None:
     for described in wrong:
-        with pytest.raises(RowInvalid) as caught:
-            fill_row({"a": [{"$array": described}]}, np.full(16, 2, np.uint8))
-        assert "the array at 0: " in str(caught.value)
-        assert fact in str(caught.value)
-        assert len(str(caught.value)) < 400
+        caught = raised(RowInvalid, fill_row, {"a": [{"$array": described}]}, np.full(16, 2, np.uint8))
+        assert "the array at 0: " in str(caught)
+        assert fact in str(caught)
+        assert len(str(caught)) < 400
 
 
-@pytest.mark.parametrize("row", [{"a": {"$array": ["uint8", [1], 0], "b": 1}}, {"$array": ["uint8", [1], 0]}])
-def test_other_keys_beside_an_array_and_an_array_for_a_row_are_refused(row: dict[str, Any]) -> None:
-    with pytest.raises(RowInvalid):
-        fill_row(row, np.zeros(8, np.uint8))
-
-
-def test_row_nested_deeper_than_python_recurses_is_filled() -> None:
+def test_other_keys_beside_an_array_and_an_array_for_a_row_are_refused_and_any_depth_is_filled() -> None:
+    rows: list[dict[str, Any]] = [{"a": {"$array": ["uint8", [1], 0], "b": 1}}, {"$array": ["uint8", [1], 0]}]
+    for row in rows:
+        raised(RowInvalid, fill_row, row, np.zeros(8, np.uint8))
     depth = 1000
     row = orjson.loads(b'{"a":' * depth + b'{"$array":["uint8",[1],0]}' + b"}" * depth)
     fill_row(row, np.array([5] + [0] * 7, np.uint8))
@@ -178,3 +162,161 @@ def test_lines_with_the_reserved_key_are_refused_up_to_the_first() -> None:
     assert (found.refused.index, "'$array'" in str(found.refused)) == (2, True)
     bare = check_lines([b'{"a":"\\u00e4 $array"}\n'])
     assert without_array_keys(bare) is bare
+
+
+def encoded(row: dict[str, Any], tokens: int | None = None) -> batch.EncodedRow:
+    return batch.EncodedRow(*pack_row(row), tokens=tokens)
+
+
+def test_encoded_rows_are_put_together_with_arrays_and_lengths() -> None:
+    rows = [encoded({"a": np.array([1, 2, 3], np.int32)}, 3), encoded({"a": 1}, 0)]
+    found = batch.check_encoded(rows)
+    assert found.data == b'{"a":{"$array":["int32",[3],0]}}\n{"a":1}\n'
+    assert found.tokens is not None and found.tokens.tolist() == [3, 0]
+    assert found.arrays is not None
+    assert found.arrays.data == bytes([1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0])
+    assert found.arrays.ends.tolist() == [16, 16]
+    assert rows[0].data == rows[0].line + rows[0].arrays
+    assert batch.check_encoded([rows[0], rows[1]._replace(tokens=None)]).tokens is None
+
+
+def test_rows_of_a_pack_keep_their_bytes_and_another_form_is_a_row_like_any_other() -> None:
+    line = batch.encode_pack([b'{"a": 1.50,\t"b":"\xc3\xa9"}\r\n', b'{"a":2}\n'], [3, 4])
+    assert line == b'{"pack":[{"a": 1.50,\t"b":"\xc3\xa9"},{"a":2}],"lengths":[3,4]}\n'
+    pack = decode_pack(check_row(line))
+    assert pack is not None
+    assert (pack.rows, pack.lengths) == ([{"a": 1.5, "b": "é"}, {"a": 2}], [3, 4])
+    rows: list[dict[str, Any]] = [
+        {},
+        {"pack": [{"a": 1}]},
+        {"pack": [{"a": 1}], "length": [1]},
+        {"pack": [{"a": 1}], "lengths": [1], "id": 5},
+        {"pack": [], "lengths": []},
+        {"pack": "six of them", "lengths": [1]},
+        {"pack": ["a"], "lengths": [1]},
+        *[{"pack": [{"a": 1}], "lengths": lengths} for lengths in (1, [1, 2], [0], [True], [1.0])],
+    ]
+    assert [row for row in rows if decode_pack(row) is not None] == []
+
+
+def test_arrays_of_a_pack_lie_one_behind_the_other() -> None:
+    rows = [encoded({"a": np.arange(count, dtype=np.int16), "b": [{"c": np.ones(1, np.int64)}]}) for count in (3, 5)]
+    pack = encode_encoded_pack(rows, [3, 5])
+    assert pack.line == (
+        b'{"pack":[{"a":{"$array":["int16",[3],0]},"b":[{"c":{"$array":["int64",[1],8]}}]},'
+        b'{"a":{"$array":["int16",[5],16]},"b":[{"c":{"$array":["int64",[1],32]}}]}],"lengths":[3,5]}\n'
+    )
+    assert (pack.arrays, pack.tokens) == (rows[0].arrays + rows[1].arrays, 8)
+    text = '{"$array":["int16",[3],0]}'
+    looks_like_one = encoded({"text": text, "{": text, "numbers": [0, 1]}).line
+    assert arrays.move_arrays(looks_like_one, 8) == looks_like_one
+
+
+values = json_of(
+    st.one_of(
+        *(st.none(), integers, finite, st.text(max_size=6)),
+        st.sampled_from(['{"$array":["int8",[1],0]}', '"$array":', "\\"]),
+        st.builds(np.arange, st.integers(0, 5), dtype=st.sampled_from([np.uint8, np.int32, np.float64])),
+        st.builds(np.zeros, st.tuples(st.integers(0, 2), st.integers(0, 3)), dtype=st.just(np.bool_)),
+    ),
+    st.sampled_from(["a", "{", '"']),
+    6,
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["x", "y"]), values, max_size=2), min_size=1, max_size=4))
+def test_rows_come_out_of_a_pack_as_they_went_in(rows: list[dict[str, Any]]) -> None:
+    made = encode_encoded_pack([encoded(row) for row in rows], [1] * len(rows))
+    row = check_row(made.line)
+    fill_row(row, np.frombuffer(made.arrays, np.uint8))
+    pack = decode_pack(row)
+    assert pack is not None
+    assert plain(pack.rows) == plain(rows)
+
+
+def test_what_is_no_encoding_is_refused_and_differences_are_named() -> None:
+    was: dict[str, Any] = {"template": "qwen", "max_length": 512, "flag": True, "system": "a" * 100, "gone": 1}
+    now: dict[str, Any] = {"template": "qwen", "max_length": 1024, "flag": 1, "system": None, "new": "x"}
+    found = [
+        "max_length is 512 there and 1024 here",
+        "flag is True there and 1 here",
+        f"system is '{'a' * 56}... there and null here",
+        "gone is 1 there and not said here",
+        "new is not said there and 'x' here",
+    ]
+    assert differences(was, was) == []
+    assert differences(was, now) == found
+    assert differences(was, now, leave_out=["flag", "system", "gone", "new"]) == found[:1]
+    wrong: list[Any] = [{}, {"a": np.int64(1)}, {"a": float("nan")}, {"a": 2**64}, {1: 1}, {"a": b""}, 5]
+    for value in wrong:
+        raised(ValueError, check_encoding, value)
+    assert check_encoding({"a": 2**64 - 1, "b": -(2**63), "c": None}) == {"a": 2**64 - 1, "b": -(2**63), "c": None}
+
+
+KEY = bytes(range(16))
+SAMPLE = {"input_ids": np.array([1, 2, 3], np.int32), "length": 3, "mask": [np.array([True])]}
+
+
+def read(record: bytes, slot: arrays.Slot | None = None, key: bytes = KEY, row: int = 5, line: int = 7) -> Kept | None:
+    data = np.frombuffer(record, np.uint8).copy()
+    return arrays.decode_record(data, (slot or arrays.slot_of(record, 64))[2], key, row, line)
+
+
+def test_sample_comes_back_with_its_arrays() -> None:
+    found = read(encode_sample(SAMPLE, KEY, 5, 7))
+    assert found is not None
+    assert found.dropped is None
+    assert found.sample["length"] == 3
+    assert (found.sample["input_ids"].dtype, found.sample["input_ids"].tolist()) == (np.int32, [1, 2, 3])
+    assert found.sample["mask"][0].tolist() == [True]
+    found.sample["input_ids"][0] = 9
+    empty = read(encode_sample(np.empty((0, 4), np.float16), KEY, 5, 7))
+    assert empty is not None
+    assert (empty.sample.shape, empty.sample.dtype) == ((0, 4), np.float16)
+    assert read(encode_dropped("too long", KEY, 5, 7)) == Kept(None, "too long")
+
+
+def test_text_with_a_right_digest_that_describes_nothing_is_none() -> None:
+    good = encode_dropped("x", KEY, 5, 7)
+    head, text = good[:40], good[40:]
+    for other in (b"[]", b'{"a":1}'.ljust(len(text)), b"{".ljust(len(text)), b'{"sample":{"$array":[1,2,3]}}'):
+        record = head[:32] + len(other).to_bytes(8, "little") + other
+        assert read(record) is None, other
+    assert read(head[:32] + (1 << 40).to_bytes(8, "little") + text) is None
+    rows: list[dict[str, Any]] = [{"key": bytes(16)}, {"row": 6}, {"line": 8}]
+    for row in rows:
+        assert read(encode_sample(SAMPLE, KEY, 5, 7), **row) is None
+
+
+def test_bytes_are_those_of_the_first_version() -> None:
+    assert arrays.encode_head(KEY, 2).hex() == (
+        "6c617a797368617264206b6570742073616d706c650a0001"  # magic
+        "000102030405060708090a0b0c0d0e0f"
+        "0200000000000000"
+        "0000000000000000"
+        "48cf22babce88ebb"
+    )
+    assert (arrays.HEAD_BYTES, arrays.slot_at(2)) == (64, 112)
+    assert (
+        encode_dropped("x", KEY, 5, 7).hex()
+        == ("000102030405060708090a0b0c0d0e0f050000000000000007000000000000001000000000000000")
+        + b'{"dropped":"x"}\n'.hex()
+    )
+    assert arrays.encode_slot((64, 10, 3)).hex() == "40000000000000000a000000000000000300000000000000"
+    assert arrays.decode_slot(bytes(24) + arrays.encode_slot((64, 10, 3)), 1) == (64, 10, 3)
+
+
+def test_key_is_another_one_for_anything_else() -> None:
+    facts: dict[str, Any] = {"max_length": 512, "template": "qwen"}
+    key = chunk_key(facts, 3, 100, 100, KEY)
+    assert key == chunk_key(dict(reversed(facts.items())), 3, 100, 100, KEY)
+    others = [
+        chunk_key({**facts, "max_length": 513}, 3, 100, 100, KEY),
+        chunk_key({**facts, "max_length": 512.0}, 3, 100, 100, KEY),
+        chunk_key({**facts, "max_length": "512"}, 3, 100, 100, KEY),
+        chunk_key(facts, 4, 100, 100, KEY),
+        chunk_key(facts, 3, 101, 100, KEY),
+        chunk_key(facts, 3, 100, 99, KEY),
+        chunk_key(facts, 3, 100, 100, bytes(16)),
+    ]
+    assert len({key, *others}) == len(others) + 1

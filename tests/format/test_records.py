@@ -1,8 +1,8 @@
-"""Each small file of a stream: its bytes are pinned, and whatever else they are is read or refused by field."""
-
-from __future__ import annotations
+"""Each small file of a stream: its bytes are pinned, whatever else they are is read or refused by its field."""
 
 import math
+import struct
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.errors import FormatInvalid, VersionUnsupported
+from lazyshard.errors import FileInvalid, FormatInvalid, VersionUnsupported
 from lazyshard.format.cursor import Cursor
+from lazyshard.format.fields import STREAM_ID, encode, in_file, pack, parse_object, parse_size, take, unpack
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, check_samples_per_chunk
-from lazyshard.part import Part
-from tests.format.cases import changed, refusal, with_field, without
-from tests.format.records import CURSOR, CURSOR_STATE, RECORDS, WRONG, Record, Wrong
+from lazyshard.format.seal import Seal
+from lazyshard.part import BOOLEAN, NUMBER, TEXT, Kind, Part, integer, or_null
+from tests.format.cases import changed, integers, json_of, refusal, with_field, without
+from tests.format.records import CURSOR, CURSOR_STATE, RECORDS, WRONG, Record, Wrong, numbers
+from tests.stream.streams import raised
 
 every_record = pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text("A0=a\u00fc", max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=3),
-    max_leaves=5,
-)
+LEAVES = st.none() | st.booleans() | integers | st.floats() | st.text("A0=a\u00fc", max_size=12)
+anything = json_of(LEAVES, st.text("ab"), 5)
 
 
 @every_record
@@ -38,9 +38,7 @@ def test_bytes_are_pinned_and_unknown_fields_ignored(record: Record) -> None:
 @every_record
 def test_later_format_is_refused_with_both_numbers_before_anything_else_is_read(record: Record) -> None:
     later = str(record.newest + 1)
-    with pytest.raises(VersionUnsupported) as caught:
-        record.decode(b'{"format":%s}' % later.encode(), record.file)
-    found = caught.value
+    found = raised(VersionUnsupported, record.decode, b'{"format":%s}' % later.encode(), record.file)
     assert (found.file, found.field, found.expected, found.actual) == (record.file, "format", str(record.newest), later)
     assert all(said in str(found) for said in (record.file, later, f"{record.newest}; install"))
 
@@ -61,11 +59,10 @@ def test_missing_field_is_refused_and_named(record: Record) -> None:
             found = record.decode(data)
             assert not record.value or found == record.decode(changed(record.golden, **{field: None}))
             continue
-        with pytest.raises(record.error) as caught:
-            record.decode(data)
-        assert caught.value.file == record.file
+        caught = raised(record.error, record.decode, data)
+        assert caught.file == record.file
         # Where a state is there it says another one.
-        assert (caught.value.field, caught.value.actual) == (field, "no such field") or field == "stream_id"
+        assert (caught.field, caught.actual) == (field, "no such field") or field == "stream_id"
 
 
 @every_record
@@ -80,7 +77,11 @@ def test_any_value_is_read_again(record: Record, data: st.DataObject) -> None:
     value = data.draw(record.values)
     found = record.decode(value.encode())
     assert found.encode() == value.encode()
-    assert record.value is None or found == value
+    if isinstance(value, Seal):
+        assert numbers(found) == numbers(value)
+        assert (found.chunk, found.source, found.sealed_at) == (value.chunk, value.source, value.sealed_at)
+    else:
+        assert found == value
 
 
 @every_record
@@ -97,22 +98,15 @@ def test_mutated_bytes_and_fields_are_read_or_refused(record: Record, data: st.D
         values[field] = data.draw(anything)
     with suppress(FormatInvalid):
         record.decode(orjson.dumps(values))
-    with pytest.raises(FormatInvalid):
-        record.decode(data.draw(st.binary()))
+    raised(FormatInvalid, record.decode, data.draw(st.binary()))
 
 
 @every_record
-def test_file_cut_anywhere_is_refused(record: Record) -> None:
+def test_file_cut_anywhere_or_nested_past_all_limits_is_refused(record: Record) -> None:
     for size in range(len(record.golden) - 1):  # the last byte is the newline, which carries nothing
-        with pytest.raises(record.error):
-            record.decode(record.golden[:size])
-
-
-@every_record
-@pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"[" * 1000 + b"]" * 1000 + b"}"])
-def test_field_nested_past_all_limits_is_refused(record: Record, data: bytes) -> None:
-    with pytest.raises(FormatInvalid):
-        record.decode(b'{"format":' + data)
+        raised(record.error, record.decode, record.golden[:size])
+    for data in (b"[" * 100_000, b'{"a":' * 100_000, b"[" * 1000 + b"]" * 1000 + b"}"):
+        raised(FormatInvalid, record.decode, b'{"format":' + data)
 
 
 @pytest.mark.parametrize(
@@ -139,49 +133,138 @@ def test_field_nested_past_all_limits_is_refused(record: Record, data: bytes) ->
         ("state", {"parts": [Part(1)]}, "parts"),
         ("state", {"parts": ({"dp": 1},)}, "parts"),
         *[
-            ("manifest", {"samples_per_chunk": value}, "samples_per_chunk")
-            for value in (0, -1, True, 100_000_001, 2.0, "2", None)
+            ("manifest", {"samples_per_chunk": one}, "samples_per_chunk")
+            for one in (0, True, 10**8 + 1, 2.0, "2", None)
         ],
     ],
 )
 def test_value_that_could_not_be_read_again_cannot_be_made(name: str, wrong: dict[str, Any], field: str | None) -> None:
-    with pytest.raises(ValueError) as caught:
-        replace(RECORDS[name].value, **wrong)
-    assert getattr(caught.value, "field", None) == field
+    assert getattr(raised(ValueError, replace, RECORDS[name].value, **wrong), "field", None) == field
 
 
-def test_values_at_the_bounds() -> None:
-    assert End.decode(b'{"format":1,"chunks":0,"samples":0}') == End(0, 0)
-    assert str(Owner(2, "00c0ffee", "node1", 42, 0.0)) == "process 42 on node1"
-    assert [check_samples_per_chunk(bound) for bound in (1, 100_000_000)] == [1, 100_000_000]
-
-
-@pytest.mark.parametrize("extra", [{"open": 7, "row_at": 1.5}, {"note": "12 chunks ahead"}])
-def test_what_a_head_says_besides_comes_last(extra: dict[str, Any]) -> None:
+def test_states_of_a_head_and_what_it_says_besides_comes_last() -> None:
     record = RECORDS["head"]
-    said = replace(record.value, **extra)
-    assert said.encode() == record.golden[:-2] + b"," + orjson.dumps(extra)[1:] + b"\n"
-    assert Head.decode(said.encode()) == said
-
-
-def test_states_of_a_head() -> None:
-    golden = RECORDS["head"].golden
+    golden = record.golden
+    extras: list[dict[str, Any]] = [{"open": 7, "row_at": 1.5}, {"note": "12 chunks ahead"}]
+    for extra in extras:
+        said = replace(record.value, **extra)
+        assert said.encode() == golden[:-2] + b"," + orjson.dumps(extra)[1:] + b"\n"
+        assert Head.decode(said.encode()) == said
     assert STATES == ("running", "waiting", "idle", "finished", "failed")
     assert [Head.decode(changed(golden, state=state)).state for state in STATES] == list(STATES)
     assert Head.decode(changed(golden, rate=-1)).rate == 0.0
     assert Head.decode(changed(golden, chunks=0, samples=0)).samples == 0
 
 
-def test_only_a_manifest_with_arrays_tells_an_encoding() -> None:
+def test_what_manifests_and_cursors_say_besides_is_left_out_where_there_is_none() -> None:
     record = RECORDS["manifest of encoded rows"]
     plain = replace(record.value, encoding=None)
     assert plain.encode() == without(record.golden, "encoding") + b"\n"
     assert Manifest.decode(plain.encode()) == plain
     assert Manifest.decode(changed(record.golden, format=1)) == replace(plain, arrays=False)
-
-
-def test_cursor_says_nothing_of_what_earlier_releases_do_not_know() -> None:
+    assert End.decode(b'{"format":1,"chunks":0,"samples":0}') == End(0, 0)
+    assert str(Owner(2, "00c0ffee", "node1", 42, 0.0)) == "process 42 on node1"
+    assert [check_samples_per_chunk(bound) for bound in (1, 100_000_000)] == [1, 100_000_000]
     golden = RECORDS["cursor"].golden
     assert (CURSOR.state, CURSOR.owner, CURSOR.blend) == (None, "", ())
     assert Cursor.decode(changed(golden, state=None, owner="", blend=None), "sft") == CURSOR
     assert RECORDS["hint"].decode(changed(RECORDS["hint"].golden, stream_id=None)).stream_id is None
+
+
+def fields(**values: object) -> dict[str, object]:
+    return parse_object(orjson.dumps({"format": 1} | values))
+
+
+def refused(read: Callable[[], object], field: str | None, expected: str) -> str:
+    """What is said to be found."""
+
+    def read_file() -> object:
+        with in_file("f.json"):
+            return read()
+
+    found = refusal(read_file, FileInvalid, "f.json", field)
+    assert found.expected == expected
+    assert len(str(found)) < 300
+    return str(found.actual)
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"[]", "[]"),
+        (b"null", "null"),
+        (b"true", "true"),
+        (b'"x"', "'x'"),
+        (b"[" * 1000 + b"]" * 1000, "[[[[[[[...]]]]]]]"),
+        (b'"' + b"x" * 100 + b'"', "'" + "x" * 37 + "..." + "x" * 38 + "'"),
+        (b"", "b'' ("),
+        (b"\0\0\0", r"b'\x00\x00\x00' ("),
+        (b'{"format":1', "b'{\"format\":1' ("),
+        (b'{"format":1,"a":NaN}', 'b\'{"format":1,"a":NaN}\' ('),
+        (b"\xef\xbb\xbf{}", r"b'\xef\xbb\xbf{}' ("),
+        (b"[" * 100_000, "b'" + "[" * 75 + "... ("),
+        (b'{"a":' * 100_000, "b'" + ('{"a":' * 15) + "... ("),
+    ],
+)
+def test_what_is_no_object_is_refused_and_shown_in_short(data: bytes, shown: str) -> None:
+    found = refused(lambda: parse_object(data), None, "a JSON object")
+    assert found.startswith(shown) if shown.endswith("(") else found == shown
+
+
+ID = "0123456789abcdef" * 2
+
+
+def test_field_of_another_type_is_refused_and_shown_as_json() -> None:
+    kinds: dict[Kind, str] = {
+        integer(2, 7): "an integer from 2 to 7",
+        NUMBER: "a number",
+        TEXT: "a string",
+        BOOLEAN: "true or false",
+        STREAM_ID: "32 hexadecimal digits",
+    }
+    shown: dict[str, object] = {"''": "", "[]": [], "{'a': 1}": {"a": 1}, "null": None}
+    for kind, expected in kinds.items():
+        for text, value in (shown if kind is BOOLEAN else {**shown, "true": True}).items():
+            found = refused(lambda kind=kind, value=value: take(fields(f=value), "f", kind), "f", expected)  # type: ignore[misc]
+            assert found == text
+        assert refused(lambda kind=kind: take(fields(), "f", kind), "f", expected) == "no such field"  # type: ignore[misc]
+
+
+def test_fields_are_read_at_their_bounds() -> None:
+    assert [take(fields(n=value), "n", integer(2, 7)) for value in (2, 7)] == [2, 7]
+    assert repr(take(fields(n=3), "n", NUMBER)) == "3.0"
+    assert take(fields(n=-0.5), "n", NUMBER) == -0.5
+    assert take(fields(n=ID), "n", STREAM_ID) == ID
+    assert take(fields(n=None), "n", or_null(STREAM_ID)) is None
+    huge = parse_object(b'{"format":1,"n":100000000000000000000000000000}')
+    assert refused(lambda: take(huge, "n", integer(0, 2)), "n", "an integer from 0 to 2") == "1e+29"
+    assert encode({"a": "ü"}) == '{"a":"ü"}\n'.encode()
+
+
+def test_packed_numbers_are_little_endian_and_cannot_be_written_to() -> None:
+    assert pack([1, 258], "<u8") == "AQAAAAAAAAACAQAAAAAAAA=="
+    assert unpack(fields(a="AQAAAAAAAAACAQAAAAAAAA=="), "a", "<u8", 2).tobytes() == struct.pack("<2Q", 1, 258)
+    assert pack([1, 258], "<u4") == "AQAAAAIBAAA="
+    assert unpack(fields(a="AQAAAAIBAAA="), "a", "<u4", 2).tolist() == [1, 258]
+    one = fields(a="AQAAAAAAAAA=")
+    assert not unpack(one, "a", "<u8", 1).flags.writeable
+    for count in (0, 2, 10**15):
+        found = refused(lambda count=count: unpack(one, "a", "<u8", count), "a", f"{count} numbers of 8 bytes")  # type: ignore[misc]
+        assert found == "8 bytes"
+    wrong = ("AQAAAAAAAAA", "AQAA AAAAAAA=", "AQAAAAAAAAA=\n", "AQAAAAAAAA-_", "ü", "=", "A", "\u0661", "AQ==AAAAAAA=")
+    for value in wrong:
+        refused(lambda value=value: unpack(fields(a=value), "a", "<u8", 1), "a", "a base64 string")  # type: ignore[misc]
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)), st.binary(max_size=60))
+def test_packed_numbers_round_trip_and_any_bytes_are_read_or_refused(numbers: list[int], data: bytes) -> None:
+    assert unpack(fields(a=pack(numbers, "<u8")), "a", "<u8", len(numbers)).tolist() == numbers
+    with suppress(FormatInvalid):
+        parse_object(data)
+
+
+def test_sizes() -> None:
+    sizes = {"1": 1, "20GB": 20 * 10**9, "20 gb": 20 * 10**9, "1.5MiB": 3 << 19, "64k": 64_000, "2Ti": 2 << 40}
+    assert {text: parse_size(text) for text in sizes} == sizes
+    for text in ("", "0", "-1", "GB", "1e9", "20 GB more", "0.0001", "1PB", "٣GB"):
+        raised(ValueError, parse_size, text)

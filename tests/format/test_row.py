@@ -1,15 +1,27 @@
-"""Lines that are refused, and those that look like it and are not."""
+"""Lines that are refused or look like it, one by one and together; rows made of Python values; keys that come twice."""
 
-from __future__ import annotations
+import enum
+import json
+import pickle
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
 
-from typing import Final
-
+import numpy as np
+import orjson
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format.row import check_row, parse_row
+from lazyshard.format import batch
+from lazyshard.format.batch import CheckedLines, check_lines
+from lazyshard.format.row import check_line, check_row, encode_row, has_duplicate_keys, parse_row
+from tests.format.cases import finite, integers, json_of
+from tests.stream.streams import raised
 
 TORN: Final = "ends in NUL bytes"
 RETURNS: Final = "carriage returns as line ends"
@@ -60,12 +72,10 @@ REFUSED: Final[list[tuple[bytes, int, str]]] = [
 
 def refusal(line: bytes) -> RowInvalid:
     """The error of both readers of a line, which must be the same."""
-    with pytest.raises(RowInvalid) as parsed:
-        parse_row(line)
-    with pytest.raises(RowInvalid) as caught:
-        check_row(line)
-    assert str(parsed.value) == str(caught.value)
-    return caught.value
+    parsed = raised(RowInvalid, parse_row, line)
+    caught = raised(RowInvalid, check_row, line)
+    assert str(parsed) == str(caught)
+    return caught
 
 
 @pytest.mark.parametrize(("line", "byte", "fact"), REFUSED)
@@ -79,39 +89,22 @@ def test_refused_with_the_byte_and_the_reason(line: bytes, byte: int, fact: str)
         assert other not in error.reason
 
 
-@pytest.mark.parametrize(
-    "line", [b'{"a":1,}\r\n', b'{"a":"\r"}\r\n', b'{"a":1,\r"b":nul}\r\n', b'{"a":"\xef\xbb\xbfx"']
-)
-def test_other_fault_beside_carriage_returns_or_a_mark_in_a_string_is_named_itself(line: bytes) -> None:
-    assert not any(word in str(refusal(line)) for word in (RETURNS, MARK))
-
-
-@pytest.mark.parametrize(
-    "value", ["NaN", "-NaN", "Infinity", "-Infinity", "nan", "inf", "-inf", "[NaN]", "[1,-Infinity]"]
-)
-def test_nan_and_infinity_are_refused_by_name(value: str) -> None:
-    error = refusal(f'{{"a":{value}}}'.encode())
-    assert str(error.reason).startswith("NaN")
-    assert error.byte is not None and error.byte >= 5
-
-
-@pytest.mark.parametrize("escape", [rb"\ud800", rb"\udc00", rb"\ud800x", rb"\ud800\u0041", rb"\udfff\udfff"])
-def test_lone_surrogate_is_refused(escape: bytes) -> None:
-    error = refusal(b'{"a":"' + escape + b'"}')
-    assert error.byte is not None and 6 <= error.byte <= 6 + len(escape)
+def test_nan_infinity_and_lone_surrogates_are_refused() -> None:
+    for value in ("NaN", "-NaN", "Infinity", "-Infinity", "nan", "inf", "-inf", "[NaN]", "[1,-Infinity]"):
+        error = refusal(f'{{"a":{value}}}'.encode())
+        assert str(error.reason).startswith("NaN")
+        assert error.byte is not None and error.byte >= 5
+    for escape in (rb"\ud800", rb"\udc00", rb"\ud800x", rb"\ud800\u0041", rb"\udfff\udfff"):
+        error = refusal(b'{"a":"' + escape + b'"}')
+        assert error.byte is not None and 6 <= error.byte <= 6 + len(escape)
+    for line in (b'{"a":1,}\r\n', b'{"a":"\r"}\r\n', b'{"a":1,\r"b":nul}\r\n', b'{"a":"\xef\xbb\xbfx"'):
+        assert not any(word in str(refusal(line)) for word in (RETURNS, MARK))
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"a":['])
 @pytest.mark.parametrize("closing", [b"", b"]", b"}"])
 def test_row_nested_past_all_limits_is_refused(opening: bytes, closing: bytes) -> None:
     assert refusal(opening * 100_000 + closing * 100_000).byte is not None
-
-
-def test_byte_of_a_view_is_that_of_the_bytes() -> None:
-    with pytest.raises(RowInvalid) as caught:
-        parse_row(memoryview('{"é":}'.encode()))
-    assert caught.value.byte == 6
-    assert parse_row(memoryview(b'{"a":1}\n')) == {"a": 1}
 
 
 PAST: Final = b"18446744073709551616"
@@ -131,17 +124,19 @@ DIGITS: Final = b"99999999999999999999999"
     ],
 )
 def test_integer_past_64_bits_is_refused_for_publishing(integer: bytes, before: bytes, after: bytes) -> None:
-    with pytest.raises(RowInvalid) as caught:
-        check_row(before + integer + after)
+    caught = raised(RowInvalid, check_row, before + integer + after)
     shown = integer.decode() if len(integer) <= 24 else integer[:20].decode() + "..."
-    assert caught.value.byte == len(before)
-    assert f"the integer {shown} " in str(caught.value)
+    assert caught.byte == len(before)
+    assert f"the integer {shown} " in str(caught)
 
 
-@pytest.mark.parametrize("integer", [2**64 - 1, 2**63, 2**63 - 1, -(2**63), 0])
-def test_integer_at_the_64_bit_bounds_is_exact(integer: int) -> None:
-    line = b'{"a":%d,"b":[{"c":%d}]}\n' % (integer, integer)
-    assert check_row(line) == {"a": integer, "b": [{"c": integer}]}
+def test_integer_at_the_64_bit_bounds_a_deep_row_and_a_view_are_read() -> None:
+    for integer in (2**64 - 1, 2**63, 2**63 - 1, -(2**63), 0):
+        line = b'{"a":%d,"b":[{"c":%d}]}\n' % (integer, integer)
+        assert check_row(line) == {"a": integer, "b": [{"c": integer}]}
+    assert check_row(b'{"a":' * 1000 + b"1e300" + b"}" * 1000).keys() == {"a"}
+    assert raised(RowInvalid, parse_row, memoryview('{"é":}'.encode())).byte == 6
+    assert parse_row(memoryview(b'{"a":1}\n')) == {"a": 1}
 
 
 ACCEPTED: Final[list[tuple[bytes, object]]] = [
@@ -174,26 +169,12 @@ def test_what_looks_odd_is_accepted(line: bytes, row: object) -> None:
     assert parse_row(line) == row
 
 
-@pytest.mark.parametrize(
-    ("line", "byte"),
-    [
-        (b'{"a":\n1}\n', 5),
-        (b'{"a":1}\n\n', 7),
-        (b"\n{}\n", 0),
-        (b'{"a":\r1}\n', 5),
-        (b"{}\r\r\n", 2),
-        (b'{\r\n"a":1}', 2),
-    ],
-)
-def test_line_end_within_the_row_is_refused_for_publishing(line: bytes, byte: int) -> None:
-    with pytest.raises(RowInvalid) as caught:
-        check_row(line)
-    assert caught.value.byte == byte
-    assert str(caught.value.reason).startswith("a line end within the row")
-
-
-def test_row_nested_as_deep_as_can_be_read_is_checked() -> None:
-    assert check_row(b'{"a":' * 1000 + b"1e300" + b"}" * 1000).keys() == {"a"}
+def test_line_end_within_the_row_is_refused_for_publishing() -> None:
+    lines = {b'{"a":\n1}\n': 5, b'{"a":1}\n\n': 7, b"\n{}\n": 0, b'{"a":\r1}\n': 5, b"{}\r\r\n": 2, b'{\r\n"a":1}': 2}
+    for line, byte in lines.items():
+        caught = raised(RowInvalid, check_row, line)
+        assert caught.byte == byte
+        assert str(caught.reason).startswith("a line end within the row")
 
 
 @given(st.binary(), st.integers(0, 40), st.integers(0, 3))
@@ -205,3 +186,260 @@ def test_any_bytes_are_read_or_refused_at_a_byte_within(piece: bytes, at: int, d
             check_row(line)
         except RowInvalid as error:
             assert error.byte is not None and 0 <= error.byte <= len(line)
+
+
+NAN = float("nan")
+INF = float("inf")
+
+
+class Label(enum.Enum):
+    GOOD = "good"
+    UNKNOWN = NAN
+
+
+@dataclass
+class Turn:
+    score: float
+
+
+def nested(value: Any, levels: int) -> Any:
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def refused(row: object) -> str:
+    """The reason."""
+    caught = raised(RowInvalid, encode_row, row)
+    assert (caught.byte, caught.file, caught.line) == (None, None, None)
+    return str(caught.reason)
+
+
+def test_encoded_row_is_pinned() -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({}, "{}\n"),
+        ({"null": "null", "b": [None, {"c": None}]}, '{"null":"null","b":[null,{"c":null}]}\n'),
+        ({"a": "line\nend\r\u2028"}, '{"a":"line\\nend\\r\u2028"}\n'),
+        ({"a": (1, 2.5, True), "é": "😀"}, '{"a":[1,2.5,true],"é":"😀"}\n'),
+        ({"a": 2**64 - 1, "b": -(2**63)}, '{"a":18446744073709551615,"b":-9223372036854775808}\n'),
+        ({"a": 0.1 + 0.2, "b": -0.0, "c": Label.GOOD}, '{"a":0.30000000000000004,"b":-0.0,"c":"good"}\n'),
+    ]
+    for row, line in rows:
+        assert encode_row(row) == line.encode()
+
+
+def test_value_that_json_cannot_hold_is_refused() -> None:
+    itself: dict[str, Any] = {}
+    itself["a"] = itself
+    dicts: dict[str, Any] = {}
+    for _ in range(100_000):
+        dicts = {"a": dicts}
+    keys: list[object] = [{1: "a"}, {None: "a"}, {"a": {2.5: 1}}, {("a", "b"): 1}, {"\udfff": 1}]
+    values = [{1, 2}, object(), Turn(NAN), Turn(1.0), 2**64, [-(2**63) - 1], 10**5000, "\ud800", ["x\udc80"]]
+    deep: list[object] = [itself, dicts, {"a": nested([], 255)}, {"a": nested([], 100_000)}]
+    for row in (*keys, *({"a": value} for value in values), *deep):
+        assert refused(row).startswith("cannot be written as JSON")
+    for bad in (NAN, INF, -INF, Label.UNKNOWN):
+        for value in (bad, [bad], (1, bad), [{"b": {"c": [None, bad]}}], nested(bad, 250)):
+            assert refused({"a": value}).startswith("NaN")
+    rows: list[object] = [[1], "x", None, 1, b"{}", (("a", 1),)]
+    for row in rows:
+        assert refused(row).endswith(f"found {type(row).__name__}")
+
+
+def test_place_of_the_value_and_advice_are_told() -> None:
+    row: dict[str, Any] = {"a": [1] * 10, "b": {1, 2}}
+    row["c"] = [row]
+    assert "set under 'b'" in refused(row)
+    # So deep and wide that it is not looked for to the end.
+    reason = refused({"a": [[0] * 1000] * 200 + [[1j]]})
+    assert "complex" in reason and "under" not in reason
+    advice: list[tuple[object, str]] = [
+        (b"\xff\xd8", "base64.b64encode(it).decode()"),
+        (bytearray(b"a"), "base64.b64encode(it).decode()"),
+        ({2, 1}, "sorted()"),
+        (range(3), "list()"),
+        (Decimal("1.5"), "float(), or str() to keep every digit"),
+        (Path("a.png"), "str()"),
+        (timedelta(1), ".total_seconds()"),
+        (np.float32(1), ".item()"),
+        (np.datetime64("2020"), "str()"),
+        (1j, "[it.real, it.imag]"),
+        (type("Tensor", (), {})(), ".tolist()"),
+        (object(), "make it of dicts, lists, text, numbers, True, False and None"),
+    ]
+    for value, told in advice:
+        assert told in refused({"x": value})
+
+
+@pytest.mark.parametrize(
+    ("line", "twice"),
+    [
+        (b'{"a":1,"a":1}\n', True),
+        (b'{"a":[1,{"b":[{"c":1,"c":2}]}]}', True),
+        (b'{"a":1,"a"\t:2}', True),
+        (rb'{"a":1,"\u0061":2}', True),
+        (rb'{"a\"b":1,"a\u0022b":2}', True),
+        ('{"é":1,"\\u00e9":2}'.encode(), True),
+        (rb'{"x":"}{\\","a":1,"a":2}', True),
+        (b'{"a":[{"a":1},{"a":2}],"b":{"a":1}}', False),
+        (rb'{"a\"":":","b":"\\"}', False),
+        (rb'{"a":"\\","a\\":"\\\""}', False),
+        (b'{"a":"{","b":"}","c":"\xc2\xab : \xc2\xbb"}', False),
+        (b'{"A":1,"a":2}', False),
+        *[((b'{"a"' + colon) * 1000 + b"1" + b"}" * 1000, False) for colon in (b":", b" :")],
+        *[((b'{"a"' + colon) * 999 + b'{"b":1,"b":2}' + b"}" * 999, True) for colon in (b":", b" :")],
+    ],
+)
+def test_key_that_comes_twice_in_one_object_is_found_without_a_false_alarm(line: bytes, twice: bool) -> None:
+    assert has_duplicate_keys(line, parse_row(line)) == twice
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+values = json_of(st.none() | st.booleans() | integers | finite | text, text, 12)
+
+
+@given(st.dictionaries(text, values, max_size=5))
+def test_encoded_row_reads_back_the_same(row: dict[str, Any]) -> None:
+    line = encode_row(row)
+    assert line.endswith(b"}\n")
+    assert (line.count(b"\n"), line.count(b"\r")) == (1, 0)
+    assert repr(parse_row(line)) == repr(row)  # unlike ==, tells 1 from 1.0 and 0.0 from -0.0
+    assert check_row(line) == check_row(line[:-1]) == row
+    assert not has_duplicate_keys(line, row)
+
+
+class Pairs(list[tuple[str, Any]]):
+    """An object's members, any key any number of times."""
+
+
+KEYS = st.text(alphabet='ab:"\\{} \n', max_size=4)
+INNER = st.recursive(
+    st.integers(-5, 5) | KEYS | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.lists(st.tuples(KEYS, inner), max_size=4).map(Pairs),
+    max_leaves=10,
+)
+
+
+def written(value: Any, colon: str, escaped: bool) -> str:
+    if isinstance(value, Pairs):
+        members = (f"{written(key, '', escaped)}{colon}{written(one, colon, escaped)}" for key, one in value)
+        return "{" + ",".join(members) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(written(item, colon, escaped) for item in value) + "]"
+    return json.dumps(value).replace(":", "\\u003a") if escaped else json.dumps(value)
+
+
+def comes_twice(value: Any) -> bool:
+    if isinstance(value, Pairs):
+        return len({key for key, _ in value}) < len(value) or any(comes_twice(one) for _, one in value)
+    return isinstance(value, list) and any(map(comes_twice, value))
+
+
+@given(st.lists(st.tuples(KEYS, INNER), max_size=4).map(Pairs), st.sampled_from([":", " :", "\t: "]), st.booleans())
+def test_keys_that_come_twice_are_found_in_any_text(row: Pairs, colon: str, escaped: bool) -> None:
+    line = written(row, colon, escaped).encode()
+    assert has_duplicate_keys(line, orjson.loads(line)) == comes_twice(row)
+
+
+def one_by_one(lines: list[bytes]) -> tuple[list[bytes], list[int], str | None]:
+    """The rows, those that name a key twice, and the refusal: what `check_line` says of each line."""
+    rows: list[bytes] = []
+    duplicates: list[int] = []
+    for index, line in enumerate(lines):
+        try:
+            row, parsed = check_line(line)
+        except RowInvalid as refused:
+            return rows, duplicates, f"{index}: {refused}"
+        if has_duplicate_keys(row, parsed):
+            duplicates.append(index)
+        rows.append(row)
+    return rows, duplicates, None
+
+
+def check_same(lines: list[bytes]) -> CheckedLines:
+    """Checks lines together and compares with one by one."""
+    rows, duplicates, refused = one_by_one(lines)
+    found = check_lines(lines)
+    assert found.data == b"".join(rows)
+    assert len(found) == len(rows)
+    assert found.ends.tolist() == [len(b"".join(rows[: number + 1])) for number in range(len(rows))]
+    assert found.digests.tolist() == [xxhash.xxh3_64_intdigest(row) for row in rows]
+    assert found.ends.dtype == found.digests.dtype == np.uint64
+    assert list(found.duplicates) == duplicates
+    assert (f"{found.refused.index}: {found.refused}" if found.refused else None) == refused
+    return found
+
+
+GOOD = b'{"id":1,"messages":[{"role":"user","content":"a: \\"b\\": c"}]}\n'
+
+ODD = [
+    *(line for line, _, _ in REFUSED if len(line) < 100),
+    *(line for line, _ in ACCEPTED),
+    b'{"a":1}\n\n',
+    b'{"a":1}\r\r\n\n',
+    b'{"a":\t1}\n',
+    b'{"a":\r1}\n',
+    b'{"a":\n1}\n',
+    b'{"a"\t :1,"a":2}\n',
+    b'{"a" :1,"b"  :2}\n',
+    b'{"a":"x :y \\" : \\":"}\n',
+    b'{"a":{"b":{"c":1}},"d":[[{"e":1}],{"f":{"g":1}}]}\n',
+    b'{"a":[{"b":[{"c":1,"c":1}]}]}\n',
+    b'{"\\u003a":1,"a":":"}\n',
+    b'{"a\\"":1,"a\\u0022":2}\n',
+    b'{"a":9223372036854775807,"b":-9223372036854775808,"c":18446744073709551615}\n',
+    b'{"a":18446744073709551616}\n',
+    b'{"a":-9223372036854775809}\n',
+    b'{"a":1e300,"b":12345678901234567890.5}\n',
+    b'{"a":NaN}\n',
+    b'{"a":"\\ud800"}\n',
+    b'{"a":' * 2000 + b"1" + b"}" * 2000 + b"\n",
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_line_among_others_is_taken_as_alone(odd: bytes) -> None:
+    for place in (0, 31, 32, 69):
+        check_same([*[GOOD] * place, odd, *[GOOD] * (69 - place)])
+
+
+@given(lines=st.lists(st.sampled_from([GOOD, *ODD]), max_size=12), group=st.sampled_from([1, 2, 3, 32]))
+def test_any_lines_come_out_as_one_by_one(lines: list[bytes], group: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "_GROUP", group)
+        check_same(lines)
+
+
+TEXT = st.text(alphabet='ab:"\\\u003a \n09', max_size=12)
+VALUES = json_of(st.integers(-(2**66), 2**66) | TEXT | st.none() | finite, TEXT, 8)
+
+
+@given(
+    rows=st.lists(st.dictionaries(TEXT, VALUES, max_size=4), max_size=8),
+    separators=st.sampled_from([(",", ":"), (", ", ": "), (" ,\t", " : ")]),
+    end=st.sampled_from(["\n", "\r\n"]),
+)
+def test_generated_rows_come_as_one_by_one(rows: list[dict[str, Any]], separators: tuple[str, str], end: str) -> None:
+    check_same([(json.dumps(row, separators=separators) + end).encode() for row in rows])
+
+
+@pytest.mark.parametrize("number", [b"9" * 20, b"-" + b"9" * 20, b"9" * 19 + b".5"])
+def test_long_number_across_windows_is_found(number: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "_WINDOW_BYTES", 64)
+    for before in (0, 1, 7, 8, 15):
+        for length in range(30, 80):
+            line = b'{"a":"' + b"x" * length + b'","b":' + number + b"}\n"
+            found = check_same([b'{"c":"' + b"y" * before + b'"}\n', line])
+            assert (found.refused is None) is (b"." in number)
+
+
+def test_checked_lines_are_those_before_the_first_refusal_and_survive_the_way_out_of_a_worker() -> None:
+    assert len(check_same([])) == 0
+    # The first, though another one is refused for a reason that is seen sooner.
+    found = check_same([GOOD] * 40 + [b'{"a":18446744073709551616}\n'] + [GOOD] * 40 + [b"{\n"])
+    assert found.refused is not None and found.refused.index == 40
+    found = check_lines([GOOD, b'{"a":1,"a":2}\n', b"{"])
+    again = pickle.loads(pickle.dumps(found))
+    assert (again.data, again.duplicates, again.refused.index) == (found.data, (1,), 2)
+    assert again.digests.tolist() == found.digests.tolist()

@@ -1,19 +1,15 @@
 """What seals say of their rows, exactly; and of the sources of their rows: where it can be read, never an error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lazyshard.format.fields import pack
 from lazyshard.format.seal import MAX_SOURCES, DealtByCost, MixedSource, Seal, SealedArrays, SourceRows, mixed_sources
 from tests.format.cases import changed, refusal, without
-from tests.format.records import RECORDS
+from tests.format.records import RECORDS, numbers
 
 GOLDEN = RECORDS["seal"].golden
 DIGESTS = [9796749203539134198, 8210857458222577632]
@@ -22,12 +18,6 @@ DIGESTS = [9796749203539134198, 8210857458222577632]
 
 def u64(*values: int) -> Any:
     return np.array(values, np.uint64)
-
-
-def numbers(seal: Seal) -> list[Any]:
-    arrays: list[Any] = [seal.offsets, seal.digests, seal.tokens]
-    arrays += [seal.arrays.offsets, seal.arrays.digests] if seal.arrays else []
-    return [None if one is None else (one.dtype.name, one.tolist()) for one in arrays]
 
 
 def test_seal_is_written_and_read() -> None:
@@ -52,35 +42,9 @@ def test_seal_of_a_chunk_with_arrays_is_written_and_read() -> None:
     found = Seal.decode(golden, 0)
     assert numbers(found) == numbers(value)
     assert found.arrays is not None and found.arrays.size == 16
-
-
-def test_rows_whose_offsets_fall_are_named() -> None:
     data = changed(GOLDEN, offsets=pack([0, 35, 34], "<u8"))
-    found = refusal(lambda: Seal.decode(data, 7), RECORDS["seal"].error, "chunk_00007.jsonl.completed", "offsets")
-    assert found.actual == "row 1 from byte 35 to byte 34"
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-@given(
-    st.integers(0, 10**15),
-    st.lists(st.tuples(st.integers(1, 2**40), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)), min_size=1),
-    st.booleans(),
-    json_values,
-)
-def test_seal_round_trips(chunk: int, rows: list[tuple[int, int, int]], measured: bool, source: object) -> None:
-    sizes, digests, tokens = zip(*rows, strict=True)
-    offsets = [sum(sizes[:row]) for row in range(len(rows) + 1)]
-    value = Seal(chunk, u64(*offsets), u64(*digests), np.array(tokens, "<u4") if measured else None, source)
-    seal = Seal.decode(value.encode(), chunk)
-    assert (seal.chunk, seal.samples, seal.size, seal.source) == (chunk, len(rows), sum(sizes), source)
-    assert numbers(seal) == numbers(value)
-    assert seal.encode() == value.encode()
+    refused = refusal(lambda: Seal.decode(data, 7), RECORDS["seal"].error, "chunk_00007.jsonl.completed", "offsets")
+    assert refused.actual == "row 1 from byte 35 to byte 34"
 
 
 OTHERS: list[Any] = [None, 3, [], {}, {"sources": 3}, {"in.jsonl": 5}]
@@ -160,22 +124,16 @@ RECIPE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_costs_that_cannot_be_say_nothing() -> None:
+    assert DealtByCost.read({"sources": [], "recipe": RECIPE}) == DealtByCost(64, 2, "tokens", 1.0, 4e-05)
+    wrong: list[Any] = [
         *[{"balance": value} for value in (0, -1, 1.5, "64", True, None, 2**70)],
         *[{"micro_batch_size": value} for value in (0, None, 2.0)],
         *[{"length_field": value} for value in (None, 3)],
         *[{"cost_per_token": value} for value in (-1, "1", True, float("inf"), float("nan"))],
         {"cost_per_token_squared": [1]},
         {"cost_per_token": 0, "cost_per_token_squared": 0.0},
-    ],
-)
-def test_costs_that_cannot_be_say_nothing(changes: dict[str, Any]) -> None:
-    assert DealtByCost.read({"recipe": RECIPE | changes}) is None
-    assert DealtByCost.read({"sources": [], "recipe": RECIPE}) == DealtByCost(64, 2, "tokens", 1.0, 4e-05)
-
-
-@pytest.mark.parametrize("source", [None, 3, [], {}, {"recipe": None}, {"recipe": {"shuffle": 4}}])
-def test_other_streams_say_nothing_of_costs(source: Any) -> None:
-    assert DealtByCost.read(source) is None
+    ]
+    sources: list[Any] = [None, 3, [], {}, {"recipe": None}, {"recipe": {"shuffle": 4}}]
+    for source in [*sources, *({"recipe": RECIPE | changes} for changes in wrong)]:
+        assert DealtByCost.read(source) is None

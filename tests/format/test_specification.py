@@ -1,7 +1,5 @@
 """The examples of `docs/format.md` are what the code writes and reads."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,26 +1,27 @@
-"""The state of a run as plain values; as a file it is among the records."""
-
-from __future__ import annotations
+"""The state of a run as plain values, and what cursors keep: names, tokens of runs, how a blend stands."""
 
 import json
 import pickle
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard.errors import FormatInvalid, StateInvalid, VersionUnsupported
-from lazyshard.format.state import RunState
+from lazyshard.format import cursor as cursors
+from lazyshard.format.cursor import BlendShare, Cursor, CursorToken, ReadingMark, blend_shares, cursor_name
+from lazyshard.format.state import BlendPartState, BlendState, RunState
 from lazyshard.part import Part
 from tests.format.cases import refusal, with_field
-from tests.format.records import RECORDS, states
+from tests.format.records import CURSOR, OWNER, RECORDS
 from tests.format.test_records import anything
+from tests.stream.streams import raised
 
 GOLDEN = RECORDS["state"].golden
 VALUE: RunState = RECORDS["state"].value
@@ -50,42 +51,22 @@ def test_path_of_a_field_tells_what_holds_it() -> None:
     refusal(read(with_field(GOLDEN, "parts.1.dp", 0), "state"), StateInvalid, "f", "state.parts[1].dp")
     refusal(read(5, "state"), StateInvalid, "f", "state")
     refusal(read(5, ""), StateInvalid, "f", None)
-    with pytest.raises(VersionUnsupported) as caught:
-        RunState.from_dict({"format": 3}, "f", within="state")
-    assert caught.value.field == "state.format"
-
-
-@pytest.mark.parametrize("name", sorted(PART))
-def test_missing_field_of_a_part_is_refused(name: str) -> None:
-    values = VALUE.to_dict()
-    del values["parts"][2][name]
-    found = refusal(lambda: RunState.from_dict(values, "f"), StateInvalid, "f", f"parts[2].{name}")
-    assert found.actual == "no such field"
-
-
-def test_number_of_numpy_and_list_for_a_range_are_refused_where_a_part_is_made() -> None:
+    assert raised(VersionUnsupported, RunState.from_dict, {"format": 3}, "f", within="state").field == "state.format"
     for wrong, field in (({"draws": np.int64(100)}, "draws"), ({"skip": ([0, 5],)}, "skip[0]")):
-        with pytest.raises(StateInvalid) as caught:
-            Part(4, 2, **wrong)
-        assert caught.value.field == field
+        assert raised(StateInvalid, Part, 4, 2, **wrong).field == field
 
 
-def test_torn_bytes_tell_how_many_and_the_way_out() -> None:
-    found = refusal(
-        lambda: RunState.decode(GOLDEN[:99], "/run/lazyshard.json"), StateInvalid, "/run/lazyshard.json", None
-    )
-    assert str(found.actual).startswith("99 bytes")
-    assert "older checkpoint" in str(found)
-
-
-def test_long_or_deep_wrong_value_is_shown_in_short() -> None:
+def test_missing_field_of_a_part_and_a_long_or_deep_wrong_value_are_refused() -> None:
+    for name in PART:
+        values = VALUE.to_dict()
+        del values["parts"][2][name]
+        found = refusal(lambda values=values: RunState.from_dict(values, "f"), StateInvalid, "f", f"parts[2].{name}")  # type: ignore[misc]
+        assert found.actual == "no such field"
     deep: list[Any] = []
     for _ in range(900):
         deep = [deep]
     for value in ("x" * 10_000, deep, list(range(10_000))):
-        with pytest.raises(StateInvalid) as caught:
-            RunState.from_dict(with_field(GOLDEN, "parts.0.dp", value), "f")
-        assert len(str(caught.value)) < 250
+        assert len(str(raised(StateInvalid, RunState.from_dict, with_field(GOLDEN, "parts.0.dp", value), "f"))) < 250
 
 
 def test_fields_of_the_specification_are_those_of_the_state() -> None:
@@ -93,14 +74,6 @@ def test_fields_of_the_specification_are_those_of_the_state() -> None:
     run, _, part = section.partition("A *part* is")
     assert re.findall(r"^\| `(\w+)` \|", run, re.MULTILINE) == list(VALUE.to_dict())
     assert re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) == list(PART)
-
-
-@given(states(), st.data())
-def test_any_state_round_trips_and_is_refused_where_it_is_cut(state: RunState, data: st.DataObject) -> None:
-    assert RunState.from_dict(state.to_dict(), "f") == state
-    whole = state.encode()
-    with pytest.raises(StateInvalid):
-        RunState.decode(whole[: data.draw(st.integers(0, len(whole) - 2))], "f")
 
 
 @given(st.sampled_from([*orjson.loads(GOLDEN), *(f"parts.2.{name}" for name in PART)]), anything | st.integers(-2, 60))
@@ -113,3 +86,68 @@ def test_state_with_any_field_replaced_is_refused_or_says_just_that(path: str, v
     with suppress(FormatInvalid):
         # As JSON, where 1, 1.0 and true are three things.
         assert RunState.from_dict(values, "f").encode() == orjson.dumps(values) + b"\n"
+
+
+def test_owner_is_a_token_or_a_strangers() -> None:
+    token = CursorToken(3, "9c41d7e2b06f83a5", 14106, "node1")
+    assert (token.text, str(token)) == (OWNER, "process 14106 on node1")
+    assert CursorToken.parse(OWNER) == token
+    assert CursorToken(1, "0" * 16, 1, "a\nb\ud800").text == f"1/{'0' * 16} process 1 on a?b?"
+    longest = CursorToken(2**62, "0" * 16, 2**31, "h" * 300)
+    assert CursorToken.parse(longest.text) == replace(longest, host="h" * 200)
+    assert replace(CURSOR, owner=longest.text).owner == longest.text
+    for stranger in ("", "me", "0" + OWNER, OWNER[1:], "0" + OWNER[1:], OWNER.upper(), f"{2**62 + 1}{OWNER[1:]}"):
+        assert CursorToken.parse(stranger) is None
+
+
+def test_name_that_no_consumer_can_have_is_refused() -> None:
+    wrong: dict[str, list[Any]] = {
+        "1 to 200 bytes": ["", "a" * 201, "ü" * 101],
+        'without "/"': ["a/b", "/", "a\0", "a\nb", "a\x7f", "a\ud800"],
+        "a dot": [".", "..", ".sft"],
+        '".reading"': ["sft.reading"],
+        "a string": [5, None],
+    }
+    uses = (cursors.check_consumer, cursor_name, cursors.reading_name, lambda name: Cursor(name, None, 0, 0, {}, 0.0))
+    for name, fact, use in [(name, fact, use) for fact, names in wrong.items() for name in names for use in uses]:
+        caught = raised(ValueError, use, name)
+        assert fact in str(caught)
+        assert len(str(caught)) < 200
+
+
+def test_any_other_name_is_a_file_name(tmp_path: Path) -> None:
+    for name in ("sft", "a" * 200, "ü" * 100, "run 7", "a.json", "reading", "x.reading.2", "-", "~"):
+        assert (cursor_name(name), cursors.reading_name(name)) == (f"{name}.json", f"{name}.reading.json")
+        (tmp_path / f".{name}.0123456789abcdef").write_bytes(b"")
+        (tmp_path / cursor_name(name)).write_bytes(b"")
+        cursor, mark = Cursor(name, None, 0, 0, {}, 0.0), ReadingMark(name, None, 1, 0, 0, 0.0)
+        assert Cursor.decode(cursor.encode(), name) == cursor
+        assert ReadingMark.decode(mark.encode(), name) == mark
+
+
+def run(consumed: int) -> RunState:
+    return RunState(None, 10, 10, 0, 0, None, (Part(1, 1, consumed),), consumed)
+
+
+def state(draws: int) -> BlendState:
+    """Weights of 3 to 1, and after four draws of 1 to 1; a stream that is blended no more stands before them."""
+    pieces = ((0, (3, 1), 0), (4, (1, 1), 0))
+    part = BlendPartState(1, 1, draws, (1, 2), pieces, ((0, 0), (0, 0)))
+    return BlendState(("old", "a", "b"), (run(7), run(3), run(draws - 3)), (part,), draws)
+
+
+def test_shares_of_a_blend_are_those_of_what_comes_next() -> None:
+    directories = {"a": "/data/a", "b": "/data/b"}
+    assert blend_shares(state(3), directories) == (BlendShare("/data/a", 0.75, 3), BlendShare("/data/b", 0.25, 0))
+    assert blend_shares(state(4), directories) == (BlendShare("/data/a", 0.5, 3), BlendShare("/data/b", 0.5, 1))
+    # Names are kept as they can be shown.
+    shown = blend_shares(state(4), {"a": "/x/" + "y" * 500, "b": "\udc80\n"})
+    assert [one.stream for one in shown] == ["y" * 400, "\\udc80\\n"]
+    most = cursors.MAX_SHARES
+    for count in (most, most + 1):
+        names = tuple(str(number) for number in range(count))
+        part = BlendPartState(1, 1, 0, tuple(range(count)), ((0, (1,) * count, 0),), ((0, 0),) * count)
+        shares = blend_shares(BlendState(names, (run(0),) * count, (part,), 0), dict(zip(names, names, strict=True)))
+        assert len(shares) == (count if count == most else 0)
+    assert cursors.given_shares([BlendShare("a", 0.5, 3), BlendShare("b", 0.5, 1)]) == [0.75, 0.25]
+    assert cursors.given_shares([BlendShare("a", 1.0, 0)]) == [None]

@@ -1,10 +1,4 @@
-"""What the properties are tried on: small streams and courses of every shape.
-
-Small numbers meet every border (empty tail, only tail, a window cut short, a batch across stripes) sooner than large
-ones. The choice is the same in every run, so that a test fails because of a change and not by chance.
-"""
-
-from __future__ import annotations
+"""What the properties are tried on: small streams and courses of every shape, the same ones in every run."""
 
 from dataclasses import dataclass
 
@@ -29,15 +23,12 @@ class Case:
 
     @property
     def deal(self) -> Deal:
-        """How samples come to lanes."""
         return Deal(self.part.dp, self.rules.unit)
 
     def course(self, epoch: int = 0) -> Course:
-        """Return the run, begun with an epoch."""
         return Course(self.rules, [Part(self.part.dp, self.part.batch_size, epoch=epoch)])
 
     def lanes(self) -> list[list[int]]:
-        """Return the samples of each lane, as the oracle deals them."""
         return oracle.dealt(self.part.dp, self.rules.unit, 0, self.total)
 
     def drawn(self, epoch: int) -> list[list[int]]:

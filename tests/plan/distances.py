@@ -1,7 +1,5 @@
 """How far apart neighbours of a stream are in what was drawn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,12 +7,7 @@ import numpy.typing as npt
 
 
 def neighbours(samples: npt.NDArray[Any], positions: npt.NDArray[Any]) -> float:
-    """The mean distance, in positions, of those samples that are neighbours in the stream; 0.0 without any.
-
-    Args:
-        samples: what was drawn, of shape (lanes, positions).
-        positions: where, of shape (positions,).
-    """
+    """The mean distance in positions of those samples (lanes, positions) that are neighbours in the stream, or 0.0."""
     order = np.argsort(samples, axis=None)
     beside = np.diff(samples.ravel()[order]) == 1
     apart = np.abs(np.diff(np.broadcast_to(positions, samples.shape).ravel()[order]))

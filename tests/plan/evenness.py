@@ -1,7 +1,5 @@
 """How even the steps of ranks are that read chunks dealt to them in order, by what rows cost."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +13,8 @@ def step_costs(
 ) -> _Floats:
     """Returns what each rank's micro batch of each step costs, of shape (steps, ranks).
 
-    Args:
-        costs: of the samples from the first of a stripe on; those that fill no step are left out.
-        ranks: data-parallel ranks.
-        samples_per_chunk: rows in a chunk.
-        micro_batch_size: rows of one rank in a micro batch.
-        ended: whether the stream ends behind them: then what fills no whole stripe is dealt too, row by row.
+    `costs`: of the samples from the first of a stripe on; those that fill no step are left out. `ended`: whether the
+    stream ends behind them: then what fills no whole stripe is dealt too, row by row.
     """
     rows = np.asarray(costs, np.float64)
     whole = len(rows) // (ranks * samples_per_chunk) * samples_per_chunk
@@ -35,17 +29,11 @@ def step_costs(
 
 
 class Evenness(NamedTuple):
-    """The largest cost of a rank in a step over the mean of its ranks, 1 where all are equal: of all steps together.
+    """The largest cost of a rank in a step over the mean of its ranks, 1 where all are equal: of all steps together."""
 
-    Attributes:
-        steps: how many they are.
-        overall: the sum of the largest over the sum of the means.
-        mean: the mean of the ratios.
-    """
-
-    steps: int
-    overall: float
-    mean: float
+    steps: int  # how many they are
+    overall: float  # the sum of the largest over the sum of the means
+    mean: float  # of the ratios
 
 
 def evenness(costs: _Floats) -> Evenness | None:

@@ -1,10 +1,4 @@
-"""The plan again, as anyone would write it first: lists of sample numbers, dealt, cut and reordered one by one.
-
-Slow, in need of the whole stream, and obviously right. It shares no code with the package: the permutations, too, are
-made from their published definition, in plain integers.
-"""
-
-from __future__ import annotations
+"""The plan again, in lists of sample numbers, dealt, cut and reordered one by one; no code is the package's."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -92,11 +86,7 @@ def left_dealt(left: list[int], dp: int, unit: int, turn: int) -> list[list[int]
 
 
 def course_of_draws(
-    unit: int,
-    window: int,
-    seed: int,
-    parts: Sequence[tuple[int, int, int, Sequence[tuple[int, int]]]],
-    total: int,
+    unit: int, window: int, seed: int, parts: Sequence[tuple[int, int, int, Sequence[tuple[int, int]]]], total: int
 ) -> list[list[list[tuple[int, int]]]]:
     """Return what each lane of each part draws: (epoch, sample).
 

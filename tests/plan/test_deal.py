@@ -1,8 +1,5 @@
 """The deal: the lanes of the oracle, both ways; what is left out; which unit a name stands for, for all ranks alike."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +9,7 @@ from hypothesis import strategies as st
 
 from lazyshard.plan.deal import Deal, Gaps, auto_unit, named_unit, window_positions
 from tests.plan.cases import PROPERTY, Case, cases
+from tests.stream.streams import refusal_of
 
 
 def lane_of(deal: Deal, lane: int, total: int) -> list[int]:
@@ -52,23 +50,6 @@ def test_lanes_are_the_oracles_in_arrays_too_and_back(case: Case) -> None:
         assert [deal.sample(*deal.place(sample)) for sample in expected] == expected
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "field"),
-    [
-        (lambda: Gaps([(3, 3)]), ValueError, "stop"),
-        (lambda: Gaps([(-1, 3)]), ValueError, "start"),
-    ],
-)
-def test_what_cannot_be_is_refused(make: Callable[[], object], error: type[Exception], field: str) -> None:
-    with pytest.raises(error, match=f"^{field} .*(must be|a range)"):
-        make()
-
-
-def test_gaps_that_touch_become_one() -> None:
-    assert Gaps([(5, 7), (1, 3), (3, 4), (6, 9)]).ranges == ((1, 4), (5, 9))
-    assert Gaps([(1, 9)]).joined([(2, 3)]).ranges == ((1, 9),)
-
-
 @PROPERTY
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda one: (one[0], sum(one))), max_size=5),
@@ -86,20 +67,23 @@ def test_numbering_of_what_is_kept_equals_a_list(ranges: list[tuple[int, int]], 
     assert bool(gaps) == bool(out)
 
 
-def test_what_a_unit_stands_for() -> None:
+def test_what_a_unit_stands_for_and_a_window_has_whole_units() -> None:
     units: list[str | int] = ["chunk", "sample", "batch", 1, 250, "auto"]
     assert [named_unit(unit, 100, 8) for unit in units] == [100, 1, 8, 1, 250, None]
     others: list[Any] = ["row", "", "8", 0, -1, True, 1.0, None, ["chunk"]]
     for unit in others:
-        with pytest.raises(ValueError, match="unit is one of chunk, sample, batch, auto"):
-            named_unit(unit, 100, 8)
+        refusal_of(ValueError, "unit is one of chunk, sample, batch, auto", named_unit, unit, 100, 8)
+    assert [window_positions(2, 100, unit) for unit in (100, 1, 8, 7, 1000)] == [200, 200, 200, 203, 1000]
+    assert window_positions(0, 100, 7) == 0
+    assert Gaps([(5, 7), (1, 3), (3, 4), (6, 9)]).ranges == ((1, 4), (5, 9))
+    assert Gaps([(1, 9)]).joined([(2, 3)]).ranges == ((1, 9),)
+    for wrong, field in (((3, 3), "stop"), ((-1, 3), "start")):
+        refusal_of(ValueError, f"^{field} .*(must be|a range)", Gaps, [wrong])
 
 
 @PROPERTY
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(0, 60), st.none() | st.integers(1, 60))
-def test_chunks_are_taken_where_each_rank_has_a_full_one_whoever_looks_at_any_time(
-    dp: int, size: int, batch: int, total: int, limit: int | None
-) -> None:
+def test_chunks_where_each_rank_has_a_full_one(dp: int, size: int, batch: int, total: int, limit: int | None) -> None:
     known = total if limit is None else min(total, limit)
     at_the_end = auto_unit(dp, size, batch, total, True, limit)
     assert at_the_end == (size if known >= dp * size else batch)
@@ -112,8 +96,3 @@ def test_chunks_are_taken_where_each_rank_has_a_full_one_whoever_looks_at_any_ti
     if limit is None and at_the_end == batch != size:
         whole = Deal(dp, batch).whole_positions(total)
         assert whole == total // (dp * batch) * batch, "what is drawn and nothing else, so no row by itself"
-
-
-def test_a_window_has_whole_units() -> None:
-    assert [window_positions(2, 100, unit) for unit in (100, 1, 8, 7, 1000)] == [200, 200, 200, 203, 1000]
-    assert window_positions(0, 100, 7) == 0

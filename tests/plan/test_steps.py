@@ -1,7 +1,5 @@
 """Steps: which positions a step takes, whichever way the trainer counts, and back again; the end of an epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -18,48 +16,30 @@ from tests.plan.cases import PROPERTY
 from tests.plan.test_course import Chain, chains
 
 
-def test_steps_of_the_documented_example() -> None:
+def test_steps_of_the_documented_example_and_of_four_parts_one_of_them_skipped() -> None:
     even, cut = PartSteps(0, 24, 4), PartSteps(0, 20, 4, cut=(10, 10))
     assert [even.positions(step) for step in range(6)] == [(0, 4), (4, 8), (8, 12), (12, 16), (16, 20), (20, 24)]
     assert [cut.positions(step) for step in range(6)] == [(0, 4), (4, 8), (8, 10), (10, 14), (14, 18), (18, 20)]
     assert even.stop_step == cut.stop_step == 6
-
-
-def test_a_run_of_four_parts_one_of_them_skipped() -> None:
     steps = Steps([PartSteps(0, 6, 2), PartSteps(3, 4, 2, trained=False), PartSteps(3, 3, 1), PartSteps(6, 4, 4)])
-    assert [steps.place(step) for step in range(8)] == [
-        StepPlace(0, 0, 2),
-        StepPlace(0, 2, 4),
-        StepPlace(0, 4, 6),
-        StepPlace(2, 0, 1),
-        StepPlace(2, 1, 2),
-        StepPlace(2, 2, 3),
-        StepPlace(3, 0, 4),
-        # Not trained yet: if the run goes on as it is.
-        StepPlace(3, 4, 8),
-    ]
-    assert steps.trained == 7
-    assert steps.breaks() == []
-    assert steps.unknown is None
+    places = [(0, 0, 2), (0, 2, 4), (0, 4, 6), (2, 0, 1), (2, 1, 2), (2, 2, 3), (3, 0, 4)]
+    assert [steps.place(step) for step in range(7)] == [StepPlace(*one) for one in places]
+    # Not trained yet: if the run goes on as it is.
+    assert steps.place(7) == StepPlace(3, 4, 8)
+    assert (steps.trained, steps.breaks(), steps.unknown) == (7, [], None)
     assert [steps.step_of(1, 0), steps.step_of(3, 3), steps.step_of(3, 4)] == [None, 6, 7]
 
 
-def test_parts_that_do_not_know_their_steps_say_so() -> None:
+def test_parts_that_do_not_know_their_steps_and_breaks_between_steps_are_named() -> None:
     steps = Steps([PartSteps(0, 6, 0), PartSteps(3, 4, 2)])
     assert [steps.place(step) for step in (0, 2, 3, 4)] == [None, None, StepPlace(1, 0, 2), StepPlace(1, 2, 4)]
     assert steps.unknown == 0
     assert steps.step_of(0, 5) is None
     assert steps.breaks() == []
     assert Steps([PartSteps(0, 6, 0)]).place(0) is None
-
-
-def test_steps_that_do_not_follow_on_each_other_are_named() -> None:
     assert Steps([PartSteps(2, 6, 2), PartSteps(5, 4, 2), PartSteps(8, 0, 2)]).breaks() == [(0, 0, 2), (2, 7, 8)]
     # Steps 5 and 6 are nobody's.
     assert Steps([PartSteps(0, 10, 2), PartSteps(7, 0, 2)]).place(5) is None
-
-
-def test_draws_that_end_within_a_step_are_named() -> None:
     assert Steps([PartSteps(0, 6, 4), PartSteps(2, 8, 4), PartSteps(4, 3, 4)]).ragged() == [0, 2]
     # Where steps end with epochs, the last one of an epoch is whole however short it is.
     assert Steps([PartSteps(0, 6, 4, cut=(6, 6)), PartSteps(2, 8, 4, trained=False), PartSteps(2, 0, 4)]).ragged() == []
@@ -67,9 +47,7 @@ def test_draws_that_end_within_a_step_are_named() -> None:
 
 @PROPERTY
 @given(st.integers(1, 5), st.integers(0, 12), st.integers(1, 12), st.integers(0, 3), st.booleans())
-def test_every_position_is_taken_by_one_step_and_steps_end_with_epochs(
-    each: int, length: int, full: int, first: int, cut: bool
-) -> None:
+def test_every_position_is_taken_by_one_step(each: int, length: int, full: int, first: int, cut: bool) -> None:
     part = PartSteps(first, length + 2 * full, each, cut=(length, full) if cut else None)
     taken: list[int] = []
     step = first

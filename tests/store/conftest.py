@@ -1,7 +1,6 @@
 """A server for all tests of a process, and for each of them a bucket and a cache of its own."""
 
-from __future__ import annotations
-
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from lazyshard.store.room import FOLDER_VARIABLE
 from lazyshard.store.urls import UrlPath, stream_path
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import rows
+from tests.store import remembered
 from tests.store.producing import Run
 from tests.store.server import Server, _none
 
@@ -42,7 +42,7 @@ def server(running: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def bucket(server: Server, request: pytest.FixtureRequest, tmp_path: Path) -> UrlPath:
+def bucket(server: Server, tmp_path: Path) -> UrlPath:
     """The URL of a prefix in a bucket of the test's own."""
     name = f"test-{abs(hash(str(tmp_path))):x}"
     server.make_bucket(name)
@@ -63,15 +63,29 @@ def _credentials(patch: pytest.MonkeyPatch) -> None:
     patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
-@pytest.fixture(scope="module")
-def nursery(running: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+@contextlib.contextmanager
+def _commands(running: Server, folder: Path) -> Iterator[Commands]:
     """Runs producer commands that find the server."""
-    with pytest.MonkeyPatch.context() as patch:
-        _credentials(patch)
-        patch.setenv("AWS_ENDPOINT_URL", running.url)
-        modules = ("s3fs", "aiobotocore.session", "lazyshard_producer.shipping")
-        with Commands(tmp_path_factory.mktemp("nursery"), *modules) as found:
-            yield found
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            _credentials(patch)
+            patch.setenv("AWS_ENDPOINT_URL", running.url)
+            modules = ("s3fs", remembered.__name__, "lazyshard_producer.shipping")
+            found: Commands = stack.enter_context(Commands(folder, *modules))
+        yield found
+
+
+@pytest.fixture(scope="session")
+def nursery(running: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with _commands(running, tmp_path_factory.mktemp("nursery")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def other_nursery(running: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """For what runs while the first one is busy: while it waits for the end of a command."""
+    with _commands(running, tmp_path_factory.mktemp("other")) as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,17 +1,22 @@
 """Makes a producer's waits short: called in the process of a command, before it runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from lazyshard_producer import shipping
-from lazyshard_producer.shipping import shipper
+from lazyshard_producer import loop, shipping
+from lazyshard_producer.shipping import shipper, store
 
 
 def install() -> None:
-    """A run that is told to stop leaves at once."""
-    module: Any = shipping
-    module.LEAVE_S = 0.3
+    """A run that is told to stop leaves at once, and soon says what it waits for."""
+    modules: list[Any] = [shipping, store, loop]
+    for module, name, seconds in zip(modules, ("LEAVE_S", "SHOWN_S", "WAIT_BEAT_S"), (0.3, 0.3, 0.5), strict=True):
+        setattr(module, name, seconds)
+
+
+def attentive() -> None:
+    """The consumers are looked at all the time."""
+    module: Any = shipper
+    module.PULL_S = 0.1
 
 
 def talkative() -> None:

@@ -1,14 +1,13 @@
 """A producer's command that publishes to a bucket, and what is to hold of what it leaves there."""
 
-from __future__ import annotations
-
+import contextlib
 import itertools
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,13 +25,14 @@ LASTING = {"head.json", "stream.end", "stream.json", "stream.owner"}
 """What an ended stream has besides its chunks."""
 
 CHANGES = ("PUT", "DELETE", "POST")
+HASTE = ["tests.store.producer_haste:install"]
 
 When = Literal["before", "after"]
 Fault = Callable[[str, str], Any]
 """What a server calls for each request, see `Server.fault`."""
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], object]) -> None:
     """Waits for something that others bring about."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
@@ -41,11 +41,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Run:
-    """A command line that publishes to a URL, with a spool.
-
-    Attributes:
-        changes: what the last run has asked the store to change, in order: method and name.
-    """
+    """A command line that publishes to a URL, with a spool."""
 
     def __init__(self, nursery: Commands, server: Server, url: UrlPath, root: Path, *options: object) -> None:
         self.nursery = nursery
@@ -54,12 +50,21 @@ class Run:
         self.root = root
         self.spool = root / "spool-0"
         self.options = options
+        # What the last run has asked the store to change, in order: method and name.
         self.changes: list[tuple[str, str]] = []
         self._spools = itertools.count(1)
 
     def move(self) -> None:
         """To another machine: one with an empty spool."""
         self.spool = self.root / f"spool-{next(self._spools)}"
+
+    def beside(self, name: object) -> "Run":
+        """The run of another stream of the bucket."""
+        return Run(self.nursery, self.server, self.url / str(name), self.root / str(name), *self.options)
+
+    def elsewhere(self, name: str, nursery: Commands | None = None) -> "Run":
+        """The run of the same stream on another machine."""
+        return Run(nursery or self.nursery, self.server, self.url, self.root / name, *self.options)
 
     def arguments(self, *options: object) -> list[object]:
         return ["run", "--out", self.url, "--spool", self.spool, *self.options, *options]
@@ -68,8 +73,15 @@ class Run:
         self.changes = []
         return self.nursery.start(*self.arguments(*options), most_s=60.0, **more)
 
+    def stopped(self, condition: Callable[[], object], *options: object, by: int = signal.SIGKILL) -> tuple[int, str]:
+        """Sends a signal to a run as soon as something is so."""
+        pid = self.start(*options)
+        until(condition)
+        os.kill(pid, by)
+        return self.nursery.wait(pid)
+
     def run(self, *options: object, fault: Fault | None = None, **more: Any) -> tuple[int, str]:
-        with Watched(self.server, fault or self.note):
+        with watched(self.server, fault or self.note):
             return self.nursery.wait(self.start(*options, **more))
 
     def finish(self, *options: object, **more: Any) -> str:
@@ -102,44 +114,43 @@ class Run:
 
             return kill
 
-        with Watched(self.server, fault):
+        with watched(self.server, fault):
             pid = self.start(*options)
             started.set()
             return self.nursery.wait(pid)
+
+    def read(self, name: str) -> bytes:
+        """An object of the stream, nothing where it is not there."""
+        try:
+            return self.url.store.get(f"{self.url.key}/{name}")
+        except FileNotFoundError:
+            return b""
 
     def objects(self) -> dict[str, bytes]:
         """All objects of the stream, by name."""
         return objects(self.url)
 
 
-class Watched:
-    """A context manager in which a server calls a function for each request."""
-
-    def __init__(self, server: Server, fault: Fault) -> None:
-        self._server = server
-        self._fault = fault
-
-    def __enter__(self) -> None:
-        self._before, self._server.fault = self._server.fault, self._fault
-
-    def __exit__(self, *error: object) -> None:
-        self._server.fault = self._before
+@contextlib.contextmanager
+def watched(server: Server, fault: Fault) -> Iterator[None]:
+    """Has a server call a function for each request."""
+    before, server.fault = server.fault, fault
+    try:
+        yield
+    finally:
+        server.fault = before
 
 
 def objects(url: UrlPath, folder: str = "") -> dict[str, bytes]:
     """All objects under a URL, by name."""
-    store, prefix = url.store, "/".join(filter(None, (url.key, folder)))
     found: dict[str, bytes] = {}
-    try:
-        names = store.list(prefix)
-    except FileNotFoundError:
-        return {}
-    for name in names:
-        path = f"{folder}/{name}" if folder else name
-        try:
-            found[path] = store.get(f"{prefix}/{name}".lstrip("/"))
-        except FileNotFoundError:
-            found |= objects(url, path)
+    with contextlib.suppress(FileNotFoundError):
+        for name in url.store.list("/".join(filter(None, (url.key, folder)))):
+            path = f"{folder}/{name}" if folder else name
+            try:
+                found[path] = url.store.get(f"{url.key}/{path}".lstrip("/"))
+            except FileNotFoundError:
+                found |= objects(url, path)
     return found
 
 

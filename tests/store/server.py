@@ -1,7 +1,5 @@
 """moto's S3 server on loopback, which counts what it is asked for and fails as a test tells it to."""
 
-from __future__ import annotations
-
 import contextlib
 import socketserver
 import threading
@@ -23,40 +21,36 @@ BROKEN: Final = b"<Error><Code>InternalError</Code><Message>We encountered an in
 
 
 class Server:
-    """A server of its own thread.
-
-    Attributes:
-        asked: how often each (method, key) was asked for; a listing has the key "".
-        fault: is called for each request with its method and key; what it returns takes the answer's place unless it is
-            None: a status and a body, or a function that makes other bytes of the body.
-    """
+    """A server of its own thread."""
 
     def __init__(self) -> None:
         self._moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._moto.start()
         host, port = self._moto.get_host_and_port()
         self.url = f"http://{host}:{port}"
+        # How often each (method, key) was asked for; a listing has the key "".
         self.asked: Counter[tuple[str, str]] = Counter()
+        # Is called for each request with its method and key; what it returns takes the answer's place unless it is
+        # None: a status and a body, or a function that makes other bytes of the body.
         self.fault: Callable[[str, str], Any] = _none
         self._answer: Callable[..., Answer] = self._moto._server.app
         self._moto._server.app = self._serve
         self._lock = threading.Lock()
+        self._client = boto3.client("s3", endpoint_url=self.url)
 
     def stop(self) -> None:
         self._moto.stop()
 
     def make_bucket(self, name: str) -> None:
-        boto3.client("s3", endpoint_url=self.url).create_bucket(Bucket=name)
+        self._client.create_bucket(Bucket=name)
 
     def gets(self, ending: str) -> Counter[str]:
         """Returns how often objects were got whose names end so, by their last name."""
-        return Counter(
-            {
-                key.rpartition("/")[2]: count
-                for (method, key), count in self.asked.items()
-                if method == "GET" and key.endswith(ending)
-            }
-        )
+        found: Counter[str] = Counter()
+        for (method, key), count in self.asked.items():
+            if method == "GET" and key.endswith(ending):
+                found[key.rpartition("/")[2]] += count
+        return found
 
     def _serve(self, environ: Environ, start: Callable[..., Any]) -> Answer:
         method, key = environ["REQUEST_METHOD"], unquote(environ["PATH_INFO"]).partition("/")[2].partition("/")[2]

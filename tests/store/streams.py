@@ -1,7 +1,5 @@
 """Streams in a bucket: put there as a producer would, object after object."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lazyshard.format.names import END, HEAD, MANIFEST, SEAL_SUFFIX

@@ -1,7 +1,5 @@
 """Streams whose rows hold arrays, in a bucket: put there, read through the cache of a node, deleted, restored."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -24,8 +22,8 @@ from tests.store.server import Server
 from tests.store.streams import upload
 from tests.stream.arrays import expected, produce, values
 from tests.stream.consuming import cursor
-from tests.stream.damage import Damage, cut, delete, flip
-from tests.stream.streams import names
+from tests.stream.damage import cut, delete, each, flip
+from tests.stream.streams import names, raised, refusal_of
 
 
 def read(url: UrlPath) -> list[Any]:
@@ -36,7 +34,7 @@ def copies(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "cache").glob("*/*"))
 
 
-def test_side_file_is_fetched_once(
+def test_side_file_is_got_once(
     server: Server, bucket: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(AHEAD_VARIABLE, "0")
@@ -51,9 +49,7 @@ def test_side_file_is_fetched_once(
     assert not verify(bucket).findings
 
 
-def test_bounded_cache_counts_side_files(
-    server: Server, bucket: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bound_of_side_files(server: Server, bucket: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(AHEAD_VARIABLE, "0")
     produce(tmp_path / "stream", 8)
     sizes = [Shelf(tmp_path / "stream").chunk_size(number) for number in range(4)]
@@ -68,39 +64,24 @@ def test_bounded_cache_counts_side_files(
         assert len(copies(tmp_path)) == 3 * len(of_chunks)
 
 
-@pytest.mark.parametrize(
-    ("damage", "error", "good"),
-    [
-        (flip(arrays_name(1), 17), ChunkCorrupt, 3),
-        (cut(arrays_name(1), 8), ChunkCorrupt, 2),
-        (delete(arrays_name(1)), ChunkMissing, 2),
-    ],
-)
-@pytest.mark.few(1)
-def test_damaged_side_file_is_told_and_fetched_again(
-    damage: Damage, error: type[Exception], good: int, server: Server, bucket: UrlPath, tmp_path: Path
-) -> None:
-    folder = produce(tmp_path / "stream", 4)
+def test_damaged_and_lost_side_files_are_fetched_again(server: Server, bucket: UrlPath, tmp_path: Path) -> None:
+    folder = produce(tmp_path / "stream", 8)
     shutil.copytree(folder, tmp_path / "whole")
-    damage(folder)
+    each(flip(arrays_name(1), 17), cut(arrays_name(2), 8), delete(arrays_name(3)))(folder)
     upload(folder, bucket)
     reader = StreamReader(bucket, max_wait=0)
-    assert [values(reader.read(sample)) for sample in range(good)] == expected(0, good)
-    with pytest.raises(error, match=f"{bucket}/{arrays_name(1)}"):
-        reader.read(good)
-    assert arrays_name(1) not in copies(tmp_path)
+    assert [values(reader.read(sample)) for sample in range(3)] == expected(0, 3)
+    for sample, error in ((3, ChunkCorrupt), (4, ChunkCorrupt), (6, ChunkMissing)):
+        refusal_of(error, f"{bucket}/{arrays_name(sample // 2)}", reader.read, sample)
+        assert arrays_name(sample // 2) not in copies(tmp_path)
     upload(tmp_path / "whole", bucket)
-    assert read(bucket) == expected(0, 4)
-
-
-def test_copy_whose_side_file_is_lost_is_fetched_again(server: Server, bucket: UrlPath, tmp_path: Path) -> None:
-    upload(produce(tmp_path / "stream", 2), bucket)
-    assert read(bucket) == expected(0, 2)
+    assert read(bucket) == expected(0, 8)
+    # A copy that is lost or cut is fetched again as well.
     [path] = (tmp_path / "cache").glob(f"*/{arrays_name(0)}")
     path.unlink()
-    assert read(bucket) == expected(0, 2)
+    assert read(bucket) == expected(0, 8)
     os.truncate(path, 3)
-    assert read(bucket) == expected(0, 2)
+    assert read(bucket) == expected(0, 8)
 
 
 class Shipping:
@@ -123,21 +104,18 @@ def shipping(server: Server, bucket: UrlPath, tmp_path: Path) -> Shipping:
     return Shipping(bucket, tmp_path / "spool")
 
 
-def test_side_file_is_put_before_its_seal(server: Server, bucket: UrlPath, shipping: Shipping) -> None:
-    produce(shipping.spool.stream, 7)
+def test_side_file_is_put_and_deleted_with_its_chunk(server: Server, bucket: UrlPath, shipping: Shipping) -> None:
+    produce(shipping.spool.stream, 8, end=False)
+    stream_id = StreamReader(shipping.spool.stream).stream_id
+    used = sum(map(Shelf(shipping.spool.stream).chunk_size, range(4)))
     shipping.ship(4)
     put = [key.rpartition("/")[2] for method, key in server.asked if method == "PUT"]
     chunks = [name for name in put if name.startswith("chunk_")]
     assert chunks == [name(number) for number in range(4) for name in (arrays_name, chunk_name, seal_name)]
-    assert read(bucket) == expected(0, 7)
+    reader = StreamReader(bucket)
+    assert [values(reader.read(sample)) for sample in range(8)] == expected(0, 8)
     assert not verify(bucket).findings
-    assert shipping.shelf.used_bytes(4) == sum(map(Shelf(shipping.spool.stream).chunk_size, range(4)))
-
-
-def test_deleting_in_the_store_leaves_no_side_file(bucket: UrlPath, shipping: Shipping) -> None:
-    produce(shipping.spool.stream, 8, end=False)
-    stream_id = StreamReader(shipping.spool.stream).stream_id
-    shipping.ship(4)
+    assert shipping.shelf.used_bytes(4) == used
     cursor(bucket, "run", consumed=6, chunks_before=3, stream_id=stream_id)
     shipping.shelf.retire(3, 4, lambda: None)
     shipping.shelf.finish()
@@ -145,7 +123,7 @@ def test_deleting_in_the_store_leaves_no_side_file(bucket: UrlPath, shipping: Sh
     assert sorted(kept) == sorted([arrays_name(3), chunk_name(3), seal_name(3)])
 
 
-def test_spool_made_of_the_store_goes_on_with_its_arrays(bucket: UrlPath, shipping: Shipping, tmp_path: Path) -> None:
+def test_spool_is_made_of_the_store_with_its_arrays(bucket: UrlPath, shipping: Shipping, tmp_path: Path) -> None:
     produce(shipping.spool.stream, 4, end=False)
     shipping.ship(2)
     found = look(shipping.store, 2)
@@ -154,16 +132,10 @@ def test_spool_made_of_the_store_goes_on_with_its_arrays(bucket: UrlPath, shippi
     assert {arrays_name(1), chunk_name(1), seal_name(1)} <= set(names(tmp_path / "restored"))
     produce(tmp_path / "restored", 6)
     assert not verify(tmp_path / "restored").findings
-
-
-def test_lost_and_unsealed_side_files_in_the_store_are_told(bucket: UrlPath, shipping: Shipping) -> None:
-    produce(shipping.spool.stream, 4, end=False)
-    shipping.ship(2)
     shipping.store.objects.put(arrays_name(2), b"of a chunk that was never sealed")
     assert look(shipping.store, 2).unsealed == [arrays_name(2)]
     shipping.store.objects.delete(arrays_name(0))
-    with pytest.raises(ChunkMissing, match=arrays_name(0)):
-        look(shipping.store, 2)
+    refusal_of(ChunkMissing, arrays_name(0), look, shipping.store, 2)
 
 
 def test_side_file_of_a_killed_producer_is_replaced_and_a_sealed_one_stays(shipping: Shipping, tmp_path: Path) -> None:
@@ -175,6 +147,5 @@ def test_side_file_of_a_killed_producer_is_replaced_and_a_sealed_one_stays(shipp
     put_chunk(shipping.store, 0, rows, seal, arrays)
     assert shipping.store.get(arrays_name(0)) == arrays
     # The same rows and seal with other arrays are another chunk.
-    with pytest.raises(StreamInvalid):
-        put_chunk(shipping.store, 0, rows, other_seal, other_arrays)
+    raised(StreamInvalid, put_chunk, shipping.store, 0, rows, other_seal, other_arrays)
     assert shipping.store.get(arrays_name(0)) == arrays

@@ -1,19 +1,15 @@
 """The cache of a node: bounded, shared, filled ahead, and never a torn chunk in it, whoever is killed when."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import gc
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,19 +24,9 @@ from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath
 from tests.store.server import Gate, Server
 from tests.store.streams import publish
-from tests.stream.streams import DEADLINE_S, HERE, raising, rows, wait_until
+from tests.stream.streams import collect_garbage, raising, reap, refusal_of, rows, wait_until
 
 pytestmark = pytest.mark.full
-
-READER = """
-import sys
-from lazyshard import StreamReader
-reader = StreamReader(sys.argv[1])
-print("open", flush=True)
-sys.stdin.readline()
-for row in reader:
-    print(row["id"], flush=True)
-"""
 
 
 @pytest.fixture
@@ -62,32 +48,33 @@ def taken(cache: Path) -> int:
     return size
 
 
-def start(url: UrlPath) -> subprocess.Popen[str]:
-    """Starts a reader in a process of its own, which waits for a line."""
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", READER, str(url)], cwd=HERE, **pipes)
-    assert process.stdout is not None and process.stdout.readline() == "open\n"
-    return process
-
-
-def go(process: subprocess.Popen[str]) -> None:
-    """Has a reader begin."""
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+@contextlib.contextmanager
+def reading(url: UrlPath) -> Iterator[int]:
+    """A process that reads a stream; yields its id, and kills it in the end."""
+    pid = os.fork()
+    if not pid:
+        try:
+            list(StreamReader(url))
+        finally:
+            os._exit(0)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        reap(pid)
 
 
 def test_the_cache_keeps_to_its_bound(
     tmp_path: Path, bucket: UrlPath, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = publish(tmp_path / "local", bucket, 200, 10)
-    seal = (folder / seal_name(19)).stat().st_size
-    chunk = (folder / chunk_name(19)).stat().st_size + seal
+    folder = publish(tmp_path / "local", bucket, 120, 10)
+    seal = (folder / seal_name(11)).stat().st_size
+    chunk = (folder / chunk_name(11)).stat().st_size + seal
     most = 5 * chunk
     monkeypatch.setenv(cache_room.BYTES_VARIABLE, str(most))
     reader = StreamReader(bucket)
     seen = 0
-    for number in range(200):
+    for number in range(120):
         assert reader.read(number) == {"id": number}
         # While nobody makes room: else one that goes could be counted beside one that comes.
         with cache_room.locked(cache / ".lock"):
@@ -165,17 +152,10 @@ def test_one_that_is_killed_while_it_fetches_leaves_nothing_behind(
     monkeypatch.setenv(cache_room.AHEAD_VARIABLE, "0")
     gate = Gate()
     server.fault = lambda method, key: gate.hold if method == "GET" and key.endswith(chunk_name(1)) else None
-    process = start(bucket)
-    try:
-        go(process)
+    with reading(bucket):
         gate.wait()
         assert f".{chunk_name(1)}.part" in copies(cache)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(DEADLINE_S) == -signal.SIGKILL
-    finally:
-        gate.open()
-        process.kill()
-        process.communicate()
+    gate.open()
     assert chunk_name(1) not in copies(cache)
     server.fault = lambda method, key: None
     # What was left of another stream.
@@ -188,26 +168,17 @@ def test_one_that_is_killed_while_it_fetches_leaves_nothing_behind(
     assert copies(cache) == sorted([*whole, chunk_name(9)])
 
 
-def test_one_that_is_stopped_is_not_waited_for_for_ever(
-    tmp_path: Path, server: Server, bucket: UrlPath, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_reader(tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path / "local", bucket, 12, 4)
     monkeypatch.setattr("lazyshard.store.mirror._STALLED_S", 0.2)
     gate = Gate()
-    holds = [gate.hold]
-    server.fault = lambda method, key: (
-        holds.pop() if method == "GET" and key.endswith(chunk_name(1)) and holds else None
-    )
-    process = start(bucket)
-    try:
-        go(process)
+    holds = {("GET", f"{bucket.key}/{chunk_name(1)}"): gate.hold}
+    server.fault = lambda method, key: holds.pop((method, key), None)
+    with reading(bucket) as pid:
         gate.wait()
-        process.send_signal(signal.SIGSTOP)
+        os.kill(pid, signal.SIGSTOP)
         assert StreamReader(bucket).read(4) == {"id": 4}
-    finally:
-        process.kill()
-        gate.open()
-        process.communicate()
+    gate.open()
 
 
 def test_parts_and_orphans_count_until_they_are_gone(tmp_path: Path) -> None:
@@ -228,30 +199,29 @@ def test_parts_and_orphans_count_until_they_are_gone(tmp_path: Path) -> None:
 
 
 def test_read_ahead_and_open_files_end_with_their_reader(tmp_path: Path, bucket: UrlPath, cache: Path) -> None:
-    publish(tmp_path / "local", bucket, 40, 4)
+    publish(tmp_path / "local", bucket, 20, 4)
     before = set(threading.enumerate())
 
     def ahead() -> int:
         gc.collect()
         return sum(thread.name == "lazyshard-read-ahead" for thread in set(threading.enumerate()) - before)
 
+    def links() -> list[str]:
+        """Files of the cache that this process has open. Connections to the store come and go."""
+        found = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return [link for link in found if link.startswith(str(cache))]
+
+    collect_garbage()
     reader = StreamReader(bucket)
-    assert len(list(reader)) == 40
+    assert len(list(reader)) == 20
     assert ahead() == 1
-    assert links_into(cache)
+    assert links()
     del reader
     wait_until(lambda: not ahead(), "the thread ends")
-    # Not all that are open: connections to the store come and go.
-    wait_until(lambda: not links_into(cache), "its files are closed")
-
-
-def links_into(folder: Path) -> list[str]:
-    """Returns what descriptors of this process are open of the files of a folder."""
-    links = []
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            links.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return [link for link in links if link.startswith(str(folder))]
+    wait_until(lambda: not links(), "its files are closed")
 
 
 def test_folder_and_bound_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,12 +230,10 @@ def test_folder_and_bound_that_cannot_be_used_are_refused(tmp_path: Path, monkey
     (tmp_path / "open").chmod(0o777)
     for place in ("file", "file/below", "open"):
         monkeypatch.setenv(cache_room.FOLDER_VARIABLE, str(tmp_path / place))
-        with pytest.raises(FileRefused, match=str(tmp_path / place.partition("/")[0])):
-            cache_room.cache_folder()
+        refusal_of(FileRefused, str(tmp_path / place.partition("/")[0]), cache_room.cache_folder)
     for text in ("-1", "1.5", "16GB"):
         monkeypatch.setenv(cache_room.BYTES_VARIABLE, text)
-        with pytest.raises(ConfigInvalid, match=cache_room.BYTES_VARIABLE):
-            cache_room.cache_bytes()
+        refusal_of(ConfigInvalid, cache_room.BYTES_VARIABLE, cache_room.cache_bytes)
 
 
 def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,9 +250,7 @@ def test_what_is_guessed() -> None:
     assert (guess_next([4, 0, 6, 2], 1), guess_next([0, 1], 0)) == ([8], [])
 
 
-@given(
-    st.integers(1, 64), st.integers(0, 63), st.integers(1, 8), st.integers(0, 100), st.randoms(use_true_random=False)
-)
+@given(st.integers(1, 64), st.integers(0, 63), st.integers(1, 8), st.integers(0, 100), st.randoms())
 def test_a_rank_gets_no_others_chunks(ranks: int, rank: int, window: int, start: int, order: random.Random) -> None:
     chunks = [ranks * number + rank for number in range(start, start + 2 * window)]
     opened: list[int] = []

@@ -1,35 +1,25 @@
-"""Stores that cannot put under a condition, and commands that only look at a stream in a store."""
-
-from __future__ import annotations
+"""Stores that cannot put under a condition, places that do not go with options, and commands that only look."""
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from lazyshard import StreamReader
-from lazyshard.format.names import MANIFEST
+from lazyshard.format.names import MANIFEST, chunk_name, seal_name
 from lazyshard.store.urls import UrlPath, stream_path
 from lazyshard_producer.cli import main
 from tests.harness.processes.producing import assert_one_line, rows, run_arguments
-from tests.store.producing import Run, check_ended, objects
+from tests.store.producing import check_ended, objects
+from tests.store.server import Server
 from tests.store.streams import upload
 from tests.stream.streams import produce
 
 
-@pytest.fixture
-def memory() -> Iterator[UrlPath]:
-    url = stream_path(f"memory://{uuid.uuid4().hex}/run")
-    assert isinstance(url, UrlPath)
-    yield url
-    fsspec.filesystem("memory").store.clear()
-
-
-def test_a_store_without_conditions_is_published_to_with_a_warning(
-    memory: UrlPath, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_without_conditions(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    memory = stream_path(f"memory://{uuid.uuid4().hex}/run")
+    assert isinstance(memory, UrlPath)
     arguments = ["run", "--source", str(source), "--out", str(memory), "--samples-per-chunk", "3"]
     arguments += ["--spool", str(tmp_path / "spool")]
     assert main(arguments) == 0
@@ -38,41 +28,56 @@ def test_a_store_without_conditions_is_published_to_with_a_warning(
     check_ended(objects(memory), 7, 3)
     assert main(arguments) == 0
     assert "already ended" in capfd.readouterr().err
+    fsspec.filesystem("memory").store.clear()
 
 
-def test_missing_package_is_named(
-    monkeypatch: pytest.MonkeyPatch, source: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package(monkeypatch: pytest.MonkeyPatch, source: Path, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "s3fs" else object())
     assert main(["run", "--source", str(source), "--out", "s3://bucket/a", "--samples-per-chunk", "3"]) == 1
     assert_one_line(capfd.readouterr().err, "pip install 'lazyshard[objects]'")
 
 
-def test_check_says_how_far_a_stream_in_a_bucket_is_and_changes_nothing(run: Run, source: Path) -> None:
-    def check() -> str:
-        arguments = ("--source", source, "--out", run.url, "--samples-per-chunk", 3, "--rows", 1)
-        code, said = run.nursery.run("check", *arguments)
-        assert code == 0, said
-        return said
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ("--out file:///tmp/a", 2, "--out: "),
+        ("--out s3://", 2, "--out: "),
+        ("--out s3://bucket/a --min-free-disk 1GB", 2, "--min-free-disk: "),
+        ("--out s3://bucket/a --max-spool 0", 2, "--max-spool: "),
+        ("--out a --spool b", 2, "--spool: "),
+        ("--out s3://not-there/a", 7, "s3://not-there/a"),
+    ],
+)
+def test_settings_that_do_not_go_with_a_place_and_a_bucket_that_is_not_there_are_refused(
+    server: Server, source: Path, capfd: pytest.CaptureFixture[str], options: str, code: int, said: str
+) -> None:
+    assert main(["run", "--source", str(source), "--samples-per-chunk", "3", *options.split()]) == code
+    assert_one_line(capfd.readouterr().err, said)
 
-    assert f"{run.url}: not there yet" in check()
-    run.kill_at(7, "after")
-    before = run.objects()
-    said = check()
-    assert f"{run.url}: holds 6 samples in 2 chunks" in said
-    assert f"  {source}:7  " in said
-    assert run.objects() == before
-    run.finish()
-    assert f"{run.url}: has ended with 7 samples in 3 chunks" in check()
 
+def test_check_and_quarantine(bucket: UrlPath, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source.write_bytes(rows(0, 6) + b"no row\n" + rows(6, 7))
+    options = ["--source", str(source), "--samples-per-chunk", "3", "--on-bad-row", "quarantine", "--out"]
 
-def test_quarantine_shows_the_refused_rows_of_a_stream_in_a_bucket(run: Run, source: Path) -> None:
-    source.write_bytes(rows(0, 4) + b"no row\n" + rows(4, 7))
-    run.finish("--on-bad-row", "quarantine")
-    code, said = run.nursery.run("quarantine", run.url)
-    assert code == 0, said
-    assert f"{run.url}: 1 row" in said
-    assert run.nursery.run("quarantine", run.url, "--rows") == (0, "no row\n")
+    def said(*arguments: str) -> str:
+        assert main([*arguments]) == 0
+        told = capfd.readouterr()
+        return told.out + told.err
+
+    assert f"{bucket}: not there yet" in said("check", *options, str(bucket), "--rows", "1")
+    local = tmp_path / "local"
+    said("run", *options, str(local))
+    for name in ("stream.end", "head.json", chunk_name(2), seal_name(2)):
+        (local / name).unlink()
+    upload(local, bucket)
+    before = objects(bucket)
+    told = said("check", *options, str(bucket), "--rows", "1")
+    assert f"{bucket}: holds 6 samples in 2 chunks" in told and f"  {source}:7  refused" in told
+    assert objects(bucket) == before
+    said("run", *options, str(bucket), "--spool", str(tmp_path / "spool"))
+    assert f"{bucket}: has ended with 7 samples in 3 chunks" in said("check", *options, str(bucket), "--rows", "1")
+    assert f"{bucket}: 1 row" in said("quarantine", str(bucket))
+    assert said("quarantine", str(bucket), "--rows") == "no row\n"
 
 
 def test_stream_in_a_store_is_a_source(bucket: UrlPath, tmp_path: Path) -> None:

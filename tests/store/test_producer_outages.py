@@ -1,7 +1,5 @@
 """A store that fails, hangs or is away for a while, and the bound of what waits for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -13,8 +11,9 @@ import pytest
 from lazyshard.errors import StoreUnavailable
 from lazyshard_producer.shipping.store import GivenUp, StreamStore
 from tests.harness.processes.producing import assert_one_line, rows
-from tests.store.producing import CHANGES, Fault, Run, Watched, check_ended, ids, until
-from tests.store.server import BROKEN, BUSY, Server
+from tests.store.producing import CHANGES, HASTE, Fault, Run, check_ended, ids, until, watched
+from tests.store.server import BROKEN, BUSY
+from tests.stream.streams import raised
 
 pytestmark = pytest.mark.full
 
@@ -43,10 +42,8 @@ def refusing(part: str = "chunk_") -> Fault:
     return lambda method, key: (503, BUSY) if method in CHANGES and part in key else None
 
 
-@pytest.mark.parametrize("answer", [(503, BUSY), (500, BROKEN)])
-def test_failing_requests_lose_and_double_nothing(run: Run, server: Server, answer: tuple[int, bytes]) -> None:
-    turns = 0
-    most = 0
+def test_failing_requests_lose_and_double_nothing(run: Run) -> None:
+    turns = most = 0
 
     def cut(body: bytes) -> Any:
         raise RuntimeError("made so")
@@ -60,7 +57,7 @@ def test_failing_requests_lose_and_double_nothing(run: Run, server: Server, answ
         if turns > 5 and turns % 3:
             return None
         # Half of them are done all the same, and only the answer is a failure: a PUT that is repeated is refused then.
-        return answer if turns % 2 else cut
+        return [(503, BUSY), cut, (500, BROKEN), cut][turns // 3 % 4]
 
     run.finish("--max-spool", 2000, fault=every_third)
     # Three fit into the bound. The one that is put last stays until the next one is there.
@@ -69,13 +66,10 @@ def test_failing_requests_lose_and_double_nothing(run: Run, server: Server, answ
 
 
 # Rows that fit into the spool are all published there, and the command is through but for the store.
-# Rows that fit into the spool are all published there, and the command is through but for the store.
 @pytest.mark.parametrize(("options", "chunks"), [(("--max-spool", 2000), 3), ((), 5)])
-def test_the_spool_grows_to_its_bound_and_the_run_says_why_it_waits(
-    options: tuple[object, ...], chunks: int, run: Run, server: Server
-) -> None:
-    with Watched(server, refusing()):
-        pid = run.start(*options)
+def test_the_run_says_why_it_waits(options: tuple[object, ...], chunks: int, run: Run) -> None:
+    with watched(run.server, refusing()):
+        pid = run.start(*options, prepare=HASTE)
         until(lambda: "event=waiting" in run.nursery.said(pid))
         if options:
             until(lambda: "SlowDown" in note(run))
@@ -100,28 +94,21 @@ def test_past_its_patience_the_run_fails_with_7_and_keeps_what_is_not_put(run: R
     check_ended(run.objects(), 15, 3)
 
 
-@pytest.mark.parametrize("machine", ["same", "other"])
-def test_signal_while_the_store_is_away_leaves_the_rest_for_the_next_start(
-    run: Run, server: Server, machine: str
-) -> None:
-    with Watched(server, refusing()):
-        pid = run.start("--max-spool", 2000, prepare=["tests.store.producer_haste:install"])
+def test_signal_while_the_store_is_away_leaves_the_rest_for_the_next_start(run: Run) -> None:
+    with watched(run.server, refusing()):
+        pid = run.start("--max-spool", 2000, prepare=HASTE)
         until(lambda: note(run).startswith("--max-spool"))
         os.kill(pid, signal.SIGINT)
         assert run.nursery.wait(pid)[0] == 130
     assert waiting(run) == 3
-    if machine == "other":
-        run.move()
+    run.move()
     run.finish()
     check_ended(run.objects(), 15, 3)
 
 
-def test_a_signal_while_the_store_is_waited_for_at_the_start_ends_the_run(run: Run, server: Server) -> None:
-    with Watched(server, lambda method, key: (503, BUSY)):
-        pid = run.start()
-        until(lambda: server.asked.total() > 2)
-        os.kill(pid, signal.SIGTERM)
-        code, said = run.nursery.wait(pid)
+def test_a_signal_while_the_store_is_waited_for_at_the_start_ends_the_run(run: Run) -> None:
+    with watched(run.server, lambda method, key: (503, BUSY)):
+        code, said = run.stopped(lambda: run.server.asked.total() > 2, by=signal.SIGTERM)
     assert code == 0
     assert "result=terminated" in said
 
@@ -155,17 +142,15 @@ def test_tries_go_on_until_the_call_is_done_and_say_since_when_and_why_nothing_c
 
 
 def test_tries_end_with_patience_or_by_being_given_up() -> None:
-    now = 0.0
+    now, given_up_at = 0.0, 1e9
 
     def pause(seconds: float) -> bool:
         nonlocal now
         now += 10.0
         return now >= given_up_at
 
-    given_up_at = 1e9
     store = StreamStore("s3://a/b", 35.0, "It is kept.", pause=pause, clock=lambda: now)
     with pytest.raises(StoreUnavailable, match=r"40 s .*connection refused.* It is kept"):
         store.call(Failing(100))
     given_up_at = 60.0
-    with pytest.raises(GivenUp):
-        store.call(Failing(100))
+    raised(GivenUp, store.call, Failing(100))

@@ -1,7 +1,5 @@
 """Small streams whose rows hold arrays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cursors and reading marks as a training run writes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lazyshard.format.cursor import Cursor, ReadingMark

@@ -1,7 +1,5 @@
 """Streams to damage, and what a verification says of them in short."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

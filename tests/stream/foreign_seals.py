@@ -1,7 +1,5 @@
 """Seals as somebody else's producer might make them: right in themselves, of rows that are not."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

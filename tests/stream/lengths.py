@@ -1,7 +1,5 @@
 """Streams whose rows have lengths in tokens in their seals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

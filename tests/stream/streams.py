@@ -1,7 +1,5 @@
 """Small streams, children and waits that the tests of storage share."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re
@@ -11,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 import pytest
 
@@ -20,10 +18,15 @@ from lazyshard.format.names import seal_name
 from lazyshard.format.records import Head
 from lazyshard.format.seal import Seal
 
+E = TypeVar("E", bound=BaseException)
+P = ParamSpec("P")
+
 DEADLINE_S: Final = 30.0
 """How long a test waits for what must come at once; only a failing one ever waits so long."""
 
 HERE: Final = Path(__file__).parents[2]
+
+_looked_through: Final[set[str]] = set()
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount and to become another user")
 
@@ -72,8 +75,16 @@ def seal(directory: Path, chunk: int) -> Seal:
     return Seal.decode((directory / seal_name(chunk)).read_bytes(), chunk)
 
 
-def open_descriptors() -> int:
+def collect_garbage() -> None:
     gc.collect()
+    if len(sys.modules) > len(_looked_through):
+        # The next time nothing is looked through again of what is there now, all that tests have imported.
+        _looked_through.update(sys.modules)
+        gc.freeze()
+
+
+def open_descriptors() -> int:
+    collect_garbage()
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -91,6 +102,20 @@ def raising(error: BaseException) -> Callable[..., Any]:
         raise error
 
     return fail
+
+
+def raised(error: type[E] | tuple[type[E], ...], call: Callable[P, object], *given: P.args, **named: P.kwargs) -> E:
+    """Calls, and returns the error that this is to raise."""
+    return refusal_of(error, "", call, *given, **named)
+
+
+def refusal_of(
+    error: type[E] | tuple[type[E], ...], match: str, call: Callable[P, object], *given: P.args, **named: P.kwargs
+) -> E:
+    """As `raised`, where the message is to match."""
+    with pytest.raises(error, match=match or None) as caught:
+        call(*given, **named)
+    return caught.value
 
 
 def fail_when(
@@ -126,40 +151,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(os, "replace", noted("rename", os.replace, 1))
     monkeypatch.setattr(os, "unlink", noted("unlink", os.unlink))
     return calls
-
-
-def signalled_at(number: int, when: str, *names: str, by: int = signal.SIGKILL) -> list[str]:
-    """Has this process get a signal at its call `number`, from 1, of these functions of `os`.
-
-    That is "before" it, "after" it, or "half" way through if it is a write, else before. Returns a list to which the
-    name of the call is added once it is reached.
-    """
-    left = number
-    reached: list[str] = []
-
-    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **named: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left != 0:
-                return call(*arguments, **named)
-            reached.append(name)
-            if when == "half" and name in ("write", "pwrite"):
-                fd, data, *offset = arguments
-                call(fd, bytes(data)[: len(data) // 2], *offset)
-            if when != "after":
-                os.kill(os.getpid(), by)
-            try:
-                return call(*arguments, **named)
-            finally:
-                if when == "after":
-                    os.kill(os.getpid(), by)
-
-        return run
-
-    for name in names:
-        setattr(os, name, counted(name, getattr(os, name)))
-    return reached
 
 
 def forked(work: Callable[[], object]) -> int:

@@ -1,9 +1,6 @@
 """What people see of side files that are not as they were sealed: by the reader, the data set and the commands."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +16,14 @@ from lazyshard.inspection.verification import verify
 from tests.data.options import grouped
 from tests.stream.arrays import expected, produce, values
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, put
+from tests.stream.streams import raised, refusal_of
 
 A0, A1, A2 = (f"chunk_0000{number}.arrays" for number in range(3))
 C1 = "chunk_00001.jsonl"
 S1 = f"{C1}.completed"
 
-IN_ROW: tuple[type[errors.LazyShardError], dict[str, object], str, str, int] = (
-    errors.RowInvalid,
-    {"line": 2, "byte": 74},
-    "row",
-    C1,
-    3,
-)
+Told = tuple[type[errors.LazyShardError], dict[str, object], str, str, int]
+IN_ROW: Told = (errors.RowInvalid, {"line": 2, "byte": 74}, "row", C1, 3)
 
 
 def described(*arrays: object, data: bytes = b"\2" * 16) -> Damage:
@@ -52,34 +45,26 @@ def described(*arrays: object, data: bytes = b"\2" * 16) -> Damage:
 
 PIPE: Damage = each(delete(A1), lambda place: os.mkfifo(place / A1))
 
-CASES: dict[str, tuple[Damage, type[errors.LazyShardError], dict[str, object], str, str, int]] = {
+CASES: dict[str, tuple[Damage, Told]] = {
     # The damage; what a reader raises; kind and file that verification finds; the first sample that is not read.
-    "shorter": (cut(A1, 31), errors.ChunkCorrupt, {"actual": "31 bytes"}, "size", A1, 2),
-    "longer": (cut(A1, 33), errors.ChunkCorrupt, {"actual": "33 bytes"}, "size", A1, 2),
-    "a hole of half a terabyte": (cut(A1, 2**39), errors.ChunkCorrupt, {"actual": "549755813888 bytes"}, "size", A1, 2),
-    "changed bytes": (flip(A1, 17), errors.ChunkCorrupt, {"row": 1, "byte": 16}, "digest", A1, 3),
-    "missing": (delete(A1), errors.ChunkMissing, {"chunk": 1}, "arrays-missing", A1, 2),
-    "a pipe": (PIPE, errors.FileRefused, {"kind": "a named pipe"}, "not-a-file", A1, 2),
-    "of another chunk": (copy(A0, A1), errors.ChunkCorrupt, {"row": 0, "byte": 0}, "digest", A1, 2),
-    "a seal without arrays": (edit(S1, format=1), errors.SealInvalid, {"field": "format"}, "invalid", S1, 2),
-    "a seal of a later format": (edit(S1, format=3), errors.VersionUnsupported, {"actual": "3"}, "version", S1, 2),
-    "an array past the bytes of its row": (described("float64", [3], 0), *IN_ROW),
-    "a shape that overflows": (described("float64", [2**31, 2**31, 2**31], 0), *IN_ROW),
-    "a negative offset": (described("uint8", [1], -8), *IN_ROW),
+    "shorter": (cut(A1, 31), (errors.ChunkCorrupt, {"actual": "31 bytes"}, "size", A1, 2)),
+    "longer": (cut(A1, 33), (errors.ChunkCorrupt, {"actual": "33 bytes"}, "size", A1, 2)),
+    "half a terabyte": (cut(A1, 2**39), (errors.ChunkCorrupt, {"actual": "549755813888 bytes"}, "size", A1, 2)),
+    "changed bytes": (flip(A1, 17), (errors.ChunkCorrupt, {"row": 1, "byte": 16}, "digest", A1, 3)),
+    "missing": (delete(A1), (errors.ChunkMissing, {"chunk": 1}, "arrays-missing", A1, 2)),
+    "a pipe": (PIPE, (errors.FileRefused, {"kind": "a named pipe"}, "not-a-file", A1, 2)),
+    "of another chunk": (copy(A0, A1), (errors.ChunkCorrupt, {"row": 0, "byte": 0}, "digest", A1, 2)),
+    "a seal without arrays": (edit(S1, format=1), (errors.SealInvalid, {"field": "format"}, "invalid", S1, 2)),
+    "a seal of a later format": (edit(S1, format=3), (errors.VersionUnsupported, {"actual": "3"}, "version", S1, 2)),
+    "an array past the bytes of its row": (described("float64", [3], 0), IN_ROW),
+    "a shape that overflows": (described("float64", [2**31, 2**31, 2**31], 0), IN_ROW),
+    "a negative offset": (described("uint8", [1], -8), IN_ROW),
 }
 
 
-@pytest.mark.parametrize(("damage", "error", "fields", "kind", "file", "good"), CASES.values(), ids=CASES)
-def test_damage_is_told(
-    damage: Damage,
-    error: type[errors.LazyShardError],
-    fields: dict[str, object],
-    kind: str,
-    file: str,
-    good: int,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.parametrize(("damage", "told"), CASES.values(), ids=CASES)
+def test_damage_is_told(damage: Damage, told: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error, fields, kind, file, good = told
     damage(produce(tmp_path, 5))
     found: list[Any] = []
     with pytest.raises(errors.LazyShardError) as caught:
@@ -127,20 +112,14 @@ def test_verification_and_producer_tell_side_files_that_are_left_over_lost_and_c
     for quick in (False, True):
         found = {(finding.kind, finding.file, finding.severity) for finding in verify(tmp_path, quick=quick).findings}
         assert found == {("arrays-missing", A0, "damage"), ("unpublished", A2, "leftover")}
-    with pytest.raises(errors.ChunkMissing, match=A0):
-        ChunkWriter(tmp_path, arrays=True)
+    refusal_of(errors.ChunkMissing, A0, ChunkWriter, tmp_path, arrays=True)
     copy(A1, A0)(tmp_path)
     cut(A1, 8)(tmp_path)
-    with pytest.raises(errors.ChunkCorrupt, match=A1):
-        ChunkWriter(tmp_path, arrays=True)
+    refusal_of(errors.ChunkCorrupt, A1, ChunkWriter, tmp_path, arrays=True)
 
 
 def test_stream_of_rows_alone_is_not_read_by_a_seal_with_arrays(tmp_path: Path) -> None:
-    produce(tmp_path, 2)
-    edit("stream.json", format=1)(tmp_path)
-    reads: list[Callable[[int], object]] = [StreamReader(tmp_path).read]
-    reads.append(lambda sample: LazyShardedDataset(tmp_path, dp_rank=0, dp_size=1)[sample])
-    for read in reads:
-        with pytest.raises(errors.SealInvalid) as caught:
-            read(0)
-        assert (caught.value.field, caught.value.actual) == ("format", "2")
+    edit("stream.json", format=1)(produce(tmp_path, 2))
+    for reader in (StreamReader(tmp_path).read, LazyShardedDataset(tmp_path, dp_rank=0, dp_size=1).__getitem__):
+        caught = raised(errors.SealInvalid, reader, 0)
+        assert (caught.field, caught.actual) == ("format", "2")

@@ -1,12 +1,8 @@
-"""Rows of a chunk, sealed and foreign; rows in other processes; chunks and rows in memory."""
-
-from __future__ import annotations
+"""Rows of a chunk, sealed and foreign; in other processes; in memory, and when it is used again."""
 
 import os
 import pickle
-import sys
 import threading
-from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,26 +10,26 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-import xxhash
+from torch.utils.dlpack import from_dlpack
 
-from lazyshard import ChunkWriter
+from lazyshard import ChunkWriter, StreamReader, as_tensor
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, RowInvalid
 from lazyshard.format.names import chunk_name
-from lazyshard.store.files import open_file
-from lazyshard.stream import StreamReader, chunk_files
 from lazyshard.stream import chunk as chunks
+from lazyshard.stream import chunk_files
 from lazyshard.stream.chunk import Chunk, Held, ScatteredReader, open_foreign, open_sealed
-from lazyshard.stream.chunk_files import RowPlace, read_place
-from tests.stream.streams import foreign, produce, seal
+from lazyshard.stream.chunk_files import LEAST_BYTES, ROW_MEMORY, RowMemory, RowPlace, read_place
+from tests.stream.damage import flip
+from tests.stream.foreign_seals import seal_rows
+from tests.stream.streams import foreign, produce, raised, seal
 
 LINES = [b'{"id":0}\n', b'{"id":1}\n', b'{"id":2}\n', b'{"id":3}\n']
 
 
 def sealed(directory: Path, lines: list[bytes]) -> Path:
-    with ChunkWriter(directory, len(lines)) as writer:
-        for line in lines:
-            writer.write(line)
+    seal_rows(directory, 0, *lines)
     return directory / chunk_name(0)
 
 
@@ -43,17 +39,6 @@ def opened(data: Path) -> Chunk:
 
 def take(chunk: Chunk, first: int, stop: int, at_least: int = 1, budget: int = 1 << 18) -> list[dict[str, Any]]:
     return chunk.parse(chunk.lines(first, stop, at_least, budget), first)
-
-
-def unsealed_check(directory: Path, lines: list[bytes]) -> Chunk:
-    """A chunk whose digests fit bytes that are no rows, as only a foreign or broken producer would make."""
-    data = b"".join(lines)
-    (directory / "data").write_bytes(data)
-    offsets = array("Q", [0])
-    for line in lines:
-        offsets.append(offsets[-1] + len(line))
-    digests = b"".join(map(xxhash.xxh3_64_digest, lines))
-    return Chunk(open_file(directory / "data"), 0, offsets, digests)
 
 
 def test_lines_and_line_agree_for_every_range_and_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,20 +62,18 @@ def test_lines_and_line_agree_for_every_range_and_budget(tmp_path: Path, monkeyp
     assert chunk.lines(3, 4, 1, 1000) == LINES[3:]
     os.truncate(data, 12)
     assert chunk.line(0) == LINES[0]
-    with pytest.raises(ChunkCorrupt) as caught:
-        chunk.line(1)
-    assert "byte 12" in str(caught.value.actual)
+    assert "byte 12" in str(raised(ChunkCorrupt, chunk.line, 1).actual)
 
 
-@pytest.mark.parametrize("bad", [b"[1]\n", b"nonsense\n", b"1\n", b'{"a":"\xff"}\n'])
-def test_row_that_is_no_object_ends_the_good_prefix_and_names_line_and_byte(bad: bytes, tmp_path: Path) -> None:
-    chunk = unsealed_check(tmp_path, [LINES[0], LINES[1], bad, LINES[3]])
-    assert take(chunk, 0, 4, 4) == [{"id": 0}, {"id": 1}]
-    with pytest.raises(RowInvalid) as caught:
-        take(chunk, 2, 4, 2)
-    assert caught.value.line == 3
-    assert caught.value.byte is not None and 18 <= caught.value.byte < 18 + len(bad)
-    assert caught.value.file == str(tmp_path / "data")
+def test_row_that_is_no_object_ends_the_good_prefix_and_names_line_and_byte(tmp_path: Path) -> None:
+    for bad in (b"[1]\n", b"nonsense\n", b"1\n", b'{"a":"\xff"}\n'):
+        # Its digests fit bytes that are no rows, as only a foreign or broken producer would make them.
+        seal_rows(tmp_path, 0, LINES[0], LINES[1], bad, LINES[3])
+        chunk = opened(tmp_path / chunk_name(0))
+        assert take(chunk, 0, 4, 4) == [{"id": 0}, {"id": 1}]
+        caught = raised(RowInvalid, take, chunk, 2, 4, 2)
+        assert (caught.file, caught.line) == (str(tmp_path / chunk_name(0)), 3)
+        assert caught.byte is not None and 18 <= caught.byte < 18 + len(bad)
 
 
 TWO_ROWS = [
@@ -113,13 +96,13 @@ def test_foreign_rows_are_found_by_newlines(tmp_path: Path) -> None:
             assert [take(chunk, row, row + 1)[0]["a"] for row in range(len(wanted))] == wanted
 
 
-@pytest.mark.parametrize("shift", range(-3, 4))
-def test_foreign_rows_across_the_border_of_a_block(shift: int, tmp_path: Path) -> None:
-    first = b'{"a":"%s"}\n' % (b"x" * ((1 << 20) + shift - 9))
-    (tmp_path / "data").write_bytes(first + b' \n{"a":2}\n')
-    chunk = open_foreign(tmp_path / "data", 0)
-    assert len(chunk) == 2
-    assert take(chunk, 1, 2) == [{"a": 2}]
+def test_foreign_rows_across_the_border_of_a_block(tmp_path: Path) -> None:
+    for shift in range(-3, 4):
+        first = b'{"a":"%s"}\n' % (b"x" * ((1 << 20) + shift - 9))
+        (tmp_path / "data").write_bytes(first + b' \n{"a":2}\n')
+        chunk = open_foreign(tmp_path / "data", 0)
+        assert len(chunk) == 2
+        assert take(chunk, 1, 2) == [{"a": 2}]
 
 
 BAD_ROWS = {b"[1]": 11, b"nope": 11, b'{"a":"\xff"}': 17, b'{"a":1}{"a":2}': 18, b"\x0c": 11, b'{"a":%d}' % 2**64: 16}
@@ -131,9 +114,8 @@ def test_foreign_bad_row_names_its_line_and_spares_the_others(tmp_path: Path) ->
         chunk = open_foreign(tmp_path / "data", 0)
         assert take(chunk, 0, 3, 3) == [{"a": 1}]
         assert take(chunk, 2, 3) == [{"a": 3}]
-        with pytest.raises(RowInvalid) as caught:
-            take(chunk, 1, 3)
-        assert (caught.value.line, caught.value.byte) == (4, byte)
+        caught = raised(RowInvalid, take, chunk, 1, 3)
+        assert (caught.line, caught.byte) == (4, byte)
 
 
 def test_foreign_file_that_grows_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +129,7 @@ def test_foreign_file_that_grows_meanwhile_is_an_error(tmp_path: Path, monkeypat
         return pread(fd, size, offset)
 
     monkeypatch.setattr(os, "pread", grow)
-    with pytest.raises(ChunkCorrupt):
-        open_foreign(data, 0)
+    raised(ChunkCorrupt, open_foreign, data, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -177,18 +158,13 @@ def test_a_row_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert StreamReader(others, samples_per_chunk=1).chunk(0).place(0) is None
 
 
-@pytest.mark.parametrize(
-    ("change", "actual"),
-    [(lambda path: os.truncate(path, 13), "4 bytes"), (lambda path: path.write_bytes(b'{"id":0}\n{"id":9}\n'), "")],
-)
-def test_row_that_was_changed_meanwhile_is_bad(change: Callable[[Path], object], actual: str, tmp_path: Path) -> None:
+def test_row_that_was_changed_meanwhile_is_bad(tmp_path: Path) -> None:
     place = place_of(produce(tmp_path / "s", 2), 0, 1)
-    change(Path(place.path))
-    with pytest.raises(ChunkCorrupt) as caught:
-        read_place(place)
-    error = caught.value
-    assert (error.file, error.row, error.byte) == (place.path, 1, 9)
-    assert actual in str(error.actual)
+    for data, actual in ((b'{"id":0}\n{"id":9}\n', ""), (b'{"id":0}\n{"id', "4 bytes")):
+        Path(place.path).write_bytes(data)
+        error = raised(ChunkCorrupt, read_place, place)
+        assert (error.file, error.row, error.byte) == (place.path, 1, 9)
+        assert actual in str(error.actual)
 
 
 def test_a_row_whose_file_was_deleted_or_replaced_meanwhile(tmp_path: Path) -> None:
@@ -203,9 +179,7 @@ def test_a_row_whose_file_was_deleted_or_replaced_meanwhile(tmp_path: Path) -> N
     assert read_place(other._replace(path=place.path, start=9)) == b'{"id":8}\n'
     os.unlink(place.path)
     chunk_files._open_files.clear()
-    with pytest.raises(ChunkMissing) as caught:
-        read_place(place)
-    assert caught.value.file == place.path
+    assert raised(ChunkMissing, read_place, place).file == place.path
 
 
 def test_few_files_stay_open_and_none_that_was_deleted(tmp_path: Path) -> None:
@@ -228,14 +202,6 @@ def reader(tmp_path: Path) -> StreamReader:
     return StreamReader(produce(tmp_path / "s", 16, 4), max_wait=0)
 
 
-def damage(reader: StreamReader, sample: int) -> None:
-    """Changes a letter of a row."""
-    chunk = reader.chunk(sample // 4)
-    with chunk.path.open("r+b") as file:
-        file.seek(chunk.offset(sample % 4) + 2)
-        file.write(b"X")
-
-
 def prepared(rows: ScatteredReader, samples: np.ndarray[tuple[int], np.dtype[np.int64]] = ORDER) -> Held:
     held = rows.prepare(samples)
     assert held is not None
@@ -248,45 +214,31 @@ def test_lines_of_a_foreign_directory_are_checked_one_by_one(tmp_path: Path) -> 
     held = prepared(rows, np.array([3, 0, 2, 1]))
     assert held.digests is None
     assert rows.lines(held, 0, 4) == [b'{"id":3}\n', b'{"id":0}\n']
-    with pytest.raises(RowInvalid):
-        rows.lines(held, 2, 4)
+    raised(RowInvalid, rows.lines, held, 2, 4)
 
 
 def test_each_chunk_is_read_once_while_it_is_held(reader: StreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ScatteredReader(reader)
     held = prepared(rows)
-    assert held.row_bytes == sum(len(reader.line(sample)) for sample in ORDER.tolist()) // 7
+    expected = [reader.line(sample) for sample in ORDER.tolist()]
+    assert held.row_bytes == sum(map(len, expected)) // 7
     reader.chunk(3)
     pread = Mock(wraps=os.pread)
     monkeypatch.setattr(os, "pread", pread)
     for start in range(6):
-        assert len(rows.lines(held, start, 7)) == 7 - start
+        assert rows.lines(held, start, 7) == expected[start:]
     assert pread.call_count == 3
+    # What is held does not travel.
+    copy: ScatteredReader = pickle.loads(pickle.dumps(rows))
+    assert (len(rows._held), copy._held) == (3, {})
+    assert copy.lines(held, 0, 7) == expected
     # What is in none of those that come next makes room for them, the rest is not read again.
-    held = prepared(rows, np.array([5, 4]))
-    rows.lines(held, 0, 2)
-    assert pread.call_count == 3
-    held = prepared(rows, np.array([4, 14]))
-    rows.lines(held, 0, 2)
+    pread.reset_mock()
+    rows.lines(prepared(rows, np.array([5, 4])), 0, 2)
+    assert pread.call_count == 0
+    rows.lines(prepared(rows, np.array([4, 14])), 0, 2)
     assert list(rows._held) == [1, 3]
-    assert pread.call_count == 4
-
-
-def test_what_was_held_of_the_window_before_is_freed_before_the_next_one_is_read(reader: StreamReader) -> None:
-    before: list[bytes] = []
-    references: list[int] = []
-
-    class Watched(StreamReader):
-        def read_from(self, chunk: Chunk, call: Callable[[], Any]) -> Any:
-            references.extend(map(sys.getrefcount, before))
-            return super().read_from(chunk, call)
-
-    rows = ScatteredReader(Watched(reader.directory, max_wait=0))
-    rows.lines(prepared(rows, np.array([0, 1, 4, 5])), 0, 4)
-    before += rows._held.values()
-    alone = list(map(sys.getrefcount, [bytes(9), bytes(9)]))
-    rows.lines(prepared(rows, np.array([8, 9, 12, 13])), 0, 4)
-    assert references == 2 * alone
+    assert pread.call_count == 1
 
 
 def test_threads_do_not_read_over_what_another_one_reads_from(reader: StreamReader) -> None:
@@ -311,9 +263,7 @@ def test_threads_do_not_read_over_what_another_one_reads_from(reader: StreamRead
         assert found.result(60) == [reader.line(0), reader.line(4)]
 
 
-def test_chunks_that_do_not_fit_or_have_large_rows_or_of_which_little_is_read_are_not_held(
-    reader: StreamReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_that_are_not_held(reader: StreamReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [reader.chunk(number).size for number in range(3)]
     mean = sum(len(reader.line(sample)) for sample in ORDER.tolist()) // 7
     for name, enough in (("HELD_BYTES", sum(sizes)), ("LARGE_ROW_BYTES", mean)):
@@ -334,13 +284,12 @@ def test_chunks_that_do_not_fit_or_have_large_rows_or_of_which_little_is_read_ar
 @pytest.mark.parametrize(("bad", "found"), [(11, 4), (0, 1), (2, 6), (9, 2)])
 def test_bad_row_ends_what_is_returned_and_is_told_if_it_is_first(reader: StreamReader, bad: int, found: int) -> None:
     expected = [reader.line(sample) for sample in ORDER.tolist()]
-    damage(reader, bad)
+    flip(chunk_name(bad // 4), reader.chunk(bad // 4).offset(bad % 4) + 2)(Path(reader.directory))
     rows = ScatteredReader(reader)
     held = prepared(rows)
     assert rows.lines(held, 0, 7) == expected[:found]
-    with pytest.raises(ChunkCorrupt) as caught:
-        rows.lines(held, found, 7)
-    assert (caught.value.chunk, caught.value.row) == (bad // 4, bad % 4)
+    caught = raised(ChunkCorrupt, rows.lines, held, found, 7)
+    assert (caught.chunk, caught.row) == (bad // 4, bad % 4)
     if found < 6:
         assert rows.lines(held, found + 1, 7) == expected[found + 1 :]
 
@@ -350,14 +299,124 @@ def test_a_chunk_that_was_cut_is_told_at_its_rows(reader: StreamReader) -> None:
     held = prepared(rows)
     os.truncate(reader.chunk(2).path, 5)
     assert len(rows.lines(held, 0, 7)) == 2
-    with pytest.raises(ChunkCorrupt):
-        rows.lines(held, 2, 7)
+    raised(ChunkCorrupt, rows.lines, held, 2, 7)
 
 
-def test_what_is_held_does_not_travel(reader: StreamReader) -> None:
-    rows = ScatteredReader(reader)
-    held = prepared(rows)
-    lines = rows.lines(held, 0, 7)
-    copy: ScatteredReader = pickle.loads(pickle.dumps(rows))
-    assert (len(rows._held), copy._held) == (3, {})
-    assert copy.lines(held, 0, 7) == lines
+SIZE = LEAST_BYTES
+
+
+def address(data: npt.NDArray[Any]) -> int:
+    return int(data.ctypes.data)
+
+
+def test_dropped_memory_is_used_again_what_was_dropped_last_first() -> None:
+    memory = RowMemory()
+    where = address(memory.take(5 * SIZE))
+    # What is of nearly the same size fits.
+    assert address(memory.take(5 * SIZE - 77)) == where
+    assert address(memory.take(4 * SIZE)) == where
+    assert address(memory.take(3 * SIZE)) != where
+    assert address(memory.take(6 * SIZE)) != where
+    memory = RowMemory()
+    taken = [memory.take(SIZE) for _ in range(8)]
+    where = address(taken[-1])
+    del taken
+    assert {address(memory.take(SIZE)) for _ in range(5)} == {where}
+
+
+def test_no_more_is_kept_than_the_limit_and_what_is_taken_at_once_is_each_its_own() -> None:
+    memory = RowMemory(4 * SIZE)
+    # Small memory is left to the C library, and who finds another thread in it does not wait.
+    assert [memory.take(size).size for size in (0, 1, SIZE - 1)] == [0, 1, SIZE - 1]
+    with memory._lock:
+        assert memory.take(SIZE).size == SIZE
+    assert memory.size == 0
+    taken = [memory.take(size) for size in (SIZE, SIZE, SIZE + 1, 2 * SIZE, *[SIZE] * 5)]
+    for number, data in enumerate(taken):
+        data[:] = number
+    assert [int(data.min()) for data in taken] == [int(data.max()) for data in taken] == list(range(9))
+    del data, taken
+    assert memory.size == 4 * SIZE
+    assert memory.take(4 * SIZE + 1).size == 4 * SIZE + 1
+    assert memory.size == 4 * SIZE
+
+
+def test_memory_that_is_kept_for_ever_does_not_hide_what_is_free() -> None:
+    memory = RowMemory()
+    taken = [memory.take(SIZE) for _ in range(40)]
+    free = {address(taken.pop(20)) for _ in range(5)}
+    found = [memory.take(SIZE) for _ in range(5)]
+    assert {address(data) for data in found} & free
+    assert not {address(data) for data in found} & {address(data) for data in taken}
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda data: data[8:16],
+        lambda data: np.ndarray((2, 3), np.float32, data, 64).T[1:],
+        lambda data: data.view(np.float16).reshape(2, -1)[::2],
+        lambda data: as_tensor(data.view(np.float32))[3:],
+        from_dlpack,
+        lambda data: memoryview(data)[5:],
+        lambda data: np.frombuffer(data.data, np.int32)[7:],
+        lambda data: [data][:],
+        lambda data: iter(data),
+    ],
+    ids=["slice", "array in a row", "other dtype", "tensor", "dlpack", "memoryview", "buffer", "list", "iterator"],
+)
+def test_memory_that_somebody_looks_at_is_left_alone(look: Any) -> None:
+    memory = RowMemory()
+    data = memory.take(SIZE)
+    where = address(data)
+    kept = look(data)
+    del data
+    others = [memory.take(SIZE) for _ in range(3)]
+    assert where not in map(address, others)
+    del kept, others
+    assert where in [address(data) for data in [memory.take(SIZE) for _ in range(4)]]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_changes_nothing_in_its_parents_rows() -> None:
+    memory = RowMemory()
+    kept = memory.take(SIZE)
+    kept[:] = 1
+    free = address(memory.take(SIZE))
+    child = os.fork()
+    if not child:
+        data = memory.take(SIZE)
+        data[:] = 2
+        os._exit(0 if address(data) == free and int(kept.max()) == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert set(kept.tolist()) == {1}
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Path:
+    with ChunkWriter(tmp_path / "stream", 6, arrays=True) as writer:
+        for number in range(6):
+            writer.write({"x": np.full(SIZE, number, np.uint8), "y": np.full(8, number, np.int64)})
+    return tmp_path / "stream"
+
+
+def test_rows_of_a_stream_are_read_into_memory_of_dropped_ones(stream: Path) -> None:
+    reader = StreamReader(stream, max_wait=0)
+    before = ROW_MEMORY.size
+    for _ in range(5):
+        for number in range(6):
+            row = reader.read(number)
+            assert (set(row["x"].tolist()), row["y"].tolist()) == ({number}, [number] * 8)
+    # That of the row that is read, and of the one before it.
+    assert ROW_MEMORY.size - before <= 3 * SIZE
+    # One array of a row keeps it while others are read.
+    kept = [reader.read(number)["y"] for number in range(6)]
+    tensors = [as_tensor(reader.read(number)["x"])[-3:] for number in range(6)]
+    for number in range(6):
+        reader.read(number)
+    assert [array.tolist() for array in kept] == [[number] * 8 for number in range(6)]
+    assert [tensor.tolist() for tensor in tensors] == [[number] * 3 for number in range(6)]
+    # A damaged row is refused in memory that held a good one.
+    flip("chunk_00000.arrays", SIZE + 64 + 100)(stream)
+    raised(ChunkCorrupt, reader.read, 1)
+    assert set(reader.read(2)["x"].tolist()) == {2}

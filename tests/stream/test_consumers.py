@@ -1,30 +1,29 @@
-"""Who consumes a stream, by what is in `cursors/`: never an exception for what somebody else left there."""
-
-from __future__ import annotations
+"""Who consumes a stream, never an exception for what others left in `cursors/`; who may write a cursor."""
 
 import errno
+import logging
 import os
+import signal
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import filelock
 import pytest
 
-from lazyshard import StreamReader
-from lazyshard.errors import FileInvalid, StreamMissing, VersionUnsupported
-from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard import stream as streaming
+from lazyshard.errors import CursorTaken, FileInvalid, StreamMissing, VersionUnsupported
+from lazyshard.format.cursor import Cursor, CursorToken, ReadingMark
 from lazyshard.format.records import Manifest
+from lazyshard.format.state import RunState
+from lazyshard.inspection.verification_files import read_files
+from lazyshard.part import Part
 from lazyshard.store import durable
-from lazyshard.stream import (
-    Consumer,
-    consumers,
-    forget_consumer,
-    list_consumers,
-    read_cursor,
-    read_reading,
-    write_cursor,
-    write_reading,
-)
-from tests.stream.streams import foreign, names, produce, raising, recorded, rows
+from lazyshard.stream import CursorOwner, consumers, forget_consumer, list_consumers, read_cursor, write_cursor
+from tests.harness.processes.kill_points import KillPoint, When
+from tests.stream import streams
+from tests.stream.streams import foreign, forked, names, produce, raised, raising, refusal_of, wait_until
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def test_consumers_are_listed_by_name_with_what_they_have_told(stream: Path) -> 
     for told in (cursor(stream), cursor(stream, "dpo", 1), cursor(stream, odd)):
         write_cursor(stream, told)
     for hint in (mark(stream), mark(stream, "new"), mark(stream, "dpo")):
-        assert write_reading(stream, hint)
+        assert streaming.write_reading(stream, hint)
     folder = stream / "cursors"
     (folder / "dpo.reading.json").write_bytes(b"torn")
     # Names that are nobody's.
@@ -59,10 +58,10 @@ def test_consumers_are_listed_by_name_with_what_they_have_told(stream: Path) -> 
     with open(os.fsencode(folder) + b"/\xff.json", "wb"):
         pass
     assert list_consumers(str(stream), 4) == (
-        Consumer(odd, cursor(stream, odd), None, None),
-        Consumer("dpo", cursor(stream, "dpo", 1), None, None),
-        Consumer("new", None, mark(stream, "new"), None),
-        Consumer("sft", cursor(stream), mark(stream), None),
+        streaming.Consumer(odd, cursor(stream, odd), None, None),
+        streaming.Consumer("dpo", cursor(stream, "dpo", 1), None, None),
+        streaming.Consumer("new", None, mark(stream, "new"), None),
+        streaming.Consumer("sft", cursor(stream), mark(stream), None),
     )
     assert [one.chunks_before for one in list_consumers(stream)] == [2, 1, 0, 2]
 
@@ -70,50 +69,43 @@ def test_consumers_are_listed_by_name_with_what_they_have_told(stream: Path) -> 
 @pytest.mark.parametrize("stream_id", ["f" * 32, None])
 def test_cursor_and_mark_of_another_stream_do_not_count(stream: Path, stream_id: str | None) -> None:
     write_cursor(stream, replace(cursor(stream), stream_id=stream_id))
-    write_reading(stream, replace(mark(stream), stream_id=stream_id))
+    streaming.write_reading(stream, replace(mark(stream), stream_id=stream_id))
     (found,) = list_consumers(stream)
     assert (found.cursor, found.reading, found.chunks_before) == (None, None, 0)
     assert found.problem is not None and identity(stream) in found.problem
     others = foreign(stream / "foreign", b'{"id":0}\n{"id":1}\n')
     told = Cursor("sft", None, 2, 1, {}, 1700000000.0)
     write_cursor(others, told)
-    assert list_consumers(others) == (Consumer("sft", told, None, None),)
+    assert list_consumers(others) == (streaming.Consumer("sft", told, None, None),)
 
 
 def test_damaged_manifest_and_cursors_that_cannot_be_listed_are_raised_and_not_taken_for_none(stream: Path) -> None:
     write_cursor(stream, cursor(stream))
     (stream / "cursors").rename(stream / "moved")
     (stream / "cursors").write_bytes(b"a file")
-    with pytest.raises(NotADirectoryError):
-        list_consumers(stream)
+    raised(NotADirectoryError, list_consumers, stream)
     (stream / "cursors").unlink()
     (stream / "moved").rename(stream / "cursors")
     (stream / "stream.json").write_bytes(b"{")
-    with pytest.raises(FileInvalid):
-        list_consumers(stream)
+    raised(FileInvalid, list_consumers, stream)
 
 
-def test_forgotten_consumer_leaves_nothing_and_others_stay(stream: Path) -> None:
+def test_forgotten_consumer_leaves_nothing_and_others_stay(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sft", "sft2"):
         write_cursor(stream, cursor(stream, name))
-        write_reading(stream, mark(stream, name))
+        streaming.write_reading(stream, mark(stream, name))
     folder = stream / "cursors"
     # What a kill has left half written goes too; of others, and of names that only look alike, nothing.
     for name in (".sft.0123456789abcdef", ".sft.reading.0123456789abcdef", ".sft2.0123456789abcdef", ".sft.x"):
         (folder / name).write_bytes(b"half")
     assert forget_consumer(stream, "sft") is True
     assert names(folder) == [".sft.x", ".sft2.0123456789abcdef", "sft2.json", "sft2.reading.json"]
-    assert (read_cursor(stream, "sft"), read_reading(stream, "sft")) == (None, None)
+    assert (read_cursor(stream, "sft"), streaming.read_reading(stream, "sft")) == (None, None)
     assert forget_consumer(str(stream), "sft") is False
-    for left in ("sft.json", "sft.reading.json"):
+    for left in ("sft.reading.json", "sft.json"):
         (folder / left).write_bytes(b"torn")
+        calls = streams.recorded(monkeypatch)
         assert forget_consumer(stream, "sft") is True
-
-
-def test_forgetting_is_durable(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cursor(stream, cursor(stream))
-    calls = recorded(monkeypatch)
-    forget_consumer(stream, "sft")
     assert calls == ["unlink sft.reading.json", "unlink sft.json", "sync cursors"]
 
 
@@ -121,56 +113,23 @@ OLD = Cursor("sft", None, 8, 1, {"dp_size": 2}, 1700000000.0)
 NEW = replace(OLD, consumed=16, chunks_before=2, updated_at=1700000009.0)
 
 
-def test_cursor_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_cursor_is_read_as_it_was_written_or_refused_by_its_name(tmp_path: Path) -> None:
     assert read_cursor(tmp_path, "sft") is None
     assert read_cursor(tmp_path / "nowhere", "sft") is None
-    with pytest.raises(StreamMissing) as caught:
-        write_cursor(tmp_path / "nowhere", OLD)
-    assert (caught.value.directory, names(tmp_path)) == (str(tmp_path / "nowhere"), [])
+    caught = raised(StreamMissing, write_cursor, tmp_path / "nowhere", OLD)
+    assert (caught.directory, names(tmp_path)) == (str(tmp_path / "nowhere"), [])
     write_cursor(tmp_path, OLD)
     assert read_cursor(tmp_path, "sft") == OLD
     write_cursor(str(tmp_path), NEW)
     assert (read_cursor(str(tmp_path), "sft"), read_cursor(tmp_path, "dpo")) == (NEW, None)
     assert (names(tmp_path), names(tmp_path / "cursors")) == (["cursors"], ["sft.json"])
-
-
-def test_cursor_that_cannot_be_used_is_refused_by_its_name(tmp_path: Path) -> None:
     invalid = (b"", b"{", OLD.encode()[:-9], b"\0" * 100, OLD.encode().replace(b"sft", b"dpo"))
     later = OLD.encode().replace(b'"format":1', b'"format":2')
     cases: list[tuple[bytes, type[Exception]]] = [(later, VersionUnsupported), *((one, FileInvalid) for one in invalid)]
+    path = tmp_path / "cursors" / "sft.json"
     for data, error in cases:
-        write_cursor(tmp_path, OLD)
-        path = tmp_path / "cursors" / "sft.json"
         path.write_bytes(data)
-        with pytest.raises(error, match=str(path)):
-            read_cursor(tmp_path, "sft")
-
-
-@pytest.mark.parametrize("call", ["fsync", "write", "replace"])
-def test_failed_write_leaves_the_old_cursor_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    write_cursor(tmp_path, OLD)
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr(os, call, raising(OSError(errno.ENOSPC, "no space")))
-        write_cursor(tmp_path, NEW)
-    assert read_cursor(tmp_path, "sft") == OLD
-    assert names(tmp_path / "cursors") == ["sft.json"]
-
-
-def test_cursors_are_in_no_ones_way(tmp_path: Path) -> None:
-    live = tmp_path / "live"
-    live.mkdir()
-    write_cursor(live, OLD)
-    waiting = StreamReader(produce(live, 4, end=False), max_wait=0)
-    (live / "cursors" / ".sft.0123456789abcdef").write_bytes(b"killed")
-    assert waiting.refresh().samples == 4
-    # A producer that starts again clears what is its own only.
-    produce(live, 7)
-    (live / "head.json").unlink()
-    assert list(StreamReader(live)) == rows(0, 7)
-    assert read_cursor(live, "sft") == OLD
-    others = foreign(tmp_path / "foreign", b'{"id":0}\n{"id":1}\n', b'{"id":2}\n', end=True)
-    write_cursor(others, OLD)
-    assert list(StreamReader(others, 2)) == rows(0, 3)
+        refusal_of(error, str(path), read_cursor, tmp_path, "sft")
 
 
 OLD_MARK = ReadingMark("sft", None, 2, 0, 4, 1700000000.0)
@@ -184,34 +143,403 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_mark_is_read_as_it_was_written_and_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", raising(AssertionError("a hint was synced")))
-    assert read_reading(tmp_path, "sft") is None
+    assert streaming.read_reading(tmp_path, "sft") is None
     for mark in (OLD_MARK, NEW_MARK):
-        assert write_reading(str(tmp_path), mark)
-        assert read_reading(str(tmp_path), "sft") == mark
+        assert streaming.write_reading(str(tmp_path), mark)
+        assert streaming.read_reading(str(tmp_path), "sft") == mark
     assert names(tmp_path / "cursors") == ["sft.reading.json"]
     # One that cannot be used is none.
     for data in (b"", b"{", OLD_MARK.encode()[:-9], OLD_MARK.encode().replace(b'"format":1', b'"format":2')):
         (tmp_path / "cursors" / "sft.reading.json").write_bytes(data)
-        assert read_reading(tmp_path, "sft") is None
+        assert streaming.read_reading(tmp_path, "sft") is None
 
 
-def test_directory_that_refuses_is_told_once_and_not_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refusing_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     refused = ((OSError(errno.ENOSPC, "no space"), "no space"), (PermissionError(13, "no"), f"uid {os.geteuid()}"))
     for error, told in refused:
         directory = tmp_path / told
         directory.mkdir()
-        write_reading(directory, OLD_MARK)
+        streaming.write_reading(directory, OLD_MARK)
         with monkeypatch.context() as patch:
             patch.setattr(durable, "write_all", raising(error))
-            assert [write_reading(directory, NEW_MARK) for _ in range(3)] == [False, False, False]
+            assert [streaming.write_reading(directory, NEW_MARK) for _ in range(3)] == [False, False, False]
         assert (len(caplog.records), told in caplog.text) == (1, True)
-        assert read_reading(directory, "sft") == OLD_MARK
+        assert streaming.read_reading(directory, "sft") == OLD_MARK
         assert names(directory / "cursors") == ["sft.reading.json"]
         caplog.clear()
     (tmp_path / "cursors").write_bytes(b"a file")
     for place in (tmp_path, tmp_path / "nowhere"):
-        assert not write_reading(place, OLD_MARK)
+        assert not streaming.write_reading(place, OLD_MARK)
     assert len(caplog.records) == 2
     assert not (tmp_path / "nowhere").exists()
+
+
+HOST = os.uname().nodename
+
+
+def at(consumed: int, *, updated_at: float = 1700000000.0) -> Cursor:
+    """The cursor of a run of one rank at that many samples."""
+    state = RunState(None, 2, 2, 0, 0, None, (Part(1, 1, consumed),), consumed)
+    return Cursor("sft", None, consumed, consumed // 2, {"dp_size": 1}, updated_at, state)
+
+
+def written(directory: Path) -> int | None:
+    """How far the cursor in a directory is."""
+    found = read_cursor(directory, "sft")
+    assert found is None or replace(found, owner="") == at(found.consumed, updated_at=found.updated_at)
+    return None if found is None else found.consumed
+
+
+def token(directory: Path) -> CursorToken:
+    found = read_cursor(directory, "sft")
+    parsed = CursorToken.parse("" if found is None else found.owner)
+    assert parsed is not None
+    return parsed
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines whose locks do not meet, or a filesystem that has none."""
+    monkeypatch.setattr(filelock.FileLock, "acquire", raising(OSError(errno.ENOLCK, "No locks available")))
+
+
+def test_each_run_begins_with_a_higher_turn_and_writes_its_cursor(tmp_path: Path) -> None:
+    turns = []
+    for consumed in (4, 2, 0):
+        with CursorOwner(str(tmp_path), "sft") as owner:
+            # It goes back where a run starts from an older checkpoint.
+            owner.begin(at(consumed))
+            assert written(tmp_path) == consumed
+            owner.write(at(consumed + 2))
+        assert written(tmp_path) == consumed + 2
+        turns.append(token(tmp_path).turn)
+        assert token(tmp_path) == CursorToken(turns[-1], token(tmp_path).token, os.getpid(), HOST)
+    assert turns == sorted(set(turns))
+    assert names(tmp_path / "cursors") == [".sft.lock", "sft.json"]
+
+
+def test_second_run_is_refused_and_names_the_holder(tmp_path: Path) -> None:
+    with CursorOwner(tmp_path, "sft") as owner:
+        error = raised(CursorTaken, CursorOwner, tmp_path, "sft")
+        assert (error.directory, error.consumer) == (str(tmp_path), "sft")
+        assert error.holder == f"process {os.getpid()} on {HOST}"
+        with CursorOwner(tmp_path, "dpo") as other:
+            other.begin(replace(at(0), consumer="dpo"))
+        owner.begin(at(0))
+        owner.write(at(2))
+        for left in (b"", b"garbage", b"\xff\xff", b"3/"):
+            (tmp_path / "cursors" / ".sft.lock").write_bytes(left)
+            caught = raised(CursorTaken, CursorOwner, tmp_path, "sft")
+            assert caught.holder == "a process that has not written its name yet"
+    assert written(tmp_path) == 2
+
+
+def test_run_that_takes_over_is_the_only_one_that_writes_on(tmp_path: Path) -> None:
+    old = CursorOwner(tmp_path, "sft")
+    assert not old.begun
+    old.put(at(0))
+    assert old.begun
+    with CursorOwner(tmp_path, "sft", take_over=True) as new:
+        old.put(at(2))
+        new.begin(at(0))
+        for _ in range(2):
+            caught = raised(CursorTaken, old.put, at(4))
+            assert (caught.consumer, caught.holder) == ("sft", f"process {os.getpid()} on {HOST}")
+            assert written(tmp_path) == 0
+        new.write(at(2))
+        # It has the lock now, which the other one has let go of.
+        for _ in range(2):
+            raised(CursorTaken, CursorOwner, tmp_path, "sft")
+            old.close()
+    # Whatever becomes of the cursor.
+    old = CursorOwner(tmp_path, "sft")
+    old.begin(at(0))
+    with CursorOwner(tmp_path, "sft", take_over=True) as new:
+        new.begin(at(0))
+        raised(CursorTaken, old.write, at(2))
+    assert forget_consumer(tmp_path, "sft")
+    raised(CursorTaken, old.write, at(2))
+    assert names(tmp_path / "cursors") == []
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_of_two_runs_without_locks_the_later_one_goes_on_whatever_clocks_say(tmp_path: Path) -> None:
+    now = 1700000000.0
+    for skew in (-(10.0**9), 0.0, 10.0**9):
+        # Made in one order, begun in the other.
+        new, old = CursorOwner(tmp_path, "sft"), CursorOwner(tmp_path, "sft")
+        old.begin(at(0, updated_at=now))
+        new.begin(at(0, updated_at=now + skew))
+        raised(CursorTaken, old.write, at(8, updated_at=now + 1))
+        new.write(at(2, updated_at=now + skew))
+        new.write(at(4, updated_at=now + 2 * skew))
+        assert written(tmp_path) == 4
+
+
+@pytest.mark.parametrize("owner", ["", "me", "0123456789abcdef", -1, 0, 1])
+def test_who_has_no_lower_turn_has_taken_over(tmp_path: Path, owner: str | int) -> None:
+    with CursorOwner(tmp_path, "sft") as run:
+        run.begin(at(0))
+        text, holder = str(owner), "a program that gives no name"
+        if isinstance(owner, int):
+            text, holder = CursorToken(token(tmp_path).turn + owner, "f" * 16, 1, "node2").text, "process 1 on node2"
+        write_cursor(tmp_path, replace(at(6), owner=text))
+        if owner == -1:
+            run.write(at(2))
+            assert written(tmp_path) == 2
+        else:
+            assert (raised(CursorTaken, run.write, at(2)).holder, written(tmp_path)) == (holder, 6)
+    with CursorOwner(tmp_path, "sft") as run:
+        run.begin(at(6))
+        run.write(at(8))
+    assert written(tmp_path) == 8
+
+
+def test_cursor_that_is_gone_is_written_anew(tmp_path: Path) -> None:
+    with CursorOwner(tmp_path, "sft") as owner:
+        owner.begin(at(0))
+        assert forget_consumer(tmp_path, "sft")
+        # A run that lives keeps its lock.
+        assert names(tmp_path / "cursors") == [".sft.lock"]
+        raised(CursorTaken, CursorOwner, tmp_path, "sft")
+        owner.write(at(2))
+        for name in ("sft.json", ".sft.lock"):
+            (tmp_path / "cursors" / name).unlink()
+        (tmp_path / "cursors").rmdir()
+        owner.write(at(4))
+    assert written(tmp_path) == 4
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\0" * 100, at(2).encode()[:-40], b'{"format":1,"consumer":"dpo"}'])
+def test_torn_cursor_is_told_once_and_replaced(tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "cursors" / "sft.json"
+    with CursorOwner(tmp_path, "sft") as owner, caplog.at_level(logging.WARNING, "lazyshard"):
+        owner.begin(at(0))
+        for consumed in (2, 4):
+            path.write_bytes(data)
+            (found,) = list_consumers(tmp_path)
+            # Its chunks are kept meanwhile.
+            assert (found.name, found.chunks_before, found.problem is not None) == ("sft", 0, True)
+            owner.write(at(consumed))
+            assert written(tmp_path) == consumed
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_run_that_begins_over_a_torn_cursor_still_takes_over(tmp_path: Path) -> None:
+    (tmp_path / "cursors").mkdir()
+    path = tmp_path / "cursors" / ".sft.lock"
+    path.write_bytes(b"7/0123456789abcdef process 1 on " + b"h" * 200 + b"\n")
+    old = CursorOwner(tmp_path, "sft")
+    old.begin(at(0))
+    # Nothing is left of a longer name.
+    assert path.read_text() == token(tmp_path).text + "\n"
+    assert token(tmp_path).turn > 7
+    (tmp_path / "cursors" / "sft.json").write_bytes(b"{")
+    new = CursorOwner(tmp_path, "sft")
+    new.begin(at(0))
+    raised(CursorTaken, old.write, at(2))
+    new.write(at(4))
+    assert written(tmp_path) == 4
+
+
+def test_cursor_of_a_later_release_is_neither_written_over_nor_taken(tmp_path: Path) -> None:
+    later = at(6).encode().replace(b'{"format":1,"consumer"', b'{"format":2,"consumer"')
+    path = tmp_path / "cursors" / "sft.json"
+    with CursorOwner(tmp_path, "sft") as owner:
+        owner.begin(at(0))
+        path.write_bytes(later)
+        assert raised(CursorTaken, owner.write, at(2)).holder == "a run with a later release of lazyshard"
+    # A lock that the refused one held would refuse the second one otherwise.
+    for _ in range(2):
+        raised(VersionUnsupported, CursorOwner, tmp_path, "sft")
+    assert path.read_bytes() == later
+
+
+def test_failed_write_leaves_the_cursor_and_may_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="broken"):
+        patch.setattr(filelock.FileLock, "acquire", raising(OSError(errno.EIO, "broken")))
+        CursorOwner(tmp_path, "sft")
+    with CursorOwner(tmp_path, "sft") as owner:
+        for write, before in ((owner.begin, None), (owner.write, 2)):
+            for call in ("fsync", "write", "replace"):
+                with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+                    patch.setattr(os, call, raising(OSError(errno.ENOSPC, "no space")))
+                    write(at(2))
+                assert written(tmp_path) == before
+            write(at(2))
+            assert written(tmp_path) == 2
+    assert names(tmp_path / "cursors") == [".sft.lock", "sft.json"]
+
+
+def test_calls_out_of_turn_are_refused_and_write_nothing(tmp_path: Path) -> None:
+    owner = CursorOwner(tmp_path, "sft")
+    raised(RuntimeError, owner.write, at(2))
+    refusal_of(ValueError, "dpo", owner.begin, replace(at(2), consumer="dpo"))
+    owner.begin(at(0))
+    for closed, calls in ((False, [owner.begin]), (True, [owner.begin, owner.write])):
+        if closed:
+            owner.close()
+            owner.close()
+        for call in calls:
+            raised(RuntimeError, call, at(2))
+    assert written(tmp_path) == 0
+
+
+def test_fork_neither_writes_nor_unlocks_what_its_parent_owns(tmp_path: Path) -> None:
+    owner = CursorOwner(tmp_path, "sft")
+    owner.begin(at(0))
+
+    def child() -> None:
+        for call in (owner.begin, owner.write):
+            refusal_of(RuntimeError, f"belongs to process {os.getppid()}", call, at(8))
+        owner.close()
+        owner._lock.__del__()
+        raised(CursorTaken, CursorOwner, tmp_path, "sft")
+
+    assert forked(child) == 0
+    raised(CursorTaken, CursorOwner, tmp_path, "sft")
+    owner.write(at(2))
+    owner.close()
+    assert written(tmp_path) == 2
+
+
+def test_lock_files_are_nobodys_cursor_and_go_with_a_consumer_that_is_forgotten(tmp_path: Path) -> None:
+    stream = produce(tmp_path / "s", 4)
+    owners = [CursorOwner(stream, name) for name in ("sft", "a.json", "sft2")]
+    owners[0].begin(at(0))
+    assert names(stream / "cursors") == [".a.json.lock", ".sft.lock", ".sft2.lock", "sft.json"]
+    assert [one.name for one in list_consumers(stream)] == ["sft"]
+    facts = read_files(stream, 0.0)
+    assert ([file for file, _ in facts.cursors], facts.findings) == (["cursors/sft.json"], [])
+    for owner in owners:
+        owner.close()
+    assert forget_consumer(stream, "sft") is True
+    assert names(stream / "cursors") == [".a.json.lock", ".sft2.lock"]
+
+
+def fork(work: Callable[..., object], *arguments: object) -> int:
+    """Starts a fork; its exit code is 0, 1 when it raised, or 3 if the cursor was taken."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work(*arguments)
+            code = 0
+        except CursorTaken:
+            code = 3
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(code)
+    return pid
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_of_many_runs_at_once_one_writes_on(locks: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if not locks:
+        request.getfixturevalue("no_locks")
+    go, stop = tmp_path / "go", tmp_path / "stop"
+    stream = tmp_path / "s"
+    stream.mkdir()
+
+    def run(index: int) -> None:
+        wait_until(go.exists, "the start")
+        try:
+            owner = CursorOwner(stream, "sft")
+            owner.begin(at(index))
+            (tmp_path / f"own{index}").touch()
+            while not stop.exists():
+                owner.write(at(index))
+        except CursorTaken:
+            (tmp_path / f"taken{index}").touch()
+            raise
+
+    pids = [fork(run, index) for index in range(6)]
+    go.touch()
+    wait_until(lambda: len(list(tmp_path.glob("taken*"))) >= 5 and list(tmp_path.glob("own*")), "one that is left")
+    stop.touch()
+    codes = [os.waitstatus_to_exitcode(streams.reap(pid)) for pid in pids]
+    assert sorted(codes) == [0, *[3] * 5]
+    assert written(stream) == codes.index(0)
+    assert token(stream).pid == pids[codes.index(0)]
+    assert names(stream / "cursors") == [".sft.lock", "sft.json"]
+
+
+CALLS = ("write", "fsync", "ftruncate", "replace", "mkdir", "unlink")
+
+
+def killed_at(number: int, when: When, stream: Path) -> None:
+    """A run that is killed at a call that changes files."""
+    KillPoint(number, when, among=CALLS).install()
+    owner = CursorOwner(stream, "sft")
+    owner.begin(at(2))
+    owner.write(at(4))
+    owner.write(at(6))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("when", "fresh"), [("before", True), ("half", False), ("after", False), ("half", True)])
+def test_run_killed_at_any_call_leaves_a_whole_cursor_and_no_lock(tmp_path: Path, when: When, fresh: bool) -> None:
+    seen: list[int | None] = []
+    for number in range(1, 100):
+        stream = tmp_path / f"{number}"
+        stream.mkdir()
+        if not fresh:
+            with CursorOwner(stream, "sft") as before:
+                before.begin(at(100))
+        code = forked(partial(killed_at, number, when, stream))
+        seen.append(written(stream))
+        with CursorOwner(stream, "sft") as owner:
+            assert [one.name for one in list_consumers(stream)] == ([] if seen[-1] is None else ["sft"])
+            owner.begin(at(8))
+            owner.write(at(10))
+        assert written(stream) == 10
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert number > 10
+    steps = [None if fresh else 100, 2, 4, 6]
+    # Each step is met, and none is taken back by a later kill.
+    assert list(dict.fromkeys(seen)) == steps
+    assert [steps.index(one) for one in seen] == sorted(steps.index(one) for one in seen)
+
+
+def hang_at(number: int, stream: Path) -> None:
+    """Begins, stops this process at call `number` of its first write, and writes a second time once it is told to."""
+    owner = CursorOwner(stream, "sft")
+    owner.begin(at(0))
+    stopped: list[int] = []
+    KillPoint(number, "before", signal.SIGSTOP, lambda: stopped.append(number), among=CALLS).install()
+    try:
+        owner.write(at(2))
+    finally:
+        (stream / "woken").touch()
+    if stopped:
+        wait_until((stream / "go").exists, "the successor's first write")
+        owner.write(at(4))
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_hung_run_that_wakes_up_after_its_successor_has_begun_is_refused(tmp_path: Path) -> None:
+    outcomes = set()
+    for number in range(1, 100):
+        stream = tmp_path / f"{number}"
+        stream.mkdir()
+        pid = fork(hang_at, number, stream)
+        status = os.waitpid(pid, os.WUNTRACED)[1]
+        if not os.WIFSTOPPED(status):
+            assert os.waitstatus_to_exitcode(status) == 0
+            break
+        with CursorOwner(stream, "sft") as new:
+            new.begin(at(8))
+            os.kill(pid, signal.SIGCONT)
+            wait_until((stream / "woken").exists, "the end of its write")
+            outcomes.add(written(stream))
+            new.write(at(10))
+            (stream / "go").touch()
+            assert os.waitstatus_to_exitcode(streams.reap(pid)) == 3
+            new.write(at(12))
+            assert written(stream) == 12
+    # Refused at once, or stopped behind its look, where its successor has written over it.
+    assert outcomes == {2, 8}

@@ -1,7 +1,6 @@
-"""Locks and fencing of producers, and whether a producer's process still runs."""
+"""Locks and fencing of producers, whether their processes still run; durable writes, and files that are opened."""
 
-from __future__ import annotations
-
+import contextlib
 import errno
 import os
 import re
@@ -11,17 +10,37 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import Mock
 
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import ProducerFenced, StreamEnded
+from lazyshard.errors import AccessRefused, FileRefused, ProducerFenced, StreamEnded
 from lazyshard.format.records import Head, Owner
+from lazyshard.store import durable
+from lazyshard.store.files import read_file
 from lazyshard.stream import lock
 from lazyshard.stream.head import own_process, process_ended, process_gone
+from lazyshard.stream.listing import list_chunks
 from lazyshard.stream.writer import ChunkWriter as Writer
 from tests.stream.damage import edit
-from tests.stream.streams import add, fail_when, forked, go_on, head, names, produce, python, rows, seal
+from tests.stream.streams import (
+    add,
+    fail_when,
+    forked,
+    go_on,
+    head,
+    names,
+    open_descriptors,
+    produce,
+    python,
+    raised,
+    raising,
+    recorded,
+    refusal_of,
+    rows,
+    seal,
+)
 
 OPEN = "import sys\nfrom lazyshard import ChunkWriter\nwriter = ChunkWriter(sys.argv[1], 2)\n"
 
@@ -39,27 +58,30 @@ def take_over(directory: Path, writer: Writer) -> ChunkWriter:
 def test_second_writer_is_refused_and_names_the_holder_and_each_start_raises_the_epoch(tmp_path: Path) -> None:
     for epoch in (1, 2, 3):
         with ChunkWriter(tmp_path, 2) as writer:
-            with pytest.raises(ProducerFenced) as caught:
-                ChunkWriter(tmp_path, 2)
-            assert caught.value.holder == f"process {os.getpid()} on {os.uname().nodename}"
+            caught = raised(ProducerFenced, ChunkWriter, tmp_path, 2)
+            assert caught.holder == f"process {os.getpid()} on {os.uname().nodename}"
             assert (owner(tmp_path).epoch, owner(tmp_path).pid) == (epoch, os.getpid())
             writer.close(end=False)
     (tmp_path / "stream.owner").write_bytes(b"")
     go_on(tmp_path, 3)
 
 
-@pytest.mark.parametrize("torn", [False, True])
-def test_writer_whose_owners_file_is_gone_or_torn_stops_and_names_no_one(torn: bool, tmp_path: Path) -> None:
-    writer = ChunkWriter(tmp_path, 2)
-    (tmp_path / "stream.owner").unlink()
-    if torn:
-        (tmp_path / "stream.owner").touch()
-    with pytest.raises(ProducerFenced) as caught:
-        writer.heartbeat()
-    assert caught.value.holder is None
-    with pytest.raises(ProducerFenced):
-        writer.close()
+def test_writer_whose_owners_file_is_gone_or_torn_stops_and_names_no_one(tmp_path: Path) -> None:
+    for torn in (False, True):
+        writer = ChunkWriter(tmp_path, 2)
+        (tmp_path / "stream.owner").unlink()
+        if torn:
+            (tmp_path / "stream.owner").touch()
+        assert raised(ProducerFenced, writer.heartbeat).holder is None
+        raised(ProducerFenced, writer.close)
     go_on(tmp_path, 3)
+    # Nor is the stream touched where it is only asked who owns it.
+    writer = ChunkWriter(tmp_path / "asked", 2)
+    writer.check_owner()
+    (tmp_path / "asked" / ".producer.lock").unlink()
+    with ChunkWriter(tmp_path / "asked", 2):
+        for call in (writer.check_owner, writer.close):
+            raised(ProducerFenced, call)
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -73,16 +95,14 @@ def test_fenced_writer_stops_at_its_next_step_and_publishes_nothing(step: str, f
         new.close()
     before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path) if name != ".tmp"}
     holder = str(owner(tmp_path))
-    calls: dict[str, list[Callable[[], object]]] = {
+    first: dict[str, list[Callable[[], object]]] = {
         "publish": [lambda: old.write({"id": 99}), lambda: old.write({"id": 99}), old.close],
         "heartbeat": [old.heartbeat, lambda: old.write({"id": 99}), old.close],
         "close": [old.close],
         "leave": [],
     }
-    for call in calls[step]:
-        with pytest.raises(ProducerFenced) as caught:
-            call()
-        assert caught.value.holder == holder
+    for call in first[step]:
+        assert raised(ProducerFenced, call).holder == holder
     old.close(end=False)
     assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path) if name != ".tmp"} == before
     if not finished:
@@ -98,8 +118,7 @@ def test_chunk_that_somebody_else_has_published_is_not_replaced(tmp_path: Path) 
     writer.write({"id": 8})
     for name in ("chunk_00000.jsonl", "chunk_00000.jsonl.completed"):
         (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
-    with pytest.raises(ProducerFenced):
-        writer.write({"id": 9})
+    raised(ProducerFenced, writer.write, {"id": 9})
     assert StreamReader(tmp_path / "b").line(0) == (tmp_path / "a" / "chunk_00000.jsonl").read_bytes()[:9]
 
 
@@ -110,12 +129,10 @@ def test_file_that_a_fork_holds_keeps_nobody_from_taking_over(tmp_path: Path, mo
     fail_when(monkeypatch, "unlink", lambda path: path == ".nfs0001", OSError(errno.EBUSY, "busy"))
     new = take_over(tmp_path, old)
     monkeypatch.undo()
-    with pytest.raises(ProducerFenced):
-        old.close()
+    raised(ProducerFenced, old.close)
     assert len(names(tmp_path / ".tmp")) == 2
     new.close()
-    with pytest.raises(StreamEnded):
-        ChunkWriter(tmp_path)
+    raised(StreamEnded, ChunkWriter, tmp_path)
     assert ".tmp" not in names(tmp_path)
 
 
@@ -140,12 +157,10 @@ def test_fork_can_neither_write_nor_close_nor_unlock_what_its_parent_writes(tmp_
                 call()
         writer.close(end=False)
         writer._lock._lock.__del__()
-        with pytest.raises(ProducerFenced):
-            ChunkWriter(tmp_path, 3)
+        raised(ProducerFenced, ChunkWriter, tmp_path, 3)
 
     assert forked(child) == 0
-    with pytest.raises(ProducerFenced):
-        ChunkWriter(tmp_path, 3)
+    raised(ProducerFenced, ChunkWriter, tmp_path, 3)
     assert python(OPEN.replace("2", "3"), tmp_path).stderr.count("ProducerFenced: ") == 1
     add(writer, 1, 4)
     writer.close()
@@ -198,13 +213,6 @@ def child() -> Iterator[Head]:
         os.waitpid(pid, 0)
 
 
-def test_process_is_told_by_boot_namespace_and_start(tmp_path: Path) -> None:
-    assert re.fullmatch(r"[0-9a-f-]{36} [0-9]+ [0-9]+", own_process())
-    with ChunkWriter(tmp_path, 2) as writer:
-        writer.write({})
-        assert head(tmp_path).process == own_process()
-
-
 def test_killed_process_has_ended_before_anybody_has_waited_for_it(child: Head) -> None:
     assert (process_gone(child), process_ended(child)) == (False, False)
     # Another process of the same number is not it.
@@ -226,7 +234,10 @@ def test_killed_process_has_ended_before_anybody_has_waited_for_it(child: Head) 
     assert [process_gone(replace(TOLD, **one)) for one in told] == [False, False, None, None]
 
 
-def test_nothing_is_known_of_a_process_elsewhere(child: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_known_of_a_process_elsewhere(child: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"[0-9a-f-]{36} [0-9]+ [0-9]+", own_process())
+    ChunkWriter(tmp_path, 2).close(end=False)
+    assert head(tmp_path).process == own_process()
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     for process in ("", "x", f"{'0' * 36} 1 1"):
@@ -236,20 +247,129 @@ def test_nothing_is_known_of_a_process_elsewhere(child: Head, monkeypatch: pytes
     assert process_ended(child) is False
 
 
-@pytest.mark.parametrize("other", ["5.fedcba9876543210", "5.fedcba9876543210.gone"])
-def test_one_that_meets_a_later_one_as_it_starts_gives_up(
-    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    produce(tmp_path, 2, end=False)
-    before = owner(tmp_path)
+def test_one_that_meets_a_later_one_as_it_starts_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = lock.make_workplace
+    others = ("5.fedcba9876543210", "5.fedcba9876543210.gone")
+    for stream, other in [(produce(tmp_path / other, 2, end=False), other) for other in others]:
+        before = owner(stream)
 
-    def met(temporary: Path, least: int, token: str) -> lock.Workplace:
-        found = make(temporary, least, token)
-        (temporary / other).mkdir()
-        return found
+        def met(temporary: Path, least: int, token: str, other: str = other) -> lock.Workplace:
+            found = make(temporary, least, token)
+            (temporary / other).mkdir()
+            return found
 
-    monkeypatch.setattr(lock, "make_workplace", met)
-    with pytest.raises(ProducerFenced) as caught:
-        ChunkWriter(tmp_path)
-    assert (caught.value.holder, owner(tmp_path)) == (None, before)
+        monkeypatch.setattr(lock, "make_workplace", met)
+        assert (raised(ProducerFenced, ChunkWriter, stream).holder, owner(stream)) == (None, before)
+
+
+def test_failed_rename_may_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = [("old", True), (None, True), (None, False), ("old", False), ("another name of it", False)]
+    for number, (target, done) in enumerate(targets):
+        source, named = tmp_path / f"a{number}", tmp_path / f"b{number}"
+        source.write_bytes(b"new")
+        if target == "old":
+            named.write_bytes(b"old")
+        elif target is not None:
+            os.link(source, named)
+
+        def lost(source: Path, target: Path, done: bool = done) -> None:
+            if done:
+                os.rename(source, target)
+            raise OSError(errno.EIO, "answer lost")
+
+        monkeypatch.setattr(os, "replace", lost)
+        with contextlib.nullcontext() if done else pytest.raises(OSError, match="lost"):
+            durable.rename(source, named)
+        assert (named if done else source).read_bytes() == b"new"
+    # To remove what is not there is no error.
+    durable.remove(tmp_path / "missing")
+
+
+def test_short_writes_go_on_to_the_last_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Mock(side_effect=lambda fd, data, write=os.write: write(fd, data[:3]))
+    monkeypatch.setattr(os, "write", write)
+    durable.publish_bytes(b"12345678", tmp_path / "file", tmp_path / "temporary")
+    assert (tmp_path / "file").read_bytes() == b"12345678"
+    assert write.call_count == 3
+
+
+def test_publish_replaces_the_content_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, temporary = tmp_path / "file", tmp_path / "temporary"
+    file.write_bytes(b"a longer old content")
+    temporary.write_bytes(b"left behind by a crash")
+    calls = recorded(monkeypatch)
+    with file.open("rb") as reader:
+        durable.publish_bytes(b"new", file, temporary)
+        assert reader.read() == b"a longer old content"
+    assert file.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["file"]
+    assert calls == ["unlink temporary", "sync temporary", "rename file", f"sync {tmp_path.name}"]
+    monkeypatch.setattr(os, "fsync", raising(OSError(errno.EIO, "bad disk")))
+    refusal_of(OSError, "bad disk", durable.publish_bytes, b"newer", file, temporary)
+    assert file.read_bytes() == b"new"
+
+
+def test_writing_back_is_a_hint_that_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = durable.create(tmp_path / "a")
+    durable.write_all(fd, b"abc")
+    durable.start_writing_back(fd, 0, 3)
+    os.close(fd)
+    durable.start_writing_back(fd, 0, 3)
+    monkeypatch.setattr(durable, "_sync_file_range", None)
+    durable.start_writing_back(fd, 0, 3)
+    assert (tmp_path / "a").read_bytes() == b"abc"
+
+
+def test_link_out_of_the_stream_is_refused_and_one_within_it_is_followed(tmp_path: Path) -> None:
+    stream = tmp_path / "stream"
+    (stream / "deep").mkdir(parents=True)
+    (stream / "deep" / "data").write_bytes(b"data")
+    (stream / "link").symlink_to("deep/data")
+    (tmp_path / "alias").symlink_to(stream)
+    assert read_file(stream / "link") == read_file(tmp_path / "alias" / "link") == b"data"
+    (tmp_path / "secret").write_bytes(b"secret")
+    for number, target in enumerate([tmp_path / "secret", Path("../secret"), Path("link_0")]):
+        (stream / f"link_{number}").symlink_to(target)
+        refusal_of(FileRefused, "out of the stream", read_file, stream / f"link_{number}")
+    (stream / "dangling").symlink_to("missing")
+    for name in ("missing", "dangling"):
+        assert "missing" in str(raised(FileNotFoundError, read_file, stream / name).filename)
+    # Without blocking, and without leaving it open; other things that are no plain files are told in test_damage.
+    os.mkfifo(stream / "pipe")
+    (stream / "to_pipe").symlink_to("pipe")
+    before = open_descriptors()
+    refused = raised(FileRefused, read_file, stream / "to_pipe")
+    assert (refused.kind, refused.file) == ("a named pipe", str(stream / "to_pipe"))
+    assert open_descriptors() == before
+
+
+def test_unreadable_names_path_and_uid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Callable[[Path], object], str]] = [(read_file, "open"), (list_chunks, "listdir")]
+    for call, name in calls:
+        with monkeypatch.context() as patch:
+            fail_when(patch, name, lambda path, *_: str(path) == str(tmp_path), PermissionError(13, "denied"))
+            error = raised(AccessRefused, call, tmp_path)
+        assert (error.uid, error.file) == (os.geteuid(), str(tmp_path))
+        assert f"uid {os.geteuid()}" in str(error)
+
+
+def test_stale_file_is_opened_again_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That readers go on after once is told in faults/test_network_stale.py."""
+    (tmp_path / "file").write_bytes(b"data")
+    before = open_descriptors()
+    stale = Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Stale"):
+        patch.setattr(os, "pread", stale)
+        read_file(tmp_path / "file")
+    assert stale.call_count == 5
+    stale.reset_mock(side_effect=True)
+    assert open_descriptors() == before
+
+
+def test_listing_passes_over_other_names_counts_to_the_gap_and_refuses_two_files_of_one_number(tmp_path: Path) -> None:
+    for name in ("0.jsonl", "0.jsonl.completed", "1.jsonl", "2.jsonl.completed", ".jsonl", "x"):
+        (tmp_path / f"chunk_{name}").touch()
+    listing = list_chunks(tmp_path)
+    assert (listing.sealed, listing.complete, listing.gap) == (1, 1, 1)
+    (tmp_path / "chunk_00001.jsonl").touch()
+    refusal_of(ValueError, r"chunk_00001.jsonl and chunk_1.jsonl", list_chunks, tmp_path)

@@ -1,6 +1,4 @@
-"""Waits of one node look at a stream together; whatever goes wrong with that, each looks for itself."""
-
-from __future__ import annotations
+"""Waits: of one node look together, how often a reader looks and reports, what it says of the producer."""
 
 import contextlib
 import fcntl
@@ -9,7 +7,9 @@ import itertools
 import multiprocessing
 import os
 import signal
+import socket
 import stat
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -19,25 +19,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard import StreamReader
+from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import StreamMissing, WaitTimeout
-from lazyshard.format.records import Head
-from lazyshard.stream import node_poll
-from lazyshard.stream.head import next_poll
-from lazyshard.stream.node_poll import (
-    ASKING_S,
-    HEAD_SLOT,
-    RETIRED_SLOT,
-    SLOT_BYTES,
-    Answer,
-    NodeFile,
-    NodePoll,
-    decode_head,
-    decode_retired,
-    file_name,
-)
+from lazyshard.format.records import Head, ProducerState
+from lazyshard.stream import head, node_poll
+from lazyshard.stream.head import RateMeter, next_poll
+from lazyshard.stream.listing import Published, has_unpublished_rows
+from lazyshard.stream.node_poll import ASKING_S, HEAD_SLOT, RETIRED_SLOT, Answer, NodeFile, NodePoll, file_name
 from lazyshard.stream.waiting import Waker
-from tests.stream.streams import DEADLINE_S, forked, needs_root, open_descriptors, produce, raising, wait_until
+from tests.stream import streams
+from tests.stream.damage import edit
+from tests.stream.streams import DEADLINE_S, needs_root, open_descriptors, produce, raising, rows, wait_until
 
 ID: Final = "0123456789abcdef" * 2
 NAME: Final = "f" * 32
@@ -64,7 +56,7 @@ def shared_files(memory: Path) -> list[str]:
 class Waiter:
     """What a wait does with its looks: `asked` has the moments of its own, `taken` what it took from others."""
 
-    def __init__(self, node: Node, stream_id: str | None) -> None:
+    def __init__(self, node: "Node", stream_id: str | None) -> None:
         self._node = node
         self.looks = NodePoll(stream_id, lambda: os.stat(node.directory), lambda: node.now)
         self.asked: list[float] = []
@@ -135,27 +127,22 @@ def test_answers_are_taken_by_their_age(looks: list[tuple[str, int, float, int |
         known[name] = now if taken is None else taken
 
 
-def test_an_answer_that_is_refused_is_none(node: Node) -> None:
+def test_what_cannot_be_shared_is_asked_by_each(node: Node, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert node.both_look(node.waiters(stream_id=None)) == [[1000.0], [1000.0]]
+    assert os.listdir(memory) == []
     one, other = node.waiters()
     one.renew(5.0)
     node.now += 1
     other.renew(5.0, accept=False)
     assert (len(other.taken) > 0, other.asked) == (True, [1001.0])
-
-
-def test_what_fails_is_met_by_each_process_itself(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = node.waiters()
     for waiter in (one, other, one):
+        node.now += 10
         with pytest.raises(StreamMissing):
             waiter.looks.renew(HEAD_SLOT, 5.0, raising(StreamMissing("gone", directory="s")), lambda data: True)
     # Only what cannot be told to others is no error.
     monkeypatch.setattr(NodeFile, "write", raising(OSError(28, "No space left on device")))
-    assert node.both_look(node.waiters()) == [[1000.0], [1000.0]]
-
-
-def test_a_foreign_stream_shares_nothing(node: Node, memory: Path) -> None:
-    assert node.both_look(node.waiters(stream_id=None)) == [[1000.0], [1000.0]]
-    assert os.listdir(memory) == []
+    node.now += 10
+    assert node.both_look(node.waiters()) == [[node.now], [node.now]]
 
 
 def _looks(node: Node, waiters: int, start: float, stop: float) -> int:
@@ -163,26 +150,25 @@ def _looks(node: Node, waiters: int, start: float, stop: float) -> int:
     begin = node.now
     all_of_them = node.waiters(waiters)
     due = [(begin + 0.007 * number, number) for number in range(waiters)]
-    first = {number: at for at, number in due}
-    ages = dict.fromkeys(first, 0.0)
+    ages = dict.fromkeys(range(waiters), 0.0)
     while due:
         node.now, number = heapq.heappop(due)
         if node.now - begin >= stop:
             continue
         waiter = all_of_them[number]
         waiter.renew(ages[number])
-        ages[number] = next_poll(node.now - first[number], None)
+        ages[number] = next_poll(node.now - begin - 0.007 * number, None)
         heapq.heappush(due, (node.now + waiter.looks.pause(HEAD_SLOT, ages[number]), number))
     for waiter in all_of_them:
         waiter.looks.close()
     return sum(start <= at - begin < stop for waiter in all_of_them for at in waiter.asked)
 
 
-@pytest.mark.parametrize("waiters", [2, 64])
-def test_looks_do_not_grow_with_the_processes(waiters: int, node: Node) -> None:
-    alone, together = _looks(node, 1, 5, 600), _looks(node, waiters, 5, 600)
+def test_looks_do_not_grow_with_the_processes(node: Node) -> None:
+    alone = _looks(node, 1, 5, 600)
     assert alone > 100
-    assert alone - 2 <= together <= alone + 2
+    for waiters in (2, 64):
+        assert alone - 2 <= _looks(node, waiters, 5, 600) <= alone + 2
 
 
 def test_each_waits_no_longer_for_news_than_by_its_own_pace(node: Node) -> None:
@@ -229,15 +215,12 @@ def test_the_answer_of_another_is_waited_for_but_not_for_long(node: Node, tmp_pa
     waiter.renew(5.0)
     assert waiter.asked == [1000.0 + ASKING_S, 1005.0 + ASKING_S]
     name = file_name(ID, os.stat(node.directory))
-    assert forked(lambda: os._exit(not NodeFile(name).lock(0))) == 0
+    assert streams.forked(lambda: os._exit(not NodeFile(name).lock(0))) == 0
 
 
-def test_two_streams_copies_and_mounts_are_kept_apart(tmp_path: Path, memory: Path) -> None:
+def test_the_last_to_leave_removes_what_is_left(node: Node, memory: Path, tmp_path: Path) -> None:
     names = {file_name(stream_id, os.stat(place)) for stream_id in (ID, ID[::-1]) for place in (tmp_path, memory)}
     assert len(names) == 4 and all(len(name) == 32 for name in names)
-
-
-def test_the_last_to_leave_removes_the_file_and_what_killed_processes_left(node: Node, memory: Path) -> None:
     one, other = node.waiters()
     before = open_descriptors()
     one.renew(5.0)
@@ -285,7 +268,7 @@ def make_anothers(path: Path, make: Callable[[Path], object]) -> None:
 @pytest.mark.parametrize(
     ("place", "plant"),
     [
-        ("file", lambda path: path.write_bytes(os.urandom(2 * SLOT_BYTES))),
+        ("file", lambda path: path.write_bytes(os.urandom(2 * node_poll.SLOT_BYTES))),
         ("file", huge),
         ("file", lambda path: path.symlink_to(path.parents[2] / "target")),
         ("file", lambda path: (path.touch(), path.chmod(0o666))),
@@ -299,9 +282,7 @@ def make_anothers(path: Path, make: Callable[[Path], object]) -> None:
         ("folder", lambda folder: folder.parent.rmdir()),
     ],
 )
-def test_what_is_planted_for_the_file_or_its_folder_changes_nothing(
-    place: str, plant: Callable[[Path], object], node: Node, memory: Path
-) -> None:
+def test_what_is_planted_changes_nothing(place: str, plant: Callable[[Path], object], node: Node, memory: Path) -> None:
     target = memory.parent / "target"
     target.write_bytes(b"mine")
     if place == "file":
@@ -324,53 +305,47 @@ def test_what_is_planted_for_the_file_or_its_folder_changes_nothing(
 answers = st.builds(Answer, st.floats(allow_nan=False), st.binary(max_size=300))
 
 
-@given(answers, st.binary(max_size=40))
-def test_an_answer_is_read_as_it_was_written_whatever_is_behind_it(answer: Answer, behind: bytes) -> None:
-    assert Answer.decode(answer.encode(NAME) + behind, NAME) == answer
-    assert Answer.decode(answer.encode("e" * 32) + behind, NAME) is None
-
-
 @given(st.binary(max_size=400))
 def test_other_bytes_are_no_answer_no_head_and_no_mark(data: bytes) -> None:
     assert Answer.decode(data, NAME) is None
-    assert decode_head(data, 2) is None
-    assert decode_retired(data) is None or data.isdigit()
+    assert node_poll.decode_head(data, 2) is None
+    assert node_poll.decode_retired(data) is None or data.isdigit()
 
 
 @given(answers, answers, st.data())
 def test_half_an_answer_over_another_one_is_none_or_whole(new: Answer, old: Answer, data: st.DataObject) -> None:
     after, before = new.encode(NAME), old.encode(NAME)
+    # Whole, it is read whatever lies behind it, in the file of its name alone.
+    assert Answer.decode(after + before[len(after) :], NAME) == new
+    assert Answer.decode(after, "e" * 32) is None
     cut = data.draw(st.integers(0, len(after)))
-    torn = after[:cut] + before[cut:]
-    assert Answer.decode(torn, NAME) in (None, new, old)
+    assert Answer.decode(after[:cut] + before[cut:], NAME) in (None, new, old)
 
 
-def head(chunks: int, samples: int, ended: bool = False) -> bytes:
+def head_of(chunks: int, samples: int, ended: bool = False) -> bytes:
     return Head(chunks, samples, ended, "running", 1.0, "node", 7, 1.0).encode()
 
 
 def test_a_head_that_contradicts_the_stream_and_a_mark_that_is_no_number_are_none() -> None:
-    for data, samples in ((head(3, 6), 6), (head(3, 5, True), 5)):
-        found = decode_head(data, 2)
+    for data, samples in ((head_of(3, 6), 6), (head_of(3, 5, True), 5)):
+        found = node_poll.decode_head(data, 2)
         assert found is not None and found.samples == samples
-    for data in (head(3, 5), head(3, 4, True), head(3, 7), b'{"format": 2}'):
-        assert decode_head(data, 2) is None
-    assert [decode_retired(b"%d" % chunks) for chunks in (0, 7, 10**15)] == [0, 7, 10**15]
-    assert [decode_retired(data) for data in (b"9" * 20, b"-1", b"")] == [None] * 3
+    for data in (head_of(3, 5), head_of(3, 4, True), head_of(3, 7), b'{"format": 2}'):
+        assert node_poll.decode_head(data, 2) is None
+    assert [node_poll.decode_retired(b"%d" % chunks) for chunks in (0, 7, 10**15)] == [0, 7, 10**15]
+    assert [node_poll.decode_retired(data) for data in (b"9" * 20, b"-1", b"")] == [None] * 3
 
 
 def test_a_reader_takes_nothing_back_by_what_another_has_seen(tmp_path: Path) -> None:
     reader = StreamReader(produce(tmp_path / "s", 4, end=False))
-    looks = {head(1, 2): False, b"": False, head(2, 4): True, head(3, 6): True}
-    assert {data: reader._adopt(data) for data in looks} == looks and not reader._adopt(head(2, 4))
+    looks = {head_of(1, 2): False, b"": False, head_of(2, 4): True, head_of(3, 6): True}
+    assert {data: reader._adopt(data) for data in looks} == looks and not reader._adopt(head_of(2, 4))
     assert reader.seen.samples == 6
-    assert reader._adopt(head(3, 6, True)) and not reader._adopt(head(3, 6)) and reader.seen.ended
+    assert reader._adopt(head_of(3, 6, True)) and not reader._adopt(head_of(3, 6)) and reader.seen.ended
 
 
 @pytest.mark.parametrize("woken", [False, True])
-def test_a_wait_begins_and_gives_up_or_is_woken_by_a_look_of_its_own(
-    woken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_begins_and_ends_by_its_own_look(woken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ages: list[float] = []
     renew = NodePoll.renew
 
@@ -384,8 +359,7 @@ def test_a_wait_begins_and_gives_up_or_is_woken_by_a_look_of_its_own(
         monkeypatch.setattr(Waker, "sleep", lambda *_: bool(produce(tmp_path / "s", 6)))
         assert reader.wait_for(5).samples == 6
     else:
-        with pytest.raises(WaitTimeout):
-            reader.wait_for(5)
+        streams.raised(WaitTimeout, reader.wait_for, 5)
     assert (ages[0], ages[-1]) == (0.0, 0.0) and max(ages) > 0
 
 
@@ -393,20 +367,16 @@ def _wait(directory: Path, log: Path, stops: bool) -> None:
     """Waits for the fifth sample without inotify, as on a network filesystem; says when it has looked by itself."""
     Waker._refused = True
     reader = StreamReader(directory, max_wait=DEADLINE_S)
-    look = reader._look
-    looks = itertools.count()
-
-    def say(more: str = "") -> None:
-        with log.open("a") as file:
-            file.write(f"{os.getpid()}{more}\n")
+    look, looks = reader._look, itertools.count()
 
     def told(wanted: int) -> bytes | None:
         # Here it has the right to look; the first time it looks, there is no file yet.
-        if stops and next(looks) == 1:
-            say(" stops")
+        stopped = stops and next(looks) == 1
+        found = None if stopped else look(wanted)
+        with log.open("a") as file:
+            file.write(f"{os.getpid()}{' stops' * stopped}\n")
+        if stopped:
             os.kill(os.getpid(), signal.SIGSTOP)
-        found = look(wanted)
-        say()
         return found
 
     reader._look = told  # type: ignore[method-assign]
@@ -414,26 +384,19 @@ def _wait(directory: Path, log: Path, stops: bool) -> None:
         os._exit(3)
 
 
-@pytest.mark.parametrize("how", ["nobody", "killed", "stopped", "stopped while it looks"])
-def test_all_get_the_data_whatever_becomes_of_the_one_that_looks(how: str, tmp_path: Path, memory: Path) -> None:
+def test_all_get_the_data_although_the_one_that_looks_is_stopped(tmp_path: Path, memory: Path) -> None:
     directory, log = produce(tmp_path / "s", 4, end=False), tmp_path / "log"
     log.touch()
     with contextlib.ExitStack() as stack:
-        stops = stack.enter_context(child(_wait, directory, log, how == "stopped while it looks"))
-        others = [stack.enter_context(child(_wait, directory, log, False)) for _ in range(3)]
+        stops, *others = [stack.enter_context(child(_wait, directory, log, number == 0)) for number in range(4)]
         everybody = {process.pid for process in (stops, *others)}
         wait_until(lambda: {int(line.split()[0]) for line in log.read_text().splitlines()} >= everybody, "all wait")
         wait_until(lambda: len(shared_files(memory)) == 1, "they share a file")
-        if how == "stopped while it looks":
-            wait_until(lambda: "stops" in log.read_text(), "it has stopped")
-        elif how != "nobody":
-            victim = int(log.read_text().splitlines()[-1])
-            os.kill(victim, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-            stops, *others = sorted((stops, *others), key=lambda process: process.pid != victim)
+        wait_until(lambda: "stops" in log.read_text(), "it has stopped")
         produce(directory, 6, end=False)
-        for process in others if how != "nobody" else [stops, *others]:
+        for process in others:
             process.join(DEADLINE_S)
-            assert process.exitcode == 0, how
+            assert process.exitcode == 0
 
 
 def test_deleted_chunks_are_let_go_by_what_another_has_seen(tmp_path: Path) -> None:
@@ -449,3 +412,111 @@ def test_deleted_chunks_are_let_go_by_what_another_has_seen(tmp_path: Path) -> N
     assert list(reader._chunks._chunks) == [1]
     for one in (other, looks):
         one.close()
+
+
+def published(state: ProducerState = "running", rate: float = 2.0, updated_at: float = 100.0, **more: Any) -> Published:
+    head = Head(5, 10, state == "finished", state, rate, "node7", 42, updated_at, **more)
+    return Published(5, 10, head.ended, head)
+
+
+def test_pause_is_a_tenth_of_what_is_waited_or_expected_within_bounds_and_reports_come_ever_more_rarely() -> None:
+    for waited, pause in {0.0: 0.005, 1.0: 0.1, 49.0: 4.9, 10_000.0: 5.0}.items():
+        assert head.next_poll(waited, None) == pytest.approx(pause)
+    for expected, pause in {1.0: 0.1, 0.0: 0.005, 1e300: 5.0}.items():
+        assert head.next_poll(0.0, expected) == pytest.approx(pause)
+    for waited, expected, pause in ((100.0, 0.0, 1.0), (100.0, 20.0, 2.0), (1e9, 0.0, 5.0)):
+        assert head.next_poll(waited, expected) == pytest.approx(pause)
+    due = [0.0]
+    for _ in range(9):
+        due.append(head.next_report(due[-1]))
+    assert due[1:] == [10, 30, 70, 150, 310, 630, 1230, 1830, 2430]
+
+
+def test_expected_wait_by_rate_and_state() -> None:
+    working: tuple[ProducerState, ...] = ("running", "waiting")
+    assert [head.expected_wait(14, published(state, 2.0)) for state in working] == [2.0, 2.0]
+    assert head.expected_wait(3, published("running", 2.0)) == 0.0
+    unknown = [published("running", rate) for rate in (0.0, 1e-320, 1e-9)]
+    unknown += [published("idle"), published("failed"), published("finished"), Published(1, 2, False)]
+    assert [head.expected_wait(14, one) for one in unknown] == [None] * 7
+    seconds = (0.4, 59.4, 59.6, 125, 4800, 360_000, float("inf"))
+    texts = ["0 s", "59 s", "1 min 0 s", "2 min 5 s", "1 h 20 min", "100 h 0 min", "no limit"]
+    assert [head.format_seconds(one) for one in seconds] == texts
+
+
+@pytest.mark.parametrize(
+    ("what", "now", "parts"),
+    [
+        (published(), 101.0, ["pid 42 on node7", "2.0 samples/s", "about 1 s"]),
+        (published(rate=0.0), 161.0, ["for 1 min 1 s", "is 1 min 1 s old, it may be dead"]),
+        (published(), 121.0, ["for 21 s", "is 21 s old"]),
+        (published(), 50.0, ["is running"]),
+        (published(rate=8.0, updated_at=100.5), 101.0, ["should be there by now"]),
+        (published(rate=5875.0, open=3, row_at=85.0), 101.0, ["for 16 s", "3 rows or more"]),
+        (published(rate=0.01, open=1, row_at=70.0), 101.0, ["in about 6 min 39 s", "for 31 s", "1 row or more"]),
+        (published(rate=5875.0), 121.0, ["with rows, if any"]),
+        (published("idle"), 7300.0, ["was stopped; start it again", "2 h 0 min old"]),
+        (published("failed"), 101.0, ["has failed"]),
+        (published("failed", note="a.jsonl:6: no object"), 101.0, ["has failed: a.jsonl:6: no object"]),
+        (published("waiting", rate=0.0, note="--max-ahead 5 chunks"), 101.0, ["is waiting (--max-ahead 5 chunks)"]),
+        (Published(3, 6, False, gap=3), 0.0, ["nothing is known of the producer", "chunk 3 lacks"]),
+        (Published(9, 18, False, published().head, short=1400), 101.0, ["only 1,400 rows"]),
+        (Published(1234, 1_234_000, False, published().head), 101.0, ["1,234,000 samples"]),
+        (Published(1234, 1_234_000, False), 101.0, ["1,234 chunks"]),
+    ],
+)
+def test_producer_is_described_with_what_to_do(what: Published, now: float, parts: list[str]) -> None:
+    text = head.describe_producer(what, 1_235_000 if what.chunks == 1234 else 14, now)
+    assert [part for part in parts if part not in text] == [], text
+    assert ("may be dead" in text) is (now == 161.0)
+    assert "is not there any more" not in text
+    if what.head is not None and what.head.state == "running":
+        assert "is not there any more" in head.describe_producer(what, 14, now + 20, gone=True)
+        assert head.heartbeat_age(what, now) == max(0.0, now - what.head.updated_at)
+    elif what.head is None:
+        assert head.heartbeat_age(what, now) is None
+
+
+def test_rate_follows_the_clock_and_bears_one_that_stands_still() -> None:
+    meter = RateMeter(10.0, 5)
+    assert meter.update(10.0, 6) == 0.0
+    assert meter.update(20.0, 25) == pytest.approx(2.0)
+    assert meter.update(20.0, 99) == pytest.approx(2.0)
+    assert meter.update(15.0, 99) == pytest.approx(2.0)
+    assert 2.0 < meter.update(30.0, 65) < 4.0
+    # Idle for days: no overflow.
+    for hour in range(1, 100):
+        rate = meter.update(3600.0 * hour, 65)
+    assert 0 <= rate < 1e-300
+    assert "is waiting" in head.describe_producer(published("waiting", rate), 14, 100.0)
+
+
+def test_producer_that_was_killed_is_told_from_one_that_is_slow(tmp_path: Path) -> None:
+    produce(tmp_path, 4, end=False)
+    killed = os.fork()
+    if killed == 0:
+        os._exit(0)
+    os.waitpid(killed, 0)
+    beat = {"state": "running", "rate": 100.0, "host": socket.gethostname(), "updated_at": time.time() - 100}
+    for pid, told in ((killed, f"pid {killed} on .* is not there any more"), (os.getpid(), "is running")):
+        edit("head.json", **beat, pid=pid)(tmp_path)
+        with pytest.raises(WaitTimeout, match=told):
+            StreamReader(tmp_path, max_wait=0).read(5)
+
+
+@pytest.mark.parametrize(("arrays", "overlap"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("per_chunk", "words"), [(100, "with rows"), (40, "with rows"), (25, "and shows no row")])
+def test_silent_producer_may_hold_rows(tmp_path: Path, per_chunk: int, words: str, arrays: bool, overlap: bool) -> None:
+    writer = ChunkWriter(tmp_path, per_chunk, clock=lambda: time.time() - 20, overlap=overlap, arrays=arrays)
+    for row in rows(0, 50):
+        writer.write(row)
+        writer.settle()
+    with pytest.raises(WaitTimeout, match=f"for 20 s, {words}"):
+        StreamReader(tmp_path, max_wait=0).read(50)
+    assert has_unpublished_rows(tmp_path, writer.published_chunks) is (words == "with rows")
+    writer.close(end=False)
+    assert has_unpublished_rows(tmp_path, writer.published_chunks) is None
+    # What cannot be seen is not denied.
+    (tmp_path / "elsewhere" / "1.0").mkdir(parents=True)
+    (tmp_path / ".tmp").symlink_to(tmp_path / "elsewhere")
+    assert has_unpublished_rows(tmp_path, 0) is None

@@ -1,7 +1,5 @@
 """Reading by samples: order, copies, bounds, damage."""
 
-from __future__ import annotations
-
 import _thread
 import contextlib
 import copy
@@ -26,10 +24,9 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkMissing, StreamInvalid, StreamMismatch, StreamMissing, WaitTimeout
-from lazyshard.store import files
 from lazyshard.stream.waiting import Waker
 from tests.stream.damage import edit
-from tests.stream.streams import DEADLINE_S, add, forked, open_descriptors, produce, rows, wait_until
+from tests.stream.streams import DEADLINE_S, add, forked, open_descriptors, produce, raised, rows, wait_until
 
 
 class Clock:
@@ -55,19 +52,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-@pytest.mark.parametrize("path", ["no/stream", "no/such/stream", "AI-MO/NuminaMath-1.5"])
-def test_wrong_path_is_not_waited_for(path: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_path_is_not_waited_for(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StreamMissing) as caught:
-        StreamReader(path)
-    assert caught.value.directory == path
-    assert ("on a hub" in str(caught.value)) is ("such" not in path)
+    for path in ("no/stream", "no/such/stream", "AI-MO/NuminaMath-1.5"):
+        caught = raised(StreamMissing, StreamReader, path)
+        assert caught.directory == path
+        assert ("on a hub" in str(caught)) is ("such" not in path)
     assert clock.now == 1000
 
 
-def test_directory_remembered_as_missing_is_waited_for(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_remembered_as_missing(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "new").mkdir()
     stat = os.stat
 
@@ -78,8 +72,7 @@ def test_directory_remembered_as_missing_is_waited_for(
 
     monkeypatch.setattr(os, "stat", remembers)
     clock.at = {4.0: lambda: produce(tmp_path / "new" / "run" / "s", 3)}
-    with pytest.raises(StreamMissing):
-        StreamReader(tmp_path / "other" / "run" / "s", max_wait=60)
+    raised(StreamMissing, StreamReader, tmp_path / "other" / "run" / "s", max_wait=60)
     reader = StreamReader(tmp_path / "new" / "run" / "s", max_wait=60)
     assert list(reader) == rows(0, 3)
     assert 4 <= reader.waited_s < 6
@@ -94,9 +87,7 @@ def test_no_stream_in_time_is_a_timeout_that_says_so(tmp_path: Path, clock: Cloc
         for name in present:
             missing.mkdir(exist_ok=True)
             (missing / name).touch()
-        with pytest.raises(WaitTimeout) as caught:
-            StreamReader(missing, max_wait=30)
-        error = caught.value
+        error = raised(WaitTimeout, StreamReader, missing, max_wait=30)
         assert (error.directory, error.chunk, error.waited) == (str(missing), None, 30.0)
         assert (error.state, error.heartbeat_age) == (None, None)
         assert ("a.parquet, b.parquet, c.parquet" in str(error)) is bool(present)
@@ -105,24 +96,19 @@ def test_no_stream_in_time_is_a_timeout_that_says_so(tmp_path: Path, clock: Cloc
 def test_timeout_names_chunk_directory_time_and_state(tmp_path: Path, clock: Clock) -> None:
     edit("head.json", updated_at=900.0, state="failed")(produce(tmp_path, 4, end=False))
     reader = StreamReader(tmp_path, max_wait=125)
-    with pytest.raises(WaitTimeout) as caught:
-        reader.read(7)
-    error = pickle.loads(pickle.dumps(caught.value))
+    caught = raised(WaitTimeout, reader.read, 7)
+    error = pickle.loads(pickle.dumps(caught))
     assert (error.directory, error.chunk, error.waited, error.state) == (str(tmp_path), 3, 125.0, "failed")
     assert error.heartbeat_age == 225.0
 
 
-@pytest.mark.parametrize("max_wait", [0.0, 0.001])
-def test_wait_of_no_time_looks_once_and_leaves_neither_thread_nor_descriptor(max_wait: float, tmp_path: Path) -> None:
-    produce(tmp_path / "s", 2, end=False)
-    reader = StreamReader(tmp_path / "s", max_wait=max_wait)
-    assert reader.read(1) == {"id": 1}
+def test_wait_of_no_time_looks_once_and_leaves_neither_thread_nor_descriptor(tmp_path: Path) -> None:
+    readers = [StreamReader(produce(tmp_path / "s", 2, end=False), max_wait=max_wait) for max_wait in (0.0, 0.001)]
+    assert [reader.read(1) for reader in readers] == [{"id": 1}] * 2
     before = open_descriptors(), threading.active_count()
-    for _ in range(2):
-        with pytest.raises(WaitTimeout):
-            reader.read(2)
-        with pytest.raises(WaitTimeout):
-            StreamReader(tmp_path / "missing", max_wait=max_wait + 0.05)
+    for reader in 2 * readers:
+        raised(WaitTimeout, reader.read, 2)
+        raised(WaitTimeout, StreamReader, tmp_path / "missing", max_wait=0.05)
     assert (open_descriptors(), threading.active_count()) == before
 
 
@@ -140,52 +126,50 @@ def test_wait_is_logged_ever_more_rarely(tmp_path: Path, clock: Clock, caplog: p
     assert "it may be dead" not in texts[1] and "it may be dead" in texts[2]
 
 
-@pytest.mark.parametrize("updated_at", [0.0, 1e18])
-def test_clock_of_the_producer_has_no_effect_on_reading(updated_at: float, tmp_path: Path) -> None:
-    writer = ChunkWriter(tmp_path, 2, clock=lambda: updated_at)
-    add(writer, 0, 4)
-    reader = StreamReader(tmp_path, max_wait=0)
-    assert [reader.read(n)["id"] for n in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(WaitTimeout):
-        reader.read(4)
-    writer.close()
-    assert list(reader) == rows(0, 4)
+def test_clock_of_the_producer_has_no_effect_on_reading(tmp_path: Path) -> None:
+    for updated_at in (0.0, 1e18):
+        writer = ChunkWriter(tmp_path / str(updated_at), 2, clock=lambda at=updated_at: at)  # type: ignore[misc]
+        add(writer, 0, 4)
+        reader = StreamReader(tmp_path / str(updated_at), max_wait=0)
+        assert [reader.read(n)["id"] for n in range(4)] == [0, 1, 2, 3]
+        raised(WaitTimeout, reader.read, 4)
+        writer.close()
+        assert list(reader) == rows(0, 4)
+    for sample in (-1, 4, 10**12):
+        for call in (reader.read, reader.line):
+            raised(IndexError, call, sample)
 
 
-@pytest.mark.parametrize(("how", "after"), [("read", 0.0), ("wait", 0.0), ("refresh", 0.0), ("wait", 20.0)])
-def test_directory_removed_while_reading_is_said_at_once(how: str, after: float, tmp_path: Path, clock: Clock) -> None:
-    reader = StreamReader(produce(tmp_path / "s", 4, end=False))
-    calls: dict[str, Callable[[], object]] = {
-        "read": lambda: reader.read(0),
-        "wait": lambda: reader.wait_for(9),
-        "refresh": reader.refresh,
-    }
-    if after:
-        clock.at = {after: lambda: shutil.rmtree(tmp_path / "s")}
-    else:
+def test_directory_removed_while_reading_is_said_at_once(tmp_path: Path, clock: Clock) -> None:
+    calls: list[tuple[Callable[[StreamReader], object], float]] = [
+        (lambda reader: reader.read(0), 0.0),
+        (StreamReader.refresh, 0.0),
+        (lambda reader: reader.wait_for(9), 0.0),
+        (lambda reader: reader.wait_for(9), 20.0),
+    ]
+    for call, after in calls:
+        reader, started = StreamReader(produce(tmp_path / "s", 4, end=False)), clock.now
+        if after:
+            clock.at = {started - 1000 + after: lambda: shutil.rmtree(tmp_path / "s")}
+        else:
+            shutil.rmtree(tmp_path / "s")
+        assert raised(StreamMissing, call, reader).directory == str(tmp_path / "s")
+        assert clock.now < started + 1 + 1.5 * after
+
+
+def test_stream_made_anew_is_another_one(tmp_path: Path) -> None:
+    calls: dict[Callable[[StreamReader], object], int] = {StreamReader.refresh: 2, lambda reader: reader.read(3): 8}
+    for call, samples in calls.items():
+        reader = StreamReader(produce(tmp_path / "s", 4, end=False))
+        assert reader.read(0) == {"id": 0}
         shutil.rmtree(tmp_path / "s")
-    with pytest.raises(StreamMissing) as caught:
-        calls[how]()
-    assert caught.value.directory == str(tmp_path / "s")
-    assert clock.now < 1001 + 1.5 * after
-
-
-@pytest.mark.parametrize(
-    ("call", "samples"), [(StreamReader.refresh, 2), (lambda reader: reader.read(3), 8)], ids=["refresh", "read"]
-)
-def test_stream_made_anew_is_another_one(call: Callable[[StreamReader], object], samples: int, tmp_path: Path) -> None:
-    reader = StreamReader(produce(tmp_path / "s", 4, end=False))
-    assert reader.read(0) == {"id": 0}
-    shutil.rmtree(tmp_path / "s")
-    produce(tmp_path / "s", samples)
-    with pytest.raises(StreamMismatch):
-        call(reader)
+        produce(tmp_path / "s", samples)
+        raised(StreamMismatch, call, reader)
+        shutil.rmtree(tmp_path / "s")
 
 
 @pytest.mark.parametrize("name", ["chunk_00001.jsonl", "chunk_00001.jsonl.completed"])
-def test_file_that_shows_late_is_waited_for(
-    name: str, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_that_shows_late(name: str, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     produce(tmp_path, 4)
     (tmp_path / name).rename(tmp_path / "hidden")
     for max_wait, grace in ((600.0, 60.0), (5.0, 5.0)):
@@ -215,16 +199,7 @@ def test_older_copies_of_the_head_take_nothing_back(tmp_path: Path) -> None:
         (tmp_path / "head.json").write_bytes(stale)
         assert (reader.refresh().samples, reader.refresh().ended) == (4, True)
     edit("head.json", chunks=1, samples=2, ended=True, state="finished")(tmp_path)
-    with pytest.raises(StreamInvalid):
-        reader.refresh()
-
-
-@pytest.mark.parametrize("sample", [-1, 5, 10**12])
-def test_sample_outside_an_ended_stream_is_an_index_error(sample: int, tmp_path: Path) -> None:
-    reader = StreamReader(produce(tmp_path, 5))
-    for call in (reader.read, reader.line):
-        with pytest.raises(IndexError):
-            call(sample)
+    raised(StreamInvalid, reader.refresh)
 
 
 def test_open_chunks_are_bounded_and_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,18 +212,6 @@ def test_open_chunks_are_bounded_and_reopened(tmp_path: Path, monkeypatch: pytes
     for chunk in (7, 8, 9, 7, 0, 9, 7):
         reader.read(2 * chunk)
     assert reader.chunks_opened == 11
-
-
-def test_file_is_closed_where_the_names_of_its_module_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at the end of the interpreter."""
-    (tmp_path / "file").write_bytes(b"")
-    opened = files.open_file(tmp_path / "file")
-    fd = opened.fd
-    for name in vars(files).keys() - {"__builtins__"}:
-        monkeypatch.setitem(vars(files), name, None)
-    del opened
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
 
 
 def test_forked_copied_and_pickled_readers_have_chunks_of_their_own(tmp_path: Path) -> None:
@@ -272,7 +235,6 @@ def test_a_reader_that_has_waited_is_let_go_without_a_collection(tmp_path: Path)
     reader = StreamReader(produce(tmp_path, 4, end=False), max_wait=0.1)
     reader.read(0)
     gone = weakref.ref(reader)
-    gc.collect()
     gc.disable()
     try:
         with contextlib.suppress(WaitTimeout):
@@ -311,26 +273,16 @@ def test_watching_that_is_refused_is_not_tried_again(tmp_path: Path, monkeypatch
 
 
 def test_keyboard_interrupt_ends_a_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    produce(tmp_path, 2, end=False)
-    reader = StreamReader(tmp_path, max_wait=DEADLINE_S)
+    reader = StreamReader(produce(tmp_path, 2, end=False), max_wait=DEADLINE_S)
     before = threading.active_count()
-    watching = threading.Event()
     start = Waker._start
 
-    def started(waker: Waker) -> None:
+    def interrupted(waker: Waker) -> None:
         start(waker)
-        watching.set()
-
-    def interrupt() -> None:
-        assert watching.wait(DEADLINE_S)
         _thread.interrupt_main()
 
-    monkeypatch.setattr(Waker, "_start", started)
-    thread = threading.Thread(target=interrupt, daemon=True)
-    with pytest.raises(KeyboardInterrupt):
-        thread.start()
-        reader.read(2)
-    thread.join(DEADLINE_S)
+    monkeypatch.setattr(Waker, "_start", interrupted)
+    raised(KeyboardInterrupt, reader.read, 2)
     wait_until(lambda: threading.active_count() == before, "watching has ended")
 
 

@@ -1,27 +1,33 @@
-"""Deleting the oldest chunks: what goes, in which order, and what producers and readers find."""
-
-from __future__ import annotations
+"""Deleting the oldest chunks: what goes, in which order, what producers and readers find; and lengths in tokens."""
 
 import contextlib
 import json
 import os
 import pickle
+import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import ChunkRetired, FileInvalid, ProducerFenced, StreamEnded, StreamInvalid, VersionUnsupported
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard import ChunkWriter, StreamReader, errors
+from lazyshard.errors import ChunkRetired, FileInvalid, ProducerFenced, StreamEnded, StreamInvalid
+from lazyshard.format.names import chunk_name, seal_name, tokens_name
 from lazyshard.format.records import Manifest, Retired
+from lazyshard.inspection.inspection import overview
+from lazyshard.inspection.row_facts import mean_tokens
+from lazyshard.inspection.survey import take_survey
 from lazyshard.store import durable
 from lazyshard.stream import read_retired
 from lazyshard.stream.listing import list_chunks
 from lazyshard.stream.retention import list_kept, retire
 from lazyshard.stream.stream import NativeStream, open_stream
-from tests.stream.streams import fail_when, foreign, head, names, produce, python, raising, recorded, rows
+from tests.stream import streams
+from tests.stream.damage import found
+from tests.stream.lengths import lengths_of, put_lengths, sealed
+from tests.stream.streams import foreign, head, names, produce, raised, raising, refusal_of, rows
 
 
 @pytest.fixture
@@ -52,20 +58,18 @@ def test_chunks_below_the_number_go_and_the_others_stay(stream: Path) -> None:
     assert Retired.decode((stream / "retired.json").read_bytes()) == Retired(manifest.stream_id, 4, 1700000000.5)
 
 
-@pytest.mark.parametrize(
-    ("published", "chunks_before", "kept"), [(5, 5, 4), (5, 10**15, 4), (1, 1, 0), (1, 10**15, 0), (0, 1, 0)]
-)
-def test_newest_chunk_never_goes(published: int, chunks_before: int, kept: int, tmp_path: Path) -> None:
-    stream = produce(tmp_path, 2 * published, end=False)
-    assert retire(stream, chunks_before, published) == kept
-    assert chunk_files(stream) == files(*range(kept, published))
-    assert ("retired.json" in names(stream)) is (kept > 0)
-    with ChunkWriter(stream) as writer:
-        assert writer.published_samples == 2 * published
+def test_newest_chunk_never_goes(tmp_path: Path) -> None:
+    for published, chunks_before, kept in [(5, 5, 4), (5, 10**15, 4), (1, 1, 0), (1, 10**15, 0), (0, 1, 0)]:
+        stream = produce(tmp_path / f"{published} {chunks_before}", 2 * published, end=False)
+        assert retire(stream, chunks_before, published) == kept
+        assert chunk_files(stream) == files(*range(kept, published))
+        assert ("retired.json" in names(stream)) is (kept > 0)
+        with ChunkWriter(stream, 2) as writer:
+            assert writer.published_samples == 2 * published
 
 
 def test_seals_go_before_data_and_nothing_is_done_twice(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = recorded(monkeypatch)
+    calls = streams.recorded(monkeypatch)
     retire(stream, 1, 5)
     gone = [f"unlink chunk_00000.jsonl{end}" for end in (".tokens", ".completed", "")]
     assert calls == ["sync temporary", "rename retired.json", "sync s", "unlink temporary", *gone, "sync s"]
@@ -76,10 +80,9 @@ def test_seals_go_before_data_and_nothing_is_done_twice(stream: Path, monkeypatc
 
 def test_deletion_that_failed_is_completed_by_the_next_call(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        fail_when(patch, "unlink", lambda path: path.name == chunk_name(1))
+        streams.fail_when(patch, "unlink", lambda path: path.name == chunk_name(1))
         for _ in range(2):
-            with pytest.raises(OSError, match="Input/output error"):
-                retire(stream, 3, 5)
+            refusal_of(OSError, "Input/output error", retire, stream, 3, 5)
     assert chunk_files(stream) == {chunk_name(1), *files(2, 3, 4)}
     assert read_retired(stream) == 3
     assert StreamReader(stream).read(6) == {"id": 6}
@@ -87,11 +90,8 @@ def test_deletion_that_failed_is_completed_by_the_next_call(stream: Path, monkey
     assert chunk_files(stream) == files(3, 4)
 
 
-def test_fenced_producer_foreign_directory_and_failed_mark_delete_nothing(
-    stream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ProducerFenced):
-        retire(stream, 3, 5, check=raising(ProducerFenced("taken over")))
+def test_what_deletes_nothing(stream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised(ProducerFenced, retire, stream, 3, 5, check=raising(ProducerFenced("taken over")))
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
         patch.setattr(durable, "write_all", raising(OSError(28, "No space left on device")))
         retire(stream, 3, 5)
@@ -99,13 +99,13 @@ def test_fenced_producer_foreign_directory_and_failed_mark_delete_nothing(
     assert names(stream / ".tmp") == []
     others = foreign(tmp_path / "f", b'{"id":0}\n', b'{"id":1}\n')
     for directory in (others, tmp_path / "nowhere"):
-        with pytest.raises(StreamInvalid):
-            retire(directory, 1, 2)
+        raised(StreamInvalid, retire, directory, 1, 2)
     assert chunk_files(others) == files(0, 1)
 
 
 @pytest.mark.parametrize(
-    ("data", "error"), [(b"", FileInvalid), (b'{"format":1}', FileInvalid), (b'{"format":2}', VersionUnsupported)]
+    ("data", "error"),
+    [(b"", FileInvalid), (b'{"format":1}', FileInvalid), (b'{"format":2}', errors.VersionUnsupported)],
 )
 def test_mark_that_cannot_be_used_stops_deletion_and_start_and_changes_nothing(
     stream: Path, data: bytes, error: type[Exception]
@@ -113,8 +113,7 @@ def test_mark_that_cannot_be_used_stops_deletion_and_start_and_changes_nothing(
     retire(stream, 2, 5)
     (stream / "retired.json").write_bytes(data)
     for call in (lambda: retire(stream, 3, 5), lambda: ChunkWriter(stream), lambda: read_retired(stream)):
-        with pytest.raises(error, match=str(stream / "retired.json")):
-            call()
+        refusal_of(error, str(stream / "retired.json"), call)
     with pytest.raises(error):
         StreamReader(stream).read(0)
     assert chunk_files(stream) == files(2, 3, 4)
@@ -146,25 +145,20 @@ def test_retired_chunks_are_left_out_of_the_listing(stream: Path) -> None:
     assert (list_kept(stream).complete, list_kept(stream).gap) == (3, 3)
 
 
-CALLS = """
-import sys
-from lazyshard import ChunkWriter
-calls = []
-sys.addaudithook(lambda event, arguments: calls.append(event) if event == "open" or event[:3] == "os." else None)
-ChunkWriter(sys.argv[1]).close(end=False)
-print(len(calls))
-"""
+def count_calls(stream: Path, counted: Path) -> None:
+    """Counts the calls of a start that have to do with files; in a process of its own, which keeps the hook."""
+    calls: list[str] = []
+    sys.addaudithook(lambda event, _: calls.append(event) if event == "open" or event[:3] == "os." else None)
+    ChunkWriter(stream).close(end=False)
+    counted.write_text(str(len(calls)))
 
 
 def test_cost_of_a_start_does_not_grow_with_what_was_retired(tmp_path: Path) -> None:
-    calls = []
     for chunks in (10, 100):
         stream = produce(tmp_path / str(chunks), chunks, 1, end=False)
         retire(stream, chunks - 3, chunks)
-        done = python(CALLS, stream)
-        assert done.stderr == ""
-        calls.append(int(done.stdout))
-    assert calls[0] == calls[1]
+        assert streams.forked(partial(count_calls, stream, tmp_path / f"{chunks} calls")) == 0
+    assert (tmp_path / "10 calls").read_text() == (tmp_path / "100 calls").read_text()
 
 
 def test_next_producer_goes_on_after_the_retired_chunks_and_clears_what_came_back(stream: Path) -> None:
@@ -193,9 +187,7 @@ def test_partial_last_chunk_without_an_end_is_ended_above_retired_ones(tmp_path:
     (stream / "stream.end").unlink()
     (stream / "head.json").unlink()
     assert StreamReader(stream).seen.samples == 8
-    with pytest.raises(StreamEnded) as caught:
-        ChunkWriter(stream)
-    assert caught.value.samples == 9
+    assert raised(StreamEnded, ChunkWriter, stream).samples == 9
     assert json.loads((stream / "stream.end").read_bytes()) == {"format": 1, "chunks": 5, "samples": 9}
 
 
@@ -207,8 +199,7 @@ def test_gap_above_the_mark_is_refused_and_nothing_removed(stream: Path, lost: t
     (stream / seal_name(0)).write_bytes(b"back")
     (stream / chunk_name(9)).write_bytes(b"unsealed")
     before = chunk_files(stream)
-    with pytest.raises(StreamInvalid, match=f"{seal_name(lost[0])} is missing"):
-        ChunkWriter(stream)
+    refusal_of(StreamInvalid, f"{seal_name(lost[0])} is missing", ChunkWriter, stream)
     assert chunk_files(stream) == before
 
 
@@ -223,11 +214,10 @@ def test_sample_of_a_retired_chunk_is_an_error_at_once(stream: Path, monkeypatch
         monkeypatch.setattr(f"lazyshard.stream.{module}.time", time)
     for one in (reader, pickle.loads(pickle.dumps(opened))):
         for sample in (0, 5):
-            with pytest.raises(ChunkRetired) as caught:
-                one.read(sample)
-            assert (caught.value.chunk, caught.value.chunks_before) == (sample // 2, 3)
-            assert caught.value.file == str(stream / seal_name(sample // 2))
-    assert isinstance(caught.value, FileNotFoundError)
+            caught = raised(ChunkRetired, one.read, sample)
+            assert (caught.chunk, caught.chunks_before) == (sample // 2, 3)
+            assert caught.file == str(stream / seal_name(sample // 2))
+    assert isinstance(caught, FileNotFoundError)
     assert [reader.read(sample)["id"] for sample in range(6, 10)] == [6, 7, 8, 9]
     with pytest.raises(ChunkRetired):
         next(iter(reader))
@@ -242,28 +232,26 @@ def test_data_that_goes_after_its_seal_was_read_is_retired(stream: Path, monkeyp
         return open_sealed(path, seal)
 
     monkeypatch.setitem(NativeStream.open_chunk.__globals__, "open_sealed", late)
-    with pytest.raises(ChunkRetired):
-        reader.read(4)
+    raised(ChunkRetired, reader.read, 4)
 
 
-@pytest.mark.parametrize("chunks_before", [0, 2, 4])
-@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize(("chunks_before", "end"), [(0, False), (2, True), (4, False), (4, True)])
 def test_lost_head_of_a_retired_stream_is_made_up_for(tmp_path: Path, chunks_before: int, end: bool) -> None:
     stream = produce(tmp_path, 9, end=end)
     # Four full chunks; the partial one is only there once the stream has ended.
-    published = 5 if end else 4
+    published, samples = (5, 9) if end else (4, 8)
     retire(stream, chunks_before, published)
     kept = min(chunks_before, published - 1)
     (stream / "head.json").unlink()
     opened = open_stream(stream, None)
     assert isinstance(opened, NativeStream)
     found = opened.published()
-    assert (found.chunks, found.samples, found.ended, found.gap) == (published, 9 if end else 8, end, None)
+    assert (found.chunks, found.samples, found.ended, found.gap) == (published, samples, end, None)
     reader = StreamReader(stream, max_wait=0)
-    assert [reader.read(n)["id"] for n in range(2 * kept, found.samples)] == list(range(2 * kept, found.samples))
+    assert [reader.read(n)["id"] for n in range(2 * kept, samples)] == list(range(2 * kept, samples))
     with contextlib.suppress(StreamEnded):
         ChunkWriter(stream, 2).close(end=False)
-    assert (head(stream).chunks, head(stream).samples, head(stream).ended) == (published, 9 if end else 8, end)
+    assert (head(stream).chunks, head(stream).samples, head(stream).ended) == (published, samples, end)
 
 
 def test_chunks_that_go_during_a_listing_make_no_gap(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,3 +266,51 @@ def test_chunks_that_go_during_a_listing_make_no_gap(stream: Path, monkeypatch: 
     monkeypatch.setattr(os, "listdir", slow)
     found = list_kept(stream)
     assert (found.first, found.complete, found.gap) == (3, 5, None)
+
+
+def leave_tokens(directory: Path, *chunks: int) -> Path:
+    """Puts files there as `lazyshard measure` of an earlier release has."""
+    for chunk in chunks:
+        (directory / tokens_name(chunk)).write_bytes(b'{"format":1,"chunk":%d}\n' % chunk)
+    (directory / ".measure").mkdir(exist_ok=True)
+    (directory / ".measure" / "lock").touch()
+    return directory
+
+
+def tokens_files(directory: Path) -> list[str]:
+    return [name for name in names(directory) if name.endswith(".tokens")]
+
+
+def test_lengths_are_those_of_the_seals_and_chunks_without_or_deleted_are_named(tmp_path: Path) -> None:
+    directory = sealed(tmp_path / "s", [1, 2, 3, 4, 5])
+    assert lengths_of(directory) == [1, 2, 3, 4, 5]
+    assert mean_tokens(directory) == 3
+    assert overview(directory).tokens.total == 15
+    without = put_lengths(produce(tmp_path / "without", 5), [1, 2])
+    deleted = sealed(tmp_path / "deleted", list(range(10)), end=False)
+    retire(deleted, 1, 5)
+    for directory, chunk in ((without, 1), (deleted, 0)):
+        caught = raised(errors.LengthUnknown, lengths_of, directory)
+        assert (caught.chunk, caught.directory) == (chunk, str(directory))
+
+
+def test_files_of_measured_lengths_are_passed_over(tmp_path: Path) -> None:
+    directory = leave_tokens(sealed(tmp_path / "s", [1, 2, 3, 4, 5]), 0, 1, 9)
+    assert lengths_of(directory) == [1, 2, 3, 4, 5]
+    assert found(directory) == found(directory, quick=True) == []
+    assert take_survey(directory, 0.0).problems == ()
+    assert list(StreamReader(directory)) == rows(0, 5)
+    leave_tokens(produce(tmp_path / "t", 5), 0, 1, 2)
+    raised(errors.LengthUnknown, lengths_of, tmp_path / "t")
+
+
+def test_they_go_with_their_chunk(tmp_path: Path) -> None:
+    directory = leave_tokens(produce(tmp_path / "s", 10, end=False), 0, 1, 2)
+    assert retire(directory, 2, 5) == 2
+    assert tokens_files(directory) == [tokens_name(2)]
+    assert list_chunks(directory).complete == 0
+    # What a killed deletion has left the next start removes, and leaves the others alone.
+    leave_tokens(directory, 0)
+    assert list_kept(directory).leftovers == [tokens_name(0)]
+    ChunkWriter(directory, 2).close(end=False)
+    assert tokens_files(directory) == [tokens_name(2)]

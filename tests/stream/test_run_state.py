@@ -1,7 +1,5 @@
 """A run's state as a value: with more consumed, other ranks, and samples or steps left out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +10,7 @@ from lazyshard.format.state import RunState
 from lazyshard.part import Part
 from lazyshard.plan.deal import Rules
 from lazyshard.stream import run_state
+from tests.stream.streams import raised, refusal_of
 
 
 def state(*parts: Part, **settings: Any) -> RunState:
@@ -25,23 +24,15 @@ BEFORE = Part(2, 1, draws=6, draws_per_step=2)
 NOW = Part(3, 1, draws=3, first_step=3, draws_per_step=1)
 
 
-@pytest.mark.parametrize(
-    ("consumed", "draws"),
-    [(12, 0), (15, 1), (21, 3), (30, 6), (9, "12, .* got 9"), (11, "12, .* got 11"), (16, "3, got 16")],
-)
-def test_consumed_samples_are_draws_of_the_current_part(consumed: int, draws: int | str) -> None:
+def test_consumed_samples_are_draws_of_the_current_part_and_what_was_passed_over_is_not() -> None:
     run = state(BEFORE, NOW)
     course = run_state.course_of(state(BEFORE, NOW, window=8, seed=7))
     assert (course.rules, course.parts) == (Rules(4, 8, 7), (BEFORE, NOW))
-    if isinstance(draws, int):
+    for consumed, draws in {12: 0, 15: 1, 21: 3, 30: 6}.items():
         assert run_state.draws_of(run, consumed) == draws
         assert run_state.with_consumed(run, consumed) == state(BEFORE, replace(NOW, draws=draws))
-        return
-    with pytest.raises(ValueError, match=draws):
-        run_state.with_consumed(run, consumed)
-
-
-def test_what_was_passed_over_is_not_consumed() -> None:
+    for consumed, told in {9: "12, .* got 9", 11: "12, .* got 11", 16: "3, got 16"}.items():
+        refusal_of(ValueError, told, run_state.with_consumed, run, consumed)
     run = state(BEFORE, replace(BEFORE, draws=4, trained=False), replace(BEFORE, draws=1))
     assert (run.consumed, run_state.draws_of(run, 12), run_state.draws_of(run, 20)) == (14, 0, 4)
 
@@ -54,18 +45,13 @@ def test_run_goes_on_in_the_same_part_or_in_a_new_one() -> None:
     for dp, batch_size, draws_per_step in ((4, 1, 2), (4, 1, 0), (3, 2, 0), (3, 1, 2)):
         new = Part(dp, batch_size, first_step=6, draws_per_step=draws_per_step)
         assert run_state.resumed(run, dp, batch_size, draws_per_step=draws_per_step) == state(BEFORE, NOW, new)
-
-
-def test_part_that_has_drawn_nothing_is_not_kept_but_what_it_leaves_out_is() -> None:
     nothing = Part(3, 1, skip=((1, 2), (8, 9)), epoch=2, first_step=3)
     assert run_state.resumed(state(BEFORE, nothing), 4, 1).parts == (BEFORE, replace(nothing, dp=4))
     more = run_state.without_samples(state(BEFORE, nothing), [(2, 4)])
     assert more.parts == (BEFORE, replace(nothing, skip=((1, 4), (8, 9))))
     # A step that the caller knows counts.
     assert run_state.resumed(state(replace(BEFORE, draws_per_step=0)), 3, 1, step=5).parts[-1].first_step == 5
-
-
-def test_steps_by_the_end_of_a_part() -> None:
+    # Steps by the end of a part.
     without = replace(NOW, draws_per_step=0), replace(NOW, trained=False), replace(NOW, draws=0)
     parts = (NOW, replace(BEFORE, draws=7), *without)
     assert [run_state.steps_of(part) for part in parts] == [6, 3, 3, 3, 3]
@@ -79,47 +65,30 @@ def test_samples_are_left_out_from_here_on() -> None:
         Part(2, 1, skip=((2, 6), (8, 9)), first_step=3, draws_per_step=2),
     )
     for wrong in ((3, 3), (-1, 2)):
-        with pytest.raises(ValueError, match="range"):
-            run_state.without_samples(run, [wrong])
-
-
-# The two lanes draw 0 to 3, 8 to 11, 16 ... and 4 to 7, 12 to 15, 20 ...
-@pytest.mark.parametrize(
-    ("start", "stop", "total", "ranges"),
-    [
-        (4, 5, None, [(10, 12), (14, 16)]),
-        (4, 6, None, [(10, 12), (14, 18), (20, 22)]),
-        (6, 7, None, [(18, 20), (22, 24)]),
-        # The stream has ended with 22: 16 to 21 are dealt one by one, and the next epoch begins one draw early.
-        (6, 7, 22, [(0, 1), (4, 5), (20, 22)]),
-    ],
-)
-def test_samples_of_steps_to_come(start: int, stop: int, total: int | None, ranges: list[tuple[int, int]]) -> None:
-    assert run_state.ranges_of_steps(state(BEFORE), start, stop, total) == ranges
-
-
-def test_next_steps_are_a_part_of_their_own_and_samples_of_later_ones_are_left_out() -> None:
+        refusal_of(ValueError, "range", run_state.without_samples, run, [wrong])
     following = Part(2, 1, first_step=3, draws_per_step=2)
     passed = replace(following, draws=4, trained=False)
     assert run_state.without_steps(state(BEFORE), 4, 6, None).parts == (BEFORE, passed, following)
     later = replace(following, skip=((16, 18), (20, 22)))
     assert run_state.without_steps(state(BEFORE), 5, 6, None).parts == (BEFORE, later)
+    asked = [(4, 5, None), (4, 6, None), (6, 7, None), (6, 7, 22)]
+    assert [run_state.ranges_of_steps(state(BEFORE), *one) for one in asked] == [
+        [(10, 12), (14, 16)],
+        [(10, 12), (14, 18), (20, 22)],
+        [(18, 20), (22, 24)],
+        # The stream has ended with 22: 16 to 21 are dealt one by one, and the next epoch begins one draw early.
+        [(0, 1), (4, 5), (20, 22)],
+    ]
 
 
-@pytest.mark.parametrize(("start", "stop"), [(3, 5), (5, 5), (6, 5)])
-def test_steps_that_are_not_to_come_are_refused(start: int, stop: int) -> None:
-    for use in (run_state.without_steps, run_state.ranges_of_steps):
-        with pytest.raises(ValueError, match=f"{start}:{stop}: .* 3 steps"):
-            use(state(BEFORE), start, stop, None)
-    with pytest.raises(ValueError, match="samples"):
-        run_state.without_steps(state(replace(BEFORE, draws_per_step=0)), 4, 5, None)
-
-
-def test_more_steps_than_can_be_looked_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_not_to_come_or_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for start, stop in ((3, 5), (5, 5), (6, 5)):
+        for use in (run_state.without_steps, run_state.ranges_of_steps):
+            refusal_of(ValueError, f"{start}:{stop}: .* 3 steps", use, state(BEFORE), start, stop, None)
+    refusal_of(ValueError, "samples", run_state.without_steps, state(replace(BEFORE, draws_per_step=0)), 4, 5, None)
     monkeypatch.setattr(run_state, "_MAX_SAMPLES_OF_STEPS", 8)
     assert len(run_state.ranges_of_steps(state(BEFORE), 5, 7, None)) > 0
-    with pytest.raises(ValueError, match="5:8 train 12 samples, more than 8"):
-        run_state.without_steps(state(BEFORE), 5, 8, None)
+    refusal_of(ValueError, "5:8 train 12 samples, more than 8", run_state.without_steps, state(BEFORE), 5, 8, None)
     # The next ones are only passed over.
     assert run_state.without_steps(state(BEFORE), 4, 101, None).parts[1].draws == 194
 
@@ -127,12 +96,10 @@ def test_more_steps_than_can_be_looked_up_are_refused(monkeypatch: pytest.Monkey
 OTHERS = {"stream_id": "e" * 32, "samples_per_chunk": 5, "unit": 2, "window": 4, "seed": 1, "max_total_samples": 9}
 
 
-@pytest.mark.parametrize(("field", "value"), [*OTHERS.items(), ("stream_id", None)])
-def test_state_that_does_not_fit_is_refused_by_the_field_that_differs(field: str, value: Any) -> None:
+def test_state_that_does_not_fit_is_refused_by_the_field_that_differs() -> None:
     run = state(BEFORE, NOW)
     run_state.check_fits(run, state(Part(7, 5)), "/data/s")
-    with pytest.raises(StateMismatch) as caught:
-        run_state.check_fits(run, state(Part(2), **{field: value}), "/data/s")
-    error = caught.value
-    assert (error.directory, error.field) == ("/data/s", field)
-    assert (error.expected, error.actual) == (str(getattr(run, field)), str(value))
+    for field, value in (*OTHERS.items(), ("stream_id", None)):
+        error = raised(StateMismatch, run_state.check_fits, run, state(Part(2), **{field: value}), "/data/s")
+        assert (error.directory, error.field) == ("/data/s", field)
+        assert (error.expected, error.actual) == (str(getattr(run, field)), str(value))

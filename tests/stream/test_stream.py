@@ -1,7 +1,5 @@
 """Native and foreign streams: what is published, and what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -21,8 +19,8 @@ from lazyshard.errors import ChunkMissing, FileInvalid, FileRefused, StreamInval
 from lazyshard.stream import stream as foreign_streams
 from lazyshard.stream.listing import list_chunks, scan_chunks
 from lazyshard.stream.stream import NativeStream, open_stream
-from tests.stream.damage import Damage, delete, each, edit
-from tests.stream.streams import fail_when, foreign, names, produce, rows
+from tests.stream.damage import delete, each, edit
+from tests.stream.streams import fail_when, foreign, names, produce, raised, refusal_of, rows
 
 
 def native(directory: Path) -> NativeStream:
@@ -31,19 +29,20 @@ def native(directory: Path) -> NativeStream:
     return stream
 
 
-@pytest.mark.parametrize("damage", [None, b"", b'{"format":1,"chu', b"\0" * 80])
-def test_native_stream_is_known_by_its_head_or_else_is_listed(damage: bytes | None, tmp_path: Path) -> None:
+def test_native_stream_is_known_by_its_head_or_else_is_listed(tmp_path: Path) -> None:
     found = native(produce(tmp_path, 4, end=False)).published()
     assert (found.chunks, found.samples, found.ended, found.gap) == (2, 4, False, None)
     assert found.head is not None and found.head.state == "idle"
     (tmp_path / "head.json").unlink()
-    if damage is not None:
-        (tmp_path / "head.json").write_bytes(damage)
-    for end in (False, True):
-        if end:
-            (tmp_path / "stream.end").write_bytes(b'{"format":1,"chunks":2,"samples":4}')
-        found = native(tmp_path).published()
-        assert (found.chunks, found.samples, found.ended, found.head) == (2, 4, end, None)
+    for damage in (None, b"", b'{"format":1,"chu', b"\0" * 80):
+        if damage is not None:
+            (tmp_path / "head.json").write_bytes(damage)
+        for end in (False, True):
+            (tmp_path / "stream.end").unlink(missing_ok=True)
+            if end:
+                (tmp_path / "stream.end").write_bytes(b'{"format":1,"chunks":2,"samples":4}')
+            found = native(tmp_path).published()
+            assert (found.chunks, found.samples, found.ended, found.head) == (2, 4, end, None)
     # A partial chunk without head and end is not counted.
     partial = produce(tmp_path / "partial", 3)
     delete("head.json", "stream.end")(partial)
@@ -51,20 +50,14 @@ def test_native_stream_is_known_by_its_head_or_else_is_listed(damage: bytes | No
     assert (found.chunks, found.samples, found.ended) == (1, 2, False)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        edit("head.json", chunks=2, samples=5),
-        edit("head.json", chunks=2, samples=3, ended=False),
-        edit("head.json", chunks=3, samples=4),
-        edit("head.json", chunks=10**12, samples=10**12),
-        each(delete("head.json"), edit("stream.end", samples=9)),
-    ],
-)
-def test_head_or_end_that_contradicts_the_manifest_is_an_error(damage: Damage, tmp_path: Path) -> None:
-    damage(produce(tmp_path, 4))
-    with pytest.raises(FileInvalid):
-        StreamReader(tmp_path)
+def test_head_or_end_that_contradicts_the_manifest_is_an_error(tmp_path: Path) -> None:
+    heads = [(2, 5, True), (2, 3, False), (3, 4, True), (10**12, 10**12, True)]
+    damages = [edit("head.json", chunks=chunks, samples=samples, ended=ended) for chunks, samples, ended in heads]
+    damages.append(each(edit("stream.end", samples=9), delete("head.json")))
+    produce(tmp_path, 4)
+    for damage in damages:
+        damage(tmp_path)
+        raised(FileInvalid, StreamReader, tmp_path)
 
 
 def test_manifest_that_is_not_found_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,13 +75,11 @@ def test_short_chunk_in_the_middle_is_an_error_and_no_end(tmp_path: Path) -> Non
         (stream / name).write_bytes((produce(tmp_path / name, 3) / name).read_bytes())
     reader = StreamReader(stream)
     for sample in (2, 3):
-        with pytest.raises(StreamInvalid) as caught:
-            reader.read(sample)
-        assert caught.value.chunk == 1
+        assert raised(StreamInvalid, reader.read, sample).chunk == 1
     assert [reader.read(sample)["id"] for sample in (0, 1, 4, 5)] == [0, 1, 4, 5]
 
 
-def test_foreign_stream_is_read_by_its_markers(tmp_path: Path) -> None:
+def test_foreign_stream_is_read_by_its_markers_whatever_the_padding_of_its_numbers(tmp_path: Path) -> None:
     foreign(tmp_path, b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}', b'{"id":4}\n', end=True)
     for wrong in (None, 0, -2, 1.5, True):
         with pytest.raises(ValueError, match="samples_per_chunk"):
@@ -99,25 +90,20 @@ def test_foreign_stream_is_read_by_its_markers(tmp_path: Path) -> None:
     assert (reader.stream_id, reader.seen.chunks, reader.seen.ended) == (None, 3, True)
     assert reader.line(3) == b'{"id":3}'
     assert names(tmp_path) == before
+    again = StreamReader(tmp_path, 2)
     (tmp_path / "chunk_00001.jsonl").rename(tmp_path / "chunk_1.jsonl")
-    assert list(StreamReader(tmp_path, 2)) == rows(0, 5)
-
-
-def test_foreign_numbers_are_ordered_as_numbers_whatever_their_padding(tmp_path: Path) -> None:
+    assert list(again) == list(StreamReader(tmp_path, 2)) == rows(0, 5)
     for number, name in enumerate(["chunk_0", "chunk_01", "chunk_002", *(f"chunk_{n}" for n in range(3, 12))]):
-        (tmp_path / f"{name}.jsonl").write_bytes(b'{"id":%d}\n' % number)
-        (tmp_path / f"{name}.jsonl.completed").touch()
-    (tmp_path / "stream.end").touch()
-    assert list(StreamReader(tmp_path, 1)) == rows(0, 12)
-
-
-def test_foreign_stream_without_markers_and_a_file_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "chunk_0.jsonl").write_bytes(b"{}\n")
-    with pytest.raises(FileInvalid) as caught:
-        StreamReader(tmp_path, 1)
-    assert caught.value.directory == str(tmp_path)
-    with pytest.raises(FileRefused):
-        StreamReader(tmp_path / "chunk_0.jsonl")
+        (tmp_path / "odd").mkdir(exist_ok=True)
+        (tmp_path / "odd" / f"{name}.jsonl").write_bytes(b'{"id":%d}\n' % number)
+        (tmp_path / "odd" / f"{name}.jsonl.completed").touch()
+    (tmp_path / "odd" / "stream.end").touch()
+    assert list(StreamReader(tmp_path / "odd", 1)) == rows(0, 12)
+    # Without markers, or a file, it is none.
+    for path in (tmp_path / "odd").glob("*.completed"):
+        path.unlink()
+    assert raised(FileInvalid, StreamReader, tmp_path / "odd", 1).directory == str(tmp_path / "odd")
+    raised(FileRefused, StreamReader, tmp_path / "odd" / "chunk_0.jsonl")
 
 
 _NAMES = st.sampled_from(
@@ -145,8 +131,7 @@ def test_what_is_scanned_of_a_foreign_directory_is_what_is_listed(odd: list[tupl
         try:
             listing = list_chunks(directory)
         except StreamInvalid as error:
-            with pytest.raises(StreamInvalid, match=re.escape(str(error))):
-                scan_chunks(directory)
+            refusal_of(StreamInvalid, re.escape(str(error)), scan_chunks, directory)
             return
         scan = scan_chunks(directory)
         assert (scan.complete, scan.gap) == (listing.complete, listing.gap)
@@ -189,32 +174,30 @@ def test_foreign_chunks_are_looked_up_and_only_an_end_is_listed(
         open_stream(tmp_path, 1).open_chunk(300)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("gap", [1, 2])
-@pytest.mark.parametrize("missing", ["", ".completed"])
-@pytest.mark.parametrize("behind", ["chunk_00003.jsonl", "chunk_3.jsonl"])
-def test_rows_behind_an_end_are_errors(
-    gap: int, missing: str, behind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("gap", "missing", "behind"),
+    [(1, "", "chunk_3.jsonl"), (1, ".completed", "chunk_00003.jsonl"), (2, "", "chunk_00003.jsonl")],
+)
+def test_rows_past_an_end(gap: int, missing: str, behind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign_streams, "_MANY", 1)
     foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(4)), end=True)
     (tmp_path / f"chunk_{gap:05d}.jsonl{missing}").unlink()
     for end in ("", ".completed"):
         (tmp_path / f"chunk_00003.jsonl{end}").rename(tmp_path / f"{behind}{end}")
-    reader = StreamReader(tmp_path, 1, max_wait=0)
     with pytest.raises((StreamInvalid, ChunkMissing)) as caught:
-        list(reader)
+        list(StreamReader(tmp_path, 1, max_wait=0))
     assert isinstance(caught.value, StreamInvalid | ChunkMissing) and caught.value.chunk == gap
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3, 7, 8, 100])
-def test_foreign_chunks_are_counted_by_lookups(chunks: int, tmp_path: Path, listings: list[Any]) -> None:
-    foreign(tmp_path, *[b'{"id":0}\n'] * chunks)
-    reader = StreamReader(tmp_path, 1)
-    assert reader.seen.chunks == chunks
-    for number in range(chunks, chunks + 3):
-        (tmp_path / f"chunk_{number:05d}.jsonl").write_bytes(b"{}\n")
-        (tmp_path / f"chunk_{number:05d}.jsonl.completed").touch()
-        assert reader.refresh().chunks == number + 1
+def test_foreign_chunks_are_counted_by_lookups(tmp_path: Path, listings: list[Any]) -> None:
+    for chunks in (1, 2, 3, 7, 8, 100):
+        directory = foreign(tmp_path / str(chunks), *[b'{"id":0}\n'] * chunks)
+        reader = StreamReader(directory, 1)
+        assert reader.seen.chunks == chunks
+        for number in range(chunks, chunks + 3):
+            (directory / f"chunk_{number:05d}.jsonl").write_bytes(b"{}\n")
+            (directory / f"chunk_{number:05d}.jsonl.completed").touch()
+            assert reader.refresh().chunks == number + 1
     assert not listings
 
 
@@ -254,60 +237,41 @@ def test_foreign_directory_is_listed_for_waits_and_at_the_end(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("missing", "gap", "end"),
-    [
-        ("chunk_00001.jsonl", 1, True),
-        ("chunk_00001.jsonl", 1, False),
-        ("chunk_00001.jsonl.completed", 1, True),
-        ("chunk_00001.jsonl.completed", 1, False),
-        ("chunk_00002.jsonl.completed", 2, True),
-    ],
+    ("missing", "gap", "end"), [("1.jsonl", 1, True), ("1.jsonl.completed", 1, False), ("2.jsonl.completed", 2, True)]
 )
 def test_foreign_gap_is_waited_for_and_named(missing: str, gap: int, end: bool, tmp_path: Path) -> None:
     foreign(tmp_path, b'{"id":0}\n', b'{"id":1}\n', b'{"id":2}\n', end=end)
-    content = (tmp_path / missing).read_bytes()
-    (tmp_path / missing).unlink()
+    file = tmp_path / f"chunk_0000{missing}"
+    content = file.read_bytes()
+    file.unlink()
     reader = StreamReader(tmp_path, 1, max_wait=0)
     assert not reader.seen.ended
     assert reader.read(0) == {"id": 0}
     for number in range(gap, 3 if end else gap + 1):
-        with pytest.raises(WaitTimeout, match=f"chunk {gap} lacks") as caught:
-            reader.read(number)
-        assert (caught.value.state, caught.value.heartbeat_age) == (None, None)
+        caught = refusal_of(WaitTimeout, f"chunk {gap} lacks", reader.read, number)
+        assert (caught.state, caught.heartbeat_age) == (None, None)
     assert (reader.seen.chunks, reader.seen.ended, reader.seen.gap) == (gap, False, gap)
-    (tmp_path / missing).write_bytes(content)
+    file.write_bytes(content)
     assert [reader.read(n)["id"] for n in (1, 2)] == [1, 2]
     assert reader.refresh().gap is None and reader.refresh().ended is end
 
 
-@pytest.mark.parametrize("data", [b"", b"\n", b'{"id":0}\n', b'{"id":0}\n{"id":1}\n{"id":2}\n'])
-def test_foreign_chunk_of_a_wrong_number_of_rows_is_refused(data: bytes, tmp_path: Path) -> None:
-    foreign(tmp_path / "middle", data, b'{"id":2}\n{"id":3}\n')
-    reader = StreamReader(tmp_path / "middle", 2)
-    with pytest.raises(StreamInvalid) as caught:
-        reader.read(0)
-    assert caught.value.chunk == 0
-    assert reader.read(2) == {"id": 2}
-    # The last one may have fewer when the stream has ended.
-    foreign(tmp_path / "last", data, end=True)
-    with pytest.raises(StreamInvalid) if len(data) > 20 else contextlib.nullcontext():
-        assert list(StreamReader(tmp_path / "last", 2)) == rows(0, data.count(b"id"))
+def test_foreign_chunk_of_a_wrong_number_of_rows_is_refused(tmp_path: Path) -> None:
+    for data in (b"", b"\n", b'{"id":0}\n', b'{"id":0}\n{"id":1}\n{"id":2}\n'):
+        reader = StreamReader(foreign(tmp_path / "middle", data, b'{"id":2}\n{"id":3}\n'), 2)
+        assert raised(StreamInvalid, reader.read, 0).chunk == 0
+        assert reader.read(2) == {"id": 2}
+        # The last one may have fewer when the stream has ended.
+        foreign(tmp_path / "last", data, end=True)
+        with pytest.raises(StreamInvalid) if len(data) > 20 else contextlib.nullcontext():
+            assert list(StreamReader(tmp_path / "last", 2)) == rows(0, data.count(b"id"))
 
 
 def test_foreign_end_that_is_touched_later_makes_the_last_chunk_a_partial_one(tmp_path: Path) -> None:
     foreign(tmp_path, b'{"id":0}\n{"id":1}\n', b'{"id":2}\n')
     reader = StreamReader(tmp_path, 2, max_wait=0)
     assert (reader.seen.chunks, reader.seen.samples, reader.seen.short) == (1, 2, 1)
-    with pytest.raises(WaitTimeout):
-        reader.read(2)
+    raised(WaitTimeout, reader.read, 2)
     (tmp_path / "stream.end").touch()
     assert reader.read(2) == {"id": 2}
-    with pytest.raises(IndexError):
-        reader.read(3)
-
-
-def test_foreign_chunk_that_is_renamed_is_found_by_its_number(tmp_path: Path) -> None:
-    foreign(tmp_path, b'{"id":0}\n', b'{"id":1}\n', end=True)
-    reader = StreamReader(tmp_path, 1)
-    (tmp_path / "chunk_00001.jsonl").rename(tmp_path / "chunk_1.jsonl")
-    assert reader.read(1) == {"id": 1}
+    raised(IndexError, reader.read, 3)

@@ -1,7 +1,5 @@
 """A watchdog whose time is set by hand, and what it has told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lazyshard.stream.waiting import Watchdog

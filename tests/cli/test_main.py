@@ -15,7 +15,7 @@ import typer
 import lazyshard as package
 from lazyshard.cli import command, exits, main, output, verify
 from lazyshard.cli.output import MAX_CHARACTERS, duration, moment, shorten, size
-from lazyshard.errors import ChunkCorrupt, AccessRefused, LazyShardError, RowInvalid, StreamInvalid, StreamMismatch
+from lazyshard.errors import AccessRefused, ChunkCorrupt, LazyShardError, RowInvalid, StreamInvalid, StreamMismatch
 from tests.cli.commands import lazyshard, python
 
 

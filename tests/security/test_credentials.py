@@ -18,7 +18,7 @@ import fsspec
 from lazyshard import BlendedDataset, LazyShardedDataset, StreamReader
 from lazyshard.cli.main import main
 from lazyshard.cli.watch_server import metrics_page, stream_looks, watch_values
-from lazyshard.errors import ChunkCorrupt, AccessRefused, StoreUnavailable, redact
+from lazyshard.errors import AccessRefused, ChunkCorrupt, StoreUnavailable, redact
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.room import FOLDER_VARIABLE
 from lazyshard.store.urls import UrlPath, stream_name, stream_path

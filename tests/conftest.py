@@ -37,9 +37,7 @@ QUICK_EXAMPLES: Final = 5
 """The quick tier tries a quarter of the examples that a property asks for, and at least so many."""
 
 _LONG = ("swift", "store", "packaging", "producer", "crash", "faults")
-"""Folders whose files take longest, first of all. Where files are dealt out to several processes, one that takes
-minutes and begins last leaves the others with nothing to do."""
-
+"""Folders whose files take longest: they begin first, so that in the end no process waits for one that began last."""
 
 _SWIFT_UNIT: Final = "tests/swift/unit"
 
@@ -122,16 +120,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def _signals_of_children() -> Iterator[None]:
-    """Has no child inherit a signal that is ignored here, as SIGHUP is under nohup.
+    """Has no child inherit a signal that is ignored here, as SIGHUP is under nohup: a handler is not inherited.
 
-    A handler, other than "ignore", is not inherited by what is executed; this one leaves the tests themselves as safe
-    from the signal as they were. Python ignores SIGPIPE and SIGXFSZ by itself, and `subprocess` restores these two.
+    Python ignores SIGPIPE and SIGXFSZ by itself, and `subprocess` restores these two.
     """
-    ignored = [
-        number
-        for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
-        if signal.getsignal(number) is signal.SIG_IGN
-    ]
+    numbers = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
         # Ctrl-C is what some tests are about: it is ignored where a shell without job control started them with `&`.
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else lambda *_: None)

@@ -1,6 +1,5 @@
 import copy
 import inspect
-import multiprocessing
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 
 from lazyshard import errors
 from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, WaitTimeout
+from tests.tiers import full
 
 MARK = "lazyshard-error-fields"
 
@@ -76,13 +76,10 @@ def test_error_survives_pickling_and_copying(cls: type[LazyShardError]) -> None:
     for found in (error, *pickled, copy.copy(error), copy.deepcopy(error)):
         check(found, cls, fields)
         assert (str(found), found.args) == ("first line\nsecond line", ("first line\nsecond line",))
-
-
-def test_field_set_later_survives_pickling() -> None:
-    error = RowInvalid("text", byte=3)
-    error.file = "a.jsonl"
-    found = pickle.loads(pickle.dumps(error))
-    assert (found.file, found.byte, found.line) == ("a.jsonl", 3, None)
+    # One that was set later too.
+    for name in fields:
+        setattr(error, name, None)
+    check(pickle.loads(pickle.dumps(error)), cls, dict.fromkeys(fields))
 
 
 @every_class
@@ -119,13 +116,12 @@ def test_fields_of_the_cause_are_not_taken_for_those_of_the_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{}: ", "{}: {{", "{}: {{}} and", "{}: {{no json}}", "'{}: {{}}' in a row", "a\n{}: [1]"]
+    "text", ["{}: ", "{}: {{", "{}: {{}} and", "{}: {{no json}}", "'{}: {{}}' in it", "a\n{}: [1]"]
 )
 def test_text_that_only_looks_like_carried_fields_is_left(text: str) -> None:
     text = text.format(MARK)
     assert str(RowInvalid(text)) == text
     error = RowInvalid(text, byte=3)
-    assert str(error) == text
     error.carry_fields()
     assert RowInvalid(str(error)).byte == 3
 
@@ -148,25 +144,21 @@ class Refusing:
         return 2
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        error = ChunkCorrupt(
-            "chunk_00003.jsonl: damaged", file="chunk_00003.jsonl", chunk=3, row=index, expected="a", actual="ü\n"
-        )
+        file = "chunk_00003.jsonl"
+        error = ChunkCorrupt(f"{file}: damaged", file=file, chunk=3, row=index, expected="a", actual="ü\n")
         error.carry_fields()
         raise error
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *full("spawn")])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_error_of_a_data_loader_worker_arrives_whole(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = pytest.importorskip("torch.utils.data")
     # What the spawned worker imports this module from, however pytest was started.
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
-    loader = data.DataLoader(
-        Refusing(), batch_size=None, num_workers=1, multiprocessing_context=multiprocessing.get_context(method)
-    )
+    loader = data.DataLoader(Refusing(), batch_size=None, num_workers=1, multiprocessing_context=method)
     with pytest.raises(LazyShardError) as caught:
         next(iter(loader))
     fields = {"file": "chunk_00003.jsonl", "chunk": 3, "row": 0, "byte": None, "expected": "a", "actual": "ü\n"}
     check(caught.value, ChunkCorrupt, fields)
-    assert isinstance(caught.value, ValueError)
     assert "chunk_00003.jsonl: damaged" in str(caught.value)

@@ -1,5 +1,6 @@
 """A run of a tier takes what belongs to it, and is not green in silence."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,18 +9,6 @@ import pytest
 
 from tests.tiers import TIERS, is_full, is_taken
 
-PROGRAM = """
-import time, pytest
-
-def test_quick(): pass
-
-@pytest.mark.full
-def test_full(): pass
-
-@pytest.mark.sweep
-def test_sweep(): pass
-"""
-FEW = "@pytest.mark.few({})\n@pytest.mark.parametrize('n', range(6))\n"
 CONFTEST = """
 from tests.conftest import pytest_addoption, pytest_configure
 import tests.tiers
@@ -56,27 +45,34 @@ def test_a_file_of_which_the_quick_tier_takes_nothing_is_known_by_its_text(text:
     assert is_full(f"import pytest\n\n{text}") is full
 
 
-@pytest.mark.few(4)
+FILES = {
+    "good": "def test_1(): pass\n\n@pytest.mark.full\ndef test_2(): pass\n\n@pytest.mark.sweep\ndef test_3(): pass",
+    "few": "@pytest.mark.few(2)\n@pytest.mark.parametrize('n', range(6))\ndef test_few(n): pass",
+    "explained": "def test_skipped(): pytest.skip('for a reason')",
+    "unexplained": "def test_skipped(): pytest.skip('for no reason')",
+    "module": "pytest.skip('for no reason', allow_module_level=True)",
+    "slow": "def test_slow(): time.sleep(0.5)",
+    "slow_full": "@pytest.mark.full\ndef test_slow(): time.sleep(0.5)",
+}
+
+
 @pytest.mark.parametrize(
-    ("tier", "body", "code"),
+    ("tier", "files", "options", "passed", "told"),
     [
-        ("full", "", 0),
-        ("full", "def test_skipped(): pytest.skip('for a reason')", 0),
-        ("full", "def test_skipped(): pytest.skip('for no reason')", 1),
-        ("full", "pytest.skip('for no reason', allow_module_level=True)", 1),
-        ("full", "def test_long(): time.sleep(0.5)", 0),
-        ("quick", "def test_long(): time.sleep(0.5)", 1),
-        ("quick", "@pytest.mark.full\ndef test_long(): time.sleep(0.5)", 0),
-        ("quick", f"{FEW.format(2)}def test_long(n): assert n in (0, 3)", 0),
-        ("full", f"{FEW.format(2)}def test_long(n): assert n in (0, 3)", 1),
+        ("full", ["good", "few", "explained", "slow", "slow_full"], ["-n", "1"], 10, []),
+        ("full", ["good", "unexplained", "module"], [], 2, ["module", "unexplained"]),
+        ("quick", list(FILES), [], 4, ["module", "slow", "unexplained"]),
     ],
 )
-@pytest.mark.few(4)
-def test_a_run_fails_by_what_is_skipped_and_by_a_slow_file(tier: str, body: str, code: int, tmp_path: Path) -> None:
+def test_a_run_fails_by_what_is_skipped_and_by_a_slow_file(
+    tier: str, files: list[str], options: list[str], passed: int, told: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_all.py").write_text(PROGRAM)
-    (tmp_path / "test_one.py").write_text(PROGRAM + body)
-    options = ["-q", "-n", "1", "--gate", "--tier", tier, "-p", "no:cacheprovider", "-W", "ignore"]
+    for name in files:
+        (tmp_path / f"test_{name}.py").write_text(f"import time, pytest\n\n{FILES[name]}\n")
+    options = [*options, "-q", "--gate", "--tier", tier, "-p", "no:cacheprovider", "-W", "ignore"]
     command = [sys.executable, "-m", "pytest", *options, "-c", "/dev/null", "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == code, done.stdout
+    assert (done.returncode, f"{passed} passed" in done.stdout) == (bool(told), True), done.stdout
+    found = re.findall(r"^test_(\w+)\.py", done.stdout.partition("gate: see")[2], re.MULTILINE)
+    assert sorted(found) == told, done.stdout

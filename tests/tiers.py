@@ -96,8 +96,7 @@ def unexpected_skips(skips: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def slow_files(seconds: Mapping[str, float], beside: float = 1.0) -> list[str]:
-    """Returns which files of the quick tier are too slow, as lines; `seconds` is by test, `beside` how many tests share
-    a processor."""
+    """Returns lines on slow files of the quick tier; `seconds` is by test, `beside` how many share a processor."""
     by_file: dict[str, list[float]] = defaultdict(list)
     for test, taken in seconds.items():
         by_file[test.partition("::")[0]].append(taken)

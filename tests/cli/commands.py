@@ -7,7 +7,7 @@ import pty
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 from unittest import mock
@@ -72,12 +72,12 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def as_another_user(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], mode: int = 0o755
+    place: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], mode: int = 0o755
 ) -> None:
     """Does something in a directory as a user who owns nothing there; all that it imports is to be imported before."""
-    directory.chmod(mode)
+    place.chmod(mode)
     # A relative path, as the directories above are closed to that user.
-    monkeypatch.chdir(directory)
+    monkeypatch.chdir(place)
 
     def other() -> None:
         os.setgid(65534)
@@ -87,33 +87,38 @@ def as_another_user(
     assert forked(other) == 0
 
 
-def on_terminal(*arguments: object) -> tuple[int, str]:
-    """Runs the command in this process, on a terminal of its own; returns its exit code and what it showed there."""
+@contextlib.contextmanager
+def terminal() -> Iterator[tuple[int, bytearray]]:
+    """A terminal for somebody else, and what has been shown on it so far."""
     ours, theirs = pty.openpty()
-    variables = {name: value for name, value in environment().items() if name != "NO_COLOR"} | {"TERM": "xterm"}
     shown = bytearray()
 
     def take() -> None:
         # Reading fails once the other side is closed.
-        while part := _read(ours):
-            shown.extend(part)
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 65536):
+                shown.extend(part)
 
     taker = threading.Thread(target=take)
     taker.start()
+    try:
+        yield theirs, shown
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(theirs)
+        taker.join()
+        os.close(ours)
+
+
+def on_terminal(*arguments: object) -> tuple[int, str]:
+    """Runs the command in this process, on a terminal of its own; returns its exit code and what it showed there."""
+    variables = {name: value for name, value in environment().items() if name != "NO_COLOR"} | {"TERM": "xterm"}
     with (
-        open(theirs, "w", encoding="utf-8") as terminal,
+        terminal() as (fd, shown),
+        open(fd, "w", encoding="utf-8", closefd=False) as output,
         mock.patch.dict(os.environ, variables, clear=True),
-        contextlib.redirect_stdout(terminal),
-        contextlib.redirect_stderr(terminal),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
     ):
         code = main([str(one) for one in arguments])
-    taker.join()
-    os.close(ours)
     return code, shown.decode()
-
-
-def _read(fd: int) -> bytes:
-    try:
-        return os.read(fd, 65536)
-    except OSError:
-        return b""

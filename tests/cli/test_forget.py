@@ -67,13 +67,15 @@ def test_what_is_told_of_a_consumer(tmp_path: Path) -> None:
     assert out[1] == "  checkpoint  none"
     assert re.match(r"it was heard of \d+ s ago", out[3])
     assert consumers(tmp_path) == ["old run"]
-
-
-def test_consumer_of_a_directory_without_a_stream(tmp_path: Path) -> None:
-    checkpoint(tmp_path, "a", 1, 0, 0.0)
-    checkpoint(tmp_path, "b", 1, 0, 0.0)
-    done = lazyshard("forget", tmp_path, "a", "--yes")
-    assert (done.returncode, "is not known" in done.stdout, consumers(tmp_path)) == (0, True, ["b"])
+    done = lazyshard("forget", tmp_path, "old run")
+    assert (done.returncode, done.stderr.count("\n"), "--yes" in done.stderr) == (2, 1, True)
+    # In a directory without a stream.
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("a", "b"):
+        checkpoint(bare, name, 1, 0, 0.0)
+    done = lazyshard("forget", bare, "a", "--yes")
+    assert (done.returncode, "is not known" in done.stdout, consumers(bare)) == (0, True, ["b"])
 
 
 class Typed(io.StringIO):
@@ -95,12 +97,6 @@ def test_answers(
         "forgotten: sft" if forgotten else "nothing was changed",
     )
     assert consumers(tmp_path) == (["old run"] if forgotten else ["old run", "sft"])
-
-
-def test_nobody_to_ask(tmp_path: Path) -> None:
-    done = lazyshard("forget", with_two_consumers(tmp_path / "stream"), "sft")
-    assert (done.returncode, done.stderr.count("\n"), "--yes" in done.stderr) == (2, 1, True)
-    assert consumers(tmp_path / "stream") == ["old run", "sft"]
 
 
 def done(name: str, chunks: int) -> Consumer:

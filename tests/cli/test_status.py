@@ -10,12 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import Any, NamedTuple
 
 from lazyshard.stream.retention import retire
-from tests.cli.commands import environment, lazyshard
+from tests.cli.commands import environment, lazyshard, terminal
 from tests.inspection.surveyed import checkpoint, edit_head, reads
 from tests.stream.streams import produce, wait_until
 
@@ -82,115 +80,76 @@ def test_killed_producer_is_dead_at_once_or_once_its_heartbeats_are_missed(tmp_p
     assert producer(updated_at=time.time() + 1)[:2] == ("running", True)
 
 
+class Watch(NamedTuple):
+    process: "subprocess.Popen[str]"
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        found: str = self.process.stdout.readline()
+        assert found, self.process.communicate()
+        return found
+
+    def look_until(self, condition: Callable[[Any], bool]) -> Any:
+        found: Any = None
+        while found is None or not condition(found):
+            found = json.loads(self.line())
+        return found
+
+
 @contextlib.contextmanager
-def watching(stream: Path, *arguments: object, **options: Any) -> "Iterator[subprocess.Popen[str]]":
-    words = ["status", "--watch", "--interval", "0.1", str(stream), *map(str, arguments)]
+def watching(stream: Path, *arguments: str, stdout: int = subprocess.PIPE, **variables: str) -> Iterator[Watch]:
+    """A process that looks again and again, until a Ctrl-C ends it."""
+    words = ["status", "--watch", "--interval", "0.1", str(stream), *arguments]
     command = [sys.executable, "-m", "lazyshard.cli", *words]
-    pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) | options
-    pipes["env"] = environment() | pipes.get("env", {})
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, text=True, **pipes) as process:
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment() | variables, text=True, **pipes) as process:
         try:
-            yield process
+            yield Watch(process)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+            assert (process.returncode, err) == (130, "")
         finally:
             process.kill()
 
 
-def line(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    found: str = process.stdout.readline()
-    assert found, process.communicate()
-    return found
-
-
-def look_until(process: "subprocess.Popen[str]", condition: Callable[[Any], bool]) -> Any:
-    found: Any = None
-    while found is None or not condition(found):
-        found = json.loads(line(process))
-    return found
-
-
-def interrupted(process: "subprocess.Popen[str]") -> bool:
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    return (process.returncode, err) == (130, "")
-
-
 def test_watch_as_json_follows_the_stream(tmp_path: Path) -> None:
-    with watching(tmp_path, "--json") as process:
-        missing = json.loads(line(process))
+    with watching(tmp_path, "--json") as watch:
+        missing = json.loads(watch.line())
         assert missing["error"].startswith(f"{tmp_path}: ")
         produce(tmp_path, 20, end=False)
         edit_head(tmp_path, state="running", rate=4.0)
         now = time.time()
         reads(tmp_path, "sft", 2, now)
-        first = look_until(process, lambda found: found["error"] is None and bool(found["consumers"]))
+        first = watch.look_until(lambda found: found["error"] is None and bool(found["consumers"]))
         assert (first["consumers"][0]["read_chunks_per_s"], first["published_chunks_per_s"]) == (None, 2.0)
         reads(tmp_path, "sft", 6, now + 1)
-        second = look_until(process, lambda found: found["consumers"][0]["needs_chunks"] == 6)
-        reader = second["consumers"][0]
+        reader = watch.look_until(lambda found: found["consumers"][0]["needs_chunks"] == 6)["consumers"][0]
         assert (reader["read_chunks_per_s"], reader["read_samples_per_s"]) == (4.0, 8.0)
         assert (reader["ahead_chunks"], reader["supply"], reader["starving_in_s"]) == (4, "shrinking", 2.0)
         produce(tmp_path, 22)
-        assert look_until(process, lambda found: found["ended"])["published_chunks"] == 11
-        assert interrupted(process)
+        assert watch.look_until(lambda found: found["ended"])["published_chunks"] == 11
 
 
 def test_watch_without_a_terminal_prints_pages_once_the_stream_has_come(tmp_path: Path) -> None:
     stream = tmp_path / "to come"
-    with watching(stream) as process:
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\n", line(process))
-        assert line(process).startswith(f"{stream}: no stream is here")
+    with watching(stream) as watch:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\n", watch.line())
+        assert watch.line().startswith(f"{stream}: no stream is here")
         produce(stream, 4)
-        while not line(process).startswith("band          ++"):
+        while not watch.line().startswith("band          ++"):
             pass
-        assert interrupted(process)
 
 
 def test_watch_on_a_terminal_keeps_the_page_in_its_place(tmp_path: Path) -> None:
     produce(tmp_path, 4, end=False)
-    ours, theirs = os.openpty()
-    text = b""
-    with watching(tmp_path, stdout=theirs, env={"TERM": "xterm", "COLUMNS": "60", "LINES": "40"}) as process:
-        os.close(theirs)
-
-        def read() -> bytes:
-            nonlocal text
-            text += os.read(ours, 65536)
-            return text
-
-        wait_until(lambda: read().count(b"Ctrl-C ends") >= 2, "two pages")
+    with terminal() as (fd, shown), watching(tmp_path, stdout=fd, TERM="xterm", COLUMNS="60", LINES="40"):
+        wait_until(lambda: shown.count(b"Ctrl-C ends") >= 2, "two pages")
         edit_head(tmp_path, state="failed")
-        wait_until(lambda: b"has failed" in read(), "a page that says otherwise")
-        process.send_signal(signal.SIGINT)
-        # A terminal that nobody reads any more blocks its writer.
-        with pytest.raises(OSError):
-            while read():
-                pass
-        assert process.stderr is not None
-        assert (process.stderr.read(), process.wait(60)) == ("", 130)
-    os.close(ours)
+        wait_until(lambda: b"has failed" in shown, "a page that says otherwise")
+    text = bytes(shown)
     # The cursor goes up over the old page and is there again in the end; nothing is cleared as a whole.
     assert b"\x1b[1A" in text
     assert b"\x1b[2J" not in text
     assert text.rstrip().endswith(b"\x1b[?25h")
     lines = re.sub(rb"\x1b\[[0-9?]*[a-zA-Z]", b"", text).split(b"\n")
     assert max(len(line.strip()) for line in lines) <= 60 + len(str(tmp_path))
-
-
-def test_watch_ends_when_nobody_listens(tmp_path: Path) -> None:
-    produce(tmp_path, 4)
-    with watching(tmp_path, "--json") as process:
-        line(process)
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-        assert process.wait(60) == 0
-
-
-def test_watch_into_a_full_disk_fails(tmp_path: Path) -> None:
-    produce(tmp_path, 4)
-    with open("/dev/full", "w") as full, watching(tmp_path, stdout=full) as process:
-        _, err = process.communicate(timeout=60)
-    assert (process.returncode, err.count("\n")) == (7, 1)
-    assert "No space left on device" in err

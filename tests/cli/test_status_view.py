@@ -1,22 +1,15 @@
 """What `lazyshard status` says of looks that are made up: pages, sentences, the band, JSON values."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lazyshard.cli.status import failure_values, status_values
-from lazyshard.cli.status_view import (
-    SIGNS,
-    band_line,
-    legend,
-    problems,
-    status_lines,
-    summary,
-    window_words,
-)
+from lazyshard.cli.status import status_values
+from lazyshard.cli.status_view import SIGNS, band_line, problems, status_lines, summary, window_words
 from lazyshard.format.cursor import BlendShare, Cursor
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.format.seal import MixedSource
@@ -47,44 +40,6 @@ def limited(name: str, consumed: int, done: int) -> Consumer:
     return Consumer(name, Cursor(name, ID, consumed, done, {}, NOW, state), None, None)
 
 
-def test_page_of_one_look() -> None:
-    readers = (consumer("eval", needs=1236), consumer("sft", consumed=11_000, done=1100, needs=1170, at=NOW - 723))
-    looked = survey(
-        consumers=readers,
-        unread_since={"sft": NOW - 1502},
-        census={"retired": 200},
-        disk=DiskUse(10_340_000_000, False, 1e7, ()),
-        quarantine=Lines(12, 3456, True),
-    )
-    shown = status_lines(outlook(looked), watching=False)
-    assert shown[:2] == ["/data/stream", "the producer is running; waiting for data: 'eval' for 2 chunks"]
-    assert shown[3:] == [line.rstrip() for line in PAGE.strip("\n").splitlines()]
-
-
-PAGE = """
-published     1,234 chunks, 12,340 samples (10 a chunk); live
-deleted       200 chunks; 1,034 are there
-disk          about 10.3 GB used, 2.0 GB free
-quarantine    12 rows refused so far, 3.5 kB
-
-producer      running
-  process     12345 on node7, heartbeat 2 s old
-  rate        50.0 samples/s
-
-consumer      eval
-  checkpoint  none yet
-  lag         1,234 chunks, 12,340 samples
-  reading     needs 1,236 chunks, waits for 2 chunks; 4 s old
-  rate        not known from one look; see --watch
-
-consumer      sft
-  checkpoint  11,000 samples, done with 1,100 chunks; 12 min 3 s old
-  lag         134 chunks, 1,340 samples, 25 min 2 s
-  reading     needs 1,170 chunks, 64 chunks ahead of it; 12 min 3 s old
-  rate        not known
-"""
-
-
 FOREIGN: dict[str, Any] = {"manifest": None, "native": False, "samples": None}
 
 
@@ -94,6 +49,36 @@ def page(*looks: Survey, watching: bool = False, width: int = 80) -> list[str]:
 
 def facts(lines: list[str], label: str) -> list[str]:
     return [line[14:] for line in lines if line[:14].strip() == label]
+
+
+def test_page_of_one_look() -> None:
+    readers = (consumer("eval", needs=1236), consumer("sft", consumed=11_000, done=1100, needs=1170, at=NOW - 723))
+    looked = survey(
+        consumers=readers,
+        unread_since={"sft": NOW - 1502},
+        census={"retired": 200},
+        disk=DiskUse(10_340_000_000, False, 1e7, ()),
+        quarantine=Lines(12, 3456, True),
+    )
+    shown = page(looked)
+    assert shown[:2] == ["/data/stream", "the producer is running; waiting for data: 'eval' for 2 chunks"]
+    expected = {
+        "published": ["1,234 chunks, 12,340 samples (10 a chunk); live"],
+        "deleted": ["200 chunks; 1,034 are there"],
+        "disk": ["about 10.3 GB used, 2.0 GB free"],
+        "quarantine": ["12 rows refused so far, 3.5 kB"],
+        "producer": ["running"],
+        "process": ["12345 on node7, heartbeat 2 s old"],
+        "rate": ["50.0 samples/s", "not known from one look; see --watch", "not known"],
+        "consumer": ["eval", "sft"],
+        "checkpoint": ["none yet", "11,000 samples, done with 1,100 chunks; 12 min 3 s old"],
+        "lag": ["1,234 chunks, 12,340 samples", "134 chunks, 1,340 samples, 25 min 2 s"],
+        "reading": [
+            "needs 1,236 chunks, waits for 2 chunks; 4 s old",
+            "needs 1,170 chunks, 64 chunks ahead of it; 12 min 3 s old",
+        ],
+    }
+    assert {label: facts(shown, label) for label in expected} == expected
 
 
 def test_rates_take_a_second_look() -> None:
@@ -126,18 +111,18 @@ def test_page_of_a_foreign_stream() -> None:
     assert facts(page(*looks, watching=True), "rate") == ["0.50 chunks/s; the stream grows by 5.0 kB/s"]
 
 
-def test_pages_wrap_behind_their_labels_and_hold_no_control_characters() -> None:
+def test_pages_wrap_behind_their_labels() -> None:
     looked = survey(problems=("one two three four five six seven eight nine ten eleven twelve",))
     assert page(looked, width=40)[-3:] == [
         "problem       one two three four five",
         "              six seven eight nine ten",
         "              eleven twelve",
     ]
-    looked = survey(directory=Path("/data/a\nb\x1b[31m"), consumers=(consumer("a b\u2028", needs=1),))
-    assert "".join(page(looked)).isprintable()
 
 
 WAITS = "64 chunks ahead of sft (limit --max-ahead 64)"
+NOTE = "--min-free-disk 1.0 GB: 0.9 GB are free, the next chunk may take 10.0 kB; --retain all deletes nothing"
+DEAD = "the producer is dead"
 DONE = (consumer("a", consumed=12_340, done=1234), stepping("b", 12_337, done=1234))
 LEFT = (consumer("a", consumed=12_340, done=1234), stepping("b", 12_337, done=1232))
 OLDER = (consumer("a", consumed=12_340, done=1213), stepping("b", 12_337, done=1232))
@@ -146,7 +131,6 @@ OLDER = (consumer("a", consumed=12_340, done=1213), stepping("b", 12_337, done=1
 @pytest.mark.parametrize(
     ("head", "consumers", "wanted"),
     [
-        (HEAD, (consumer(needs=1231),), ["3 chunks ahead", "'sft'"]),
         (HEAD, (consumer("a", needs=1231), consumer("b", needs=1233)), ["3 chunks ahead", "'a'"]),
         (HEAD, (consumer(needs=1234),), ["0 chunks ahead", "'sft'"]),
         (HEAD, (consumer(needs=1235),), ["running", "waiting for data", "'sft' for 1 chunk"]),
@@ -165,81 +149,65 @@ OLDER = (consumer("a", consumed=12_340, done=1213), stepping("b", 12_337, done=1
         (state("idle", age=7200), (), ["stopped 2 h 0 min ago", "start it again", "no consumer"]),
         (state("failed"), (), ["failed 2 s ago", "log", "no consumer"]),
         (state("failed", "a.jsonl:7: no object"), (), ["failed 2 s ago: a.jsonl:7: no object", "no consumer"]),
-        (state("running", age=125), (consumer(needs=1230),), ["dead", "2 min 5 s", "start it again", "4 chunks ahead"]),
+        (state("running", age=125), (consumer(needs=1230),), [DEAD, "2 min 5 s", "start it again", "4 chunks ahead"]),
         (FINISHED, (), ["ended", "no consumer"]),
         (FINISHED, (DONE[0], consumer("b", 12_330, done=1233)), ["ended", "'b'", "1 chunk"]),
         (FINISHED, DONE, ["ended", "every consumer is done"]),
         (FINISHED, (consumer(problem="torn"),), ["ended"]),
         (FINISHED, LEFT, ["ended", "'b'", "3 samples"]),
         (FINISHED, OLDER, ["ended", "'a'", "chunks 1,213 to 1,233"]),
+        # No process of it is left; what it needs before it is started again.
+        ({"head": state("running", age=20), "gone": True}, (), [DEAD, "20 s", "process is gone", "start it again"]),
+        ({"head": state("waiting", age=1), "ended": True}, (), [DEAD, "process has ended: start it again"]),
+        ({"head": state("waiting", age=1), "ended": True, "free": 9_999}, (), [DEAD, "make room, the disk is full"]),
+        ({"head": state("waiting", NOTE, age=1), "ended": True}, (), [f"make room, for which it waited ({NOTE})"]),
+        ({"head": state("waiting", f"deadlock: {NOTE}", age=1), "ended": True}, (), ["make room", "deadlock"]),
     ],
 )
-def test_summary(head: Head, consumers: tuple[Consumer, ...], wanted: list[str]) -> None:
-    text = summary(outlook(survey(head=head, consumers=consumers)))
+def test_summary(head: Head | dict[str, Any], consumers: tuple[Consumer, ...], wanted: list[str]) -> None:
+    """By a head, or by this and more of the look."""
+    more = head if isinstance(head, dict) else {"head": head}
+    text = summary(outlook(survey(consumers=consumers, **more)))
     assert [part for part in wanted if part not in text] == []
-    assert ("no consumer" in text) == ("no consumer" in wanted)
+    assert isinstance(head, dict) or ("no consumer" in text) == ("no consumer" in wanted)
 
 
 @pytest.mark.parametrize(
-    ("told", "rate"),
-    [(state("running", age=12), "50.0 samples/s, told 12 s ago; the stream"), (state("idle", age=12), "0 samples/s")],
+    ("values", "label", "fact"),
+    [
+        ({"gone": True}, "process", "heartbeat 2 s old; it is not to be seen on this machine"),
+        ({"head": state("waiting", age=1), "gone": True, "ended": True}, "process", "heartbeat 1 s old; it has ended"),
+        ({"head": state("idle"), "gone": True}, "process", "12345 on node7, heartbeat 2 s old"),
+        ({"head": state("running", age=12)}, "rate", "50.0 samples/s, told 12 s ago; the stream grows by 50.0 kB/s"),
+        ({"head": state("idle", age=12)}, "rate", "0 samples/s"),
+    ],
 )
-def test_rate_of_a_silent_producer_comes_with_its_age(told: Head, rate: str) -> None:
-    assert rate in " ".join(page(survey(head=told)))
-
-
-NOTE = "--min-free-disk 1.0 GB: 0.9 GB are free, the next chunk may take 10.0 kB; --retain all deletes nothing"
+def test_facts_of_a_producer(values: dict[str, Any], label: str, fact: str) -> None:
+    (found,) = facts(page(survey(**values), width=120), label)
+    assert found.endswith(fact)
 
 
 @pytest.mark.parametrize(
     ("values", "wanted"),
     [
-        ({"head": state("running", age=20), "gone": True}, ["20 s", "process is gone", "start it again"]),
-        ({"head": state("waiting", age=1), "ended": True}, ["process has ended: start it again"]),
-        # What it needs before it is started again.
-        ({"head": state("waiting", age=1), "ended": True, "free": 9_999}, ["make room, the disk is full"]),
-        ({"head": state("waiting", NOTE, age=1), "ended": True}, [f"make room, for which it waited ({NOTE})"]),
-        ({"head": state("waiting", f"deadlock: {NOTE}", age=1), "ended": True}, ["make room", "deadlock"]),
-    ],
-)
-def test_producer_of_which_no_process_is_left(values: dict[str, Any], wanted: list[str]) -> None:
-    text = summary(outlook(survey(**values)))
-    assert [part for part in ["the producer is dead", *wanted] if part not in text] == []
-
-
-@pytest.mark.parametrize(
-    ("values", "heartbeat"),
-    [
-        ({"gone": True}, "2 s old; it is not to be seen on this machine"),
-        ({"head": state("waiting", age=1), "gone": True, "ended": True}, "1 s old; it has ended"),
-        ({"head": state("idle"), "gone": True}, "2 s old"),
-    ],
-)
-def test_process_of_a_producer(values: dict[str, Any], heartbeat: str) -> None:
-    assert facts(page(survey(**values), width=120), "process") == [f"12345 on node7, heartbeat {heartbeat}"]
-
-
-@pytest.mark.parametrize(
-    ("values", "wanted"),
-    [
-        ({"problems": ("head.json: torn",)}, [["head.json: torn"]]),
+        ({"problems": ("head.json: torn",)}, "head.json: torn"),
         (
             {"consumers": (consumer("a b", problem="cursors/a b.json: torn"),), "directory": Path("/my data")},
-            [["consumer 'a b'", "cursors/a b.json: torn", "`lazyshard forget '/my data' 'a b'`"]],
+            "consumer 'a b': cursors/a b.json: torn; .*`lazyshard forget '/my data' 'a b'`",
         ),
         (
             {"consumers": (consumer(consumed=10, done=1), consumer("b", needs=1)), "census": {"retired": 2}},
-            [["consumer 'sft'", "1 chunk only", "2 are deleted"]],
+            "consumer 'sft': .*1 chunk only, .*2 are deleted",
         ),
-        ({"head": state("running", age=-90)}, [["clock is 1 min 30 s ahead"]]),
-        ({"head": state("running", age=-4)}, []),
+        ({"head": state("running", age=-90)}, "clock is 1 min 30 s ahead"),
+        ({"head": state("running", age=-4)}, None),
     ],
 )
-def test_problems(values: dict[str, Any], wanted: list[list[str]]) -> None:
-    outlooked = outlook(survey(**values))
-    for text, parts in zip(problems(outlooked), wanted, strict=True):
-        assert [part for part in parts if part not in text] == []
-    assert sum(line.startswith("problem ") for line in status_lines(outlooked, watching=False)) == len(wanted)
+def test_problems(values: dict[str, Any], wanted: str | None) -> None:
+    found = outlook(survey(**values))
+    assert [bool(re.search(wanted or "", text)) for text in problems(found)] == [True] * (wanted is not None)
+    lines = status_lines(found, watching=False)
+    assert sum(line.startswith("problem ") for line in lines) == (wanted is not None)
 
 
 def band(*stretches: tuple[int, ChunkState]) -> Band:
@@ -268,17 +236,10 @@ def test_band(shown: Band, width: int, line: str) -> None:
     assert band_line(shown, width) == line
 
 
-def test_legend() -> None:
-    assert legend(SHORT) == ". deleted, - done, = taken, # read now, + ready, ? awaited"
-    assert legend(LONG) == "- done, # read now, + ready"
-
-
 @pytest.mark.parametrize(
     ("window", "published", "words"),
     [
         (OpenWindow(6, 10, 2, 1), 10, "chunks 6 to 9 (rank 0: 6, 8; rank 1: 7, 9)"),
-        (OpenWindow(6, 7, 1, 1), 10, "chunk 6 (rank 0: 6)"),
-        (OpenWindow(6, 8, 2), 10, "chunks 6 to 7 (shared by ranks: 6, 7)"),
         (OpenWindow(6, 8, 2, 1, 7), 10, "chunks 6 to 7 (rank 0: 7; shared by ranks: 6)"),
         (OpenWindow(1024, 1536, 512, 1), 1536, "chunks 1,024 to 1,535, by 512 ranks"),
         (OpenWindow(0, 16, 16, 1), 16, "chunks 0 to 15, by 16 ranks"),
@@ -307,7 +268,7 @@ def test_window_mixture_and_blend_on_the_page() -> None:
     ):
         assert text.count(fact) == 1, fact
     assert "  reads now   chunks 1,167 to 1,169 (rank 0: 1,167;" in text
-    assert "# read now" in text and "# read now" not in "\n".join(page(looked))
+    assert "# read now, + ready" in text and "# read now" not in "\n".join(page(looked))
     (values,) = status_values(outlook(looked))["consumers"]
     assert values["blend"] == [
         {"stream": "/data/a", "weight": 0.5, "share": 0.25, "consumed_samples": 100},
@@ -367,30 +328,17 @@ def test_json_of_one_look() -> None:
     ]
 
 
-@pytest.mark.parametrize(("note", "failure"), [("no object", "no object"), ("", None)])
-def test_json_of_a_producer_that_has_failed(note: str, failure: str | None) -> None:
-    producer = status_values(outlook(survey(head=state("failed", note))))["producer"]
-    assert (producer["waits_for"], producer["failure"]) == (None, failure)
-
-
-def test_json_has_the_same_fields_whatever_is_known() -> None:
+def test_json_has_the_same_fields_whatever_is_known_and_all_are_documented() -> None:
     full = status_values(outlook(survey(consumers=(consumer(consumed=1, needs=1),))))
     bare = status_values(outlook(survey(head=None, census=FOREIGN, free=None, consumers=(consumer(problem="torn"),))))
+    failed = [status_values(outlook(survey(head=state("failed", note))))["producer"] for note in ("no object", "")]
+    assert [(one["waits_for"], one["failure"]) for one in failed] == [(None, "no object"), (None, None)]
     assert full.keys() == bare.keys()
     assert full["consumers"][0].keys() == bare["consumers"][0].keys()
+    text = (Path(__file__).parents[2] / "docs" / "status.md").read_text(encoding="utf-8")
+    mixed = status_values(outlook(survey(mixture=(MixedSource("web", 1.0, None, 0, False),))))["mixture"][0]
+    parts = (full, full["producer"], full["consumers"][0], full["band"], full["band"]["close_up"][0], mixed)
+    assert {field for part in parts for field in part if f"| `{field}` |" not in text} == set()
     unknown = [bare[name] for name in ("producer", "published_samples", "retired_samples")]
     assert (bare["kind"], unknown) == ("foreign", [None] * 3)
     assert (bare["quarantined_rows"], bare["quarantine_bytes"], bare["quarantined_rows_is_exact"]) == (0, 0, True)
-
-
-def test_every_json_field_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "status.md").read_text(encoding="utf-8")
-    values = status_values(outlook(survey(consumers=(consumer(consumed=1, needs=1),))))
-    fields = {*values, *values["producer"], *values["consumers"][0], *values["band"], *values["band"]["close_up"][0]}
-    fields |= {*status_values(outlook(survey(mixture=(MixedSource("web", 1.0, None, 0, False),))))["mixture"][0]}
-    assert {field for field in fields if f"| `{field}` |" not in text} == set()
-
-
-def test_json_of_a_look_that_has_failed() -> None:
-    found = failure_values(Path("/data"), NOW, "no stream")
-    assert found == {"schema": 1, "directory": "/data", "looked_at_s": NOW, "error": "no stream"}

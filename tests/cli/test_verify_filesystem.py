@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,15 +14,7 @@ import pytest
 
 from lazyshard.cli import exits
 from lazyshard.cli.main import main as lazyshard
-from lazyshard.cli.verify_filesystem import (
-    SIGHTS,
-    Judged,
-    conclude,
-    judge_sight,
-    judge_storm,
-    judge_whole,
-    measure,
-)
+from lazyshard.cli.verify_filesystem import SIGHTS, Judged, conclude, judge_sight, judge_storm, judge_whole, measure
 from lazyshard.filesystem.side import Far, Side, content, version_of
 from tests.cli.commands import ROOT, environment
 from tests.harness.disks import SmallDisk
@@ -36,88 +29,101 @@ def main(arguments: list[str]) -> int:
     return lazyshard(["verify-filesystem", *arguments])
 
 
-def storm(**counts: Any) -> Judged:
-    return judge_storm({**STORM, **counts})
-
-
-def looks(label: str = "new, by open", torn: int = 0, **errors: int) -> Judged:
-    states: dict[str, dict[str, Any]] = {one: {"seconds": 0.1, "torn": 0, "errors": {}} for one in SIGHTS}
-    return judge_whole({**states, label: {"seconds": 0.1, "torn": torn, "errors": errors}})
-
-
-def seen(label: str, seconds: float | None) -> Judged:
-    return judge_sight(label, seconds, 90.0)
+@pytest.mark.parametrize(
+    ("counts", "verdict"),
+    [
+        ({}, "ok"),
+        ({"missing": 1}, "missing"),
+        ({"torn": 1}, "ok"),
+        ({"torn": 3, "reads": 20}, "ok"),
+        ({"torn": 46}, "missing"),
+        ({"back": 1}, "limit"),
+        ({"errors": {"ESTALE": 7}}, "ok"),
+        ({"errors": {"EIO": 1}}, "missing"),
+    ],
+)
+def test_storm(counts: dict[str, Any], verdict: str) -> None:
+    assert_verdict(judge_storm({**STORM, **counts}), verdict)
 
 
 @pytest.mark.parametrize(
-    ("line", "verdict"),
+    ("label", "torn", "errors", "verdict"),
     [
-        (storm(), "ok"),
-        (storm(missing=1), "missing"),
-        (storm(torn=1), "ok"),
-        (storm(torn=3, reads=20), "ok"),
-        (storm(torn=46), "missing"),
-        (storm(back=1), "limit"),
-        (storm(errors={"ESTALE": 7}), "ok"),
-        (storm(errors={"EIO": 1}), "missing"),
-        (looks(), "ok"),
-        (looks(torn=1), "missing"),
+        ("new, by open", 0, {}, "ok"),
+        ("new, by open", 1, {}, "missing"),
         # A file that was replaced may come cut.
-        (looks("replaced, by open", torn=1), "ok"),
-        (looks(EIO=1), "missing"),
-        (looks(ESTALE=9), "ok"),
-        (seen("replaced, by open", 0.002), "ok"),
-        (seen("replaced, by open", 1.0), "ok"),
-        (seen("replaced, by open", 1.1), "slow"),
-        (seen("replaced, by open", 60.1), "missing"),
-        (seen("replaced, by open", None), "missing"),
-        (seen("new, by open", 60.0), "slow"),
-        (seen("new, by open", 61.0), "missing"),
-        (seen("new, by open, asked for before", 30.0), "slow"),
-        (seen("new, by open, asked for before", None), "missing"),
-        (seen("new, by listing", 61.0), "slow"),
-        (seen("new, by listing", None), "limit"),
+        ("replaced, by open", 1, {}, "ok"),
+        ("new, by open", 0, {"EIO": 1}, "missing"),
+        ("new, by open", 0, {"ESTALE": 9}, "ok"),
     ],
 )
-def test_each_measurement_has_its_verdict(line: Judged, verdict: str) -> None:
+def test_whole(label: str, torn: int, errors: dict[str, int], verdict: str) -> None:
+    states: dict[str, dict[str, Any]] = {one: {"seconds": 0.1, "torn": 0, "errors": {}} for one in SIGHTS}
+    assert_verdict(judge_whole({**states, label: {"seconds": 0.1, "torn": torn, "errors": errors}}), verdict)
+
+
+@pytest.mark.parametrize(
+    ("label", "verdicts"),
+    [
+        ("replaced, by open", {0.002: "ok", 1.0: "ok", 1.1: "slow", 60.1: "missing", None: "missing"}),
+        ("new, by open", {60.0: "slow", 61.0: "missing"}),
+        ("new, by open, asked for before", {30.0: "slow", None: "missing"}),
+        ("new, by listing", {61.0: "slow", None: "limit"}),
+    ],
+)
+def test_sight(label: str, verdicts: dict[float | None, str]) -> None:
+    for seconds, verdict in verdicts.items():
+        assert_verdict(judge_sight(label, seconds, 90.0), verdict)
+    # A conclusion names what is worst.
+    ok, slow, missing = Judged("a", "", "ok"), Judged("b", "", "slow"), Judged("c", "", "missing")
+    assert conclude([ok]) == (0, "fits", "fits")
+    assert conclude([ok, slow]) == (1, "limited", "works with limits: b")
+    assert conclude([ok, slow, missing]) == (3, "unfit", "does not fit: c")
+
+
+def assert_verdict(line: Judged, verdict: str) -> None:
     assert line.verdict == verdict
     # Whatever is not as it should be says what that is for lazyshard, and what to do.
     assert bool(line.means and line.remedy) == (line.verdict != "ok")
 
 
-class Lacking(Side):
-    """A side of which an operation of a name fails, or gives something else."""
+LINK, PUT = Side.link, Side.put
 
-    lacks = ""
 
-    def _refuse(self, *name: object) -> None:
-        if self.lacks == " ".join(map(str, name)):
-            raise OSError(errno.ENOTSUP, "Not supported")
+def fails(*_: object) -> None:
+    raise OSError(errno.ENOTSUP, "Not supported")
 
-    def put(self, name: str, version: int) -> None:
-        self._refuse("put", name, version)
-        super().put(name, version)
 
-    def lock(self, name: str) -> int | None:
-        self._refuse("lock")
-        return None if self.lacks == "held" else super().lock(name)
+def gives_nothing(*_: object) -> None:
+    """Where another holds the lock."""
 
-    def link(self, source: str, name: str) -> None:
-        self._refuse("link")
-        if self.lacks == "linked over" and os.path.exists(self._path(name)):
-            return
-        super().link(source, name)
 
-    def sync(self, name: str) -> None:
-        self._refuse("sync", name)
-        super().sync(name)
+def links_over(side: Side, source: str, name: str) -> None:
+    if not os.path.exists(side._path(name)):
+        LINK(side, source, name)
+
+
+def replaces_in_two_steps(side: Side, name: str, version: int) -> None:
+    """As on some object stores."""
+    Path(side._path(name)).unlink(missing_ok=True)
+    PUT(side, name, version)
+
+
+def lack(monkeypatch: pytest.MonkeyPatch, operation: str, given: tuple[object, ...], does: Callable[..., None]) -> None:
+    """Has an operation do something else where these are its first arguments."""
+    real = getattr(Side, operation)
+
+    def changed(side: Side, *arguments: object) -> object:
+        return (does if arguments[: len(given)] == given else real)(side, *arguments)
+
+    monkeypatch.setattr(Side, operation, changed)
 
 
 class Near(Far):
     """The other side in this process: all but what has to go on at the same time."""
 
     def __init__(self, folder: Path) -> None:
-        self._side, self._answers = Lacking(str(folder)), list[Any]()
+        self._side, self._answers = Side(str(folder)), list[Any]()
 
     def ask(self, *question: Any) -> None:
         self._answers.append(STORM)
@@ -130,44 +136,30 @@ class Near(Far):
 
 
 @pytest.mark.parametrize(
-    ("lacks", "code", "what", "verdict"),
+    ("operation", "given", "does", "what", "verdict"),
     [
-        ("", 0, "", ""),
-        ("put rename 2", 3, "rename over an existing file", "missing"),
-        ("sync rename", 3, "fsync of a file", "missing"),
-        ("sync ", 3, "fsync of a directory", "missing"),
-        ("lock", 1, "flock between the two", "limit"),
-        ("held", 1, "flock between the two", "limit"),
-        ("link", 1, "hard link refuses a name that is there", "limit"),
-        ("linked over", 1, "hard link refuses a name that is there", "limit"),
+        ("put", ("rename", 3), fails, "", "ok"),
+        ("put", ("rename", 2), fails, "rename over an existing file", "missing"),
+        ("sync", ("rename",), fails, "fsync of a file", "missing"),
+        ("sync", ("",), fails, "fsync of a directory", "missing"),
+        ("lock", (), fails, "flock between the two", "limit"),
+        ("lock", (), gives_nothing, "flock between the two", "limit"),
+        ("link", (), fails, "hard link refuses a name that is there", "limit"),
+        ("link", (), links_over, "hard link refuses a name that is there", "limit"),
     ],
 )
 def test_what_a_filesystem_lacks(
-    lacks: str, code: int, what: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    operation: str, given: Any, does: Any, what: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lacking, "lacks", lacks)
-    monkeypatch.setattr("lazyshard.cli.verify_filesystem.Side", Lacking)
+    lack(monkeypatch, operation, given, does)
     lines = measure(str(tmp_path), Near(tmp_path), 5.0, print).lines
     assert {line.what: line.verdict for line in lines if line.verdict != "ok"} == ({what: verdict} if what else {})
-    assert conclude(lines)[0] == code
+    assert conclude(lines)[0] == {"ok": 0, "limit": 1, "missing": 3}[verdict]
     assert all(bool(line.means and line.remedy) == (line.verdict != "ok") for line in lines)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_conclusion_names_what_is_worst() -> None:
-    ok, slow, missing = Judged("a", "", "ok"), Judged("b", "", "slow"), Judged("c", "", "missing")
-    assert conclude([ok]) == (0, "fits", "fits")
-    assert conclude([ok, slow]) == (1, "limited", "works with limits: b")
-    assert conclude([ok, slow, missing]) == (3, "unfit", "does not fit: c")
-
-
-def test_versions_are_told_from_torn_ones() -> None:
-    assert [version_of(content(version)) for version in (0, 1, 9, 200)] == [0, 1, 9, 200]
-    for data in (b"", b"9", content(9)[:-1], content(9) + b"x", content(3)[:20] + content(9)[20:], b"x" * 50):
-        assert version_of(data) is None
-
-
-def test_names_lead_nowhere_else(tmp_path: Path) -> None:
+def test_names_lead_nowhere_else_and_versions_are_told_from_torn_ones(tmp_path: Path) -> None:
     side = Side(str(tmp_path))
     for name in ("../x", "a/../../x", "/etc/x", "a//b", "."):
         with pytest.raises(ValueError):
@@ -176,6 +168,9 @@ def test_names_lead_nowhere_else(tmp_path: Path) -> None:
         with pytest.raises(ValueError):
             side.answer(operation)
     assert list(tmp_path.iterdir()) == []
+    assert [version_of(content(version)) for version in (0, 1, 9, 200)] == [0, 1, 9, 200]
+    for data in (b"", b"9", content(9)[:-1], content(9) + b"x", content(3)[:20] + content(9)[20:], b"x" * 50):
+        assert version_of(data) is None
 
 
 def test_a_local_folder_fits_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,41 +193,22 @@ def test_what_the_other_side_leaves_is_removed_or_told(tmp_path: Path, monkeypat
     assert other.clear() == [str(tmp_path / "mine")]
 
 
-class Broken(Side):
-    """A filesystem on which a replacement takes two steps, as on some object stores."""
-
-    def put(self, name: str, version: int) -> None:
-        path = Path(self._folder, name)
-        path.unlink(missing_ok=True)
-        super().put(name, version)
-
-
 def test_a_replacement_in_two_steps_is_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.cli.verify_filesystem.Side", Broken)
+    lack(monkeypatch, "put", (), replaces_in_two_steps)
     with Far([sys.executable, "-m", "lazyshard.filesystem.side", str(tmp_path)]) as far:
         lines = measure(str(tmp_path), far, 20.0, print).lines
     assert "found nothing" in next(line.found for line in lines if line.what == "rename replaces in one step")
     assert conclude(lines)[0] == 3
 
 
-def test_two_folders_that_are_not_the_same_are_told_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", ["--far true", "--far /nowhere/command", "--far 'echo hello'", "another"])
+def test_another_side_that_is_silent_or_elsewhere(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lazyshard.cli.verify_filesystem.ENTER_S", 0.1)
-    for name in ("a", "b"):
+    for name in ("one", "another"):
         (tmp_path / name).mkdir()
-    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 4
-    assert list((tmp_path / "a").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["/tmp", "--far", "true"], 4),
-        (["/tmp", "--far", "/nowhere/command"], 4),
-        (["/tmp", "--far", "echo hello"], 4),
-    ],
-)
-def test_silent_other_side(arguments: list[str], code: int) -> None:
-    assert main(arguments) == code
+    assert main(["one", *shlex.split(other)]) == 4
+    assert list((tmp_path / "one").iterdir()) == []
 
 
 def test_the_other_side_runs_over_a_command_without_extras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

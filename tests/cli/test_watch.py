@@ -7,12 +7,15 @@ import re
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,11 +25,66 @@ from lazyshard.cli.watch_server import MAX_REQUESTS, PageAnswer, SharedLooks, Wa
 from lazyshard.errors import StreamMissing
 from lazyshard.inspection.outlook import Looks
 from lazyshard.inspection.survey import Survey, take_survey
-from tests.cli.commands import lazyshard
+from tests.cli.commands import DEADLINE_S, environment, lazyshard
 from tests.cli.looks import NOW, survey
-from tests.cli.watched import DEADLINE_S, Watch, get, send, watch
 from tests.inspection.surveyed import checkpoint, reads
 from tests.stream.streams import produce, wait_until
+from tests.tiers import full
+
+
+class Answered(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Watch(NamedTuple):
+    """A running `lazyshard watch`."""
+
+    process: "subprocess.Popen[str]"
+    first_line: str
+
+    @property
+    def port(self) -> int:
+        port = urllib.parse.urlsplit(self.first_line.split()[0]).port
+        assert port is not None
+        return port
+
+    def stop(self, by: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
+        self.process.send_signal(by)
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, out, err
+
+
+@contextlib.contextmanager
+def watch(stream: Path, *arguments: object) -> Iterator[Watch]:
+    command = [sys.executable, "-m", "lazyshard.cli", "watch", str(stream), "--port", "0", *map(str, arguments)]
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment(), text=True, **pipes) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            assert line, process.communicate()
+            yield Watch(process, line.rstrip("\n"))
+        finally:
+            process.kill()
+
+
+def get(port: int, path: str, method: str = "GET", **headers: str) -> Answered:
+    """Asks once; `headers` takes the place of what a browser would send."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)) as connection:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return Answered(answer.status, dict(answer.getheaders()), answer.read())
+
+
+def send(port: int, request: bytes) -> bytes:
+    """Asks byte for byte."""
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as connection:
+        connection.sendall(request)
+        with contextlib.suppress(ConnectionResetError):
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+    return b""
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +107,9 @@ def test_facts_are_those_of_status_and_of_metrics(served: Watch, stream: Path) -
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
     found = json.loads(answer.body)
     status = found.pop("status")
-    assert found.keys() == {
-        *("schema", "directory", "now_s", "interval_s", "answered_at_s", "silent_since_s", "error", "missing")
-    }
-    told = [found[name] for name in ("directory", "interval_s", "error", "silent_since_s", "missing")]
-    assert told == [str(stream), 2.0, None, None, False]
+    assert found.pop("now_s") >= found.pop("answered_at_s")
+    told = {"schema": 1, "directory": str(stream), "interval_s": 2.0}
+    assert found == told | {"silent_since_s": None, "error": None, "missing": False}
     expected = json.loads(json.dumps(status_values(Looks().add(take_survey(stream, time.time())))))
     assert status.keys() == expected.keys()
     # All but what goes by the clock, and by what else is on the disk.
@@ -131,21 +187,13 @@ def test_what_is_no_request_is_refused_and_not_repeated(served: Watch, request_l
     assert get(served.port, "/status.json").status == 200
 
 
-def test_sigterm_ends_it_at_once_and_in_silence(stream: Path) -> None:
-    with watch(stream) as running:
-        assert get(running.port, "/status.json").status == 200
-        running.process.send_signal(signal.SIGTERM)
-        out, err = running.process.communicate(timeout=DEADLINE_S)
-    assert (running.process.returncode, out, err) == (-signal.SIGTERM, "", "")
-
-
 def test_taken_port_is_told(stream: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         done = lazyshard("watch", stream, "--port", other.getsockname()[1])
     assert (done.returncode, done.stdout, done.stderr.count("\n"), "--port" in done.stderr) == (2, "", 1, True)
 
 
-def test_directory_that_is_still_to_come_is_shown_as_such_and_the_stream_once_it_comes(tmp_path: Path) -> None:
+def test_a_stream_that_is_still_to_come_is_shown_once_it_comes_and_sigterm_ends_it_in_silence(tmp_path: Path) -> None:
     tmp_path = tmp_path / "to come"
     with watch(tmp_path, "--interval", "0.5") as running:
         found = json.loads(get(running.port, "/status.json").body)
@@ -154,11 +202,12 @@ def test_directory_that_is_still_to_come_is_shown_as_such_and_the_stream_once_it
         produce(tmp_path, 4)
         wait_until(lambda: b'"published_chunks": 2' in get(running.port, "/status.json").body, "the stream has come")
         assert b'"missing": false' in get(running.port, "/status.json").body
+        assert running.stop(signal.SIGTERM) == (-signal.SIGTERM, "", "")
 
 
 def test_another_host_than_the_loopback_is_warned_of(stream: Path) -> None:
     with watch(stream, "--host", "0.0.0.0") as running:
-        assert running.url == f"http://{socket.gethostname()}:{running.port}/"
+        assert running.first_line.split()[0] == f"http://{socket.gethostname()}:{running.port}/"
         assert get(running.port, "/status.json", Host="10.1.2.3:8642").status == 200
         assert get(running.port, "/status.json", Host=f"{socket.gethostname()}:8642").status == 200
         assert get(running.port, "/status.json", Host="evil.example").status == 421
@@ -168,16 +217,21 @@ def test_another_host_than_the_loopback_is_warned_of(stream: Path) -> None:
 
 def test_ctrl_c_ends_it_while_it_is_asked(stream: Path) -> None:
     """An interrupt that comes in the middle of taking a request was taken for an error of the request."""
-    for _ in range(2):
-        ended = threading.Event()
-        with watch(stream) as running, ThreadPoolExecutor(4) as viewers:
-            for _ in range(4):
-                viewers.submit(_ask_until, ended, running.port)
-            for _ in range(30):
+    ended = threading.Event()
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while not ended.is_set():
                 get(running.port, "/status.json")
-            code, _, told = running.stop()
-            ended.set()
-        assert (code, told) == (130, "")
+
+    with watch(stream) as running, ThreadPoolExecutor(4) as viewers:
+        for _ in range(4):
+            viewers.submit(ask)
+        for _ in range(30):
+            get(running.port, "/status.json")
+        code, _, told = running.stop()
+        ended.set()
+    assert (code, told) == (130, "")
 
 
 def test_what_a_script_runs_in_its_background_outlives_ctrl_c(stream: Path) -> None:
@@ -189,12 +243,6 @@ def test_what_a_script_runs_in_its_background_outlives_ctrl_c(stream: Path) -> N
             assert {get(running.port, "/status.json").status for _ in range(5)} == {200}
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _ask_until(ended: threading.Event, port: int) -> None:
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        while not ended.is_set():
-            get(port, "/status.json")
 
 
 def test_too_many_requests_at_a_time_are_turned_away() -> None:
@@ -213,11 +261,11 @@ def test_too_many_requests_at_a_time_are_turned_away() -> None:
             assert b"".join(iter(lambda: ours.recv(4096), b"")).endswith(b"\r\n\r\nhere")
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("slow", ["asking", "taking"])
+@pytest.mark.parametrize("slow", ["asking", *full("taking")])
 def test_slow_requests_come_to_an_end_and_others_are_served(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_server, "_REQUEST_S", 0.5, raising=False)
-    long = bytes(32 << 20)
+    monkeypatch.setattr(watch_server, "_REQUEST_S", 0.2)
+    monkeypatch.setattr(watch_server, "MAX_REQUESTS", 4)
+    long = bytes(16 << 20)
     answers = {"/": PageAnswer("text/plain", lambda: b"here"), "/long": PageAnswer("text/plain", lambda: long)}
     with WatchServer("127.0.0.1", 0, answers) as server, contextlib.ExitStack() as stack:
         thread = threading.Thread(target=server.serve_forever)
@@ -225,22 +273,19 @@ def test_slow_requests_come_to_an_end_and_others_are_served(slow: str, monkeypat
         stack.callback(thread.join)
         stack.callback(server.shutdown)
         port = server.server_port
-        slow_ones = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MAX_REQUESTS)]
+        slow_ones = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(4)]
         for one in slow_ones:
             with contextlib.suppress(OSError):
                 one.sendall(b"GET /long HTTP/1.1\r\n" + (b"Host: localhost\r\n\r\n" if slow == "taking" else b""))
-        due = time.monotonic() + DEADLINE_S
-        while slow_ones and time.monotonic() < due:
-            slow_ones = [one for one in slow_ones if _is_open(one, slow)]
-            time.sleep(0.02)
-        assert not slow_ones
-        found = None
-        while found is None and time.monotonic() < due:
+        wait_until(lambda: not any(_is_open(one, slow) for one in slow_ones), "the slow ones are cut off")
+
+        def is_served() -> bool:
             # A moment passes between the end of a connection and that of its thread.
             with contextlib.suppress(OSError, http.client.HTTPException):
-                found = get(port, "/")
-        assert found is not None
-        assert found.body == b"here"
+                return get(port, "/").body == b"here"
+            return False
+
+        wait_until(is_served, "others are served")
 
 
 def _is_open(connection: socket.socket, slow: str) -> bool:
@@ -258,17 +303,14 @@ def _is_open(connection: socket.socket, slow: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("path", ["/now", "/history"])
-def test_parts_of_the_page_hold_no_script_and_may_load_nothing(served: Watch, path: str) -> None:
-    answer = get(served.port, path)
-    assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none';")
-    assert "img-src" not in answer.headers["Content-Security-Policy"]
-    assert f'id="{path[1:]}"' in answer.body.decode()
-    assert b"<script" not in answer.body and b"<style" not in answer.body
-
-
-def test_pictures_come_once_they_are_drawn_and_stand_in_the_page(served: Watch) -> None:
+def test_parts_of_the_page_hold_no_script_may_load_nothing_and_hold_pictures_once_they_are_drawn(served: Watch) -> None:
+    for part in ("now", "history"):
+        answer = get(served.port, f"/{part}")
+        assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none';")
+        assert "img-src" not in answer.headers["Content-Security-Policy"]
+        assert f'id="{part}"' in answer.body.decode()
+        assert b"<script" not in answer.body and b"<style" not in answer.body
     wait_until(lambda: b"data:image/svg+xml;base64," in get(served.port, "/history").body, "pictures are drawn")
     page = get(served.port, "/").body.decode()
     assert "data:image/svg+xml;base64," in page
@@ -276,23 +318,17 @@ def test_pictures_come_once_they_are_drawn_and_stand_in_the_page(served: Watch) 
     assert version == [version[0]] * 2 != ["0", "0"]
 
 
-def test_history_that_has_not_changed_is_not_drawn_again(stream: Path) -> None:
+def test_history_that_has_not_changed_is_not_drawn_again(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[object] = []
+    monkeypatch.setattr(watch_server, "draw", drawn.append)
     looks = history_looks(stream, 0.001)
-    first = looks._look()
-    assert first.pictures is not None
-    assert looks._look() is first
+    assert looks._look() is looks._look()
+    assert len(drawn) == 1
 
 
-@pytest.mark.parametrize(
-    ("missing", "package"),
-    [
-        (("prometheus_client", "prometheus_client.core", "prometheus_client.registry"), "prometheus-client"),
-        (("jinja2",), "jinja2"),
-    ],
-)
-def test_missing_extra(missing: tuple[str, ...], package: str, stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in missing:
-        monkeypatch.setitem(sys.modules, name, None)
+@pytest.mark.parametrize(("module", "package"), [("prometheus_client.core", "prometheus-client"), ("jinja2", "jinja2")])
+def test_missing_extra(module: str, package: str, stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
     for name in ("watch_server", "watch_page"):
         monkeypatch.delitem(sys.modules, f"lazyshard.cli.{name}", raising=False)
     done = lazyshard("watch", stream)
@@ -315,51 +351,28 @@ class Share:
         return survey(looked_at=NOW)
 
 
-def test_viewers_share_a_look() -> None:
+def test_viewers_share_a_look_and_who_does_not_wait_is_answered_at_once() -> None:
     share = Share(3600.0)
+    share.answers.clear()
+    assert share.looks.facts(wait=False).last is None
+    share.answers.set()
     with ThreadPoolExecutor(20) as viewers:
         found = list(viewers.map(lambda _: share.looks.facts().current, range(20)))
     assert (len({id(one) for one in found}), share.count, found[0] is None) == (1, 1, False)
 
 
-def test_who_does_not_wait_is_answered_at_once() -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_share_that_hangs_holds_up_nobody_and_is_told(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     share = Share()
-    share.answers.clear()
-    assert share.looks.facts(wait=False).last is None
-    share.answers.set()
-    wait_until(lambda: share.looks.facts(wait=False).last is not None, "asking without waiting has it look too")
-
-
-def test_nobody_asks_and_nothing_is_looked_at() -> None:
-    share = Share()
-    assert share.looks.facts().current is not None
-    count = share.count
-    wait_until(lambda: time.monotonic() > share.looks.due, "a look is due")
-    assert share.count == count
-    assert share.looks.facts().current is not None
-    assert share.count == count + 1
-
-
-def test_share_that_hangs_holds_up_nobody_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    share = Share()
-    assert share.looks.facts().current is not None
+    assert not known or share.looks.facts().current is not None
     monkeypatch.setattr(watch_server, "SILENT_S", 0.02)
     share.answers.clear()
     wait_until(lambda: share.looks.facts().silent_since is not None, "the silence is told")
     facts = share.looks.facts()
-    assert (facts.silent_since, facts.current) == (NOW, None)
-    assert facts.last is not None, "what was known is still shown"
+    # What was known is still shown.
+    assert (facts.silent_since, facts.current, facts.last is not None) == (NOW, None, known)
     share.answers.set()
     wait_until(lambda: share.looks.facts().current is not None, "it answers again")
-
-
-def test_share_that_hangs_from_the_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_server, "SILENT_S", 0.02)
-    share = Share()
-    share.answers.clear()
-    wait_until(lambda: share.looks.facts().silent_since == NOW, "the silence is told")
-    assert share.looks.facts().last is None
-    share.answers.set()
 
 
 def test_a_look_that_fails_is_told_and_the_next_one_made() -> None:

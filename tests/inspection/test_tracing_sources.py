@@ -3,6 +3,7 @@
 import gzip
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
@@ -17,6 +18,7 @@ from tests.stream.streams import foreign, produce
 
 A = [f'{{"a": {number}}}\n' for number in range(7)]
 B = [f'  {{"b": {number}}} \r\n' for number in range(6)]
+STREAM = Path("stream")
 
 
 @pytest.fixture(autouse=True)
@@ -24,73 +26,90 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def produced(*sources: object) -> Origins:
+def produced(*sources: object, a: list[str] = A) -> Origins:
     """A stream of a.jsonl and b.jsonl, 13 rows in chunks of 4, in the current folder."""
-    Path("a.jsonl").write_text("".join([*A[:2], "\n", *A[2:]]), encoding="utf-8")
+    Path("a.jsonl").write_text("".join([*a[:2], "\n", *a[2:]]), encoding="utf-8")
     Path("b.jsonl").write_bytes("".join(B).encode())
-    made("--source", *(sources or ("a.jsonl", "b.jsonl")))
-    return Origins(Path("stream"), range(4))
+    arguments = ["run", "--source", *map(str, sources or ("a.jsonl", "b.jsonl")), "--out", "stream"]
+    assert produce_main([*arguments, "--samples-per-chunk", "4", "--no-progress"]) == 0
+    return Origins(STREAM, range(4))
 
 
-def made(*arguments: object) -> None:
-    command = ["run", *map(str, arguments), "--out", "stream", "--samples-per-chunk", "4", "--no-progress"]
-    assert produce_main(command) == 0
+def told(origins: Origins, samples: Iterable[int] = range(13)) -> list[str]:
+    return [" or ".join(map(str, origins.of(*divmod(sample, 4)))) for sample in samples]
 
 
-def told(origins: Origins, samples: int = 13) -> list[str]:
-    return [" or ".join(map(str, origins.of(*divmod(sample, 4)))) for sample in range(samples)]
+def find(name: str, first: int = 0, stop: int = 4, **place: int) -> PlaceRows:
+    return find_source(STREAM, range(first, stop), 4, SourcePlace(name, **place))
 
 
 IN_ORDER = [*(f"a.jsonl:{line}" for line in (1, 2, 4, 5, 6, 7, 8)), *(f"b.jsonl:{line}" for line in range(1, 7))]
 
 
-def test_the_line_of_every_row_of_two_files(tmp_path: Path) -> None:
-    assert told(produced()) == IN_ORDER
-
-
-def test_files_mixed_by_weights(tmp_path: Path) -> None:
-    found = told(produced("a.jsonl", "--weight", 1, "--source", "b.jsonl", "--weight", 1))
-    assert found[:4] == ["a.jsonl:1", "b.jsonl:1", "a.jsonl:2", "b.jsonl:2"]
+@pytest.mark.parametrize(
+    ("sources", "of_first"),
+    [
+        (["a.jsonl", "b.jsonl"], 1),
+        (["a.jsonl", "--weight", 1, "--source", "b.jsonl", "--weight", 1], 1),
+        # The first chunk alone ends within a block, unless that has its very size: what was read for it is not known.
+        (["a.jsonl", "b.jsonl", "--shuffle", 4], 1),
+        (["a.jsonl", "b.jsonl", "--shuffle", 6], 0),
+        (["a.jsonl", "b.jsonl", "--shuffle", 100], 0),
+    ],
+)
+def test_a_row_leads_to_its_line_and_the_line_to_its_row(sources: list[object], of_first: int) -> None:
+    found = told(produced(*sources))
     assert sorted(found) == sorted(IN_ORDER)
+    assert "--shuffle" in sources or found[:2] == ["a.jsonl:1", "b.jsonl:1" if "--weight" in sources else "a.jsonl:2"]
+    reader = open_now(STREAM)
+    for sample, place in enumerate(found):
+        name, line = place.split(":")
+        row = reader.open_chunk(sample // 4).line(sample % 4).decode().strip()
+        assert Path(name).read_text().splitlines()[int(line) - 1].strip() == row
+        chunk = sample // 4
+        assert find(name, line=int(line)).samples == (sample,)
+        assert chunk or find(name, stop=1, line=int(line)).samples == (sample,)
+    assert {len(Origins(STREAM, range(1)).of(0, row)) for row in range(4)} == {of_first}
 
 
-@pytest.mark.parametrize("block", [4, 6, 100])
-def test_rows_shuffled_in_blocks(tmp_path: Path, block: int) -> None:
-    origins = produced("a.jsonl", "b.jsonl", "--shuffle", block)
-    reader = open_now(tmp_path / "stream")
-    lines = {"a": (tmp_path / "a.jsonl").read_text().splitlines(), "b": [line.strip() for line in B]}
-    for sample, place in enumerate(told(origins)):
-        name, number = place.split(".jsonl:")
-        assert lines[name][int(number) - 1] == reader.open_chunk(sample // 4).line(sample % 4).decode().strip()
-    # The first chunk alone ends within a block, unless that has its very size: what was read for it cannot be told yet.
-    (of_first,) = {len(Origins(tmp_path / "stream", range(1)).of(0, row)) for row in range(4)}
-    assert of_first == (1 if block == 4 else 0)
+def test_rows_of_bytes_and_lines() -> None:
+    produced()
+    assert find("a.jsonl", byte=0) == find("a.jsonl", byte=8) == find("a.jsonl", line=1) == PlaceRows((0, 1), (0,))
+    assert find("a.jsonl", byte=9) == find("a.jsonl", line=2) == PlaceRows((0, 1), (1,))
+    assert find("a.jsonl", byte=37) == find("a.jsonl", line=6) == PlaceRows((1, 2), (4,))
+    # One that is blank, and one that is not there.
+    for line in (3, 9):
+        with pytest.raises(StateMismatch, match=f"line {line}"):
+            find("a.jsonl", line=line)
 
 
-def test_lines_that_are_alike_are_all_told(tmp_path: Path) -> None:
-    with mock.patch.dict(globals(), {"A": ["{}\n", '{"a": 1}\n', "{}\n"]}):
-        origins = produced()
-    assert told(origins, 3) == ["a.jsonl:1 or a.jsonl:4", "a.jsonl:2", "a.jsonl:1 or a.jsonl:4"]
+def test_lines_that_are_alike_are_all_told() -> None:
+    origins = produced(a=["{}\n", '{"a": 1}\n', "{}\n"])
+    assert told(origins, range(3)) == ["a.jsonl:1 or a.jsonl:4", "a.jsonl:2", "a.jsonl:1 or a.jsonl:4"]
+    assert find("a.jsonl", line=4, stop=3) == PlaceRows((0, 1), (0, 2))
 
 
-def test_what_a_chunk_was_made_of_where_no_line_equals_the_row(tmp_path: Path) -> None:
+def test_what_a_chunk_was_made_of_where_no_line_equals_the_row() -> None:
     origins = produced()
-    (tmp_path / "b.jsonl").write_bytes("".join(B).replace("3", "8").encode())
+    Path("b.jsonl").write_bytes("".join(B).replace("3", "8").encode())
     assert origins.of(2, 1) == (Origin("b.jsonl", (3,), (2, 6)),)
     (changed,) = origins.of(2, 2)
     assert (changed.lines, changed.among, changed.why is None) == ((), (2, 6), False)
-    (tmp_path / "b.jsonl").unlink()
+    found = find("b.jsonl", line=4)
+    assert (found.chunks, found.samples, "no row there equals" in (found.why or "")) == ((2, 3), (), True)
+    Path("b.jsonl").unlink()
+    assert "cannot be read" in (find("b.jsonl", line=4).why or "")
     # Of a chunk that two files went into: either, as long as the row is in none of them.
-    found = [re.sub(r" \(.*?\)", "", text) for text in told(Origins(tmp_path / "stream", range(4)))]
-    assert found[6:9] == ["a.jsonl:8", "a.jsonl, lines 6 to 8 or b.jsonl, line 1", "b.jsonl, lines 2 to 5"]
+    texts = [re.sub(r" \(.*?\)", "", text) for text in told(Origins(STREAM, range(4)))]
+    assert texts[6:9] == ["a.jsonl:8", "a.jsonl, lines 6 to 8 or b.jsonl, line 1", "b.jsonl, lines 2 to 5"]
 
 
-def test_compressed_files_tell_lines_that_come_into_question(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("".join(f'{{"a":{n}}}\n' for n in range(13)).encode()))
+def test_compressed_files_tell_lines_that_come_into_question() -> None:
+    Path("a.jsonl.gz").write_bytes(gzip.compress("".join(f'{{"a":{n}}}\n' for n in range(13)).encode()))
     found = told(produced("a.jsonl.gz"))
     assert found[0] == "a.jsonl.gz, lines 1 to 4 (the file is compressed)"
     assert found[12] == "a.jsonl.gz, line 13 (the file is compressed)"
-    place = find_source(tmp_path / "stream", range(4), 4, SourcePlace("a.jsonl.gz", line=7))
+    place = find("a.jsonl.gz", line=7)
     assert (place.chunks, place.samples, "--text" in (place.why or "")) == ((1, 2), (), True)
 
 
@@ -101,93 +120,28 @@ def test_sources_without_lines_are_named(tmp_path: Path) -> None:
     assert set(found) == {"python:users:rows (a source of kind python has no lines)"}
 
 
-def test_rows_of_a_stream_are_lines_of_its_chunks(tmp_path: Path) -> None:
-    produce(tmp_path / "old", 13, 3)
-    found = told(produced("old"))
-    assert found == [f"old/chunk_{number // 3:05d}.jsonl:{number % 3 + 1}" for number in range(13)]
-    (tmp_path / "old" / "chunk_00001.jsonl.completed").unlink()
-    again = told(Origins(tmp_path / "stream", range(4)))
+def test_rows_of_a_stream_are_lines_of_its_chunks() -> None:
+    produce(Path("old"), 13, 3)
+    assert told(produced("old")) == [f"old/chunk_{number // 3:05d}.jsonl:{number % 3 + 1}" for number in range(13)]
+    Path("old", "chunk_00001.jsonl.completed").unlink()
+    again = told(Origins(STREAM, range(4)))
     assert again[0] == "old/chunk_00000.jsonl:1"
     assert again[3].startswith("old/chunk_00000.jsonl, lines 1 to 3 (no line there equals the row) or old (the stream ")
 
 
-def test_after_deletion_nothing_is_told_of_the_first_chunk_left(tmp_path: Path) -> None:
+def test_after_deletion_nothing_is_told_of_the_first_chunk_left() -> None:
     produced()
-    retire(tmp_path / "stream", 1, 4)
-    origins = Origins(tmp_path / "stream", range(1, 4))
-    assert (origins.of(0, 0), origins.of(1, 0)) == ((), ())
-    assert str(origins.of(2, 0)[0]) == "b.jsonl:2"
+    retire(STREAM, 1, 4)
+    assert told(Origins(STREAM, range(1, 4)), (0, 4, 8)) == ["", "", "b.jsonl:2"]
+    found = find("a.jsonl", 1, line=2)
+    assert (found.chunks, "below 1 are deleted" in (found.why or "")) == ((0, 2), True)
+    assert find("b.jsonl", 1, line=2).samples == (8,)
 
 
-LINES = [f'{{"id": {number}}}\n' for number in range(20)]
-"""10 bytes each up to line 10, then 11."""
-
-
-def produced_of(folder: Path, *more: object, lines: list[str] = LINES) -> Path:
-    (folder / "in.jsonl").write_text("".join(lines), encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        made("--source", "in.jsonl", *more)
-    return folder / "stream"
-
-
-def find(folder: Path, first: int = 0, *, chunks: int = 5, **place: int) -> PlaceRows:
-    return find_source(folder / "stream", range(first, chunks), 4, SourcePlace(str(folder / "in.jsonl"), **place))
-
-
-def test_rows_of_bytes_and_lines(tmp_path: Path) -> None:
-    produced_of(tmp_path, lines=[*LINES[:11], "\n", *LINES[11:]])
-    assert find(tmp_path, byte=0) == find(tmp_path, byte=9) == find(tmp_path, line=1) == PlaceRows((0, 1), (0,))
-    assert find(tmp_path, byte=10) == find(tmp_path, line=2) == PlaceRows((0, 1), (1,))
-    assert find(tmp_path, byte=40) == PlaceRows((1, 2), (4,))
-    for line, sample in ((11, 10), (13, 11), (21, 19)):
-        assert find(tmp_path, line=line) == PlaceRows((sample // 4, sample // 4 + 1), (sample,))
-    # One that is blank, and one that is not there.
-    for line in (12, 22):
-        with pytest.raises(StateMismatch, match=f"line {line}"):
-            find(tmp_path, line=line)
-
-
-def test_shuffled_rows_are_searched_in_their_block(tmp_path: Path) -> None:
-    stream = produced_of(tmp_path, "--shuffle", 10)
-    reader = open_now(stream)
-    wanted = {reader.open_chunk(n // 4).line(n % 4): n for n in range(20)}
-    for number, line in enumerate(LINES, 1):
-        assert find(tmp_path, line=number).samples == (wanted[line.encode()],)
-    # Of the first block, as long as only its first chunk is there.
-    first = reader.open_chunk(0)
-    ids = [int(first.parse([first.line(n)], n)[0]["id"]) for n in range(4)]
-    there = [n for n in range(4) if find(tmp_path, chunks=1, line=ids[n] + 1).samples]
-    assert there == [0, 1, 2, 3]
-
-
-def test_a_source_that_has_changed_tells_the_chunk(tmp_path: Path) -> None:
-    produced_of(tmp_path)
-    (tmp_path / "in.jsonl").write_text("".join(LINES).replace("7", "8"), encoding="utf-8")
-    found = find(tmp_path, line=8)
-    assert (found.chunks, found.samples, "no row there equals" in (found.why or "")) == ((1, 2), (), True)
-    (tmp_path / "in.jsonl").unlink()
-    assert "cannot be read" in (find(tmp_path, line=8).why or "")
-
-
-def test_rows_that_are_alike_and_lines_with_white_space(tmp_path: Path) -> None:
-    produced_of(tmp_path, lines=["{}\n"] * 20)
-    assert find(tmp_path, line=6) == PlaceRows((1, 2), (4, 5, 6, 7))
-    (tmp_path / "spaces").mkdir()
-    produced_of(tmp_path / "spaces", lines=[f"  {line.rstrip()} \r\n" for line in LINES])
-    assert find(tmp_path / "spaces", line=8).samples == (7,)
-
-
-def test_deleted_chunks_are_named_as_a_range(tmp_path: Path) -> None:
-    retire(produced_of(tmp_path), 2, 5)
-    found = find(tmp_path, 2, line=2)
-    assert (found.chunks, "below 2 are deleted" in (found.why or "")) == ((0, 3), True)
-    assert find(tmp_path, 2, line=9).samples == (8,)
-
-
-def test_sources_that_the_stream_does_not_have(tmp_path: Path) -> None:
-    stream, plain = produced_of(tmp_path), produce(tmp_path / "plain", 4)
-    for of, chunks, name in ((stream, range(5), "other.jsonl"), (plain, range(2), "a"), (plain, range(0), "a")):
+def test_sources_that_the_stream_does_not_have() -> None:
+    produced()
+    plain = produce(Path("plain"), 4)
+    for of, chunks, name in ((STREAM, range(4), "other.jsonl"), (plain, range(2), "a"), (plain, range(0), "a")):
         with pytest.raises(StateMismatch):
             find_source(of, chunks, 2, SourcePlace(name, line=1))
     with pytest.raises(StateMismatch):

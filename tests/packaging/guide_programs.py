@@ -1,20 +1,31 @@
 """Runs the programs of `docs/guides`: real processes with gloo, killed where a test says so."""
 
+import contextlib
+import importlib
 import os
 import re
+import runpy
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from tests.harness.processes.nursery import Nursery, has_ended
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 GUIDES: Final = ROOT / "docs" / "guides"
 DEADLINE_S: Final = 120.0
+
+MODULES: Final = (
+    *("torch.distributed.run", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"),
+    *("torch.nn.parallel", "lazyshard.data.dataset"),
+    *(("transformers.trainer", "transformers.models.gpt2.modeling_gpt2") if find_spec("transformers") else ()),
+)
+"""What the programs import."""
 
 
 def blocks(guide: str, language: str) -> list[str]:
@@ -37,62 +48,79 @@ def variables() -> dict[str, str]:
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
-@contextmanager
-def ranks_of(folder: Path, size: int, arguments: list[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def run_program(folder: str, environment: dict[str, str], rank: int, program: list[str]) -> None:
+    """In a fork: does as `python PROGRAM`, or as `torchrun` does, in a session of its own."""
+    os.setsid()
+    os.environ.update(environment)
+    os.chdir(folder)
+    for fd, name in ((1, f"out{rank}"), (2, f"log{rank}")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), fd)
+    importlib.import_module("torch").set_num_threads(1)
+    sys.path[0], sys.argv = folder, program
+    if program[0] == "torchrun":
+        importlib.import_module("torch.distributed.run").main(program[1:])
+        return
+    if program[0] == "trainer.py":
+        note_steps(importlib.import_module("transformers").Trainer)
+    runpy.run_path(program[0], run_name="__main__")
+
+
+def note_steps(trainer: Any) -> None:
+    """Notes what each step of a Trainer trains: the first four bytes of a text are its number."""
+    trains = trainer.training_step
+
+    def noting(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        ids = [int(bytes(row[:4].tolist())) for row in inputs["input_ids"]]
+        result = trains(self, model, inputs, *args, **kwargs)
+        print("trained", *ids, flush=True)
+        return result
+
+    trainer.training_step = noting
+
+
+@contextlib.contextmanager
+def ranks_of(nursery: Nursery, folder: Path, size: int, *program: str) -> Iterator[list[int]]:
     """Starts so many processes with the variables that torchrun sets, and kills what is left of them in the end.
 
     What rank r prints goes to `out{r}`, what it logs to `log{r}`, both in `folder`.
     """
     common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": str(free_port())}
-    processes = []
+    ranks = []
     for rank in range(size):
-        with (folder / f"out{rank}").open("wb") as output, (folder / f"log{rank}").open("wb") as log:
-            environment = {**variables(), **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            command = [sys.executable, *arguments]
-            process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=output, stderr=log, start_new_session=True
-            )
-            processes.append(process)
+        (folder / f"out{rank}").unlink(missing_ok=True)
+        own = {**variables(), **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(nursery.fork(run_program, str(folder), own, rank, list(program)))
     try:
-        yield processes
+        yield ranks
     finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # its loader's workers too
-        for process in processes:
-            process.wait(DEADLINE_S)
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # its loader's workers too
+        for pid in ranks:
+            nursery.reap(pid, DEADLINE_S)
 
 
-def steps(folder: Path, rank: int) -> list[list[int]]:
-    lines = (folder / f"out{rank}").read_text(encoding="utf-8").splitlines(keepends=True)
+def finish(nursery: Nursery, folder: Path, size: int, *program: str) -> None:
+    """Runs it to its end."""
+    with ranks_of(nursery, folder, size, *program) as ranks:
+        ended = [nursery.reap(pid, DEADLINE_S) for pid in ranks]
+        ranks.clear()
+    logs = [(folder / f"log{rank}").read_text(encoding="utf-8")[-3000:] for rank in range(size)]
+    assert [one.status for one in ended] == [0] * size, "\n".join(logs)
+
+
+def steps(output: Path) -> list[list[int]]:
+    """The samples of each step, of what a rank has printed so far."""
+    lines = output.read_text(encoding="utf-8").splitlines(keepends=True) if output.exists() else []
     whole = [line.split() for line in lines if line.startswith("trained ") and line[-1] == "\n"]
     return [[int(word) for word in words[1:]] for words in whole]
 
 
-def logs(folder: Path, size: int) -> str:
-    return "\n".join((folder / f"log{rank}").read_text(encoding="utf-8")[-3000:] for rank in range(size))
-
-
-def command(line: str, folder: Path) -> str:
-    name, *words = line.replace("/shared/", "").split()
-    module = {"lazyshard": "lazyshard.cli", "lazyshard-producer": "lazyshard_producer"}[name]
-    whole = [sys.executable, "-m", module, *words]
-    done = subprocess.run(whole, cwd=folder, env=variables(), capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def wait_until(condition: Callable[[], bool], what: str, processes: list[subprocess.Popen[bytes]]) -> None:
+def wait_until(condition: Callable[[], bool], what: str, pids: list[int]) -> None:
     """Returns when the condition holds; fails when a process has ended before, or the time is over."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-        ended = [process.returncode for process in processes if process.poll() is not None]
-        assert not ended, f"ended with {ended} before {what}"
+        assert not [pid for pid in pids if has_ended(pid, 0)], f"ended before {what}"
         time.sleep(0.05)
-
-
-def finish(folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
-    codes = [process.wait(DEADLINE_S) for process in processes]
-    assert codes == [0] * len(processes), logs(folder, len(processes))

@@ -17,7 +17,6 @@ from tests.harness.processes.producing import published, rows, run, wait_until
 
 DEPLOY = Path(__file__).resolve().parents[2] / "producer" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
-MANIFESTS = sorted(KUBERNETES.glob("*.yaml"))
 
 
 def manifests(path: Path) -> list[dict[str, Any]]:
@@ -25,30 +24,18 @@ def manifests(path: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(KUBERNETES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_kubernetes_manifests_keep_to_the_schema(path: Path) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     for document in manifests(path):
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
-def commands(value: Any) -> list[list[str]]:
-    if isinstance(value, dict):
-        own = value.get("command")
-        found = [own] if isinstance(own, list) and own[0] == "lazyshard-producer" else []
-        return found + [command for item in value.values() for command in commands(item)]
-    return [command for item in value for command in commands(item)] if isinstance(value, list) else []
-
-
-@pytest.mark.parametrize("path", [KUBERNETES / f"{name}.yaml" for name in ("deployment", "sidecar")])
-def test_kubernetes_manifests_use_options_that_there_are(path: Path) -> None:
-    found = [command for document in manifests(path) for command in commands(document)]
-    assert found
-    text = run("run", "--help").stdout
-    for command in found:
-        assert command[1] == "run"
-        for option in (word for word in command if word.startswith("--")):
-            assert f" {option} " in text
+def of_kind(kind: str, *names: str) -> dict[str, Any]:
+    """The only one of a kind in these files, by default those of a training and of `watch`."""
+    every = [one for name in names or ("training", "watch") for one in manifests(KUBERNETES / f"{name}.yaml")]
+    (found,) = (one for one in every if one["kind"] == kind)
+    return found
 
 
 def pod(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -56,11 +43,18 @@ def pod(manifest: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def of_kind(kind: str) -> dict[str, Any]:
-    (found,) = (
-        one for name in ("training", "watch") for one in manifests(KUBERNETES / f"{name}.yaml") if one["kind"] == kind
-    )
-    return found
+def test_options_of_commands_are_there() -> None:
+    sidecar = pod(of_kind("Job", "sidecar"))["initContainers"][0]["command"]
+    deployed = pod(of_kind("Deployment", "deployment"))["containers"][0]["command"]
+    watch = pod(of_kind("Deployment"))["containers"][0]["command"]
+    producers, watches = run("run", "--help").stdout, lazyshard("watch", "--help").stdout
+    for command, program, text in (
+        (sidecar, ["lazyshard-producer", "run"], producers),
+        (deployed, ["lazyshard-producer", "run"], producers),
+        (watch, ["lazyshard", "watch"], watches),
+    ):
+        assert command[:2] == program
+        assert [word for word in command if word.startswith("--") and f" {word} " not in text] == []
 
 
 def test_pods_mount_the_claim() -> None:
@@ -81,16 +75,9 @@ def test_ranks_find_the_first_pod() -> None:
     assert f"--master-addr={job['metadata']['name']}-0.{service['metadata']['name']}" in command
     assert f"--nnodes={job['spec']['completions']}" in command
     assert job["spec"]["completions"] == job["spec"]["parallelism"]
-
-
-def test_options_of_watch_and_torchrun_are_there() -> None:
-    watch = pod(of_kind("Deployment"))["containers"][0]["command"]
-    assert watch[:2] == ["lazyshard", "watch"]
-    text = lazyshard("watch", "--help").stdout
-    assert all(f"{word} " in text for word in watch if word.startswith("--"))
     torchrun = pytest.importorskip("torch.distributed.run")
-    command = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in pod(of_kind("Job"))["containers"][0]["command"]]
-    parsed = torchrun.get_args_parser().parse_args(command[1:])
+    given = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in command[1:]]
+    parsed = torchrun.get_args_parser().parse_args(given)
     assert (parsed.nnodes, parsed.node_rank, parsed.training_script) == ("2", 1, "train.py")
 
 
@@ -121,6 +108,7 @@ def slurm(tmp_path: Path, producer: str, out: Path) -> subprocess.Popen[str]:
     variables = {"CONFIG": str(config), "PRODUCER": str(tools / "producer"), "SLURM_JOB_ID": "17"}
     return subprocess.Popen(
         ["bash", str(DEPLOY / "slurm" / "producer.sbatch")],
+        cwd=tmp_path,
         env=environment() | variables | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -143,20 +131,20 @@ def test_slurm_job_ends_in_good_order_when_its_time_is_over_and_asks_to_go_on(tm
     assert (tmp_path / "scontrol").read_text() == "requeue 17\n"
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_slurm_job_has_the_exit_code_of_the_producer_and_is_not_started_again(tmp_path: Path, code: int) -> None:
-    with slurm(tmp_path, f"#!/bin/sh\nexit {code}\n", tmp_path / "out") as job:
+@pytest.mark.parametrize(
+    ("program", "stopped", "code"),
+    [
+        ("exit 0", False, 0),
+        ("exit 3", False, 3),
+        # One that fails after the signal.
+        ("trap 'exit 7' TERM\ntouch began\nwhile :; do sleep 0.05; done", True, 7),
+    ],
+)
+def test_slurm_job_has_the_exit_code_of_the_producer(program: str, stopped: bool, code: int, tmp_path: Path) -> None:
+    with slurm(tmp_path, f"#!/bin/bash\n{program}\n", tmp_path / "out") as job:
+        if stopped:
+            wait_until((tmp_path / "began").exists, job)
+            job.send_signal(signal.SIGTERM)
         job.communicate(timeout=60)
     assert job.returncode == code
-    assert not (tmp_path / "scontrol").exists()
-
-
-def test_slurm_job_takes_the_code_of_a_producer_that_fails_after_the_signal(tmp_path: Path) -> None:
-    began = tmp_path / "began"
-    failing = f"#!/bin/bash\ntrap 'exit 7' TERM\ntouch {began}\nwhile :; do sleep 0.05; done\n"
-    with slurm(tmp_path, failing, tmp_path / "out") as job:
-        wait_until(began.exists, job)
-        job.send_signal(signal.SIGTERM)
-        job.communicate(timeout=60)
-    assert job.returncode == 7
     assert not (tmp_path / "scontrol").exists()

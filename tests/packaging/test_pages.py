@@ -4,8 +4,6 @@ import doctest
 import importlib
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Final, get_args, get_type_hints
@@ -19,7 +17,8 @@ import lazyshard_swift.errors
 from lazyshard.format.records import STATES
 from lazyshard_producer import display as metrics
 from lazyshard_producer.holding import KeptChunks
-from tests.packaging.guide_programs import GUIDES, blocks, variables
+from tests.harness.processes.producing import run
+from tests.packaging.guide_programs import GUIDES, blocks
 from tests.packaging.messages import GOLDEN, LOGGED, collect, read_golden
 from tests.packaging.test_import_directions import MAY_IMPORT, ROOT
 
@@ -78,15 +77,6 @@ def exit_codes(module: ModuleType) -> set[int]:
     return {value for name, value in vars(module).items() if name.isupper() and name[0] != "_" and type(value) is int}
 
 
-def exit_code(where: str, error: BaseException) -> int | None:
-    """The code in which an error ends a command."""
-    if where == "ms-swift":
-        return lazyshard_swift.errors.code_of(error)
-    if where == "`lazyshard`":
-        return lazyshard.cli.exits.exit_code(error)
-    return lazyshard_producer.errors.exit_code(error)
-
-
 def holds_pieces(text: str, span: str) -> bool:
     """Whether a text has the pieces of a phrase, between its dots, in that order."""
     at = 0
@@ -119,9 +109,10 @@ def test_every_class_has_the_exit_codes_that_the_commands_have() -> None:
     assert sorted(named) == sorted(set(error_classes()) - ROOTS)
     assert len(named) == sum(len(names.split("`, `")) for names in rows), "a class is there twice"
     for name, codes in named.items():
-        for where, code in zip(EXITS, codes, strict=True):
-            expected = exit_code(where, error_classes()[name]("text"))
-            assert code in ("–", str(expected)), (name, where)
+        error = error_classes()[name]("text")
+        for module, code in zip(EXITS.values(), codes, strict=True):
+            code_of = getattr(module, "code_of", None) or vars(module)["exit_code"]
+            assert code in ("–", str(code_of(error))), (name, module)
 
 
 def test_the_table_of_exit_codes_has_all_and_only_those_that_are_defined() -> None:
@@ -137,25 +128,17 @@ def test_every_reason_of_a_wait_has_its_row() -> None:
     assert set(table("What a rank waits for", "state")) == set(STATES)
 
 
-def test_every_line_that_is_logged_has_an_entry() -> None:
-    known, lines = phrases(), MESSAGES[LOGGED]
-    assert len(lines) >= FEWEST_LINES
-    assert [line for line in lines if not any(holds_pieces(line, phrase) for phrase in known)] == []
-
-
-def test_every_phrase_of_the_page_is_one_of_a_message() -> None:
-    known, texts = phrases(), [text for texts in MESSAGES.values() for text in texts]
-    assert len(known) >= FEWEST_LINES
-    assert [phrase for phrase in known if not any(holds_pieces(text, phrase) for text in texts)] == []
-
-
-def test_every_line_of_an_example_is_one_of_a_message() -> None:
+def test_the_page_and_the_messages_tell_the_same() -> None:
+    known, logged, texts = phrases(), MESSAGES[LOGGED], [text for texts in MESSAGES.values() for text in texts]
     examples = re.findall(r"^```text\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
     lines = [line for text in examples for line in text.splitlines() if line[0] != " " and "1 mistake" not in line]
-    assert len(lines) >= FEWEST_LINES
-    pieces = [text.replace("{}", "…") for texts in MESSAGES.values() for text in texts]
-    known = [text for text in pieces if len(re.findall(r"[a-z]{2,}", text)) >= 2]
-    assert [line for line in lines if not any(holds_pieces(line, text) for text in known)] == []
+    assert min(len(known), len(logged), len(lines)) >= FEWEST_LINES
+    # Every line that is logged has an entry; every phrase and every line of an example is one of a message.
+    assert [line for line in logged if not any(holds_pieces(line, phrase) for phrase in known)] == []
+    assert [phrase for phrase in known if not any(holds_pieces(text, phrase) for text in texts)] == []
+    pieces = [text.replace("{}", "…") for text in texts]
+    sentences = [text for text in pieces if len(re.findall(r"[a-z]{2,}", text)) >= 2]
+    assert [line for line in lines if not any(holds_pieces(line, text) for text in sentences)] == []
 
 
 PAGES: Final = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
@@ -187,50 +170,32 @@ def test_links_lead_somewhere() -> None:
 
 @pytest.mark.full
 def test_commands_of_the_guides_have_the_options_that_they_are_given() -> None:
-    named = {"torchrun": "torch.distributed.run", "lazyshard-producer run": "lazyshard_producer run"}
-    for command, module in named.items():
-        help_of = [sys.executable, "-m", *module.split(), "--help"]
-        known = subprocess.run(help_of, env=variables(), capture_output=True, text=True, timeout=120).stdout
-        found = 0
-        for page in GUIDES.glob("*.md"):
-            for block in blocks(page.name, ""):
-                for line in block.replace("\\\n", " ").splitlines():
-                    if line.startswith(command):
-                        found += 1
-                        words = re.findall(r"(?<= )--[\w-]+", line)
-                        assert [word for word in words if word not in known] == [], f"{page.name}: {line}"
+    torchrun = pytest.importorskip("torch.distributed.run").get_args_parser().format_help()
+    helps = {"torchrun": torchrun, "lazyshard-producer run": run("run", "--help").stdout}
+    lines = [
+        line
+        for page in GUIDES.glob("*.md")
+        for block in blocks(page.name, "")
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+    for command, known in helps.items():
+        found = [line for line in lines if line.startswith(command)]
         assert found
+        assert [word for line in found for word in re.findall(r"(?<= )--[\w-]+", line) if word not in known] == []
 
 
 ARCHITECTURE: Final = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 TOPS: Final = ("examples", "integrations", "lazyshard", "producer", "scripts", "tests")
-LEAST_NAMED: Final = 80
 
 
-def code_of(markdown: str) -> list[str]:
-    """What stands between single backticks, outside of blocks."""
-    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE))
-
-
-def named_paths(markdown: str) -> list[str]:
-    return [code for code in code_of(markdown) if code in TOPS or code.startswith(tuple(f"{top}/" for top in TOPS))]
-
-
-def imports_allowed(markdown: str) -> dict[str, set[str]]:
-    """The rows of the table under the headings `layer` and `may import`."""
-    _, _, table = markdown.partition("| layer | may import |\n|---|---|\n")
-    rows = re.findall(r"\| `(\w+)` \| (.*) \|\n", table.partition("\n\n")[0] + "\n")
-    return {layer: set(code_of(others)) for layer, others in rows}
-
-
-def test_every_path_on_the_page_is_there() -> None:
-    paths = named_paths(ARCHITECTURE)
-    assert len(paths) >= LEAST_NAMED
+def test_paths_on_the_page_of_the_architecture_are_there_and_its_imports_are_those_that_are_allowed() -> None:
+    spans = code_spans(ARCHITECTURE)
+    paths = [span for span in spans if span in TOPS or span.startswith(tuple(f"{top}/" for top in TOPS))]
+    assert len(paths) >= 80
     assert [path for path in paths if not (ROOT / path).exists()] == []
-
-
-def test_the_page_tells_the_imports_that_the_test_of_directions_allows() -> None:
-    assert imports_allowed(ARCHITECTURE) == MAY_IMPORT
+    _, _, table = ARCHITECTURE.partition("| layer | may import |\n|---|---|\n")
+    rows = re.findall(r"\| `(\w+)` \| (.*) \|\n", table.partition("\n\n")[0] + "\n")
+    assert {layer: set(code_spans(others)) for layer, others in rows} == MAY_IMPORT
 
 
 PLACES: Final = (ROOT, ROOT / "producer", ROOT / "integrations" / "swift")
@@ -242,18 +207,12 @@ def modules(place: Path) -> list[str]:
     return sorted(name.removesuffix(".__init__") for name in names)
 
 
-MODULES: Final = [name for place in PLACES for name in modules(place)]
-
-
-def test_there_are_such_examples_in_each_package() -> None:
-    assert {name.partition(".")[0] for name in MODULES} == {"lazyshard", "lazyshard_producer", "lazyshard_swift"}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples_come_out_as_they_say(name: str) -> None:
-    found = doctest.testmod(importlib.import_module(name))
-    assert found.attempted
-    assert not found.failed, "see what doctest has printed"
+def test_examples_come_out_as_they_say() -> None:
+    names = [name for place in PLACES for name in modules(place)]
+    assert {name.partition(".")[0] for name in names} == {"lazyshard", "lazyshard_producer", "lazyshard_swift"}
+    found = {name: doctest.testmod(importlib.import_module(name)) for name in names}
+    failed = [name for name, one in found.items() if one.failed or not one.attempted]
+    assert failed == [], "see what doctest has printed"
 
 
 def test_every_message_stands_in_the_golden_file() -> None:

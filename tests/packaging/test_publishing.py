@@ -3,15 +3,12 @@
 import email
 import email.message
 import hashlib
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +16,8 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")
+import lazyshard
+from tests.packaging.installed import PYTHONS, ROOT, Environment, build_wheel, run_checked
 
 # Building takes seconds; installing from a slow package index takes minutes.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -41,21 +38,9 @@ def metadata(built: Path) -> email.message.Message:
         return email.message_from_bytes(archive.read(name))
 
 
-def members(built: Path) -> set[str]:
-    (sdist,) = built.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-
-
 def test_twine_finds_nothing_wrong(built: Path) -> None:
     done = run_checked([sys.executable, "-m", "twine", "check", "--strict", *sorted(built.iterdir())], built)
     assert done.count("PASSED") == 2, done
-
-
-def description(metadata: email.message.Message) -> str:
-    text = metadata.get_payload(decode=True)
-    assert isinstance(text, bytes)
-    return text.decode()
 
 
 def targets(markdown: str) -> list[str]:
@@ -64,36 +49,24 @@ def targets(markdown: str) -> list[str]:
 
 
 def test_description_is_the_readme_and_leads_nowhere_else(metadata: email.message.Message) -> None:
-    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert (metadata["License-Expression"], metadata["Description-Content-Type"]) == ("Apache-2.0", "text/markdown")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "docs/format.md" in targets(readme), "the README has no relative link, so this test shows nothing"
-    assert [target for target in targets(description(metadata)) if not re.match(r"https?://", target)] == []
-    pairs = zip(readme.splitlines(), description(metadata).splitlines(), strict=True)
+    text = metadata.get_payload(decode=True)
+    assert isinstance(text, bytes)
+    assert [target for target in targets(text.decode()) if not re.match(r"https?://", target)] == []
+    pairs = zip(readme.splitlines(), text.decode().splitlines(), strict=True)
     assert [(ours, theirs) for ours, theirs in pairs if ours != theirs and "](" not in ours] == []
 
 
-def test_licence_comes_along(built: Path, metadata: email.message.Message) -> None:
-    assert (metadata["License-Expression"], metadata.get_all("License-File")) == ("Apache-2.0", ["LICENSE"])
-    (wheel,) = built.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
-        assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
-
-
-def test_pythons_are_the_same_everywhere(metadata: email.message.Message) -> None:
+def test_pythons_and_the_version_are_the_same_everywhere(metadata: email.message.Message) -> None:
     prefix = "Programming Language :: Python :: 3."
     classified = [text.rpartition(" ")[2] for text in metadata.get_all("Classifier", []) if text.startswith(prefix)]
-    assert classified == list(PYTHONS)
-    assert metadata["Requires-Python"] == "<3.14,>=3.10"
     script = (ROOT / "scripts" / "test_pythons").read_text(encoding="utf-8")
     known = re.search(r"^known=\((.*)\)$", script, re.MULTILINE)
     assert known is not None
-    assert known[1].split() == list(PYTHONS)
-
-
-def test_version_is_the_same_everywhere(metadata: email.message.Message) -> None:
-    import lazyshard
-
+    assert classified == known[1].split() == list(PYTHONS)
+    assert metadata["Requires-Python"] == "<3.14,>=3.10"
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.search(r"^## \[(.+?)\] - (unreleased|\d{4}-\d\d-\d\d)$", changelog, re.MULTILINE)
     assert newest is not None, "the newest heading of CHANGELOG.md is not '## [VERSION] - unreleased' or a date"
@@ -109,11 +82,14 @@ def git_files(*options: str) -> set[str]:
 
 
 def test_source_distribution_holds_every_file_but_those_of_the_repository_itself(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        members = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     tracked = git_files()
-    assert tracked - members(built) == {".ci/nightly", ".ci/run", ".editorconfig", ".gitattributes"}
+    assert tracked - members == {".ci/nightly", ".ci/run", ".editorconfig", ".gitattributes"}
     # What somebody is just writing counts as ours.
     ours = tracked | git_files("--others", "--exclude-standard")
-    assert members(built) - ours == {"PKG-INFO"}
+    assert members - ours == {"PKG-INFO"}
 
 
 def test_pre_commit_runs_the_checks_of_the_test_script() -> None:
@@ -131,49 +107,6 @@ PACKAGES: Final = ("lazyshard", "lazyshard_producer", "lazyshard_swift")
 PTH: Final = "lazyshard_swift.pth"
 
 
-def run(command: Sequence[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run outside the source tree, with no variable that could let it be imported from there."""
-    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
-    # No wrapping and no colours in what the commands print.
-    env.update(COLUMNS="120", NO_COLOR="1", TERM="dumb")
-    return subprocess.run(
-        list(map(str, command)), cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-
-
-def run_checked(command: Sequence[str | Path], cwd: Path) -> str:
-    done = run(command, cwd)
-    assert done.returncode == 0, f"{command} exited {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-class Environment:
-    """A virtual environment that holds the wheel, some of its extras, and what those require."""
-
-    def __init__(self, folder: Path, *requirements: str) -> None:
-        self.folder = folder
-        self.bin = folder / "bin"
-        venv.create(folder, symlinks=True)
-        self.pip("install", "-q", *requirements)
-
-    def pip(self, *arguments: str) -> None:
-        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "--no-input"]
-        run_checked([*pip, *arguments], self.folder)
-
-    def python(self, code: str) -> subprocess.CompletedProcess[str]:
-        return run([self.bin / "python", "-I", "-c", code], self.folder)
-
-    def command(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return run([self.bin / name, *arguments], self.folder)
-
-
-def build_wheel(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    run_checked([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT], folder)
-    (path,) = folder.glob("*.whl")
-    return path
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"))
@@ -181,12 +114,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return Environment(tmp_path_factory.mktemp("core"), str(wheel))
-
-
-@pytest.fixture(scope="module")
-def producer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return Environment(tmp_path_factory.mktemp("producer"), f"{wheel}[producer]")
+    return Environment(tmp_path_factory.mktemp("core"), wheel)
 
 
 def contents(wheel: Path) -> dict[str, str]:
@@ -203,6 +131,8 @@ def test_wheel_holds_every_source_file_and_one_start_up_file(wheel: Path) -> Non
     held = contents(wheel)
     assert sources == {name for name in held if name.endswith(".py")}
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(held)
+    (licence,) = [name for name in held if name.endswith(".dist-info/licenses/LICENSE")]
+    assert held[licence] == hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest()
     for name in [f"lazyshard/cli/watch_page.{kind}" for kind in ("html", "css", "js")]:
         assert held[name] == hashlib.sha256((ROOT / name).read_bytes()).hexdigest()
     tops = {name.partition("/")[0] for name in held}
@@ -215,15 +145,12 @@ def test_sdist_builds_the_same_wheel(wheel: Path, built: Path) -> None:
     assert contents(rebuilt) == contents(wheel)
 
 
-def test_import_comes_from_the_wheel_and_needs_no_torch(core: Environment) -> None:
+def test_import_comes_from_the_wheel_and_needs_no_torch_and_what_is_not_installed_is_named(core: Environment) -> None:
     names = "lazyshard.ChunkWriter, lazyshard.StreamReader"
     code = f"import importlib.util, lazyshard; {names}; print(importlib.util.find_spec('torch'), lazyshard.__file__)"
     done = core.python(code)
     assert (done.returncode, done.stderr, done.stdout.split()[0]) == (0, "", "None")
     assert Path(done.stdout.split()[1]).is_relative_to(core.folder)
-
-
-def test_what_is_not_installed_is_named(core: Environment) -> None:
     code = "import lazyshard\ntry:\n    lazyshard.LazyShardedDataset\nexcept ImportError as error:\n    print(error)"
     assert "lazyshard[torch]" in core.python(code).stdout
     for command, extra in (("lazyshard-producer", "lazyshard[producer]"), ("lazyshard", "lazyshard[cli]")):
@@ -231,12 +158,19 @@ def test_what_is_not_installed_is_named(core: Environment) -> None:
         assert (done.returncode != 0, done.stdout, done.stderr.count("\n"), extra in done.stderr) == (True, "", 1, True)
 
 
-def test_producer_command_with_its_extra_which_brings_no_torch(producer: Environment) -> None:
-    for arguments in (["--help"], ["run", "--help"]):
-        done = producer.command("lazyshard-producer", *arguments)
-        assert (done.returncode, "usage" in done.stdout.lower()) == (0, True), done.stderr
+def test_commands_with_the_extra_of_the_producer_which_brings_no_torch(wheel: Path, tmp_path: Path) -> None:
+    producer = Environment(tmp_path / "producer", f"{wheel}[producer]")
+    done = producer.command("lazyshard-producer", "run", "--help")
+    assert (done.returncode, "usage" in done.stdout.lower()) == (0, True), done.stderr
     done = producer.python("import torch")
     assert (done.returncode, "ModuleNotFoundError" in done.stderr) == (1, True)
+    # The requirements of the command are those of the producer's.
+    done = producer.command("lazyshard", "doctor", "swift")
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "NOT OK ms-swift not installed: pip install 'ms-swift>=4.0,<4.7'" in lines
+    assert "ok finder active in this interpreter" in lines
+    assert "NOT OK megatron sft --sharded_lazy true cannot start: ms-swift is not installed" in lines
 
 
 FINDERS: Final = "import sys; print([type(f).__name__ for f in sys.meta_path if hasattr(f, 'lazyshard_swift')])"
@@ -262,7 +196,7 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("editable", [False, True])
 def test_start_up_file_comes_and_goes_with_package(editable: bool, wheel: Path, checkout: Path, tmp_path: Path) -> None:
     package = editable_wheel(checkout, tmp_path) if editable else wheel
-    environment = Environment(tmp_path / "environment", "--no-deps", str(package))
+    environment = Environment(tmp_path / "environment", "--no-deps", package)
     (installed,) = environment.folder.glob(f"lib/python*/site-packages/{PTH}")
     done = environment.python(FINDERS)
     assert (done.stdout, done.stderr) == ("['function']\n", "")
@@ -277,27 +211,17 @@ print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=Tr
 """
     done = environment.python(code)
     assert "stdout=\"['Finder']\\n\", stderr=''" in done.stdout, done
-    environment.pip("uninstall", "-q", "-y", "lazyshard")
+    environment.install("uninstall", "lazyshard")
     assert not installed.exists()
     done = environment.python(FINDERS)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_start_up_file_of_a_checkout_that_is_gone_does_no_harm_and_says_so(checkout: Path, tmp_path: Path) -> None:
-    environment = Environment(tmp_path / "environment", "--no-deps", str(editable_wheel(checkout, tmp_path)))
+    environment = Environment(tmp_path / "environment", "--no-deps", editable_wheel(checkout, tmp_path))
     shutil.rmtree(checkout)
     (tmp_path / "swift.py").write_text("value = 1\n")
     done = environment.python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import swift; print(swift.value)")
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert f"site-packages/{PTH}" in done.stderr
     assert "No module named 'lazyshard_swift'" in done.stderr
-
-
-def test_doctor_without_ms_swift(producer: Environment) -> None:
-    # The requirements of the command are those of the producer's.
-    done = producer.command("lazyshard", "doctor", "swift")
-    assert (done.returncode, done.stderr) == (1, "")
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "NOT OK ms-swift not installed: pip install 'ms-swift>=4.0,<4.7'" in lines
-    assert "ok finder active in this interpreter" in lines
-    assert "NOT OK megatron sft --sharded_lazy true cannot start: ms-swift is not installed" in lines

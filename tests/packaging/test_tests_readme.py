@@ -7,14 +7,11 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.tiers import TRAININGS
+from tests.tiers import TRAININGS, is_full
 
 ROOT: Final = Path(__file__).parents[2]
 README: Final = (ROOT / "tests" / "README.md").read_text()
 RELIABILITY: Final = (ROOT / "docs" / "reliability.md").read_text()
-
-MAKES_A_MODEL: Final = "make_model"
-"""The fixture of tests that train with the real ms-swift, see `tests.tiers.mark_trainings`."""
 
 
 class Row(NamedTuple):
@@ -36,24 +33,23 @@ PROMISES: Final = rows_of("Promises and their tests")
 FAULTS: Final = rows_of("Faults and the tests that play them")
 
 
-def marks(decorators: ast.AST | list[ast.expr]) -> set[str]:
-    found = decorators if isinstance(decorators, list) else [decorators]
-    texts = [ast.unparse(one) for one in found if isinstance(one, ast.expr)]
-    return {match[1] for text in texts if (match := re.match(r"pytest\.mark\.(\w+)", text))}
+def marks(decorators: list[ast.expr]) -> set[str]:
+    found = (re.match(r"pytest\.mark\.(\w+)", ast.unparse(one)) for one in decorators)
+    return {match[1] for match in found if match}
 
 
 def tier_of(test: str) -> str:
     """The tier of a test, `FILE::NAME`; fails where there is none."""
     file, _, name = test.partition("::")
-    module = ast.parse((ROOT / file).read_text())
+    text = (ROOT / file).read_text()
+    module = ast.parse(text)
     found = [one for one in module.body if isinstance(one, ast.FunctionDef) and one.name == name]
     assert len(found) == 1, f"{file} has no test {name}"
     own = marks(found[0].decorator_list)
-    for one in module.body:
-        if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "pytestmark":
-            value = one.value
-            own |= marks(value.elts if isinstance(value, ast.List | ast.Tuple) else value)
-    trains = MAKES_A_MODEL in {argument.arg for argument in found[0].args.args}
+    if is_full(text):
+        own.add("full")
+    # See `tests.tiers.mark_trainings`.
+    trains = "make_model" in {argument.arg for argument in found[0].args.args}
     if trains and not any(training.partition("[")[0] == test for training in TRAININGS):
         own.add("full")
     return "full" if "full" in own else "quick"
@@ -64,13 +60,10 @@ def test_named_test_exists_in_its_tier(row: Row) -> None:
     assert tier_of(row.test) == row.tier
 
 
-def test_every_promise_has_tests() -> None:
+def test_every_promise_and_every_kind_of_fault_has_tests() -> None:
     promises = re.findall(r"^\d+\. \*\*(.+?)\.\*\*", section(RELIABILITY, "Promises"), re.MULTILINE)
     assert len(promises) >= 7
     assert list(dict.fromkeys(row.what for row in PROMISES)) == promises
-
-
-def test_every_kind_of_fault_has_tests() -> None:
     lines = [line for line in section(RELIABILITY, "How it is tested").splitlines() if line.startswith("| ")]
     kinds = [line.removeprefix("| ") for line in lines[1:]]
     assert len(kinds) >= 10

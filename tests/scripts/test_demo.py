@@ -26,17 +26,13 @@ def test_a_folder_of_the_demo_is_cleared(tmp_path: Path) -> None:
     assert tmp_path.is_dir()
 
 
-def test_a_folder_of_somebody_else_and_a_file_are_left_alone(tmp_path: Path) -> None:
+def test_a_folder_of_somebody_else_or_in_use_and_a_file_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
-    for path in (tmp_path, tmp_path / "thesis.txt", tmp_path / "thesis.txt" / "below"):
-        with pytest.raises(FolderRefused):
-            take_folder(path)
+    with take_folder(tmp_path / "demo"):
+        for path in (tmp_path, tmp_path / "thesis.txt", tmp_path / "thesis.txt" / "below", tmp_path / "demo"):
+            with pytest.raises(FolderRefused):
+                take_folder(path)
     assert (tmp_path / "thesis.txt").exists()
-
-
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    with take_folder(tmp_path / "demo"), pytest.raises(FolderRefused):
-        take_folder(tmp_path / "demo")
 
 
 SOURCE = list(range(11))
@@ -46,13 +42,6 @@ GOOD = [[0, 1, 4, 5, 8], [2, 3, 6, 7, 9]]
 
 def found(trained: Sequence[Sequence[int]], chunks: Sequence[Sequence[int]] = CHUNKS) -> Findings:
     return check(SOURCE, chunks, trained, samples_per_chunk=2, step_samples=2)
-
-
-def test_a_good_run_is_found_good() -> None:
-    findings = found(GOOD)
-    assert findings.exactly_once and findings.own_chunks
-    assert findings.untrained == [10]
-    assert findings.ranks == [RankFindings(5, 2, [], 1), RankFindings(5, 2, [], 1)]
 
 
 @pytest.mark.parametrize(
@@ -69,38 +58,32 @@ def test_a_good_run_is_found_good() -> None:
         (GOOD, [*CHUNKS, [11]], "unlike_source", True),
     ],
 )
-def test_what_is_not_exactly_once_is_found(
-    trained: list[list[int]], chunks: list[list[int]], field: str, value: object
-) -> None:
+def test_not_exactly_once(trained: list[list[int]], chunks: list[list[int]], field: str, value: object) -> None:
     findings = found(trained, chunks)
     assert getattr(findings, field) == value
     assert not findings.exactly_once
 
 
-def test_a_chunk_of_another_rank_is_found() -> None:
+def test_a_good_run_is_found_good_and_a_chunk_of_another_rank_is_found() -> None:
+    findings = found(GOOD)
+    assert findings.exactly_once and findings.own_chunks
+    assert findings.untrained == [10]
+    assert findings.ranks == [RankFindings(5, 2, [], 1), RankFindings(5, 2, [], 1)]
     findings = found([[0, 1, 4, 6, 8], [2, 3, 5, 7, 9]])
-    assert findings.exactly_once
-    assert not findings.own_chunks
+    assert (findings.exactly_once, findings.own_chunks) == (True, False)
     assert [rank.foreign for rank in findings.ranks] == [[3], [2]]
-
-
-def demo(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [str(ROOT / "scripts" / "demo"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_every_sample_of_the_source_is_published_and_every_check_holds(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    samples, ranks, per_chunk = 1000, 2, 50
-    done = demo(
-        *("--samples", samples, "--rate", 100, "--samples-per-chunk", per_chunk, "--ranks", ranks, "--dir", folder)
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "FAILED" not in done.stdout
+    numbers = ["--samples", "1000", "--rate", "100", "--samples-per-chunk", "50", "--ranks", "2"]
+    command = [str(ROOT / "scripts" / "demo"), *numbers, "--dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    assert (done.returncode, "FAILED" in done.stdout) == (0, False), done.stdout + done.stderr
     source = [json.loads(line) for line in (folder / "source.jsonl").read_bytes().splitlines()]
     reader = StreamReader(folder / "stream", max_wait=0)
-    assert len(source) == samples
+    assert len(source) == 1000
     assert [row["id"] for row in reader] == [row["id"] for row in source]
-    assert reader.seen.ended and reader.samples_per_chunk == per_chunk
+    assert reader.seen.ended and reader.samples_per_chunk == 50

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -37,27 +37,18 @@ def test_which_failures_are_looked_at_again(failed: list[str], repeated: list[st
     assert second_try.may_be_repeated(failed) == repeated
 
 
-SCRIPTS: Final = Path(__file__).resolve().parents[2] / "scripts"
-COMMANDS: Final = sorted(path.name for path in SCRIPTS.iterdir() if path.is_file() and os.access(path, os.X_OK))
-
-
-def page() -> str:
-    return (SCRIPTS / "README.md").read_text(encoding="utf-8")
-
-
-def test_every_command_is_listed_once() -> None:
-    assert len(COMMANDS) >= 12
-    assert sorted(re.findall(r"^\| `(\w+)` \|", page(), re.MULTILINE)) == COMMANDS
-
-
-def test_every_folder_and_module_is_named() -> None:
-    folders = {path.name for path in SCRIPTS.iterdir() if path.is_dir()} - {"__pycache__"}
-    assert [name for name in sorted(folders) if f"`{name}`" not in page()] == []
-    gone = [name for name in re.findall(r"`(\w+\.py)`", page()) if not list(SCRIPTS.rglob(name))]
-    assert gone == []
-
-
 ROOT: Final = Path(__file__).resolve().parents[2]
+SCRIPTS: Final = ROOT / "scripts"
+
+
+def test_every_command_is_listed_once_and_every_folder_and_module_is_named() -> None:
+    page = (SCRIPTS / "README.md").read_text(encoding="utf-8")
+    commands = sorted(path.name for path in SCRIPTS.iterdir() if path.is_file() and os.access(path, os.X_OK))
+    assert len(commands) >= 12
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == commands
+    folders = {path.name for path in SCRIPTS.iterdir() if path.is_dir()} - {"__pycache__"}
+    assert [name for name in sorted(folders) if f"`{name}`" not in page] == []
+    assert [name for name in re.findall(r"`(\w+\.py)`", page) if not list(SCRIPTS.rglob(name))] == []
 
 
 def test_the_lock_names_no_address_and_no_cuda() -> None:
@@ -88,39 +79,25 @@ def script() -> ModuleType:
     return module
 
 
-@pytest.fixture
-def answer(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], int]:
-    def run(printed: str, code: int) -> int:
-        program = f"import sys\nsys.stderr.write('ERROR: refused\\n')\nprint({printed!r})\nsys.exit({code})\n"
-        (tmp_path / "pip-audit").write_text(f"#!{sys.executable}\n{program}")
-        (tmp_path / "pip-audit").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-        found: int = script.main([])
-        assert script.main(["--if-possible"]) == (0 if found == 75 else found)
-        return found
-
-    return run
-
-
 @pytest.mark.parametrize(
-    ("packages", "code"), [([CLEAN], 0), ([CLEAN, SKIPPED], 0), ([KNOWN, CLEAN], 1), ([SKIPPED], 75), ([], 75)]
+    ("printed", "code"),
+    [
+        *[(json.dumps({"dependencies": packages}), 0) for packages in ([CLEAN], [CLEAN, SKIPPED])],
+        (json.dumps({"dependencies": [KNOWN, CLEAN]}), 1),
+        *[(json.dumps({"dependencies": packages}), 75) for packages in ([SKIPPED], [])],
+        # A service that does not answer is no clean bill.
+        *[(printed, 75) for printed in ("", "[]", "null", '{"dependencies": 5}')],
+    ],
 )
-def test_verdict(packages: list[dict[str, Any]], code: int, answer: Callable[[str, int], int]) -> None:
-    assert answer(json.dumps({"dependencies": packages, "fixes": []}), code % 75) == code
-
-
-def test_each_vulnerability_is_a_line(script: ModuleType) -> None:
-    code, lines = script.verdict(script.read_answer({"dependencies": [KNOWN, SKIPPED]}), "")
-    assert (code, lines[0].startswith("jinja2 2.4.1: PYSEC-2014-8; ")) == (1, True)
-
-
-@pytest.mark.parametrize("printed", ["", "[]", "null", '{"dependencies": 5}'])
-def test_service_that_does_not_answer_is_no_clean_bill(printed: str, answer: Callable[[str, int], int]) -> None:
-    assert answer(printed, 1) == 75
-
-
-def test_machine_without_the_tool_is_told(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdict(printed: str, code: int, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = int(code == 1 or not printed.startswith('{"dependencies": ['))
+    program = f"import sys\nsys.stderr.write('ERROR: refused\\n')\nprint({printed!r})\nsys.exit({failed})\n"
+    (tmp_path / "pip-audit").write_text(f"#!{sys.executable}\n{program}")
+    (tmp_path / "pip-audit").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert (script.main([]), script.main(["--if-possible"])) == (code, 0 if code == 75 else code)
+    # A machine without the tool.
     monkeypatch.setattr(script, "find_tool", lambda: None)
     assert (script.main([]), script.main(["--if-possible"])) == (75, 0)
 
@@ -163,9 +140,7 @@ ROWS: Final = (
         (["--list"], 0),
     ],
 )
-def test_missed_goals_and_failures(
-    arguments: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_benchmarks(arguments: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "BENCHMARKS", [tiny(*ROWS)])
     assert bench.main([*arguments, "--dir", str(tmp_path), "--no-peers"]) == code
     assert list(tmp_path.iterdir()) == []

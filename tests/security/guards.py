@@ -5,7 +5,8 @@ Tests call the attacks against the real code; and call them again with a weaknes
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,25 +138,29 @@ def journal_names_no_other_directory(place: Path) -> None:
         FollowState().apply({"file": name, "offset": len(SECRET)})
 
 
-def umask_is_kept(place: Path, mask: int = 0o027) -> None:
-    """All that a writer makes has what the umask leaves, no more and no less."""
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
     before = os.umask(mask)
     try:
-        with ChunkWriter(place / "stream", 2) as writer:
-            for number in range(3):
-                writer.write({"id": number})
-            found = {path: path.stat().st_mode & 0o777 for path in (place / "stream").rglob("*")}
-        found |= {
-            path: path.stat().st_mode & 0o777
-            for path in (place / "stream", *(place / "stream").rglob("*"))
-            if path.exists()
-        }
+        yield
     finally:
         os.umask(before)
-    assert len(found) > 5
-    for path, mode in found.items():
-        folder = path.is_dir() or ".tmp" in (path.name, path.parent.name)
-        assert mode == (0o777 if folder else 0o666) & ~mask, path
+
+
+def assert_kept(place: Path, mask: int, made: int) -> None:
+    found = [path for path in place.rglob("*") if not path.is_symlink()]
+    assert len(found) >= made, found
+    for path in found:
+        expected = (0o777 if path.is_dir() else 0o666) & ~mask
+        assert path.stat().st_mode & 0o7777 == expected, f"{path}: {path.stat().st_mode & 0o7777:o}, not {expected:o}"
+
+
+def umask_is_kept(place: Path, mask: int = 0o027) -> None:
+    """All that a writer makes has what the umask leaves, no more and no less."""
+    with umask(mask), ChunkWriter(place / "stream", 2) as writer:
+        for number in range(3):
+            writer.write({"id": number})
+        assert_kept(place, mask, 5)
 
 
 def no_error_moves_the_cursor(place: Path) -> None:

@@ -1,8 +1,7 @@
 """Attacks against the real code fail, with a weakness planted each succeeds; and permissions are kept."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from lazyshard_producer.following.journal import Journal
 from lazyshard_producer.ray import write_piece
 from lazyshard_swift.checkpoints import Position, save_position
 from tests.security import guards
-from tests.security.guards import GUARDS, Guard, producer
+from tests.security.guards import GUARDS, Guard, assert_kept, producer, umask
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.__name__)
@@ -31,22 +30,17 @@ def follows_links(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(files, "open_inside", lambda path: os.open(path, os.O_RDONLY | os.O_NONBLOCK))
 
 
+def opens_what_is_there(patch: pytest.MonkeyPatch, *flags: int) -> None:
+    opened = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | sum(flags)
+    patch.setattr(durable, "create", lambda path: os.open(path, opened, 0o666))
+
+
 def truncates_what_is_there(patch: pytest.MonkeyPatch) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-    patch.setattr(durable, "create", lambda path: os.open(path, flags, 0o666))
-
-
-def follows_a_planted_link(patch: pytest.MonkeyPatch) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
-    patch.setattr(durable, "create", lambda path: os.open(path, flags, 0o666))
+    opens_what_is_there(patch, os.O_NOFOLLOW)
 
 
 def clears_by_name(patch: pytest.MonkeyPatch) -> None:
-    def clear(folder: Path) -> None:
-        for path in folder.iterdir():
-            path.unlink()
-
-    patch.setattr(durable, "clear_folder", clear)
+    patch.setattr(durable, "clear_folder", lambda folder: [path.unlink() for path in folder.iterdir()])
 
 
 def takes_any_folder(patch: pytest.MonkeyPatch) -> None:
@@ -79,7 +73,7 @@ def shows_what_it_is_told(patch: pytest.MonkeyPatch) -> None:
 WEAKNESSES: Final = (
     (follows_links, guards.link_out_of_the_stream_is_not_read),
     (truncates_what_is_there, guards.temporary_file_is_always_new),
-    (follows_a_planted_link, guards.temporary_file_is_always_new),
+    (opens_what_is_there, guards.temporary_file_is_always_new),
     (clears_by_name, guards.recovery_removes_nothing_elsewhere),
     (takes_any_folder, guards.cursors_folder_leads_nowhere),
     (joins_any_name, guards.journal_names_no_other_directory),
@@ -103,27 +97,7 @@ def test_every_attack_has_a_weakness_that_it_finds() -> None:
     assert {guard for _, guard in WEAKNESSES} == set(GUARDS)
 
 
-MASKS: Final = (0o077, 0o002)
-
-
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def assert_kept(place: Path, mask: int, made: int) -> None:
-    found = [path for path in place.rglob("*") if not path.is_symlink()]
-    assert len(found) >= made, found
-    for path in found:
-        expected = (0o777 if path.is_dir() else 0o666) & ~mask
-        assert path.stat().st_mode & 0o7777 == expected, f"{path}: {path.stat().st_mode & 0o7777:o}, not {expected:o}"
-
-
-@pytest.mark.parametrize("mask", MASKS, ids="{:03o}".format)
+@pytest.mark.parametrize("mask", [0o077, 0o002], ids="{:03o}".format)
 def test_everything_that_is_made_keeps_the_umask(mask: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "all"
     with umask(mask):
@@ -152,12 +126,3 @@ def test_everything_that_is_made_keeps_the_umask(mask: int, tmp_path: Path, capf
         write_piece(place, 1, [[b"{}\n"]])
         save_position(Position("s", "d", 1, 0, 0, 1, 1, "strided", 0, 0, 1, True, "sft", 1.0), place / "checkpoint-1")
     assert_kept(place, mask, 35)
-
-
-def test_file_that_is_replaced_keeps_nothing_of_the_old_one(tmp_path: Path) -> None:
-    with umask(0o022):
-        ChunkWriter(tmp_path / "s", 1).close(end=False)
-    (tmp_path / "s" / "head.json").chmod(0o666)
-    with umask(0o077):
-        ChunkWriter(tmp_path / "s", 1).close(end=False)
-    assert (tmp_path / "s" / "head.json").stat().st_mode & 0o777 == 0o600

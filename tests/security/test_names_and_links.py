@@ -1,5 +1,6 @@
 """Names that files hold, links, second names and pipes: none becomes a path, or is followed, without a look at it."""
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -8,7 +9,6 @@ from typing import Any, Final
 
 import orjson
 import pytest
-import xxhash
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import FileRefused, LazyShardError
@@ -20,15 +20,8 @@ from lazyshard.stream.consumers import forget_consumer, list_consumers, read_rea
 from lazyshard.stream.cursor import lock_name, read_cursor, write_cursor
 from lazyshard.stream.retention import retire
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.following.journal import (
-    FollowState,
-    Journal,
-    JournalPosition,
-    decode_name,
-    list_journals,
-    read_journal,
-    resume,
-)
+from lazyshard_producer.following import journal
+from lazyshard_producer.following.journal import FollowState, Journal, JournalPosition, decode_name
 from lazyshard_producer.following.reading import PlainFile
 from lazyshard_producer.position import FilePosition
 from lazyshard_producer.ray import PieceReader, list_pieces
@@ -37,33 +30,42 @@ from lazyshard_producer.sources.files import open_regular
 from lazyshard_producer.sources.source import RowOrigin
 from lazyshard_swift.checkpoints import parse
 from lazyshard_swift.errors import PositionInvalid
-from tests.security.guards import (
-    NAMES,
-    SECRET,
-    command,
-    edit,
-    link_to,
-    outside,
-    producer,
-    second_name_of,
-    unchanged,
-    write_stream,
-)
+from tests.security import guards
+from tests.tiers import full
 
 LEADING_ELSEWHERE: Final = ("", ".", "..", "../x", "/etc/passwd", "a/b", "a\0b")
 
 
-@pytest.mark.parametrize("name", [*NAMES, ".sft", "sft.reading"], ids=ascii)
-def test_no_consumer_has_a_name_that_is_a_path(name: str, tmp_path: Path) -> None:
+def refuse(folder: Path, *, consumer: Any = "../x", journal_name: Any = "../x") -> None:
     for use in (forget_consumer, read_cursor, read_reading, CursorOwner):
         with pytest.raises(ValueError):
-            use(tmp_path, name)
-    assert list(tmp_path.iterdir()) == []
+            use(folder, consumer)
+    position = {"kind": "follow", "path": "in", "bytes": 0, "digest": "", "read": 0, "blank": 0}
+    with pytest.raises(SourceRefused, match="no position to go on from"):
+        journal.resume(position | {"journal": journal_name}, folder / ".producer.sources", "in")
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", guards.NAMES, ids=ascii)
+def test_no_name_is_taken_for_a_path(name: str, tmp_path: Path) -> None:
+    """Of a consumer, a journal, or a consumer in a checkpoint."""
+    refuse(tmp_path, consumer=name, journal_name=name or "../x")
+    text = json.dumps({"format": 1, "stream": name, "directory": name, "consumer": name})
+    for data in (text.encode(), name.encode("utf-8", "replace")):
+        with pytest.raises(PositionInvalid):
+            parse(data, "lazyshard.json")
+
+
+def test_other_names_that_nobody_can_have(tmp_path: Path) -> None:
+    for consumer in (".sft", "sft.reading"):
+        refuse(tmp_path, consumer=consumer)
+    for name in ("a.jsonl", "journal", 5, None):
+        refuse(tmp_path, journal_name=name)
 
 
 def test_cursor_that_says_another_name_than_its_file_counts_for_nobody(tmp_path: Path) -> None:
-    elsewhere = outside(tmp_path / "elsewhere")
-    stream = write_stream(tmp_path / "stream", rows=6)
+    elsewhere = guards.outside(tmp_path / "elsewhere")
+    stream = guards.write_stream(tmp_path / "stream", rows=6)
     (stream / "cursors").mkdir()
     values: dict[str, Any]
     for name in ("../../elsewhere/secret", "other", "", "a\0"):
@@ -72,66 +74,19 @@ def test_cursor_that_says_another_name_than_its_file_counts_for_nobody(tmp_path:
         (found,) = list_consumers(stream, 3)
         assert (found.name, found.chunks_before) == ("sft", 0)
         assert found.problem is not None
-        command("forget", stream, name, "--yes")
-    assert unchanged(elsewhere)
+        guards.command("forget", stream, name, "--yes")
+    assert guards.unchanged(elsewhere)
     assert len(list(stream.glob("chunk_*"))) == 6
 
 
 @pytest.mark.parametrize("name", LEADING_ELSEWHERE, ids=ascii)
 def test_journal_names_files_of_its_directory_alone(name: str) -> None:
-    coded = "\0" + os.fsencode(name).hex()
-    for value in (name, coded, 5, None, ["a"], {"a": 1}):
+    for value in (name, "\0" + os.fsencode(name).hex(), 5, None, ["a"], {"a": 1}):
         with pytest.raises(ValueError):
             decode_name(value)
-        with pytest.raises(ValueError):
-            FollowState().apply({"file": value, "offset": 5})
-        with pytest.raises(ValueError):
-            FollowState().apply({"file": value, "finished": 5})
-
-
-@pytest.mark.parametrize("name", [*(name for name in NAMES if name), "a.jsonl", "journal", 5, None], ids=ascii)
-def test_position_names_a_journal_of_ours_alone(name: Any, tmp_path: Path) -> None:
-    elsewhere = outside(tmp_path / "elsewhere")
-    position = {"kind": "follow", "path": "in", "journal": name, "bytes": 0, "digest": "", "read": 0, "blank": 0}
-    with pytest.raises(SourceRefused, match="no position to go on from"):
-        resume(position, tmp_path / ".producer.sources", "in")
-    assert unchanged(elsewhere)
-
-
-def test_no_file_is_published_that_a_journal_names_elsewhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Who can write in the stream's directory must not have the producer read its own user's files."""
-    elsewhere = outside(tmp_path / "elsewhere")
-    incoming, stream = tmp_path / "incoming", tmp_path / "stream"
-    incoming.mkdir()
-    (incoming / "a.jsonl").write_bytes(b'{"id":0}\n{"id":1}\n')
-    run = ("run", "--follow", incoming, "--out", stream, "--samples-per-chunk", 1, "--end-marker", "end")
-    (incoming / "end").touch()
-    assert producer(*run) == 0
-    # As if the run had been stopped in the middle, with a journal that names a file elsewhere as begun.
-    for file in ("stream.end", "head.json", "chunk_00001.jsonl", "chunk_00001.jsonl.completed"):
-        (stream / file).unlink()
-    line = b'{"file":"../elsewhere/secret","offset":0}\n'
-    journals = stream / ".producer.sources"
-    journals.mkdir(exist_ok=True)
-    name = f"{xxhash.xxh3_64_hexdigest(str(incoming).encode())}-{'0' * 16}.jsonl"
-    (journals / name).write_bytes(line)
-    seal = stream / "chunk_00000.jsonl.completed"
-    source = orjson.loads(seal.read_bytes())["source"]
-    source["sources"][0] |= {"journal": name, "bytes": len(line), "digest": xxhash.xxh3_64_hexdigest(line)}
-    edit(seal, source=source)
-    assert producer(*run) in (4, 5)
-    published = b"".join(path.read_bytes() for path in stream.glob("chunk_*.jsonl"))
-    assert SECRET not in published
-    assert "kept to myself" not in "".join(capfd.readouterr())
-    assert unchanged(elsewhere)
-
-
-@pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_position_of_a_checkpoint_names_a_consumer_that_can_be(name: str) -> None:
-    text = json.dumps({"format": 1, "stream": name, "directory": name, "consumer": name})
-    for data in (text.encode(), name.encode("utf-8", "replace")):
-        with pytest.raises(PositionInvalid):
-            parse(data, "lazyshard.json")
+        for more in ("offset", "finished"):
+            with pytest.raises(ValueError):
+                FollowState().apply({"file": value, more: 5})
 
 
 FILES: Final = (
@@ -139,6 +94,8 @@ FILES: Final = (
     *("chunk_00001.jsonl.completed", "chunk_00001.jsonl.tokens", "quarantine.jsonl", "cursors/sft.json"),
     "cursors/sft.reading.json",
 )
+
+KINDS: Final = ("link", "pipe", "folder")
 
 COMMANDS: Final = (
     *(("status",), ("inspect",), ("inspect", "0"), ("verify", "--jobs", "1"), ("trace",), ("audit",)),
@@ -148,7 +105,7 @@ COMMANDS: Final = (
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    return outside(tmp_path / "elsewhere")
+    return guards.outside(tmp_path / "elsewhere")
 
 
 def put(file: Path, plant: Callable[[Path], None]) -> None:
@@ -157,40 +114,39 @@ def put(file: Path, plant: Callable[[Path], None]) -> None:
     plant(file)
 
 
-@pytest.mark.few(13)
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, KINDS[number % 3]) for number, name in enumerate(FILES)]
+    + full(*[(name, KINDS[(number + 1) % 3]) for number, name in enumerate(FILES)]),
+)
 def test_commands_neither_follow_nor_block(
     name: str, kind: str, tmp_path: Path, elsewhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stream = write_stream(tmp_path / "stream")
+    stream = guards.write_stream(tmp_path / "stream")
     write_cursor(stream, Cursor("sft", None, 0, 0, {}, 1.0))
-    put(stream / name, {"link": link_to(elsewhere / "secret"), "pipe": os.mkfifo, "folder": os.mkdir}[kind])
+    put(stream / name, {"link": guards.link_to(elsewhere / "secret"), "pipe": os.mkfifo, "folder": os.mkdir}[kind])
     for arguments in COMMANDS:
-        code = command(arguments[0], stream, *arguments[1:])
+        code = guards.command(arguments[0], stream, *arguments[1:])
         out, err = capfd.readouterr()
         assert code in (0, 2, 3, 5, 7), (arguments, code, err)
         assert "Traceback" not in err
         assert "kept to myself" not in out + err
-    assert unchanged(elsewhere)
+    assert guards.unchanged(elsewhere)
 
 
 @pytest.mark.parametrize("name", ["stream.json", "head.json", "stream.end", "stream.owner", "retired.json"])
 def test_writer_replaces_or_refuses_but_never_writes_through(name: str, tmp_path: Path, elsewhere: Path) -> None:
-    stream = write_stream(tmp_path / "stream", end=False)
-    for plant in (link_to(elsewhere / "secret"), link_to(elsewhere / "new"), os.mkfifo):
+    stream = guards.write_stream(tmp_path / "stream", end=False)
+    for plant in (guards.link_to(elsewhere / "secret"), guards.link_to(elsewhere / "new"), os.mkfifo):
         put(stream / name, plant)
-        try:
-            with ChunkWriter(stream, 2) as writer:
-                writer.write({"id": 9})
-        except (LazyShardError, OSError):
-            pass
-        assert unchanged(elsewhere)
+        with contextlib.suppress(LazyShardError, OSError), ChunkWriter(stream, 2) as writer:
+            writer.write({"id": 9})
+        assert guards.unchanged(elsewhere)
 
 
 @pytest.mark.parametrize("folder", [".tmp", "cursors"])
 def test_folder_that_is_a_link_is_refused(folder: str, tmp_path: Path, elsewhere: Path) -> None:
-    stream = write_stream(tmp_path / "stream", rows=6, end=False)
+    stream = guards.write_stream(tmp_path / "stream", rows=6, end=False)
     identity = ChunkWriter(stream)
     identity.close(end=False)
     (stream / folder).symlink_to(elsewhere)
@@ -213,83 +169,74 @@ def test_folder_that_is_a_link_is_refused(folder: str, tmp_path: Path, elsewhere
         assert not write_reading(stream, mark)
         assert read_reading(stream, "sft") is None
         (elsewhere / "sft.json").unlink()
-        assert command("verify", stream, "--jobs", "1") in (0, 5)
+        assert guards.command("verify", stream, "--jobs", "1") in (0, 5)
     assert verify(stream).findings
-    assert unchanged(elsewhere)
+    assert guards.unchanged(elsewhere)
 
 
 def test_lock_files_are_neither_followed_nor_overwritten(tmp_path: Path, elsewhere: Path) -> None:
-    stream = write_stream(tmp_path / "stream", end=False)
-    for plant in (link_to(elsewhere / "secret"), link_to(elsewhere / "new")):
+    stream = guards.write_stream(tmp_path / "stream", end=False)
+    for plant in (guards.link_to(elsewhere / "secret"), guards.link_to(elsewhere / "new")):
         put(stream / ".producer.lock", plant)
         with pytest.raises(OSError):
             ChunkWriter(stream, 2)
         put(stream / "cursors" / lock_name("sft"), plant)
         with pytest.raises(OSError):
             CursorOwner(stream, "sft")
-    put(stream / ".producer.lock", second_name_of(elsewhere / "secret"))
+    put(stream / ".producer.lock", guards.second_name_of(elsewhere / "secret"))
     ChunkWriter(stream, 2).close(end=False)
     # The token of a run is written into its lock file: not into a second name of somebody's file.
-    put(stream / "cursors" / lock_name("sft"), second_name_of(elsewhere / "secret"))
+    put(stream / "cursors" / lock_name("sft"), guards.second_name_of(elsewhere / "secret"))
     CursorOwner(stream, "sft").close()
-    assert unchanged(elsewhere)
+    assert guards.unchanged(elsewhere)
 
 
 @pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
 def test_quarantine_is_written_to_no_other_file(kind: str, tmp_path: Path, elsewhere: Path) -> None:
-    plants = {"link": link_to(elsewhere / "secret"), "second name": second_name_of(elsewhere / "secret")}
+    plants = {"link": guards.link_to(elsewhere / "secret"), "second name": guards.second_name_of(elsewhere / "secret")}
     put(tmp_path / "out" / "quarantine.jsonl", plants.get(kind, os.mkfifo))
     with pytest.raises(FileRefused):
         quarantine = Quarantine(tmp_path / "out", 0, check_owner=lambda: tmp_path)
         quarantine.add(RowOrigin("a.jsonl", 1, 0), "no JSON", b"x")
         quarantine.sync()
-    assert unchanged(elsewhere)
-
-
-def test_run_with_a_pipe_as_quarantine_ends_with_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b'{"id":0}\nbad\n')
-    put(tmp_path / "out" / "quarantine.jsonl", os.mkfifo)
-    run = ("run", "--source", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--samples-per-chunk", 1)
-    assert producer(*run, "--on-bad-row", "quarantine") in (5, 7)
-    assert "quarantine.jsonl: expected a file, found a named pipe" in capfd.readouterr().err
+    assert guards.unchanged(elsewhere)
 
 
 def test_journals_are_read_and_made_in_the_stream_alone(tmp_path: Path, elsewhere: Path) -> None:
     folder = tmp_path / ".producer.sources"
     folder.symlink_to(elsewhere)
-    for call in (lambda: Journal(folder, "in"), lambda: list_journals(folder, "in")):
+    for call in (lambda: Journal(folder, "in"), lambda: journal.list_journals(folder, "in")):
         with pytest.raises(FileRefused):
             call()
     folder.unlink()
     folder.mkdir()
-    for number, plant in enumerate((link_to(elsewhere / "secret"), os.mkfifo)):
+    for number, plant in enumerate((guards.link_to(elsewhere / "secret"), os.mkfifo)):
         path = folder / f"{number}.jsonl"
         plant(path)
         with pytest.raises(LazyShardError):
-            read_journal(path, JournalPosition(3, "0"), "in")
-    assert unchanged(elsewhere)
+            journal.read_journal(path, JournalPosition(3, "0"), "in")
+    assert guards.unchanged(elsewhere)
 
 
-def test_followed_file_that_became_a_link_is_not_read(tmp_path: Path, elsewhere: Path) -> None:
+def test_followed_file_and_piece_of_a_ray_write_that_became_links_are_not_read(tmp_path: Path, elsewhere: Path) -> None:
     path = tmp_path / "incoming" / "a.jsonl"
     path.parent.mkdir()
     path.symlink_to(elsewhere / "secret")
-    with pytest.raises(LazyShardError):
-        PlainFile(str(path), 1000, FilePosition()).read()
-    with pytest.raises(LazyShardError):
-        open_regular(str(path), links_out=False)
+    for read in (
+        lambda: PlainFile(str(path), 1000, FilePosition()).read(),
+        lambda: open_regular(str(path), links_out=False),
+    ):
+        with pytest.raises(LazyShardError):
+            read()
     # A source that the user names may be a link to anywhere.
     with open_regular(str(path)) as file:
-        assert file.read() == SECRET
-
-
-def test_pieces_of_a_ray_write_are_plain_files_with_names_of_ours(tmp_path: Path, elsewhere: Path) -> None:
+        assert file.read() == guards.SECRET
     folder = tmp_path / "pieces"
     folder.mkdir()
     for name in ("00000001.piece", "..piece", "-1.piece", "1e9.piece", "٣٣٣٣٣٣٣٣.piece"):
         (folder / name).touch()
     assert list_pieces(folder) == {1}
-    for number, plant in enumerate((link_to(elsewhere / "secret"), os.mkfifo)):
+    for number, plant in enumerate((guards.link_to(elsewhere / "secret"), os.mkfifo)):
         plant(folder / f"0000001{number}.piece")
         with pytest.raises(FileRefused):
             PieceReader(folder / f"0000001{number}.piece")
@@ -300,7 +247,7 @@ def test_checkpoint_may_be_a_link_but_no_pipe(tmp_path: Path, elsewhere: Path) -
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()
     (folder / "lazyshard.json").symlink_to(elsewhere / "secret")
-    assert read_given_file(folder / "lazyshard.json") == SECRET
+    assert read_given_file(folder / "lazyshard.json") == guards.SECRET
     with pytest.raises(FileRefused):
         read_file(folder / "lazyshard.json")
     os.mkfifo(folder / "pipe")

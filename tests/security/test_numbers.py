@@ -17,8 +17,6 @@ from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Manifest
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import RunState
-from lazyshard.inspection import inspection
-from lazyshard.inspection.inspection import overview
 from lazyshard.inspection.tracing import MAX_EPOCHS, MAX_PARTS, MAX_STEP_DRAWS, StreamFacts, Tracing
 from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.part import Part
@@ -102,12 +100,6 @@ def test_chunks_that_are_not_there_are_not_walked_through(tmp_path: Path, capfd:
         ChunkWriter(stream, 2)
 
 
-def test_overview_of_all_gives_up_where_nothing_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "GIVE_UP_CHUNKS", 3)
-    found = overview(claiming(tmp_path), every=True)
-    assert (found.looked_at, found.unread) == (2, MANY - 2)
-
-
 def tracing(facts_samples: int = 6, **values: Any) -> Tracing:
     parts = values.pop("parts")
     consumed = sum(part.dp * part.draws for part in parts if part.trained)
@@ -131,12 +123,9 @@ def tracing(facts_samples: int = 6, **values: Any) -> Tracing:
 def test_state_that_no_run_can_have_is_refused_before_it_is_walked_through(parts: tuple[Part, ...]) -> None:
     with pytest.raises(StateMismatch):
         tracing(parts=parts)
-
-
-def test_step_of_more_draws_than_memory_holds_is_refused() -> None:
-    state = Part(2**31, 1, 0, draws_per_step=MAX_STEP_DRAWS)
+    # Nor is a step of more draws than memory holds.
     with pytest.raises(StateMismatch):
-        list(tracing(2**60, parts=(state,)).at_step(0))
+        list(tracing(2**60, parts=(Part(2**31, 1, 0, draws_per_step=MAX_STEP_DRAWS),)).at_step(0))
 
 
 def told_source(stream: Path, path: Path | str, **values: Any) -> int:
@@ -147,16 +136,16 @@ def told_source(stream: Path, path: Path | str, **values: Any) -> int:
     return command("trace", stream, "--source", "a.jsonl:1")
 
 
-@pytest.mark.parametrize("field", ["offset", "line"])
-@pytest.mark.parametrize("number", [-1, 2**63, 1.5, "9" * 5000, None])
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [("offset", -1), ("line", -1), ("offset", 2**63), ("line", 1.5), ("offset", "9" * 5000), ("line", None)],
+)
 def test_position_that_is_no_number(field: str, number: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert told_source(consumed(tmp_path), "a.jsonl", **{field: number}) == 5
     assert capfd.readouterr().err.count("\n") == 1
-
-
-def test_source_that_a_seal_names_is_no_pipe_to_wait_at(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # Nor is a source that a seal names a pipe to wait at.
     os.mkfifo(tmp_path / "a.jsonl")
-    assert told_source(consumed(tmp_path), tmp_path / "a.jsonl", offset=99, line=9) == 0
+    assert told_source(tmp_path / "stream", tmp_path / "a.jsonl", offset=99, line=9) == 0
     assert "the file cannot be read" in capfd.readouterr().out
 
 

@@ -90,6 +90,7 @@ def test_overviews_of_streams_in_each_state(tmp_path: Path) -> None:
     assert summed_up(tmp_path / "left") == (3, 6, False, "idle", 0)
     assert "2, from 1 on" in inspect(tmp_path / "left")[3]
     assert summed_up(foreign(tmp_path / "foreign", b'{"id":0}\n{"id":1}\n', b'{"id":2}\n'))[3:] == (None, 0)
+    assert len(inspect(tmp_path / "foreign")) > 4
     put("chunk_00001.jsonl.completed", b"{}")(stream(tmp_path / "damaged"))
     assert summed_up(tmp_path / "damaged") == (3, 5, True, "finished", 1)
     assert "chunk_00001.jsonl.completed: " in inspect(tmp_path / "damaged")[-1]
@@ -263,3 +264,4 @@ def test_inspected_stream_and_chunk_tell_of_arrays(arrays: Path) -> None:
     assert "bytes of arrays  144" in "\n".join(inspect(arrays, "--chunk", 0))
     assert values(arrays, "--chunk", 0)["arrays_bytes"] == 144
     assert values(arrays)["row_arrays_bytes"]["max"] == 72
+    assert "2 chunks, 3 samples, 456 bytes, ended: all is well" in lazyshard("verify", arrays).stdout

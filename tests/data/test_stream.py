@@ -26,9 +26,8 @@ from tests.data.streams import batches, expected, in_batches, in_step, open_stre
 from tests.data.test_live import producing
 from tests.data.workers import PICKLED, ids
 from tests.stream.streams import produce
+from tests.tiers import full
 
-AT_ENDS = ["drop", "pad", "loop"]
-at_ends = pytest.mark.parametrize("at_end", AT_ENDS)
 ANY = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 
 
@@ -36,39 +35,34 @@ def open_iterable(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -
     return LazyShardedIterable(open_ranks(directory, dp, **options)[rank])
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@at_ends
+@pytest.mark.parametrize(("at_end", "workers"), [("drop", 2), ("loop", 1), *full(("pad", 3))])
 def test_order_is_that_of_lists_whatever_the_workers_in_each_epoch(tmp_path: Path, workers: int, at_end: Any) -> None:
     directory = produce(tmp_path / "s", 22, 4)
     options: dict[str, Any] = {"batch_size": 2, "shuffle_window": 1}
-    for rank in range(3):
-        stream = open_stream(directory, rank, 3, at_end=at_end, **options)
-        iterable = open_iterable(directory, rank, 3, layout="strided", **options)
-        for epoch in (0, 1):
-            stream.set_epoch(epoch)
-            lane = in_batches(expected(22, 3, 2, window=4, epoch=epoch, at_end=at_end)[rank], 2)
-            assert len(lane) == (3 if at_end == "drop" else 4)
-            assert batches(stream, workers) == lane
-            if at_end == "drop":
-                iterable.set_epoch(epoch)
-                assert batches(iterable, workers) == lane
+    forms = [open_stream(directory, 1, 3, at_end=at_end, **options)]
+    if at_end == "drop":
+        forms.append(open_iterable(directory, 1, 3, layout="strided", **options))
+    for epoch in (0, 1):
+        lane = in_batches(expected(22, 3, 2, window=4, epoch=epoch, at_end=at_end)[1], 2)
+        assert len(lane) == (3 if at_end == "drop" else 4)
+        for form in forms:
+            form.set_epoch(epoch)
+            assert batches(form, workers) == lane
 
 
-@at_ends
+@pytest.mark.parametrize("at_end", ["drop", "loop"])
 def test_what_is_left_over_is_told_by_the_first_rank(
     tmp_path: Path, at_end: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = produce(tmp_path / "s", 17, 3)
-    found = [batches(open_stream(directory, rank, 2, batch_size=4, at_end=at_end), 0, 4) for rank in (0, 1)]
-    assert found == [in_batches(lane, 4) for lane in expected(17, 2, 4, unit=3, at_end=at_end)]
+    for rank, lane in enumerate(expected(17, 2, 4, unit=3, at_end=at_end)):
+        assert ids(open_stream(directory, rank, 2, batch_size=4, at_end=at_end)) == lane
     (said,) = caplog.messages
     assert f"left over at the end of the epoch: 1, fewer than dp_size * batch_size = 2 * 4; at_end={at_end!r}" in said
     assert ("7" in said.rpartition(":")[2]) == (at_end != "drop")
 
 
-@pytest.mark.parametrize("dp", [1, 3])
-@pytest.mark.parametrize("total", [1, 2, 13])
+@pytest.mark.parametrize(("total", "dp"), [(1, 3), (2, 1), (13, 3)])
 def test_loop_over_single_samples_is_what_torchs_sampler_does(tmp_path: Path, dp: int, total: int) -> None:
     directory = produce(tmp_path / "s", total, 4)
     for rank in range(dp):
@@ -76,8 +70,7 @@ def test_loop_over_single_samples_is_what_torchs_sampler_does(tmp_path: Path, dp
         assert ids(open_stream(directory, rank, dp, unit="sample", at_end="loop")) == list(sampler)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@at_ends
+@pytest.mark.parametrize(("at_end", "workers"), [("drop", 2), ("loop", 0), *full(("pad", 2))])
 def test_live_stream_needs_no_length(tmp_path: Path, workers: int, at_end: Any) -> None:
     with producing(tmp_path / "s", 4, 26):
         found = in_step((open_stream(tmp_path / "s", rank, 2, batch_size=2, at_end=at_end) for rank in (0, 1)), workers)
@@ -91,22 +84,27 @@ def test_spawned_workers_meet_the_end(tmp_path: Path) -> None:
     assert found == in_batches(expected(13, 2, 2, at_end="pad")[0], 2)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_iterable_ends_where_a_live_stream_ends_early(tmp_path: Path, workers: int) -> None:
+def test_iterable_ends_where_a_live_stream_ends_early(tmp_path: Path) -> None:
     stream = produce(tmp_path / "s", 8, 4, end=False)
     samples = open_iterable(stream, 0, 2, max_total_samples=100, batch_size=2)
     assert len(samples.dataset) == 100
     produce(stream, 26, 4)
-    assert batches(samples, workers) == [[0, 1], [2, 3], [8, 9], [10, 11], [16, 17], [18, 19]]
+    assert batches(samples, 2) == [[0, 1], [2, 3], [8, 9], [10, 11], [16, 17], [18, 19]]
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize(("workers", "batch_size"), [(3, 3), (2, 8), (0, 1)])
 def test_other_batches_of_the_loader_repeat_and_lose_nothing(tmp_path: Path, workers: int, batch_size: int) -> None:
     directory = produce(tmp_path / "s", 24, 4)
     ranks = [batches(open_stream(directory, rank, 2, batch_size=2), workers, batch_size) for rank in (0, 1)]
     assert list(map(len, ranks[0])) == list(map(len, ranks[1]))
     assert sorted(i for rank in ranks for batch in rank for i in batch) == list(range(24))
+
+
+@pytest.mark.parametrize(("form", "workers"), [(open_stream, 2), (open_iterable, 0)])
+def test_num_samples_go_on_from_epoch_to_epoch(tmp_path: Path, workers: int, form: Callable[..., Any]) -> None:
+    samples = form(produce(tmp_path / "s", 9, 4), num_samples=26, batch_size=2)
+    assert [i for batch in batches(samples, workers) for i in batch] == [*range(8), *range(8), *range(8), 0, 1]
+    assert len(samples.dataset) == 26
 
 
 def in_turn(directory: Path, rank: int, dp: int, workers: int, batch_size: int, **options: Any) -> list[int]:
@@ -131,27 +129,21 @@ def in_turn(directory: Path, rank: int, dp: int, workers: int, batch_size: int, 
     total=st.integers(0, 40),
     unit=st.sampled_from(["chunk", "sample", "batch"]),
     windows=st.integers(0, 2),
-    limit=st.sampled_from([None, 15]),
-    at_end=st.sampled_from(AT_ENDS),
+    rest=st.fixed_dictionaries(
+        {"max_total_samples": st.sampled_from([None, 15]), "at_end": st.sampled_from(["drop", "pad", "loop"])}
+    ),
 )
 def test_any_ranks_workers_and_ends_are_those_of_lists(
     tmp_path_factory: pytest.TempPathFactory,
-    dp: int,
-    workers: int,
-    batch: int,
-    per_chunk: int,
-    total: int,
-    unit: Any,
-    windows: int,
-    limit: int | None,
-    at_end: Any,
-) -> None:
+    dp: int, workers: int, batch: int, per_chunk: int, total: int, unit: Any, windows: int, rest: dict[str, Any],
+) -> None:  # fmt: skip
     directory = produce(tmp_path_factory.mktemp("any") / "s", total, per_chunk)
     size: int = {"chunk": per_chunk, "sample": 1, "batch": batch}[unit]
     window = -(-windows * per_chunk // size) * size
-    drawn = expected(min(total, limit or total), dp, batch, unit=size, window=window, at_end=at_end)
-    options: dict[str, Any] = {"unit": unit, "shuffle_window": windows, "at_end": at_end, "max_total_samples": limit}
+    end = min(total, rest["max_total_samples"] or total)
+    drawn = expected(end, dp, batch, unit=size, window=window, at_end=rest["at_end"])
     for rank, lane in enumerate(drawn):
+        options: dict[str, Any] = {"unit": unit, "shuffle_window": windows, **rest}
         assert ids(open_stream(directory, rank, dp, batch_size=batch, **options)) == lane
         assert in_turn(directory, rank, dp, workers, batch, **options) == lane
 
@@ -162,7 +154,7 @@ def test_any_ranks_workers_and_ends_are_those_of_lists(
     batch=st.integers(1, 3),
     total=st.integers(0, 30),
     windows=st.integers(0, 1),
-    at_end=st.sampled_from(AT_ENDS),
+    at_end=st.sampled_from(["drop", "pad", "loop"]),
 )
 def test_pass_over_a_growing_stream_goes_on_where_it_had_to_wait(
     tmp_path_factory: pytest.TempPathFactory, dp: int, batch: int, total: int, windows: int, at_end: Any
@@ -190,14 +182,6 @@ def test_pass_over_a_growing_stream_goes_on_where_it_had_to_wait(
             stream.load_state_dict(stream.state_dict())
         assert len(set(map(len, found))) == 1
     assert found == expected(total, dp, batch, window=4 * windows, at_end=at_end)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("form", [open_stream, open_iterable])
-def test_num_samples_go_on_from_epoch_to_epoch(tmp_path: Path, workers: int, form: Callable[..., Any]) -> None:
-    samples = form(produce(tmp_path / "s", 9, 4), num_samples=26, batch_size=2)
-    assert [i for batch in batches(samples, workers) for i in batch] == [*range(8), *range(8), *range(8), 0, 1]
-    assert len(samples.dataset) == 26
 
 
 def test_samples_that_complete_the_epoch_are_encoded_and_replaced_as_all(tmp_path: Path) -> None:
@@ -236,17 +220,12 @@ def test_copies_go_on_by_themselves(tmp_path: Path) -> None:
     assert stream.state_dict()["consumed"] == 8
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [({"at_end": "stop"}, "got 'stop'"), ({"at_end": "pad", "num_samples": 8}, "at_end='pad' .* num_samples")],
-)
-def test_end_that_cannot_be_is_refused(tmp_path: Path, options: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        open_stream(produce(tmp_path / "s", 8, 4), **options)
-
-
-def test_a_stream_takes_a_new_data_set_which_then_has_no_indices_for_a_loader(tmp_path: Path) -> None:
+def test_what_cannot_be_a_stream_is_refused_and_a_data_set_in_one_has_no_indices(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 8, 4)
+    refused: list[dict[str, Any]] = [{"at_end": "stop"}, {"at_end": "pad", "num_samples": 8}]
+    for options in refused:
+        with pytest.raises(ValueError, match="at_end"):
+            open_stream(directory, **options)
     with pytest.raises(TypeError, match="got '/"):
         LazyShardedStream(str(directory))  # type: ignore[type-var]
     used, dataset = (LazyShardedDataset(directory, dp_rank=0, dp_size=1) for _ in range(2))

@@ -21,7 +21,7 @@ AS_MODULE: Final = "-m "
 
 
 def start_program(program: str, *arguments: object, folder: Path, out: Path | None = None, warn: str = "ignore") -> int:
-    """Starts a program in a folder, as `python -c`; returns its process id. `out`: where it prints, if not among logs."""
+    """Starts a program in a folder; returns its process id. `out`: where it prints, if not where it logs."""
     given = [str(argument) for argument in arguments]
     return programs().fork(_run, program, given, str(folder), None if out is None else str(out), warn)
 

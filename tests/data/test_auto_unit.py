@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +84,6 @@ def test_live_stream_that_does_not_tell_yet_is_waited_for_and_what_was_waited_fo
     # Nothing was settled by that.
     produce(directory, 8, 4)
     assert read([dataset]) == [[0, 1, 2, 3]]
-
-
-@pytest.mark.parametrize(("total", "expected"), [(8, [[0, 1, 2, 3], [4, 5, 6, 7]]), (6, [[0, 2, 4], [1, 3, 5]])])
-def test_ranks_that_wait_go_on_with_enough_chunks_or_the_end(
-    tmp_path: Path, total: int, expected: list[list[int]]
-) -> None:
-    directory = produce(tmp_path / "s", 4, 4, end=False)
-    ranks = open_ranks(directory, 2, unit="auto", max_total_samples=8)
-    with ThreadPoolExecutor(2) as threads:
-        reading = [threads.submit(lambda one: [*map(one.draw, one.rank_indices)], rank) for rank in ranks]
-        produce(directory, total, 4)
-        drawn = [lane.result(DEADLINE_S) for lane in reading]
-    # The length is that of max_total_samples: what is behind the end is the next epoch.
-    assert [[draw.sample for draw in lane if draw.epoch == 0] for lane in drawn] == expected
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

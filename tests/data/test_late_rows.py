@@ -17,7 +17,6 @@ from lazyshard.errors import ChunkCorrupt
 from tests.data.runs import open_rank
 from tests.data.workers import PICKLED
 from tests.stream.streams import foreign, produce
-from tests.tiers import full
 
 LINE = b'{"id":7,"deep":[1,2]}\n'
 
@@ -52,9 +51,10 @@ def test_a_row_is_a_mapping_that_nobody_parses_who_only_sends_it() -> None:
 SIZES = [200_000, 10, 70_000, 80_000, 10, 300_000, 65_000, 66_000]
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize(("start", "window"), [("fork", 0), ("fork", 2), (PICKLED, 2), *full(("spawn", 0))])
-@pytest.mark.parametrize("sizes", [[1] * 12, SIZES], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("start", "window", "sizes"),
+    [("fork", 0, SIZES), ("fork", 2, [1] * 12), (PICKLED, 2, SIZES), (PICKLED, 0, [1] * 12)],
+)
 def test_rows_are_late_in_workers_and_whole_dicts_in_the_main_process(
     tmp_path: Path, start: str, window: int, sizes: list[int]
 ) -> None:

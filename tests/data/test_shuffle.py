@@ -10,7 +10,6 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lazyshard import StreamReader, window_for_distance
-from lazyshard.errors import WaitTimeout
 from tests.data.runs import open_rank
 from tests.data.workers import ids
 from tests.plan.distances import neighbours
@@ -38,20 +37,6 @@ def chunk_order(samples: list[int]) -> list[int]:
     return list(dict.fromkeys(sample // PER_CHUNK for sample in samples))
 
 
-@pytest.mark.parametrize(("window", "workers"), [(1, 0), (3, 2), (RANK_CHUNKS, 0)])
-def test_each_epoch_has_another_order_of_the_same_samples(stream: Path, window: int, workers: int) -> None:
-    orders = [drawn(stream, 1, epoch, workers, shuffle_window=window) for epoch in range(3)]
-    own = [sample for sample in range(CHUNKS * PER_CHUNK) if sample // PER_CHUNK % RANKS == 1]
-    for order in orders:
-        assert sorted(order) == own
-        assert order != own
-    # Not one of the two moved or turned: of 60 samples few are at the same place by chance.
-    for first, second in ((0, 1), (1, 2), (0, 2)):
-        assert sum(a == b for a, b in zip(orders[first], orders[second], strict=True)) <= 60 // (2 * min(window, 2))
-    # And the same one again whenever it is asked for.
-    assert drawn(stream, 1, 1, shuffle_window=window) == orders[1]
-
-
 @pytest.mark.parametrize("window", [RANK_CHUNKS, RANK_CHUNKS + 7])
 def test_a_window_of_all_chunks_of_a_rank_shuffles_their_order(stream: Path, window: int) -> None:
     own = list(range(0, CHUNKS, RANKS))
@@ -69,15 +54,6 @@ def test_a_window_of_all_chunks_of_a_rank_shuffles_their_order(stream: Path, win
         assert found == pytest.approx(61 / 3, rel=0.3)
     # Neither the order of the stream, nor twice the same.
     assert len({tuple(own), *map(tuple, orders)}) == 4
-
-
-def test_a_window_of_all_chunks_waits_for_the_end_of_a_live_stream(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", CHUNKS * PER_CHUNK, PER_CHUNK, end=False)
-    options: dict[str, Any] = {"num_samples": 10, "shuffle_window": RANK_CHUNKS + 1}
-    with pytest.raises(WaitTimeout):
-        open_rank(directory, 0, RANKS, max_wait=0.2, **options)[0]
-    produce(directory, CHUNKS * PER_CHUNK, PER_CHUNK)
-    assert open_rank(directory, 0, RANKS, **options)[0]["id"] < CHUNKS * PER_CHUNK
 
 
 def test_window_for_a_distance_draws_neighbours_so_far_apart(tmp_path: Path) -> None:

@@ -98,30 +98,6 @@ def test_ranks_take_as_many_steps_however_unevenly_rows_are_dropped(streams: dic
     assert [dataset.stats()[3:5] for dataset in ranks] == [(count, count) for count in dropped]
 
 
-def test_workers_fill_the_same_places_with_the_same_rows(streams: dict[int, Path]) -> None:
-    ranks = [open_rank(streams[24], keeping(1, 13), rank=rank, dp=2, batch_size=2) for rank in (0, 1)]
-    alone = [read_all(dataset) for dataset in ranks]
-    for dataset, lane in zip(ranks, alone, strict=True):
-        batches = list(loader(dataset, dataset.rank_indices, 2, batch_size=2))
-        assert [number for batch in batches for number in batch] == lane
-        # Once in this process, and once in its workers.
-        drawn = [dataset.draw(index).sample for index in dataset.rank_indices]
-        dropped = sum(sample not in (1, 13) for sample in drawn)
-        assert dataset.stats()[3:5] == (2 * dropped, 2 * dropped)
-
-
-def test_state_counts_draws_and_resumes_with_other_ranks(streams: dict[int, Path]) -> None:
-    ranks = [open_rank(streams[24], keeping(2, 9), rank=rank, dp=2) for rank in (0, 1)]
-    plain = [open_rank(streams[24], rank=rank, dp=2) for rank in (0, 1)]
-    for dataset, other in zip(ranks, plain, strict=True):
-        assert dataset.state_dict(10) == other.state_dict(10)
-        assert [dataset.draw(i) for i in dataset.rank_indices] == [other.draw(i) for i in other.rank_indices]
-    resumed = open_rank(streams[24], keeping(2, 9))
-    resumed.load_state_dict(ranks[0].state_dict(10))
-    rest = [resumed.draw(index).sample for index in resumed.rank_indices]
-    assert read_all(resumed) == [by_hand(24, 4, {2, 9}, sample) for sample in rest]
-
-
 def test_row_of_another_chunk_takes_the_place_where_none_of_its_own_is_kept(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 12, 3)
     # Those behind it first; before it where the stream is at its end.

@@ -24,7 +24,7 @@ from lazyshard.stream.retention import retire
 from tests.data.runs import open_ranks
 from tests.data.streams import batches, expected, in_batches, in_step, open_stream
 from tests.data.test_live import producing
-from tests.data.workers import PICKLED, ids
+from tests.data.workers import ids
 from tests.stream.streams import produce
 from tests.tiers import full
 
@@ -33,21 +33,6 @@ ANY = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 
 def open_iterable(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedIterable:
     return LazyShardedIterable(open_ranks(directory, dp, **options)[rank])
-
-
-@pytest.mark.parametrize(("at_end", "workers"), [("drop", 2), ("loop", 1), *full(("pad", 3))])
-def test_order_is_that_of_lists_whatever_the_workers_in_each_epoch(tmp_path: Path, workers: int, at_end: Any) -> None:
-    directory = produce(tmp_path / "s", 22, 4)
-    options: dict[str, Any] = {"batch_size": 2, "shuffle_window": 1}
-    forms = [open_stream(directory, 1, 3, at_end=at_end, **options)]
-    if at_end == "drop":
-        forms.append(open_iterable(directory, 1, 3, layout="strided", **options))
-    for epoch in (0, 1):
-        lane = in_batches(expected(22, 3, 2, window=4, epoch=epoch, at_end=at_end)[1], 2)
-        assert len(lane) == (3 if at_end == "drop" else 4)
-        for form in forms:
-            form.set_epoch(epoch)
-            assert batches(form, workers) == lane
 
 
 @pytest.mark.parametrize("at_end", ["drop", "loop"])
@@ -75,13 +60,6 @@ def test_live_stream_needs_no_length(tmp_path: Path, workers: int, at_end: Any) 
     with producing(tmp_path / "s", 4, 26):
         found = in_step((open_stream(tmp_path / "s", rank, 2, batch_size=2, at_end=at_end) for rank in (0, 1)), workers)
     assert found == [in_batches(lane, 2) for lane in expected(26, 2, 2, at_end=at_end)]
-
-
-def test_spawned_workers_meet_the_end(tmp_path: Path) -> None:
-    with producing(tmp_path / "s", 4, 13):
-        stream = open_stream(tmp_path / "s", 0, 2, batch_size=2, at_end="pad")
-        found = batches(stream, 2, multiprocessing_context=PICKLED)
-    assert found == in_batches(expected(13, 2, 2, at_end="pad")[0], 2)
 
 
 def test_iterable_ends_where_a_live_stream_ends_early(tmp_path: Path) -> None:

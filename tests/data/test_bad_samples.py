@@ -198,11 +198,9 @@ def test_chunk_of_bad_rows_only_is_given_up(tmp_path: Path, rows: int) -> None:
 def test_errors_that_no_row_is_to_blame_for_pass_through(stream: Path, bad: int) -> None:
     # Raised for sample 2 itself, or for 0, its first substitute.
     for error in (KeyboardInterrupt, SystemExit, MemoryError):
-        dataset = open_rank(
-            stream, encode_fn=refusing(bad, 2, error=lambda i, error=error: error() if i == bad else ValueError())
-        )
+        encode = refusing(bad, 2, error=lambda i, error=error: error() if i == bad else ValueError())
         with pytest.raises(error):
-            dataset[2]
+            open_rank(stream, encode_fn=encode)[2]
 
 
 @pytest.mark.parametrize("where", ["encode_fn", "steps"])

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
+from lazyshard import BlendedDataset, LazyShardedDataset
 from lazyshard.errors import LengthUnknown, StateMismatch, WaitTimeout
 from lazyshard.stream import read_reading
 from tests.data.options import grouped
@@ -84,33 +82,6 @@ def test_live_stream_that_does_not_tell_yet_is_waited_for_and_what_was_waited_fo
     # Nothing was settled by that.
     produce(directory, 8, 4)
     assert read([dataset]) == [[0, 1, 2, 3]]
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), dp=st.integers(1, 4), batch=st.integers(1, 3), total=st.integers(0, 30))
-def test_ranks_that_look_at_different_times_deal_alike(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dp: int, batch: int, total: int
-) -> None:
-    directory = tmp_path_factory.mktemp("grows") / "s"
-    options: dict[str, Any] = {"unit": "auto", "batch_size": batch, "max_wait": 0, "num_samples": 10_000}
-    writer, ranks, late = ChunkWriter(directory, 4), open_ranks(directory, dp, **options), []
-    looks = data.draw(st.lists(st.integers(0, total), min_size=dp, max_size=dp), label="when each rank looks")
-    for number in range(total + 1):
-        for rank, look in zip(ranks, looks, strict=True):
-            if look == number:
-                try:
-                    len(rank)
-                except WaitTimeout:
-                    late.append(rank)
-        if number < total:
-            writer.write({"id": number})
-    writer.close()
-    assert units(ranks) == units(open_ranks(directory, dp, **options))
-    epoch = total // (dp * batch) * batch
-    drawn = [rank.draw(index).sample for rank in ranks for index in rank.rank_indices[:epoch]]
-    assert len(set(drawn)) == len(drawn) == dp * epoch
-    # Who could not tell yet had to wait for no more than chunks need.
-    assert not late or min(looks) < max(4 * dp, 4)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lazyshard import BadRows, ChunkWriter, EncodeCache, LazyShardedDataset, LazyShardedSequences, Pack
-from lazyshard.data.rank import EPOCH, Rank
+from lazyshard.data.rank import EPOCH
 from lazyshard.errors import FileInvalid, StreamInvalid, StreamMismatch
 from lazyshard.plan.course import Draw
 from lazyshard.stream import stream as foreign_streams
@@ -108,14 +108,6 @@ def test_settings_decide_the_order_of_each_rank(
         assert ids(dataset.__getitems__(list(dataset.rank_indices))) == orders[-1]
         assert [dataset.draw(i) for i in dataset.rank_indices] == [Draw(0, i) for i in orders[-1]]
     assert orders == expected
-
-
-def test_length_and_indices_of_a_rank(stream: Path) -> None:
-    assert [len(open_rank(stream, 0, dp)) for dp in (1, 2, 3, 10, 11)] == [10, 10, 9, 10, 0]
-    assert open_rank(stream, 1, 3).rank_indices == range(3, 6)
-    assert open_rank(stream, 1, 3, layout="strided").rank_indices == range(1, 9, 3)
-    assert open_rank(stream, 1, 3).rank == Rank(1, 3)
-    assert open_rank(stream).directory == stream
 
 
 @pytest.mark.parametrize("layout", ["block", "strided"])

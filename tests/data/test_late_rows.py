@@ -16,7 +16,7 @@ from lazyshard import ChunkWriter, LateRow, LazyShardedDataset, LazyShardedItera
 from lazyshard.errors import ChunkCorrupt
 from tests.data.runs import open_rank
 from tests.data.workers import PICKLED
-from tests.stream.streams import foreign, produce
+from tests.stream.streams import foreign
 
 LINE = b'{"id":7,"deep":[1,2]}\n'
 
@@ -68,25 +68,6 @@ def test_rows_are_late_in_workers_and_whole_dicts_in_the_main_process(
     assert type(dataset[0]) is dict
     iterable: Any = StatefulDataLoader(LazyShardedIterable(dataset), batch_size=2, **options)
     assert [pair for batch in iterable for pair in batch] == found
-
-
-def test_without_workers_and_without_being_asked_for_rows_are_dicts(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 4)
-    here = DataLoader(opened(directory), 2, collate_fn=kinds)
-    workers = DataLoader(opened(directory, encode_fn=None), 2, num_workers=1, collate_fn=kinds)
-    for loader in (here, workers):
-        assert [pair for batch in loader for pair in batch] == [("dict", {"id": i}) for i in range(4)]
-
-
-def test_a_data_set_that_a_worker_pickles_reads_as_ever(tmp_path: Path) -> None:
-    dataset = opened(produce(tmp_path / "s", 2))
-
-    def again(rows: list[Any]) -> list[Any]:
-        copy: LazyShardedDataset = pickle.loads(pickle.dumps(dataset))
-        return [*rows, *copy.__getitems__([0, 1])]
-
-    (batch,) = DataLoader(dataset, 2, num_workers=1, collate_fn=again)
-    assert batch == [{"id": 0}, {"id": 1}] * 2
 
 
 def test_rows_of_a_foreign_directory_are_parsed_in_the_worker(tmp_path: Path) -> None:

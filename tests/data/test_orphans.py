@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 
 from lazyshard import LazyShardedDataset
 from lazyshard.data import index_reader
-from lazyshard.errors import WaitTimeout
 from lazyshard.stream import StreamReader, waiting
 from lazyshard.stream.waiting import Parent
 from tests.data.programs import programs, start_program
@@ -130,35 +128,6 @@ def test_orphan_that_is_stuck_is_ended_all_the_same(monkeypatch: pytest.MonkeyPa
     os.kill(training, signal.SIGKILL)
     os.waitpid(training, 0)
     wait_until(lambda: not alive(worker), "the worker has left")
-
-
-@pytest.mark.parametrize("followed", [False, True])
-def test_parent_that_is_there_is_not_gone_and_costs_no_more_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, followed: bool
-) -> None:
-    reader = StreamReader(produce(tmp_path, 2, end=False), max_wait=100)
-    reader.parent = Parent() if followed else None
-    now, slept, looks = [0.0], list[float](), list[float]()
-    refresh = StreamReader.refresh
-
-    def sleep(_: object, seconds: float) -> bool:
-        slept.append(seconds)
-        now[0] += seconds
-        return False
-
-    def counted(self: StreamReader, *given: Any) -> Any:
-        looks.append(now[0])
-        return refresh(self, *given)
-
-    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=lambda seconds: sleep(None, seconds))
-    monkeypatch.setattr("lazyshard.stream.reader.time", clock)
-    monkeypatch.setattr("lazyshard.stream.waiting.time", clock)
-    monkeypatch.setattr("lazyshard.stream.waiting.Waker.sleep", sleep)
-    monkeypatch.setattr(StreamReader, "refresh", counted)
-    with pytest.raises(WaitTimeout):
-        reader.read(2)
-    assert max(slept) == (0.5 if followed else 5.0)
-    assert max(later - look for look, later in pairwise(looks)) >= 5.0 - 1e-6
 
 
 @pytest.mark.parametrize(

@@ -127,16 +127,6 @@ def test_where_a_blend_ends(tmp_path: Path, stream: str, ends: dict[str, int | N
     assert Counter(one[0] for one in take(blended, expected, 2)) == Counter(a=expected // 2, b=expected // 2)
 
 
-@pytest.mark.parametrize(("stopping", "batch"), [("first_exhausted", 2), ("first_exhausted", 5), ("all_exhausted", 3)])
-def test_a_blend_without_a_length_ends_where_one_with_a_length_does(streams: Path, stopping: Any, batch: int) -> None:
-    options: dict[str, Any] = {"stopping": stopping, "batch_size": batch}
-    for rank in range(2):
-        blended = blend(streams, {"a": 2, "b": 1}, rank, 2, num_samples=1200, **options)
-        most = len(blend(streams, {"a": 2, "b": 1}, rank, 2, **options).rank_indices)
-        within = [blended.in_epoch(index) for index in blended.rank_indices[:90]]
-        assert within == [True] * most + [False] * (90 - most)
-
-
 def test_a_live_stream_is_waited_for_only_where_it_is_wanted(tmp_path: Path) -> None:
     write(tmp_path, Stream("a", 24, 3))
     write(tmp_path, Stream("b", 4, 2), end=False)
@@ -218,16 +208,6 @@ def test_a_chunk_that_was_deleted_is_an_error_only_where_it_is_wanted(streams: P
     assert caught.value.chunks_before == 2
 
 
-def test_a_blend_of_one_and_of_many(tmp_path: Path) -> None:
-    letters = [f"s{i}_" for i in range(6)]
-    for i, letter in enumerate(letters):
-        write(tmp_path, Stream(letter, 5 * i + 5, 20))
-    assert take(blend(tmp_path, {"s4_": 7}), 4) == [f"s4_{i}" for i in range(4)]
-    blended = blend(tmp_path, {letter: float(i + 1) for i, letter in enumerate(letters)}, batch_size=5)
-    assert (blended.period, len(blended)) == (21, 105)
-    assert sorted(take(blended, 105, 5)) == sorted(f"s{i}_{number}" for i in range(6) for number in range(5 * i + 5))
-
-
 def test_who_comes_while_another_thread_merges_lines_gets_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,14 +229,6 @@ def test_who_comes_while_another_thread_merges_lines_gets_all_of_them(
 
     monkeypatch.setattr(BlendReader, "_lines_from", lines_from)
     assert [ids(blended.__getitems__(batch)), *other] == [expected[behind : behind + 100]] * 2
-
-
-def test_what_is_read_ahead_is_bounded(streams: Path) -> None:
-    write(streams, Stream("d", 200, 100), size=60_000)
-    blended = blend(streams, {"d": 1, "a": 1}, num_samples=400)
-    for index in range(300):
-        blended[index]
-        assert len(blended._lanes.ahead[3]) <= 40 or index < 260
 
 
 def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -> LazyShardedDataset:

@@ -91,24 +91,6 @@ def test_the_same_weights_go_on_where_they_are_in_their_period(streams: Path) ->
     assert (state, len(state["parts"])) == (after, 1)
 
 
-def test_a_stream_that_was_left_out_comes_back_where_it_was(streams: Path) -> None:
-    _, state = train(streams, {"a": 1, "b": 1}, 1, 8, None)
-    read, state = train(streams, {"a": 1, "c": 1}, 1, 8, state)
-    assert read == [["a4", "c0", "a5", "c1", "a6", "c2", "a7", "c3"]]
-    read, state = train(streams, {"b": 1, "c": 1}, 1, 4, state)
-    assert read == [["b4", "c4", "b5", "c5"]]
-    assert [part["members"] for part in state["parts"]] == [[0, 1], [0, 2], [1, 2]]
-    assert state["consumed"] == 20
-
-
-def test_steps_are_counted_through_changes(streams: Path) -> None:
-    options = {"micro_batches_per_step": 2}
-    _, state = train(streams, {"a": 1, "b": 1}, 1, 8, None, **options)
-    _, state = train(streams, {"a": 1, "b": 3}, 1, 12, state, **options)
-    _, state = train(streams, {"a": 1, "b": 3}, 2, 4, state, **options)
-    assert [(part["first_step"], part["draws_per_step"]) for part in state["parts"]] == [(0, 4), (2, 4), (5, 4)]
-
-
 def test_samples_that_one_stream_leaves_out(streams: Path) -> None:
     _, state = train(streams, {"a": 1, "b": 1}, 1, 4, None)
     blended = blend(streams, {"a": 1, "b": 1}, state=state, num_samples=100, batch_size=2)
@@ -181,25 +163,22 @@ def test_a_stream_that_was_added_is_kept_whole_while_an_older_checkpoint_does_no
 def test_states_that_do_not_belong_here_are_refused(streams: Path, tmp_path: Path) -> None:
     _, state = train(streams, {"a": 1, "b": 1}, 1, 8, None)
     write(tmp_path, Stream("z", 8, 2))
-    with pytest.raises(StateMismatch) as mismatch:
-        blend(tmp_path, {"z": 1}, state=state)
-    assert mismatch.value.field == "names"
-    with pytest.raises(StateMismatch) as mismatch:
-        blend(streams, {"a": 1, "b": 1}, state=state, seed=1)
-    assert mismatch.value.field == "seed"
+    for field, folder, letters, seed in (("names", tmp_path, "z", 0), ("seed", streams, "ab", 1)):
+        with pytest.raises(StateMismatch) as mismatch:
+            blend(folder, dict.fromkeys(letters, 1.0), state=state, seed=seed)
+        assert mismatch.value.field == field
     with pytest.raises(VersionUnsupported):
         blend(streams, {"a": 1, "b": 1}, state=state | {"format": 2})
     others: list[Any] = [state["members"][0], [], 7, "x", {}]
-    for other in others:
+    for wrong in others:
         with pytest.raises(StateInvalid):
-            blend(streams, {"a": 1, "b": 1}, state=other)
+            blend(streams, {"a": 1, "b": 1}, state=wrong)
     used = blend(streams, {"a": 1, "b": 1}, 0, 2, num_samples=100, batch_size=2)
     used.load_state_dict(used.state_dict())
     with pytest.raises(RuntimeError, match="in use already"):
         used.load_state_dict(state)
-    counts: list[Any] = [3, -4, 104, "4"]
-    for consumed in counts:
-        with pytest.raises(TypeError if consumed == "4" else ValueError, match=f"consumed.* got {consumed!r}"):
+    for consumed in (3, -4, 104):
+        with pytest.raises(ValueError, match=f"consumed.* got {consumed!r}"):
             used.state_dict(consumed)
 
 
@@ -273,12 +252,10 @@ def test_weights_follow_the_steps_of_a_run_however_often_it_is_stopped(streams: 
     assert whole[20:22] == ["b6", "b7"]
     state: State | None = None
     read: list[str] = []
-    for steps in (1, 2, 1, 4):
+    for steps in (1, 2, 4):
         some, state = train(streams, {"a": 1, "b": 0}, 1, 4 * steps, state, **options)
         read += some[0]
     assert read == whole[: len(read)]
-    assert state is not None
-    assert len(state["parts"]) == 1
     state = None
     for dp, positions in ((2, 4), (1, 8), (2, 12)):
         two, state = train(streams, {"a": 1, "b": 0}, dp, positions, state, **options)

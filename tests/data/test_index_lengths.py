@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lazyshard import LazyShardedDataset, LazyShardedStream
+from lazyshard import LazyShardedStream
 from lazyshard.errors import LengthUnknown
 from tests.data import runs
 from tests.stream.lengths import put_lengths, sealed
@@ -24,22 +24,24 @@ def stream_of(directory: Path, samples: int, per_chunk: int = 4, *, end: bool = 
     return sealed(directory, [length(sample) for sample in range(samples)], per_chunk, end=end)
 
 
-@pytest.mark.parametrize("layout", ["block", "strided"])
-@pytest.mark.parametrize(("samples", "dp", "options"), [
-    (24, 1, {}),
-    (37, 3, {}),
-    (37, 3, {"shuffle_window": 2, "seed": 5}),
-    (37, 2, {"unit": "sample"}),
-    (37, 2, {"max_total_samples": 21}),
-    (13, 2, {"num_samples": 40}),
-    (5, 3, {"batch_size": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("samples", "dp", "options"),
+    [
+        (24, 1, {}),
+        (37, 3, {"layout": "strided"}),
+        (37, 3, {"shuffle_window": 2, "seed": 5}),
+        (37, 2, {"unit": "sample", "layout": "strided"}),
+        (37, 2, {"max_total_samples": 21}),
+        (13, 2, {"num_samples": 40}),
+        (5, 3, {"batch_size": 1}),
+    ],
+)
 def test_each_index_has_the_length_of_its_sample(
-    layout: Any, samples: int, dp: int, options: dict[str, Any], tmp_path: Path
+    samples: int, dp: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
     stream_of(tmp_path / "s", samples)
     for rank in range(dp):
-        dataset = runs.open_rank(tmp_path / "s", rank, dp, layout=layout, **{"batch_size": 2, **options})
+        dataset = runs.open_rank(tmp_path / "s", rank, dp, **{"batch_size": 2, **options})
         lengths = dataset["lengths"]
         assert (lengths.dtype, lengths.shape) == (np.dtype(np.int32), (len(dataset),))
         for epoch in (0, 1):
@@ -49,14 +51,9 @@ def test_each_index_has_the_length_of_its_sample(
 
 
 def test_after_a_resume_with_other_ranks_they_are_those_of_what_is_left(tmp_path: Path) -> None:
-    stream_of(tmp_path / "s", 37)
-    state = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=2, batch_size=2).state_dict(12)
-    dataset = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=3, batch_size=2)
-    dataset.load_state_dict(state)
-    lengths = dataset["lengths"].tolist()
-    assert lengths == [length(dataset.draw(index).sample) for index in range(len(dataset))]
-    for index in dataset.rank_indices:
-        assert lengths[index] == length(dataset[index]["id"])
+    state = runs.open_rank(stream_of(tmp_path / "s", 37), 0, 2, batch_size=2).state_dict(12)
+    dataset = runs.open_ranks(tmp_path / "s", 3, state, batch_size=2)[0]
+    assert dataset["lengths"].tolist() == [length(dataset.draw(index).sample) for index in range(len(dataset))]
 
 
 def test_what_was_measured_counts_once_it_is(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import threading
 from itertools import chain
 from pathlib import Path
@@ -172,20 +171,3 @@ def test_an_order_that_undoes_the_deal_is_said_once(
     said = [record.getMessage() for record in caplog.records if "dealt by cost" in record.getMessage()]
     assert len(said) == bool(facts)
     assert all(fact in said[0] and str(stream) in said[0] for fact in facts)
-
-
-def test_workers_say_it_once(tmp_path: Path) -> None:
-    stream, log = dealt(tmp_path / "s"), tmp_path / "log"
-    dataset = open_rank(stream, 0, 2, batch_size=2, shuffle_window=1)
-    # Forked workers write to the same file.
-    handler = logging.FileHandler(log)
-    logging.getLogger("lazyshard").addHandler(handler)
-    try:
-        for epoch in range(2):
-            dataset.set_epoch(epoch)
-            loader = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=2, num_workers=1, collate_fn=list)
-            assert len(list(loader)) == 4
-    finally:
-        logging.getLogger("lazyshard").removeHandler(handler)
-        handler.close()
-    assert log.read_text().count("its rows were dealt by cost") == 1

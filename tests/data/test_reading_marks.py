@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.data import commits as reading_marks
 from lazyshard.data.commits import ReadingMarks, is_due
 from lazyshard.format.cursor import ReadingMark
-from lazyshard.inspection.outlook import Looks
-from lazyshard.inspection.survey import take_survey
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
@@ -190,25 +187,3 @@ def test_what_is_waited_for_was_told_before_and_is_told_again_if_it_got_lost(tmp
     produce(tmp_path, 8)
     waiting.join(DEADLINE_S)
     assert read and read[0] in (4, 5, 6, 7)
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"shuffle_window": 2}, [(0, 4, [0, 1, 0, 1]), (0, 4, [0, 1, 0, 1]), (4, 8, [0, 1, 0, 1])]),
-        ({"unit": "sample"}, [(0, 1, [None]), (2, 3, [None]), (4, 5, [None])]),
-    ],
-)
-def test_mark_and_commit_tell_which_rank_reads_which_chunk(
-    tmp_path: Path, options: dict[str, Any], expected: list[tuple[int, int, list[int | None]]]
-) -> None:
-    produce(tmp_path, 40, end=False)
-    dataset = open_rank(tmp_path, 0, 2, max_total_samples=100, layout="strided", **options)
-    dataset.commit(0, last_epoch=True)
-    found = []
-    for position in (0, 2, 4):
-        dataset[position * 2]
-        outlook = Looks().add(take_survey(tmp_path, time.time()))
-        window = outlook.band.windows["sft"]
-        found.append((window.first, window.stop, [window.rank(chunk) for chunk in range(window.first, window.stop)]))
-    assert found == expected

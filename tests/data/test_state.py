@@ -286,12 +286,6 @@ def test_samples_and_chunks_are_left_out_from_here_on(stream: Path, begun: State
     assert set(chain(*read(again))) == set(range(40)) - {0, 1, 11, 12, 13, *range(16, 24)}
 
 
-def test_run_can_begin_without_some_samples(stream: Path) -> None:
-    ranks = skipping(stream, 2, None, chunks=[(0, 8)], samples=[(39, 40)])
-    assert read(ranks) == [[32, 34, 36], [33, 35, 37]]
-    assert ranks[0].state_dict(2)["parts"] == [part(2, 1, skip=[[0, 32], [39, 40]], draws_per_step=2)]
-
-
 def test_next_steps_are_passed_over(stream: Path, begun: State) -> None:
     ranks = skipping(stream, 2, begun, steps=[(4, 6)])
     whole = read(open_ranks(stream, 2))

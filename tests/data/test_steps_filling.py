@@ -14,6 +14,7 @@ from lazyshard import BadRows, Filter, LazyShardedDataset, LazyShardedStream, Ma
 from lazyshard.data import samples
 from lazyshard.data.samples import FILL_ROWS, substitutes
 from lazyshard.errors import BadSample, ChunkRetired, WaitTimeout
+from lazyshard.stream.retention import retire
 from tests.data import step_functions as functions
 from tests.data.runs import open_steps as open_rank
 from tests.data.streams import expected, loader_of
@@ -127,27 +128,17 @@ def test_nothing_is_waited_for_that_would_not_be_looked_into(tmp_path: Path, mon
     with pytest.raises(BadSample):
         open_rank(directory, failing(3, 4, 5), **options)[3]
     monkeypatch.setattr(samples, "FILL_ROWS", 3)
-    dataset = open_rank(directory, Filter(functions.nothing), **options)
-    for _ in range(2):
-        with pytest.raises(BadSample) as caught:
-            dataset[3]
-        assert (caught.value.sample, caught.value.count) == (3, 3)
-
-
-def test_chunk_before_that_is_deleted_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = produce(tmp_path / "s", 6, 3)
-    dataset = open_rank(directory, keeping(1))
-    read = dataset.reader.lines_published
-
-    def retired(first: int, stop: int, at_least: int = 1) -> list[bytes]:
-        if first < 3:
-            raise ChunkRetired("chunk 0 is deleted")
-        return read(first, stop, at_least)
-
-    monkeypatch.setattr(dataset.reader, "lines_published", retired)
     with pytest.raises(BadSample) as caught:
-        dataset[4]
-    assert (caught.value.sample, caught.value.count) == (4, 3)
+        open_rank(directory, Filter(functions.nothing), **options)[3]
+    assert (caught.value.sample, caught.value.count) == (3, 3)
+
+
+def test_chunk_before_that_is_deleted_ends_the_search(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 9, 3)
+    retire(directory, 1, 3)
+    with pytest.raises(BadSample) as caught:
+        open_rank(directory, keeping(1))[4]
+    assert (caught.value.sample, caught.value.count) == (4, 6)
     assert isinstance(caught.value.__cause__, ChunkRetired)
 
 
@@ -161,29 +152,19 @@ def test_filter_that_keeps_nothing_is_an_error(tmp_path: Path, workers: int) -> 
     assert (error.sample, error.count, error.chunk) == (0, 7, 0)
 
 
-def test_search_ends_after_so_many_rows(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", FILL_ROWS + 3000, 1000)
-    asked = 0
-
-    def keep(row: Row) -> bool:
-        nonlocal asked
-        asked += 1
-        return bool(row["id"] >= FILL_ROWS)
-
-    dataset = open_rank(directory, Filter(keep))
+def test_search_ends_after_so_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FILL_ROWS == 10_000
+    monkeypatch.setattr(samples, "FILL_ROWS", 100)
+    asked: list[int] = []
+    dataset = open_rank(
+        produce(tmp_path / "s", 130, 10), Filter(lambda row: asked.append(row["id"]) or row["id"] >= 100)
+    )
     with pytest.raises(BadSample):
         dataset[0]
-    assert asked == FILL_ROWS
+    assert len(asked) == 100
     # From the next chunk on the kept ones are near enough, and what is known to be dropped is not asked about again.
-    assert dataset[1000]["id"] >= FILL_ROWS
-    assert asked <= FILL_ROWS + 2
-
-
-def test_rows_known_to_be_dropped_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "_MOST_DROPPED", 2)
-    dataset = open_rank(produce(tmp_path / "s", 12, 4), keeping(11))
-    assert read_all(dataset) == [11] * 12
-    assert len(dataset._samples._dropped) <= 2
+    assert dataset[10]["id"] >= 100
+    assert len(asked) <= 102
 
 
 def test_dropped_rows_are_logged_ever_more_rarely(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -209,7 +190,7 @@ def test_bad_rows_alone_are_not_replaced_by_those_of_other_chunks(tmp_path: Path
         assert (dataset.stats().bad_samples, dataset.stats().filled) == (1, 1)
     many = produce(tmp_path / "many", 100, 100)
     with pytest.raises(BadSample):
-        open_rank(many, Filter(lambda row: row["id"] % 3), failing(*range(100)), bad_rows=any_number)[0]
+        open_rank(many, Filter(functions.even), failing(*range(100)), bad_rows=any_number)[0]
 
 
 def test_batches_over_a_live_stream_stay_equal(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ And `LazyShardedIterable`, the same over a data set that has a length.
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from lazyshard import ChunkWriter, LazyShardedDataset, LazyShardedIterable, LazyShardedStream
 from lazyshard.errors import ChunkRetired, LengthUnknown, WaitTimeout
@@ -45,14 +43,6 @@ def test_what_is_left_over_is_told_by_the_first_rank(
     (said,) = caplog.messages
     assert f"left over at the end of the epoch: 1, fewer than dp_size * batch_size = 2 * 4; at_end={at_end!r}" in said
     assert ("7" in said.rpartition(":")[2]) == (at_end != "drop")
-
-
-@pytest.mark.parametrize(("total", "dp"), [(1, 3), (2, 1), (13, 3)])
-def test_loop_over_single_samples_is_what_torchs_sampler_does(tmp_path: Path, dp: int, total: int) -> None:
-    directory = produce(tmp_path / "s", total, 4)
-    for rank in range(dp):
-        sampler: Any = DistributedSampler(range(total), num_replicas=dp, rank=rank, shuffle=False)  # type: ignore[arg-type]
-        assert ids(open_stream(directory, rank, dp, unit="sample", at_end="loop")) == list(sampler)
 
 
 @pytest.mark.parametrize(("at_end", "workers"), [("drop", 2), ("loop", 0), *full(("pad", 2))])
@@ -185,17 +175,6 @@ def test_loop_names_the_chunk_that_is_gone_where_pad_goes_on(tmp_path: Path) -> 
     with pytest.raises(ChunkRetired) as retired:
         list(looping)
     assert retired.value.chunks_before == 2
-
-
-def test_copies_go_on_by_themselves(tmp_path: Path) -> None:
-    stream = open_stream(produce(tmp_path / "s", 13, 4), batch_size=4, at_end="pad")
-    iterator = iter(stream)
-    for _ in range(8):
-        next(iterator)
-    stream.load_state_dict(stream.state_dict())
-    for copied in (pickle.loads(pickle.dumps(stream)), copy.deepcopy(stream)):
-        assert ids(copied) == [8, 9, 10, 11, 12, 9, 10, 11]
-    assert stream.state_dict()["consumed"] == 8
 
 
 def test_what_cannot_be_a_stream_is_refused_and_a_data_set_in_one_has_no_indices(tmp_path: Path) -> None:

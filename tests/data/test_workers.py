@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.utils.data import ConcatDataset, DataLoader, random_split
+from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import LazyShardedDataset, LazyShardedStream
@@ -106,15 +106,6 @@ def test_what_the_parent_met_is_not_counted_again_by_its_workers(tmp_path: Path)
     dataset[1]
     flat(loader(dataset, [0, 2, 3, 0], 2, batch_size=1))
     assert dataset.stats()[:2] == (1, 1)
-
-
-def test_torchs_wrappers_read_what_they_say(stream: Path) -> None:
-    dataset = open_rank(stream)
-    both: ConcatDataset[Any] = ConcatDataset([dataset, open_rank(stream, 1, 2)])
-    assert flat(loader(both, range(53, 58), 0, batch_size=3)) == [53, 54, 0, 1, 2]
-    read = [flat(loader(part, range(len(part)), 0, batch_size=3)) for part in random_split(dataset, [15, 40])]
-    assert [len(one) for one in read] == [15, 40]
-    assert sorted(read[0] + read[1]) == list(range(55))
 
 
 def test_reports_of_the_workers_add_up_and_leave_the_epoch_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,17 +99,13 @@ def test_state_goes_on_with_other_ranks(stream: Path, form: str) -> None:
     assert len(ids(resumed.loader)) == 8
 
 
-@pytest.mark.parametrize("form", ["stream", "map"])
-def test_so_many_samples_as_are_asked_for_and_the_consumer_commits(stream: Path, form: str) -> None:
-    config = configuration(stream, loader={"form": form}, num_samples=24, micro_batches_per_step=2, consumer="run")
-    loaded = lazyshard.load(config, dp_rank=0, dp_size=1)
+def test_settings_of_the_run_and_of_the_data_set_are_taken_over(stream: Path) -> None:
+    counted = {"num_samples": 24, "micro_batches_per_step": 2, "consumer": "run"}
+    loaded = lazyshard.load(configuration(stream, loader={"form": "map"}, **counted), dp_rank=0, dp_size=1)
     assert len(list(loaded.loader)) == 12
     assert loaded.state_dict(24)["parts"][-1]["draws_per_step"] == 4
     assert loaded.commit(16, last_epoch=True)
     assert (stream / "cursors" / "run.json").exists()
-
-
-def test_seed_window_and_end_are_taken_over(stream: Path) -> None:
     config = configuration(stream, loader={"at_end": "loop"}, seed=3)
     config["datasets"][0] |= {"shuffle_window": 2, "max_total_samples": 15, "unit": "sample"}
     loaded = lazyshard.load(config, dp_rank=0, dp_size=2)

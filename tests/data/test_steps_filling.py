@@ -156,9 +156,12 @@ def test_search_ends_after_so_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
     assert FILL_ROWS == 10_000
     monkeypatch.setattr(samples, "FILL_ROWS", 100)
     asked: list[int] = []
-    dataset = open_rank(
-        produce(tmp_path / "s", 130, 10), Filter(lambda row: asked.append(row["id"]) or row["id"] >= 100)
-    )
+
+    def keep(row: Row) -> bool:
+        asked.append(row["id"])
+        return bool(row["id"] >= 100)
+
+    dataset = open_rank(produce(tmp_path / "s", 130, 10), Filter(keep))
     with pytest.raises(BadSample):
         dataset[0]
     assert len(asked) == 100

@@ -219,8 +219,8 @@ def test_stateful_loader_that_began_behind_other_ranks_goes_on(forty: Path, form
             next(iter(stateful(open_form(form, forty, 1, 2, batch_size=2), workers, state=saved)))
 
 
-@pytest.mark.parametrize("at_end", ["pad", "loop"])
-def test_epoch_that_was_completed_is_over_for_any_ranks(tmp_path: Path, at_end: Any) -> None:
+def test_epoch_that_was_completed_is_over_for_any_ranks(tmp_path: Path) -> None:
+    at_end: Any = "loop"
     directory = produce(tmp_path / "s", 13, 4)
     stream = open_stream(directory, 0, 2, batch_size=4, at_end=at_end)
     assert len(ids(stream)) == 8
@@ -287,24 +287,18 @@ def test_state_within_a_micro_batch_goes_on_only_there(tmp_path: Path) -> None:
         open_stream(produce(tmp_path / "other", 24, 4), 0, 2, batch_size=4, state=state)
 
 
-@pytest.mark.parametrize("at_end", ["drop", "loop"])
-def test_commit_of_the_last_step_lets_the_stream_go(tmp_path: Path, at_end: Any) -> None:
-    directory = produce(tmp_path / "s", 8, 4, end=False)
+@pytest.mark.parametrize(("at_end", "drawn", "done"), [("drop", 12, {8: 2, 12: 3}), ("loop", 16, {8: 2, 12: 3, 16: 3})])
+def test_commit_of_the_last_step_lets_the_stream_go(
+    tmp_path: Path, at_end: Any, drawn: int, done: dict[int, int]
+) -> None:
+    directory = produce(tmp_path / "s", 13, 4)
     stream = open_stream(directory, batch_size=4, at_end=at_end, consumer="run")
-    iterator = iter(stream)
-    assert next(iterator)["id"] == 0
-    produce(directory, 13, 4)
-    assert len(ids(iterator)) == (11 if at_end == "drop" else 15)
-    done = {}
-    for consumed in (8, 12, 16):
-        if consumed > 12 and at_end == "drop":
-            with pytest.raises(ValueError, match="at most 12"):
-                stream.commit(consumed, last_epoch=True)
-            continue
-        keep = [stream.state_dict(consumed)]
-        assert stream.commit(consumed, last_epoch=True, keep=keep)
+    assert len(ids(stream)) == drawn
+    # The one that is left over stays: other ranks could still train it.
+    for consumed, chunks in done.items():
+        assert stream.commit(consumed, last_epoch=True, keep=[stream.state_dict(consumed)])
         cursor = read_cursor(directory, "run")
         assert cursor is not None
-        done[consumed] = (cursor.consumed, cursor.chunks_before)
-    # The one that is left over stays: other ranks could still train it.
-    assert done == {8: (8, 2), 12: (12, 3)} | ({16: (12, 3)} if at_end == "loop" else {})
+        assert (cursor.consumed, cursor.chunks_before) == (min(consumed, 12), chunks)
+    with pytest.raises(ValueError, match=f"at most {drawn}"):
+        stream.commit(drawn + 4, last_epoch=True)

@@ -18,7 +18,7 @@ from lazyshard.data.samples import substitutes
 from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid
 from tests.data.runs import open_rank
 from tests.data.workers import first_error, loader
-from tests.stream.streams import foreign, produce
+from tests.stream.streams import foreign, produce, raising
 
 Row = dict[str, Any]
 
@@ -171,11 +171,11 @@ def test_chunk_that_was_cut_is_raised_whole(stream: Path, action: Any, opened: b
 
 
 def test_chunk_that_is_cut_while_a_substitute_is_sought_is_raised_whole(stream: Path) -> None:
-    def encode(row: Row) -> Row:
+    def cut(number: int) -> ValueError:
         os.truncate(stream / "chunk_00001.jsonl", 0)
-        raise ValueError("bad")
+        return ValueError("bad")
 
-    dataset = open_rank(stream, encode_fn=encode)
+    dataset = open_rank(stream, encode_fn=refusing(4, error=cut))
     with pytest.raises(ChunkCorrupt) as caught:
         dataset[4]
     assert caught.value.row is None
@@ -238,10 +238,8 @@ def test_error_of_the_filesystem_is_no_bad_sample(stream: Path, failing: int, mo
     dataset = open_rank(stream, encode_fn=refusing(2))
     read = dataset.reader.lines_published
 
-    def lines(first: int, stop: int, at_least: int = 1) -> list[bytes]:
-        if first == failing:
-            raise OSError(5, "Input/output error")
-        return read(first, stop, at_least)
+    def lines(first: int, *rest: int) -> list[bytes]:
+        return raising(OSError(5, "Input/output error"))() if first == failing else read(first, *rest)
 
     monkeypatch.setattr(dataset.reader, "lines_published", lines)
     with pytest.raises(OSError, match="Input/output error"):

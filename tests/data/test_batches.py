@@ -145,16 +145,6 @@ def test_a_run_goes_on_in_its_epoch_and_a_finished_one_is_empty(
     assert [record.args for record in caplog.records if record.module == "indexed"] == [(1, 6)]
 
 
-def test_num_samples_end_a_run_over_epochs(tmp_path: Path) -> None:
-    stream = produce(tmp_path / "s", 10, 5)
-    batches = open_batches(stream, 1, batch_size=4, num_samples=30)[0]
-    assert list(chain.from_iterable(batches)) == [*range(8), *range(8), *range(8), *range(4)]
-    with pytest.raises(RuntimeError):
-        iter(batches)
-    with pytest.raises(ValueError, match="num_samples"):
-        open_ranks(stream, 1, num_samples=30)[0].batches(epochs=2)
-
-
 def test_a_blend_is_counted_too(tmp_path: Path) -> None:
     """Three of the one for each of the other, which has no end that anybody has said; on from a state with one rank."""
     streams = [produce(tmp_path / name, samples, 4, end=False) for name, samples in (("a", 24), ("b", 16))]
@@ -183,7 +173,7 @@ def test_a_blend_is_counted_too(tmp_path: Path) -> None:
 
 
 def test_what_the_data_set_decides_is_refused(tmp_path: Path) -> None:
-    stream = produce(tmp_path / "s", 12, 4)
+    stream = produce(tmp_path / "s", 10, 5)
     (dataset,) = open_ranks(stream, 1)
     refused: list[dict[str, Any]] = [{"batch_size": 2}, {"sampler": []}, {"shuffle": True}, {"nothing": 1}]
     for options in refused:
@@ -191,6 +181,14 @@ def test_what_the_data_set_decides_is_refused(tmp_path: Path) -> None:
             dataset.batches(**options)
     with pytest.raises(ValueError, match="epochs"):
         dataset.batches(epochs=0)
+    # num_samples end a run, over as many epochs as that takes.
+    (numbered,) = open_ranks(stream, 1, batch_size=4, num_samples=30)
+    with pytest.raises(ValueError, match="num_samples"):
+        numbered.batches(epochs=2)
+    batches = numbered.batches(collate_fn=ids)
+    assert list(chain.from_iterable(batches)) == [*range(8), *range(8), *range(8), *range(4)]
+    with pytest.raises(RuntimeError):
+        iter(batches)
     first, second = (open_ranks(stream, 1, consumer="c")[0].batches() for _ in range(2))
     assert first.commit()
     with pytest.raises(CursorTaken):

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from lazyshard import LazyShardedDataset
-from lazyshard.errors import ChunkRetired, CursorTaken, StateMismatch, WriterFailed
+from lazyshard.errors import CursorTaken, StateMismatch, WriterFailed
 from lazyshard.format.state import RunState
 from lazyshard.stream import read_cursor
-from lazyshard.stream.retention import retire
-from tests.data.runs import State, open_ranks, read
+from tests.data.runs import State, open_ranks
 from tests.data.workers import loader
 from tests.stream.streams import forked, produce
 
@@ -98,22 +97,6 @@ def test_checkpoint_of_other_ranks_can_be_named(stream: Path) -> None:
         assert chunks_before(stream) == expected, consumed
     dataset.commit(39, last_epoch=True, keep=[before])
     assert chunks_before(stream) == 2
-
-
-def test_every_resume_from_what_was_committed_finds_its_chunks(stream: Path) -> None:
-    """With the cursor's word alone, and the chunks really gone."""
-    dataset = open_run(stream, shuffle_window=1)[0]
-    state, gone = dataset.state_dict(22), dataset.state_dict(4)
-    dataset.commit(22, last_epoch=True)
-    assert retire(stream, chunks_before(stream), 10) == 4
-    for dp in (1, 2, 3):
-        left = [i for lane in read(open_run(stream, dp, state, shuffle_window=1)) for i in lane]
-        assert len(left) == 18 // dp * dp
-        assert set(left) <= set(range(16, 40))
-    with pytest.raises(StateMismatch):
-        open_run(stream, 2, gone, shuffle_window=1)
-    with pytest.raises(ChunkRetired):
-        read(open_run(stream, shuffle_window=1), 1)
 
 
 def test_one_rank_writes_and_what_cannot_be_is_refused_on_every_rank(stream: Path) -> None:

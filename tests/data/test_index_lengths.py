@@ -69,14 +69,14 @@ def test_what_was_measured_counts_once_it_is(tmp_path: Path) -> None:
     assert dataset["lengths"].tolist() == [10, 20, 30, 40]
 
 
-def test_what_is_not_known_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     live = stream_of(tmp_path / "live", 6, end=False)
     elsewhere = foreign(tmp_path / "foreign", b'{"id":0}\n', end=True)
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (live, {}, "4 samples so far"),
         (live, {"max_total_samples": 100}, "still being produced"),
-        (produce(tmp_path / "plain", 4), {}, "chunk 0 .*lazyshard-producer run"),
-        (elsewhere, {"samples_per_chunk": 1}, "another program .*lazyshard-producer run"),
+        (produce(tmp_path / "plain", 4), {}, "chunk 0"),
+        (elsewhere, {"samples_per_chunk": 1}, "another program"),
     ]
     for directory, options, fact in cases:
         with pytest.raises(LengthUnknown, match=fact):

@@ -16,7 +16,6 @@ from lazyshard import ChunkWriter, LateRow, LazyShardedDataset, LazyShardedItera
 from lazyshard.errors import ChunkCorrupt
 from tests.data.runs import open_rank
 from tests.data.workers import PICKLED
-from tests.stream.streams import foreign
 
 LINE = b'{"id":7,"deep":[1,2]}\n'
 
@@ -68,14 +67,6 @@ def test_rows_are_late_in_workers_and_whole_dicts_in_the_main_process(
     assert type(dataset[0]) is dict
     iterable: Any = StatefulDataLoader(LazyShardedIterable(dataset), batch_size=2, **options)
     assert [pair for batch in iterable for pair in batch] == found
-
-
-def test_rows_of_a_foreign_directory_are_parsed_in_the_worker(tmp_path: Path) -> None:
-    directory = foreign(tmp_path / "s", b'{"id":0}\n[1]\n', end=True)
-    dataset = opened(directory, samples_per_chunk=2)
-    (batch,) = DataLoader(dataset, 2, num_workers=1, collate_fn=kinds)
-    assert batch == [("dict", {"id": 0}), ("dict", {"id": 0})]
-    assert dataset.stats().bad_samples == 1
 
 
 def large(directory: Path, sizes: list[int], per_chunk: int = 2) -> Path:

@@ -26,11 +26,10 @@ def loader(stream: Stream, *, prefetch: int = 2, batch_size: int = 2) -> Any:
     return Loader(Prefetcher(Batcher(mapped, batch_size=batch_size, drop_last=False), prefetch_factor=prefetch))
 
 
-@pytest.mark.parametrize("at_end", ["drop", "pad", "loop"])
-def test_loader_ends_with_a_live_stream(tmp_path: Path, at_end: Any) -> None:
+def test_loader_ends_with_a_live_stream(tmp_path: Path) -> None:
     with producing(tmp_path / "s", 4, 21):
-        found = [list(loader(open_stream(tmp_path / "s", rank, 2, batch_size=2, at_end=at_end))) for rank in (0, 1)]
-    assert found == [in_batches(lane, 2) for lane in expected(21, 2, 2, at_end=at_end)]
+        found = [list(loader(open_stream(tmp_path / "s", rank, 2, batch_size=2, at_end="loop"))) for rank in (0, 1)]
+    assert found == [in_batches(lane, 2) for lane in expected(21, 2, 2, at_end="loop")]
 
 
 @pytest.mark.parametrize("batch_size", [2, 3])

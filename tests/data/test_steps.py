@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,20 +106,19 @@ def test_lambda_is_refused_where_workers_are_spawned_and_says_what_to_do(stream:
 
 
 @pytest.mark.parametrize(
-    ("step", "function", "options", "facts"),
+    ("step", "function", "options", "fact"),
     [
-        (Filter, "my_rows.keep", {}, ["filter_fn my_rows.keep", '"package.module:function"']),
-        (Map, "no_such_module:f", {}, ["map no_such_module:f", "ModuleNotFoundError"]),
-        (Filter, f"{NAMED}:evn", {}, [f"filter_fn {NAMED}:evn", "is even meant?"]),
-        (Filter, f"{NAMED}:no_function", {}, ["no function but a int"]),
-        (MessageTransform, 3, {}, ["message_transform", "got 3"]),
-        (Map, functions.add_square, {"remove_columns": "id"}, ["remove_columns", "got 'id'"]),
+        (Filter, "my_rows.keep", {}, '"package.module:function"'),
+        (Map, "no_such_module:f", {}, "ModuleNotFoundError"),
+        (Filter, f"{NAMED}:evn", {}, "is even meant?"),
+        (Filter, f"{NAMED}:no_function", {}, "no function but a int"),
+        (MessageTransform, 3, {}, "got 3"),
+        (Map, functions.add_square, {"remove_columns": "id"}, "got 'id'"),
     ],
 )
-def test_step_without_a_function_is_refused_at_once(step: Any, function: Any, options: Any, facts: list[str]) -> None:
-    with pytest.raises(ConfigInvalid) as caught:
+def test_step_without_a_function_is_refused_at_once(step: Any, function: Any, options: Any, fact: str) -> None:
+    with pytest.raises(ConfigInvalid, match=re.escape(fact)):
         step(function, **options)
-    assert all(fact in str(caught.value) for fact in facts)
 
 
 def test_one_step_needs_no_list_and_what_is_none_is_refused(stream: Path) -> None:

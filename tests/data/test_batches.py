@@ -29,7 +29,7 @@ def open_batches(stream: Path, dp: int, state: State | None = None, workers: boo
     ("order", "workers"),
     [({"layout": "strided"}, False), ({"shuffle_window": 2}, True), ({"unit": "batch"}, False)],
 )
-def test_each_sample_comes_once_with_other_ranks_from_each_state(
+def test_each_sample_comes_once_with_other_ranks_each_time(
     order: dict[str, Any], workers: bool, tmp_path: Path
 ) -> None:
     """A live stream of 50, then of 61, whose end nobody has said: three steps of two ranks, two of three, the rest."""
@@ -126,9 +126,7 @@ def test_epochs(sets: bool, persistent: bool, tmp_path: Path) -> None:
         iter(batches)
 
 
-def test_a_run_goes_on_in_its_epoch_and_a_finished_one_is_empty(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_goes_on_in_its_epoch_and_an_ended_one_is_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stream = produce(tmp_path / "s", 12, 4)
     (first,) = open_ranks(stream, 1, batch_size=2)
     batches = first.batches(epochs=2, collate_fn=ids)

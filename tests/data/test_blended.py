@@ -52,9 +52,7 @@ def test_what_a_blend_is(streams: Path) -> None:
 
 
 @pytest.mark.parametrize(("layout", "window", "dp"), [("block", 2, 1), ("block", 0, 3), ("strided", 2, 3)])
-def test_each_stream_comes_in_its_own_order_at_the_same_positions_on_every_rank(
-    streams: Path, layout: str, window: int, dp: int
-) -> None:
+def test_each_stream_comes_in_its_own_order_on_every_rank(streams: Path, layout: str, window: int, dp: int) -> None:
     count, weights = 24, {"a": 3.0, "b": 2.0, "c": 1.0}
     order = BlendTable((3, 2, 1)).streams(0, count)
     options: dict[str, Any] = {"layout": layout, "shuffle_window": window, "num_samples": dp * count, "batch_size": 4}
@@ -85,9 +83,7 @@ def test_any_order_of_asking_gives_the_same(streams: Path) -> None:
         blended[60]
 
 
-def test_who_reads_all_indices_gets_what_each_draws_and_is_told(
-    streams: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_reads_all_indices_gets_what_each_draws(streams: Path, caplog: pytest.LogCaptureFixture) -> None:
     blended = blend(streams, {"a": 3, "b": 1}, 0, 2, layout="strided")
     every = list(range(len(blended)))
     drawn = [blended.draw(index) for index in every]
@@ -208,9 +204,7 @@ def test_a_chunk_that_was_deleted_is_an_error_only_where_it_is_wanted(streams: P
     assert caught.value.chunks_before == 2
 
 
-def test_who_comes_while_another_thread_merges_lines_gets_all_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_comes_while_another_thread_merges_gets_all_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for stream in (Stream("a", 300, 50), Stream("b", 100, 50)):
         write(tmp_path, stream)
     expected = take(blend(tmp_path, {"a": 3, "b": 1}), 400)

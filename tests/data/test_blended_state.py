@@ -53,7 +53,7 @@ STAGE = st.tuples(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STAGE, min_size=1, max_size=5), st.sampled_from([0, 1, 3]))
-def test_every_stream_goes_on_where_it_was_whatever_changes(
+def test_every_stream_goes_on_where_it_was(
     streams: Path, stages: list[tuple[int, dict[str, float], int]], window: int
 ) -> None:
     state: State | None = None

@@ -54,9 +54,7 @@ def test_cursor_holds_the_state_and_the_numbers_of_the_plan(stream: Path) -> Non
         ({"unit": "sample"}, True, [0, 1, 2, 4, 5, 9, 10]),
     ],
 )
-def test_chunks_that_nothing_needs_any_more(
-    tmp_path: Path, live: bool, options: dict[str, Any], expected: list[int]
-) -> None:
+def test_chunks_that_nothing_needs(tmp_path: Path, live: bool, options: dict[str, Any], expected: list[int]) -> None:
     stream = produce(tmp_path / "s", 24 if live else 40, 4, end=not live)
     dataset = open_run(stream, max_total_samples=100, **options)[0]
     assert (len(dataset) == 100) is live
@@ -149,9 +147,7 @@ def test_fork_does_not_write_its_parents_cursor_and_a_copy_does_not_own_it(strea
     assert chunks_before(stream) == 3
 
 
-def test_a_disk_that_takes_no_cursor_is_told_and_the_next_commit_tries_again(
-    stream: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_takes_no_cursor_is_told_and_tried_again(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

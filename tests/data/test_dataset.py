@@ -47,9 +47,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("micro_batches_per_step", [0, -1, 1.0, True, "2"]),
     ],
 )
-def test_impossible_argument_is_refused_before_the_stream_is_waited_for(
-    tmp_path: Path, name: str, values: list[Any]
-) -> None:
+def test_impossible_argument_is_refused_before_a_wait(tmp_path: Path, name: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(ValueError, match=rf"{name} .*got {value!r}|{name} must be an int in"):
             open_rank(tmp_path / "absent", **{name: value})
@@ -95,9 +93,7 @@ def test_what_does_not_fit_the_stream_is_refused(stream: Path) -> None:
         ({"max_total_samples": 6}, [[0, 2], [1, 3]]),
     ],
 )
-def test_settings_decide_the_order_of_each_rank(
-    stream: Path, options: dict[str, Any], expected: list[list[int]]
-) -> None:
+def test_settings_decide_the_order_of_ranks(stream: Path, options: dict[str, Any], expected: list[list[int]]) -> None:
     orders = []
     for rank in range(2):
         dataset = open_rank(stream, rank, 2, batch_size=2, **options)
@@ -220,7 +216,7 @@ def test_leftover_is_counted_and_logged_by_the_first_rank(stream: Path, caplog: 
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_end_that_leaves_its_last_chunk_over_is_proved_first(
+def test_end_that_leaves_its_last_chunk_over_is_proved(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign_streams, "_MANY", 1)

@@ -114,9 +114,7 @@ def test_what_was_encoded_by_other_facts_is_not_found(tmp_path: Path, encode: Co
     assert encode.calls() == sorted(2 * ALL)
 
 
-def test_copy_of_a_stream_shares_what_is_kept_and_one_that_was_made_anew_does_not(
-    tmp_path: Path, encode: Counting
-) -> None:
+def test_copy_of_a_stream_shares_what_is_kept_and_another_one_does_not(tmp_path: Path, encode: Counting) -> None:
     for first, encoded in ((0, ALL), (0, []), (100, list(range(100, 100 + SAMPLES)))):
         with ChunkWriter(tmp_path / "s", 8) as writer:
             add(writer, first, first + SAMPLES)
@@ -185,9 +183,7 @@ def peers(count: int, dataset: LazyShardedDataset) -> list[int]:
     return [os.waitstatus_to_exitcode(reap(pid)) for pid in pids]
 
 
-def test_peers_that_draw_the_same_rows_encode_each_once_and_count_for_themselves(
-    tmp_path: Path, encode: Counting
-) -> None:
+def test_peers_that_draw_the_same_rows_encode_each_once(tmp_path: Path, encode: Counting) -> None:
     dataset = opened(tmp_path, encode, batch_size=8)
     # In use already.
     assert dataset[0]["id"] == 0
@@ -212,9 +208,7 @@ def test_peer_that_is_killed_while_it_encodes_holds_nobody_up(tmp_path: Path, ro
     assert encode.calls() == []
 
 
-def test_peer_that_is_stopped_is_not_waited_for_for_ever(
-    tmp_path: Path, encode: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peer_that_is_stopped_is_left_alone(tmp_path: Path, encode: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode_cache, "_WAIT_S", 0.05)
     dataset = opened(tmp_path, encode)
     len(dataset)

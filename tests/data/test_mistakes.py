@@ -34,9 +34,7 @@ from tests.tiers import full
         *full((StatefulDataLoader, 0, {"shuffle": True})),
     ],
 )
-def test_a_forgotten_sampler_is_refused_before_the_first_batch(
-    kind: Any, rank: int, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_forgotten_sampler_is_refused_at_once(kind: Any, rank: int, options: dict[str, Any], tmp_path: Path) -> None:
     """On rank 0 too, whose own indices are the first ones."""
     dataset = LazyShardedDataset(produce(tmp_path / "s", 16, 4), dp_rank=rank, dp_size=2, batch_size=2)
     blend = BlendedDataset([(LazyShardedDataset(tmp_path / "s", dp_rank=rank, dp_size=2), 1)], batch_size=2)
@@ -72,9 +70,7 @@ def test_who_deals_samples_out_or_reads_them_all_is_not_refused(tmp_path: Path) 
             assert len([*chain.from_iterable(loader)]) == 8
 
 
-def test_forgotten_sampler_is_told_once_by_the_rank_that_reads_another_ones_part(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_part_of_another_rank_is_told_once_by_who_reads_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stream = produce(tmp_path / "s", 16, 4)
     first, second = (open_rank(stream, rank, 2) for rank in (0, 1))
     assert all(first[index] for index in first.rank_indices)
@@ -84,9 +80,7 @@ def test_forgotten_sampler_is_told_once_by_the_rank_that_reads_another_ones_part
     assert all(fact in message for fact in ("rank 1 of 2 ", "index 0, ", "rank 0's"))
 
 
-def test_another_batch_size_than_the_loaders_is_told_on_a_live_stream_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_batch_size_is_told_on_a_live_stream_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stream = produce(tmp_path / "s", 16, 4, end=False)
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=100, batch_size=2)
     for start in (0, 2):
@@ -105,7 +99,7 @@ def test_another_batch_size_than_the_loaders_is_told_on_a_live_stream_alone(
         assert len(caplog.messages) == told
 
 
-def test_going_on_into_the_next_epoch_and_samples_past_the_maximum_are_told_once(
+def test_next_epoch_and_samples_past_the_maximum_are_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = produce(tmp_path / "s", 8, 4, end=False)

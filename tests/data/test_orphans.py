@@ -71,7 +71,7 @@ def training(tmp_path: Path, *arguments: str) -> Iterator[tuple[int, list[int]]]
         ("fork", "early-stateful", "2", 4, []),
     ],
 )
-def test_workers_leave_when_their_parent_is_killed(
+def test_workers_leave_with_their_parent(
     tmp_path: Path, method: str, used: str, size: str, rows: int, trained: list[str]
 ) -> None:
     produce(tmp_path / "s", rows, end=False)
@@ -139,7 +139,7 @@ def test_orphan_that_is_stuck_is_ended_all_the_same(monkeypatch: pytest.MonkeyPa
         (SimpleNamespace(id=0, worker_method="thread"), False),
     ],
 )
-def test_only_worker_processes_have_a_parent(
+def test_only_workers_have_a_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: Any, expected: bool
 ) -> None:
     # A training process may outlive the shell that started it.

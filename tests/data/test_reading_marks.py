@@ -100,9 +100,7 @@ def test_mark_never_asks_for_more_than_will_be_drawn(tmp_path: Path, options: di
     assert {mark[1] for mark in seen if mark is not None} == ({6} if total == 6 else {7, 14, 20})
 
 
-def test_windows_that_pass_quickly_are_told_now_and_then_and_what_is_waited_for_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_that_pass_quickly_are_told_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_marks, "PAUSE_S", 0.2)
     now = 1000.0
     reader = StreamReader(produce(tmp_path, 20, end=False))
@@ -131,9 +129,7 @@ def test_only_rank_0_tells_and_nobody_without_a_name(tmp_path: Path) -> None:
     assert told(directory) == (1, 2)
 
 
-def test_stream_that_cannot_be_written_to_is_read_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stream_that_cannot_be_written_to_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     produce(tmp_path, 8)
     (tmp_path / "cursors").write_bytes(b"a file")
     dataset = open_rank(tmp_path)

@@ -51,9 +51,7 @@ def test_chunk_that_goes_while_a_substitute_is_looked_for_is_no_bad_sample(tmp_p
 
 
 @pytest.mark.parametrize(("by", "shuffle_window"), [("index", 0), ("set_epoch", 2), ("worker", 2)])
-def test_second_pass_over_chunks_that_are_gone_says_how_to_keep_them(
-    tmp_path: Path, by: str, shuffle_window: int
-) -> None:
+def test_second_pass_over_what_is_gone_says_how_to_keep_it(tmp_path: Path, by: str, shuffle_window: int) -> None:
     produce(tmp_path, 12)
     retire(tmp_path, 4, 6)
     dataset = open_rank(tmp_path, num_samples=24, shuffle_window=shuffle_window)
@@ -97,9 +95,7 @@ def test_a_loop_over_a_blend_that_asks_where_the_epoch_ends_comes_to_its_end_tho
     assert "next epoch" not in capfd.readouterr().err + caplog.text
 
 
-def test_a_reader_closes_what_was_deleted_while_it_reads_and_while_it_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_closes_what_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lazyshard.stream.reader._LET_GO_S", 0.0)
     with ChunkWriter(tmp_path, 1) as writer:
         for number in range(4):

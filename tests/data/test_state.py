@@ -163,9 +163,7 @@ def test_state_is_loaded_before_the_data_set_is_used_or_not_at_all(stream: Path)
         (2, 8.0, TypeError, "8.0"),
     ],
 )
-def test_a_count_that_cannot_be_is_refused(
-    stream: Path, dp: int, consumed: Any, error: type[Exception], fact: str
-) -> None:
+def test_impossible_count_is_refused(stream: Path, dp: int, consumed: Any, error: type[Exception], fact: str) -> None:
     dataset = open_ranks(stream, dp, saved(stream, 2, 16, batch_size=2), batch_size=2)[0]
     with pytest.raises(error, match=fact):
         dataset.state_dict(consumed)
@@ -184,7 +182,7 @@ def test_state_that_needs_deleted_chunks_is_refused_and_a_later_one_is_not(strea
 
 
 @pytest.mark.parametrize("at_once", [3, 1 << 20])
-def test_deleted_chunk_of_an_open_window_is_refused_only_if_something_of_it_is_left(
+def test_deleted_chunk_of_a_window_is_refused_if_it_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(state_checks, "_DRAWS_AT_ONCE", at_once)

@@ -34,9 +34,7 @@ def open_iterable(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -
 
 
 @pytest.mark.parametrize("at_end", ["drop", "loop"])
-def test_what_is_left_over_is_told_by_the_first_rank(
-    tmp_path: Path, at_end: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_left_over_is_told_by_rank_0(tmp_path: Path, at_end: Any, caplog: pytest.LogCaptureFixture) -> None:
     directory = produce(tmp_path / "s", 17, 3)
     for rank, lane in enumerate(expected(17, 2, 4, unit=3, at_end=at_end)):
         assert ids(open_stream(directory, rank, 2, batch_size=4, at_end=at_end)) == lane

@@ -51,7 +51,7 @@ def write_both(directory: Path, a: int, b: int, *, end: bool = True) -> None:
         *full(("first_exhausted", 1, 1, 22, 13), ("all_exhausted", 3, 0, 24, 12)),
     ],
 )
-def test_order_and_end_are_those_of_the_map_form_in_each_epoch(
+def test_order_and_end_are_those_of_the_map_form(
     tmp_path: Path, stopping: Any, workers: int, rank: int, a: int, b: int
 ) -> None:
     write_both(tmp_path, a, b)

@@ -92,9 +92,7 @@ def test_stateful_loader_goes_on_at_every_batch_and_in_the_next_epoch(tmp_path: 
 
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (3, 2)])
-def test_stateful_loader_of_other_batches_goes_on_within_micro_batches(
-    tmp_path: Path, workers: int, batch_size: int
-) -> None:
+def test_stateful_loader_goes_on_within_micro_batches(tmp_path: Path, workers: int, batch_size: int) -> None:
     directory = produce(tmp_path / "s", 13, 4)
 
     def opened(state: Any = None) -> Any:
@@ -167,9 +165,7 @@ def test_one_that_was_iterated_goes_back_in_its_course_and_alone_in_a_part_of_it
 
 
 @pytest.mark.parametrize(("at_end", "drawn", "together"), [("drop", 44, 44), ("loop", 48, 45)])
-def test_state_of_what_was_consumed_goes_on_with_other_ranks_and_workers(
-    tmp_path: Path, at_end: Any, drawn: int, together: int
-) -> None:
+def test_state_of_what_was_consumed_goes_on_with_others(tmp_path: Path, at_end: Any, drawn: int, together: int) -> None:
     directory = produce(tmp_path / "s", 45, 4)
     seen: list[int] = []
     state: State | None = None
@@ -189,9 +185,7 @@ def test_state_of_what_was_consumed_goes_on_with_other_ranks_and_workers(
 
 
 @pytest.mark.parametrize(("form", "before", "after"), [("map", 2, 1), ("iterable", 1, 2), *full(("drop", 2, 0))])
-def test_torchdata_refuses_its_state_with_another_number_of_workers_and_ours_goes_on(
-    forty: Path, form: str, before: int, after: int
-) -> None:
+def test_torchdata_refuses_other_workers_and_our_state_goes_on(forty: Path, form: str, before: int, after: int) -> None:
     samples = open_form(form, forty, 1, 2, batch_size=2)
     found, saved = begin(stateful(samples, before), 3)
     state = (samples if form == "map" else samples.dataset).state_dict(3 * 4)
@@ -288,9 +282,7 @@ def test_state_within_a_micro_batch_goes_on_only_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("at_end", "drawn", "done"), [("drop", 12, {8: 2, 12: 3}), ("loop", 16, {8: 2, 12: 3, 16: 3})])
-def test_commit_of_the_last_step_lets_the_stream_go(
-    tmp_path: Path, at_end: Any, drawn: int, done: dict[int, int]
-) -> None:
+def test_commit_of_the_last_step_lets_all_go(tmp_path: Path, at_end: Any, drawn: int, done: dict[int, int]) -> None:
     directory = produce(tmp_path / "s", 13, 4)
     stream = open_stream(directory, batch_size=4, at_end=at_end, consumer="run")
     assert len(ids(stream)) == drawn

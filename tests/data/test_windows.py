@@ -65,7 +65,7 @@ def drawn(dataset: LazyShardedDataset) -> list[int]:
     ("layout", "encoded", "batch", "held"),
     [("block", False, 4, True), ("strided", False, 1, True), ("strided", False, 4, False), ("block", True, 1, False)],
 )
-def test_rows_are_those_that_were_drawn(
+def test_rows_are_those_drawn(
     stream: Path, batch: int, held: bool, layout: str, encoded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not held:
@@ -148,9 +148,7 @@ def test_threads_that_share_a_data_set_get_their_own_rows(tmp_path: Path, layout
                 done.result(DEADLINE_S)
 
 
-def test_thread_that_comes_while_another_settles_the_indices_does_not_take_them_for_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thread_that_comes_while_another_settles_the_indices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = runs.open_rank(produce(tmp_path / "s", 8, 4), 0, 2, layout="strided")
     settling, other_is_done = threading.Event(), threading.Event()
     real = IndexSpace.__init__

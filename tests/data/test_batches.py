@@ -26,8 +26,7 @@ def open_batches(stream: Path, dp: int, state: State | None = None, workers: boo
 
 
 @pytest.mark.parametrize(
-    ("order", "workers"),
-    [({"layout": "strided"}, False), ({"shuffle_window": 2}, True), ({"unit": "batch"}, False)],
+    ("order", "workers"), [({"layout": "strided"}, False), ({"shuffle_window": 2}, True), ({"unit": "batch"}, False)]
 )
 def test_each_sample_comes_once_with_other_ranks_each_time(
     order: dict[str, Any], workers: bool, tmp_path: Path

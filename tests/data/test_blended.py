@@ -16,10 +16,11 @@ from lazyshard.data.blended import BlendReader
 from lazyshard.errors import ChunkRetired, ConfigInvalid, LengthUnknown, WaitTimeout
 from lazyshard.plan.blend import BlendTable
 from lazyshard.stream.retention import retire
-from tests.data.blends import Stream, blend, ids, take, write
+from tests.data.blends import Stream, blend, take, write
 from tests.data.options import grouped
+from tests.data.runs import open_rank
 from tests.data.test_stream_state import stateful
-from tests.data.workers import DEADLINE_S, PICKLED
+from tests.data.workers import PICKLED, ids
 from tests.stream.streams import foreign
 
 pytestmark = [pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")]
@@ -83,44 +84,25 @@ def test_any_order_of_asking_gives_the_same(streams: Path) -> None:
         blended[60]
 
 
-def test_who_reads_all_indices_gets_what_each_draws(streams: Path, caplog: pytest.LogCaptureFixture) -> None:
-    blended = blend(streams, {"a": 3, "b": 1}, 0, 2, layout="strided")
-    every = list(range(len(blended)))
-    drawn = [blended.draw(index) for index in every]
-    expected = [f"{'ab'[one.dataset]}{one.draw.sample}" for one in drawn]
-    assert ids([blended[index] for index in every]) == ids(blended.__getitems__(every)) == expected
-    assert "rank 0 of 2 was asked for index 1, which is rank 1's" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("stream", "ends"),
-    [
-        ("ended", {"first_exhausted": 20, "all_exhausted": 48, "num_samples": 36}),
-        ("bounded", {"first_exhausted": 12, "all_exhausted": 48, "num_samples": 36}),
-        ("live", {"first_exhausted": None, "all_exhausted": None, "num_samples": 36}),
-    ],
-)
-@pytest.mark.parametrize("stopping", ["first_exhausted", "all_exhausted", "num_samples"])
-def test_where_a_blend_ends(tmp_path: Path, stream: str, ends: dict[str, int | None], stopping: str) -> None:
+@pytest.mark.parametrize(("stream", "first", "all_of"), [("ended", 20, 48), ("bounded", 12, 48), ("live", None, None)])
+def test_where_a_blend_ends(tmp_path: Path, stream: str, first: int | None, all_of: int | None) -> None:
     """Stream a has 24 samples; b has ended with 10, or is live: bounded by max_total_samples to 6, or by nothing."""
     write(tmp_path, Stream("a", 24, 3))
     write(tmp_path, Stream("b", 10, 2), end=stream == "ended")
-    options: dict[str, Any] = {"num_samples": 36} if stopping == "num_samples" else {"stopping": stopping}
     limits = {"a": None, "b": 6 if stream == "bounded" else None}
-    parts = [
-        (LazyShardedDataset(tmp_path / one, dp_rank=0, dp_size=1, max_wait=DEADLINE_S, max_total_samples=limit), 1.0)
-        for one, limit in limits.items()
-    ]
-    blended = BlendedDataset(parts, batch_size=2, **grouped(options))
-    expected = ends[stopping]
-    if expected is None:
-        with pytest.raises(LengthUnknown):
-            len(blended)
-        return
-    if stream == "live":
-        write(tmp_path, Stream("b", 18, 2))
-    assert len(blended) == expected
-    assert Counter(one[0] for one in take(blended, expected, 2)) == Counter(a=expected // 2, b=expected // 2)
+    ends: list[tuple[dict[str, Any], int | None]] = [({"stopping": "first_exhausted"}, first)]
+    ends += [({"stopping": "all_exhausted"}, all_of), ({"num_samples": 36}, 36)]
+    for options, expected in ends:
+        members = [open_rank(tmp_path / one, max_total_samples=limit) for one, limit in limits.items()]
+        blended = BlendedDataset([(member, 1.0) for member in members], batch_size=2, **grouped(options))
+        if expected is None:
+            with pytest.raises(LengthUnknown):
+                len(blended)
+            continue
+        if stream == "live":
+            write(tmp_path, Stream("b", 18, 2))
+        assert len(blended) == expected
+        assert Counter(one[0] for one in take(blended, expected, 2)) == Counter(a=expected // 2, b=expected // 2)
 
 
 def test_a_live_stream_is_waited_for_only_where_it_is_wanted(tmp_path: Path) -> None:
@@ -144,16 +126,6 @@ def test_workers(streams: Path, start: str, encode: Any) -> None:
     )
     rows = [row for batch in loader for row in batch]
     assert (ids(rows), {type(row) for row in rows}) == (expected, {dict})
-
-
-@pytest.mark.parametrize("encode", [None, LateRow])
-def test_large_rows(tmp_path: Path, encode: Any) -> None:
-    write(tmp_path, Stream("a", 8, 4), size=100_000)
-    write(tmp_path, Stream("b", 8, 4))
-    blended = blend(tmp_path, {"a": 1, "b": 1}, batch_size=4, encode_fn=encode)
-    rows = [row for batch in DataLoader(blended, 4, num_workers=1, collate_fn=list) for row in batch]
-    assert ids(rows) == take(blend(tmp_path, {"a": 1, "b": 1}), 16)
-    assert {len(row.get("blob", "")) for row in rows if row["id"][0] == "a"} == {100_000}
 
 
 @pytest.mark.parametrize("foreign_first", [False, True])

@@ -1,4 +1,4 @@
-"""`LazyShardedDataset` by itself, in one process."""
+"""`LazyShardedDataset` by itself, in one process; and the lengths of what its indices draw."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ import numpy as np
 import pytest
 import torch
 
-from lazyshard import BadRows, ChunkWriter, EncodeCache, LazyShardedDataset, LazyShardedSequences, Pack
+from lazyshard import (
+    BadRows,
+    ChunkWriter,
+    EncodeCache,
+    LazyShardedDataset,
+    LazyShardedSequences,
+    LazyShardedStream,
+    Pack,
+)
 from lazyshard.data.rank import EPOCH
-from lazyshard.errors import FileInvalid, StreamInvalid, StreamMismatch
+from lazyshard.errors import FileInvalid, LengthUnknown, StreamInvalid, StreamMismatch
 from lazyshard.plan.course import Draw
 from lazyshard.stream import stream as foreign_streams
-from tests.data.runs import open_rank
+from tests.data.runs import open_rank, open_ranks
 from tests.data.workers import ids, loader
+from tests.stream.lengths import put_lengths, sealed
 from tests.stream.streams import foreign, produce
 
 
@@ -277,3 +286,80 @@ def test_foreign_directory_is_read_with_samples_per_chunk(tmp_path: Path) -> Non
     (tmp_path / "bare" / "chunk_00000.jsonl").write_bytes(chunks[0])
     with pytest.raises(FileInvalid):
         open_rank(tmp_path / "bare", samples_per_chunk=2)
+
+
+# `dataset["lengths"]`, as samplers that group by length ask for it.
+
+
+def length(sample: int) -> int:
+    return 1 + 7 * sample % 23
+
+
+def stream_of(directory: Path, samples: int, per_chunk: int = 4, *, end: bool = True) -> Path:
+    return sealed(directory, [length(sample) for sample in range(samples)], per_chunk, end=end)
+
+
+@pytest.mark.parametrize(
+    ("samples", "dp", "options"),
+    [
+        (24, 1, {}),
+        (37, 3, {"layout": "strided"}),
+        (37, 3, {"shuffle_window": 2, "seed": 5}),
+        (37, 2, {"unit": "sample", "layout": "strided"}),
+        (37, 2, {"max_total_samples": 21}),
+        (13, 2, {"num_samples": 40}),
+        (5, 3, {"batch_size": 1}),
+    ],
+)
+def test_each_index_has_the_length_of_its_sample(
+    samples: int, dp: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    stream_of(tmp_path / "s", samples)
+    for rank in range(dp):
+        dataset = open_rank(tmp_path / "s", rank, dp, **{"batch_size": 2, **options})
+        lengths = dataset["lengths"]
+        assert (lengths.dtype, lengths.shape) == (np.dtype(np.int32), (len(dataset),))
+        for epoch in (0, 1):
+            dataset.set_epoch(epoch)
+            expected = [length(dataset.draw(index).sample) for index in range(len(dataset))]
+            assert dataset["lengths"].tolist() == expected
+
+
+def test_after_a_resume_with_other_ranks_they_are_those_of_what_is_left(tmp_path: Path) -> None:
+    state = open_rank(stream_of(tmp_path / "s", 37), 0, 2, batch_size=2).state_dict(12)
+    dataset = open_ranks(tmp_path / "s", 3, state, batch_size=2)[0]
+    assert dataset["lengths"].tolist() == [length(dataset.draw(index).sample) for index in range(len(dataset))]
+
+
+def test_what_was_measured_counts_once_it_is(tmp_path: Path) -> None:
+    sealed(tmp_path / "long", [2**32 - 1, 1])
+    assert open_rank(tmp_path / "long")["lengths"].tolist() == [2**32 - 1, 1]
+    dataset = open_rank(produce(tmp_path / "s", 4))
+    with pytest.raises(LengthUnknown):
+        dataset["lengths"]
+    put_lengths(tmp_path / "s", [10, 20], [30, 40])
+    assert dataset["lengths"].tolist() == [10, 20, 30, 40]
+    # They are not sent to workers.
+    assert "_tokens" not in pickle.loads(pickle.dumps(dataset)).__dict__
+    assert dataset["lengths"].tolist() == [10, 20, 30, 40]
+
+
+def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
+    live = stream_of(tmp_path / "live", 6, end=False)
+    elsewhere = foreign(tmp_path / "foreign", b'{"id":0}\n', end=True)
+    cases: list[tuple[Path, dict[str, Any], str]] = [
+        (live, {}, "4 samples so far"),
+        (live, {"max_total_samples": 100}, "still being produced"),
+        (produce(tmp_path / "plain", 4), {}, "chunk 0"),
+        (elsewhere, {"samples_per_chunk": 1}, "another program"),
+    ]
+    for directory, options, fact in cases:
+        with pytest.raises(LengthUnknown, match=fact):
+            open_rank(directory, **options)["lengths"]
+    assert open_rank(live, max_total_samples=3)["lengths"].tolist() == [length(0), length(1), length(2)]
+    with pytest.raises(TypeError):
+        open_rank(live, max_total_samples=4)["length"]  # type: ignore[index]
+    dataset = open_rank(stream_of(tmp_path / "s", 4))
+    LazyShardedStream(dataset)
+    with pytest.raises(LengthUnknown):
+        dataset["lengths"]

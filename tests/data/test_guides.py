@@ -55,11 +55,7 @@ def seven_rows(directory: Path) -> None:
     ],
 )
 def test_program_prints_what_the_page_says(
-    tmp_path: Path,
-    name: str,
-    prepare: Callable[[Path], object] | None,
-    runs: list[list[str]],
-    logged: list[list[int]],
+    tmp_path: Path, name: str, prepare: Callable[[Path], object] | None, runs: list[list[str]], logged: list[list[int]]
 ) -> None:
     program, *_ = blocks(page(name), "python")
     printed = blocks(page(name), "text")

@@ -38,11 +38,3 @@ def test_a_data_set_imports_nothing_that_it_may_not_need(tmp_path: Path) -> None
     found = modules_after("import lazyshard; lazyshard.LazyShardedDataset", tmp_path)
     assert found.isdisjoint(OPTIONAL)
     assert sum(name.startswith("lazyshard.") for name in found) <= MOST_MODULES
-
-
-def test_modules_of_a_package_are_attributes_of_it_as_if_it_had_imported_them(tmp_path: Path) -> None:
-    program = (
-        "import lazyshard; lazyshard.stream.reader.StreamReader; lazyshard.data.StreamingShard; "
-        "assert callable(lazyshard.streaming_shard) and callable(lazyshard.data.streaming_shard)"
-    )
-    modules_after(program, tmp_path)

@@ -1,4 +1,7 @@
-"""The data set on a stream that is still being produced, and on over the ends of epochs."""
+"""The data set on a stream that is still being produced, and on over the ends of epochs; and `unit="auto"` there.
+
+That is the same on every rank whenever it looks, kept by the state, told to a producer that holds back.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, LazyShardedDataset
 from lazyshard.data.settings import LayoutName
-from lazyshard.errors import LengthUnknown, WaitTimeout
+from lazyshard.errors import LengthUnknown, StateMismatch, WaitTimeout
 from lazyshard.plan.course import Draw
-from tests.data.runs import open_rank
+from lazyshard.stream import read_reading
+from tests.data.runs import open_rank, open_ranks, read
 from tests.data.workers import DEADLINE_S, ids, loader
 from tests.stream.streams import HERE, produce
 
@@ -137,8 +141,8 @@ def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
     assert go_on() == [len(ranks[0]) // dp] * dp
 
     for rank, seen in enumerate(met):
-        for draw, read in seen:
-            assert read == draw.sample
+        for draw, found in seen:
+            assert found == draw.sample
         # As one sees it who comes after the end, whose indices are those of one epoch.
         late = open_rank(directory, rank, dp, **options)
         expected = []
@@ -150,10 +154,6 @@ def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
         samples = [draw.sample for seen in met for draw, _ in seen if draw.epoch == turn]
         assert len(samples) == len(set(samples))
         assert all(sample < min(total, limit) for sample in samples)
-
-
-def read(dataset: LazyShardedDataset) -> list[int]:
-    return [dataset[index]["id"] for index in dataset.rank_indices]
 
 
 @pytest.mark.parametrize("layout", ["block", "strided"])
@@ -199,7 +199,7 @@ def test_number_that_is_never_reached_costs_nothing(tmp_path: Path, layout: Layo
     assert dataset.draw(indices[-1]).epoch == 2**56 - 1
     one = open_rank(stream, 3, 4, **options)
     one.set_epoch(2**56 - 1)
-    assert [dataset[index]["id"] for index in indices[-4:]] == read(one)
+    assert [dataset[index]["id"] for index in indices[-4:]] == read([one])[0]
 
 
 def test_repr_tells_what_is_known_and_looks_at_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,3 +214,97 @@ def test_repr_tells_what_is_known_and_looks_at_nothing(tmp_path: Path, monkeypat
     assert all(fact in repr(dataset) for fact in ("6 samples", "ended"))
     # Of one whose constructor has failed it does not raise.
     assert "LazyShardedDataset" in repr(LazyShardedDataset.__new__(LazyShardedDataset))
+
+
+WAITING: dict[str, Any] = {"unit": "auto", "max_total_samples": 8, "max_wait": 0}
+
+
+def units(ranks: list[LazyShardedDataset]) -> set[int]:
+    """The units of the ranks, which their states name."""
+    found = {rank.unit for rank in ranks}
+    assert {rank.state_dict()["unit"] for rank in ranks} == found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("samples", "dp", "options", "unit", "expected"),
+    [
+        # Three chunks of four, for four ranks; and a full one for every rank.
+        (12, 4, {"batch_size": 2}, 2, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (18, 4, {"batch_size": 2}, 4, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]),
+        # Three chunks for two ranks, but of seven samples there is no full one for each.
+        (12, 2, {"max_total_samples": 8}, 4, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (12, 2, {"max_total_samples": 7}, 1, [[0, 2, 4], [1, 3, 5]]),
+    ],
+)
+def test_chunks_are_dealt_where_each_rank_has_a_full_one_and_else_batches(
+    tmp_path: Path, samples: int, dp: int, options: dict[str, Any], unit: int, expected: list[list[int]]
+) -> None:
+    ranks = open_ranks(produce(tmp_path / "s", samples, 4), dp, unit="auto", **options)
+    assert read(ranks) == expected
+    assert units(ranks) == {unit}
+
+
+def test_live_stream_with_a_small_maximum_is_read_at_once(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4, 4, end=False)
+    options: dict[str, Any] = {"batch_size": 2, "max_total_samples": 7, "max_wait": 0}
+    assert read(open_ranks(directory, 2, unit="auto", **options), 2) == [[0, 1], [2, 3]]
+    with pytest.raises(WaitTimeout):
+        read(open_ranks(directory, 2, unit="chunk", **options), 2)
+
+
+def test_samples_can_be_left_out_before_the_unit_is_settled(tmp_path: Path) -> None:
+    ranks = open_ranks(produce(tmp_path / "s", 12, 4), 4, unit="auto")
+    for rank in ranks:
+        rank.skip(samples=[(2, 6)])
+    assert sorted(i for lane in read(ranks) for i in lane) == [0, 1, 6, 7, 8, 9, 10, 11]
+
+
+def test_live_stream_that_does_not_tell_yet_is_waited_for_and_what_was_waited_for_is_said(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4, 4, end=False)
+    for number, dataset in reversed([*enumerate(open_ranks(directory, 2, **WAITING, consumer="sft"))]):
+        assert read_reading(directory, "sft") is None
+        with pytest.raises(WaitTimeout, match=rf"^rank {number} of 2: ") as caught:
+            len(dataset)
+        assert caught.value.chunk == 1
+    # A producer that holds back is told.
+    mark = read_reading(directory, "sft")
+    assert mark is not None and mark.needs_chunks == 2
+    # Nothing was settled by that.
+    produce(directory, 8, 4)
+    assert read([dataset]) == [[0, 1, 2, 3]]
+
+
+# Three full chunks. With four ranks they are not enough, with two they are.
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (2, 4), (2, 2)])
+def test_run_keeps_the_unit_with_which_it_began(tmp_path: Path, before: int, after: int) -> None:
+    directory = produce(tmp_path / "s", 15, 4)
+    begun = open_ranks(directory, before, unit="auto", batch_size=2)
+    expected = 2 if before == 4 else 4
+    assert units(begun) == {expected}
+    seen = [i for lane in read(begun, 2) for i in lane]
+    state = begun[0].state_dict(len(seen))
+    # Another micro batch makes no other unit.
+    ranks = open_ranks(directory, after, state, unit="auto", batch_size=1)
+    assert units(ranks) == {expected}
+    seen += [i for lane in read(ranks) for i in lane]
+    assert len(set(seen)) == len(seen) > 15 - after
+    # In the next epoch too.
+    for rank in ranks:
+        rank.set_epoch(1)
+    assert units(ranks) == {expected}
+    with pytest.raises(StateMismatch, match='"auto"'):
+        open_ranks(directory, after, state, unit="sample")
+
+
+def test_run_that_began_while_the_stream_was_live_keeps_its_unit_once_it_has_ended(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 8, 4, end=False)
+    options: dict[str, Any] = {"unit": "auto", "max_total_samples": 100}
+    state = open_ranks(directory, 2, **options)[0].state_dict(4)
+    assert state["unit"] == 4
+    produce(directory, 9, 4)
+    # Three ranks have no full chunk each; who begins now takes batches.
+    assert units(open_ranks(directory, 3, **options)) == {1}
+    resumed = open_ranks(directory, 3, state, **options)
+    assert units(resumed) == {4}
+    assert read(resumed) == read(open_ranks(directory, 3, state, max_total_samples=100))

@@ -13,9 +13,8 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import lazyshard
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
-from lazyshard.errors import ConfigInvalid, StreamMissing
+from lazyshard.errors import ConfigInvalid
 from tests.data.runs import open_rank
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce
@@ -114,18 +113,6 @@ def test_next_epoch_and_samples_past_the_maximum_are_told_once(
     assert [dataset[index]["id"] for index in range(len(dataset))] == list(range(6))
     (message,) = caplog.messages
     assert all(fact in message for fact in (str(stream), "10 samples", "max_total_samples is 6"))
-
-
-def test_name_of_a_data_set_on_a_hub_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    name = "org/name"
-    for call in (
-        lambda: LazyShardedDataset(name, dp_rank=0, dp_size=1),
-        lambda: lazyshard.load({"version": 1, "datasets": [{"path": name}]}, dp_rank=0, dp_size=1),
-    ):
-        with pytest.raises(StreamMissing, match="on a hub") as caught:
-            call()
-        assert str(caught.value.directory).endswith(name)
 
 
 MADE = {"recipe": {"balance": 2, "micro_batch_size": 2, "length_field": "length", "cost_per_token": 1.0}}

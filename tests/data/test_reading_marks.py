@@ -129,14 +129,6 @@ def test_only_rank_0_tells_and_nobody_without_a_name(tmp_path: Path) -> None:
     assert told(directory) == (1, 2)
 
 
-def test_stream_that_cannot_be_written_to_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    produce(tmp_path, 8)
-    (tmp_path / "cursors").write_bytes(b"a file")
-    dataset = open_rank(tmp_path)
-    assert [dataset[index]["id"] for index in range(8)] == list(range(8))
-    assert "cannot be written" in caplog.text
-
-
 def test_run_that_starts_again_further_back_says_so(tmp_path: Path) -> None:
     produce(tmp_path, 20)
     tell(tmp_path, 9)

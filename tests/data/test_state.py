@@ -85,20 +85,6 @@ def test_other_ranks_go_on_with_what_is_left_and_so_does_a_copy(stream: Path) ->
     assert [dataset.rank_indices for dataset in strided] == [range(n, 27, 3) for n in range(3)]
 
 
-def test_num_samples_counts_from_the_beginning_of_the_run(stream: Path) -> None:
-    # Two and a half epochs.
-    state = open_ranks(stream, 2, num_samples=100)[0].state_dict(60)
-    ranks = open_ranks(stream, 3, state, num_samples=100)
-    assert [len(dataset) for dataset in ranks] == [39] * 3
-    epochs = [[dataset.draw(index).epoch for index in dataset.rank_indices] for dataset in ranks]
-    assert epochs == [[1] * 6 + [2] * 7] * 3
-    assert not ranks[0].in_epoch(0)
-    assert len(set(chain(*read(ranks, 6)))) == 18
-    for consumed, total, left in ((90, 100, 3), (99, 90, 0)):
-        again = open_ranks(stream, 3, ranks[0].state_dict(consumed), num_samples=total)
-        assert [d.rank_indices for d in again] == [range(10 * n + left * (n - 1), (10 + left) * n) for n in (1, 2, 3)]
-
-
 def test_epoch_of_the_state_goes_on_and_every_other_one_is_whole(stream: Path) -> None:
     first = open_ranks(stream, 2, shuffle_window=1)
     for dataset in first:
@@ -304,22 +290,18 @@ def test_later_steps_are_those_of_the_run_as_it_was(stream: Path, begun: State) 
     assert sorted(chain(*read(ranks))) == [10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31, *range(32, 40)]
 
 
-@pytest.mark.parametrize(
-    ("skip", "fact"),
-    [
+def test_range_that_cannot_be_and_skipping_too_late_is_refused(stream: Path, begun: State) -> None:
+    ranges: list[tuple[dict[str, Any], str]] = [
         ({"samples": [(-1, 4)]}, r"samples: .*\(-1, 4\)"),
         ({"chunks": [(2, 1)]}, r"chunks: .*\(2, 1\)"),
         ({"steps": [(3, 5)]}, "steps 3:5: .*4 <= FIRST .*3 steps are trained"),
         ({"steps": [(5, 5)]}, r"steps: .*\(5, 5\)"),
         ({"samples": (3, 5)}, r"samples .*got \(3, 5\)"),
-    ],
-)
-def test_range_that_cannot_be_is_refused(stream: Path, begun: State, skip: Any, fact: str) -> None:
-    with pytest.raises(ValueError, match=fact):
-        skipping(stream, 2, begun, **skip)
-
-
-def test_skipping_needs_steps_that_are_known_and_comes_before_the_data_set_is_used(stream: Path, begun: State) -> None:
+    ]
+    for skip, fact in ranges:
+        with pytest.raises(ValueError, match=fact):
+            skipping(stream, 2, begun, **skip)
+    # Steps are to be known, and the data set not used yet.
     dataset = open_ranks(stream, 2)[0]
     with pytest.raises(ValueError, match="steps"):
         dataset.skip(steps=[(2, 3)])

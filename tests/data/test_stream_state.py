@@ -1,4 +1,7 @@
-"""States of iterables, and of data sets in a loader: exact at every batch, and for other ranks and workers."""
+"""States of iterables, and of data sets in a loader: exact at every batch, and for other ranks and workers.
+
+And a stream as a source of torchdata.nodes, whose loader ends with it, and goes on as exactly.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchdata.nodes import Batcher, Loader, ParallelMapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import LazyShardedDataset, LazyShardedIterable
-from lazyshard.errors import StateInvalid, StateMismatch
+from lazyshard.data.node import LazyShardedNode
+from lazyshard.errors import StateInvalid, StateMismatch, WaitTimeout
 from lazyshard.stream import read_cursor
-from tests.data.runs import State, open_ranks, part
-from tests.data.streams import batches, expected, in_batches, open_stream
+from tests.data.runs import State, open_rank, open_ranks
+from tests.data.streams import Stream, batches, expected, in_batches, open_stream
+from tests.data.test_live import producing
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce
 from tests.tiers import full
@@ -126,42 +132,27 @@ def test_stateful_loader_goes_on_in_a_stream_that_has_grown_and_ended_since(tmp_
     total=st.integers(0, 30),
     windows=st.integers(0, 1),
     taken=st.integers(0, 12),
-    at_end=st.sampled_from(AT_ENDS),
+    form=st.sampled_from([*AT_ENDS, "iterable"]),
 )
 def test_state_of_any_moment_goes_on_there(
-    tmp_path_factory: pytest.TempPathFactory, dp: int, batch: int, total: int, windows: int, taken: int, at_end: Any
+    tmp_path_factory: pytest.TempPathFactory, dp: int, batch: int, total: int, windows: int, taken: int, form: str
 ) -> None:
     directory = produce(tmp_path_factory.mktemp("any") / "s", total, 4)
-    options: dict[str, Any] = {"batch_size": batch, "shuffle_window": windows, "at_end": at_end}
+    options: dict[str, Any] = {"batch_size": batch, "shuffle_window": windows}
+    at_end: Any = form if form in AT_ENDS else "drop"
     for rank, lane in enumerate(expected(total, dp, batch, window=4 * windows, at_end=at_end)):
-        stream = open_stream(directory, rank, dp, **options)
+        stream = open_form(form, directory, rank, dp, **options)
         found = [row["id"] for _, row in zip(range(taken), stream, strict=False)]
         assert found == lane[:taken]
         state = json.loads(json.dumps(stream.state_dict()))
         # In this one, and in a new one: there it is the same state again.
         stream.load_state_dict(state)
         assert ids(stream) == lane[taken:]
-        again = open_stream(directory, rank, dp, state=state, **options)
+        again = open_form(form, directory, rank, dp, state, **options)
         assert again.state_dict() == state
         assert ids(again) == lane[taken:]
         # And those of the other ranks, if they have drawn as much.
-        assert state == open_stream(directory, 0, dp, state=state, **options).state_dict()
-
-
-def test_one_that_was_iterated_goes_back_in_its_course_and_alone_in_a_part_of_its_own(forty: Path) -> None:
-    samples = open_form("iterable", forty, 0, 2)
-    iterator = iter(samples)
-    assert ids(next(iterator) for _ in range(5)) == [0, 1, 2, 3, 8]
-    state = samples.state_dict()
-    assert (state["parts"], state["consumed"]) == ([part(2, 5)], 10)
-    samples.load_state_dict(open_ranks(forty, 2)[0].state_dict(4))
-    assert ids(samples)[:2] == [2, 3]
-    with pytest.raises(RuntimeError, match="in use already"):
-        samples.load_state_dict(open_ranks(forty, 3)[0].state_dict(6))
-    fewer = open_form("iterable", forty, 0, 1, state)
-    iterator = iter(fewer)
-    assert ids(next(iterator) for _ in range(4)) == [9, 10, 11, 13]
-    assert fewer.state_dict()["parts"] == [part(2, 5), part(1, 4)]
+        assert state == open_form(form, directory, 0, dp, state, **options).state_dict()
 
 
 @pytest.mark.parametrize(("at_end", "drawn", "together"), [("drop", 44, 44), ("loop", 48, 45)])
@@ -294,3 +285,63 @@ def test_commit_of_the_last_step_lets_all_go(tmp_path: Path, at_end: Any, drawn:
         assert (cursor.consumed, cursor.chunks_before) == (min(consumed, 12), chunks)
     with pytest.raises(ValueError, match=f"at most {drawn}"):
         stream.commit(drawn + 4, last_epoch=True)
+
+
+# As a source of torchdata.nodes.
+
+
+def node_loader(stream: Stream, batch_size: int = 2) -> Any:
+    mapped = ParallelMapper(LazyShardedNode(stream), lambda row: row["id"], num_workers=2, method="thread")
+    return Loader(Prefetcher(Batcher(mapped, batch_size=batch_size, drop_last=False), prefetch_factor=2))
+
+
+def test_loader_ends_with_a_live_stream(tmp_path: Path) -> None:
+    with producing(tmp_path / "s", 4, 21):
+        found = list(node_loader(open_stream(tmp_path / "s", 1, 2, batch_size=2, at_end="loop")))
+    assert found == in_batches(expected(21, 2, 2, at_end="loop")[1], 2)
+
+
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_loader_goes_on_at_every_batch(tmp_path: Path, batch_size: int) -> None:
+    directory = produce(tmp_path / "s", 21, 4)
+    options: dict[str, Any] = {"batch_size": 2, "shuffle_window": 1, "at_end": "pad"}
+    whole = in_batches(expected(21, 2, 2, window=4, at_end="pad")[1], batch_size)
+    first = node_loader(open_stream(directory, 1, 2, **options), batch_size=batch_size)
+    iterator, states = iter(first), []
+    for batch in whole:
+        states.append(json.loads(json.dumps(first.state_dict())))
+        assert next(iterator) == batch
+    assert next(iterator, None) is None
+    for count, state in enumerate(states):
+        again = node_loader(open_stream(directory, 1, 2, **options), batch_size=batch_size)
+        again.load_state_dict(state)
+        assert list(again) == whole[count:]
+
+
+def test_epochs_begin_with_set_epoch_also_after_a_state(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 16, 4)
+    first, again = (open_stream(directory, batch_size=2, shuffle_window=1) for _ in range(2))
+    loaded, resumed = node_loader(first), node_loader(again)
+    assert len([batch for batch, _ in zip(loaded, range(3), strict=False)]) == 3
+    resumed.load_state_dict(loaded.state_dict())
+    assert len(list(resumed)) in (4, 5)
+    again.set_epoch(1)
+    assert list(resumed) == in_batches(expected(16, 1, 2, window=4, epoch=1)[0], 2)
+
+
+# torchdata's iterator joins its threads when it is collected; where the collector runs in one of them, that is refused.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function _ParallelMapperIter:pytest.PytestUnraisableExceptionWarning"
+)
+def test_errors_come_out_of_the_loader(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 8, 4, end=False)
+    with pytest.raises(WaitTimeout):
+        list(node_loader(open_stream(directory, batch_size=2, max_wait=0)))
+    node = LazyShardedNode(open_stream(directory, batch_size=2))
+    state = open_stream(produce(tmp_path / "other", 8, 4), batch_size=2).state_dict()
+    with pytest.raises(StateMismatch):
+        node.reset(state)
+    given: list[Any] = ["stream", [1, 2], None, open_rank(directory)]
+    for one in given:
+        with pytest.raises(TypeError):
+            LazyShardedNode(one)

@@ -24,7 +24,6 @@ NAMED = "tests.data.step_functions"
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Path:
-    """Seventeen rows."""
     return produce(tmp_path / "s", 17, 3)
 
 
@@ -101,8 +100,9 @@ def test_state_goes_on_with_other_ranks(stream: Path, form: str) -> None:
 
 def test_settings_of_the_run_and_of_the_data_set_are_taken_over(stream: Path) -> None:
     counted = {"num_samples": 24, "micro_batches_per_step": 2, "consumer": "run"}
-    loaded = lazyshard.load(configuration(stream, loader={"form": "map"}, **counted), dp_rank=0, dp_size=1)
-    assert len(list(loaded.loader)) == 12
+    loader = {"form": "map", "collate_fn": f"{NAMED}:count"}
+    loaded = lazyshard.load(configuration(stream, loader=loader, **counted), dp_rank=0, dp_size=1)
+    assert list(loaded.loader) == [2] * 12
     assert loaded.state_dict(24)["parts"][-1]["draws_per_step"] == 4
     assert loaded.commit(16, last_epoch=True)
     assert (stream / "cursors" / "run.json").exists()
@@ -121,17 +121,6 @@ def test_error_budget_and_steps_are_those_of_the_data_set(stream: Path) -> None:
     with pytest.raises(BadSample) as caught:
         list(lazyshard.load(config, dp_rank=0, dp_size=1).loader)
     assert caught.value.step == f"steps[1], map {NAMED}:fail_on_two"
-
-
-def test_collate_function_is_found_by_its_name(stream: Path) -> None:
-    loaded = lazyshard.load(configuration(stream, loader={"collate_fn": f"{NAMED}:count"}), dp_rank=0, dp_size=1)
-    assert list(loaded.loader) == [2] * 8
-
-
-def test_ranks_of_torchrun_that_are_not_initialised_are_refused(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigInvalid):
-        list(lazyshard.load(configuration(stream)).loader)
 
 
 def test_neither_yaml_nor_transformers_is_imported_without_need(stream: Path, tmp_path: Path) -> None:

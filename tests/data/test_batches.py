@@ -28,9 +28,7 @@ def open_batches(stream: Path, dp: int, state: State | None = None, workers: boo
 @pytest.mark.parametrize(
     ("order", "workers"), [({"layout": "strided"}, False), ({"shuffle_window": 2}, True), ({"unit": "batch"}, False)]
 )
-def test_each_sample_comes_once_with_other_ranks_each_time(
-    order: dict[str, Any], workers: bool, tmp_path: Path
-) -> None:
+def test_each_sample_comes_once_with_other_ranks_later(order: dict[str, Any], workers: bool, tmp_path: Path) -> None:
     """A live stream of 50, then of 61, whose end nobody has said: three steps of two ranks, two of three, the rest."""
     stream = produce(tmp_path / "s", 50, 5, end=False)
     trained: list[int] = []

@@ -114,9 +114,7 @@ def test_one_rank_writes_and_what_cannot_be_is_refused_on_every_rank(stream: Pat
     assert chunks_before(stream) == 4
 
 
-def test_a_copy_does_not_own_the_cursor_and_a_disk_that_takes_none_is_told(
-    stream: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_owns_no_cursor_and_a_full_disk_is_told(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_run(stream)[0]
     full = raising(OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patched:

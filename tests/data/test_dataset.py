@@ -225,9 +225,7 @@ def test_leftover_is_counted_and_logged_by_the_first_rank(stream: Path, caplog: 
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_end_that_leaves_its_last_chunk_over_is_proved(
-    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_that_leaves_a_chunk_over_is_proved(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign_streams, "_MANY", 1)
     rows = [b'{"id":%d}\n' % number for number in range(8)]
     # Found by doubling steps: 6 chunks, of which two ranks with batches of two read four.
@@ -311,9 +309,7 @@ def stream_of(directory: Path, samples: int, per_chunk: int = 4, *, end: bool = 
         (5, 3, {"batch_size": 1}),
     ],
 )
-def test_each_index_has_the_length_of_its_sample(
-    samples: int, dp: int, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_index_has_the_length_of_its_sample(samples: int, dp: int, options: dict[str, Any], tmp_path: Path) -> None:
     stream_of(tmp_path / "s", samples)
     for rank in range(dp):
         dataset = open_rank(tmp_path / "s", rank, dp, **{"batch_size": 2, **options})

@@ -98,9 +98,7 @@ def test_another_batch_size_is_told_on_a_live_stream_alone(tmp_path: Path, caplo
         assert len(caplog.messages) == told
 
 
-def test_next_epoch_and_samples_past_the_maximum_are_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_next_epoch_and_samples_past_the_maximum_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stream = produce(tmp_path / "s", 8, 4, end=False)
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=20)
     assert len(dataset) == 20

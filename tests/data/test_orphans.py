@@ -131,9 +131,7 @@ def test_orphan_that_is_stuck_is_ended_all_the_same(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("method", [None, "multiprocessing", "thread"])
-def test_only_worker_processes_have_a_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str | None
-) -> None:
+def test_only_workers_have_a_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str | None) -> None:
     worker = method and SimpleNamespace(id=0, worker_method=method)
     # A training process may outlive the shell that started it.
     monkeypatch.setattr(index_reader, "get_worker_info", lambda: worker)

@@ -36,9 +36,7 @@ def train(runs: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["trainer", "accelerate"])
-def test_trainer_goes_on_in_the_middle_with_as_many_and_other_ranks(
-    trainers: Nursery, tmp_path: Path, kind: str
-) -> None:
+def test_trainer_goes_on_with_as_many_ranks_and_with_others(trainers: Nursery, tmp_path: Path, kind: str) -> None:
     # Ten chunks of eight: 80 rows.
     stream = produce(tmp_path / "s", 80, 8)
     common: dict[str, Any] = {"stream": str(stream), "from": None, "begin": 0, "rows": 80}

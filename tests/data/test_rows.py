@@ -71,9 +71,7 @@ SIZES = [200_000, 10, 70_000, 80_000, 10, 300_000, 65_000, 66_000]
     ("start", "window", "sizes"),
     [("fork", 0, SIZES), ("fork", 2, [1] * 12), (PICKLED, 2, SIZES), (PICKLED, 0, [1] * 12)],
 )
-def test_rows_are_late_in_workers_and_dicts_in_the_end(
-    tmp_path: Path, start: str, window: int, sizes: list[int]
-) -> None:
+def test_rows_are_late_in_workers_and_dicts_behind(tmp_path: Path, start: str, window: int, sizes: list[int]) -> None:
     dataset = opened(large(tmp_path / "s", sizes), shuffle_window=window)
     options: dict[str, Any] = {"num_workers": 2, "collate_fn": kinds, "multiprocessing_context": start}
     found = [pair for batch in DataLoader(dataset, 2, sampler=dataset.rank_indices, **options) for pair in batch]

@@ -223,24 +223,16 @@ def write_both(directory: Path, a: int, b: int, *, end: bool = True) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stopping", "workers", "rank", "a", "b"),
-    [
-        ("first_exhausted", 0, 0, 24, 12),
-        ("first_exhausted", 3, 1, 9, 30),
-        ("all_exhausted", 0, 1, 9, 30),
-        ("all_exhausted", 1, 0, 22, 13),
-        *full(("first_exhausted", 1, 1, 22, 13), ("all_exhausted", 3, 0, 24, 12)),
-    ],
+    ("stopping", "workers", "a", "b"),
+    [("first_exhausted", 3, 9, 30), ("all_exhausted", 0, 9, 30), ("all_exhausted", 1, 22, 13)],
 )
-def test_order_and_end_are_those_of_the_map_form(
-    tmp_path: Path, stopping: Any, workers: int, rank: int, a: int, b: int
-) -> None:
+def test_order_and_end_are_those_of_the_map_form(tmp_path: Path, stopping: Any, workers: int, a: int, b: int) -> None:
     write_both(tmp_path, a, b)
     options: dict[str, Any] = {"batch_size": 2, "stopping": stopping, "shuffle_window": 1}
-    stream = open_blend(tmp_path, rank, 2, **options)
+    stream = open_blend(tmp_path, 1, 2, **options)
     for epoch in (0, 1):
         stream.set_epoch(epoch)
-        assert batches(stream, workers) == in_batches(whole(tmp_path, rank, 2, epoch, **options), 2)
+        assert batches(stream, workers) == in_batches(whole(tmp_path, 1, 2, epoch, **options), 2)
 
 
 @pytest.mark.parametrize(("stopping", "workers"), [("first_exhausted", 2), ("all_exhausted", 0)])

@@ -62,21 +62,21 @@ def drawn(dataset: LazyShardedDataset) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "encoded", "batch", "held"),
-    [("block", False, 4, True), ("strided", False, 1, True), ("strided", False, 4, False), ("block", True, 1, False)],
+    ("options", "batch", "held"),
+    [
+        ({}, 4, True),
+        ({"layout": "strided"}, 1, True),
+        ({"layout": "strided"}, 4, False),
+        ({"encode_fn": dict}, 1, False),
+    ],
 )
-def test_rows_are_those_drawn(
-    stream: Path, batch: int, held: bool, layout: str, encoded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_those_drawn(stream: Path, batch: int, held: bool, options: Any, monkeypatch: Any) -> None:
     if not held:
         monkeypatch.setattr(chunk, "HELD_BYTES", 0)
-    options: dict[str, Any] = {"encode_fn": dict} if encoded else {}
-    dataset = open_rank(stream, 2, layout=layout, num_samples=3 * SAMPLES, **options)
-    indices = list(dataset.rank_indices)
-    every = drawn(open_rank(stream, 2, layout=layout, num_samples=3 * SAMPLES))
-    expected = [every[index] for index in indices]
+    dataset, other = (open_rank(stream, 2, num_samples=3 * SAMPLES, **options) for _ in range(2))
+    every, indices = drawn(other), list(dataset.rank_indices)
     got = [i for at in range(0, len(indices), batch) for i in ids(dataset.__getitems__(indices[at : at + batch]))]
-    assert got == expected
+    assert got == [every[index] for index in indices]
     assert bool(dataset._lanes._scattered._held) == held
 
 

@@ -216,9 +216,6 @@ def test_repr_tells_what_is_known_and_looks_at_nothing(tmp_path: Path, monkeypat
     assert "LazyShardedDataset" in repr(LazyShardedDataset.__new__(LazyShardedDataset))
 
 
-WAITING: dict[str, Any] = {"unit": "auto", "max_total_samples": 8, "max_wait": 0}
-
-
 def units(ranks: list[LazyShardedDataset]) -> set[int]:
     """The units of the ranks, which their states name."""
     found = {rank.unit for rank in ranks}
@@ -262,7 +259,8 @@ def test_samples_can_be_left_out_before_the_unit_is_settled(tmp_path: Path) -> N
 
 def test_live_stream_that_does_not_tell_yet_is_waited_for_and_what_was_waited_for_is_said(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 4, 4, end=False)
-    for number, dataset in reversed([*enumerate(open_ranks(directory, 2, **WAITING, consumer="sft"))]):
+    ranks = open_ranks(directory, 2, unit="auto", max_total_samples=8, max_wait=0, consumer="sft")
+    for number, dataset in reversed([*enumerate(ranks)]):
         assert read_reading(directory, "sft") is None
         with pytest.raises(WaitTimeout, match=rf"^rank {number} of 2: ") as caught:
             len(dataset)

@@ -61,18 +61,10 @@ def drawn(dataset: LazyShardedDataset) -> list[int]:
     return [dataset.draw(index).sample for index in range(len(dataset))]
 
 
-@pytest.mark.parametrize(
-    ("options", "batch", "held"),
-    [
-        ({}, 4, True),
-        ({"layout": "strided"}, 1, True),
-        ({"layout": "strided"}, 4, False),
-        ({"encode_fn": dict}, 1, False),
-    ],
-)
-def test_rows_are_those_drawn(stream: Path, batch: int, held: bool, options: Any, monkeypatch: Any) -> None:
-    if not held:
-        monkeypatch.setattr(chunk, "HELD_BYTES", 0)
+@pytest.mark.parametrize(("batch", "most"), [(4, chunk.HELD_BYTES), (1, chunk.HELD_BYTES), (4, 0), (1, 0)])
+def test_rows_are_those_drawn(stream: Path, batch: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk, "HELD_BYTES", most)
+    options: dict[str, Any] = {"layout": "strided", "encode_fn": dict if batch == 1 else None}
     dataset, other = (open_rank(stream, 2, num_samples=3 * SAMPLES, **options) for _ in range(2))
     every, indices = drawn(other), list(dataset.rank_indices)
     got = [i for at in range(0, len(indices), batch) for i in ids(dataset.__getitems__(indices[at : at + batch]))]

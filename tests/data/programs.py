@@ -61,9 +61,11 @@ def _run(program: str, arguments: list[str], folder: str, out: str | None, warn:
     warnings.simplefilter(warn)  # type: ignore[arg-type]
     try:
         if program.startswith(AS_MODULE):
-            runpy.run_module(program.removeprefix(AS_MODULE), run_name="__main__")
+            runpy.run_module(program.removeprefix(AS_MODULE), run_name="__main__", alter_sys=True)
         else:
             exec(program, {"__name__": "__main__"})
     except SystemExit as ended:
+        if isinstance(ended.code, str):
+            raise AssertionError(ended.code) from ended
         return ended.code
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,8 @@ def test_what_is_waited_for_was_told_before_and_is_told_again_if_it_got_lost(tmp
     waiting.start()
     wait_until(lambda: told(tmp_path) == (1, 4), "the mark of the window that is waited for")
     path = tmp_path / "cursors" / "sft.reading.json"
-    for lose in (lambda: tell(tmp_path, 1, at=9e9), lambda: path.write_bytes(b"{"), path.unlink):
+    ways: list[Callable[[], object]] = [lambda: tell(tmp_path, 1, at=9e9), lambda: path.write_bytes(b"{"), path.unlink]
+    for lose in ways:
         lose()
         wait_until(lambda: told(tmp_path) == (1, 4), "the mark again")
     assert read == []

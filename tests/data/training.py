@@ -44,7 +44,9 @@ def main() -> None:
         os.register_at_fork(after_in_child=lag)
     kind: Any = DataLoader
     if used == "early-stateful":
-        from torchdata.stateful_dataloader import StatefulDataLoader as kind  # type: ignore[no-redef]
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        kind = StatefulDataLoader
     options = {"num_workers": 2, "multiprocessing_context": method, "prefetch_factor": int(size)}
     loader = kind(
         dataset, sampler=dataset.rank_indices, batch_size=2, collate_fn=collate, worker_init_fn=tell, **options

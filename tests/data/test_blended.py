@@ -128,6 +128,15 @@ def test_workers(streams: Path, start: str, encode: Any) -> None:
     assert (ids(rows), {type(row) for row in rows}) == (expected, {dict})
 
 
+def test_large_rows_and_those_of_another_rank_are_what_is_drawn(tmp_path: Path) -> None:
+    for stream, size in ((Stream("a", 8, 4), 100_000), (Stream("b", 8, 4), 0)):
+        write(tmp_path, stream, size=size)
+    blended = blend(tmp_path, {"a": 1, "b": 1}, 0, 2, batch_size=2)
+    # In blocks: those of this rank, and those of the other one.
+    lanes = [[f"{'ab'[at % 2]}{4 * rank + at // 2}" for at in range(8)] for rank in (0, 1)]
+    assert ids(blended.__getitems__(list(range(16)))) == lanes[0] + lanes[1]
+
+
 @pytest.mark.parametrize("foreign_first", [False, True])
 def test_rows_that_nobody_has_checked_are_not_parsed_late(tmp_path: Path, streams: Path, foreign_first: bool) -> None:
     other = foreign(tmp_path / "other", b'{"id":"f0"}\n{"id":"f1"}\n', end=True)

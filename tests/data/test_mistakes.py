@@ -116,13 +116,6 @@ def test_next_epoch_and_samples_past_the_maximum_are_told(tmp_path: Path, caplog
 MADE = {"recipe": {"balance": 2, "micro_batch_size": 2, "length_field": "length", "cost_per_token": 1.0}}
 
 
-def dealt(directory: Path, source: Any = MADE) -> Path:
-    with ChunkWriter(directory, 4) as writer:
-        for number in range(16):
-            writer.write({"id": number}, source=source)
-    return directory
-
-
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
@@ -138,8 +131,11 @@ def dealt(directory: Path, source: Any = MADE) -> Path:
 def test_an_order_that_undoes_the_deal_is_said_once(
     arguments: dict[str, Any], facts: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"batch_size": 2, "rank": 0, **arguments}
-    stream = dealt(tmp_path / "s", options.pop("source", MADE))
+    options = {"source": MADE, "batch_size": 2, "rank": 0, **arguments}
+    stream, source = tmp_path / "s", options.pop("source")
+    with ChunkWriter(stream, 4) as writer:
+        for number in range(16):
+            writer.write({"id": number}, source=source)
     dataset = open_rank(stream, options.pop("rank"), 2, **options)
     for index in dataset.rank_indices:
         dataset[index]

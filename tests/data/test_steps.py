@@ -306,6 +306,13 @@ def test_search_ends_after_so_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(asked) <= 102
 
 
+def test_rows_known_to_be_dropped_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "_MOST_DROPPED", 2)
+    dataset = open_rank(produce(tmp_path / "s", 12, 4), keeping(11))
+    assert read_all(dataset) == [11] * 12
+    assert len(dataset._samples._dropped) <= 2
+
+
 def test_dropped_rows_are_logged_ever_more_rarely(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = produce(tmp_path / "s", 24, 12)
     with caplog.at_level(logging.WARNING, "lazyshard"):

@@ -43,7 +43,7 @@ def run_program(
 def programs() -> Nursery:
     """The process whose forks they are."""
     folder = tempfile.TemporaryDirectory(prefix="lazyshard-programs-")
-    nursery: Nursery = Nursery(Path(folder.name), "torch", "torch.utils.data").__enter__()
+    nursery: Nursery = Nursery(Path(folder.name), "tests.data.workers").__enter__()
     atexit.register(folder.cleanup)
     atexit.register(nursery.__exit__, None, None, None)
     return nursery

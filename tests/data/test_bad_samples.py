@@ -198,9 +198,9 @@ def test_chunk_of_bad_rows_only_is_given_up(tmp_path: Path, rows: int) -> None:
 def test_errors_that_no_row_is_to_blame_for_pass_through(stream: Path, bad: int) -> None:
     # Raised for sample 2 itself, or for 0, its first substitute.
     for error in (KeyboardInterrupt, SystemExit, MemoryError):
-        encode = refusing(bad, 2, error=lambda i, error=error: error() if i == bad else ValueError())
+        errors = {2: ValueError(), bad: error()}
         with pytest.raises(error):
-            open_rank(stream, encode_fn=encode)[2]
+            open_rank(stream, encode_fn=refusing(*errors, error=errors.__getitem__))[2]
 
 
 @pytest.mark.parametrize("where", ["encode_fn", "steps"])
@@ -214,7 +214,7 @@ def test_want_of_memory_is_no_bad_sample_whatever_it_is_raised_as(stream: Path, 
     ]
     errors[-1].__context__ = MemoryError()
     for error in errors:
-        fail = refusing(2, error=lambda _, error=error: error)
+        fail = refusing(2, error={2: error}.__getitem__)
         maker: dict[str, Any] = {where: fail if where == "encode_fn" else Map(fail)}
         with pytest.raises(MemoryError):
             open_rank(stream, **maker)[2]
@@ -224,7 +224,7 @@ def test_any_error_of_the_encoder_makes_a_bad_sample_and_a_bad_substitute(stream
     no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     # An image that is missing, say: the filesystem of the stream is not to blame.
     for error in (FileNotFoundError(), IndexError(), StopIteration(), TimeoutError(), no_text):
-        encode = refusing(1, 2, 6, error=lambda _, error=error: error)
+        encode = refusing(1, 2, 6, error=dict.fromkeys((1, 2, 6), error).__getitem__)
         dataset = open_rank(stream, encode_fn=encode)
         assert [dataset[i]["id"] for i in range(4)] == [0, 3, 0, 3]
         assert dataset.stats().bad_samples == 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,15 +15,15 @@ import lazyshard
 from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedStream
 from lazyshard.errors import BadSample, ConfigInvalid
 from tests.data.options import grouped
+from tests.data.programs import run_program
 from tests.data.workers import DEADLINE_S
-from tests.stream.streams import produce, python
+from tests.stream.streams import produce
 
 NAMED = "tests.data.step_functions"
 
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Path:
-    """Seventeen rows in chunks of three."""
     return produce(tmp_path / "s", 17, 3)
 
 
@@ -35,21 +37,17 @@ def ids(batches: Any) -> list[list[int]]:
     return [[row["id"] for row in batch] for batch in batches]
 
 
-@pytest.mark.parametrize("form", ["stream", "map"])
-@pytest.mark.parametrize(("workers", "dp"), [(0, 1), (0, 3), (2, 2)])
+@pytest.mark.parametrize(("form", "workers", "dp"), [("stream", 2, 2), ("stream", 0, 3), ("map", 0, 1), ("map", 2, 3)])
 def test_loader_draws_what_the_data_set_draws(stream: Path, form: str, workers: int, dp: int) -> None:
     loader = {"form": form, "num_workers": workers}
     if workers:
         loader["multiprocessing_context"] = "fork"
-    for rank in range(dp):
-        loaded = lazyshard.load(configuration(stream, loader=loader), dp_rank=rank, dp_size=dp)
-        assert (loaded.stream is None) == (form == "map")
-        plain = LazyShardedDataset(stream, dp_rank=rank, dp_size=dp, batch_size=2)
-        expected = [plain[index]["id"] for index in plain.rank_indices]
-        found = ids(loaded.loader)
-        assert all(len(batch) == 2 for batch in found)
-        assert [number for batch in found for number in batch] == expected
-        assert len(found) == 17 // (2 * dp)
+    loaded = lazyshard.load(configuration(stream, loader=loader), dp_rank=dp - 1, dp_size=dp)
+    assert (loaded.stream is None) == (form == "map")
+    plain = LazyShardedDataset(stream, dp_rank=dp - 1, dp_size=dp, batch_size=2)
+    found = ids(loaded.loader)
+    assert [len(batch) for batch in found] == [2] * (17 // (2 * dp))
+    assert [number for batch in found for number in batch] == [plain[index]["id"] for index in plain.rank_indices]
 
 
 @pytest.mark.parametrize("kind", ["a directory", "a pipe"])
@@ -100,17 +98,14 @@ def test_state_goes_on_with_other_ranks(stream: Path, form: str) -> None:
     assert len(ids(resumed.loader)) == 8
 
 
-@pytest.mark.parametrize("form", ["stream", "map"])
-def test_so_many_samples_as_are_asked_for_and_the_consumer_commits(stream: Path, form: str) -> None:
-    config = configuration(stream, loader={"form": form}, num_samples=24, micro_batches_per_step=2, consumer="run")
-    loaded = lazyshard.load(config, dp_rank=0, dp_size=1)
-    assert len(list(loaded.loader)) == 12
+def test_settings_of_the_run_and_of_the_data_set_are_taken_over(stream: Path) -> None:
+    counted = {"num_samples": 24, "micro_batches_per_step": 2, "consumer": "run"}
+    loader = {"form": "map", "collate_fn": f"{NAMED}:count"}
+    loaded = lazyshard.load(configuration(stream, loader=loader, **counted), dp_rank=0, dp_size=1)
+    assert list(loaded.loader) == [2] * 12
     assert loaded.state_dict(24)["parts"][-1]["draws_per_step"] == 4
     assert loaded.commit(16, last_epoch=True)
     assert (stream / "cursors" / "run.json").exists()
-
-
-def test_seed_window_and_end_are_taken_over(stream: Path) -> None:
     config = configuration(stream, loader={"at_end": "loop"}, seed=3)
     config["datasets"][0] |= {"shuffle_window": 2, "max_total_samples": 15, "unit": "sample"}
     loaded = lazyshard.load(config, dp_rank=0, dp_size=2)
@@ -128,45 +123,59 @@ def test_error_budget_and_steps_are_those_of_the_data_set(stream: Path) -> None:
     assert caught.value.step == f"steps[1], map {NAMED}:fail_on_two"
 
 
-def test_collate_function_is_found_by_its_name(stream: Path) -> None:
-    loaded = lazyshard.load(configuration(stream, loader={"collate_fn": f"{NAMED}:count"}), dp_rank=0, dp_size=1)
-    assert list(loaded.loader) == [2] * 8
-
-
-def test_ranks_of_torchrun_that_are_not_initialised_are_refused(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(lazyshard.errors.ConfigInvalid):
-        list(lazyshard.load(configuration(stream)).loader)
-
-
-def test_neither_yaml_nor_transformers_is_imported_without_need(stream: Path) -> None:
+def test_neither_yaml_nor_transformers_is_imported_without_need(stream: Path, tmp_path: Path) -> None:
     program = (
         "import sys, lazyshard; "
         f"list(lazyshard.load({{'version': 1, 'datasets': [{{'path': {str(stream)!r}}}]}}).loader); "
         "print({'yaml', 'transformers'} & set(sys.modules))"
     )
-    done = python(program)
+    done = run_program(program, folder=tmp_path)
     assert (done.stdout, done.returncode) == ("set()\n", 0), done.stderr
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a tokenizer of words, whose chat template is role and content."""
+KNOWN = {"[PAD]": 0, "[UNK]": 1, "row": 2, "user": 3, **{str(number): 10 + number for number in range(17)}}
+
+
+class Words:
+    """A tokenizer of words, whose chat template is role and content."""
+
+    pad_token_id, eos_token_id = 0, None
+
+    @classmethod
+    def from_pretrained(cls, path: str, local_files_only: bool) -> Words:
+        assert local_files_only
+        if not Path(path, "tokenizer.json").exists():
+            raise OSError("no tokenizer")
+        return cls()
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [KNOWN.get(word, 1) for word in text.split()]}
+
+    def apply_chat_template(self, messages: Any, tokenize: bool, return_dict: bool) -> dict[str, list[int]]:
+        return self(" ".join(f"{one['role']} {one['content']}" for one in messages))
+
+
+@pytest.fixture(params=["in its place", pytest.param("transformers", marks=pytest.mark.full)])
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with such a tokenizer: of transformers, which take seconds to be imported, or of ours."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    if request.param != "transformers":
+        (folder / "tokenizer.json").touch()
+        monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoTokenizer=Words))
+        return folder
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
-    words = {"[PAD]": 0, "[UNK]": 1, "row": 2, "user": 3, **{str(number): 10 + number for number in range(17)}}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(KNOWN, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
     fast.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
-    folder = tmp_path_factory.mktemp("tokenizer")
     fast.save_pretrained(folder)
     return folder
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_tokenizer_makes_samples_of_messages(stream: Path, tokenizer: Path, workers: int) -> None:
-    loader = {"num_workers": workers} | ({"multiprocessing_context": "fork"} if workers else {})
+def test_tokenizer_makes_samples_of_messages(stream: Path, tokenizer: Path) -> None:
+    loader = {"num_workers": 1, "multiprocessing_context": "fork"}
     steps = [{"message_transform": f"{NAMED}:to_messages"}]
     config = configuration(stream, loader=loader, steps=steps, tokenizer={"path": str(tokenizer)})
     loaded = lazyshard.load(config, dp_rank=0, dp_size=1)
@@ -205,8 +214,8 @@ def test_row_without_messages_or_text_says_what_it_has(stream: Path, tokenizer: 
         next(iter(lazyshard.load(config, dp_rank=0, dp_size=1).loader))
 
 
-def test_directory_without_a_tokenizer_is_refused(stream: Path, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    (tmp_path / "empty").mkdir()
+def test_directory_without_a_tokenizer_is_refused(stream: Path, tokenizer: Path) -> None:
+    empty = tokenizer / "empty"
+    empty.mkdir()
     with pytest.raises(ConfigInvalid, match=r"tokenizer\.path: "):
-        lazyshard.load(configuration(stream, tokenizer={"path": str(tmp_path / "empty")}))
+        lazyshard.load(configuration(stream, tokenizer={"path": str(empty)}))

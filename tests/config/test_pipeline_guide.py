@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from lazyshard import BadRows, ChunkWriter, Filter, LazyShardedDataset, Map
 from lazyshard.config import read_config
 from lazyshard.data.samples import FILL_ROWS
 from lazyshard.errors import BadSample
-from tests.data.workers import DEADLINE_S
+from tests.data.programs import AS_MODULE, run_program
 from tests.stream.streams import HERE
 
 GUIDE = (HERE / "docs" / "pipeline.md").read_text(encoding="utf-8")
@@ -46,17 +43,11 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(HERE), "NO_COLOR": "1"}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
-
-
 @pytest.mark.parametrize(("program", "printed"), [(STEPS, PRINTED[:2]), (LOADING, PRINTED[3:5])], ids=["steps", "load"])
 @pytest.mark.full
 def test_two_ranks_print_what_the_page_says(place: Path, program: str, printed: list[str]) -> None:
     for rank, expected in enumerate(printed):
-        done = run(place, "-c", program, str(rank))
+        done = run_program(program, rank, folder=place)
         assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
 
@@ -75,7 +66,7 @@ def test_error_is_what_the_page_says(place: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_command_says_what_the_page_says(place: Path) -> None:
     asked, _, expected = PRINTED[5].partition("\n")
-    done = run(place, "-m", "lazyshard.cli", *asked.split()[2:])
+    done = run_program(AS_MODULE + "lazyshard.cli", *asked.split()[2:], folder=place)
     assert (done.returncode, done.stdout) == (3, expected)
 
 

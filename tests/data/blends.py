@@ -47,13 +47,9 @@ def blend(
     return blended
 
 
-def ids(rows: list[Any]) -> list[str]:
-    """Returns what the rows say."""
-    return [row["id"] for row in rows]
-
-
 def take(blended: BlendedDataset, positions: int, batch: int = 1) -> list[str]:
     """Reads the next positions of its rank."""
     indices = list(blended.rank_indices[:positions])
     assert len(indices) == positions
-    return [one for at in range(0, positions, batch) for one in ids(blended.__getitems__(indices[at : at + batch]))]
+    rows = [row for at in range(0, positions, batch) for row in blended.__getitems__(indices[at : at + batch])]
+    return [row["id"] for row in rows]

@@ -1,17 +1,13 @@
 """Trains a model of one number with Hugging Face's Trainer or accelerate, and goes on from a checkpoint.
 
-Its argument is a list, in JSON, of runs that follow each other, each an object: `with` ("trainer", "trainer-skips",
-"accelerate" or "accelerate-skips"), `stream`, `rank` and `ranks`, `folder` of the checkpoints, `from` (the checkpoint
-to go on from, or null) and `begin` (its step), `steps` and `rows` (to train in all), `save` and `stop` (after how many
-steps it saves, and is lost). It prints, for each run, the ids of the rows of each step. A process of its own, since
-importing transformers takes seconds and warns.
+For the forks of a process of its own, since importing transformers takes seconds and warns.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 import re
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from lazyshard import LazyShardedDataset, Order
+from tests.harness.processes.nursery import leave
 
 BATCH = 2
 ACCUMULATION = 2
@@ -48,14 +45,9 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 def open_stream(run: dict[str, Any]) -> LazyShardedDataset:
     """Opens the data set of a run for all its steps."""
-    return LazyShardedDataset(
-        run["stream"],
-        dp_rank=run["rank"],
-        dp_size=run["ranks"],
-        batch_size=BATCH,
-        order=Order(shuffle_window=1, micro_batches_per_step=ACCUMULATION),
-        num_samples=run["rows"],
-    )
+    order = Order(shuffle_window=1, micro_batches_per_step=ACCUMULATION)
+    rank = {"dp_rank": run["rank"], "dp_size": run["ranks"]}
+    return LazyShardedDataset(run["stream"], **rank, batch_size=BATCH, order=order, num_samples=run["rows"])
 
 
 def from_the_guide(name: str, **names: Any) -> Any:
@@ -85,6 +77,7 @@ def with_trainer(run: dict[str, Any]) -> list[list[int]]:
     skips = run["with"] == "trainer-skips"
     if run["from"] and not skips:
         dataset.load_state_dict(json.loads((Path(run["from"]) / "data.json").read_text()))
+    quiet: dict[str, Any] = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "remove_unused_columns": False}
     args = TrainingArguments(
         output_dir=run["folder"],
         max_steps=run["steps"],
@@ -93,10 +86,7 @@ def with_trainer(run: dict[str, Any]) -> list[list[int]]:
         save_strategy="steps",
         save_steps=run["save"],
         ignore_data_skip=not skips,
-        remove_unused_columns=False,
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
+        **quiet,
     )
     keep = from_the_guide("KeepState", dataset=dataset, samples_per_step=BATCH * ACCUMULATION * run["ranks"])
     trainer = from_the_guide("StreamTrainer")(
@@ -136,14 +126,15 @@ def with_accelerate(run: dict[str, Any]) -> list[list[int]]:
     return model.seen
 
 
-def main() -> int:
+def train(runs: list[dict[str, Any]]) -> None:
+    """Trains runs that follow each other, and leaves the ids of the rows of each step of each of them.
+
+    A run: `with` ("trainer", "trainer-skips", "accelerate" or "accelerate-skips"), `stream`, `rank` and `ranks`,
+    `folder` of the checkpoints, `from` (the checkpoint to go on from, or None) and `begin` (its step), `steps` and
+    `rows` (to train in all), `save` and `stop` (after how many steps it saves, and is lost).
+    """
     seen = []
-    for run in json.loads(sys.argv[1]):
+    for run in runs:
         batches = (with_trainer if run["with"].startswith("trainer") else with_accelerate)(run)
         seen.append([list(chain(*batches[at : at + ACCUMULATION])) for at in range(0, len(batches), ACCUMULATION)])
-    print("RESULT", json.dumps(seen))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    leave(pickle.dumps(seen))

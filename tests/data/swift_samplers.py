@@ -7,12 +7,14 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Iterable, Sized
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 
+@cache
 def load(file: str) -> ModuleType:
     """Loads a file of the package `swift`, which finds stand-ins for the two light names that it imports from it."""
     try:

@@ -18,17 +18,13 @@ from lazyshard.data.samples import substitutes
 from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid
 from tests.data.runs import open_rank
 from tests.data.workers import first_error, loader
-from tests.stream.streams import foreign, produce
+from tests.stream.streams import foreign, produce, raising
 
 Row = dict[str, Any]
 
 
 def read_all(dataset: LazyShardedDataset) -> list[int]:
     return [dataset[i]["id"] for i in range(len(dataset))]
-
-
-def _no_text(_: int) -> UnicodeDecodeError:
-    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 
 
 def refusing(*bad: int, error: Callable[[int], BaseException] = lambda i: KeyError(i)) -> Callable[[Row], Row]:
@@ -62,15 +58,12 @@ def test_substitutes_are_the_same_wherever_and_however_a_sample_is_read(stream: 
     encode = refusing(1, 2, 9)
     expected = [0, 3, 0, 3, 4, 6, 6, 7, 8, 8]
     assert read_all(open_rank(stream, encode_fn=encode)) == expected
-    for dp in (1, 2, 5):
-        for rank in range(dp):
-            for window in (0, 1):
-                dataset = open_rank(stream, rank, dp, encode_fn=encode, shuffle_window=window)
-                drawn = [dataset.draw(i).sample for i in range(10)]
-                wanted = [expected[i] for i in drawn]
-                assert [row["id"] for row in dataset.__getitems__(list(range(10)))] == wanted
-                assert read_all(dataset) == wanted
-                assert [row["id"] for row in dataset.__getitems__([9, 1, 0, 1])] == [wanted[i] for i in (9, 1, 0, 1)]
+    for rank, dp, window in ((0, 1, 1), (1, 2, 0), (3, 5, 1)):
+        dataset = open_rank(stream, rank, dp, encode_fn=encode, shuffle_window=window)
+        wanted = [expected[dataset.draw(i).sample] for i in range(10)]
+        assert [row["id"] for row in dataset.__getitems__(list(range(10)))] == wanted
+        assert read_all(dataset) == wanted
+        assert [row["id"] for row in dataset.__getitems__([9, 1, 0, 1])] == [wanted[i] for i in (9, 1, 0, 1)]
     dataset = open_rank(stream, encode_fn=encode)
     batches = loader(dataset, dataset.rank_indices, 2, batch_size=3)
     assert [i for batch in batches for i in batch] == expected
@@ -163,8 +156,7 @@ def test_row_of_a_foreign_directory_that_is_none_is_raised_or_logged_with_its_li
     assert f"chunk_00000.jsonl: row 1 (line 3, byte {byte}, sample 1)" in caplog.text
 
 
-@pytest.mark.parametrize("action", ["substitute", "raise"])
-@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize(("action", "opened"), [("substitute", True), ("raise", False), ("raise", True)])
 def test_chunk_that_was_cut_is_raised_whole(stream: Path, action: Any, opened: bool) -> None:
     dataset = open_rank(stream, bad_rows=BadRows(action), encode_fn=refusing(4))
     substituted = opened and action == "substitute"
@@ -179,11 +171,11 @@ def test_chunk_that_was_cut_is_raised_whole(stream: Path, action: Any, opened: b
 
 
 def test_chunk_that_is_cut_while_a_substitute_is_sought_is_raised_whole(stream: Path) -> None:
-    def encode(row: Row) -> Row:
+    def cut(number: int) -> ValueError:
         os.truncate(stream / "chunk_00001.jsonl", 0)
-        raise ValueError("bad")
+        return ValueError("bad")
 
-    dataset = open_rank(stream, encode_fn=encode)
+    dataset = open_rank(stream, encode_fn=refusing(4, error=cut))
     with pytest.raises(ChunkCorrupt) as caught:
         dataset[4]
     assert caught.value.row is None
@@ -202,18 +194,13 @@ def test_chunk_of_bad_rows_only_is_given_up(tmp_path: Path, rows: int) -> None:
     assert dataset[3] == {"id": 3}
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
 @pytest.mark.parametrize("bad", [0, 2])
-def test_errors_that_no_row_is_to_blame_for_pass_through(stream: Path, error: type[BaseException], bad: int) -> None:
-    def encode(row: Row) -> Row:
-        if row["id"] == bad:
-            raise error
-        raise ValueError("bad too")
-
+def test_errors_that_no_row_is_to_blame_for_pass_through(stream: Path, bad: int) -> None:
     # Raised for sample 2 itself, or for 0, its first substitute.
-    dataset = open_rank(stream, encode_fn=encode)
-    with pytest.raises(error):
-        dataset[2]
+    for error in (KeyboardInterrupt, SystemExit, MemoryError):
+        errors = {2: ValueError(), bad: error()}
+        with pytest.raises(error):
+            open_rank(stream, encode_fn=refusing(*errors, error=errors.__getitem__))[2]
 
 
 @pytest.mark.parametrize("where", ["encode_fn", "steps"])
@@ -227,25 +214,23 @@ def test_want_of_memory_is_no_bad_sample_whatever_it_is_raised_as(stream: Path, 
     ]
     errors[-1].__context__ = MemoryError()
     for error in errors:
-
-        def fail(row: Row, error: Exception = error) -> Row:
-            raise error
-
+        fail = refusing(2, error={2: error}.__getitem__)
         maker: dict[str, Any] = {where: fail if where == "encode_fn" else Map(fail)}
-        dataset = open_rank(stream, **maker)
         with pytest.raises(MemoryError):
-            dataset[2]
+            open_rank(stream, **maker)[2]
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError, IndexError, StopIteration, TimeoutError, _no_text])
-def test_any_error_of_the_encoder_makes_a_bad_sample_and_a_bad_substitute(stream: Path, error: Any) -> None:
+def test_any_error_of_the_encoder_makes_a_bad_sample_and_a_bad_substitute(stream: Path) -> None:
+    no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     # An image that is missing, say: the filesystem of the stream is not to blame.
-    dataset = open_rank(stream, encode_fn=refusing(1, 2, error=error))
-    assert read_all(dataset) == [0, 3, 0, 3, 4, 5, 6, 7, 8, 9]
-    assert dataset.stats().bad_samples == 2
-    with pytest.raises(BadSample) as caught:
-        open_rank(stream, encode_fn=refusing(6, error=error), bad_rows=BadRows("raise"))[6]
-    assert (caught.value.sample, caught.value.chunk, caught.value.row, caught.value.byte) == (6, 1, 2, 18)
+    for error in (FileNotFoundError(), IndexError(), StopIteration(), TimeoutError(), no_text):
+        encode = refusing(1, 2, 6, error=dict.fromkeys((1, 2, 6), error).__getitem__)
+        dataset = open_rank(stream, encode_fn=encode)
+        assert [dataset[i]["id"] for i in range(4)] == [0, 3, 0, 3]
+        assert dataset.stats().bad_samples == 2
+        with pytest.raises(BadSample) as caught:
+            open_rank(stream, encode_fn=encode, bad_rows=BadRows("raise"))[6]
+        assert (caught.value.sample, caught.value.chunk, caught.value.row, caught.value.byte) == (6, 1, 2, 18)
 
 
 @pytest.mark.parametrize("failing", [0, 2])
@@ -253,10 +238,8 @@ def test_error_of_the_filesystem_is_no_bad_sample(stream: Path, failing: int, mo
     dataset = open_rank(stream, encode_fn=refusing(2))
     read = dataset.reader.lines_published
 
-    def lines(first: int, stop: int, at_least: int = 1) -> list[bytes]:
-        if first == failing:
-            raise OSError(5, "Input/output error")
-        return read(first, stop, at_least)
+    def lines(first: int, *rest: int) -> list[bytes]:
+        return raising(OSError(5, "Input/output error"))() if first == failing else read(first, *rest)
 
     monkeypatch.setattr(dataset.reader, "lines_published", lines)
     with pytest.raises(OSError, match="Input/output error"):

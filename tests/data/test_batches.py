@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +9,6 @@ from typing import Any, Final
 import pytest
 
 from lazyshard import BlendedDataset
-from lazyshard.cli.main import main
 from lazyshard.errors import CursorTaken
 from lazyshard.stream import read_cursor
 from lazyshard.stream.retention import retire
@@ -28,12 +26,9 @@ def open_batches(stream: Path, dp: int, state: State | None = None, workers: boo
 
 
 @pytest.mark.parametrize(
-    ("order", "workers"),
-    [({}, False), ({}, True), ({"shuffle_window": 2}, True), ({"unit": "batch"}, False), ({"layout": "strided"}, True)],
+    ("order", "workers"), [({"layout": "strided"}, False), ({"shuffle_window": 2}, True), ({"unit": "batch"}, False)]
 )
-def test_each_sample_comes_once_with_other_ranks_from_each_state(
-    order: dict[str, Any], workers: bool, tmp_path: Path
-) -> None:
+def test_each_sample_comes_once_with_other_ranks_later(order: dict[str, Any], workers: bool, tmp_path: Path) -> None:
     """A live stream of 50, then of 61, whose end nobody has said: three steps of two ranks, two of three, the rest."""
     stream = produce(tmp_path / "s", 50, 5, end=False)
     trained: list[int] = []
@@ -104,7 +99,7 @@ def test_the_end_is_found_though_the_beginning_is_deleted(tmp_path: Path) -> Non
     assert [*chain.from_iterable([*seen, *batches])] == list(range(138))
 
 
-@pytest.mark.parametrize(("sets", "persistent"), [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(("sets", "persistent"), [(False, True), (True, False)])
 def test_epochs(sets: bool, persistent: bool, tmp_path: Path) -> None:
     (dataset,) = open_ranks(produce(tmp_path / "s", 10, 5), 1, batch_size=3, shuffle_window=1, consumer="c")
     batches = dataset.batches(epochs=3, collate_fn=ids, persistent_workers=persistent, **WORKERS)
@@ -128,9 +123,7 @@ def test_epochs(sets: bool, persistent: bool, tmp_path: Path) -> None:
         iter(batches)
 
 
-def test_a_run_goes_on_in_its_epoch_and_a_finished_one_is_empty(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_goes_on_in_its_epoch_and_an_ended_one_is_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stream = produce(tmp_path / "s", 12, 4)
     (first,) = open_ranks(stream, 1, batch_size=2)
     batches = first.batches(epochs=2, collate_fn=ids)
@@ -145,16 +138,6 @@ def test_a_run_goes_on_in_its_epoch_and_a_finished_one_is_empty(
     assert [record for record in caplog.records if record.module == "indexed"] == []
     assert list(third.batches(epochs=2, collate_fn=ids)) == []
     assert [record.args for record in caplog.records if record.module == "indexed"] == [(1, 6)]
-
-
-def test_num_samples_end_a_run_over_epochs(tmp_path: Path) -> None:
-    stream = produce(tmp_path / "s", 10, 5)
-    batches = open_batches(stream, 1, batch_size=4, num_samples=30)[0]
-    assert list(chain.from_iterable(batches)) == [*range(8), *range(8), *range(8), *range(4)]
-    with pytest.raises(RuntimeError):
-        iter(batches)
-    with pytest.raises(ValueError, match="num_samples"):
-        open_ranks(stream, 1, num_samples=30)[0].batches(epochs=2)
 
 
 def test_a_blend_is_counted_too(tmp_path: Path) -> None:
@@ -185,7 +168,7 @@ def test_a_blend_is_counted_too(tmp_path: Path) -> None:
 
 
 def test_what_the_data_set_decides_is_refused(tmp_path: Path) -> None:
-    stream = produce(tmp_path / "s", 12, 4)
+    stream = produce(tmp_path / "s", 10, 5)
     (dataset,) = open_ranks(stream, 1)
     refused: list[dict[str, Any]] = [{"batch_size": 2}, {"sampler": []}, {"shuffle": True}, {"nothing": 1}]
     for options in refused:
@@ -193,6 +176,14 @@ def test_what_the_data_set_decides_is_refused(tmp_path: Path) -> None:
             dataset.batches(**options)
     with pytest.raises(ValueError, match="epochs"):
         dataset.batches(epochs=0)
+    # num_samples end a run, over as many epochs as that takes.
+    (numbered,) = open_ranks(stream, 1, batch_size=4, num_samples=30)
+    with pytest.raises(ValueError, match="num_samples"):
+        numbered.batches(epochs=2)
+    batches = numbered.batches(collate_fn=ids)
+    assert list(chain.from_iterable(batches)) == [*range(8), *range(8), *range(8), *range(4)]
+    with pytest.raises(RuntimeError):
+        iter(batches)
     first, second = (open_ranks(stream, 1, consumer="c")[0].batches() for _ in range(2))
     assert first.commit()
     with pytest.raises(CursorTaken):
@@ -212,22 +203,3 @@ def test_steps_are_settled_before_a_state_is_used(tmp_path: Path) -> None:
     (knows,) = open_ranks(stream, 1, before.batches().state_dict(), batch_size=2, micro_batches_per_step=1)
     assert len(knows) == 12
     assert len(list(knows.batches())) == 6
-
-
-@pytest.mark.parametrize(("by_hand", "code"), [(False, 0), (True, 5)])
-def test_audit_proves_a_run_and_finds_a_count_without_the_number_of_ranks(
-    by_hand: bool, code: int, tmp_path: Path
-) -> None:
-    """Two ranks, stopped after four steps and gone on: with the wrong count from step 2, which doubles samples."""
-    stream = produce(tmp_path / "s", 60, 4)
-    saved: State | None = None
-    for _ in range(2):
-        for dataset in open_ranks(stream, 2, saved, batch_size=2):
-            batches = dataset.batches(collate_fn=ids)
-            assert len(list(islice(batches, 4))) == 4
-        assert batches.state_dict() == dataset.state_dict(batches.consumed)
-        saved = dataset.state_dict(batches.consumed // 2) if by_hand else batches.state_dict()
-    folder = tmp_path / "run" / "checkpoint-8"
-    folder.mkdir(parents=True)
-    (folder / "lazyshard.json").write_text(json.dumps({"state": saved}))
-    assert main(["audit", str(stream), str(folder.parent)]) == code

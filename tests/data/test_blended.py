@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import random
 from collections import Counter
 from pathlib import Path
@@ -17,10 +16,11 @@ from lazyshard.data.blended import BlendReader
 from lazyshard.errors import ChunkRetired, ConfigInvalid, LengthUnknown, WaitTimeout
 from lazyshard.plan.blend import BlendTable
 from lazyshard.stream.retention import retire
-from tests.data.blends import Stream, blend, ids, take, write
+from tests.data.blends import Stream, blend, take, write
 from tests.data.options import grouped
+from tests.data.runs import open_rank
 from tests.data.test_stream_state import stateful
-from tests.data.workers import DEADLINE_S, PICKLED
+from tests.data.workers import PICKLED, ids
 from tests.stream.streams import foreign
 
 pytestmark = [pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")]
@@ -41,15 +41,6 @@ def alone(directory: Path, letter: str, rank: int, dp: int, count: int, **option
     return ids([dataset[index] for index in dataset.rank_indices])
 
 
-def test_copies_read_the_same(streams: Path) -> None:
-    blended = blend(streams, {"a": 1, "b": 1}, num_samples=40)
-    expected = take(blended, 40, 4)
-    copy: BlendedDataset = pickle.loads(pickle.dumps(blended))
-    assert take(copy, 40, 4) == expected
-    blended.set_epoch(1)
-    assert pickle.loads(pickle.dumps(blended)).epoch == 1
-
-
 def test_what_a_blend_is(streams: Path) -> None:
     blended = blend(streams, {"a": 2, "b": 1})
     assert take(blended, 9) == ["a0", "b0", "a1", "a2", "b1", "a3", "a4", "b2", "a5"]
@@ -61,13 +52,9 @@ def test_what_a_blend_is(streams: Path) -> None:
     assert repr(blended).startswith("<BlendedDataset: 0.6667 of <LazyShardedDataset '")
 
 
-@pytest.mark.parametrize("layout", ["block", "strided"])
-@pytest.mark.parametrize("window", [0, 2])
-@pytest.mark.parametrize("dp", [1, 3])
-def test_each_stream_comes_in_its_own_order_at_the_same_positions_on_every_rank(
-    streams: Path, layout: str, window: int, dp: int
-) -> None:
-    count, weights = 40, {"a": 3.0, "b": 2.0, "c": 1.0}
+@pytest.mark.parametrize(("layout", "window", "dp"), [("block", 2, 1), ("block", 0, 3), ("strided", 2, 3)])
+def test_each_stream_comes_in_its_own_order_on_every_rank(streams: Path, layout: str, window: int, dp: int) -> None:
+    count, weights = 24, {"a": 3.0, "b": 2.0, "c": 1.0}
     order = BlendTable((3, 2, 1)).streams(0, count)
     options: dict[str, Any] = {"layout": layout, "shuffle_window": window, "num_samples": dp * count, "batch_size": 4}
     lanes = []
@@ -87,7 +74,7 @@ def test_any_order_of_asking_gives_the_same(streams: Path) -> None:
     blended = blend(streams, {"a": 3, "b": 2, "c": 1}, num_samples=60)
     expected = take(blended, 60)
     rng = random.Random(1)
-    for _ in range(60):
+    for _ in range(30):
         indices = rng.sample(range(60), rng.randint(1, 9))
         assert ids(blended.__getitems__(indices)) == [expected[index] for index in indices]
         start = rng.randrange(50)
@@ -97,57 +84,25 @@ def test_any_order_of_asking_gives_the_same(streams: Path) -> None:
         blended[60]
 
 
-def test_who_reads_all_indices_gets_what_each_draws_and_is_told(
-    streams: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    blended = blend(streams, {"a": 3, "b": 1}, 0, 2, layout="strided")
-    every = list(range(len(blended)))
-    drawn = [blended.draw(index) for index in every]
-    expected = [f"{'ab'[one.dataset]}{one.draw.sample}" for one in drawn]
-    assert ids([blended[index] for index in every]) == ids(blended.__getitems__(every)) == expected
-    assert "rank 0 of 2 was asked for index 1, which is rank 1's" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("stream", "ends"),
-    [
-        ("ended", {"first_exhausted": 20, "all_exhausted": 48, "num_samples": 36}),
-        ("bounded", {"first_exhausted": 12, "all_exhausted": 48, "num_samples": 36}),
-        ("live", {"first_exhausted": None, "all_exhausted": None, "num_samples": 36}),
-    ],
-)
-@pytest.mark.parametrize("stopping", ["first_exhausted", "all_exhausted", "num_samples"])
-def test_where_a_blend_ends(tmp_path: Path, stream: str, ends: dict[str, int | None], stopping: str) -> None:
+@pytest.mark.parametrize(("stream", "first", "all_of"), [("ended", 20, 48), ("bounded", 12, 48), ("live", None, None)])
+def test_where_a_blend_ends(tmp_path: Path, stream: str, first: int | None, all_of: int | None) -> None:
     """Stream a has 24 samples; b has ended with 10, or is live: bounded by max_total_samples to 6, or by nothing."""
     write(tmp_path, Stream("a", 24, 3))
     write(tmp_path, Stream("b", 10, 2), end=stream == "ended")
-    options: dict[str, Any] = {"num_samples": 36} if stopping == "num_samples" else {"stopping": stopping}
     limits = {"a": None, "b": 6 if stream == "bounded" else None}
-    parts = [
-        (LazyShardedDataset(tmp_path / one, dp_rank=0, dp_size=1, max_wait=DEADLINE_S, max_total_samples=limit), 1.0)
-        for one, limit in limits.items()
-    ]
-    blended = BlendedDataset(parts, batch_size=2, **grouped(options))
-    expected = ends[stopping]
-    if expected is None:
-        with pytest.raises(LengthUnknown):
-            len(blended)
-        return
-    if stream == "live":
-        write(tmp_path, Stream("b", 18, 2))
-    assert len(blended) == expected
-    assert Counter(one[0] for one in take(blended, expected, 2)) == Counter(a=expected // 2, b=expected // 2)
-
-
-@pytest.mark.parametrize("stopping", ["first_exhausted", "all_exhausted"])
-@pytest.mark.parametrize("batch", [1, 2, 3, 5])
-def test_a_blend_without_a_length_ends_where_one_with_a_length_does(streams: Path, stopping: Any, batch: int) -> None:
-    options: dict[str, Any] = {"stopping": stopping, "batch_size": batch}
-    for rank in range(2):
-        blended = blend(streams, {"a": 2, "b": 1}, rank, 2, num_samples=1200, **options)
-        most = len(blend(streams, {"a": 2, "b": 1}, rank, 2, **options).rank_indices)
-        within = [blended.in_epoch(index) for index in blended.rank_indices[:90]]
-        assert within == [True] * most + [False] * (90 - most)
+    ends: list[tuple[dict[str, Any], int | None]] = [({"stopping": "first_exhausted"}, first)]
+    ends += [({"stopping": "all_exhausted"}, all_of), ({"num_samples": 36}, 36)]
+    for options, expected in ends:
+        members = [open_rank(tmp_path / one, max_total_samples=limit) for one, limit in limits.items()]
+        blended = BlendedDataset([(member, 1.0) for member in members], batch_size=2, **grouped(options))
+        if expected is None:
+            with pytest.raises(LengthUnknown):
+                len(blended)
+            continue
+        if stream == "live":
+            write(tmp_path, Stream("b", 18, 2))
+        assert len(blended) == expected
+        assert Counter(one[0] for one in take(blended, expected, 2)) == Counter(a=expected // 2, b=expected // 2)
 
 
 def test_a_live_stream_is_waited_for_only_where_it_is_wanted(tmp_path: Path) -> None:
@@ -162,8 +117,7 @@ def test_a_live_stream_is_waited_for_only_where_it_is_wanted(tmp_path: Path) -> 
     assert ids(blended.__getitems__([8, 9, 10, 11])) == ["a4", "b4", "a5", "b5"]
 
 
-@pytest.mark.parametrize("start", ["fork", PICKLED])
-@pytest.mark.parametrize("encode", [None, LateRow, dict])
+@pytest.mark.parametrize(("start", "encode"), [("fork", None), (PICKLED, LateRow), (PICKLED, dict)])
 def test_workers(streams: Path, start: str, encode: Any) -> None:
     expected = take(blend(streams, {"a": 2, "b": 1}, num_samples=60), 60)
     blended = blend(streams, {"a": 2, "b": 1}, num_samples=60, batch_size=4, encode_fn=encode)
@@ -174,22 +128,21 @@ def test_workers(streams: Path, start: str, encode: Any) -> None:
     assert (ids(rows), {type(row) for row in rows}) == (expected, {dict})
 
 
-@pytest.mark.parametrize("encode", [None, LateRow])
-def test_large_rows(tmp_path: Path, encode: Any) -> None:
-    write(tmp_path, Stream("a", 8, 4), size=100_000)
-    write(tmp_path, Stream("b", 8, 4))
-    blended = blend(tmp_path, {"a": 1, "b": 1}, batch_size=4, encode_fn=encode)
-    rows = [row for batch in DataLoader(blended, 4, num_workers=1, collate_fn=list) for row in batch]
-    assert ids(rows) == take(blend(tmp_path, {"a": 1, "b": 1}), 16)
-    assert {len(row.get("blob", "")) for row in rows if row["id"][0] == "a"} == {100_000}
+def test_large_rows_and_those_of_another_rank_are_what_is_drawn(tmp_path: Path) -> None:
+    for stream, size in ((Stream("a", 8, 4), 100_000), (Stream("b", 8, 4), 0)):
+        write(tmp_path, stream, size=size)
+    blended = blend(tmp_path, {"a": 1, "b": 1}, 0, 2, batch_size=2)
+    # In blocks: those of this rank, and those of the other one.
+    lanes = [[f"{'ab'[at % 2]}{4 * rank + at // 2}" for at in range(8)] for rank in (0, 1)]
+    assert ids(blended.__getitems__(list(range(16)))) == lanes[0] + lanes[1]
 
 
 @pytest.mark.parametrize("foreign_first", [False, True])
 def test_rows_that_nobody_has_checked_are_not_parsed_late(tmp_path: Path, streams: Path, foreign_first: bool) -> None:
-    other = foreign(tmp_path / "other", b'{"id":"f0"}\n[1]\n{"id":"f2"}\n{"id":"f3"}\n', end=True)
+    other = foreign(tmp_path / "other", b'{"id":"f0"}\n{"id":"f1"}\n', end=True)
     parts = [
         (LazyShardedDataset(streams / "a", dp_rank=0, dp_size=1, encode_fn=LateRow), 1.0),
-        (LazyShardedDataset(other, dp_rank=0, dp_size=1, samples_per_chunk=4, encode_fn=LateRow), 1.0),
+        (LazyShardedDataset(other, dp_rank=0, dp_size=1, samples_per_chunk=2, encode_fn=LateRow), 1.0),
     ]
     blended = BlendedDataset(parts[::-1] if foreign_first else parts, batch_size=4)
 
@@ -197,11 +150,7 @@ def test_rows_that_nobody_has_checked_are_not_parsed_late(tmp_path: Path, stream
         return [(type(row).__name__, row["id"]) for row in rows]
 
     found = [pair for batch in DataLoader(blended, 4, num_workers=1, collate_fn=kinds) for pair in batch]
-    assert [kind for kind, row in found if row[0] == "a"] == ["LateRow"] * 4
-    of_others = [(kind, row) for kind, row in found if row[0] == "f"]
-    # Another row of its chunk stands in the place of the bad one.
-    assert of_others[1][1] in ("f0", "f2", "f3")
-    assert of_others[:1] + of_others[2:] == [("dict", "f0"), ("dict", "f2"), ("dict", "f3")]
+    assert sorted(found) == [("LateRow", "a0"), ("LateRow", "a1"), ("dict", "f0"), ("dict", "f1")]
 
 
 def test_a_loader_with_a_state_goes_on_in_mid_epoch(streams: Path) -> None:
@@ -236,19 +185,7 @@ def test_a_chunk_that_was_deleted_is_an_error_only_where_it_is_wanted(streams: P
     assert caught.value.chunks_before == 2
 
 
-def test_a_blend_of_one_and_of_many(tmp_path: Path) -> None:
-    letters = [f"s{i}_" for i in range(12)]
-    for i, letter in enumerate(letters):
-        write(tmp_path, Stream(letter, 5 * i + 5, 20))
-    assert take(blend(tmp_path, {"s9_": 7}), 4) == [f"s9_{i}" for i in range(4)]
-    blended = blend(tmp_path, {letter: float(i + 1) for i, letter in enumerate(letters)}, batch_size=10)
-    assert (blended.period, len(blended)) == (78, 390)
-    assert sorted(take(blended, 390, 10)) == sorted(f"s{i}_{number}" for i in range(12) for number in range(5 * i + 5))
-
-
-def test_who_comes_while_another_thread_merges_lines_gets_all_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_comes_while_another_thread_merges_gets_all_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for stream in (Stream("a", 300, 50), Stream("b", 100, 50)):
         write(tmp_path, stream)
     expected = take(blend(tmp_path, {"a": 3, "b": 1}), 400)
@@ -269,15 +206,6 @@ def test_who_comes_while_another_thread_merges_lines_gets_all_of_them(
     assert [ids(blended.__getitems__(batch)), *other] == [expected[behind : behind + 100]] * 2
 
 
-@pytest.mark.parametrize(("size", "most"), [(1000, 256), (60_000, 40)])
-def test_what_is_read_ahead_is_bounded(streams: Path, size: int, most: int) -> None:
-    write(streams, Stream("d", 2000, 500), size=size)
-    blended = blend(streams, {"d": 1, "a": 1}, num_samples=400)
-    for index in range(300):
-        blended[index]
-        assert len(blended._lanes.ahead[3]) <= most or index < 260
-
-
 def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -> LazyShardedDataset:
     dataset = LazyShardedDataset(directory / letter, dp_rank=rank, dp_size=2)
     assert not used or len(dataset) == 24
@@ -290,7 +218,6 @@ def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -
         (lambda d: BlendedDataset([]), ValueError, "at least one data set"),
         (lambda d: BlendedDataset(cast("Any", [("a", 1)])), TypeError, "'a' is no LazyShardedDataset"),
         (lambda d: BlendedDataset(cast("Any", {"a": 1})), TypeError, "pairs of a data set"),
-        (lambda d: BlendedDataset(cast("Any", None)), TypeError, "got None"),
         (lambda d: BlendedDataset([], order=cast("Any", "strided")), TypeError, "got 'strided'"),
         (lambda d: BlendedDataset([(opened(d, "a"), 1)], order=Order(seed=1)), ValueError, "seed"),
         (lambda d: blend(d, {"a": 1}, schedule=[5]), TypeError, r"got \[5\]"),
@@ -299,7 +226,6 @@ def opened(directory: Path, letter: str, rank: int = 0, *, used: bool = False) -
         (lambda d: blend(d, {"a": 1, "b": 1}, schedule=[(5, (1, 0))]), ValueError, "micro_batches_per_step"),
         (lambda d: blend(d, {"a": cast("Any", "x")}), ValueError, "weights .*'x'"),
         (lambda d: blend(d, {"a": 1, "b": 0}), ValueError, "weight .* got 0"),
-        (lambda d: blend(d, {"a": 1}, micro_batches_per_step=0), ValueError, "micro_batches_per_step .* got 0"),
         (lambda d: blend(d, {"a": 1}, micro_batches_per_step=0.5), ValueError, "micro_batches_per_step .* got 0.5"),
         (lambda d: blend(d, {"a": 1}, batch_size=0), ValueError, "batch_size .* got 0"),
         (lambda d: blend(d, {"a": 1}, num_samples=0), ValueError, "num_samples .* got 0"),

@@ -1,22 +1,23 @@
-"""Commits: what the cursor says, which chunks it lets the producer delete, and who may write it."""
+"""Commits: what the cursor says, which chunks it lets the producer delete, who may write it, and life without them."""
 
 from __future__ import annotations
 
 import errno
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lazyshard import LazyShardedDataset
-from lazyshard.errors import ChunkRetired, CursorTaken, StateMismatch, WriterFailed
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, StreamReader
+from lazyshard.errors import ChunkRetired, CursorTaken, StateMismatch, WaitTimeout, WriterFailed
 from lazyshard.format.state import RunState
 from lazyshard.stream import read_cursor
 from lazyshard.stream.retention import retire
-from tests.data.runs import State, open_ranks, read
-from tests.data.workers import loader
-from tests.stream.streams import forked, produce
+from tests.data.runs import State, open_rank, open_ranks
+from tests.data.workers import PICKLED, first_error, loader
+from tests.stream.streams import produce, raising
 
 
 @pytest.fixture
@@ -46,19 +47,16 @@ def test_cursor_holds_the_state_and_the_numbers_of_the_plan(stream: Path) -> Non
     assert cursor.owner
 
 
-@pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("options", "live", "expected"),
     [
         # In order, both ranks: a stripe of two chunks is needed whole until it is drawn. By consumed 0, 6, 8, 16, ...
-        ({}, [0, 0, 2, 4, 4, 8, 10]),
-        ({"shuffle_window": 2}, [0, 0, 0, 4, 4, 8, 10]),
-        ({"unit": "sample"}, [0, 1, 2, 4, 5, 9, 10]),
+        ({}, False, [0, 0, 2, 4, 4, 8, 10]),
+        ({"shuffle_window": 2}, True, [0, 0, 0, 4, 4, 8, 10]),
+        ({"unit": "sample"}, True, [0, 1, 2, 4, 5, 9, 10]),
     ],
 )
-def test_chunks_that_nothing_needs_any_more(
-    tmp_path: Path, live: bool, options: dict[str, Any], expected: list[int]
-) -> None:
+def test_chunks_that_nothing_needs(tmp_path: Path, live: bool, options: dict[str, Any], expected: list[int]) -> None:
     stream = produce(tmp_path / "s", 24 if live else 40, 4, end=not live)
     dataset = open_run(stream, max_total_samples=100, **options)[0]
     assert (len(dataset) == 100) is live
@@ -71,33 +69,23 @@ def test_chunks_that_nothing_needs_any_more(
     assert found == expected
 
 
-def test_nothing_goes_while_another_epoch_follows(stream: Path) -> None:
+def test_chunks_of_older_checkpoints_and_of_epochs_to_come_stay(stream: Path) -> None:
     dataset = open_run(stream)[0]
+    older = [dataset.state_dict(consumed) for consumed in (24, 9 * 2, 30, 40)]
+    for keep, before in ((older[:3], 4), (older[:1], 6), ([], 8)):
+        dataset.commit(32, last_epoch=True, keep=keep)
+        assert chunks_before(stream) == before
     dataset.commit(40, last_epoch=False)
     assert chunks_before(stream) == 0
     dataset.set_epoch(1)
-    dataset.commit(16, last_epoch=True)
-    assert chunks_before(stream) == 4
-
-
-def test_chunks_of_older_checkpoints_stay_as_long_as_they_are_named(stream: Path) -> None:
-    dataset = open_run(stream)[0]
-    older = [dataset.state_dict(consumed) for consumed in (24, 9 * 2, 30)]
-    for keep, expected in ((older, 4), (older[:1], 6), ([], 8)):
+    # The end of the epoch before, which has another one before it, keeps everything.
+    for keep, before in (([], 8), (older[3:], 0)):
         dataset.commit(32, last_epoch=True, keep=keep)
-        assert chunks_before(stream) == expected
-
-
-def test_older_checkpoint_of_an_epoch_before_keeps_everything(stream: Path) -> None:
-    dataset = open_run(stream)[0]
-    older = dataset.state_dict(40)
-    dataset.set_epoch(1)
-    dataset.commit(32, last_epoch=True, keep=[older])
-    assert chunks_before(stream) == 0
+        assert chunks_before(stream) == before
     steps = open_run(stream, num_samples=80, consumer="steps")[0]
-    for consumed, expected in ((38, 0), (56, 4)):
+    for consumed, before in ((38, 0), (56, 4)):
         steps.commit(72, last_epoch=True, keep=[steps.state_dict(consumed)])
-        assert chunks_before(stream, "steps") == expected
+        assert chunks_before(stream, "steps") == before
 
 
 def test_checkpoint_of_other_ranks_can_be_named(stream: Path) -> None:
@@ -109,22 +97,6 @@ def test_checkpoint_of_other_ranks_can_be_named(stream: Path) -> None:
         assert chunks_before(stream) == expected, consumed
     dataset.commit(39, last_epoch=True, keep=[before])
     assert chunks_before(stream) == 2
-
-
-def test_every_resume_from_what_was_committed_finds_its_chunks(stream: Path) -> None:
-    """With the cursor's word alone, and the chunks really gone."""
-    dataset = open_run(stream, shuffle_window=1)[0]
-    state, gone = dataset.state_dict(22), dataset.state_dict(4)
-    dataset.commit(22, last_epoch=True)
-    assert retire(stream, chunks_before(stream), 10) == 4
-    for dp in (1, 2, 3):
-        left = [i for lane in read(open_run(stream, dp, state, shuffle_window=1)) for i in lane]
-        assert len(left) == 18 // dp * dp
-        assert set(left) <= set(range(16, 40))
-    with pytest.raises(StateMismatch):
-        open_run(stream, 2, gone, shuffle_window=1)
-    with pytest.raises(ChunkRetired):
-        read(open_run(stream, shuffle_window=1), 1)
 
 
 def test_one_rank_writes_and_what_cannot_be_is_refused_on_every_rank(stream: Path) -> None:
@@ -142,58 +114,9 @@ def test_one_rank_writes_and_what_cannot_be_is_refused_on_every_rank(stream: Pat
     assert chunks_before(stream) == 4
 
 
-class _Committing:
-    """A `collate_fn` that commits what was read."""
-
-    def __init__(self, dataset: LazyShardedDataset) -> None:
-        self.dataset = dataset
-
-    def __call__(self, rows: list[Any]) -> str:
-        try:
-            self.dataset.commit(len(rows), last_epoch=True)
-        except RuntimeError:
-            return "refused"
-        return "written"
-
-
-def test_workers_commit_nothing(stream: Path) -> None:
-    dataset = open_run(stream, 1)[0]
-    batches = loader(dataset, dataset.rank_indices[:4], 1, batch_size=4, collate_fn=_Committing(dataset))
-    assert list(batches) == ["refused"]
-    assert read_cursor(stream, "sft") is None
-
-
-def test_second_run_of_a_name_is_refused_or_takes_over(stream: Path) -> None:
-    first, second = (open_run(stream, 1)[0] for _ in range(2))
-    first.commit(4, last_epoch=True)
-    with pytest.raises(CursorTaken):
-        second.commit(8, last_epoch=True)
-    assert chunks_before(stream) == 1
-    second.commit(8, last_epoch=True, take_over=True)
-    with pytest.raises(CursorTaken):
-        first.commit(12, last_epoch=True)
-    second.commit(16, last_epoch=True)
-    assert chunks_before(stream) == 4
-
-
-def test_fork_does_not_write_its_parents_cursor_and_a_copy_does_not_own_it(stream: Path) -> None:
-    dataset = open_run(stream, 1)[0]
-    dataset.commit(4, last_epoch=True)
-    assert forked(lambda: dataset.commit(8, last_epoch=True)) == 1
-    copied = pickle.loads(pickle.dumps(dataset))
-    with pytest.raises(CursorTaken):
-        copied.commit(8, last_epoch=True)
-    dataset.commit(12, last_epoch=True)
-    assert chunks_before(stream) == 3
-
-
-def test_a_disk_that_takes_no_cursor_is_told_and_the_next_commit_tries_again(
-    stream: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+def test_a_copy_owns_no_cursor_and_a_full_disk_is_told(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_run(stream)[0]
+    full = raising(OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patched:
         patched.setattr("lazyshard.store.durable.write_all", full)
         for _ in range(2):
@@ -201,16 +124,112 @@ def test_a_disk_that_takes_no_cursor_is_told_and_the_next_commit_tries_again(
                 dataset.commit(16, last_epoch=True)
             assert told.value.errno == errno.ENOSPC
     dataset.commit(16, last_epoch=True)
-    assert chunks_before(stream) == 4
+    with pytest.raises(CursorTaken):
+        pickle.loads(pickle.dumps(dataset)).commit(24, last_epoch=True)
     dataset.commit(24, last_epoch=True)
     assert chunks_before(stream) == 6
 
 
-def test_run_that_goes_back_takes_its_cursor_back(stream: Path) -> None:
-    first = open_run(stream)[0]
-    older = first.state_dict(16)
-    first.commit(32, last_epoch=True)
-    del first
-    again = open_run(stream, 2, older)[0]
-    again.commit(again.consumed, last_epoch=True)
-    assert chunks_before(stream) == 4
+def test_workers_commit_nothing(stream: Path) -> None:
+    dataset = open_run(stream, 1)[0]
+
+    def commit(rows: list[Any]) -> None:
+        with pytest.raises(RuntimeError):
+            dataset.commit(len(rows), last_epoch=True)
+
+    assert len(list(loader(dataset, dataset.rank_indices[:4], 1, batch_size=4, collate_fn=commit))) == 1
+    assert read_cursor(stream, "sft") is None
+
+
+@pytest.mark.parametrize(("shuffle_window", "start"), [(0, None), (2, None), (0, PICKLED)])
+def test_sample_of_a_retired_chunk_is_an_error_at_once(tmp_path: Path, shuffle_window: int, start: str | None) -> None:
+    produce(tmp_path, 12)
+    retire(tmp_path, 2, 6)
+    dataset = open_rank(tmp_path, shuffle_window=shuffle_window)
+    options: dict[str, Any] = {"batch_size": 1} | ({"multiprocessing_context": start} if start else {})
+    for index in range(1 if start else 4):
+        error = first_error(loader(dataset, [index], int(start is not None), **options))
+        assert type(error) is ChunkRetired
+        assert error.chunk in (0, 1) and error.chunks_before == 2
+        assert error.file == str(tmp_path / f"chunk_{error.chunk:05}.jsonl.completed")
+    assert sorted(dataset[index]["id"] for index in range(4, 12)) == list(range(4, 12))
+    assert dataset.stats().bad_samples == 0
+
+
+def test_chunk_that_goes_while_a_substitute_is_looked_for_is_no_bad_sample(tmp_path: Path) -> None:
+    produce(tmp_path, 12)
+
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == 1:
+            # And the reader has closed it meanwhile.
+            retire(tmp_path, 2, 6)
+            dataset.reader._chunks.close_below(sys.maxsize)
+            raise ValueError("bad")
+        return row
+
+    dataset = open_rank(tmp_path, encode_fn=encode)
+    assert dataset[0] == {"id": 0}
+    with pytest.raises(ChunkRetired):
+        dataset[1]
+    assert dataset.stats().bad_samples == 0
+    assert dataset[4] == {"id": 4}
+
+
+@pytest.mark.parametrize(("by", "shuffle_window"), [("index", 0), ("set_epoch", 2), ("worker", 2)])
+def test_second_pass_over_what_is_gone_says_how_to_keep_it(tmp_path: Path, by: str, shuffle_window: int) -> None:
+    produce(tmp_path, 12)
+    retire(tmp_path, 4, 6)
+    dataset = open_rank(tmp_path, num_samples=24, shuffle_window=shuffle_window)
+    assert sorted(dataset[index]["id"] for index in range(8, 12)) == [8, 9, 10, 11]
+    if by == "set_epoch":
+        dataset.set_epoch(1)
+    error = first_error(loader(dataset, [0 if by == "set_epoch" else 12], int(by == "worker"), batch_size=1))
+    assert type(error) is ChunkRetired
+    assert (error.chunk in range(2), error.chunks_before) == (True, 4)
+    assert "epoch 1" in str(error) and "--retain all" in str(error)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_over_a_blend_that_asks_where_the_epoch_ends_comes_to_its_end_though_the_beginning_is_deleted(
+    tmp_path: Path, workers: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loop with a sampler, which asks about each batch of 2 when it has it; nothing is told of the next epoch."""
+    live = produce(tmp_path / "a", 130, end=False)
+    members = [open_rank(live), open_rank(produce(tmp_path / "b", 400))]
+    blend = BlendedDataset([(member, 0.5) for member in members], batch_size=2, num_samples=600)
+    indices = blend.rank_indices
+    trained: list[int] = []
+    for step, batch in enumerate(loader(blend, indices, workers, batch_size=2)):
+        if not blend.in_epoch(indices[step * 2]):
+            break
+        trained += batch
+        if step == 50:
+            produce(live, 138)
+            retire(live, 40, 69)
+    assert sorted(trained) == sorted([*range(138)] * 2)
+    assert "next epoch" not in capfd.readouterr().err + caplog.text
+
+
+def test_a_reader_closes_what_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyshard.stream.reader._LET_GO_S", 0.0)
+    with ChunkWriter(tmp_path, 1) as writer:
+        for number in range(4):
+            writer.write({"id": number})
+        writer.heartbeat()
+        reader = StreamReader(tmp_path, max_wait=0.05)
+
+        def deleted_and_open() -> int:
+            links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+            return sum(str(link).startswith(str(tmp_path)) and str(link).endswith("(deleted)") for link in links)
+
+        reader.read(0)
+        reader.read(1)
+        retire(tmp_path, 1, 4)
+        assert deleted_and_open() == 1
+        reader.read(2)
+        assert deleted_and_open() == 0
+        retire(tmp_path, 3, 4)
+        assert deleted_and_open() == 2
+        with pytest.raises(WaitTimeout):
+            reader.read(4)
+        assert deleted_and_open() == 0

@@ -1,4 +1,4 @@
-"""`LazyShardedDataset` by itself, in one process."""
+"""`LazyShardedDataset` by itself, in one process; and the lengths of what its indices draw."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import copy
 import logging
 import pickle
 import random
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,22 @@ import numpy as np
 import pytest
 import torch
 
-from lazyshard import BadRows, ChunkWriter, EncodeCache, LazyShardedDataset, LazyShardedSequences, Pack
-from lazyshard.data.rank import EPOCH, Rank
-from lazyshard.errors import FileInvalid, StreamInvalid, StreamMismatch
+from lazyshard import (
+    BadRows,
+    ChunkWriter,
+    EncodeCache,
+    LazyShardedDataset,
+    LazyShardedSequences,
+    LazyShardedStream,
+    Pack,
+)
+from lazyshard.data.rank import EPOCH
+from lazyshard.errors import FileInvalid, LengthUnknown, StreamInvalid, StreamMismatch
 from lazyshard.plan.course import Draw
 from lazyshard.stream import stream as foreign_streams
-from tests.data.runs import open_rank
+from tests.data.runs import open_rank, open_ranks
 from tests.data.workers import ids, loader
+from tests.stream.lengths import put_lengths, sealed
 from tests.stream.streams import foreign, produce
 
 
@@ -44,50 +51,34 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("shuffle_window", [-1, 0.5]),
         ("seed", [-1, 2**63]),
         ("max_total_samples", [0, 1e6]),
+        ("num_samples", [0, -1, True, "8", 2**63]),
         ("max_wait", [-1, float("nan")]),
         ("micro_batches_per_step", [0, -1, 1.0, True, "2"]),
     ],
 )
-def test_impossible_argument_is_refused_before_the_stream_is_waited_for(
-    tmp_path: Path, name: str, values: list[Any]
-) -> None:
+def test_impossible_argument_is_refused_before_a_wait(tmp_path: Path, name: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(ValueError, match=rf"{name} .*got {value!r}|{name} must be an int in"):
             open_rank(tmp_path / "absent", **{name: value})
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "values"),
-    [(BadRows, "action", ["skip"]), (BadRows, "limit", [-1, 1.5, True]), (EncodeCache, "memory_bytes", [-1, "20GB"])],
-)
-def test_impossible_group_is_refused(kind: Callable[..., object], name: str, values: list[Any]) -> None:
-    for value in values:
-        with pytest.raises(ValueError, match=f"{name} .*got {value!r}"):
-            kind(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("make", "name", "group"),
-    [
-        (LazyShardedDataset, "order", "Order"),
-        (LazyShardedDataset, "bad_rows", "BadRows"),
-        (LazyShardedDataset, "cache", "EncodeCache"),
-        (partial(LazyShardedSequences, form=Pack(4)), "bad_rows", "BadRows"),
-    ],
-)
-def test_what_is_no_group_is_refused_before_the_stream_is_waited_for(
-    tmp_path: Path, make: Callable[..., object], name: str, group: str
-) -> None:
-    wrong: list[Any] = ["raise", None, {}]
-    for given in wrong:
-        with pytest.raises(TypeError, match=rf"{name} is a lazyshard.{group}, got {given!r}"):
-            make(tmp_path / "absent", **{name: given})
-
-
-@pytest.mark.parametrize("old", ["unit", "on_bad_sample", "max_error_count", "encode_cache", "late_parsing"])
-def test_arguments_of_before_there_were_groups_are_refused(stream: Path, old: str) -> None:
-    with pytest.raises(TypeError, match=old):
-        LazyShardedDataset(stream, **{old: 1})  # type: ignore[arg-type]
+def test_impossible_group_is_refused_before_the_stream_is_waited_for(tmp_path: Path) -> None:
+    groups: list[tuple[Any, str, list[Any]]] = [
+        (BadRows, "action", ["skip"]),
+        (BadRows, "limit", [-1, 1.5, True]),
+        (EncodeCache, "memory_bytes", [-1, "20GB"]),
+    ]
+    for kind, option, values in groups:
+        for value in values:
+            with pytest.raises(ValueError, match=f"{option} .*got {value!r}"):
+                kind(**{option: value})
+    for name, group in (("order", "Order"), ("bad_rows", "BadRows"), ("cache", "EncodeCache")):
+        wrong: list[Any] = ["raise", None, {}]
+        for given in wrong:
+            with pytest.raises(TypeError, match=rf"{name} is a lazyshard.{group}, got {given!r}"):
+                LazyShardedDataset(tmp_path / "absent", **{name: given})
+    with pytest.raises(TypeError, match=r"bad_rows is a lazyshard\.BadRows"):
+        LazyShardedSequences(tmp_path / "absent", form=Pack(4), bad_rows="raise")  # type: ignore[arg-type]
 
 
 def test_what_does_not_fit_the_stream_is_refused(stream: Path) -> None:
@@ -109,12 +100,9 @@ def test_what_does_not_fit_the_stream_is_refused(stream: Path) -> None:
         ({"shuffle_window": 1}, [[2, 3, 0, 1], [4, 5, 6, 7]]),
         ({"shuffle_window": 1, "seed": 1}, [[0, 3, 1, 2], [5, 4, 7, 6]]),
         ({"max_total_samples": 6}, [[0, 2], [1, 3]]),
-        ({"max_total_samples": 1000}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
     ],
 )
-def test_settings_decide_the_order_of_each_rank(
-    stream: Path, options: dict[str, Any], expected: list[list[int]]
-) -> None:
+def test_settings_decide_the_order_of_ranks(stream: Path, options: dict[str, Any], expected: list[list[int]]) -> None:
     orders = []
     for rank in range(2):
         dataset = open_rank(stream, rank, 2, batch_size=2, **options)
@@ -122,14 +110,6 @@ def test_settings_decide_the_order_of_each_rank(
         assert ids(dataset.__getitems__(list(dataset.rank_indices))) == orders[-1]
         assert [dataset.draw(i) for i in dataset.rank_indices] == [Draw(0, i) for i in orders[-1]]
     assert orders == expected
-
-
-def test_length_and_indices_of_a_rank(stream: Path) -> None:
-    assert [len(open_rank(stream, 0, dp)) for dp in (1, 2, 3, 10, 11)] == [10, 10, 9, 10, 0]
-    assert open_rank(stream, 1, 3).rank_indices == range(3, 6)
-    assert open_rank(stream, 1, 3, layout="strided").rank_indices == range(1, 9, 3)
-    assert open_rank(stream, 1, 3).rank == Rank(1, 3)
-    assert open_rank(stream).directory == stream
 
 
 @pytest.mark.parametrize("layout", ["block", "strided"])
@@ -141,54 +121,51 @@ def test_iteration_ends_at_the_length_and_negative_indices_count_from_there(stre
     assert ids(dataset.__getitems__([-2, -1, 0, 1])) == order[-2:] + order[:2]
 
 
-@pytest.mark.parametrize("index", [10, -11, 10**20, np.int64(10), torch.tensor(10)])
-def test_index_outside_is_refused(stream: Path, index: int) -> None:
+OUTSIDE: list[Any] = [10, -11, 10**20, np.int64(10), torch.tensor(10)]
+NO_INTEGERS: list[Any] = ["length", 1.0, slice(0, 2), None, (0, 1), torch.tensor([1, 2]), torch.tensor(1.0)]
+
+
+def test_index_outside_and_what_is_no_integer_is_refused(stream: Path) -> None:
     dataset = open_rank(stream)
-    iterate(dataset)
-    for use in (dataset.__getitem__, dataset.draw, lambda i: dataset.__getitems__([8, i])):
-        with pytest.raises(IndexError, match=r"\[-10, 10\)"):
-            use(index)
+    for _ in range(2):
+        for use in (dataset.__getitem__, dataset.draw, lambda i: dataset.__getitems__([8, i])):
+            for index in OUTSIDE:
+                with pytest.raises(IndexError, match=r"\[-10, 10\)"):
+                    use(index)
+            for index in NO_INTEGERS:
+                with pytest.raises(TypeError):
+                    use(index)
+        # Again with rows read ahead.
+        dataset[0]
 
 
-@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int64, np.uint64, torch.int8, torch.uint8, torch.int64, bool])
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int64, torch.int8, torch.uint8, torch.int64, bool])
 def test_other_integer_types_are_indices(kind: Any, tmp_path: Path) -> None:
     def make(value: int) -> Any:
         return torch.tensor(value, dtype=kind) if isinstance(kind, torch.dtype) else kind(value)
 
     dataset = open_rank(produce(tmp_path / "s", 600, 600))
-    # Read ahead from 200 on: far enough for a small integer to wrap into it.
-    assert ids([dataset[200], dataset[201], dataset[202]]) == [200, 201, 202]
-    assert dataset[make(1)] == {"id": 1}
     signed = kind in (np.int8, torch.int8)
     for value in (-100, -1, 127) if signed else (0, 1) if kind is bool else (3, 100):
-        dataset[200], dataset[201]
+        # Read ahead from 200 on: far enough for a small integer to wrap into it.
+        assert ids([dataset[200], dataset[201]]) == [200, 201]
         assert dataset[make(value)]["id"] == value % 600
         dataset[200], dataset[201]
         assert ids(dataset.__getitems__([make(value), make(1)])) == [value % 600, 1]
         assert dataset.draw(make(value)).sample == value % 600
 
 
-@pytest.mark.parametrize("index", ["length", 1.0, slice(0, 2), None, (0, 1), torch.tensor([1, 2]), torch.tensor(1.0)])
-def test_what_is_no_integer_is_refused(stream: Path, index: Any) -> None:
-    dataset = open_rank(stream)
-    for _ in range(2):
-        for use in (dataset.__getitem__, dataset.draw, lambda i: dataset.__getitems__([i, 1])):
-            with pytest.raises(TypeError):
-                use(index)
-        # Again with rows read ahead.
-        dataset[0]
-
-
 BATCHES: list[Any] = [[], [3], [2, 2, 2], [9, 0, 5, 4], [2, 3, 4, 5], list(range(10)), (1, 2, 3), range(3, 7)]
+BATCHES += [np.arange(4, 8), torch.arange(4, 8), [np.int64(4), torch.tensor(5)]]
 
 
-@pytest.mark.parametrize("indices", [*BATCHES, np.arange(4, 8), torch.arange(4, 8), [np.int64(4), torch.tensor(5)]])
-def test_batches_of_any_make_are_read(stream: Path, indices: Any) -> None:
-    dataset = open_rank(stream)
-    for _ in range(2):
-        assert ids(dataset.__getitems__(indices)) == [int(i) for i in indices]
-        # Again with rows read ahead.
-        dataset[0]
+def test_batches_of_any_make_are_read(stream: Path) -> None:
+    for indices in BATCHES:
+        dataset = open_rank(stream)
+        for _ in range(2):
+            assert ids(dataset.__getitems__(indices)) == [int(i) for i in indices]
+            # Again with rows read ahead.
+            dataset[0]
 
 
 def test_batches_and_single_rows_in_random_turn_are_right(tmp_path: Path) -> None:
@@ -220,14 +197,12 @@ def test_rows_are_the_callers_own(tmp_path: Path) -> None:
             row.clear()
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))], ids=["deepcopy", "pickle"])
-def test_copy_reads_the_same_and_goes_its_own_way(
-    stream: Path, copied: Callable[[LazyShardedDataset], LazyShardedDataset]
-) -> None:
+@pytest.mark.parametrize("deep", [True, False])
+def test_copy_reads_the_same_and_goes_its_own_way(stream: Path, deep: bool) -> None:
     dataset = open_rank(stream, 1, 2, shuffle_window=2, layout="strided")
     dataset.set_epoch(1)
     first = ids(iterate(dataset))
-    twin = copied(dataset)
+    twin = copy.deepcopy(dataset) if deep else pickle.loads(pickle.dumps(dataset))
     assert (twin.rank, len(twin), twin.stream_id) == (dataset.rank, 10, dataset.stream_id)
     assert ids(iterate(twin)) == first
     twin.set_epoch(0)
@@ -250,9 +225,7 @@ def test_leftover_is_counted_and_logged_by_the_first_rank(stream: Path, caplog: 
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_end_that_leaves_its_last_chunk_over_is_proved_first(
-    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_that_leaves_a_chunk_over_is_proved(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign_streams, "_MANY", 1)
     rows = [b'{"id":%d}\n' % number for number in range(8)]
     # Found by doubling steps: 6 chunks, of which two ranks with batches of two read four.
@@ -311,3 +284,78 @@ def test_foreign_directory_is_read_with_samples_per_chunk(tmp_path: Path) -> Non
     (tmp_path / "bare" / "chunk_00000.jsonl").write_bytes(chunks[0])
     with pytest.raises(FileInvalid):
         open_rank(tmp_path / "bare", samples_per_chunk=2)
+
+
+# `dataset["lengths"]`, as samplers that group by length ask for it.
+
+
+def length(sample: int) -> int:
+    return 1 + 7 * sample % 23
+
+
+def stream_of(directory: Path, samples: int, per_chunk: int = 4, *, end: bool = True) -> Path:
+    return sealed(directory, [length(sample) for sample in range(samples)], per_chunk, end=end)
+
+
+@pytest.mark.parametrize(
+    ("samples", "dp", "options"),
+    [
+        (24, 1, {}),
+        (37, 3, {"layout": "strided"}),
+        (37, 3, {"shuffle_window": 2, "seed": 5}),
+        (37, 2, {"unit": "sample", "layout": "strided"}),
+        (37, 2, {"max_total_samples": 21}),
+        (13, 2, {"num_samples": 40}),
+        (5, 3, {"batch_size": 1}),
+    ],
+)
+def test_an_index_has_the_length_of_its_sample(samples: int, dp: int, options: dict[str, Any], tmp_path: Path) -> None:
+    stream_of(tmp_path / "s", samples)
+    for rank in range(dp):
+        dataset = open_rank(tmp_path / "s", rank, dp, **{"batch_size": 2, **options})
+        lengths = dataset["lengths"]
+        assert (lengths.dtype, lengths.shape) == (np.dtype(np.int32), (len(dataset),))
+        for epoch in (0, 1):
+            dataset.set_epoch(epoch)
+            expected = [length(dataset.draw(index).sample) for index in range(len(dataset))]
+            assert dataset["lengths"].tolist() == expected
+
+
+def test_after_a_resume_with_other_ranks_they_are_those_of_what_is_left(tmp_path: Path) -> None:
+    state = open_rank(stream_of(tmp_path / "s", 37), 0, 2, batch_size=2).state_dict(12)
+    dataset = open_ranks(tmp_path / "s", 3, state, batch_size=2)[0]
+    assert dataset["lengths"].tolist() == [length(dataset.draw(index).sample) for index in range(len(dataset))]
+
+
+def test_what_was_measured_counts_once_it_is(tmp_path: Path) -> None:
+    sealed(tmp_path / "long", [2**32 - 1, 1])
+    assert open_rank(tmp_path / "long")["lengths"].tolist() == [2**32 - 1, 1]
+    dataset = open_rank(produce(tmp_path / "s", 4))
+    with pytest.raises(LengthUnknown):
+        dataset["lengths"]
+    put_lengths(tmp_path / "s", [10, 20], [30, 40])
+    assert dataset["lengths"].tolist() == [10, 20, 30, 40]
+    # They are not sent to workers.
+    assert "_tokens" not in pickle.loads(pickle.dumps(dataset)).__dict__
+    assert dataset["lengths"].tolist() == [10, 20, 30, 40]
+
+
+def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
+    live = stream_of(tmp_path / "live", 6, end=False)
+    elsewhere = foreign(tmp_path / "foreign", b'{"id":0}\n', end=True)
+    cases: list[tuple[Path, dict[str, Any], str]] = [
+        (live, {}, "4 samples so far"),
+        (live, {"max_total_samples": 100}, "still being produced"),
+        (produce(tmp_path / "plain", 4), {}, "chunk 0"),
+        (elsewhere, {"samples_per_chunk": 1}, "another program"),
+    ]
+    for directory, options, fact in cases:
+        with pytest.raises(LengthUnknown, match=fact):
+            open_rank(directory, **options)["lengths"]
+    assert open_rank(live, max_total_samples=3)["lengths"].tolist() == [length(0), length(1), length(2)]
+    with pytest.raises(TypeError):
+        open_rank(live, max_total_samples=4)["length"]  # type: ignore[index]
+    dataset = open_rank(stream_of(tmp_path / "s", 4))
+    LazyShardedStream(dataset)
+    with pytest.raises(LengthUnknown):
+        dataset["lengths"]

@@ -1,29 +1,34 @@
-"""How the encoder is called, what becomes of what it returns, and how that is kept for later epochs."""
+"""How the encoder is called, what becomes of what it returns, and how that is kept: exactly, types included."""
 
 from __future__ import annotations
 
+import collections
+import enum
 import functools
+import math
 import pickle
 from collections import UserDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lazyshard import EncodeCache, LazyShardedDataset
+from lazyshard import BFLOAT16, EncodeCache, LazyShardedDataset
 from lazyshard.data.steps import Encoder
+from lazyshard.data.tensors import pack, unpack
+from lazyshard.errors import RowInvalid
+from lazyshard.format.arrays import fill_row, pack_row
 from tests.data.runs import open_rank
 from tests.data.workers import loader
 from tests.stream.streams import produce
 
 
 def named(row: dict[str, Any], return_length: bool = False) -> dict[str, Any]:
-    return {"options": {"return_length": return_length}}
-
-
-def keyword_only(row: dict[str, Any], *, return_length: bool) -> dict[str, Any]:
     return {"options": {"return_length": return_length}}
 
 
@@ -34,25 +39,22 @@ def positional_only(row: dict[str, Any], return_length: bool = False, /) -> dict
 class Template:
     """As in ms-swift: `template.encode`."""
 
-    def encode(self, row: dict[str, Any], return_template_inputs: bool = False, return_length: bool = False) -> Any:
+    def encode(self, row: dict[str, Any], return_template_inputs: bool = False, *, return_length: bool) -> Any:
         return {"options": {"return_length": return_length}}
 
-    def __call__(self, row: dict[str, Any], return_length: bool = False) -> Any:
-        return {"options": {"return_length": return_length}}
+    __call__ = encode
 
 
 @pytest.mark.parametrize(
     ("function", "options"),
     [
         (named, {"return_length": True}),
-        (keyword_only, {"return_length": True}),
         (lambda row, **options: {"options": options}, {"return_length": True}),
         (positional_only, {"return_length": False}),
         (lambda row, length=5: {"options": {"length": length}}, {"length": 5}),
         (Template().encode, {"return_length": True}),
         (Template(), {"return_length": True}),
         (functools.partial(named, return_length=False), {"return_length": True}),
-        (lambda row: {"options": {}}, {}),
     ],
 )
 def test_length_is_asked_for_where_it_can_be(function: Any, options: dict[str, Any]) -> None:
@@ -63,30 +65,15 @@ def test_length_is_asked_for_where_it_can_be(function: Any, options: dict[str, A
         Encoder(lambda row: None)({})
 
 
-@pytest.mark.parametrize(
-    ("sample", "length"),
-    [
-        ({"input_ids": [1, 2, 3]}, 3),
-        ({"input_ids": (1, 2)}, 2),
-        ({"input_ids": np.arange(4)}, 4),
-        ({"input_ids": torch.arange(5)}, 5),
-        ({"input_ids": [1, 2, 3], "length": 9}, 9),
-        ({"input_ids": []}, 0),
-    ],
-)
-def test_length_is_that_of_the_tokens_unless_the_encoder_gives_one(sample: dict[str, Any], length: int) -> None:
-    assert Encoder(lambda row: sample)({})["length"] == length
-
-
-@pytest.mark.parametrize(
-    "sample",
-    [{"input_ids": [1], "lengths": [1]}, {"labels": [1]}, {"input_ids": 5}, [1, 2], UserDict({"input_ids": [1]})],
-    ids=["lengths", "no tokens", "a number", "a list", "another mapping"],
-)
-def test_other_samples_are_left_as_they_are(sample: Any) -> None:
-    before = repr(sample)
-    assert Encoder(lambda row: sample)({}) is sample
-    assert repr(sample) == before
+def test_length_is_that_of_the_tokens_unless_the_encoder_gives_one() -> None:
+    for tokens, length in (((1, 2), 2), (np.arange(4), 4), (torch.arange(5), 5), ([], 0)):
+        assert Encoder(lambda row, tokens=tokens: {"input_ids": tokens})({})["length"] == length
+    assert Encoder(lambda row: {"input_ids": [1, 2, 3], "length": 9})({})["length"] == 9
+    others = [{"input_ids": [1], "lengths": [1]}, {"labels": [1]}, {"input_ids": 5}, [1], UserDict({"input_ids": [1]})]
+    for sample in others:
+        before = repr(sample)
+        assert Encoder(lambda row, sample=sample: sample)({}) is sample
+        assert repr(sample) == before
 
 
 def test_encoder_may_change_its_row(tmp_path: Path) -> None:
@@ -119,21 +106,15 @@ class Counting:
         return {"id": row["id"], "input_ids": [row["id"]]}
 
 
-def test_later_epochs_encode_only_what_was_not_kept(tmp_path: Path) -> None:
+def test_what_a_caller_does_to_a_sample_does_not_change_the_kept_one(tmp_path: Path) -> None:
     encode = Counting()
-    directory = produce(tmp_path / "s", 6, 4)
-    dataset = open_rank(directory, encode_fn=encode, cache=EncodeCache(memory_bytes=1 << 20), shuffle_window=2)
-    orders = []
-    for epoch in range(3):
-        dataset.set_epoch(epoch)
+    dataset = open_rank(produce(tmp_path / "s", 6, 4), encode_fn=encode, cache=EncodeCache(memory_bytes=1 << 20))
+    for _ in range(3):
         samples = [dataset[i] for i in range(6)]
-        orders.append([sample["id"] for sample in samples])
-        assert orders[-1] == [dataset.draw(i).sample for i in range(6)]
-        assert all(sample["input_ids"] == [sample["id"]] and sample["length"] == 1 for sample in samples)
+        assert samples == [{"id": i, "input_ids": [i], "length": 1} for i in range(6)]
         for sample in samples:
             sample["input_ids"].clear()
-    assert orders[0] != orders[1]
-    assert sorted(encode.calls) == [0, 1, 2, 3, 4, 5]
+    assert encode.calls == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("samples", "again"), [(0, [0, 1, 2, 3]), (2, [2, 3]), (4, [])])
@@ -169,13 +150,107 @@ def test_substitute_is_not_kept_as_the_bad_sample(tmp_path: Path) -> None:
     assert encode.calls == [0, 1, 2, 2, 3, 1, 2]
 
 
-@pytest.mark.parametrize("context", ["fork", "pickled"])
-def test_worker_starts_with_the_right_samples(tmp_path: Path, context: str) -> None:
+def test_worker_and_copy_start_with_the_right_samples(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 8, 4)
     dataset = open_rank(directory, encode_fn=Counting(), cache=EncodeCache(memory_bytes=60))
     assert [dataset[i]["id"] for i in range(8)] == list(range(8))
-    if context == "pickled":
-        assert len(dataset._samples.__getstate__()["_kept"]) == 0
-        assert [pickle.loads(pickle.dumps(dataset))[i]["id"] for i in range(8)] == list(range(8))
-    else:
-        assert [i for batch in loader(dataset, range(8), 2, batch_size=2) for i in batch] == list(range(8))
+    assert [pickle.loads(pickle.dumps(dataset))[i]["id"] for i in range(8)] == list(range(8))
+    assert [i for batch in loader(dataset, range(8), 2, batch_size=2) for i in batch] == list(range(8))
+
+
+def through(value: Any) -> Any:
+    """Returns a value that went through a line and the bytes of its arrays."""
+    line, arrays = pack_row({"value": pack(value)})
+    row = orjson.loads(line)
+    fill_row(row, np.frombuffer(arrays, np.uint8).copy())
+    return unpack(row["value"])
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal and of the same types, at any depth; zeros of the same sign."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return bool(one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other))
+    if isinstance(one, np.ndarray):
+        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
+    if isinstance(one, dict):
+        return bool(list(one) == list(other) and all(same(one[name], other[name]) for name in one))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float | np.floating):
+        return bool(one == other and math.copysign(1, one) == math.copysign(1, other)) or one != one
+    return bool(one == other)
+
+
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.integers(-5, 5) | st.booleans()
+PLAIN = NUMBERS | st.none() | st.floats() | st.text(st.characters(codec="utf-8"), max_size=5)
+NAMES = st.text(st.characters(codec="utf-8"), max_size=3).filter(lambda name: not name.startswith("$"))
+LISTS = st.lists(st.integers(-5, 5), max_size=12) | st.lists(st.floats(), max_size=12) | st.lists(st.booleans())
+VALUES = st.recursive(
+    PLAIN | LISTS,
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_what_json_and_python_have_comes_back_exactly(value: Any) -> None:
+    assert same(through(value), value)
+
+
+VARIOUS: dict[str, Any] = {
+    "tokens": {"input_ids": list(range(400)), "labels": [-100] * 9, "length": 400, "lengths": [400]},
+    "large numbers": [[2**31] * 9, [2**63 - 1] * 9, [2**63] * 9, [-(2**63)] * 9, [0.1] * 9, [0.5] * 9, [1e300] * 9],
+    "numbers of two kinds": [[1, 2.5] * 9, [True, 1] * 9, [None, 1] * 9],
+    "no finite numbers": [math.inf, -math.inf, math.nan, [math.nan, -0.0, 1.0] * 9, {"a": -0.0}],
+    "tensors": {
+        "pixel_values": torch.arange(12, dtype=torch.float32).reshape(2, 6),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "mask": torch.tensor([True, False]),
+        "one": torch.tensor(3),
+        "none": torch.empty(0, 4),
+        "turned": torch.arange(6).reshape(2, 3).T,
+        "wide": torch.ones(1).expand(4),
+    },
+    "arrays": [np.arange(4, dtype=np.uint8), np.zeros((2, 0)), np.ones(2, np.uint16).view(BFLOAT16), np.array(1.5)],
+    "numpy's numbers": [np.float32(0.5), np.int64(3), np.bool_(True), np.float64("nan"), np.uint8(200)],
+    "nothing": [{}, [], (), "", None],
+}
+
+
+@pytest.mark.parametrize("name", VARIOUS)
+def test_sample_comes_back_as_it_was(name: str) -> None:
+    assert same(through(VARIOUS[name]), VARIOUS[name]), through(VARIOUS[name])
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Words(str):
+    pass
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+OTHERS = [object(), {1, 2}, b"bytes", 1j, Colour.RED, Words("a"), collections.OrderedDict(a=1), Pair(1, 2)]
+KEYS_AND_TEXT = [{1: 2}, {"$tensor": [1]}, {"$array": [1]}, {"$scalar": 1}, [2**64], "\ud800"]
+TENSORS = [
+    *(torch.ones(1, requires_grad=True), torch.nn.Parameter(torch.ones(1)), torch.ones(2).to_sparse()),
+    *(torch.ones(1, dtype=torch.complex64), torch.ones(1, device="meta")),
+]
+ARRAYS = [np.array(["a"]), np.array([1], ">i4"), np.array([None]), np.ma.masked_array([1], [True])]
+NUMPYS = [np.str_("a"), np.longdouble(1)]
+
+
+@pytest.mark.parametrize(
+    "value", [*OTHERS, *KEYS_AND_TEXT, *TENSORS, *ARRAYS, *NUMPYS], ids=lambda value: type(value).__name__
+)
+def test_what_would_come_back_otherwise_is_not_taken(value: Any) -> None:
+    for given_value in (value, {"a": [value]}, [1, (value,)]):
+        with pytest.raises((TypeError, RowInvalid, NotImplementedError, RuntimeError)):
+            through(given_value)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,14 +13,12 @@ from typing import Any
 import pytest
 
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, Order
+from tests.data.programs import AS_MODULE, programs, run_program, start_program
 from tests.data.runs import open_ranks
 from tests.data.streams import expected, in_batches
 from tests.data.workers import DEADLINE_S
-from tests.stream.streams import HERE, produce
+from tests.stream.streams import HERE, produce, wait_until
 from tests.tiers import full
-
-PLACES = os.pathsep.join(str(HERE / place) for place in ("", "producer", "integrations/swift"))
-ENVIRONMENT = os.environ | {"PYTHONPATH": PLACES, "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
 
 
 def page(name: str) -> str:
@@ -33,17 +27,6 @@ def page(name: str) -> str:
 
 def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def run(directory: Path, *arguments: str, output: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-    """Runs Python in a folder."""
-    command = [sys.executable, *arguments]
-    done = subprocess.run(
-        command, cwd=directory, env=ENVIRONMENT | {"TMPDIR": str(directory)}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=output, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done
-    return done
 
 
 def chat_and_code(directory: Path) -> None:
@@ -72,18 +55,15 @@ def seven_rows(directory: Path) -> None:
     ],
 )
 def test_program_prints_what_the_page_says(
-    tmp_path: Path,
-    name: str,
-    prepare: Callable[[Path], object] | None,
-    runs: list[list[str]],
-    logged: list[list[int]],
+    tmp_path: Path, name: str, prepare: Callable[[Path], object] | None, runs: list[list[str]], logged: list[list[int]]
 ) -> None:
     program, *_ = blocks(page(name), "python")
     printed = blocks(page(name), "text")
     if prepare is not None:
         prepare(tmp_path)
     warnings = "ignore" if any(runs) else "error"
-    done = [run(tmp_path, "-W", warnings, "-c", program, *arguments) for arguments in runs]
+    done = [run_program(program, *arguments, folder=tmp_path, warn=warnings) for arguments in runs]
+    assert [one.returncode for one in done] == [0] * len(runs), done
     assert [one.stdout for one in done] == (printed if any(runs) else printed * len(runs))
     assert [one.stderr.splitlines() for one in done] == [[f"tokenized {row}" for row in rows] for rows in logged]
 
@@ -102,25 +82,18 @@ def test_the_schedule_of_a_blend_is_what_the_page_says(tmp_path: Path) -> None:
 def test_iterable_prints_what_the_page_says_on_two_ranks_while_the_stream_grows(tmp_path: Path) -> None:
     program, *_ = blocks(page("iterable"), "python")
     printed = blocks(page("iterable"), "text")
-    with ChunkWriter(tmp_path / "stream", 3) as writer, ExitStack() as ends:
+    said = [tmp_path / str(rank) for rank in (0, 1)]
+    with ChunkWriter(tmp_path / "stream", 3) as writer:
         for number in range(12):
             writer.write({"id": number})
-        ranks = []
-        for rank in (0, 1):
-            command = [sys.executable, "-u", "-c", program, str(rank)]
-            process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-            ranks.append(ends.enter_context(process))
-            ends.callback(process.kill)
-        for rank, process in enumerate(ranks):
-            # It trains before the stream has ended.
-            assert process.stdout is not None
-            assert process.stdout.readline() == printed[rank].splitlines(keepends=True)[0]
+        ranks = [start_program(program, rank, folder=tmp_path, out=said[rank]) for rank in (0, 1)]
+        # They train before the stream has ended.
+        first = [text.splitlines()[0] for text in printed]
+        wait_until(lambda: [out.read_text().split("\n")[0] for out in said if out.exists()] == first, "first lines")
         for number in range(12, 17):
             writer.write({"id": number})
-        writer.close()
-        rest = [process.communicate(timeout=DEADLINE_S)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0]
-    assert rest == [text.partition("\n")[2] for text in printed]
+    assert [programs().reap(rank, DEADLINE_S).status for rank in ranks] == [0, 0]
+    assert [out.read_text() for out in said] == printed
     (pad,) = re.findall(r"the ranks drew `([\d ]+)` and `([\d ]+)`", page("iterable").replace("\n", " "))
     last = [in_batches(lane, 4)[-1] for lane in expected(17, 2, 4, unit=3, at_end="pad")]
     assert [list(map(int, text.split())) for text in pad] == last
@@ -146,10 +119,8 @@ def test_packing_at_run_time_prints_what_the_page_says(tmp_path: Path) -> None:
     modules = {"lazyshard-producer": "lazyshard_producer", "lazyshard": "lazyshard.cli"}
     for line in "".join(blocks(section, "console")).splitlines():
         name, *arguments = shlex.split(line.removeprefix("$ "))
-        run(tmp_path, "-m", modules[name], *arguments)
-    programs = blocks(section, "python")
-    assert len(programs) == 3
-    # Each by itself, but torch is imported once; unbuffered, so that log lines stand where they are written.
-    each = "import sys\nfor program in sys.argv[1:]:\n    exec(program, {})"
-    done = run(tmp_path, "-W", "error", "-u", "-c", each, *programs, output=subprocess.STDOUT)
-    assert done.stdout == "".join(blocks(section, "text"))
+        assert run_program(AS_MODULE + modules[name], *arguments, folder=tmp_path).returncode == 0
+    programs_of_page = blocks(section, "python")
+    assert len(programs_of_page) == 3
+    done = [run_program(program, folder=tmp_path, merged=True, warn="error") for program in programs_of_page]
+    assert "".join(one.stdout for one in done) == "".join(blocks(section, "text"))

@@ -1,14 +1,15 @@
-"""The data set on a stream that is still being produced, and on over the ends of epochs."""
+"""The data set on a stream that is still being produced, and on over the ends of epochs; and `unit="auto"` there.
+
+That is the same on every rank whenever it looks, kept by the state, told to a producer that holds back.
+"""
 
 from __future__ import annotations
 
-import copy
 import pickle
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, LazyShardedDataset
 from lazyshard.data.settings import LayoutName
-from lazyshard.errors import LengthUnknown, WaitTimeout
+from lazyshard.errors import LengthUnknown, StateMismatch, WaitTimeout
 from lazyshard.plan.course import Draw
-from tests.data.runs import open_rank
-from tests.data.workers import DEADLINE_S, PICKLED, ids, loader
+from lazyshard.stream import read_reading
+from tests.data.runs import open_rank, open_ranks, read
+from tests.data.workers import DEADLINE_S, ids, loader
 from tests.stream.streams import HERE, produce
 
 PRODUCER = """
@@ -45,29 +47,6 @@ def producing(directory: Path, per_chunk: int, total: int) -> Iterator[None]:
             assert process.wait(DEADLINE_S) == 0
         finally:
             process.kill()
-
-
-def draws_of_ranks(directory: Path, dp: int, **options: Any) -> list[list[tuple[int, int]]]:
-    """Returns epoch and id of each sample of each rank, read in order."""
-
-    def draws(rank: int) -> list[tuple[int, int]]:
-        dataset = open_rank(directory, rank, dp, **options)
-        return [(dataset.draw(index).epoch, dataset[index]["id"]) for index in dataset.rank_indices]
-
-    with ThreadPoolExecutor(dp) as pool:
-        return list(pool.map(draws, range(dp)))
-
-
-@pytest.mark.parametrize(("dp", "options"), [(1, {}), (3, {}), (4, {"layout": "strided", "shuffle_window": 1})])
-def test_ranks_of_a_live_stream_read_every_sample_once(tmp_path: Path, dp: int, options: dict[str, Any]) -> None:
-    # It appears after the readers have begun to wait for it.
-    with producing(tmp_path / "s", 4, 50):
-        ranks = draws_of_ranks(tmp_path / "s", dp, max_total_samples=50, **options)
-    read = [i for rank in ranks for _, i in rank]
-    assert {epoch for rank in ranks for epoch, _ in rank} == {0}
-    assert [len(rank) for rank in ranks] == [50 // dp] * dp
-    assert len(set(read)) == len(read) == 50 // dp * dp
-    assert set(read) <= set(range(50))
 
 
 def test_whole_data_set_passes_from_rank_to_rank_where_the_stream_ended_early(tmp_path: Path) -> None:
@@ -111,13 +90,6 @@ def test_wait_is_counted_once_however_many_workers_there_are(tmp_path: Path) -> 
     for _ in range(2):
         assert len(list(loader(dataset, dataset.rank_indices, 2, batch_size=2))) == 4
     assert dataset.stats().waited_s == waited
-    # So do workers wait for what comes.
-    with producing(tmp_path / "t", 4, 48):
-        ranks = [open_rank(tmp_path / "t", rank, 2, max_total_samples=48) for rank in range(2)]
-        read = [
-            i for dataset in ranks for batch in loader(dataset, dataset.rank_indices, 3, batch_size=2) for i in batch
-        ]
-    assert sorted(read) == list(range(48))
 
 
 ORDERS = st.fixed_dictionaries(
@@ -169,8 +141,8 @@ def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
     assert go_on() == [len(ranks[0]) // dp] * dp
 
     for rank, seen in enumerate(met):
-        for draw, read in seen:
-            assert read == draw.sample
+        for draw, found in seen:
+            assert found == draw.sample
         # As one sees it who comes after the end, whose indices are those of one epoch.
         late = open_rank(directory, rank, dp, **options)
         expected = []
@@ -184,37 +156,7 @@ def test_decisions_taken_while_the_stream_grows_are_those_taken_after_its_end(
         assert all(sample < min(total, limit) for sample in samples)
 
 
-both_layouts = pytest.mark.parametrize("layout", ["block", "strided"])
-
-
-def read(dataset: LazyShardedDataset) -> list[int]:
-    return [dataset[index]["id"] for index in dataset.rank_indices]
-
-
-def drawn(dataset: LazyShardedDataset) -> list[tuple[int, int]]:
-    """Epoch and sample of each index of a rank, and that it is the sample that is read."""
-    draws = [dataset.draw(index) for index in dataset.rank_indices]
-    assert read(dataset) == [draw.sample for draw in draws]
-    return [(draw.epoch, draw.sample) for draw in draws]
-
-
-@pytest.mark.parametrize(("layout", "start"), [("block", "fork"), ("strided", PICKLED)])
-def test_loader_with_workers_goes_on_over_the_ends_of_epochs(tmp_path: Path, layout: LayoutName, start: str) -> None:
-    stream = produce(tmp_path / "s", 23, 4)
-    batches: list[list[list[int]]] = []
-    for rank in (0, 1):
-        dataset = open_rank(stream, rank, 2, batch_size=3, layout=layout, shuffle_window=1, num_samples=48)
-        found = loader(dataset, dataset.rank_indices, 3, batch_size=3, multiprocessing_context=start)
-        batches.append(list(found))
-        assert [i for batch in batches[-1] for i in batch] == read(dataset)
-    # Three batches a rank and epoch; no batch mixes two.
-    assert [len(each) for each in batches] == [8, 8]
-    for epoch in (0, 1):
-        samples = [i for each in batches for batch in each[3 * epoch : 3 * epoch + 3] for i in batch]
-        assert len(samples) == len(set(samples)) == 18
-
-
-@both_layouts
+@pytest.mark.parametrize("layout", ["block", "strided"])
 def test_in_epoch_tells_where_each_epoch_ends(tmp_path: Path, layout: LayoutName) -> None:
     stream = produce(tmp_path / "s", 12, 4, end=False)
     ranks = [open_rank(stream, rank, 2, batch_size=2, layout=layout, num_samples=1000) for rank in (0, 1)]
@@ -229,33 +171,19 @@ def test_in_epoch_tells_where_each_epoch_ends(tmp_path: Path, layout: LayoutName
             assert [dataset.in_epoch(index) for index in dataset.rank_indices[:20]] == [True] * 8 + [False] * 12
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_epoch_still_ends_at_max_total_samples(tmp_path: Path, live: bool) -> None:
-    stream = produce(tmp_path / "s", 24, 4, end=not live)
-    ranks = [open_rank(stream, rank, 2, max_total_samples=10, num_samples=20, max_wait=0) for rank in (0, 1)]
-    first = [(0, i) for i in (0, 1, 2, 3, 8)] + [(1, i) for i in (0, 1, 2, 3, 8)]
-    assert [drawn(dataset) for dataset in ranks] == [
-        first,
-        [(0, i) for i in (4, 5, 6, 7, 9)] + [(1, i) for i in (4, 5, 6, 7, 9)],
-    ]
-
-
-@pytest.mark.parametrize(("count", "length"), [(8, 8), (15, 8), (16, 16), (1, None), (7, None)])
-def test_number_is_rounded_down_to_whole_batches_of_all_ranks(tmp_path: Path, count: int, length: int | None) -> None:
+def test_number_is_rounded_down_to_whole_batches_of_all_ranks(tmp_path: Path) -> None:
     stream = produce(tmp_path / "s", 40, 4)
-    dataset = open_rank(stream, 1, 2, batch_size=4, num_samples=count)
-    if length is None:
-        with pytest.raises(ValueError, match=rf"2 \* 4 = 8, got {count}"):
-            len(dataset)
-        return
-    assert len(dataset) == length
-    assert dataset.rank_indices == range(length // 2, length)
-    with pytest.raises(IndexError):
-        dataset[length]
+    for count, length in ((8, 8), (15, 8), (16, 16)):
+        dataset = open_rank(stream, 1, 2, batch_size=4, num_samples=count)
+        assert len(dataset) == length
+        assert dataset.rank_indices == range(length // 2, length)
+        with pytest.raises(IndexError):
+            dataset[length]
+    with pytest.raises(ValueError, match=r"2 \* 4 = 8, got 7"):
+        len(open_rank(stream, 1, 2, batch_size=4, num_samples=7))
 
 
-@both_layouts
-@pytest.mark.parametrize("window", [0, 1])
+@pytest.mark.parametrize(("layout", "window"), [("block", 1), ("strided", 0)])
 def test_number_that_is_never_reached_costs_nothing(tmp_path: Path, layout: LayoutName, window: int) -> None:
     stream = produce(tmp_path / "s", 16, 4, end=False)
     options: dict[str, Any] = {"batch_size": 2, "layout": layout, "shuffle_window": window}
@@ -271,30 +199,110 @@ def test_number_that_is_never_reached_costs_nothing(tmp_path: Path, layout: Layo
     assert dataset.draw(indices[-1]).epoch == 2**56 - 1
     one = open_rank(stream, 3, 4, **options)
     one.set_epoch(2**56 - 1)
-    assert [dataset[index]["id"] for index in indices[-4:]] == read(one)
-
-
-@pytest.mark.parametrize("wrong", [0, -1, True, 8.0, "8", 2**63])
-def test_number_that_cannot_be_is_refused_before_a_stream_is_waited_for(tmp_path: Path, wrong: Any) -> None:
-    with pytest.raises(ValueError, match="num_samples"):
-        LazyShardedDataset(tmp_path / "none", num_samples=wrong)
+    assert [dataset[index]["id"] for index in indices[-4:]] == read([one])[0]
 
 
 def test_repr_tells_what_is_known_and_looks_at_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    stream = tmp_path / "s"
-    with ChunkWriter(stream, 4) as writer:
-        for number in range(6):
-            writer.write({"id": number})
-        dataset = LazyShardedDataset(stream, num_samples=8)
-        assert all(fact in repr(dataset) for fact in (str(stream), "rank not known", "4 samples", "live"))
-        assert len(dataset) == 8
-        assert "rank 1 of 2: 4 samples" in repr(open_rank(stream, 1, 2))
+    dataset = LazyShardedDataset(produce(tmp_path, 4, 4, end=False), num_samples=8)
+    assert all(fact in repr(dataset) for fact in (str(tmp_path), "rank not known", "4 samples", "live"))
+    assert len(dataset) == 8
+    produce(tmp_path, 6, 4)
     # Nobody has looked since.
     assert all(fact in repr(dataset) for fact in ("rank 0 of 1", "4 samples", "live"))
     dataset.published()
-    for copied in (dataset, pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
-        assert all(fact in repr(copied) for fact in ("rank 0 of 1", "6 samples", "ended"))
-        assert len(copied) == 8
+    assert all(fact in repr(dataset) for fact in ("6 samples", "ended"))
     # Of one whose constructor has failed it does not raise.
     assert "LazyShardedDataset" in repr(LazyShardedDataset.__new__(LazyShardedDataset))
+
+
+def units(ranks: list[LazyShardedDataset]) -> set[int]:
+    """The units of the ranks, which their states name."""
+    found = {rank.unit for rank in ranks}
+    assert {rank.state_dict()["unit"] for rank in ranks} == found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("samples", "dp", "options", "unit", "expected"),
+    [
+        # Three chunks of four, for four ranks; and a full one for every rank.
+        (12, 4, {"batch_size": 2}, 2, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (18, 4, {"batch_size": 2}, 4, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]),
+        # Three chunks for two ranks, but of seven samples there is no full one for each.
+        (12, 2, {"max_total_samples": 8}, 4, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (12, 2, {"max_total_samples": 7}, 1, [[0, 2, 4], [1, 3, 5]]),
+    ],
+)
+def test_chunks_are_dealt_where_each_rank_has_a_full_one_and_else_batches(
+    tmp_path: Path, samples: int, dp: int, options: dict[str, Any], unit: int, expected: list[list[int]]
+) -> None:
+    ranks = open_ranks(produce(tmp_path / "s", samples, 4), dp, unit="auto", **options)
+    assert read(ranks) == expected
+    assert units(ranks) == {unit}
+
+
+def test_live_stream_with_a_small_maximum_is_read_at_once(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4, 4, end=False)
+    options: dict[str, Any] = {"batch_size": 2, "max_total_samples": 7, "max_wait": 0}
+    assert read(open_ranks(directory, 2, unit="auto", **options), 2) == [[0, 1], [2, 3]]
+    with pytest.raises(WaitTimeout):
+        read(open_ranks(directory, 2, unit="chunk", **options), 2)
+
+
+def test_samples_can_be_left_out_before_the_unit_is_settled(tmp_path: Path) -> None:
+    ranks = open_ranks(produce(tmp_path / "s", 12, 4), 4, unit="auto")
+    for rank in ranks:
+        rank.skip(samples=[(2, 6)])
+    assert sorted(i for lane in read(ranks) for i in lane) == [0, 1, 6, 7, 8, 9, 10, 11]
+
+
+def test_live_stream_that_does_not_tell_yet_is_waited_for_and_what_was_waited_for_is_said(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4, 4, end=False)
+    ranks = open_ranks(directory, 2, unit="auto", max_total_samples=8, max_wait=0, consumer="sft")
+    for number, dataset in reversed([*enumerate(ranks)]):
+        assert read_reading(directory, "sft") is None
+        with pytest.raises(WaitTimeout, match=rf"^rank {number} of 2: ") as caught:
+            len(dataset)
+        assert caught.value.chunk == 1
+    # A producer that holds back is told.
+    mark = read_reading(directory, "sft")
+    assert mark is not None and mark.needs_chunks == 2
+    # Nothing was settled by that.
+    produce(directory, 8, 4)
+    assert read([dataset]) == [[0, 1, 2, 3]]
+
+
+# Three full chunks. With four ranks they are not enough, with two they are.
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (2, 4), (2, 2)])
+def test_run_keeps_the_unit_with_which_it_began(tmp_path: Path, before: int, after: int) -> None:
+    directory = produce(tmp_path / "s", 15, 4)
+    begun = open_ranks(directory, before, unit="auto", batch_size=2)
+    expected = 2 if before == 4 else 4
+    assert units(begun) == {expected}
+    seen = [i for lane in read(begun, 2) for i in lane]
+    state = begun[0].state_dict(len(seen))
+    # Another micro batch makes no other unit.
+    ranks = open_ranks(directory, after, state, unit="auto", batch_size=1)
+    assert units(ranks) == {expected}
+    seen += [i for lane in read(ranks) for i in lane]
+    assert len(set(seen)) == len(seen) > 15 - after
+    # In the next epoch too.
+    for rank in ranks:
+        rank.set_epoch(1)
+    assert units(ranks) == {expected}
+    with pytest.raises(StateMismatch, match='"auto"'):
+        open_ranks(directory, after, state, unit="sample")
+
+
+def test_run_that_began_while_the_stream_was_live_keeps_its_unit_once_it_has_ended(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 8, 4, end=False)
+    options: dict[str, Any] = {"unit": "auto", "max_total_samples": 100}
+    state = open_ranks(directory, 2, **options)[0].state_dict(4)
+    assert state["unit"] == 4
+    produce(directory, 9, 4)
+    # Three ranks have no full chunk each; who begins now takes batches.
+    assert units(open_ranks(directory, 3, **options)) == {1}
+    resumed = open_ranks(directory, 3, state, **options)
+    assert units(resumed) == {4}
+    assert read(resumed) == read(open_ranks(directory, 3, state, max_total_samples=100))

@@ -14,10 +14,11 @@ import pytest
 from lazyshard import BlendedDataset, ChunkWriter, LateRow, LazyShardedStream, StreamReader
 from tests.data.runs import open_rank
 
-SAMPLES: Final = 10_000
+SAMPLES: Final = 4_400
 PER_CHUNK: Final = 3
-LOOKS: Final = (2_500, 6_200, 9_900)
-"""After so many samples it is looked how much is held; by the first look 256 chunks are open, and windows are full."""
+LOOKS: Final = (1_608, 2_508, 3_408, 4_308)
+"""After so many samples it is looked how much is held, always at the end of a window. By the first look 256 chunks of
+each stream are open, also of the two that are blended."""
 
 ALLOWED: Final = 2.0
 """Bytes a sample by which Python's memory may grow: a leak of one object of a sample takes 16 at least."""
@@ -30,15 +31,15 @@ Row = dict[str, Any]
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("streams")
-    for name in ("long", "other"):
-        assert sum(1 for _ in written(folder / name)) == SAMPLES
+    for name, samples in (("long", SAMPLES), ("other", SAMPLES // 2)):
+        assert sum(1 for _ in written(folder / name, samples)) == samples
     return folder / "long"
 
 
-def written(directory: Path) -> Iterator[object]:
+def written(directory: Path, samples: int = SAMPLES) -> Iterator[object]:
     """Rows as they are published."""
     with ChunkWriter(directory, PER_CHUNK) as writer:
-        for number in range(SAMPLES):
+        for number in range(samples):
             yield writer.write({"id": number, "text": "x" * 50})
 
 
@@ -47,7 +48,7 @@ def each(dataset: Any) -> Iterator[object]:
 
 
 def blended(directory: Path) -> BlendedDataset:
-    return BlendedDataset([(open_rank(directory), 0.6), (open_rank(directory.with_name("other")), 0.4)])
+    return BlendedDataset([(open_rank(directory), 0.5), (open_rank(directory.with_name("other")), 0.5)])
 
 
 READINGS: Final[dict[str, Callable[[Path], Iterator[object]]]] = {
@@ -84,11 +85,11 @@ def test_memory_does_not_grow_with_the_samples_that_were_read(name: str, stream:
     assert growth(READINGS[name](stream)) < ALLOWED
 
 
-def test_a_planted_leak_of_an_integer_a_sample_is_found(stream: Path) -> None:
+def test_a_planted_leak_of_an_integer_a_sample_is_found_by_far(stream: Path) -> None:
     kept: list[int] = []
 
     def encode(row: Row) -> Row:
         kept.append(row["id"])
         return row
 
-    assert growth(each(open_rank(stream, encode_fn=encode))) > ALLOWED
+    assert growth(each(open_rank(stream, encode_fn=encode))) > 10 * ALLOWED

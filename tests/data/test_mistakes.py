@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import threading
 from itertools import chain
 from pathlib import Path
@@ -14,32 +13,27 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import lazyshard
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
-from lazyshard.errors import ConfigInvalid, StreamMissing
+from lazyshard.errors import ConfigInvalid
 from tests.data.runs import open_rank
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce
+from tests.tiers import full
 
 
-@pytest.mark.few(5)
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.filterwarnings("ignore:Exception in thread QueueFeederThread:pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("kind", "rank", "options"),
     [
-        (DataLoader, {}),
-        (DataLoader, {"num_workers": 2}),
-        (DataLoader, {"shuffle": True}),
-        (DataLoader, {"batch_size": None}),
-        (StatefulDataLoader, {}),
-        (StatefulDataLoader, {"shuffle": True}),
+        (DataLoader, 0, {"num_workers": 1}),
+        (DataLoader, 1, {"shuffle": True}),
+        (DataLoader, 0, {"batch_size": None}),
+        (StatefulDataLoader, 1, {}),
+        *full((StatefulDataLoader, 0, {"shuffle": True})),
     ],
 )
-def test_a_forgotten_sampler_is_refused_before_the_first_batch(
-    kind: Any, options: dict[str, Any], rank: int, tmp_path: Path
-) -> None:
+def test_a_forgotten_sampler_is_refused_at_once(kind: Any, rank: int, options: dict[str, Any], tmp_path: Path) -> None:
     """On rank 0 too, whose own indices are the first ones."""
     dataset = LazyShardedDataset(produce(tmp_path / "s", 16, 4), dp_rank=rank, dp_size=2, batch_size=2)
     blend = BlendedDataset([(LazyShardedDataset(tmp_path / "s", dp_rank=rank, dp_size=2), 1)], batch_size=2)
@@ -50,7 +44,6 @@ def test_a_forgotten_sampler_is_refused_before_the_first_batch(
             next(iter(loader))
         assert (raised.value.dp_rank, raised.value.dp_size) == (rank, 2)
         assert f"sampler={name}.rank_indices" in str(raised.value)
-        assert f"{name}.batches(...)" in str(raised.value)
         del loader, raised
     # Torch has started its workers by then, and ends them with the error.
     gc.collect()
@@ -59,10 +52,9 @@ def test_a_forgotten_sampler_is_refused_before_the_first_batch(
             thread.join(DEADLINE_S)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_who_deals_samples_out_or_reads_them_all_is_not_refused(workers: int, tmp_path: Path) -> None:
+def test_who_deals_samples_out_or_reads_them_all_is_not_refused(tmp_path: Path) -> None:
     stream = produce(tmp_path / "s", 16, 4)
-    options: dict[str, Any] = {"batch_size": 2, "collate_fn": ids, "num_workers": workers}
+    options: dict[str, Any] = {"batch_size": 2, "collate_fn": ids}
     alone = LazyShardedDataset(stream, dp_rank=0, dp_size=1)
     assert [*chain.from_iterable(DataLoader(alone, **options))] == list(range(16))
     ranks = [open_rank(stream, rank, 2, batch_size=2, layout="strided") for rank in (0, 1)]
@@ -77,25 +69,17 @@ def test_who_deals_samples_out_or_reads_them_all_is_not_refused(workers: int, tm
             assert len([*chain.from_iterable(loader)]) == 8
 
 
-@pytest.mark.parametrize("window", [0, 1])
-def test_forgotten_sampler_is_told_once_by_the_rank_that_reads_another_ones_part(
-    window: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_part_of_another_rank_is_told_once_by_who_reads_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stream = produce(tmp_path / "s", 16, 4)
-    first, second = (open_rank(stream, rank, 2, shuffle_window=window) for rank in (0, 1))
-    for index in first.rank_indices:
-        assert first[index]
+    first, second = (open_rank(stream, rank, 2) for rank in (0, 1))
+    assert all(first[index] for index in first.rank_indices)
     assert caplog.messages == []
-    for index in first.rank_indices:
-        assert second[index]
-    assert len(caplog.messages) == 1
-    facts = ("rank 1 of 2 ", "index 0, ", "rank 0's", "`sampler=dataset.rank_indices`")
-    assert all(fact in caplog.messages[0] for fact in facts)
+    assert all(second[index] for index in first.rank_indices)
+    (message,) = caplog.messages
+    assert all(fact in message for fact in ("rank 1 of 2 ", "index 0, ", "rank 0's"))
 
 
-def test_another_batch_size_than_the_loaders_is_told_on_a_live_stream_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_batch_size_is_told_on_a_live_stream_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stream = produce(tmp_path / "s", 16, 4, end=False)
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=100, batch_size=2)
     for start in (0, 2):
@@ -114,57 +98,32 @@ def test_another_batch_size_than_the_loaders_is_told_on_a_live_stream_alone(
         assert len(caplog.messages) == told
 
 
-def test_going_on_into_the_next_epoch_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_next_epoch_and_samples_past_the_maximum_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stream = produce(tmp_path / "s", 8, 4, end=False)
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=20)
     assert len(dataset) == 20
     produce(stream, 10, 4)
     assert [dataset[index]["id"] for index in range(20)] == [*range(10), *range(10)]
-    assert len(caplog.messages) == 1
-    assert "10 samples" in caplog.messages[0] and "next epoch" in caplog.messages[0]
-
-
-@pytest.mark.parametrize("end", [True, False])
-def test_samples_past_max_total_samples_are_told(end: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stream = produce(tmp_path / "s", 16, 4, end=end)
+    (message,) = caplog.messages
+    assert "10 samples" in message and "next epoch" in message
+    caplog.clear()
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=6)
     assert [dataset[index]["id"] for index in range(len(dataset))] == list(range(6))
     (message,) = caplog.messages
-    assert all(fact in message for fact in (str(stream), "16 samples", "max_total_samples is 6"))
-
-
-def test_name_of_a_data_set_on_a_hub_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    name = "org/name"
-    for call in (
-        lambda: LazyShardedDataset(name, dp_rank=0, dp_size=1),
-        lambda: lazyshard.load({"version": 1, "datasets": [{"path": name}]}, dp_rank=0, dp_size=1),
-    ):
-        with pytest.raises(StreamMissing, match="on a hub") as caught:
-            call()
-        assert str(caught.value.directory).endswith(name)
+    assert all(fact in message for fact in (str(stream), "10 samples", "max_total_samples is 6"))
 
 
 MADE = {"recipe": {"balance": 2, "micro_batch_size": 2, "length_field": "length", "cost_per_token": 1.0}}
 
 
-def dealt(directory: Path, source: Any = MADE) -> Path:
-    with ChunkWriter(directory, 4) as writer:
-        for number in range(16):
-            writer.write({"id": number}, source=source)
-    return directory
-
-
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
-        ({"shuffle_window": 2}, ["--balance 2", "shuffle_window=2", "--sharded_lazy_shuffle_window 0"]),
-        ({"unit": "sample"}, ["unit='sample'", "'chunk'"]),
-        ({"batch_size": 3}, ["batch_size=3", "micro batches of 2"]),
+        ({"shuffle_window": 2}, ["shuffle_window=2"]),
+        ({"unit": "sample"}, ["unit='sample'"]),
+        ({"batch_size": 3}, ["batch_size=3"]),
         # The order in which rows were dealt; and one rank says it for all; and other streams.
-        ({}, []),
-        ({"batch_size": 4}, []),
-        ({"unit": 4}, []),
+        ({"batch_size": 4, "unit": 4}, []),
         ({"rank": 1, "shuffle_window": 2}, []),
         ({"source": {"recipe": {"shuffle": 8}}, "shuffle_window": 2}, []),
     ],
@@ -172,28 +131,14 @@ def dealt(directory: Path, source: Any = MADE) -> Path:
 def test_an_order_that_undoes_the_deal_is_said_once(
     arguments: dict[str, Any], facts: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"batch_size": 2, "rank": 0, **arguments}
-    stream = dealt(tmp_path / "s", options.pop("source", MADE))
+    options = {"source": MADE, "batch_size": 2, "rank": 0, **arguments}
+    stream, source = tmp_path / "s", options.pop("source")
+    with ChunkWriter(stream, 4) as writer:
+        for number in range(16):
+            writer.write({"id": number}, source=source)
     dataset = open_rank(stream, options.pop("rank"), 2, **options)
     for index in dataset.rank_indices:
         dataset[index]
     said = [record.getMessage() for record in caplog.records if "dealt by cost" in record.getMessage()]
     assert len(said) == bool(facts)
     assert all(fact in said[0] and str(stream) in said[0] for fact in facts)
-
-
-def test_workers_say_it_once(tmp_path: Path) -> None:
-    stream, log = dealt(tmp_path / "s"), tmp_path / "log"
-    dataset = open_rank(stream, 0, 2, batch_size=2, shuffle_window=1)
-    # Forked workers write to the same file.
-    handler = logging.FileHandler(log)
-    logging.getLogger("lazyshard").addHandler(handler)
-    try:
-        for epoch in range(2):
-            dataset.set_epoch(epoch)
-            loader = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=2, num_workers=1, collate_fn=list)
-            assert len(list(loader)) == 4
-    finally:
-        logging.getLogger("lazyshard").removeHandler(handler)
-        handler.close()
-    assert log.read_text().count("its rows were dealt by cost") == 1

@@ -5,76 +5,25 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from lazyshard import LazyShardedDataset
 from lazyshard.data import index_reader
-from lazyshard.errors import WaitTimeout
 from lazyshard.stream import StreamReader, waiting
 from lazyshard.stream.waiting import Parent
-from tests.stream.streams import DEADLINE_S, HERE, produce, wait_until
+from tests.data.programs import programs, start_program
+from tests.harness.processes.nursery import kill
+from tests.stream.streams import DEADLINE_S, produce, wait_until
 
 pytestmark = pytest.mark.full
-
-LEFT_S: Final = 20.0
-"""It takes a second, or two where a queue is full, and more on a busy machine. Otherwise they would wait for ever."""
-
-TRAINING: Final = """
-import os, sys, time
-from torch.utils.data import DataLoader
-from lazyshard import LazyShardedDataset
-
-
-def tell(worker):
-    # In one write: the other worker's goes into the same pipe.
-    os.write(1, b"%d\\n" % os.getpid())
-
-
-def collate(rows):
-    # Far more than a pipe holds: what nobody takes must not keep a worker from leaving.
-    return [row["id"] for row in rows], "x" * 300_000
-
-
-if __name__ == "__main__":
-    directory, method, used, size = sys.argv[1:]
-    dataset = LazyShardedDataset(
-        directory, dp_rank=0, dp_size=1, batch_size=2, num_samples=1000, max_wait=float("inf")
-    )
-    if used == "used":
-        print(dataset[0]["id"], file=sys.stderr)
-    if used.startswith("early"):
-        training = os.getpid()
-
-        def lag():
-            # Goes on only when the training process has been killed.
-            tell(0)
-            while os.getppid() == training:
-                time.sleep(0.01)
-
-        os.register_at_fork(after_in_child=lag)
-    if used == "early-stateful":
-        from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader
-    workers = {"num_workers": 2, "multiprocessing_context": method, "prefetch_factor": int(size)}
-    loader = DataLoader(
-        dataset, sampler=dataset.rank_indices, batch_size=2, collate_fn=collate, worker_init_fn=tell, **workers
-    )
-    for ids, _ in loader:
-        print(*ids, file=sys.stderr, flush=True)
-        if size != "2":
-            # Takes no more: what the workers have got ready stays in the pipe.
-            time.sleep(600)
-"""
 
 
 def alive(pid: int) -> bool:
@@ -94,30 +43,20 @@ def waits(pid: int) -> bool:
 
 
 @contextmanager
-def training(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[int], Path]]:
-    """Runs a training process; yields it, its workers' ids and the file of all that is said."""
-    script, said = tmp_path / "training.py", tmp_path / "said"
-    script.write_text(TRAINING)
-    # Warnings: of semaphores that a killed process leaves, of few cores; what matters here are tracebacks.
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, str(script), str(tmp_path / "s"), *arguments]
-    with (
-        said.open("w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,
-    ):
-        assert process.stdout is not None
-        workers: list[int] = []
-        try:
-            for _ in range(2):
-                line = process.stdout.readline()
-                assert line, f"the training process has ended and said: {said.read_text()}"
-                workers.append(int(line))
-            yield process, workers, said
-        finally:
-            process.kill()
-            for worker in workers:
-                if alive(worker):
-                    os.kill(worker, signal.SIGKILL)
+def training(tmp_path: Path, *arguments: str) -> Iterator[tuple[int, list[int]]]:
+    """Runs a training process; yields its id, and its workers'."""
+    program, told = "from tests.data.training import main; main()", tmp_path / "told"
+    process = start_program(program, tmp_path / "s", *arguments, tmp_path / "said", folder=tmp_path, out=told)
+    workers: list[int] = []
+    try:
+        wait_until(lambda: told.exists() and told.read_text().count("\n") == 2, "two workers")
+        workers += map(int, told.read_text().split())
+        yield process, workers
+    finally:
+        kill(process)
+        for worker in workers:
+            if alive(worker):
+                kill(worker)
 
 
 @pytest.mark.parametrize(
@@ -132,16 +71,17 @@ def training(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen
         ("fork", "early-stateful", "2", 4, []),
     ],
 )
-def test_workers_leave_when_their_parent_is_killed(
+def test_workers_leave_with_their_parent(
     tmp_path: Path, method: str, used: str, size: str, rows: int, trained: list[str]
 ) -> None:
     produce(tmp_path / "s", rows, end=False)
-    with training(tmp_path, method, used, size) as (process, workers, said):
+    said = tmp_path / "said"
+    with training(tmp_path, method, used, size) as (process, workers):
         if trained:
             wait_until(lambda: f"{trained[-1]}\n" in said.read_text() and all(map(waits, workers)), "workers that wait")
         assert all(map(alive, workers))
-        process.send_signal(signal.SIGKILL)
-        process.wait(DEADLINE_S)
+        kill(process)
+        assert programs().reap(process, DEADLINE_S).status == -signal.SIGKILL
         wait_until(lambda: not any(map(alive, workers)), "the workers have left")
     assert said.read_text().splitlines() == trained
 
@@ -190,54 +130,14 @@ def test_orphan_that_is_stuck_is_ended_all_the_same(monkeypatch: pytest.MonkeyPa
     wait_until(lambda: not alive(worker), "the worker has left")
 
 
-@pytest.mark.parametrize("followed", [False, True])
-def test_parent_that_is_there_is_not_gone_and_costs_no_more_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, followed: bool
-) -> None:
-    reader = StreamReader(produce(tmp_path, 2, end=False), max_wait=100)
-    reader.parent = Parent() if followed else None
-    now, slept, looks = [0.0], list[float](), list[float]()
-    refresh = StreamReader.refresh
-
-    def sleep(_: object, seconds: float) -> bool:
-        slept.append(seconds)
-        now[0] += seconds
-        return False
-
-    def counted(self: StreamReader, *given: Any) -> Any:
-        looks.append(now[0])
-        return refresh(self, *given)
-
-    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=lambda seconds: sleep(None, seconds))
-    monkeypatch.setattr("lazyshard.stream.reader.time", clock)
-    monkeypatch.setattr("lazyshard.stream.waiting.time", clock)
-    monkeypatch.setattr("lazyshard.stream.waiting.Waker.sleep", sleep)
-    monkeypatch.setattr(StreamReader, "refresh", counted)
-    with pytest.raises(WaitTimeout):
-        reader.read(2)
-    assert max(slept) == (0.5 if followed else 5.0)
-    assert max(later - look for look, later in pairwise(looks)) >= 5.0 - 1e-6
-
-
-@pytest.mark.parametrize(
-    ("worker", "expected"),
-    [
-        (None, False),
-        (SimpleNamespace(id=0), True),
-        (SimpleNamespace(id=0, worker_method="multiprocessing"), True),
-        (SimpleNamespace(id=0, worker_method="thread"), False),
-    ],
-)
-def test_only_worker_processes_have_a_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: Any, expected: bool
-) -> None:
+@pytest.mark.parametrize("method", [None, "multiprocessing", "thread"])
+def test_only_workers_have_a_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str | None) -> None:
+    worker = method and SimpleNamespace(id=0, worker_method=method)
     # A training process may outlive the shell that started it.
     monkeypatch.setattr(index_reader, "get_worker_info", lambda: worker)
     # Nor is this one to end with the shell that started it.
     monkeypatch.setattr(Parent, "follow", lambda self: None)
-    stream = produce(tmp_path / "s", 2)
-    for method in ("__getitem__", "draw"):
-        dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1)
-        getattr(dataset, method)(0)
-        assert (dataset.reader.parent is not None) is expected
-        assert pickle.loads(pickle.dumps(dataset)).reader.parent is None
+    dataset = LazyShardedDataset(produce(tmp_path / "s", 2), dp_rank=0, dp_size=1)
+    dataset.draw(0)
+    assert (dataset.reader.parent is not None) is (method == "multiprocessing")
+    assert pickle.loads(pickle.dumps(dataset)).reader.parent is None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import pickle
-import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +17,8 @@ from lazyshard import LazyShardedDataset
 from lazyshard.data import resolve_rank
 from lazyshard.data.rank import Rank
 from lazyshard.errors import ConfigInvalid
-from tests.stream.streams import produce, python
+from tests.data.programs import run_program
+from tests.stream.streams import forked, produce
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,6 @@ def megatron(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, initializ
 @pytest.mark.parametrize(
     ("given", "asked", "world", "expected"),
     [
-        ((), None, None, Rank(0, 1)),
         ((), None, "", Rank(0, 1)),
         ((), None, "1", Rank(0, 1)),
         # What is given counts.
@@ -82,19 +81,11 @@ def test_impossible_rank_is_refused_before_a_stream_is_waited_for(given: Any, tm
         assert (caught.value.dp_rank, caught.value.dp_size) == given
 
 
-@pytest.mark.parametrize("world", ["2", "1024"])
-def test_one_of_several_processes_in_which_nothing_is_initialised_is_refused(
-    monkeypatch: pytest.MonkeyPatch, world: str
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", world)
-    with pytest.raises(ConfigInvalid, match=f"WORLD_SIZE is {world}"):
-        resolve_rank()
-
-
 def test_data_set_asks_when_it_is_first_used_and_never_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     dataset = LazyShardedDataset(produce(tmp_path / "s", 16, 2))
-    with pytest.raises(ConfigInvalid):
+    # One of several processes in which nothing is initialised.
+    with pytest.raises(ConfigInvalid, match="WORLD_SIZE is 4"):
         len(dataset)
     megatron(monkeypatch, 1, 2)
     assert (len(dataset), dataset.rank) == (16, Rank(1, 2))
@@ -107,12 +98,11 @@ def test_data_set_asks_when_it_is_first_used_and_never_again(tmp_path: Path, mon
     assert copied.rank == Rank(1, 2)
 
 
-DISTRIBUTED = """
+DISTRIBUTED: Final = """
 import sys
 import torch.distributed as dist
 from lazyshard.data import resolve_rank
-rank = int(sys.argv[2])
-dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 1), rank=rank, world_size=1)
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 1), rank=0, world_size=1)
 print(*resolve_rank())
 # Of a larger world: what counts is what it says, and no other process is needed to say it.
 dist.get_rank, dist.get_world_size = lambda: 2, lambda: 3
@@ -122,19 +112,24 @@ dist.destroy_process_group()
 
 
 def test_torch_distributed_is_asked_where_it_is_initialised(tmp_path: Path) -> None:
-    done = python(DISTRIBUTED, tmp_path / "store", 0)
+    done = run_program(DISTRIBUTED, tmp_path / "store", folder=tmp_path)
     assert (done.stdout, done.returncode) == ("0 1\n2 3\n", 0), done.stderr
 
 
-CUT: Final = shutil.which("unshare")
-CAN_CUT: Final = CUT is not None and subprocess.run([CUT, "--net", "--map-root-user", "true"]).returncode == 0
-
-
 TRAIN: Final = """
-import json, os, pathlib, signal, sys
+import ctypes, json, os, pathlib, signal, socket, sys
 from lazyshard import LazyShardedDataset, Order
 
-stream, out, (rank, ranks, workers, kill_at) = sys.argv[1], pathlib.Path(sys.argv[2]), map(int, sys.argv[3:])
+stream, out, (rank, ranks, workers, kill_at, port) = sys.argv[1], pathlib.Path(sys.argv[2]), map(int, sys.argv[3:])
+if port:
+    socket.create_connection(("127.0.0.1", port)).close()
+    # Cut off, in a network of its own in which nothing is up.
+    assert ctypes.CDLL(None).unshare(0x40000000 | 0x10000000) == 0
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+        sys.exit("it is not cut off")
+    except OSError:
+        pass
 
 def encode(row):
     if row["id"] % 7 == 3:
@@ -157,10 +152,9 @@ for batch in batches:
 """
 
 
-def train(stream: Path, out: Path, *numbers: int, before: tuple[str, ...] = ()) -> int:
+def train(stream: Path, out: Path, rank: int, ranks: int, workers: int, kill_at: int = 0, port: int = 0) -> int:
     out.mkdir(exist_ok=True)
-    command = [*before, sys.executable, "-c", TRAIN, str(stream), str(out), *map(str, numbers)]
-    return subprocess.run(command, timeout=100).returncode
+    return run_program(TRAIN, stream, out, rank, ranks, workers, kill_at, port, folder=out).returncode
 
 
 def trained(out: Path) -> list[list[Any]]:
@@ -168,28 +162,20 @@ def trained(out: Path) -> list[list[Any]]:
     return [json.loads(line) for line in (out / "trained.jsonl").read_text().splitlines()]
 
 
-CONNECT: Final = """
-import socket, sys
-try:
-    socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=5)
-except OSError:
-    sys.exit(7)
-"""
+def _unshare() -> None:
+    assert ctypes.CDLL(None).unshare(0x40000000 | 0x10000000) == 0
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not CAN_CUT, reason="needs unshare, and leave to make a network namespace")
 def test_ranks_whose_network_is_cut_train_each_sample_once(tmp_path: Path) -> None:
-    assert CUT is not None
-    cut = (CUT, "--net", "--map-root-user")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        connect = [sys.executable, "-c", CONNECT, str(server.getsockname()[1])]
-        assert [subprocess.run([*before, *connect]).returncode for before in ((), cut)] == [0, 7]
+    if forked(_unshare):
+        pytest.skip("needs leave to make a network namespace")
     stream = produce(tmp_path / "s", 120, 10)
     ids: list[int] = []
-    for rank in range(3):
-        assert train(stream, tmp_path / str(rank), rank, 3, rank, 0, before=cut) == 0
-        ids += [number for _, batch in trained(tmp_path / str(rank)) for number in batch]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for rank in range(3):
+            assert train(stream, tmp_path / str(rank), rank, 3, rank, port=server.getsockname()[1]) == 0
+            ids += [number for _, batch in trained(tmp_path / str(rank)) for number in batch]
     assert set(ids) == {number for number in range(120) if number % 7 != 3}
     assert len(ids) == 120
 
@@ -197,12 +183,12 @@ def test_ranks_whose_network_is_cut_train_each_sample_once(tmp_path: Path) -> No
 @pytest.mark.full
 def test_substitutes_are_the_same_after_kills_as_without(tmp_path: Path) -> None:
     stream = produce(tmp_path / "s", 200, 10)
-    assert train(stream, tmp_path / "whole", 0, 1, 0, 0) == 0
+    assert train(stream, tmp_path / "whole", 0, 1, 0) == 0
     whole = trained(tmp_path / "whole")
     assert len([number for _, batch in whole for number in batch if number % 7 != 3]) == 200
     for workers, kill_at in ((2, 4), (0, 11), (1, 31), (2, 35)):
         assert train(stream, tmp_path / "killed", 0, 1, workers, kill_at) == -9
-    assert train(stream, tmp_path / "killed", 0, 1, 2, 0) == 0
+    assert train(stream, tmp_path / "killed", 0, 1, 2) == 0
     again = trained(tmp_path / "killed")
     # Steps that a checkpoint did not have are trained again, by the same samples.
     assert [step for step, _ in again] == [*range(1, 5), *range(4, 12), *range(10, 32), *range(31, 36), *range(34, 51)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,6 @@ from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.data import commits as reading_marks
 from lazyshard.data.commits import ReadingMarks, is_due
 from lazyshard.format.cursor import ReadingMark
-from lazyshard.inspection.outlook import Looks
-from lazyshard.inspection.survey import take_survey
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
@@ -71,14 +69,9 @@ def test_mark_is_replaced_only_by_who_needs_more() -> None:
     ],
 )
 def test_mark_tells_once_a_chunk_or_window_what_that_needs_of_all_lanes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    per_chunk: int,
-    dp: int,
-    positions: int,
-    options: Any,
-    expected: Any,
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    per_chunk: int, dp: int, positions: int, options: dict[str, Any], expected: list[tuple[int, int]],
+) -> None:  # fmt: skip
     written: list[tuple[int, int]] = []
 
     def noted(directory: Path, mark: ReadingMark) -> bool:
@@ -103,16 +96,12 @@ def test_mark_never_asks_for_more_than_will_be_drawn(tmp_path: Path, options: di
     seen = set()
     for index in range(0, 200, 2):
         dataset[index]
-        mark = told(tmp_path)
-        assert mark is not None
-        seen.add(mark[1])
+        seen.add(told(tmp_path))
     # Rounds up the last window, and another epoch needs nothing more.
-    assert seen == ({6} if total == 6 else {7, 14, 20})
+    assert {mark[1] for mark in seen if mark is not None} == ({6} if total == 6 else {7, 14, 20})
 
 
-def test_windows_that_pass_quickly_are_told_now_and_then_and_what_is_waited_for_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_that_pass_quickly_are_told_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_marks, "PAUSE_S", 0.2)
     now = 1000.0
     reader = StreamReader(produce(tmp_path, 20, end=False))
@@ -141,16 +130,6 @@ def test_only_rank_0_tells_and_nobody_without_a_name(tmp_path: Path) -> None:
     assert told(directory) == (1, 2)
 
 
-def test_stream_that_cannot_be_written_to_is_read_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    produce(tmp_path, 8)
-    (tmp_path / "cursors").write_bytes(b"a file")
-    dataset = open_rank(tmp_path)
-    assert [dataset[index]["id"] for index in range(8)] == list(range(8))
-    assert [record.getMessage() for record in caplog.records if "cannot be written" in record.getMessage()] != []
-
-
 def test_run_that_starts_again_further_back_says_so(tmp_path: Path) -> None:
     produce(tmp_path, 20)
     tell(tmp_path, 9)
@@ -172,12 +151,11 @@ def test_run_that_starts_again_further_back_says_so(tmp_path: Path) -> None:
     assert told(tmp_path) == (8, 9)
 
 
-@pytest.mark.parametrize("start", ["fork", PICKLED])
-def test_workers_tell_what_they_read(tmp_path: Path, start: str) -> None:
+def test_workers_tell_what_they_read(tmp_path: Path) -> None:
     produce(tmp_path, 24)
     dataset = open_rank(tmp_path, shuffle_window=2)
-    options = {"multiprocessing_context": start}
-    read = [i for batch in loader(dataset, dataset.rank_indices, 2, batch_size=2, **options) for i in batch]
+    batches = loader(dataset, dataset.rank_indices, 2, batch_size=2, multiprocessing_context=PICKLED)
+    read = [i for batch in batches for i in batch]
     assert sorted(read) == list(range(24))
     assert told(tmp_path) == (5, 12)
     assert names(tmp_path / "cursors") == ["sft.reading.json"]
@@ -190,39 +168,12 @@ def test_what_is_waited_for_was_told_before_and_is_told_again_if_it_got_lost(tmp
     waiting = threading.Thread(target=lambda: read.append(dataset[4]["id"]), daemon=True)
     waiting.start()
     wait_until(lambda: told(tmp_path) == (1, 4), "the mark of the window that is waited for")
-    for lost in ("lower", "torn", "gone"):
-        path = tmp_path / "cursors" / "sft.reading.json"
-        if lost == "lower":
-            tell(tmp_path, 1, at=9e9)
-        elif lost == "torn":
-            path.write_bytes(b"{")
-        else:
-            path.unlink()
-        wait_until(lambda: told(tmp_path) == (1, 4), f"the mark again after it was {lost}")
+    path = tmp_path / "cursors" / "sft.reading.json"
+    ways: list[Callable[[], object]] = [lambda: tell(tmp_path, 1, at=9e9), lambda: path.write_bytes(b"{"), path.unlink]
+    for lose in ways:
+        lose()
+        wait_until(lambda: told(tmp_path) == (1, 4), "the mark again")
     assert read == []
     produce(tmp_path, 8)
     waiting.join(DEADLINE_S)
     assert read and read[0] in (4, 5, 6, 7)
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [(0, 2, [0, 1]), (2, 4, [0, 1]), (4, 6, [0, 1])]),
-        ({"shuffle_window": 2}, [(0, 4, [0, 1, 0, 1]), (0, 4, [0, 1, 0, 1]), (4, 8, [0, 1, 0, 1])]),
-        ({"unit": "sample"}, [(0, 1, [None]), (2, 3, [None]), (4, 5, [None])]),
-    ],
-)
-def test_mark_and_commit_tell_which_rank_reads_which_chunk(
-    tmp_path: Path, options: dict[str, Any], expected: list[tuple[int, int, list[int | None]]]
-) -> None:
-    produce(tmp_path, 40, end=False)
-    dataset = open_rank(tmp_path, 0, 2, max_total_samples=100, layout="strided", **options)
-    dataset.commit(0, last_epoch=True)
-    found = []
-    for position in (0, 2, 4):
-        dataset[position * 2]
-        outlook = Looks().add(take_survey(tmp_path, time.time()))
-        window = outlook.band.windows["sft"]
-        found.append((window.first, window.stop, [window.rank(chunk) for chunk in range(window.first, window.stop)]))
-    assert found == expected

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
-import sys
+import pickle
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.data.runs import open_ranks, read
-from tests.stream.streams import HERE, produce
+from tests.harness.processes.nursery import Nursery
+from tests.stream.streams import produce
 
 pytestmark = [
     pytest.mark.full,
@@ -21,23 +21,22 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers"),
 ]
 
-DEADLINE_S = 240
+
+@pytest.fixture(scope="module")
+def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with Nursery(tmp_path_factory.mktemp("trainers"), "tests.data.resuming_trainers") as nursery:
+        yield nursery
 
 
-def trained(runs: list[dict[str, Any]]) -> list[list[list[int]]]:
-    """Returns the ids of each step of each run."""
-    command = [sys.executable, "-m", "tests.data.resuming_trainers", json.dumps(runs)]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    found: list[list[list[int]]] = json.loads(lines[-1].removeprefix("RESULT "))
-    return found
+def train(runs: list[dict[str, Any]]) -> None:
+    """In a fork of that process, which has imported transformers."""
+    from tests.data import resuming_trainers
+
+    resuming_trainers.train(runs)
 
 
 @pytest.mark.parametrize("kind", ["trainer", "accelerate"])
-def test_trainer_goes_on_in_the_middle_of_an_epoch_with_as_many_ranks_and_with_others(
-    tmp_path: Path, kind: str
-) -> None:
+def test_trainer_goes_on_with_as_many_ranks_and_with_others(trainers: Nursery, tmp_path: Path, kind: str) -> None:
     # Ten chunks of eight: 80 rows.
     stream = produce(tmp_path / "s", 80, 8)
     common: dict[str, Any] = {"stream": str(stream), "from": None, "begin": 0, "rows": 80}
@@ -49,18 +48,19 @@ def test_trainer_goes_on_in_the_middle_of_an_epoch_with_as_many_ranks_and_with_o
     def run(name: str, rank: int, ranks: int, **options: Any) -> dict[str, Any]:
         return common | {"with": kind, "rank": rank, "ranks": ranks, "folder": str(tmp_path / name)} | options
 
-    first, *same, alone = trained(
-        [
-            # Two ranks of which one is looked at: 8 rows a step, of which 4 are its. Lost two steps after a checkpoint.
-            run("a", 0, 2),
-            run("b", 0, 2, **behind("a", 4) | {"with": f"{kind}-skips", "stop": 10}),
-            run("c", 0, 2, **behind("a", 4) | {"stop": 10, "save": 8}),
-            # Again in the same part, behind a resume.
-            run("d", 0, 2, **behind("c", 8) | {"stop": 10, "save": 20}),
-            # Alone from there on: half as many rows a step, so twelve steps are left of the 80 rows.
-            run("e", 0, 1, **behind("a", 4) | {"steps": 16, "stop": 16, "save": 20}),
-        ]
-    )
+    runs = [
+        # Two ranks of which one is looked at: 8 rows a step, of which 4 are its. Lost two steps after a checkpoint.
+        run("a", 0, 2),
+        run("b", 0, 2, **behind("a", 4) | {"with": f"{kind}-skips", "stop": 10}),
+        run("c", 0, 2, **behind("a", 4) | {"stop": 10, "save": 8}),
+        # Again in the same part, behind a resume.
+        run("d", 0, 2, **behind("c", 8) | {"stop": 10, "save": 20}),
+        # Alone from there on: half as many rows a step, so twelve steps are left of the 80 rows.
+        run("e", 0, 1, **behind("a", 4) | {"steps": 16, "stop": 16, "save": 20}),
+    ]
+    ended = trainers.call(train, runs)
+    assert ended.status == 0, ended.said
+    first, *same, alone = pickle.loads(ended.left)
     whole = read(open_ranks(stream, 2, batch_size=2, shuffle_window=1, num_samples=80))
     steps = [whole[0][at : at + 4] for at in range(0, 40, 4)]
     assert first == steps[:6]

@@ -1,26 +1,28 @@
-"""Steps: in their order, with the index of the stream, by name or as they are, and in the workers."""
+"""Steps: in their order, by name or as they are, in workers; and dropped rows, in whose places other rows stand.
+
+Every rank still has as many samples, and all of it is counted.
+"""
 
 from __future__ import annotations
 
 import functools
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from lazyshard import (
-    BadRows,
-    BlendedDataset,
-    Filter,
-    LateRow,
-    LazyShardedDataset,
-    Map,
-    MessageTransform,
-)
-from lazyshard.errors import BadSample, ConfigInvalid, SkipSample
+from lazyshard import BadRows, Filter, LateRow, LazyShardedDataset, LazyShardedStream, Map, MessageTransform
+from lazyshard.data import samples
+from lazyshard.data.samples import FILL_ROWS, substitutes
+from lazyshard.errors import BadSample, ChunkRetired, ConfigInvalid, WaitTimeout
+from lazyshard.stream.retention import retire
 from tests.data import step_functions as functions
 from tests.data.runs import open_steps as open_rank
+from tests.data.streams import expected, loader_of
 from tests.data.workers import PICKLED, first_error, loader
 from tests.stream.streams import HERE, produce
 
@@ -70,8 +72,9 @@ def test_map_adds_columns_as_that_of_hugging_face_does(stream: Path, step: Any, 
     assert open_rank(stream, step)[3] == expected
 
 
-@pytest.mark.parametrize("dp", [1, 2, 3])
-@pytest.mark.parametrize("options", [{}, {"unit": "sample"}, {"shuffle_window": 2}, {"layout": "strided"}], ids=str)
+@pytest.mark.parametrize(
+    ("dp", "options"), [(1, {}), (2, {"unit": "sample"}), (3, {"shuffle_window": 2}), (2, {"layout": "strided"})]
+)
 def test_index_is_the_place_in_the_stream_on_any_number_of_ranks(stream: Path, dp: int, options: Any) -> None:
     found: dict[int, int] = {}
     for rank in range(dp):
@@ -86,18 +89,6 @@ def test_index_is_the_place_in_the_stream_on_any_number_of_ranks(stream: Path, d
     assert found == {number: number for number in range(12)}
 
 
-def test_members_of_a_blend_have_steps_of_their_own(tmp_path: Path) -> None:
-    one = open_rank(produce(tmp_path / "a", 6, 3), Map(functions.add_square))
-    other = open_rank(produce(tmp_path / "b", 6, 3), Filter(functions.even), encode_fn=functions.encode)
-    plain = open_rank(produce(tmp_path / "c", 6, 3))
-    blend = BlendedDataset([(one, 1), (other, 1), (plain, 1)], batch_size=3)
-    rows = [row for batch in DataLoader(blend, 3, sampler=blend.rank_indices, collate_fn=list) for row in batch]
-    assert [row["square"] for row in rows[0::3]] == [0, 1, 4, 9, 16, 25]
-    assert [row["input_ids"][0] % 2 for row in rows[1::3]] == [0] * 6
-    assert rows[2::3] == [{"id": number} for number in range(6)]
-    assert [stats.dropped for stats in blend.stats()] == [0, 3, 0]
-
-
 @pytest.mark.parametrize(
     "step", [Filter(f"{NAMED}:even_index", with_indices=True), Filter(functions.even)], ids=["by name", "as it is"]
 )
@@ -106,33 +97,25 @@ def test_spawned_workers_take_them(stream: Path, step: Filter, monkeypatch: pyte
     dataset = open_rank(stream, step, Map(f"{NAMED}:add_square"), batch_size=6)
     batches = list(loader(dataset, dataset.rank_indices, 1, batch_size=6, multiprocessing_context=PICKLED))
     assert batches == [[dataset[index]["id"] for index in range(first, first + 6)] for first in (0, 6)]
-
-
-@pytest.mark.parametrize("function", [lambda row: True, functools.partial(lambda row, most: True, most=3)])
-def test_lambda_is_refused_where_workers_are_spawned_and_says_what_to_do(stream: Path, function: Any) -> None:
-    dataset = open_rank(stream, Filter(function), batch_size=6)
-    batches = loader(dataset, dataset.rank_indices, 1, batch_size=6, multiprocessing_context=PICKLED)
+    dataset = open_rank(stream, Filter(functools.partial(lambda row, most: True, most=3)), batch_size=6)
     with pytest.raises(ConfigInvalid, match="a lambda"):
-        iter(batches)
-    # Forked ones have it already.
-    assert len(list(loader(dataset, dataset.rank_indices, 1, batch_size=6))) == 2
+        iter(loader(dataset, dataset.rank_indices, 1, batch_size=6, multiprocessing_context=PICKLED))
 
 
 @pytest.mark.parametrize(
-    ("step", "function", "options", "facts"),
+    ("step", "function", "options", "fact"),
     [
-        (Filter, "my_rows.keep", {}, ["filter_fn my_rows.keep", '"package.module:function"']),
-        (Map, "no_such_module:f", {}, ["map no_such_module:f", "ModuleNotFoundError"]),
-        (Filter, f"{NAMED}:evn", {}, [f"filter_fn {NAMED}:evn", "is even meant?"]),
-        (Filter, f"{NAMED}:no_function", {}, ["no function but a int"]),
-        (MessageTransform, 3, {}, ["message_transform", "got 3"]),
-        (Map, functions.add_square, {"remove_columns": "id"}, ["remove_columns", "got 'id'"]),
+        (Filter, "my_rows.keep", {}, '"package.module:function"'),
+        (Map, "no_such_module:f", {}, "ModuleNotFoundError"),
+        (Filter, f"{NAMED}:evn", {}, "is even meant?"),
+        (Filter, f"{NAMED}:no_function", {}, "no function but a int"),
+        (MessageTransform, 3, {}, "got 3"),
+        (Map, functions.add_square, {"remove_columns": "id"}, "got 'id'"),
     ],
 )
-def test_step_without_a_function_is_refused_at_once(step: Any, function: Any, options: Any, facts: list[str]) -> None:
-    with pytest.raises(ConfigInvalid) as caught:
+def test_step_without_a_function_is_refused_at_once(step: Any, function: Any, options: Any, fact: str) -> None:
+    with pytest.raises(ConfigInvalid, match=re.escape(fact)):
         step(function, **options)
-    assert all(fact in str(caught.value) for fact in facts)
 
 
 def test_one_step_needs_no_list_and_what_is_none_is_refused(stream: Path) -> None:
@@ -159,18 +142,6 @@ def test_wrong_answer_is_an_error_of_the_step(stream: Path, step: Any, named: st
     assert named in str(caught.value)
 
 
-def test_step_may_say_itself_that_a_row_is_skipped(stream: Path) -> None:
-    def skip(row: dict[str, Any]) -> dict[str, Any]:
-        if row["id"] == 1:
-            raise SkipSample("too long")
-        return {}
-
-    dataset = open_rank(stream, Map(skip))
-    assert dataset[1]["id"] in (0, 2)
-    assert dataset.stats()[3:5] == (1, 1)
-    assert dataset.stats().bad_samples == 0
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_error_names_sample_and_step_and_has_its_cause(stream: Path, workers: int) -> None:
     dataset = open_rank(
@@ -184,3 +155,198 @@ def test_error_names_sample_and_step_and_has_its_cause(stream: Path, workers: in
     assert error.step == "steps[1], map tests.data.step_functions:fail_on_two"
     if not workers:
         assert isinstance(error.__cause__, KeyError)
+
+
+Row = dict[str, Any]
+
+
+def keeping(*kept: int) -> Filter:
+    return Filter(lambda row: row["id"] in kept)
+
+
+def failing(*bad: int) -> Map:
+    def function(row: Row) -> Row:
+        if row["id"] in bad:
+            raise ValueError(f"bad {row['id']}")
+        return {}
+
+    return Map(function)
+
+
+def read_all(dataset: LazyShardedDataset) -> list[int]:
+    return [dataset[index]["id"] for index in dataset.rank_indices]
+
+
+def by_hand(total: int, per_chunk: int, kept: set[int], sample: int) -> int:
+    """What is trained where a sample is drawn: itself, another of its chunk, or the first in the chunks around."""
+    if sample in kept:
+        return sample
+    own = sample // per_chunk
+    chunks = -(-total // per_chunk)
+
+    def rows(chunk: int) -> int:
+        return min(per_chunk, total - chunk * per_chunk)
+
+    order = list(substitutes(sample, rows(own), per_chunk))
+    for chunk in [*range(own + 1, chunks), *range(own - 1, -1, -1)]:
+        order += substitutes(sample, rows(chunk), per_chunk, chunk)
+    return next(other for other in order if other in kept)
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Streams of some lengths in chunks of four."""
+    folder = tmp_path_factory.mktemp("streams")
+    return {total: produce(folder / str(total), total, 4) for total in (6, 17, 24)}
+
+
+few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@few
+@given(st.data())
+def test_ranks_take_as_many_steps_however_unevenly_rows_are_dropped(streams: dict[int, Path], data: Any) -> None:
+    total = data.draw(st.sampled_from(sorted(streams)), label="rows")
+    dp = data.draw(st.sampled_from([2, 3]), label="dp")
+    size = data.draw(st.integers(1, 2), label="batch size")
+    form = data.draw(st.sampled_from(["map", "drop", "pad", "loop"]), label="form")
+    kept = data.draw(st.sets(st.integers(0, total - 1), min_size=1), label="kept")
+    options = {"batch_size": size, "unit": data.draw(st.sampled_from(["chunk", "sample"]), label="unit")}
+    ranks, found = [], []
+    for rank in range(dp):
+        dataset = open_rank(streams[total], keeping(*kept), rank=rank, dp=dp, **options)
+        ranks.append(dataset)
+        if form == "map":
+            found.append(list(loader(dataset, dataset.rank_indices, 0, batch_size=size)))
+        else:
+            stream = LazyShardedStream(dataset, at_end=form)
+            found.append(list(loader_of(stream, 0, size)))
+    # Full batches, as many on each rank, of kept rows alone.
+    assert len({len(batches) for batches in found}) == 1
+    assert all(len(batch) == size for batches in found for batch in batches)
+    lanes = [[number for batch in batches for number in batch] for batches in found]
+    assert kept.issuperset(number for lane in lanes for number in lane)
+    # And what is drawn is what the plan says: only the dropped ones are other rows.
+    unit = 4 if options["unit"] == "chunk" else 1
+    at_end: Any = "drop" if form == "map" else form
+    drawn = expected(total, dp, size, unit=unit, at_end=at_end)
+    assert lanes == [[by_hand(total, 4, kept, sample) for sample in lane] for lane in drawn]
+    dropped = [sum(sample not in kept for sample in lane) for lane in drawn]
+    assert [dataset.stats()[3:5] for dataset in ranks] == [(count, count) for count in dropped]
+
+
+def test_row_of_another_chunk_takes_the_place_where_none_of_its_own_is_kept(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 12, 3)
+    # Those behind it first; before it where the stream is at its end.
+    assert set(read_all(open_rank(directory, keeping(1, 7)))[3:6]) == {7}
+    assert set(read_all(open_rank(directory, keeping(1)))) == {1}
+    # Not those that are past the end which was set.
+    assert set(read_all(open_rank(directory, keeping(1, 7, 8), max_total_samples=7))) == {1}
+    # Not those that are to be left out.
+    dataset = open_rank(directory, keeping(1, 7))
+    dataset.skip(samples=[(7, 8)])
+    assert set(read_all(dataset)) == {1}
+
+
+def test_later_chunk_of_a_live_stream_is_waited_for(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 3, 3, end=False)
+    steps = [keeping(4)]
+    with pytest.raises(WaitTimeout):
+        open_rank(directory, *steps, max_total_samples=6, max_wait=0.1)[0]
+    produce(directory, 6, 3, end=False)
+    # Published or not by then, it is the same row, so peers that read at different times agree.
+    assert open_rank(directory, *steps, max_total_samples=6)[0] == {"id": 4}
+
+
+def test_nothing_is_waited_for_that_would_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = produce(tmp_path / "s", 6, 3, end=False)
+    options: Any = {"max_total_samples": 12, "max_wait": 0.1}
+    with pytest.raises(BadSample):
+        open_rank(directory, failing(3, 4, 5), **options)[3]
+    monkeypatch.setattr(samples, "FILL_ROWS", 3)
+    with pytest.raises(BadSample) as caught:
+        open_rank(directory, Filter(functions.nothing), **options)[3]
+    assert (caught.value.sample, caught.value.count) == (3, 3)
+
+
+def test_chunk_before_that_is_deleted_ends_the_search(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 9, 3)
+    retire(directory, 1, 3)
+    with pytest.raises(BadSample) as caught:
+        open_rank(directory, keeping(1))[4]
+    assert (caught.value.sample, caught.value.count) == (4, 6)
+    assert isinstance(caught.value.__cause__, ChunkRetired)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_filter_that_keeps_nothing_is_an_error(tmp_path: Path, workers: int) -> None:
+    directory = produce(tmp_path / "s", 7, 3)
+    dataset = open_rank(directory, Filter(functions.nothing), batch_size=2)
+    error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
+    assert isinstance(error, BadSample)
+    assert "steps[0], filter_fn tests.data.step_functions:nothing" in str(error)
+    assert (error.sample, error.count, error.chunk) == (0, 7, 0)
+
+
+def test_search_ends_after_so_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FILL_ROWS == 10_000
+    monkeypatch.setattr(samples, "FILL_ROWS", 100)
+    asked: list[int] = []
+
+    def keep(row: Row) -> bool:
+        asked.append(row["id"])
+        return bool(row["id"] >= 100)
+
+    dataset = open_rank(produce(tmp_path / "s", 130, 10), Filter(keep))
+    with pytest.raises(BadSample):
+        dataset[0]
+    assert len(asked) == 100
+    # From the next chunk on the kept ones are near enough, and what is known to be dropped is not asked about again.
+    assert dataset[10]["id"] >= 100
+    assert len(asked) <= 102
+
+
+def test_rows_known_to_be_dropped_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "_MOST_DROPPED", 2)
+    dataset = open_rank(produce(tmp_path / "s", 12, 4), keeping(11))
+    assert read_all(dataset) == [11] * 12
+    assert len(dataset._samples._dropped) <= 2
+
+
+def test_dropped_rows_are_logged_ever_more_rarely(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = produce(tmp_path / "s", 24, 12)
+    with caplog.at_level(logging.WARNING, "lazyshard"):
+        read_all(open_rank(directory, Filter(functions.even)))
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text.partition("skipped by this process: ")[2] for text in texts] == ["1)", "10)"]
+    facts = [f"{directory}/chunk_00000.jsonl", "row 1 (line 2, byte 9, sample 1)", "step_functions:even"]
+    assert all(fact in texts[0] for fact in facts)
+
+
+def test_bad_rows_alone_are_not_replaced_by_those_of_other_chunks(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 6, 3)
+    any_number = BadRows(limit=None)
+    with pytest.raises(BadSample, match="bad 0") as caught:
+        open_rank(directory, failing(0, 1, 2), bad_rows=any_number)[0]
+    assert caught.value.sample == 0
+    # Where rows are dropped too, they are.
+    for index in (0, 2):
+        dataset = open_rank(directory, keeping(0, 4), failing(0), bad_rows=any_number)
+        assert dataset[index] == {"id": 4}
+        assert (dataset.stats().bad_samples, dataset.stats().filled) == (1, 1)
+    many = produce(tmp_path / "many", 100, 100)
+    with pytest.raises(BadSample):
+        open_rank(many, Filter(functions.even), failing(*range(100)), bad_rows=any_number)[0]
+
+
+def test_batches_over_a_live_stream_stay_equal(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 12, 3, end=False)
+    # Of the second rank's chunks one row each is kept.
+    keep = Filter(functions.uneven)
+    ranks = [LazyShardedStream(open_rank(directory, keep, rank=rank, dp=2, batch_size=2)) for rank in (0, 1)]
+    loaders = [iter(loader_of(stream, workers=1)) for stream in ranks]
+    first = [next(batches) for batches in loaders]
+    produce(directory, 17, 3)
+    rest = [list(batches) for batches in loaders]
+    assert [first[0], *rest[0]] == [[0, 1], [2, 6], [7, 8], [12, 14]]
+    assert [first[1], *rest[1]] == [[3, 3], [3, 9], [9, 9], [13, 15]]

@@ -1,12 +1,11 @@
 """`LazyShardedStream`: ends by itself, alike on every rank, whatever the workers; waits for what is still to come.
 
-And `LazyShardedIterable`, the same over a data set that has a length.
+And `LazyShardedIterable`, the same over a data set that has a length; and both over blends.
 """
 
 from __future__ import annotations
 
-import copy
-import pickle
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,19 +15,23 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
-from lazyshard import ChunkWriter, LazyShardedDataset, LazyShardedIterable, LazyShardedStream
-from lazyshard.errors import ChunkRetired, LengthUnknown, WaitTimeout
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, LazyShardedIterable, LazyShardedStream
+from lazyshard.errors import ChunkRetired, LengthUnknown, StateInvalid, WaitTimeout
 from lazyshard.stream.retention import retire
+from tests.data import blends
+from tests.data.blends import Stream, blend, write
 from tests.data.runs import open_ranks
 from tests.data.streams import batches, expected, in_batches, in_step, open_stream
 from tests.data.test_live import producing
-from tests.data.workers import PICKLED, ids
+from tests.data.test_stream_state import stateful
+from tests.data.workers import ids
 from tests.stream.streams import produce
+from tests.tiers import full
 
-AT_ENDS = ["drop", "pad", "loop"]
-at_ends = pytest.mark.parametrize("at_end", AT_ENDS)
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
 ANY = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 
 
@@ -36,77 +39,44 @@ def open_iterable(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -
     return LazyShardedIterable(open_ranks(directory, dp, **options)[rank])
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@at_ends
-def test_order_is_that_of_lists_whatever_the_workers_in_each_epoch(tmp_path: Path, workers: int, at_end: Any) -> None:
-    directory = produce(tmp_path / "s", 22, 4)
-    options: dict[str, Any] = {"batch_size": 2, "shuffle_window": 1}
-    for rank in range(3):
-        stream = open_stream(directory, rank, 3, at_end=at_end, **options)
-        iterable = open_iterable(directory, rank, 3, layout="strided", **options)
-        for epoch in (0, 1):
-            stream.set_epoch(epoch)
-            lane = in_batches(expected(22, 3, 2, window=4, epoch=epoch, at_end=at_end)[rank], 2)
-            assert len(lane) == (3 if at_end == "drop" else 4)
-            assert batches(stream, workers) == lane
-            if at_end == "drop":
-                iterable.set_epoch(epoch)
-                assert batches(iterable, workers) == lane
-
-
-@at_ends
-def test_what_is_left_over_is_told_by_the_first_rank(
-    tmp_path: Path, at_end: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("at_end", ["drop", "loop"])
+def test_what_is_left_over_is_told_by_rank_0(tmp_path: Path, at_end: Any, caplog: pytest.LogCaptureFixture) -> None:
     directory = produce(tmp_path / "s", 17, 3)
-    found = [batches(open_stream(directory, rank, 2, batch_size=4, at_end=at_end), 0, 4) for rank in (0, 1)]
-    assert found == [in_batches(lane, 4) for lane in expected(17, 2, 4, unit=3, at_end=at_end)]
+    for rank, lane in enumerate(expected(17, 2, 4, unit=3, at_end=at_end)):
+        assert ids(open_stream(directory, rank, 2, batch_size=4, at_end=at_end)) == lane
     (said,) = caplog.messages
     assert f"left over at the end of the epoch: 1, fewer than dp_size * batch_size = 2 * 4; at_end={at_end!r}" in said
     assert ("7" in said.rpartition(":")[2]) == (at_end != "drop")
 
 
-@pytest.mark.parametrize("dp", [1, 3])
-@pytest.mark.parametrize("total", [1, 2, 13])
-def test_loop_over_single_samples_is_what_torchs_sampler_does(tmp_path: Path, dp: int, total: int) -> None:
-    directory = produce(tmp_path / "s", total, 4)
-    for rank in range(dp):
-        sampler: Any = DistributedSampler(range(total), num_replicas=dp, rank=rank, shuffle=False)  # type: ignore[arg-type]
-        assert ids(open_stream(directory, rank, dp, unit="sample", at_end="loop")) == list(sampler)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@at_ends
+@pytest.mark.parametrize(("at_end", "workers"), [("drop", 2), ("loop", 0), *full(("pad", 2))])
 def test_live_stream_needs_no_length(tmp_path: Path, workers: int, at_end: Any) -> None:
     with producing(tmp_path / "s", 4, 26):
         found = in_step((open_stream(tmp_path / "s", rank, 2, batch_size=2, at_end=at_end) for rank in (0, 1)), workers)
     assert found == [in_batches(lane, 2) for lane in expected(26, 2, 2, at_end=at_end)]
 
 
-def test_spawned_workers_meet_the_end(tmp_path: Path) -> None:
-    with producing(tmp_path / "s", 4, 13):
-        stream = open_stream(tmp_path / "s", 0, 2, batch_size=2, at_end="pad")
-        found = batches(stream, 2, multiprocessing_context=PICKLED)
-    assert found == in_batches(expected(13, 2, 2, at_end="pad")[0], 2)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_iterable_ends_where_a_live_stream_ends_early(tmp_path: Path, workers: int) -> None:
+def test_iterable_ends_where_a_live_stream_ends_early(tmp_path: Path) -> None:
     stream = produce(tmp_path / "s", 8, 4, end=False)
     samples = open_iterable(stream, 0, 2, max_total_samples=100, batch_size=2)
     assert len(samples.dataset) == 100
     produce(stream, 26, 4)
-    assert batches(samples, workers) == [[0, 1], [2, 3], [8, 9], [10, 11], [16, 17], [18, 19]]
+    assert batches(samples, 2) == [[0, 1], [2, 3], [8, 9], [10, 11], [16, 17], [18, 19]]
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize(("workers", "batch_size"), [(3, 3), (2, 8), (0, 1)])
 def test_other_batches_of_the_loader_repeat_and_lose_nothing(tmp_path: Path, workers: int, batch_size: int) -> None:
     directory = produce(tmp_path / "s", 24, 4)
     ranks = [batches(open_stream(directory, rank, 2, batch_size=2), workers, batch_size) for rank in (0, 1)]
     assert list(map(len, ranks[0])) == list(map(len, ranks[1]))
     assert sorted(i for rank in ranks for batch in rank for i in batch) == list(range(24))
+
+
+@pytest.mark.parametrize(("form", "workers"), [(open_stream, 2), (open_iterable, 0)])
+def test_num_samples_go_on_from_epoch_to_epoch(tmp_path: Path, workers: int, form: Callable[..., Any]) -> None:
+    samples = form(produce(tmp_path / "s", 9, 4), num_samples=26, batch_size=2)
+    assert [i for batch in batches(samples, workers) for i in batch] == [*range(8), *range(8), *range(8), 0, 1]
+    assert len(samples.dataset) == 26
 
 
 def in_turn(directory: Path, rank: int, dp: int, workers: int, batch_size: int, **options: Any) -> list[int]:
@@ -131,27 +101,21 @@ def in_turn(directory: Path, rank: int, dp: int, workers: int, batch_size: int, 
     total=st.integers(0, 40),
     unit=st.sampled_from(["chunk", "sample", "batch"]),
     windows=st.integers(0, 2),
-    limit=st.sampled_from([None, 15]),
-    at_end=st.sampled_from(AT_ENDS),
+    rest=st.fixed_dictionaries(
+        {"max_total_samples": st.sampled_from([None, 15]), "at_end": st.sampled_from(["drop", "pad", "loop"])}
+    ),
 )
 def test_any_ranks_workers_and_ends_are_those_of_lists(
     tmp_path_factory: pytest.TempPathFactory,
-    dp: int,
-    workers: int,
-    batch: int,
-    per_chunk: int,
-    total: int,
-    unit: Any,
-    windows: int,
-    limit: int | None,
-    at_end: Any,
-) -> None:
+    dp: int, workers: int, batch: int, per_chunk: int, total: int, unit: Any, windows: int, rest: dict[str, Any],
+) -> None:  # fmt: skip
     directory = produce(tmp_path_factory.mktemp("any") / "s", total, per_chunk)
     size: int = {"chunk": per_chunk, "sample": 1, "batch": batch}[unit]
     window = -(-windows * per_chunk // size) * size
-    drawn = expected(min(total, limit or total), dp, batch, unit=size, window=window, at_end=at_end)
-    options: dict[str, Any] = {"unit": unit, "shuffle_window": windows, "at_end": at_end, "max_total_samples": limit}
+    end = min(total, rest["max_total_samples"] or total)
+    drawn = expected(end, dp, batch, unit=size, window=window, at_end=rest["at_end"])
     for rank, lane in enumerate(drawn):
+        options: dict[str, Any] = {"unit": unit, "shuffle_window": windows, **rest}
         assert ids(open_stream(directory, rank, dp, batch_size=batch, **options)) == lane
         assert in_turn(directory, rank, dp, workers, batch, **options) == lane
 
@@ -162,7 +126,7 @@ def test_any_ranks_workers_and_ends_are_those_of_lists(
     batch=st.integers(1, 3),
     total=st.integers(0, 30),
     windows=st.integers(0, 1),
-    at_end=st.sampled_from(AT_ENDS),
+    at_end=st.sampled_from(["drop", "pad", "loop"]),
 )
 def test_pass_over_a_growing_stream_goes_on_where_it_had_to_wait(
     tmp_path_factory: pytest.TempPathFactory, dp: int, batch: int, total: int, windows: int, at_end: Any
@@ -192,14 +156,6 @@ def test_pass_over_a_growing_stream_goes_on_where_it_had_to_wait(
     assert found == expected(total, dp, batch, window=4 * windows, at_end=at_end)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("form", [open_stream, open_iterable])
-def test_num_samples_go_on_from_epoch_to_epoch(tmp_path: Path, workers: int, form: Callable[..., Any]) -> None:
-    samples = form(produce(tmp_path / "s", 9, 4), num_samples=26, batch_size=2)
-    assert [i for batch in batches(samples, workers) for i in batch] == [*range(8), *range(8), *range(8), 0, 1]
-    assert len(samples.dataset) == 26
-
-
 def test_samples_that_complete_the_epoch_are_encoded_and_replaced_as_all(tmp_path: Path) -> None:
     def encode(row: dict[str, Any]) -> int:
         if row["id"] in (0, 5):
@@ -225,28 +181,12 @@ def test_loop_names_the_chunk_that_is_gone_where_pad_goes_on(tmp_path: Path) -> 
     assert retired.value.chunks_before == 2
 
 
-def test_copies_go_on_by_themselves(tmp_path: Path) -> None:
-    stream = open_stream(produce(tmp_path / "s", 13, 4), batch_size=4, at_end="pad")
-    iterator = iter(stream)
-    for _ in range(8):
-        next(iterator)
-    stream.load_state_dict(stream.state_dict())
-    for copied in (pickle.loads(pickle.dumps(stream)), copy.deepcopy(stream)):
-        assert ids(copied) == [8, 9, 10, 11, 12, 9, 10, 11]
-    assert stream.state_dict()["consumed"] == 8
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [({"at_end": "stop"}, "got 'stop'"), ({"at_end": "pad", "num_samples": 8}, "at_end='pad' .* num_samples")],
-)
-def test_end_that_cannot_be_is_refused(tmp_path: Path, options: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        open_stream(produce(tmp_path / "s", 8, 4), **options)
-
-
-def test_a_stream_takes_a_new_data_set_which_then_has_no_indices_for_a_loader(tmp_path: Path) -> None:
+def test_what_cannot_be_a_stream_is_refused_and_a_data_set_in_one_has_no_indices(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 8, 4)
+    refused: list[dict[str, Any]] = [{"at_end": "stop"}, {"at_end": "pad", "num_samples": 8}]
+    for options in refused:
+        with pytest.raises(ValueError, match="at_end"):
+            open_stream(directory, **options)
     with pytest.raises(TypeError, match="got '/"):
         LazyShardedStream(str(directory))  # type: ignore[type-var]
     used, dataset = (LazyShardedDataset(directory, dp_rank=0, dp_size=1) for _ in range(2))
@@ -257,3 +197,117 @@ def test_a_stream_takes_a_new_data_set_which_then_has_no_indices_for_a_loader(tm
     for ask in (lambda: len(dataset), lambda: dataset.rank_indices, lambda: next(iter(DataLoader(dataset)))):
         with pytest.raises(LengthUnknown, match="give the stream to the loader"):
             ask()
+
+
+# As an iterable a blend has the order of its map form, to the end that `stopping` names, of live streams too.
+
+WEIGHTS = {"a": 2.0, "b": 1.0}
+
+
+def open_blend(directory: Path, rank: int = 0, dp: int = 1, state: Any = None, **options: Any) -> Any:
+    stream = LazyShardedStream(blend(directory, WEIGHTS, rank, dp, **options))
+    if state is not None:
+        stream.load_state_dict(state)
+    return stream
+
+
+def whole(directory: Path, rank: int, dp: int, epoch: int = 0, **options: Any) -> Any:
+    blended = blend(directory, WEIGHTS, rank, dp, **options)
+    blended.set_epoch(epoch)
+    return blends.take(blended, len(blended.rank_indices))
+
+
+def write_both(directory: Path, a: int, b: int, *, end: bool = True) -> None:
+    for stream in (Stream("a", a, 4), Stream("b", b, 4)):
+        write(directory, stream, end=end)
+
+
+@pytest.mark.parametrize(
+    ("stopping", "workers", "a", "b"),
+    [("first_exhausted", 3, 9, 30), ("all_exhausted", 0, 9, 30), ("all_exhausted", 1, 22, 13)],
+)
+def test_order_and_end_are_those_of_the_map_form(tmp_path: Path, stopping: Any, workers: int, a: int, b: int) -> None:
+    write_both(tmp_path, a, b)
+    options: dict[str, Any] = {"batch_size": 2, "stopping": stopping, "shuffle_window": 1}
+    stream = open_blend(tmp_path, 1, 2, **options)
+    for epoch in (0, 1):
+        stream.set_epoch(epoch)
+        assert batches(stream, workers) == in_batches(whole(tmp_path, 1, 2, epoch, **options), 2)
+
+
+@pytest.mark.parametrize(("stopping", "workers"), [("first_exhausted", 2), ("all_exhausted", 0)])
+def test_live_streams_need_no_length(tmp_path: Path, stopping: Any, workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 2, "stopping": stopping}
+    with producing(tmp_path / "a", 4, 30), producing(tmp_path / "b", 3, 9):
+        found = in_step((open_blend(tmp_path, rank, 2, **options) for rank in (0, 1)), workers)
+    assert len(found[0]) == (6 if stopping == "first_exhausted" else 11)
+    for rank in (0, 1):
+        blended = blend(tmp_path, WEIGHTS, rank, 2, **options)
+        assert found[rank] == in_batches(ids(blended[index] for index in blended.rank_indices), 2)
+
+
+def test_pass_waits_for_no_more_than_it_draws_and_num_samples_end_it(tmp_path: Path) -> None:
+    write_both(tmp_path, 8, 4, end=False)
+    found: list[str] = []
+    with pytest.raises(WaitTimeout):
+        for row in open_blend(tmp_path, batch_size=3, max_wait=0):
+            found.append(row["id"])
+    # 8 of a and 4 of b are there, in the proportion of the weights.
+    assert sorted(found) == sorted([f"a{i}" for i in range(8)] + [f"b{i}" for i in range(4)])
+    write_both(tmp_path, 8, 4)
+    assert len(ids(open_blend(tmp_path, batch_size=2, num_samples=31))) == 30
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_loader_goes_on_at_every_batch(tmp_path: Path, workers: int) -> None:
+    write_both(tmp_path, 12, 8)
+    expected = in_batches(whole(tmp_path, 1, 2, batch_size=2), 2)
+    opened = stateful(open_blend(tmp_path, 1, 2, batch_size=2), workers)
+    states = [opened.state_dict()]
+    for batch, wanted in zip(opened, expected, strict=True):
+        assert batch == wanted
+        states.append(opened.state_dict())
+    for count, state in enumerate(states):
+        assert list(stateful(open_blend(tmp_path, 1, 2, batch_size=2), workers, state=state)) == expected[count:]
+
+
+def test_states_go_on_with_other_ranks_and_within_micro_batches(tmp_path: Path) -> None:
+    write_both(tmp_path, 40, 20)
+    stream = open_blend(tmp_path, 0, 2, batch_size=2)
+    iterator = iter(stream)
+    for _ in range(6):
+        next(iterator)
+    state = stream.state_dict()
+    assert state == stream.state_dict(12) == blend(tmp_path, WEIGHTS, 0, 2, batch_size=2).state_dict(12)
+    rest = [ids(open_blend(tmp_path, rank, 3, batch_size=2, state=state)) for rank in range(3)]
+    drawn = [ids(open_blend(tmp_path, rank, 2, batch_size=2))[:6] for rank in range(2)]
+    every = [i for rank in drawn + rest for i in rank]
+    # With three ranks the 32 of a that were left end after 30.
+    assert len(set(every)) == len(every) == 54
+    next(iterator)
+    within = json.loads(json.dumps(stream.state_dict()))
+    assert within == state | {"handed_out": 1}
+    again = open_blend(tmp_path, 0, 2, batch_size=2, state=within)
+    assert ids(again) == ids(iterator)
+    # And back, in one that is used.
+    stream.load_state_dict(state)
+    assert ids(stream)[1:] == ids(again)
+    assert ids(again) == ids(open_blend(tmp_path, 0, 2, batch_size=2, state=state))[1:]
+    with pytest.raises(StateInvalid, match="within a micro batch"):
+        blend(tmp_path, WEIGHTS, 0, 2, batch_size=2).load_state_dict(within)
+    with pytest.raises(RuntimeError, match="in use already"):
+        stream.load_state_dict(open_blend(tmp_path, 0, 3, batch_size=2).state_dict(6))
+
+
+def test_blend_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    write_both(tmp_path, 8, 4)
+    with pytest.raises(ValueError, match="at_end='pad'"):
+        LazyShardedStream(blend(tmp_path, WEIGHTS), at_end="pad")
+    used: BlendedDataset = blend(tmp_path, WEIGHTS)
+    used[0]
+    with pytest.raises(RuntimeError, match="not used yet"):
+        LazyShardedStream(used)
+    with pytest.raises(RuntimeError, match="in no blend"):
+        LazyShardedStream(blend(tmp_path, WEIGHTS).datasets[0])
+    with pytest.raises(TypeError, match="LazyShardedStream"):
+        LazyShardedIterable(blend(tmp_path, WEIGHTS))  # type: ignore[arg-type]

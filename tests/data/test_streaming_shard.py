@@ -16,9 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from lazyshard import streaming_shard
 from lazyshard.errors import BadSample, SkipSample, StateInvalid, StateMismatch
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 
 def resumed(opened: Callable[[], Any], taken: int) -> tuple[list[Any], Any]:
@@ -29,11 +27,9 @@ def resumed(opened: Callable[[], Any], taken: int) -> tuple[list[Any], Any]:
     return elements, after
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("split_batches", [False, True])
-@pytest.mark.parametrize("shards", [1, 2, 3, 4])
-def test_elements_and_lengths_are_those_of_accelerate(shards: int, split_batches: bool, drop_last: bool) -> None:
-    for size, total in itertools.product(range(1, 7), range(30)):
+@pytest.mark.parametrize(("split_batches", "drop_last"), [(False, False), (False, True), (True, False), (True, True)])
+def test_elements_and_lengths_are_those_of_accelerate(split_batches: bool, drop_last: bool) -> None:
+    for shards, size, total in itertools.product((1, 2, 3), (1, 2, 3, 6), (*range(14), 29)):
         if split_batches and size % shards:
             continue
         numbers: Any = list(range(total))
@@ -46,15 +42,14 @@ def test_elements_and_lengths_are_those_of_accelerate(shards: int, split_batches
 
 
 def test_only_ones_own_elements_are_transformed() -> None:
-    for index in range(4):
-        seen: list[int] = []
+    seen: list[int] = []
 
-        def transform(element: int, seen: list[int] = seen) -> int:
-            seen.append(element)
-            return -element
+    def transform(element: int) -> int:
+        seen.append(element)
+        return -element
 
-        assert list(streaming_shard(range(40), 4, index, transform=transform)) == [-n for n in range(index, 40, 4)]
-        assert seen == list(range(index, 40, 4))
+    assert list(streaming_shard(range(40), 4, 3, transform=transform)) == [-n for n in range(3, 40, 4)]
+    assert seen == list(range(3, 40, 4))
 
 
 def without(*left_out: int) -> Callable[[int], list[int]]:
@@ -90,8 +85,6 @@ def test_the_place_of_a_skipped_element_gets_the_next_one_so_that_shards_stay_eq
     for taken in range(len(found) + 1):
         begun, after = resumed(opened, taken)
         assert begun + list(after) == found
-    in_workers = [list(DataLoader(opened(index), batch_size=None, num_workers=2)) for index in range(2)]
-    assert list(map(len, in_workers)) == [6, 6]
 
 
 def test_a_shard_of_which_nothing_is_left_is_an_error() -> None:
@@ -165,11 +158,12 @@ def test_states_of_others_are_refused() -> None:
         streaming_shard(range(9), 3, 1).load_state_dict({"format": 1})
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_workers_give_the_order_of_one_process_and_a_stateful_loader_goes_on(workers: int) -> None:
+def test_workers_give_the_order_of_one_process_and_a_stateful_loader_goes_on() -> None:
     def loader(kind: Any = StatefulDataLoader) -> Any:
-        return kind(streaming_shard(range(50), 2, 1, 4), batch_size=4, num_workers=workers, collate_fn=list)
+        return kind(streaming_shard(range(50), 2, 1, 4), batch_size=4, num_workers=3, collate_fn=list)
 
+    left_out = [streaming_shard(range(9), 2, index, 2, transform=without(0, 8)) for index in range(2)]
+    assert [len(list(DataLoader(shard, None, num_workers=2))) for shard in left_out] == [6, 6]
     whole = list(loader(DataLoader))
     assert [element for batch in whole for element in batch] == list(streaming_shard(range(50), 2, 1, 4))
     begun, after = resumed(loader, 3)
@@ -216,8 +210,5 @@ def test_hugging_faces_iterable_is_dealt_whole_and_goes_on_by_its_own_state(tmp_
         elements, after = resumed(lambda: streaming_shard(rows, 3, 1, 2), taken)
         assert elements + list(after) == whole
     # It deals itself to workers.
-    loaders = [
-        DataLoader(streaming_shard(rows, 2, index, 2), batch_size=2, num_workers=2, collate_fn=list)
-        for index in range(2)
-    ]
-    assert sorted(row["id"] for loader in loaders for batch in loader for row in batch) == list(range(40))
+    loaders = [DataLoader(streaming_shard(rows, 2, index), None, num_workers=2) for index in range(2)]
+    assert sorted(row["id"] for loader in loaders for row in loader) == list(range(40))

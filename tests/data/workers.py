@@ -20,7 +20,7 @@ PICKLED: Final = "forkserver"
 multiprocessing.set_forkserver_preload(["torch.utils.data"])
 
 
-def ids(rows: Iterable[dict[str, Any]]) -> list[int]:
+def ids(rows: Iterable[dict[str, Any]]) -> list[Any]:
     """Collates."""
     return [row["id"] for row in rows]
 

@@ -1,23 +1,38 @@
-"""Rows that cross from DataLoader workers as they lie on disk: the same rows, whoever looks at them, and where."""
+"""Rows as they cross from DataLoader workers: parsed late, as they lie on disk, and with arrays."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import warnings
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lazyshard import ChunkWriter, LateRow, LazyShardedDataset, LazyShardedIterable
+from lazyshard import (
+    BFLOAT16,
+    BlendedDataset,
+    ChunkWriter,
+    EncodeCache,
+    Filter,
+    LateRow,
+    LazyShardedDataset,
+    LazyShardedIterable,
+    LazyShardedStream,
+    as_tensor,
+)
 from lazyshard.errors import ChunkCorrupt
+from tests.data.options import grouped
 from tests.data.runs import open_rank
 from tests.data.workers import PICKLED
-from tests.stream.streams import foreign, produce
-from tests.tiers import full
+from tests.stream.arrays import expected, produce, values
+from tests.stream.streams import produce as produce_rows
 
 LINE = b'{"id":7,"deep":[1,2]}\n'
 
@@ -52,12 +67,11 @@ def test_a_row_is_a_mapping_that_nobody_parses_who_only_sends_it() -> None:
 SIZES = [200_000, 10, 70_000, 80_000, 10, 300_000, 65_000, 66_000]
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize(("start", "window"), [("fork", 0), ("fork", 2), (PICKLED, 2), *full(("spawn", 0))])
-@pytest.mark.parametrize("sizes", [[1] * 12, SIZES], ids=["small", "large"])
-def test_rows_are_late_in_workers_and_whole_dicts_in_the_main_process(
-    tmp_path: Path, start: str, window: int, sizes: list[int]
-) -> None:
+@pytest.mark.parametrize(
+    ("start", "window", "sizes"),
+    [("fork", 0, SIZES), ("fork", 2, [1] * 12), (PICKLED, 2, SIZES), (PICKLED, 0, [1] * 12)],
+)
+def test_rows_are_late_in_workers_and_dicts_behind(tmp_path: Path, start: str, window: int, sizes: list[int]) -> None:
     dataset = opened(large(tmp_path / "s", sizes), shuffle_window=window)
     options: dict[str, Any] = {"num_workers": 2, "collate_fn": kinds, "multiprocessing_context": start}
     found = [pair for batch in DataLoader(dataset, 2, sampler=dataset.rank_indices, **options) for pair in batch]
@@ -68,33 +82,6 @@ def test_rows_are_late_in_workers_and_whole_dicts_in_the_main_process(
     assert type(dataset[0]) is dict
     iterable: Any = StatefulDataLoader(LazyShardedIterable(dataset), batch_size=2, **options)
     assert [pair for batch in iterable for pair in batch] == found
-
-
-def test_without_workers_and_without_being_asked_for_rows_are_dicts(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 4)
-    here = DataLoader(opened(directory), 2, collate_fn=kinds)
-    workers = DataLoader(opened(directory, encode_fn=None), 2, num_workers=1, collate_fn=kinds)
-    for loader in (here, workers):
-        assert [pair for batch in loader for pair in batch] == [("dict", {"id": i}) for i in range(4)]
-
-
-def test_a_data_set_that_a_worker_pickles_reads_as_ever(tmp_path: Path) -> None:
-    dataset = opened(produce(tmp_path / "s", 2))
-
-    def again(rows: list[Any]) -> list[Any]:
-        copy: LazyShardedDataset = pickle.loads(pickle.dumps(dataset))
-        return [*rows, *copy.__getitems__([0, 1])]
-
-    (batch,) = DataLoader(dataset, 2, num_workers=1, collate_fn=again)
-    assert batch == [{"id": 0}, {"id": 1}] * 2
-
-
-def test_rows_of_a_foreign_directory_are_parsed_in_the_worker(tmp_path: Path) -> None:
-    directory = foreign(tmp_path / "s", b'{"id":0}\n[1]\n', end=True)
-    dataset = opened(directory, samples_per_chunk=2)
-    (batch,) = DataLoader(dataset, 2, num_workers=1, collate_fn=kinds)
-    assert batch == [("dict", {"id": 0}), ("dict", {"id": 0})]
-    assert dataset.stats().bad_samples == 1
 
 
 def large(directory: Path, sizes: list[int], per_chunk: int = 2) -> Path:
@@ -139,3 +126,73 @@ def test_a_large_row_is_refused_that_was_changed_after_its_worker_had_read_it(tm
     with pytest.raises(ChunkCorrupt) as caught:
         list(DataLoader(opened(directory), 2, num_workers=1, collate_fn=damaging))
     assert (caught.value.file, caught.value.row, caught.value.byte) == (str(directory / "chunk_00000.jsonl"), 0, 0)
+
+
+def dataset(directory: Path, *given: Any, **options: Any) -> LazyShardedDataset:
+    return LazyShardedDataset(directory, *given, **grouped({"dp_rank": 0, "dp_size": 1, "batch_size": 4} | options))
+
+
+def encode(row: dict[str, Any]) -> dict[str, Any]:
+    return {"id": row["id"], "x": as_tensor(row["x"]), "n": as_tensor(row["n"][0])}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle_window": 2}, {"shuffle_window": 20}, {"unit": 1}, {"cache": EncodeCache(memory_bytes=1 << 20)}],
+    ids=str,
+)
+def test_every_order_gives_rows_with_their_arrays(options: dict[str, Any], tmp_path: Path) -> None:
+    found = dataset(produce(tmp_path, 40), **options)
+    for epoch in range(2):
+        found.set_epoch(epoch)
+        one_by_one = [values(found[index]) for index in found.rank_indices]
+        batches = [list(map(values, found.__getitems__(list(range(at, at + 4))))) for at in range(0, 40, 4)]
+        assert sorted(one_by_one) == expected(0, 40)
+        assert [row for batch in batches for row in batch] == one_by_one
+
+
+def test_workers_send_arrays_that_can_be_written_to(tmp_path: Path) -> None:
+    one = dataset(produce(tmp_path, 8))
+    loader = DataLoader(one, batch_size=4, num_workers=1, collate_fn=list, multiprocessing_context=PICKLED)
+    rows = [row for batch in loader for row in batch]
+    assert [values(row) for row in rows] == expected(0, 8)
+    for row in rows:
+        row["x"][0] = 7
+
+
+def test_encoded_batches_are_tensors_made_without_a_warning(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batches = list(DataLoader(dataset(produce(tmp_path, 8), encode), batch_size=4))
+    assert [batch["x"].tolist() for batch in batches] == [
+        [[number, -1] for number in range(at, at + 4)] for at in (0, 4)
+    ]
+    assert [batch["n"].dtype for batch in batches] == [torch.float16] * 2
+
+
+def test_steps_iterable_form_and_blend_give_arrays(tmp_path: Path) -> None:
+    one, other = produce(tmp_path / "one", 8), produce_rows(tmp_path / "other", 8)
+    found = dataset(one, steps=[Filter(lambda row: int(row["x"][0]) % 2 == 0)])
+    assert {values(row)[0] for row in found.__getitems__(list(range(4)))} == {0, 2}
+    assert [values(row) for row in LazyShardedStream(dataset(one))] == expected(0, 8)
+    blend = BlendedDataset([(dataset(one), 0.5), (dataset(other), 0.5)], num_samples=16, batch_size=4)
+    rows = blend.__getitems__(list(range(16)))
+    assert sorted(values(row) for row in rows if "x" in row) == expected(0, 8)
+    assert sorted(row["id"] for row in rows if "x" not in row) == list(range(8))
+
+
+def test_tensor_shares_the_memory_of_its_array(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 1, arrays=True) as writer:
+        bits = torch.tensor([1.5, -2.0], dtype=torch.bfloat16).view(torch.int16).numpy().view(BFLOAT16)
+        writer.write({"x": np.arange(3), "b": bits})
+    row = dataset(tmp_path, batch_size=1)[0]
+    tensor, brain = as_tensor(row["x"]), as_tensor(row["b"])
+    row["x"][0] = 9
+    assert tensor.tolist() == [9, 1, 2]
+    # That of a read-only one is a copy.
+    row["x"].flags.writeable = False
+    as_tensor(row["x"])[0] = 5
+    assert row["x"].tolist() == [9, 1, 2]
+    with pytest.raises(ValueError, match="LateRow"):
+        dataset(tmp_path, encode_fn=LateRow)
+    assert (brain.dtype, brain.tolist()) == (torch.bfloat16, [1.5, -2.0])
